@@ -1,0 +1,1 @@
+"""Train one PyTorch model across islands of unequal devices."""

@@ -1,0 +1,83 @@
+"""The one exception family. A message names the cause, the value and the next step."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AtollError(Exception):
+    """Base of everything Atoll raises on purpose. `exit_code` is what the `atoll` command ends with."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class BadInput(AtollError):
+    """A job file, plan input, message or argument is wrong; nothing was changed."""
+
+    exit_code = 2
+
+
+class SettingError(BadInput):
+    """A setting has a value that cannot work."""
+
+    def __init__(self, name: str, value: object, why: str, next_step: str) -> None:
+        super().__init__(f"{name} = {value!r} {why}. {next_step}")
+        self.name = name
+
+
+class ControllerUnreachable(AtollError):
+    """No controller answered, or none leads just now."""
+
+    exit_code = 3
+
+
+class NotAllowed(AtollError):
+    """A certificate or token was missing, wrong or of the wrong role."""
+
+    exit_code = 4
+
+
+class NoFeasiblePlan(AtollError):
+    """No plan satisfies the bounds that were given."""
+
+    exit_code = 5
+
+
+class DeadlineExceeded(AtollError):
+    """A wait reached its deadline."""
+
+    exit_code = 124
+
+
+class NotFound(AtollError):
+    """No such job, node or file."""
+
+    exit_code = 2
+
+
+class Conflict(AtollError):
+    """Somebody else changed it first, or it is in a state that does not allow this."""
+
+
+class StoreUnavailable(AtollError):
+    """etcd did not answer in time. Whoever waits tries again; nothing is lost."""
+
+
+class LeadershipLost(AtollError):
+    """This controller's leader key is gone: it may write nothing any more."""
+
+
+class CheckpointError(AtollError):
+    """A checkpoint could not be written, or what was read is torn, damaged or of another model."""
+
+
+class PeerLost(AtollError):
+    """A collective failed because another worker of the run is gone."""
+
+    exit_code = 75
+
+
+class JobFailed(AtollError):
+    """The job that was followed ended in failure."""
+
+    exit_code = 1

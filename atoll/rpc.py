@@ -1,0 +1,147 @@
+"""How Atoll's processes reach each other over gRPC: limits, keepalive, credentials, and what errors mean.
+
+Imported by the client, the controller and the agent alike, so that both ends of a connection agree.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from atoll.errors import (
+    AtollError,
+    BadInput,
+    Conflict,
+    ControllerUnreachable,
+    DeadlineExceeded,
+    NotAllowed,
+    NotFound,
+)
+
+DEFAULT_PORT: Final = 7700
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+CODE_CHUNK_BYTES: Final = 1024 * 1024
+MAX_CODE_BYTES: Final = 8 * 1024 * 1024
+LEADER_METADATA: Final = "atoll-leader"
+
+_LIMITS: Final = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+# A server that sees pings more often than it allows ends the connection, so both ends are set here together.
+CLIENT_OPTIONS: Final = (
+    *_LIMITS,
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_http_proxy", 0),
+)
+SERVER_OPTIONS: Final = (
+    *_LIMITS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.so_reuseport", 0),  # a second controller on one port must fail, not share it in silence
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """The three PEM files of one identity: the cluster's CA, a certificate signed by it, its private key."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+    def read(self) -> tuple[bytes, bytes, bytes]:
+        """Return (ca, certificate, key) as PEM. Raises BadInput naming the file that cannot be read."""
+        pems = []
+        for path in (self.ca, self.certificate, self.key):
+            try:
+                pems.append(path.read_bytes())
+            except OSError as error:
+                raise BadInput(f"cannot read {path}: {error.strerror}. `atoll certs` makes these files") from error
+        return pems[0], pems[1], pems[2]
+
+
+def split_address(address: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
+    """'host', 'host:port' or '[v6]:port' -> (host, port). Raises BadInput."""
+    host, separator, port = address.rpartition(":")
+    if not separator or host.endswith(":") or "]" in port:  # no port, or a bare IPv6 address
+        host, port = address, str(default_port)
+    if not port.isdigit() or not 0 <= int(port) <= 65535 or not host:
+        raise BadInput(f"address {address!r} is not HOST:PORT, e.g. 10.0.0.1:{default_port}")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host` (a name or an address)."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def open_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
+    """A channel to HOST:PORT; mutual TLS where `tls` is given. The caller closes it."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    ca, certificate, key = tls.read()
+    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+    return grpc.aio.secure_channel(address, credentials, options=CLIENT_OPTIONS)
+
+
+def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Server side of mutual TLS: only certificates signed by the cluster's CA get through."""
+    ca, certificate, key = tls.read()
+    return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+
+
+# Both directions: the client turns codes into errors, the server's interceptor errors into codes.
+MEANING: Final[Mapping[grpc.StatusCode, type[AtollError]]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: BadInput,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: BadInput,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+    grpc.StatusCode.ALREADY_EXISTS: Conflict,
+    grpc.StatusCode.FAILED_PRECONDITION: Conflict,
+    grpc.StatusCode.PERMISSION_DENIED: NotAllowed,
+    grpc.StatusCode.UNAUTHENTICATED: NotAllowed,
+    grpc.StatusCode.UNAVAILABLE: ControllerUnreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+}
+
+
+def translate(error: grpc.aio.AioRpcError, doing: str, address: str) -> AtollError:
+    """What a gRPC error means to a user. The only place on the client side that knows gRPC's codes."""
+    kind = MEANING.get(error.code(), AtollError)
+    details = error.details() or error.code().name
+    if kind is ControllerUnreachable:
+        return kind(f"{doing}: no leading controller at {address}: {details}")
+    return kind(f"{doing}: {details}")
+
+
+@contextmanager
+def controller_errors(doing: str, address: str) -> Iterator[None]:
+    """Turn gRPC's errors inside the block into AtollError."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise translate(error, doing, address) from error
+
+
+def leader_hint(error: grpc.aio.AioRpcError) -> str | None:
+    """The leading controller's address, where a standby named it in its refusal."""
+    for key, value in error.trailing_metadata() or ():
+        if key == LEADER_METADATA and isinstance(value, str) and value:
+            return value
+    return None

@@ -1,0 +1,92 @@
+"""The tour in one command: a controller, three unequal agents, a real model, and a worker killed on the way.
+
+`make demo` runs this. It starts everything on this machine, submits examples/mnist_cnn.py, kills one worker with SIGKILL
+while it trains, and leaves nothing running. Exits with the job's exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ATOLL = (sys.executable, "-m", "atoll.cli.main")
+SPEEDS = "1.0,0.6,0.3"
+
+
+def say(text: str) -> None:
+    print(f"\n=== {text}", flush=True)
+
+
+def status(job: str) -> dict[str, object]:
+    done = subprocess.run([*ATOLL, "status", job, "--json"], capture_output=True, text=True, check=True, timeout=30)
+    answer: dict[str, object] = json.loads(done.stdout)
+    return answer
+
+
+def kill_one_worker(job: str, after_step: int, ended: threading.Event) -> None:
+    """Wait until the job trains, then SIGKILL the worker of rank 1."""
+    while not ended.wait(0.5):
+        seen = status(job)
+        workers = seen["workers"]
+        assert isinstance(workers, list)
+        progress = seen["progress"]
+        assert isinstance(progress, dict)
+        if progress["step"] >= after_step and len(workers) == 3:
+            pid = workers[1]["pid"]
+            say(f"killing the worker of rank 1 (pid {pid}) at step {progress['step']}; the job must go on")
+            os.kill(pid, signal.SIGKILL)
+            return
+
+
+def main() -> int:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="atoll-demo-") as folder:
+        say(f"starting a controller with its own etcd, and three agents of speeds {SPEEDS}")
+        up = subprocess.Popen(
+            [*ATOLL, "up", "--agents", "3", "--speeds", SPEEDS, "--listen", "127.0.0.1:0", "--data-dir", folder],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert up.stdout is not None
+        try:
+            ready = up.stdout.readline()
+            if not ready.startswith("ready"):
+                return up.wait(timeout=30) or 1
+            print(ready, end="", flush=True)
+            os.environ["ATOLL_CONTROLLER"] = ready.rsplit(maxsplit=1)[-1]
+            return train(began)
+        finally:
+            up.send_signal(signal.SIGINT)
+            up.wait(timeout=30)
+            up.stdout.close()
+
+
+def train(began: float) -> int:
+    say("submitting examples/mnist_cnn.py to all three")
+    submit = [*ATOLL, "submit", str(HERE / "mnist_cnn.py"), "--name", "demo", "--workers", "1:3"]
+    job = subprocess.run(submit, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    ended = threading.Event()
+    killer = threading.Thread(target=kill_one_worker, args=(job, 150, ended), name="kill-one-worker")
+    killer.start()
+    try:
+        followed = subprocess.run([*ATOLL, "status", job, "--follow"], check=False, timeout=900)
+    finally:
+        ended.set()
+        killer.join(timeout=60)
+    say("what happened")
+    subprocess.run([*ATOLL, "events", job], check=True, timeout=60)
+    subprocess.run([*ATOLL, "status", job], check=True, timeout=60)
+    say(f"done in {time.monotonic() - began:.0f} s")
+    return followed.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""Every test cleans up after itself: a thread or child process that outlives it fails it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    before = set(threading.enumerate())
+    children_before = {p.pid for p in psutil.Process().children(recursive=True)}
+    yield
+    children = [p for p in psutil.Process().children(recursive=True) if p.pid not in children_before]
+    _, alive = psutil.wait_procs(children, timeout=5)
+    left = [t for t in threading.enumerate() if t not in before and not t.daemon]
+    for thread in left:
+        thread.join(timeout=5)
+    names = [t.name for t in left if t.is_alive()]
+    assert (names, [p.cmdline() for p in alive]) == ([], [])
