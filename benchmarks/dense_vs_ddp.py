@@ -2,8 +2,8 @@
 
     python benchmarks/dense_vs_ddp.py [--pairs 5] [--steps 120]
 
-Each pair runs DDP and Atoll one after the other (order swapped every time), two processes with one thread each, on the same
-model, batches and optimizer. DDP gets the cheapest loader there is: slices of tensors in memory.
+Each pair runs DDP and Atoll one after the other (order swapped every time): two processes of one thread each, the same
+model, batch and optimizer. DDP gets the cheapest loader there is: slices of tensors in memory.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def child(kind: str, name: str, steps: int) -> None:
     loop = ddp_loop if kind == "ddp" else atoll_loop
     seconds = []
     before = time.perf_counter()
-    for _ in loop(model, optimizer, dataset, batch, steps, lambda out, y: nn.functional.cross_entropy(out, y.flatten())):
+    for _ in loop(
+        model, optimizer, dataset, batch, steps, lambda out, y: nn.functional.cross_entropy(out, y.flatten())
+    ):
         now = time.perf_counter()
         seconds.append(now - before)
         before = now

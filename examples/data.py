@@ -26,7 +26,7 @@ class _ArraysOnly(pickle.Unpickler):
     allowed = frozenset({"_reconstruct", "ndarray", "dtype", "scalar", "encode"})
 
     def find_class(self, module: str, name: str) -> object:
-        if name not in self.allowed or module.split(".")[0] not in {"numpy", "_codecs"}:
+        if name not in self.allowed or module.partition(".")[0] not in {"numpy", "_codecs"}:
             raise pickle.UnpicklingError(f"the data set asks for {module}.{name}; only NumPy arrays are read")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 

@@ -1,6 +1,6 @@
 """The tour in one command: a controller, three unequal agents, a real model, and a worker killed on the way.
 
-`make demo` runs this. It starts everything on this machine, submits examples/mnist_cnn.py, kills one worker with SIGKILL
+`make demo` runs this. It starts everything on this machine, submits examples/mnist_cnn.py, kills one worker (SIGKILL)
 while it trains, and leaves nothing running. Exits with the job's exit code.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,7 @@ def kill_one_worker(job: str, after_step: int, ended: threading.Event) -> None:
         progress = seen["progress"]
         assert isinstance(progress, dict)
         if progress["step"] >= after_step and len(workers) == 3:
-            pid = workers[1]["pid"]
+            pid = workers[1]["status"]["pid"]
             say(f"killing the worker of rank 1 (pid {pid}) at step {progress['step']}; the job must go on")
             os.kill(pid, signal.SIGKILL)
             return
@@ -50,18 +51,18 @@ def main() -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="atoll-demo-") as folder:
         say(f"starting a controller with its own etcd, and three agents of speeds {SPEEDS}")
-        up = subprocess.Popen(
-            [*ATOLL, "up", "--agents", "3", "--speeds", SPEEDS, "--listen", "127.0.0.1:0", "--data-dir", folder],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        command = [*ATOLL, "up", "--speeds", SPEEDS, "--listen", address, "--data-dir", folder]
+        up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert up.stdout is not None
         try:
             ready = up.stdout.readline()
             if not ready.startswith("ready"):
                 return up.wait(timeout=30) or 1
             print(ready, end="", flush=True)
-            os.environ["ATOLL_CONTROLLER"] = ready.rsplit(maxsplit=1)[-1]
+            os.environ["ATOLL_CONTROLLER"] = address
             return train(began)
         finally:
             up.send_signal(signal.SIGINT)
@@ -71,21 +72,24 @@ def main() -> int:
 
 def train(began: float) -> int:
     say("submitting examples/mnist_cnn.py to all three")
-    submit = [*ATOLL, "submit", str(HERE / "mnist_cnn.py"), "--name", "demo", "--workers", "1:3"]
-    job = subprocess.run(submit, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    command = [*ATOLL, "submit", str(HERE / "mnist_cnn.py"), "--name", "demo", "--workers", "1:3", "--follow"]
+    following = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert following.stdout is not None
+    job = following.stdout.readline().strip()  # the job's id comes first
     ended = threading.Event()
     killer = threading.Thread(target=kill_one_worker, args=(job, 150, ended), name="kill-one-worker")
     killer.start()
     try:
-        followed = subprocess.run([*ATOLL, "status", job, "--follow"], check=False, timeout=900)
+        code = following.wait(timeout=1800)
     finally:
         ended.set()
         killer.join(timeout=60)
+        following.stdout.close()
     say("what happened")
     subprocess.run([*ATOLL, "events", job], check=True, timeout=60)
     subprocess.run([*ATOLL, "status", job], check=True, timeout=60)
     say(f"done in {time.monotonic() - began:.0f} s")
-    return followed.returncode
+    return code
 
 
 if __name__ == "__main__":

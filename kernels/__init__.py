@@ -1,1 +1,90 @@
-"""Native kernels on float32 buffers; zero-copy from torch and NumPy, GIL released."""
+"""Native kernels on float32 buffers; zero-copy from torch and NumPy, GIL released.
+
+A buffer is a dense, contiguous float32 torch tensor, NumPy array or anything else that shares its memory through
+DLPack or the buffer protocol, of any shape (it is read as one flat row of entries) and alignment. torch tensors on a
+CUDA device are worked on there, on torch's current stream, if the package was built with nvcc; all buffers of a call
+are on one device. Whatever does not fit raises `atoll.errors.BadInput` and changes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from atoll.errors import BadInput
+from atoll.kernels import _native
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from atoll.kernels._native import CpuFeatures
+
+_cuda: ModuleType | None
+try:
+    _cuda = importlib.import_module("atoll.kernels._cuda")
+except ModuleNotFoundError:  # built without nvcc
+    _cuda = None
+
+__all__ = ["cpu_features", "has_cuda", "squared_norm", "weighted_sum"]
+
+
+def squared_norm(x: Any, threads: int = 0) -> float:
+    """Sum of the squares of all entries, accumulated in float64.
+
+    x: float32, any length; 0.0 if it is empty. NaN gives NaN, an infinity gives infinity.
+    threads: 1..256, or 0: one for a short buffer, else the cores this process may use (at most OMP_NUM_THREADS). On a
+    CUDA device it means nothing.
+    On the CPU the result has the same bits for every number of threads and on every processor.
+    """
+    try:
+        if getattr(x, "is_cuda", False):
+            return float(_cuda_part().squared_norm(x, _current_stream(x)))
+        return _native.squared_norm(x, threads)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"squared_norm: {error}") from error
+
+
+def weighted_sum(out: Any, inputs: Sequence[Any], weights: Sequence[float], threads: int = 0) -> None:
+    """out = weights[0] * inputs[0] + weights[1] * inputs[1] + ..., entry by entry.
+
+    out: float32, overwritten; may itself be among the inputs (in place), but not overlap one by a part.
+    inputs: at most 128, each as long as out; with none, out becomes 0.
+    weights: one for each input; rounded to float32, as is every product and every sum, from the first input to the
+    last: the bits are those of the same expression in NumPy, for every number of threads. NaN and infinities
+    propagate as IEEE 754 says, also under a weight of 0.
+    threads: as for `squared_norm`.
+    On a CUDA device it returns once the work is queued on torch's current stream.
+    """
+    try:
+        if getattr(out, "is_cuda", False):
+            _cuda_part().weighted_sum(out, inputs, weights, _current_stream(out))
+        else:
+            _native.weighted_sum(out, inputs, weights, threads)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"weighted_sum: {error}") from error
+
+
+def cpu_features() -> CpuFeatures:
+    """What the kernels found: `path`, "avx2" or "portable" (same bits), and `threads`, those used for threads=0."""
+    return _native.cpu_features()
+
+
+def has_cuda() -> bool:
+    """Whether this build has the CUDA kernels and the machine a driver with a device for them."""
+    return _cuda is not None and _cuda.device_count() > 0
+
+
+def _cuda_part() -> ModuleType:
+    if _cuda is None:
+        raise ValueError(
+            "the buffer is on a CUDA device, but this build has no CUDA part; reinstall atoll with nvcc on PATH, "
+            "or move the buffer to the CPU"
+        )
+    return _cuda
+
+
+def _current_stream(tensor: Any) -> int:
+    # The caller has a torch tensor, so torch is loaded; this package never loads it.
+    return int(sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""What this node has, and what its workers measure."""

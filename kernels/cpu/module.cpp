@@ -1,3 +1,68 @@
 #include <nanobind/nanobind.h>
 
-NB_MODULE(_native, m) { m.doc() = "Atoll's CPU kernels."; }
+#include <string>
+
+#include "../buffers.hpp"
+#include "../gil.hpp"
+#include "features.hpp"
+#include "squared_norm.hpp"
+#include "thread_pool.hpp"
+#include "weighted_sum.hpp"
+
+namespace nb = nanobind;
+namespace ak = atoll_kernels;
+using namespace nb::literals;
+
+namespace {
+
+constexpr int cpu = nb::device::cpu::value;
+
+ak::Path chosen_path(bool portable) { return portable ? ak::Path::portable : ak::best_path(); }
+
+int checked_threads(int threads) {
+    if (threads < 0 || threads > ak::max_threads) {
+        throw nb::value_error(("threads = " + std::to_string(threads) + " is not in 0.." +
+                               std::to_string(ak::max_threads) + "; leave it out to have the number chosen")
+                                  .c_str());
+    }
+    return threads;
+}
+
+double squared_norm(nb::handle object, int threads, bool portable) {
+    const int checked = checked_threads(threads);
+    const ak::Buffer x = ak::load_buffer(object, "x", cpu, ak::Access::read);
+    const ak::GilReleased released(x.entries);
+    return ak::squared_norm(x.data, x.entries, checked, chosen_path(portable));
+}
+
+void weighted_sum(nb::handle out, nb::handle inputs, nb::handle weights, int threads, bool portable) {
+    const int checked = checked_threads(threads);
+    const ak::WeightedSumCall call(out, inputs, weights, cpu);
+    const ak::GilReleased released(call.out.entries);
+    ak::weighted_sum(call.out.data, call.out.entries, call.terms.data(), call.terms.size(), checked,
+                     chosen_path(portable));
+}
+
+void stop_threads() {
+    const ak::GilReleased released(ak::chunk_entries);
+    ak::stop_threads();
+}
+
+nb::dict cpu_features() {
+    nb::dict features;
+    features["path"] = ak::best_path() == ak::Path::avx2 ? "avx2" : "portable";
+    features["threads"] = ak::default_threads();
+    return features;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "Atoll's kernels on the CPU; atoll.kernels is the door to them.";
+    m.def("squared_norm", squared_norm, "x"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
+    m.def("weighted_sum", weighted_sum, "out"_a.none(), "inputs"_a.none(), "weights"_a.none(), "threads"_a = 0, nb::kw_only(),
+          "portable"_a = false);
+    m.def("cpu_features", cpu_features);
+    m.def("stop_threads", stop_threads);
+    nb::module_::import_("atexit").attr("register")(m.attr("stop_threads"));
+}

@@ -44,7 +44,14 @@ with (options.out / f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}.jso
             optimizer.zero_grad()
             cut = loader.current
             trained = ids.tolist() if cut.local else []
-            line = {"step": cut.step, "epoch": epoch, "ids": trained, "loss": loss.item(), "weight": cut.weight}
+            line = {
+                "step": cut.step,
+                "epoch": epoch,
+                "ids": trained,
+                "loss": loss.item(),
+                "weight": cut.weight,
+                "at": time.time(),
+            }
             log.write(json.dumps(line) + "\n")
             log.flush()
             run.report(loss=loss.item())

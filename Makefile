@@ -1,0 +1,59 @@
+# One command per intent, the same by hand and in CI. `make help` lists them.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+
+# What the installed package is built from; Python files are used where they lie.
+SOURCES := pyproject.toml constraints.txt requirements-examples.txt CMakeLists.txt \
+           $(shell find protos kernels -name '*.proto' -o -name '*.[ch]pp' -o -name '*.cu' -o -name CMakeLists.txt)
+
+# Build tools come in pinned too. Older pip reads the first in its build environments, newer pip the second.
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+       $(BIN)/python -m pip --quiet --quiet
+
+.PHONY: setup demo test lint format bench sanitize wheel clean help
+.DELETE_ON_ERROR:
+
+setup: $(STAMP)  ## make .venv and install everything, if anything it is made from changed
+
+$(STAMP): $(SOURCES) scripts/preflight
+	@PYTHON=$(PYTHON) scripts/preflight
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@PYTHON=$(BIN)/python scripts/preflight index
+	@echo 'Installing Atoll and what it needs into $(VENV): minutes the first time, most of it downloads'
+	@$(PIP) install --editable '.[dev,examples]'
+	@$(PIP) install --no-deps --requirement requirements-examples.txt
+	@touch $@
+
+demo: setup  ## train a real model on three unequal local workers
+	$(BIN)/python examples/demo.py
+
+test: setup  ## run the tests; ARGS="tests/kernels -k fork" chooses some
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup  ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PYTHON=$(BIN)/python scripts/typecheck
+
+format: setup  ## let ruff put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## the figures of docs/performance.md; BENCH=kernels_memory chooses one
+	for script in benchmarks/$(or $(BENCH),*).py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+sanitize:  ## the kernels' C++ under address, undefined-behaviour and thread sanitizers
+	scripts/sanitize
+
+wheel: setup  ## build dist/atoll-*.whl
+	$(PIP) wheel --no-deps --wheel-dir dist .
+
+clean:  ## remove everything that was built
+	rm -rf $(VENV) build dist .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## show this
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12

@@ -1,0 +1,80 @@
+"""The agent: one per machine. Keeps its workers alive and a stream to the controller open."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from atoll.agent.link import Link, News
+from atoll.agent.settings import AgentSettings
+from atoll.agent.supervisor.leftovers import end_leftovers
+from atoll.agent.supervisor.shell import Supervisor
+from atoll.agent.telemetry.devices import find_devices
+from atoll.errors import BadInput, Conflict
+
+logger = logging.getLogger(__name__)
+
+_LAST_WORDS_S: Final = 1.0
+
+
+async def serve(settings: AgentSettings, stop: asyncio.Event) -> None:
+    """Run until `stop` is set; then workers are stopped in stages. When this returns, nothing it started is alive.
+
+    Raises NotAllowed (wrong token or certificate) and Conflict (name or state directory in use by another agent);
+    BadInput where the state directory cannot be used. Any other trouble with controllers is waited out."""
+    with _state_directory(settings.state_dir):
+        end_leftovers(settings.state_dir / "pids")
+        devices = find_devices(settings.speed)
+        logger.info("%s has %s", settings.name, ", ".join(f"{d.kind} {d.index}: {d.model}" for d in devices))
+        news = News()
+        link = Link(settings, devices, news)
+        supervisor = Supervisor(
+            settings, devices, link.fetch_code, changed=news.worker_changed, printed=news.output_came
+        )
+        try:
+            await _run(supervisor, link, stop)
+        finally:
+            await supervisor.close()
+
+
+async def _run(supervisor: Supervisor, link: Link, stop: asyncio.Event) -> None:
+    supervising = asyncio.create_task(supervisor.run(), name="supervisor")
+    linking = asyncio.create_task(link.run(supervisor), name="link")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    tasks = (supervising, linking, stopping)
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if supervising not in done:
+            await supervisor.stop_all("its agent was asked to end" if stop.is_set() else "its agent was refused")
+            await link.settle(_LAST_WORDS_S)
+        for work in (linking, supervising):
+            if work.done():
+                work.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextmanager
+def _state_directory(folder: Path) -> Iterator[None]:
+    """Make the folder and hold it for this agent alone. Raises BadInput, Conflict."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / "pids").mkdir(exist_ok=True)
+        fd = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise BadInput(f"state directory {folder} cannot be used: {error.strerror}. Give --state-dir") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise Conflict(f"another agent uses {folder}. Stop it, or give this one another --state-dir") from error
+    finally:
+        os.close(fd)

@@ -1,0 +1,126 @@
+"""Checks of what a controller sends. It is trusted to run code here, but not to be free of faults."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+from pathlib import PurePosixPath
+from typing import Final
+
+from atoll.agent.supervisor.events import Key
+from atoll.errors import BadInput
+from atoll.v1.agents_pb2 import Launch, LogAck, PlanForJob, Registered, StopWorkers
+from atoll.v1.common_pb2 import JobSpec, Plan, WorkerId
+
+MAX_TEXT: Final = 4096
+MAX_WORKERS: Final = 4096
+MAX_ARGS: Final = 256
+MAX_ENV: Final = 256
+MAX_S: Final = 7 * 86_400.0
+_JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_SHA: Final = re.compile(r"[0-9a-f]{64}")
+_HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+
+
+def check_key(id: WorkerId) -> Key:
+    """Raises BadInput, like all of these, with the field's name and value."""
+    check_job("id.job", id.job)
+    _need(id.run >= 1, "id.run", id.run, "must be at least 1")
+    _need(id.rank < MAX_WORKERS, "id.rank", id.rank, f"must be below {MAX_WORKERS}")
+    return Key(id.job, id.run, id.rank)
+
+
+def check_job(name: str, job: str) -> None:
+    _need(_JOB.fullmatch(job) is not None, name, job, "must be a job's id: a-z, 0-9 and '-'")
+
+
+def check_registered(message: Registered) -> None:
+    _need(0.02 <= message.heartbeat_s <= 60, "registered.heartbeat_s", message.heartbeat_s, "must be 0.02 to 60")
+    _need(
+        message.heartbeat_s < message.lease_s <= 3600,
+        "registered.lease_s",
+        message.lease_s,
+        "must exceed a heartbeat and be at most 3600",
+    )
+
+
+def check_launch(launch: Launch, devices: Collection[int]) -> None:
+    """All but the id. devices: the indices that this node has."""
+    key = check_key(launch.id)
+    _need(1 <= launch.world_size <= MAX_WORKERS, "world_size", launch.world_size, f"must be 1 to {MAX_WORKERS}")
+    _need(key.rank < launch.world_size, "id.rank", key.rank, f"must be below world_size {launch.world_size}")
+    local_ok = 1 <= launch.local_world_size <= launch.world_size
+    _need(local_ok, "local_world_size", launch.local_world_size, "must be 1 to world_size")
+    _need(
+        launch.local_rank < launch.local_world_size, "local_rank", launch.local_rank, "must be below local_world_size"
+    )
+    _need(launch.node_rank < launch.world_size, "node_rank", launch.node_rank, "must be below world_size")
+    _need(launch.device in devices, "device", launch.device, f"is not one of this node's: {sorted(devices)}")
+    _need(1024 <= launch.master_port <= 65535, "master_port", launch.master_port, "must be 1024 to 65535")
+    host_ok = _HOST.fullmatch(launch.master_address) is not None
+    _need(host_ok, "master_address", launch.master_address, "must be a host")
+    check_spec(launch.spec)
+    check_plan("plan", launch.plan, key.run)
+    shares = len(launch.plan.shares)
+    _need(shares == launch.world_size, "plan.shares", f"{shares} values", f"must be world_size = {launch.world_size}")
+
+
+def check_spec(spec: JobSpec) -> None:
+    _text("spec.script", spec.script)
+    script = PurePosixPath(spec.script)
+    inside = bool(spec.script) and not script.is_absolute() and ".." not in script.parts
+    _need(inside and not spec.script.startswith("-"), "spec.script", spec.script, "must be a path inside the bundle")
+    _need(len(spec.args) <= MAX_ARGS, "spec.args", f"{len(spec.args)} entries", f"must be at most {MAX_ARGS}")
+    for arg in spec.args:
+        _text("spec.args", arg)
+    _need(len(spec.env) <= MAX_ENV, "spec.env", f"{len(spec.env)} entries", f"must be at most {MAX_ENV}")
+    for name, value in spec.env.items():
+        _need(_VARIABLE.fullmatch(name) is not None, "spec.env", name, "must be a variable's name")
+        _text(f"spec.env[{name}]", value)
+    _need(_SHA.fullmatch(spec.code_sha256) is not None, "spec.code_sha256", spec.code_sha256, "must be 64 hex digits")
+    folder = spec.checkpoint.directory
+    _text("spec.checkpoint.directory", folder)
+    absolute = not folder or (folder.startswith("/") and ".." not in PurePosixPath(folder).parts)
+    _need(absolute, "spec.checkpoint.directory", folder, "must be empty or an absolute path without '..'")
+    _seconds("spec.stall_timeout_s", spec.stall_timeout_s)
+
+
+def check_plan(name: str, plan: Plan, run: int) -> None:
+    _need(plan.id >= 1, f"{name}.id", plan.id, "must be at least 1")
+    _need(plan.run == run, f"{name}.run", plan.run, f"must be {run}")
+    shares_ok = 1 <= len(plan.shares) <= MAX_WORKERS and all(s > 0 and math.isfinite(s) for s in plan.shares)
+    _need(shares_ok, f"{name}.shares", list(plan.shares[:8]), "must be numbers above 0, one per rank")
+    _text(f"{name}.planner", plan.planner)
+    _text(f"{name}.reason", plan.reason)
+
+
+def check_plan_for_job(message: PlanForJob) -> None:
+    check_job("plan.job", message.job)
+    _need(message.plan.run >= 1, "plan.plan.run", message.plan.run, "must be at least 1")
+    check_plan("plan.plan", message.plan, message.plan.run)
+
+
+def check_stop(message: StopWorkers) -> None:
+    check_job("stop.job", message.job)
+    _seconds("stop.grace_s", message.grace_s)
+    _text("stop.reason", message.reason)
+
+
+def check_log_ack(message: LogAck) -> Key:
+    return check_key(message.id)
+
+
+def _seconds(name: str, value: float) -> None:
+    _need(0 <= value <= MAX_S, name, value, f"must be 0 to {MAX_S:.0f} seconds")  # refuses NaN too
+
+
+def _text(name: str, value: str) -> None:
+    _need(len(value) <= MAX_TEXT, name, f"{len(value)} characters", f"must be at most {MAX_TEXT}")
+    _need("\0" not in value, name, value, "must not hold a zero byte")
+
+
+def _need(ok: bool, name: str, value: object, must: str) -> None:
+    if not ok:
+        raise BadInput(f"{name} = {str(value)[:200]!r} {must}")

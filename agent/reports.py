@@ -1,0 +1,68 @@
+"""What the agent tells a controller about itself and its workers, as messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Final
+
+from atoll.agent.settings import AgentSettings
+from atoll.agent.supervisor.machine import Phase, Worker
+from atoll.agent.telemetry.devices import Device, memory_bytes
+from atoll.v1 import common_pb2
+from atoll.v1.agents_pb2 import Register
+
+PROTOCOL: Final = 1
+_STATES: Final = {
+    Phase.FETCHING: common_pb2.WORKER_STATE_STARTING,
+    Phase.WAITING: common_pb2.WORKER_STATE_STARTING,
+    Phase.STARTING: common_pb2.WORKER_STATE_STARTING,
+    Phase.RUNNING: common_pb2.WORKER_STATE_RUNNING,
+    Phase.STOPPING: common_pb2.WORKER_STATE_STOPPING,
+    Phase.EXITED: common_pb2.WORKER_STATE_EXITED,
+}
+
+
+def status_of(worker: Worker) -> common_pb2.WorkerStatus:
+    status = common_pb2.WorkerStatus(
+        id=common_pb2.WorkerId(job=worker.key.job, run=worker.key.run, rank=worker.key.rank),
+        state=_STATES[worker.phase],
+        pid=worker.pid,
+        uses_atoll=worker.said_hello,
+        step=worker.step,
+        plan=worker.plan,
+    )
+    if worker.exit is not None:
+        status.exit_code = worker.exit.code
+        status.exit_kind = common_pb2.ExitKind.Value(f"EXIT_KIND_{worker.exit.kind.name}")
+        status.reason = worker.exit.reason
+    return status
+
+
+def register(
+    settings: AgentSettings,
+    session: str,
+    *,
+    address: str,
+    devices: Sequence[Device],
+    ports: Sequence[int],
+    workers: Sequence[Worker],
+) -> Register:
+    return Register(
+        name=settings.name,
+        session=session,
+        island=settings.island,
+        address=address,
+        memory_bytes=memory_bytes(),
+        devices=[
+            common_pb2.Device(index=d.index, kind=d.kind, model=d.model, memory_bytes=d.memory_bytes, speed=d.speed)
+            for d in devices
+        ],
+        rendezvous_ports=ports,
+        workers=[status_of(worker) for worker in workers],
+        token=settings.token,
+        protocol=PROTOCOL,
+        unix_s=time.time(),
+        version=version("atoll"),
+    )

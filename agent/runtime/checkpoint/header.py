@@ -1,0 +1,118 @@
+"""What a checkpoint says about itself, and whether it fits a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any, Final
+
+import torch
+
+from atoll.errors import CheckpointError
+
+FORMAT: Final = 1
+MAX_TENSORS: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A model's tensors by name: (dtype, shape). Equal digests mean that a state dict of one loads into the other."""
+
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+
+    @cached_property
+    def digest(self) -> str:
+        """BLAKE2b (128 bit, hex) over the sorted names, dtypes and shapes."""
+        listed = json.dumps([[name, *self.tensors[name]] for name in sorted(self.tensors)])
+        return hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
+
+
+def fingerprint(model_state: Mapping[str, Any]) -> Fingerprint:
+    """Of a model's state_dict(); entries that are not tensors are left out."""
+    tensors = {name: value for name, value in model_state.items() if isinstance(value, torch.Tensor)}
+    return Fingerprint({name: (_dtype(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What a checkpoint is of. `run` and `step` order checkpoints: higher is newer, the run first."""
+
+    job: str
+    run: int
+    step: int  # optimizer updates completed
+    epoch: int
+    consumed: int  # samples of the epoch
+    loader_step: int  # global batches completed since the job began
+    world_size: int  # of the run that wrote it; any other may go on from it
+    seed: int
+    model: Fingerprint
+    format: int = FORMAT
+    created_by: str = field(default_factory=lambda: f"atoll {version('atoll')}")
+
+    @property
+    def name(self) -> str:
+        """Its folder's name."""
+        return f"step-{self.step:09d}-run-{self.run:06d}"
+
+    def to_json(self) -> dict[str, Any]:
+        tensors = {name: [dtype, list(shape)] for name, (dtype, shape) in self.model.tensors.items()}
+        return {**asdict(self), "model": {"digest": self.model.digest, "tensors": tensors}}
+
+    @staticmethod
+    def from_json(data: Any) -> Header:
+        """Raises CheckpointError naming the field that is missing or wrong."""
+        if not isinstance(data, dict):
+            raise CheckpointError("the header is not an object")
+        if data.get("format") != FORMAT:
+            raise CheckpointError(
+                f"it has format {data.get('format')!r} (by {data.get('created_by')!r}); this version reads {FORMAT}"
+            )
+        numbers = {name: data.get(name) for name in _NUMBERS}
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise CheckpointError(f"{name} = {value!r} in its header is not a whole number of 0 or more")
+        if not isinstance(data.get("job"), str) or not isinstance(data.get("created_by"), str):
+            raise CheckpointError("job or created_by is missing in its header")
+        model = _fingerprint_from_json(data.get("model"))
+        return Header(job=data["job"], created_by=data["created_by"], model=model, **{n: data[n] for n in _NUMBERS})
+
+
+def check_fits(header: Header, model: Fingerprint) -> None:
+    """Raises CheckpointError, naming the first tensor that differs, where the checkpoint is of another model."""
+    if header.model.digest == model.digest:
+        return
+    theirs, ours = header.model.tensors, model.tensors
+    name = min(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
+    what = f"{_described(theirs.get(name))} in the checkpoint and {_described(ours.get(name))} in this model"
+    raise CheckpointError(
+        f"checkpoint {header.name} of job {header.job!r} is of another model: tensor {name} is {what}. Train the "
+        "model that wrote it, or use another checkpoint directory"
+    )
+
+
+_NUMBERS: Final = ("run", "step", "epoch", "consumed", "loader_step", "world_size", "seed")
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _described(entry: tuple[str, tuple[int, ...]] | None) -> str:
+    return "absent" if entry is None else f"{entry[0]} {list(entry[1])}"
+
+
+def _fingerprint_from_json(data: Any) -> Fingerprint:
+    tensors = data.get("tensors") if isinstance(data, dict) else None
+    if not isinstance(tensors, dict) or len(tensors) > MAX_TENSORS:
+        raise CheckpointError("the list of the model's tensors is missing in its header, or too long")
+    try:
+        found = Fingerprint({name: (str(dtype), tuple(map(int, shape))) for name, (dtype, shape) in tensors.items()})
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"the list of the model's tensors in its header is malformed: {error}") from error
+    if found.digest != data.get("digest"):
+        raise CheckpointError("the fingerprint of the model in its header does not match its list of tensors")
+    return found

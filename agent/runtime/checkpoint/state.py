@@ -1,0 +1,159 @@
+"""State dicts to tensors and plain JSON, and back.
+
+JSON has no tuples, no keys but strings, no infinity: what is not itself in JSON becomes an object with one tagged
+member, {"tuple": [...]}, {"dict": [[key, value], ...]}, {"tensor": name} and so on. No object stands for itself, so
+tags cannot be confused with data. Nothing here can name code to run."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from atoll.errors import CheckpointError
+
+MAX_DEPTH: Final = 64
+Tensors = dict[str, torch.Tensor]
+
+
+def pack_state(state: Mapping[str, Any], *, copy: bool = False) -> tuple[Tensors, Any]:
+    """State dicts by name -> (tensors by name, JSON-able rest).
+
+    Holds None, bool, int, float (inf and nan too), str, list, tuple, dict, torch.Size, tensors, numpy scalars and
+    arrays, in any nesting. Tied tensors are kept once and come back tied. copy: own CPU memory for every tensor, for
+    who writes while training goes on; without it CPU tensors are the live ones. Raises CheckpointError naming the key
+    of anything else."""
+    packer = _Packer(copy)
+    return packer.tensors, packer.encode(dict(state), ())
+
+
+def unpack_state(tensors: Mapping[str, torch.Tensor], scalars: Any) -> dict[str, Any]:
+    """What `pack_state` was given. Raises CheckpointError where the two do not belong together."""
+    try:
+        state = _decode(scalars, tensors, 0)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise CheckpointError(f"the state in the checkpoint is malformed: {error!r}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"the state in the checkpoint is a {type(state).__name__}, not a dict")
+    return state
+
+
+class _Packer:
+    def __init__(self, copy: bool) -> None:
+        self.tensors: Tensors = {}
+        self._copy = copy
+        self._names: dict[tuple[Any, ...], str] = {}
+        self._kept: list[torch.Tensor] = []  # as long as they live, no other tensor has their memory
+
+    def encode(self, value: Any, path: tuple[str, ...]) -> Any:
+        if len(path) > MAX_DEPTH:
+            raise CheckpointError(f"{_words(path[:4])} ... is nested more than {MAX_DEPTH} deep, or contains itself")
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"float": str(value)}
+        if type(value) is list:
+            return self._items(value, path)
+        if type(value) in (tuple, torch.Size):
+            return {"tuple" if type(value) is tuple else "size": self._items(value, path)}
+        if isinstance(value, dict):
+            return self._dict(value, path)
+        if isinstance(value, torch.Tensor):
+            return {"tensor": self._tensor(value, path)}
+        if isinstance(value, (np.ndarray, np.generic)):
+            return self._numpy(value, path)
+        raise CheckpointError(
+            f"{_words(path)} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold. "
+            "Put plain numbers, strings, lists, dicts or tensors into the state_dict, or leave it out"
+        )
+
+    def _items(self, values: Any, path: tuple[str, ...]) -> list[Any]:
+        return [self.encode(value, (*path, str(index))) for index, value in enumerate(values)]
+
+    def _dict(self, value: dict[Any, Any], path: tuple[str, ...]) -> dict[str, Any]:
+        for key in value:
+            if key is not None and type(key) not in (str, int, bool, float):
+                raise CheckpointError(
+                    f"{_words(path)} has the key {key!r} of type {type(key).__name__}; use strings or numbers as keys"
+                )
+        pairs = [[self.encode(key, path), self.encode(item, (*path, str(key)))] for key, item in value.items()]
+        metadata = getattr(value, "_metadata", None)  # versions of a module's layout, which load_state_dict reads
+        if metadata is None:
+            return {"dict": pairs}
+        return {"module": [pairs, self.encode(dict(metadata), (*path, "_metadata"))]}
+
+    def _tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise CheckpointError(
+                f"{_words(path)} is a {type(tensor).__name__}, a special kind of tensor. Convert it to a plain one"
+            )
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else str(tensor.layout)
+            raise CheckpointError(f"{_words(path)} is a {kind} tensor; only dense ones can be kept")
+        same = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and same in self._names:
+            return self._names[same]
+        name = self._free_name(_words(path))
+        plain = tensor.detach()
+        self.tensors[name] = plain.to("cpu", copy=True).contiguous() if self._copy else plain
+        self._names[same] = name
+        self._kept.append(plain)
+        return name
+
+    def _numpy(self, value: np.ndarray[Any, Any] | np.generic, path: tuple[str, ...]) -> dict[str, Any]:
+        array = np.array(value, order="C", copy=True)  # own memory: it may be read-only, or of the other byte order
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        try:
+            tensor = torch.from_numpy(array)
+        except TypeError as error:
+            raise CheckpointError(
+                f"{_words(path)} is a numpy {array.dtype} value; only numbers and booleans can be kept. Convert it"
+            ) from error
+        kind = "array" if isinstance(value, np.ndarray) else "number"
+        return {f"numpy-{kind}": self._tensor(tensor, path)}
+
+    def _free_name(self, wanted: str) -> str:
+        name, suffix = wanted, 2
+        while name in self.tensors or name == "__metadata__":  # the latter is taken by the file format
+            name, suffix = f"{wanted}~{suffix}", suffix + 1
+        return name
+
+
+def _decode(value: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> Any:
+    if depth > 2 * MAX_DEPTH + 2:
+        raise CheckpointError("the state in the checkpoint is nested too deep")
+    if isinstance(value, list):
+        return [_decode(item, tensors, depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((tag, content),) = value.items()
+    if tag in ("tensor", "numpy-array", "numpy-number"):
+        if content not in tensors:
+            raise CheckpointError(
+                f"the state in the checkpoint speaks of tensor {content!r}, which its file does not hold"
+            )
+        tensor = tensors[content]
+        return tensor if tag == "tensor" else tensor.numpy() if tag == "numpy-array" else tensor.numpy()[()]
+    if tag == "float":
+        return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[content]
+    if tag == "module":
+        pairs, metadata = content
+        state: OrderedDict[Any, Any] = OrderedDict(_pairs(pairs, tensors, depth))
+        state._metadata = OrderedDict(_decode(metadata, tensors, depth + 1))  # type: ignore[attr-defined]
+        return state
+    return _CONTAINERS[tag](_pairs(content, tensors, depth) if tag == "dict" else _decode(content, tensors, depth + 1))
+
+
+_CONTAINERS: Final[Mapping[str, Callable[[Any], Any]]] = {"dict": dict, "tuple": tuple, "size": torch.Size}
+
+
+def _pairs(pairs: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> list[tuple[Any, Any]]:
+    return [(_decode(key, tensors, depth + 1), _decode(item, tensors, depth + 1)) for key, item in pairs]
+
+
+def _words(path: tuple[str, ...]) -> str:
+    return "/".join(path) or "the state"

@@ -1,0 +1,184 @@
+"""Tensors to and from one file in the safetensors format, hashed on the way.
+
+The format: header length (8 bytes, little endian), header (JSON: name -> dtype, shape, offsets), then the data. Written
+and read here tensor by tensor, so that neither takes a second copy of the whole state, a full disk is an error at the
+write that hit it, and every byte is hashed as it passes. Other tools open the files with the safetensors library."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+import xxhash
+
+from atoll.errors import CheckpointError
+
+CHUNK_BYTES: Final = 8 << 20  # what is hashed on its own, so that damage can be located
+MAX_HEADER_BYTES: Final = 100_000_000  # as in the safetensors library
+
+_NAMES: Final[Mapping[torch.dtype, str]] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES: Final = {name: dtype for dtype, name in _NAMES.items()}
+
+
+class Readable(Protocol):
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a state file holds, byte for byte."""
+
+    bytes: int
+    digest: str  # xxh3_128 of all, hex
+    chunks: tuple[str, ...]  # xxh3_64 of every CHUNK_BYTES, hex
+
+    def difference(self, seen: Content) -> str | None:
+        """Where `seen` first differs, in words; None where it does not."""
+        if self == seen:
+            return None
+        if self.bytes != seen.bytes:
+            return f"it has {seen.bytes} bytes; {self.bytes} were written"
+        for index, (written, read) in enumerate(zip(self.chunks, seen.chunks, strict=False)):
+            if written != read:
+                begin = index * CHUNK_BYTES
+                end = min(begin + CHUNK_BYTES, self.bytes)
+                return f"bytes {begin} to {end} are not those that were written (xxh3 {read}, not {written})"
+        return f"its hash is {seen.digest}, not {self.digest}"
+
+
+class Hasher:
+    """Hashes a stream as a whole and by chunk."""
+
+    def __init__(self) -> None:
+        self._whole, self._chunk = xxhash.xxh3_128(), xxhash.xxh3_64()
+        self._bytes = 0
+        self._chunks: list[str] = []
+
+    def update(self, data: memoryview) -> None:
+        self._whole.update(data)
+        while data:
+            room = CHUNK_BYTES - self._bytes % CHUNK_BYTES
+            part, data = data[:room], data[room:]
+            self._chunk.update(part)
+            self._bytes += len(part)
+            if self._bytes % CHUNK_BYTES == 0:
+                self._chunks.append(self._chunk.hexdigest())
+                self._chunk.reset()
+
+    def content(self) -> Content:
+        last = (self._chunk.hexdigest(),) if self._bytes % CHUNK_BYTES else ()
+        return Content(self._bytes, self._whole.hexdigest(), (*self._chunks, *last))
+
+
+def serialized(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
+    """The file's bytes in order. CPU tensors are not copied; CheckpointError for what the format cannot hold."""
+    header: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise CheckpointError(f"tensor {name} is {tensor.dtype}, which a checkpoint cannot hold; convert it")
+    # Wide elements first keeps every tensor aligned to its element.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    offset = 0
+    for name in order:
+        tensor = tensors[name]
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    listed = json.dumps(header, separators=(",", ":")).encode()
+    listed += b" " * (-len(listed) % 8)
+    if len(listed) > MAX_HEADER_BYTES:
+        raise CheckpointError(f"the list of {len(tensors)} tensors takes {len(listed)} bytes, over {MAX_HEADER_BYTES}")
+    yield memoryview(len(listed).to_bytes(8, "little") + listed)
+    for name in order:
+        view = _bytes_of(tensors[name].detach().to("cpu").contiguous())
+        for begin in range(0, len(view), CHUNK_BYTES):
+            yield view[begin : begin + CHUNK_BYTES]
+
+
+def deserialized(source: Readable, size: int) -> tuple[dict[str, torch.Tensor], Content]:
+    """The tensors in `size` bytes of `source`, and what was read. Nothing is to be used before Content is compared.
+
+    Raises CheckpointError where the bytes are not such a file."""
+    hasher = Hasher()
+
+    def fill(buffer: memoryview, what: str) -> None:
+        filled = 0
+        while filled < len(buffer):
+            count = source.readinto(buffer[filled:])
+            if not count:
+                raise CheckpointError(f"it ends in the middle of {what}")
+            filled += count
+        hasher.update(buffer)
+
+    prefix = bytearray(8)
+    fill(memoryview(prefix), "its first 8 bytes")
+    length = int.from_bytes(prefix, "little")
+    if length > min(MAX_HEADER_BYTES, size - 8):
+        raise CheckpointError(f"bytes 0 to 8 say that its header has {length} bytes, more than fit")
+    listed = bytearray(length)
+    fill(memoryview(listed), "its header")
+    tensors = {}
+    for name, dtype, shape in _parse_header(bytes(listed), size - 8 - length):
+        tensor = torch.empty(shape, dtype=dtype)
+        fill(_bytes_of(tensor), f"tensor {name}")
+        tensors[name] = tensor
+    return tensors, hasher.content()
+
+
+def _parse_header(listed: bytes, data_bytes: int) -> list[tuple[str, torch.dtype, list[int]]]:
+    """Entries in the order of their data, which they fill without gap or overlap."""
+    try:
+        header = json.loads(listed)
+        entries = sorted(
+            (int(entry["data_offsets"][0]), int(entry["data_offsets"][1]), name, entry["dtype"], entry["shape"])
+            for name, entry in header.items()
+            if name != "__metadata__"
+        )
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"its header (from byte 8) cannot be read: {error}") from error
+    offset, found = 0, []
+    for begin, end, name, dtype, shape in entries:
+        whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
+        if dtype not in _DTYPES or not whole:
+            raise CheckpointError(f"its header gives tensor {name} the dtype {dtype!r} and the shape {shape!r}")
+        if begin != offset or end - begin != math.prod(shape) * _DTYPES[dtype].itemsize:
+            raise CheckpointError(f"its header puts tensor {name} at {begin} to {end}, which does not fit")
+        offset = end
+        found.append((name, _DTYPES[dtype], shape))
+    if offset != data_bytes:
+        raise CheckpointError(f"its header accounts for {offset} of {data_bytes} bytes of data")
+    return found
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    if tensor.numel() == 0:
+        return memoryview(bytearray())
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.resolve_neg().reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,50 @@
+"""What all ranks know alike after a step: the newest plan that everyone has, and whether anyone was asked to stop.
+
+One MIN all-reduce of four integers, on a group of its own so that it overlaps the backward pass and never waits
+behind gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from atoll.agent.runtime.group import Group, collective
+from atoll.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """The outcome of one round, equal on all ranks."""
+
+    plan_id: int  # every rank has the plans 1..plan_id
+    stop: bool  # at least one rank was asked to stop
+
+
+class Control:
+    """Rounds of agreement, one for each backward pass."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._said = torch.zeros(4, dtype=torch.int64)
+        self._work: dist.Work | None = None
+
+    def begin(self, step: int, plan_id: int, stop: bool) -> None:
+        """Say what this rank knows in `step`. Raises PeerLost."""
+        self._said = torch.tensor([plan_id, -int(stop), step, -step], dtype=torch.int64)
+        with collective("agreeing on the plan"):
+            self._work = dist.all_reduce(self._said, op=dist.ReduceOp.MIN, group=self._group.control, async_op=True)
+
+    def finish(self) -> Agreed:
+        """Wait for what the others said. Raises PeerLost, and BadInput where ranks are in different steps."""
+        assert self._work is not None  # begin came first
+        with collective("agreeing on the plan"):
+            self._work.wait()
+        plan_id, stop, first_step, last_step = (int(value) for value in self._said.tolist())
+        if first_step != -last_step:
+            raise BadInput(
+                f"ranks are out of step: one is in step {first_step}, another in step {-last_step}. Every rank must "
+                "call run.backward equally often for each batch; do not skip batches on some ranks only"
+            )
+        return Agreed(plan_id, stop != 0)

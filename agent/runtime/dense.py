@@ -1,0 +1,150 @@
+"""Strategy `dense`: the gradient of the whole batch on every rank, from unequal parts of it.
+
+A rank with b_i of B samples weighs its mean gradient with b_i / B; the sum over ranks is then the mean over all B
+samples. Weights sum to 1, so gradients that an earlier pass left in p.grad (accumulation) pass through unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from atoll.agent.runtime.buckets import Bucket, Slot, lay_out
+from atoll.agent.runtime.gradients import scale_into, squared_norm
+from atoll.agent.runtime.group import Group, collective
+from atoll.errors import BadInput, PeerLost
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Squared norms of one pass's gradients; zeros where it was not sampled."""
+
+    local: float = 0.0  # of this rank's own mean gradient
+    together: float = 0.0  # of the combined gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What the reducer asks of its run from inside a backward pass."""
+
+    begin: Callable[[], None]  # a gradient came and no pass is open: the user called loss.backward() himself
+    before_launch: Callable[[], None]  # a bucket is about to leave
+    lost: Callable[[PeerLost], NoReturn]
+
+
+class DenseReducer:
+    """Bucketed all-reduce behind the backward pass: begin, then gradients come by hooks, then `launch_rest`, `wait`.
+
+    Buckets leave strictly in order, on every rank the same, whatever order gradients come in. Gradients end up as
+    views into the buckets (no copy back); a view is valid until the next backward pass."""
+
+    def __init__(self, model: nn.Module, group: Group, callbacks: Callbacks) -> None:
+        self._group = group
+        self._callbacks = callbacks
+        self._buckets: list[Bucket] = lay_out(model.named_parameters())
+        self._works: list[dist.Work] = []
+        self._weight = 0.0
+        self._sampled = False
+        self._local_sqnorms: list[torch.Tensor | float] = []
+        self.open = False
+        self._hooks = [
+            slot.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, slot))  # type: ignore[no-untyped-call]
+            for bucket in self._buckets
+            for slot in bucket.slots
+        ]
+
+    def begin(self, weight: float, sampled: bool) -> None:
+        """Open a pass. weight: this rank's b_i / B. sampled: measure the squared norms on the way."""
+        self._weight, self._sampled = weight, sampled
+        self._local_sqnorms.clear()
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.slots)
+            for slot in bucket.slots:
+                slot.came = False
+        self.open = True
+
+    def launch_rest(self) -> None:
+        """The backward pass is over: parameters without a gradient contribute zeros. Raises PeerLost."""
+        with torch.no_grad():
+            for bucket in self._buckets[len(self._works) :]:
+                for slot in bucket.slots:
+                    if not slot.came:
+                        self._fill_missing(slot)
+                self._launch(bucket)
+
+    def wait(self) -> Norms:
+        """Wait for every bucket, put the combined gradients into p.grad, close the pass. Raises PeerLost."""
+        with collective("combining gradients"):
+            for work in self._works:
+                work.wait()
+        self._works.clear()
+        self.open = False
+        for bucket in self._buckets:
+            if bucket.missing:
+                self._adopt_missing(bucket)
+        if not self._sampled:
+            return Norms()
+        local = sum(float(part) for part in self._local_sqnorms)
+        return Norms(local, sum(float(squared_norm(bucket.gradients)) for bucket in self._buckets))
+
+    def close(self) -> None:
+        """Take the hooks off the model again."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @torch.no_grad()
+    def _on_gradient(self, slot: Slot, parameter: torch.Tensor) -> None:
+        if not self.open:
+            self._callbacks.begin()
+        gradient = parameter.grad
+        assert gradient is not None  # the hook runs after it was accumulated
+        if slot.came:
+            raise BadInput(
+                f"parameter {slot.name} got two gradients in one pass. Call run.backward(loss) in place of "
+                "loss.backward() for each of several losses, and use_reentrant=False in activation checkpointing"
+            )
+        if gradient.layout != torch.strided:
+            raise BadInput(f"parameter {slot.name} has a sparse gradient; build its embedding with sparse=False")
+        if self._sampled:
+            self._local_sqnorms.append(squared_norm(gradient))
+        scale_into(slot.view, gradient, self._weight)
+        parameter.grad = slot.view
+        slot.came = True
+        slot.bucket.missing -= 1
+        try:
+            while len(self._works) < len(self._buckets) and self._buckets[len(self._works)].missing == 0:
+                self._launch(self._buckets[len(self._works)])
+        except PeerLost as error:
+            self._callbacks.lost(error)
+
+    def _launch(self, bucket: Bucket) -> None:
+        bucket.used.fill_(1)
+        if bucket.missing:
+            for slot in bucket.slots:
+                if not slot.came:
+                    slot.used.zero_()
+        self._callbacks.before_launch()
+        with collective("combining gradients"):
+            work = dist.all_reduce(bucket.flat, group=self._group.data, async_op=True)
+        assert work is not None  # async_op
+        self._works.append(work)
+
+    def _fill_missing(self, slot: Slot) -> None:
+        earlier = slot.parameter.grad
+        if earlier is None:
+            slot.view.zero_()
+        else:  # accumulated by an earlier pass, so every rank has it
+            scale_into(slot.view, earlier, self._weight)
+            slot.parameter.grad = slot.view
+
+    @staticmethod
+    def _adopt_missing(bucket: Bucket) -> None:
+        """What no rank used keeps its p.grad of None: optimizers leave such parameters alone."""
+        for slot in bucket.slots:
+            if not slot.came and slot.parameter.grad is None and slot.used.item() > 0:
+                slot.parameter.grad = slot.view

@@ -1,0 +1,30 @@
+"""The two passes over gradient memory that `dense` needs: by kernels where they can, by torch elsewhere."""
+
+from __future__ import annotations
+
+import torch
+
+from atoll import kernels
+
+
+def _for_kernels(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous()
+
+
+def scale_into(out: torch.Tensor, gradient: torch.Tensor, weight: float) -> None:
+    """out = weight * gradient, in one pass. Equal shapes; `out` may be `gradient` itself."""
+    if out.data_ptr() == gradient.data_ptr():
+        out.mul_(weight)
+    elif _for_kernels(out) and _for_kernels(gradient):
+        kernels.weighted_sum(out, [gradient], [weight], threads=torch.get_num_threads())
+    else:
+        torch.mul(gradient, weight, out=out)
+
+
+def squared_norm(tensor: torch.Tensor) -> torch.Tensor | float:
+    """The sum of squares. On a GPU it stays there, so that nobody waits for it before all are queued."""
+    if _for_kernels(tensor):
+        return kernels.squared_norm(tensor, threads=torch.get_num_threads())
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    norm: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=wide)
+    return norm.square()

@@ -1,0 +1,119 @@
+"""The run's process groups, and the one place that knows what a failing collective means."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.rendezvous import rendezvous
+
+from atoll.agent.runtime.place import Place
+from atoll.errors import PeerLost
+
+# torch's own default is 30 minutes, for which a run with a dead peer would only look busy.
+COLLECTIVE_TIMEOUT_S: Final = 60.0
+# Until training begins, peers fetch code, import torch and read checkpoints, on slow disks too. Dead ones show at once.
+START_TIMEOUT_S: Final = 300.0
+BROADCAST_BYTES: Final = 64 * 1024 * 1024  # at a time, so that the timeout is for this much on a thin link
+
+
+@contextmanager
+def collective(doing: str) -> Iterator[None]:
+    """Turn what torch.distributed raises inside the block into PeerLost."""
+    try:
+        yield
+    except RuntimeError as error:  # gloo raises it bare, NCCL and the store subclasses of it
+        cause = str(error).strip().splitlines()
+        raise PeerLost(f"{doing}: {cause[0] if cause else type(error).__name__}") from error
+
+
+class Group:
+    """The workers of this run. `data` carries tensors where they live, `control` small CPU tensors beside them."""
+
+    def __init__(self, rank: int, world_size: int, data: dist.ProcessGroup, control: dist.ProcessGroup) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.data, self.control = data, control
+
+    def expect_answers_within(self, seconds: float) -> None:
+        """From now on a collective that takes longer has failed."""
+        for group in (self.data, self.control):
+            _set_pg_timeout(timedelta(seconds=seconds), group)
+
+    def close(self) -> None:
+        """End the groups and join their threads. Only where no collective is under way: this waits for those.
+
+        A gloo thread that is left when the interpreter ends can abort the process (it asks for the GIL in vain)."""
+        del self.data, self.control  # whose destructors join the threads; torch holds the only other references
+        dist.destroy_process_group()
+
+    def gather_rows(self, row: Sequence[int]) -> list[list[int]]:
+        """Every rank's row of integers (equally long), by rank. Raises PeerLost."""
+        mine = torch.tensor(row, dtype=torch.int64)
+        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        with collective("gathering from all ranks"):
+            dist.all_gather(rows, mine, group=self.control)
+        return [[int(value) for value in row.tolist()] for row in rows]
+
+    def broadcast_bytes(self, data: bytes | None, source: int) -> bytes:
+        """`data` of rank `source` on every rank. Raises PeerLost."""
+        length = self.gather_rows([len(data) if data is not None else 0])[source][0]
+        buffer = torch.frombuffer(bytearray(data or bytes(length)), dtype=torch.uint8)
+        with collective(f"receiving from rank {source}"):
+            for chunk in torch.split(buffer, BROADCAST_BYTES):
+                dist.broadcast(chunk, source, group=self.control)
+        return buffer.numpy().tobytes()
+
+    def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Overwrite `tensors` with rank 0's. Raises PeerLost."""
+        with collective("receiving the model from rank 0"), torch.no_grad():
+            works = [dist.broadcast(tensor.detach(), 0, group=self.data, async_op=True) for tensor in tensors]
+            for work in works:
+                work.wait()
+
+    def barrier(self) -> None:
+        self.gather_rows([0])
+
+
+def join(place: Place, device: torch.device) -> Group | None:
+    """Meet the other ranks; None where there are none. Raises PeerLost if one does not come."""
+    if place.world_size == 1:
+        return None
+    interface = _interface_towards(place.master_address)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # gloo asks the host's name otherwise, often 127.0.1.1
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a lost peer then raises; it aborts the process otherwise
+    timeout = timedelta(seconds=START_TIMEOUT_S)
+    with collective(f"rank {place.rank} waited for the {place.world_size} workers of its run to meet"):
+        store, rank, world_size = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        control = dist.new_group(backend="gloo", timeout=timeout)
+    data = dist.group.WORLD
+    assert data is not None
+    return Group(rank, world_size, data, control)
+
+
+def _interface_towards(address: str) -> str | None:
+    """The name of the network interface over which this machine reaches `address`."""
+    try:
+        family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # of a datagram socket: chooses the route, sends nothing
+            own = ipaddress.ip_address(probe.getsockname()[0])
+    except OSError:
+        return None  # the rendezvous will say what is wrong with the address
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(
+            found.family == family and ipaddress.ip_address(found.address.split("%")[0]) == own for found in addresses
+        ):
+            return name
+    return None

@@ -1,0 +1,248 @@
+"""The loader: this rank's part of every global batch, and the step boundary.
+
+Batches come from torch's DataLoader, which is told by a batch sampler which samples to fetch. With worker processes it
+asks for batches ahead of time, so a change of shares takes effect that many steps later (`Loader.lead`)."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from atoll.agent.runtime.rows import as_is, move, tensor_rows
+from atoll.agent.runtime.sampler import Cut, Cutter, EpochOrder, Position, after, mixed_seed
+from atoll.agent.runtime.schedule import ShareSchedule
+from atoll.errors import AtollError, BadInput
+
+__all__ = ["Cut", "Loader", "Position"]
+
+BatchT = TypeVar("BatchT")
+_END: Final = object()
+
+
+class Loader(Generic[BatchT]):
+    """Iterating gives the rest of the current epoch; each sample counts once per epoch over all ranks and resumes.
+
+    `current` is the cut of the batch last handed out, None where there is none. `position` is what is complete."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        global_batch: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        schedule: ShareSchedule,
+        boundary: Callable[[], None],
+        shuffle: bool = True,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str = "forkserver",
+        device: torch.device | None = None,
+    ) -> None:
+        """dataset: map-style. global_batch: samples per step of all ranks. boundary: called at the start of every
+        __next__, also of the one that ends the epoch; what it raises ends the iteration.
+
+        multiprocessing_context: how worker processes are made. Not "fork": this process has threads (its link to the
+        agent, gloo, NCCL, OpenMP) whose locks a forked child would inherit locked. The training script must therefore
+        guard its code with `if __name__ == "__main__":` when it uses workers, and the dataset must be picklable.
+        device: where batches are moved to; None leaves them. Raises BadInput."""
+        samples = _count(dataset)
+        if global_batch < 1:
+            raise BadInput(f"global_batch = {global_batch} must be at least 1")
+        if not 0 <= rank < world_size or world_size != schedule.world_size:
+            raise BadInput(f"rank {rank} of {world_size} does not fit a schedule for {schedule.world_size} ranks")
+        if drop_last and samples < global_batch:
+            raise BadInput(
+                f"the dataset's {samples} samples are fewer than one global batch of {global_batch}, and drop_last "
+                "drops them all. Use a smaller batch or drop_last=False"
+            )
+        if num_workers < 0 or (prefetch_factor is not None and prefetch_factor < 1):
+            raise BadInput(
+                f"num_workers = {num_workers} must be 0 or more, prefetch_factor = {prefetch_factor} at least 1"
+            )
+        prefetch = (prefetch_factor or 2) if num_workers > 0 else None
+        self.lead = num_workers * (prefetch or 0)
+        """How many steps ahead batches are cut."""
+        self.position = Position(0, 0, 0)
+        self.current: Cut | None = None
+        self._samples = samples
+        self._boundary = boundary
+        self._device = device
+        self._cutter = Cutter(EpochOrder(samples, seed, shuffle), global_batch, drop_last, rank, schedule)
+        self._seeds = (seed, rank)
+        self._ahead: deque[Cut] = deque()  # cut, not handed out yet
+        self._handed_out = False  # `current` is being trained on: not complete yet
+        self._epoch_start = self.position
+        self._exhausted = False  # the last iteration came to its epoch's end
+        self._pass = 0
+        self._persistent = persistent_workers and num_workers > 0
+        rows = tensor_rows(dataset) if collate_fn in (None, default_collate) else None
+        self._pinned = pin_memory and torch.cuda.is_available()
+        self._generator = torch.Generator()  # DataLoader would draw its workers' seed from the global one
+        self._workers: Any = None  # DataLoader's iterator, while it may own processes
+        self._data: DataLoader[Any] = DataLoader(
+            dataset if rows is None else rows,
+            batch_sampler=_Ahead(self._cut_ahead),
+            num_workers=num_workers,
+            collate_fn=collate_fn if rows is None else as_is,
+            pin_memory=self._pinned,
+            prefetch_factor=prefetch,
+            persistent_workers=self._persistent,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=_context(multiprocessing_context) if num_workers > 0 else None,
+            generator=self._generator,
+        )
+
+    def __len__(self) -> int:
+        """Global batches of this epoch from where it was begun or gone on with."""
+        return self._cutter.batches_left(self._epoch_start.consumed)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Go on with `epoch` where it was left, or start it. A batch that was handed out counts as completed."""
+        if epoch < 0:
+            raise BadInput(f"epoch {epoch} does not exist; the first is 0")
+        self._stop_pass()
+        self._complete()
+        if epoch != self.position.epoch:
+            self.position = Position(epoch, 0, self.position.step)
+        self._epoch_start = self.position
+        self._exhausted = False
+
+    def seek(self, position: Position) -> None:
+        """Go on from here, e.g. from a checkpoint. What was handed out and not completed is forgotten."""
+        if min(position.epoch, position.consumed, position.step) < 0 or position.consumed > self._samples:
+            raise BadInput(
+                f"{position} is not in this dataset of {self._samples} samples. Was the checkpoint of another?"
+            )
+        self._stop_pass()
+        self.current, self._handed_out = None, False
+        self.position = self._epoch_start = position
+        self._exhausted = False
+
+    def __iter__(self) -> Iterator[BatchT]:
+        """The rest of the epoch. Iterating again after its end begins the next one. One iterator at a time."""
+        if self._exhausted:
+            self.begin_epoch(self.position.epoch + 1)
+        self._stop_pass()
+        return self._iterate(self._pass)
+
+    def close(self) -> None:
+        """End the worker processes. Iterating again starts new ones."""
+        self._stop_pass()
+        self._end_workers()
+
+    def _iterate(self, this_pass: int) -> Iterator[BatchT]:
+        batches: Iterator[Any] | None = None
+        batch: Any
+        try:
+            while True:
+                if this_pass != self._pass:
+                    raise BadInput(
+                        "this iterator has ended: the loader was iterated, moved or closed since it was made"
+                    )
+                self._complete()
+                self._boundary()
+                self.current = None
+                if batches is None:
+                    batches = self._start()
+                batch = next(batches, _END)
+                if batch is _END and self._ahead:
+                    raise BadInput("the dataset or its collate_fn raised StopIteration in the middle of an epoch")
+                if batch is _END:
+                    self._exhausted = True
+                    return
+                self.current, self._handed_out = self._ahead.popleft(), True
+                yield batch if self._device is None else move(batch, self._device, non_blocking=self._pinned)
+        finally:
+            if this_pass == self._pass:
+                self._stop_pass()
+
+    def _start(self) -> Iterator[Any]:
+        _refuse_unguarded_main(self._data.num_workers)
+        self._ahead.clear()
+        seed, rank = self._seeds
+        self._generator.manual_seed(mixed_seed(seed, self.position.epoch, self.position.consumed, rank))
+        self._workers = iter(self._data)
+        batches: Iterator[Any] = self._workers
+        return batches
+
+    def _cut_ahead(self) -> Iterator[list[int]]:
+        """What DataLoader draws from, `lead` batches before it hands them out."""
+        next_position = self.position
+        while (made := self._cutter.cut(next_position)) is not None:
+            cut, indices = made
+            if cut.step > self.position.step + self.lead:
+                raise AtollError(
+                    f"batch {cut.step} was cut in step {self.position.step}, more than {self.lead} steps ahead"
+                )
+            self._ahead.append(cut)
+            next_position = after(cut)
+            yield indices
+
+    def _complete(self) -> None:
+        if self._handed_out and self.current is not None:
+            self.position = after(self.current)
+        self._handed_out = False
+
+    def _stop_pass(self) -> None:
+        """The running iteration, if any, ends; its worker processes too, unless they are to persist."""
+        self._pass += 1
+        self._ahead.clear()
+        if not self._persistent:
+            self._end_workers()
+
+    def _end_workers(self) -> None:
+        # Dropping the iterator would do it too, but not while a traceback still refers to it.
+        end = getattr(self._workers, "_shutdown_workers", None)
+        if end is not None:
+            end()
+        self._workers = self._data._iterator = None
+
+
+class _Ahead:
+    def __init__(self, cuts: Callable[[], Iterator[list[int]]]) -> None:
+        self._cuts = cuts
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._cuts()
+
+
+def _count(dataset: Dataset[Any]) -> int:
+    if isinstance(dataset, IterableDataset) or not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
+        raise BadInput(
+            f"{type(dataset).__name__} has no length or no index; both are needed to give each sample to one rank "
+            "once. Wrap the data in a Dataset with __len__ and __getitem__"
+        )
+    samples = len(dataset)
+    if samples < 1:
+        raise BadInput("the dataset is empty. Check the path that it was read from")
+    return samples
+
+
+def _context(name: str) -> Any:
+    try:
+        context = multiprocessing.get_context(name)
+    except ValueError as error:
+        raise BadInput(f'multiprocessing_context = {name!r} is unknown; use "forkserver" or "spawn"') from error
+    if name == "forkserver":
+        context.set_forkserver_preload(["torch.utils.data"])  # imported once there, not once in every worker
+    return context
+
+
+def _refuse_unguarded_main(num_workers: int) -> None:
+    if num_workers > 0 and getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise BadInput(
+            "a loader's worker process is running the training script itself. Put what the script does under "
+            '`if __name__ == "__main__":`, so that worker processes can import it for its definitions'
+        )

@@ -1,0 +1,71 @@
+"""What a worker wants its agent to know, kept until the link's next turn. Bounded: the oldest go first, counted."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from atoll.v1.agents_pb2 import Notice, WorkerTelemetry
+from atoll.v1.common_pb2 import Level, Metrics, StepSample, WorkerId
+
+MAX_STEPS: Final = 256
+MAX_METRICS: Final = 64
+MAX_NOTICES: Final = 64
+
+
+class Outbox:
+    """Filled by the training thread, emptied by the link's. No call waits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps: deque[StepSample] = deque()
+        self._metrics: deque[Metrics] = deque(maxlen=MAX_METRICS)
+        self._notices: deque[Notice] = deque(maxlen=MAX_NOTICES)
+        self._dropped = 0
+        self._checkpoint_step = 0
+        self._changed = False
+
+    def step(self, sample: StepSample) -> None:
+        with self._lock:
+            if len(self._steps) == MAX_STEPS:
+                self._steps.popleft()
+                self._dropped += 1
+            self._steps.append(sample)
+            self._changed = True
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        with self._lock:
+            self._metrics.append(Metrics(step=step, values=values))
+            self._changed = True
+
+    def notice(self, level: Level.ValueType, text: str) -> None:
+        with self._lock:
+            self._notices.append(Notice(level=level, text=text[:4096]))
+            self._changed = True
+
+    def checkpoint(self, step: int) -> None:
+        """A complete checkpoint of `step` is on disk."""
+        with self._lock:
+            self._checkpoint_step = max(self._checkpoint_step, step)
+            self._changed = True
+
+    def take(self, id: WorkerId) -> WorkerTelemetry | None:
+        """Everything since the last call; None where nothing happened. dropped_steps counts from the start."""
+        with self._lock:
+            if not self._changed:
+                return None
+            message = WorkerTelemetry(
+                id=id,
+                steps=self._steps,
+                dropped_steps=self._dropped,
+                metrics=self._metrics,
+                notices=self._notices,
+                checkpoint_step=self._checkpoint_step,
+            )
+            self._steps.clear()
+            self._metrics.clear()
+            self._notices.clear()
+            self._changed = False
+            return message

@@ -1,0 +1,74 @@
+"""Which worker of which job this process is, read from its environment once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from atoll.errors import BadInput, SettingError
+
+_HINT = "It is set by torchrun and by Atoll's agent; unset RANK and WORLD_SIZE to train alone"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEndpoint:
+    """How this worker reaches the agent that started it."""
+
+    socket: str  # ZeroMQ endpoint, ipc://...
+    job: str
+    run: int
+    secret: str
+
+    @staticmethod
+    def from_environment(env: Mapping[str, str]) -> AgentEndpoint | None:
+        """None where no agent started this process. Raises BadInput."""
+        socket = env.get("ATOLL_AGENT_SOCKET")
+        if not socket:
+            return None
+        if not socket.startswith("ipc://"):
+            raise SettingError("ATOLL_AGENT_SOCKET", socket, "is not ipc://PATH", "Only Atoll's agent sets it")
+        missing = [name for name in ("ATOLL_JOB", "ATOLL_RUN", "ATOLL_WORKER_SECRET") if not env.get(name)]
+        if missing:
+            raise BadInput(f"ATOLL_AGENT_SOCKET is set but {', '.join(missing)} is not; only Atoll's agent sets them")
+        return AgentEndpoint(socket, env["ATOLL_JOB"], _number(env, "ATOLL_RUN"), env["ATOLL_WORKER_SECRET"])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this worker stands among the workers of its run."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    master_address: str
+    agent: AgentEndpoint | None
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @staticmethod
+    def from_environment(env: Mapping[str, str] = os.environ) -> Place:
+        """Without RANK and WORLD_SIZE a run of one worker. Raises BadInput naming the variable."""
+        agent = AgentEndpoint.from_environment(env)
+        if "RANK" not in env and "WORLD_SIZE" not in env:
+            if agent is not None:
+                raise BadInput("ATOLL_AGENT_SOCKET is set but RANK is not; only Atoll's agent sets them")
+            return Place(0, 1, 0, "127.0.0.1", None)
+        rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
+        if not rank < world_size:
+            raise SettingError("RANK", rank, f"must be below WORLD_SIZE = {world_size}", _HINT)
+        if world_size > 1:
+            _number(env, "MASTER_PORT")
+            if not env.get("MASTER_ADDR"):
+                raise SettingError("MASTER_ADDR", "", "must name rank 0's machine", _HINT)
+        local_rank = _number(env, "LOCAL_RANK") if "LOCAL_RANK" in env else rank
+        return Place(rank, world_size, local_rank, env.get("MASTER_ADDR", "127.0.0.1"), agent)
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    value = env.get(name, "")
+    if not (value.isascii() and value.isdigit() and len(value) < 19):
+        raise SettingError(name, value, "is not a whole number of at least 0", _HINT)
+    return int(value)

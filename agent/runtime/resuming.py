@@ -1,0 +1,101 @@
+"""From which checkpoint a run goes on, and how ranks whose machine lacks it get it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.checkpoint import fence, files
+from atoll.agent.runtime.checkpoint.files import Checkpoint
+from atoll.agent.runtime.checkpoint.state import unpack_state
+from atoll.agent.runtime.group import Group
+from atoll.agent.runtime.loader import Position
+from atoll.agent.runtime.session import Session
+from atoll.agent.runtime.snapshot import Tracked
+from atoll.errors import CheckpointError
+from atoll.v1.common_pb2 import LEVEL_WARNING
+
+_NONE = (-1, -1)
+
+
+class Resumed:
+    """A checkpoint on its way back into the objects that it was taken from."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._where = f"the checkpoint of run {checkpoint.header.run}, step {checkpoint.header.step}"
+        self._header = header = checkpoint.header
+        self.position = Position(epoch=header.epoch, consumed=header.consumed, step=header.loader_step)
+        self._states = unpack_state(checkpoint.tensors, checkpoint.scalars)
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Overwrite the state of both. Raises CheckpointError where it is that of another model."""
+        files.check_fits(self._header, files.fingerprint(model.state_dict()))
+        with self._another("the model and the optimizer"):
+            model.load_state_dict(self._states.pop("model"))
+            optimizer.load_state_dict(self._states.pop("optimizer"))
+
+    def restore_tracked(self, name: str, tracked: Tracked) -> None:
+        """Raises CheckpointError where the checkpoint has no such state or the object refuses it."""
+        state = self._states.pop(f"tracked.{name}", None)
+        if state is None:
+            raise CheckpointError(f"{self._where} has no state of {name!r}; it begins anew")
+        with self._another(name):
+            tracked.load_state_dict(state)
+
+    @contextmanager
+    def _another(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{self._where} does not fit {what} of this script: {error}. Choose another checkpoint directory, or "
+                "give the job another name"
+            ) from error
+
+
+def find(session: Session, directory: Path) -> Checkpoint | None:
+    """The newest checkpoint that any rank holds, the same on every rank; None where there is none.
+
+    Highest (run, step) wins. Who lacks it receives it from the lowest rank that has it, and verifies it on arrival.
+    Raises CheckpointError if a newer run holds the directory, PeerLost."""
+    directory.mkdir(parents=True, exist_ok=True)
+    fence.take(directory, session.run)
+    rank = session.place.rank
+    own = files.newest_valid(
+        directory, lambda why: session.notice(LEVEL_WARNING, f"rank {rank} passes over a checkpoint: {why}")
+    )
+    if session.group is None:
+        return own
+    mine = (own.header.run, own.header.step) if own is not None else _NONE
+    held = [(run, step) for run, step in session.group.gather_rows(mine)]
+    best = max(held)
+    if best == _NONE:
+        return None
+    if all(one == best for one in held):
+        return own
+    source = held.index(best)
+    sent = session.group.broadcast_bytes(files.as_bytes(own) if own and session.group.rank == source else None, source)
+    return own if mine == best else files.from_bytes(sent)
+
+
+def shares_directory_of_main(group: Group | None, directory: Path, run: int) -> bool:
+    """Whether this rank's directory is rank 0's: rank 0 puts a token there, the others look for it."""
+    if group is None:
+        return True
+    token = directory / f".token-run-{run}"
+    said = group.broadcast_bytes(secrets.token_bytes(16) if group.rank == 0 else None, 0)
+    try:
+        if group.rank == 0:
+            token.write_bytes(said)
+        group.barrier()
+        sees = token.is_file() and token.read_bytes() == said
+        group.barrier()
+    finally:
+        if group.rank == 0:
+            token.unlink(missing_ok=True)
+    return sees

@@ -1,0 +1,60 @@
+"""Fast path for data that lies in tensors: a batch is one indexing operation, not one per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+
+class TensorRows(Dataset[list[torch.Tensor]]):
+    """A TensorDataset, or a Subset of one, that answers for a whole batch at once."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], chosen: torch.Tensor | None) -> None:
+        self._tensors = tuple(tensors)
+        self._chosen = chosen
+
+    def __len__(self) -> int:
+        return len(self._tensors[0]) if self._chosen is None else len(self._chosen)
+
+    def __getitem__(self, index: int) -> list[torch.Tensor]:
+        return [rows[0] for rows in self.__getitems__([index])]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        """A finished batch, as torch's default collate would make it: one tensor [len(indices), ...] per column."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        if self._chosen is not None:
+            rows = self._chosen[rows]
+        return [tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors]
+
+
+def tensor_rows(dataset: Dataset[Any]) -> TensorRows | None:
+    """The same samples in the same order, or None where `dataset` is more than tensors (a subclass, another kind)."""
+    chosen: torch.Tensor | None = None
+    while type(dataset) is Subset:
+        indices = torch.as_tensor(list(dataset.indices), dtype=torch.int64)
+        chosen = indices if chosen is None else indices[chosen]
+        dataset = dataset.dataset
+    if type(dataset) is not TensorDataset or not dataset.tensors:
+        return None
+    return TensorRows(dataset.tensors, chosen)
+
+
+def as_is(batch: Any) -> Any:
+    """The collate function of batches that are finished already."""
+    return batch
+
+
+def move(batch: Any, device: torch.device, non_blocking: bool) -> Any:
+    """The batch with its tensors on `device`; lists, tuples, dicts and whatever has a `to` method are gone through."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=non_blocking)
+    if isinstance(batch, dict):
+        return {key: move(value, device, non_blocking) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple takes its fields one by one
+        return type(batch)(*(move(value, device, non_blocking) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(move(value, device, non_blocking) for value in batch)
+    return batch.to(device) if hasattr(batch, "to") else batch

@@ -1,0 +1,306 @@
+"""The training API: `atoll.init` and `atoll.Run`."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from atoll.agent.runtime import exits, group
+from atoll.agent.runtime.group import COLLECTIVE_TIMEOUT_S, Group
+from atoll.agent.runtime.inputs import LoaderSettings, check_model, check_optimizer
+from atoll.agent.runtime.link import Link
+from atoll.agent.runtime.loader import Loader
+from atoll.agent.runtime.place import Place
+from atoll.agent.runtime.randomness import seed_alike
+from atoll.agent.runtime.session import CheckpointSettings, Session
+from atoll.agent.runtime.snapshot import Tracked
+from atoll.agent.runtime.throttle import Throttle
+from atoll.agent.runtime.training import Training
+from atoll.errors import BadInput, PeerLost, SettingError
+from atoll.v1.worker_pb2 import Stop
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+
+MAX_METRICS: Final = 64
+_current: Run | None = None
+
+
+def init(*, seed: int = 0, checkpoint_directory: str | Path | None = None, checkpoint_every: int = 0) -> Run:
+    """Join the job this process belongs to; started by hand, a run of one worker. Once per process.
+
+    seed: of initial weights, order of samples, dropout. Models built after this call start equal on every rank.
+    checkpoint_directory, checkpoint_every: where to save, and every how many steps (0: only at the end and when a peer
+    is lost). Under an Atoll agent the submitted job's settings hold in place of these, and its seed unless that is 0.
+    Raises BadInput for wrong arguments or environment, DeadlineExceeded if the agent does not answer."""
+    global _current  # noqa: PLW0603 - a process is one worker
+    if _current is not None:
+        raise BadInput("atoll.init was called already; use the Run that it returned, or close() that one first")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise BadInput(
+            "a loader's worker process is running the training script itself. Put what the script does under "
+            '`if __name__ == "__main__":`'
+        )
+    if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 0:
+        raise SettingError(
+            "checkpoint_every", checkpoint_every, "must be a whole number of steps", "0 is only at the end"
+        )
+    if checkpoint_every and checkpoint_directory is None:
+        raise BadInput(f"checkpoint_every = {checkpoint_every} needs checkpoint_directory, where they shall go")
+    place = Place.from_environment()
+    directory = Path(checkpoint_directory).absolute() if checkpoint_directory is not None else None
+    own = CheckpointSettings(directory=directory, every_steps=checkpoint_every, keep=2)
+    _current = Run(place, seed, own)
+    return _current
+
+
+class Run:
+    """This worker's part in the job."""
+
+    def __init__(self, place: Place, seed: int, checkpoint: CheckpointSettings) -> None:
+        self._place = place
+        self._training: Training | None = None
+        self._tracked: dict[str, Tracked] = {}
+        self._peer_lost = False
+        self._group: Group | None = None
+        self._link = Link(place, place.agent) if place.agent is not None else None
+        if self._link is not None:
+            self._link.on_overdue = self._overdue
+        atexit.register(self._at_exit)
+        try:
+            self._session = self._join(seed, checkpoint)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, 0 to world_size - 1."""
+        return self._place.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers this run has. A later run of the same job may have more or fewer."""
+        return self._place.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number on its machine."""
+        return self._place.local_rank
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes what shall be there once."""
+        return self._place.is_main
+
+    @property
+    def device(self) -> torch.device:
+        """Where `prepare` puts the model and the loader its batches."""
+        return self._session.device
+
+    @property
+    def step(self) -> int:
+        """Batches of the whole job that are done; with gradient accumulation several make one update."""
+        return self._training.loader.position.step if self._training is not None else 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being trained, from 0."""
+        return self._training.loader.position.epoch if self._training is not None else 0
+
+    def prepare(
+        self,
+        model: ModelT,
+        optimizer: OptimizerT,
+        dataset: Dataset[Any] | DataLoader[Any],
+        batch_size: int | None = None,
+        *,
+        scheduler: Tracked | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+    ) -> tuple[ModelT, OptimizerT, Loader[Any]]:
+        """Make them ready for training together, and go on from the newest checkpoint where there is one. Once per run.
+
+        model, optimizer: come back themselves, moved to `device`, equal on every rank.
+        dataset: with a length and an index; or a DataLoader, whose dataset and settings are taken over.
+        batch_size: samples per step of the whole job, split over the workers by the plan. Needed unless a DataLoader is
+        given. scheduler: short for track("scheduler", scheduler).
+        Returns (model, optimizer, loader). Raises BadInput for what cannot be trained, CheckpointError for a checkpoint
+        of another model."""
+        if self._training is not None:
+            raise BadInput("run.prepare was called already. Put models that train together into one nn.Module")
+        if isinstance(dataset, DataLoader):
+            settings = LoaderSettings.from_dataloader(dataset, batch_size)
+        elif batch_size is None:
+            raise BadInput("run.prepare needs batch_size, the whole job's samples per step")
+        else:
+            settings = LoaderSettings(
+                dataset=dataset,
+                batch_size=batch_size,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                num_workers=num_workers,
+                collate_fn=collate_fn,
+                pin_memory=pin_memory,
+            )
+        settings.check(self.world_size)
+        check_model(model)
+        check_optimizer(model, optimizer)
+        if scheduler is not None:
+            self.track("scheduler", scheduler)
+        training = Training(self._session, model, optimizer, settings, self._tracked)
+        try:
+            training.start()
+        except PeerLost as error:
+            self._leave_without_peer(error)
+        self._training = training
+        return model, optimizer, training.loader
+
+    def track(self, name: str, tracked: Tracked) -> None:
+        """Keep this in checkpoints too: a scheduler, a gradient scaler, an average of weights.
+
+        name: the same in every run. tracked: has state_dict() and load_state_dict(). Raises BadInput."""
+        if not isinstance(tracked, Tracked):
+            raise BadInput(f"{type(tracked).__name__} lacks state_dict() or load_state_dict(); they are what is saved")
+        if not name.isidentifier() or name in self._tracked:
+            raise BadInput(f"track({name!r}, ...): the name must be a Python identifier that is not tracked yet")
+        self._tracked[name] = tracked
+        if self._training is not None:
+            self._training.restore_tracked(name)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The numbers of the epochs that are left of `total`, going on in the middle of one after a resume.
+
+        What follows the loop over the loader runs again after a resume at the end of an epoch."""
+        training = self._prepared("run.epochs")
+        for epoch in range(training.loader.position.epoch, total):
+            training.loader.begin_epoch(epoch)
+            yield epoch
+        training.loader.begin_epoch(max(total, training.loader.position.epoch))
+        training.finish()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """In place of loss.backward(): afterwards every p.grad is that of the whole job's batch.
+
+        loss: one number, the mean over this worker's part of the batch. Raises BadInput."""
+        self._prepared("run.backward").backward(loss)
+
+    def report(self, **metrics: float) -> None:
+        """Numbers for `atoll status` and the job's curves, at the current step. At most 64, under any names."""
+        if len(metrics) > MAX_METRICS:
+            raise BadInput(f"run.report got {len(metrics)} numbers; it takes at most {MAX_METRICS}")
+        try:
+            values = {name: float(value) for name, value in metrics.items()}
+        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of many numbers
+            raise BadInput(f"run.report takes single numbers, e.g. loss=loss.item(): {error}") from error
+        if self._link is not None:
+            self._link.outbox.metrics(self.step, values)
+        elif self.is_main:
+            numbers = " ".join(f"{name} {value:.4g}" for name, value in values.items())
+            print(f"epoch {self.epoch} step {self.step} {numbers}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Wait for a checkpoint under way, say good-bye to the agent, free the process group. Also done at exit."""
+        global _current  # noqa: PLW0603
+        atexit.unregister(self._at_exit)
+        stuck = self._training is not None and self._training.stuck
+        if self._training is not None:
+            self._training.close()
+        if self._link is not None:
+            self._link.close()
+        if self._group is not None and not stuck and self._leaving_with is None:
+            self._group.close()
+            self._group = None
+        if _current is self:
+            _current = None
+
+    def _join(self, seed: int, checkpoint: CheckpointSettings) -> Session:
+        place, link = self._place, self._link
+        timeout_s, speed, first_shares = COLLECTIVE_TIMEOUT_S, 1.0, None
+        if link is not None:
+            welcome, spec = link.welcome, link.welcome.launch.spec
+            seed = spec.seed or seed
+            timeout_s, speed = max(timeout_s, spec.stall_timeout_s), welcome.speed
+            first_shares = tuple(welcome.launch.plan.shares) or None
+            checkpoint = CheckpointSettings(
+                directory=Path(welcome.job_directory) if welcome.job_directory else None,
+                every_steps=spec.checkpoint.every_steps,
+                keep=max(spec.checkpoint.keep, 1),
+            )
+        seed_alike(seed)
+        device = _choose_device(place)
+        sync = torch.cuda.synchronize if device.type == "cuda" else None
+        try:
+            self._group = group.join(place, device)
+        except PeerLost as error:
+            self._leave_without_peer(error)
+        return Session(
+            place=place,
+            device=device,
+            job=place.agent.job if place.agent is not None else "",
+            run=place.agent.run if place.agent is not None else 0,
+            seed=seed,
+            checkpoint=checkpoint,
+            first_shares=first_shares,
+            group=self._group,
+            collective_timeout_s=timeout_s,
+            link=link,
+            throttle=Throttle(speed, sync),
+        )
+
+    def _prepared(self, what: str) -> Training:
+        if self._training is None:
+            raise BadInput(
+                f"{what} before run.prepare. Call run.prepare(model, optimizer, dataset, batch_size=...) first"
+            )
+        return self._training
+
+    @property
+    def _leaving_with(self) -> int | None:
+        """The exit code, where this worker leaves because it was asked to or a peer was lost."""
+        if self._peer_lost:
+            return exits.PEER_LOST
+        return self._training.leaving_with if self._training is not None else None
+
+    def _leave_without_peer(self, error: PeerLost) -> NoReturn:
+        """Before training began there is nothing to save."""
+        self._peer_lost = True
+        exits.say(f"rank {self.rank} lost a peer before training ({error}); exit code {exits.PEER_LOST}")
+        raise exits.WorkerExit(exits.PEER_LOST)
+
+    def _overdue(self, stop: Stop) -> None:
+        """By the link thread: half of the stop's grace has gone by and the training thread has not obeyed."""
+        if self._training is not None:
+            self._training.overdue(stop.grace_s / 4)
+        exits.say(
+            f"rank {self.rank} was asked to stop before training began ({stop.reason}); exit code {exits.PEER_LOST}"
+        )
+        exits.end_now(exits.PEER_LOST)
+
+    def _at_exit(self) -> None:
+        """The interpreter is ending. Where collectives are under way, or were, its own teardown could hang."""
+        stuck = self._training is not None and self._training.stuck
+        code = self._leaving_with
+        self.close()
+        if code is not None or stuck:
+            exits.end_now(1 if code is None else code)
+
+
+def _choose_device(place: Place) -> torch.device:
+    """This worker's GPU where one is visible. An agent makes only the worker's own visible, or none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

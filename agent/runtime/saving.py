@@ -1,0 +1,166 @@
+"""When checkpoints are written, by whom, and what happens if that fails: training goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from atoll.agent.runtime.checkpoint import fence, files
+from atoll.agent.runtime.checkpoint.files import Checkpoint, Header, fingerprint
+from atoll.agent.runtime.checkpoint.state import pack_state
+from atoll.agent.runtime.session import Session
+from atoll.agent.runtime.snapshot import Snapshot
+from atoll.errors import CheckpointError
+from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_WARNING
+
+LONGEST_WAIT_S: Final = 20.0
+Packed = tuple[Header, Mapping[str, torch.Tensor], Any]  # what files.write takes
+
+
+class Saver:
+    """Writes the snapshot of the last boundary: in the background every so many steps, at once where the worker leaves.
+
+    Ordinary checkpoints are written by rank 0, and by the first rank of each node whose directory is another one. In an
+    emergency any rank may write: who else is alive is not known then."""
+
+    def __init__(self, session: Session, snapshot: Snapshot) -> None:
+        self._session, self._snapshot = session, snapshot
+        self._directory = session.checkpoint.directory
+        self._writes = False
+        self._seen_step = self._done_step = 0
+        self._under_way: threading.Thread | None = None
+
+    @property
+    def enabled(self) -> bool:
+        return self._directory is not None
+
+    def begin(self, *, writes: bool, done_step: int) -> None:
+        """writes: whether ordinary checkpoints are this rank's. done_step: what is on disk already."""
+        self._writes = writes
+        self._seen_step = self._done_step = done_step
+
+    def at_boundary(self, step: int) -> None:
+        """Start a checkpoint if one is due. Waits for the one before, so that memory holds one copy at most; but not so
+        long that the other ranks, who wait meanwhile, take this one for dead."""
+        every = self._session.checkpoint.every_steps
+        due = every > 0 and step // every > self._seen_step // every  # accumulation may step over the exact number
+        self._seen_step = step
+        if due and self._writes and self._directory is not None:
+            self._start(self._directory, step)
+
+    def save(self) -> Path | None:
+        """A checkpoint of the last boundary, on disk when this returns; None where this rank writes none or cannot."""
+        path = self.save_in_emergency() if self._writes else None
+        if path is not None:
+            self._tidy(path.parent)
+        return path
+
+    def save_in_emergency(self) -> Path | None:
+        """Like `save`, by any rank: the first of a directory writes, the others find its work done."""
+        position = self._snapshot.position
+        if self._directory is None or position is None:
+            return None
+        self.close()
+        try:
+            with fence.locked(self._directory / ".leaving"):  # so that a node's ranks do not all write the same bytes
+                for found in files.newest(self._directory):
+                    # One of this step by an older run counts only where this run began with it.
+                    if found.step == position.step and (
+                        found.run == self._session.run or found.step == self._done_step
+                    ):
+                        return found.path
+                if position.step <= self._done_step:
+                    return None  # what this run began with, kept on another machine
+                return self._write(self._directory, *self._packed(copy=self._session.device.type != "cpu"))
+        except CheckpointError as error:
+            self._tell(position.step, error)
+            return None
+
+    def check_packable(self) -> None:
+        """Raises CheckpointError, naming the key, if a state dict holds what no checkpoint can."""
+        if self._directory is not None:
+            self._packed(copy=False)
+
+    def store_received(self, checkpoint: Checkpoint) -> None:
+        """Keep what came from another machine, so that losing that one loses nothing."""
+        if self._writes and self._directory is not None and checkpoint.path is None:
+            try:
+                files.write(
+                    self._directory,
+                    checkpoint.header,
+                    checkpoint.tensors,
+                    checkpoint.scalars,
+                    as_run=self._session.run,
+                )
+            except CheckpointError as error:
+                self._tell(checkpoint.header.step, error)
+
+    def close(self) -> None:
+        """Wait for the checkpoint under way."""
+        if self._under_way is not None:
+            self._under_way.join()
+            self._under_way = None
+
+    def _start(self, directory: Path, step: int) -> None:
+        if self._under_way is not None:
+            self._under_way.join(timeout=LONGEST_WAIT_S)
+            if self._under_way.is_alive():
+                text = f"checkpoint at step {step} left out: the one before is still being written; save less often"
+                self._session.notice(LEVEL_WARNING, text)
+                return
+        try:
+            written = (directory, *self._packed(copy=True))
+        except CheckpointError as error:
+            self._tell(step, error)
+            return
+        self._under_way = threading.Thread(target=self._write_and_tidy, args=written, name="atoll-checkpoint")
+        self._under_way.start()
+
+    def _packed(self, *, copy: bool) -> Packed:
+        states = self._snapshot.states()
+        position, session = self._snapshot.position, self._session
+        assert position is not None
+        header = Header(
+            job=session.job,
+            run=session.run,
+            step=position.step,
+            epoch=position.epoch,
+            consumed=position.consumed,
+            loader_step=position.step,
+            world_size=session.place.world_size,
+            seed=session.seed,
+            model=fingerprint(states["model"]),
+        )
+        with self._snapshot.readable():
+            return header, *pack_state(states, copy=copy)
+
+    def _write(self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> Path | None:
+        try:
+            path = files.write(directory, header, tensors, scalars)
+        except CheckpointError as error:
+            self._tell(header.step, error)
+            return None
+        self._done_step = header.step
+        if self._session.link is not None:
+            self._session.link.outbox.checkpoint(header.step)
+        return path
+
+    def _write_and_tidy(
+        self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any
+    ) -> None:
+        if self._write(directory, header, tensors, scalars) is not None:
+            self._tidy(directory)
+
+    def _tidy(self, directory: Path) -> None:
+        try:
+            files.keep_newest(directory, self._session.checkpoint.keep)
+        except CheckpointError as error:
+            self._session.notice(LEVEL_WARNING, f"old checkpoints stay: {error}")
+
+    def _tell(self, step: int, error: CheckpointError) -> None:
+        text = f"checkpoint at step {step} failed: {error}; training goes on. Free space or choose another directory"
+        self._session.notice(LEVEL_ERROR, text)

@@ -1,0 +1,47 @@
+"""What `atoll.init` found out: who this worker is, with whom it trains, and what it was asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from atoll.agent.runtime.exits import say
+from atoll.agent.runtime.group import Group
+from atoll.agent.runtime.link import Link
+from atoll.agent.runtime.place import Place
+from atoll.agent.runtime.throttle import Throttle
+from atoll.v1.common_pb2 import Level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """Where checkpoints go and when."""
+
+    directory: Path | None  # None: none are written
+    every_steps: int  # 0: only at the end and in emergencies
+    keep: int  # complete ones that stay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One worker's membership in its run. `group` is None in a run of one, `link` where there is no agent."""
+
+    place: Place
+    device: torch.device
+    job: str
+    run: int
+    seed: int
+    checkpoint: CheckpointSettings
+    first_shares: tuple[float, ...] | None  # of the plan it was launched with, whose id is 1
+    group: Group | None
+    collective_timeout_s: float
+    link: Link | None
+    throttle: Throttle
+
+    def notice(self, level: Level.ValueType, text: str) -> None:
+        """Tell people: in this worker's output, and through the agent in the job's events."""
+        say(text)
+        if self.link is not None:
+            self.link.outbox.notice(level, text)

@@ -1,0 +1,91 @@
+"""What changes outside optimizer.step(), kept as it was at the last step boundary.
+
+Parameters and optimizer moments stand still between a boundary and the next optimizer.step(), so they are read where
+they are. Buffers (batch norm), learning rates and what the user tracks may move at any time: copies are kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.loader import Position
+
+StateDict = Mapping[str, Any]
+
+
+@runtime_checkable
+class Tracked(Protocol):
+    """A scheduler, a gradient scaler, an average of weights."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+class Snapshot:
+    """The state to go on from: `take` at a boundary, `states` at any moment before the next optimizer.step()."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, tracked: Mapping[str, Tracked]) -> None:
+        self._model, self._optimizer, self._tracked = model, optimizer, tracked
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+        self._buffer_names = [name for name in model.state_dict() if name in buffers - parameters]
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._groups: list[dict[str, Any]] = []
+        self._tracked_states: dict[str, StateDict] = {}
+        self._taken = torch.cuda.Event() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        self.position: Position | None = None
+
+    def take(self, position: Position) -> None:
+        """Keep what may move, as it is now. Costs a copy of the buffers."""
+        for name in self._buffer_names:
+            # Every time: batch norm updates its statistics without counting up the tensor's version.
+            self._buffers[name] = self._model.get_buffer(name).detach().clone()
+        self._groups = [
+            {key: _copied(value) for key, value in group.items() if key != "params"}
+            for group in self._optimizer.param_groups
+        ]
+        self._tracked_states = {name: _copied(tracked.state_dict()) for name, tracked in self._tracked.items()}
+        self.position = position
+        if self._taken is not None:
+            self._taken.record()
+
+    @contextmanager
+    def readable(self) -> Iterator[None]:
+        """Inside, GPU tensors are read on a stream of their own, after the update before the boundary but not behind
+        what came later: that may be a collective whose peer is gone."""
+        if self._taken is None:
+            yield
+            return
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_event(self._taken)
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+    def states(self) -> dict[str, StateDict]:
+        """State dicts by name, as of the boundary. Their tensors are live: copy before the next optimizer.step()."""
+        model = self._model.state_dict()  # not a plain dict: it carries the versions of its modules' layouts
+        model.update(self._buffers)
+        optimizer = self._optimizer.state_dict()
+        groups = zip(optimizer["param_groups"], self._groups, strict=True)
+        optimizer["param_groups"] = [{**live, **kept} for live, kept in groups]
+        tracked = {f"tracked.{name}": state for name, state in self._tracked_states.items()}
+        return {"model": model, "optimizer": optimizer, **tracked}
+
+
+def _copied(value: Any) -> Any:
+    """A deep copy that shares large tensors: averages of weights move with optimizer.step(), when no copy is needed."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone() if value.numel() == 1 else value
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_copied(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return copy.deepcopy(value)

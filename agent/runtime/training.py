@@ -1,0 +1,298 @@
+"""The life of a step: what happens at its boundary, in its backward pass and around its optimizer update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+
+from atoll.agent.runtime import exits, resuming
+from atoll.agent.runtime.clock import StepClock, StepTimes
+from atoll.agent.runtime.consistency import Consistency
+from atoll.agent.runtime.control import Agreed, Control
+from atoll.agent.runtime.dense import Callbacks, DenseReducer, Norms
+from atoll.agent.runtime.inputs import LoaderSettings, check_alike, check_loss
+from atoll.agent.runtime.loader import Cut, Loader
+from atoll.agent.runtime.randomness import seed_step
+from atoll.agent.runtime.resuming import Resumed
+from atoll.agent.runtime.saving import Saver
+from atoll.agent.runtime.schedule import ShareSchedule
+from atoll.agent.runtime.session import Session
+from atoll.agent.runtime.snapshot import Snapshot, Tracked
+from atoll.errors import BadInput, CheckpointError, PeerLost
+from atoll.v1.common_pb2 import LEVEL_WARNING, StepSample
+
+NORMS_EVERY_STEPS: Final = 10
+
+
+class Training:
+    """A prepared model, its optimizer and its loader. All methods run on the training thread, but for `overdue`."""
+
+    def __init__(
+        self,
+        session: Session,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        settings: LoaderSettings,
+        tracked: Mapping[str, Tracked],
+    ) -> None:
+        self._session = session
+        self._model, self._optimizer, self._settings, self._tracked = model, optimizer, settings, tracked
+        self._resumed: Resumed | None = None
+        place = session.place
+        self._schedule = ShareSchedule(place.world_size, session.first_shares)
+        self.loader: Loader[Any] = Loader(
+            settings.dataset,
+            global_batch=settings.batch_size,
+            rank=place.rank,
+            world_size=place.world_size,
+            seed=session.seed,
+            schedule=self._schedule,
+            boundary=self._boundary,
+            shuffle=settings.shuffle,
+            drop_last=settings.drop_last,
+            num_workers=settings.num_workers,
+            collate_fn=settings.collate_fn,
+            pin_memory=settings.pin_memory,
+            prefetch_factor=settings.prefetch_factor,
+            persistent_workers=settings.persistent_workers,
+            worker_init_fn=settings.worker_init_fn,
+            device=session.device,
+        )
+        model.to(session.device)
+        self._clock = StepClock()
+        self._consistency = Consistency()
+        self._snapshot = Snapshot(model, optimizer, tracked)
+        self.saver = Saver(session, self._snapshot)
+        self._control = Control(session.group) if session.group is not None else None
+        self._agreed = Agreed(self._schedule.newest_contiguous(), False)
+        self._norms = Norms()
+        self.leaving_with: int | None = None  # the exit code, once it is decided
+        self._pass_open = False
+        self._gradients_pending = False  # a backward pass since the last optimizer.step()
+        self._reducer = (
+            DenseReducer(model, session.group, Callbacks(self._begin_from_hook, session.throttle.pay, self.lost))
+            if session.group is not None
+            else None
+        )
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_update),
+            optimizer.register_step_post_hook(self._after_update),
+        ]
+
+    def start(self) -> None:
+        """Make all ranks equal: from the newest checkpoint where there is one, else from rank 0.
+
+        Raises BadInput if ranks were given different things, CheckpointError for a checkpoint of another model,
+        PeerLost."""
+        session, directory = self._session, self._session.checkpoint.directory
+        if session.group is not None:
+            check_alike(session, self._model, self._settings)
+        if directory is not None:
+            found = resuming.find(session, directory)
+            shared = resuming.shares_directory_of_main(session.group, directory, session.run)
+            writes = session.place.is_main or (session.place.local_rank == 0 and not shared)
+            self.saver.begin(writes=writes, done_step=found.header.step if found is not None else 0)
+            if found is not None:
+                self.saver.store_received(found)
+                self._resumed = Resumed(found)
+                self._resumed.restore(self._model, self._optimizer)
+                self.loader.seek(self._resumed.position)
+                for name in self._tracked:
+                    self.restore_tracked(name)
+                exits.say(f"rank {session.place.rank} goes on from step {found.header.step}")
+            self._snapshot.take(self.loader.position)
+            self.saver.check_packable()
+        if session.group is not None:
+            session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
+            session.group.expect_answers_within(session.collective_timeout_s)
+        seed_step(session.seed, session.place.rank, self.loader.position.step)
+
+    def restore_tracked(self, name: str) -> None:
+        """Give a tracked object its state of the checkpoint from which this run went on."""
+        if self._resumed is None:
+            return
+        try:
+            self._resumed.restore_tracked(name, self._tracked[name])
+        except CheckpointError as error:
+            self._session.notice(LEVEL_WARNING, str(error))
+
+    @property
+    def stuck(self) -> bool:
+        """A backward pass was broken off: its collectives are still under way."""
+        return self._pass_open and self._session.group is not None
+
+    def backward(self, loss: torch.Tensor) -> None:
+        check_loss(loss)
+        self._begin_pass()
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except Exception:
+            self._pass_open = self._session.group is not None  # alone, the user may skip this batch and go on
+            raise
+        self._end_pass()
+
+    def finish(self) -> None:
+        """All epochs are done: wait until every rank has come here, then a last checkpoint."""
+        self._boundary()
+        if self._session.group is not None:
+            try:
+                self._session.group.barrier()
+            except PeerLost as error:
+                self.lost(error)
+        self.saver.save()
+
+    def close(self) -> None:
+        self.saver.close()
+        self.loader.close()
+        for hook in self._hooks:
+            hook.remove()
+        if self._reducer is not None:
+            self._reducer.close()
+
+    # --- the boundary
+
+    def _boundary(self) -> None:
+        """Between two steps. Called by the loader before it cuts the next batch, and after an epoch's last."""
+        if self._pass_open:
+            raise BadInput("the loader was asked for the next batch in the middle of a backward pass")
+        times = self._clock.boundary_begins()
+        cut = self.loader.current
+        if cut is not None:
+            self._tell(cut, times)
+        if self._session.group is None:
+            self._take_plans()
+            self._agreed = Agreed(self._schedule.newest_contiguous(), self._stop_wanted)
+        step = self.loader.position.step
+        self._schedule.agree(max(step - 1, 0), self._agreed.plan_id, self.loader.lead)
+        if self._session.link is not None:
+            self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
+        if not self._gradients_pending:  # in the middle of an accumulation, the last whole update is what counts
+            self._consistency.begin_update()
+            if self.saver.enabled:
+                self._snapshot.take(self.loader.position)
+                self.saver.at_boundary(step)
+            if self._agreed.stop:
+                self._drain(step)
+            self._consistency.end_update()
+        seed_step(self._session.seed, self._session.place.rank, step)
+        self._clock.boundary_ends()
+        self._session.throttle.resume()
+
+    def _tell(self, cut: Cut, times: StepTimes) -> None:
+        if self._session.link is None:
+            return
+        self._session.link.outbox.step(
+            StepSample(
+                step=cut.step,
+                epoch=cut.epoch,
+                local_batch=cut.local,
+                total_batch=cut.total,
+                step_s=times.step,
+                compute_s=times.compute,
+                wait_s=times.wait,
+                local_grad_sqnorm=self._norms.local,
+                global_grad_sqnorm=self._norms.together,
+                plan=self._schedule.plan_at(cut.step),
+            )
+        )
+
+    def _drain(self, step: int) -> NoReturn:
+        link = self._session.link
+        if link is not None:
+            link.obeyed = True
+        where = self.saver.save()
+        reason = link.stop.reason if link is not None and link.stop is not None else "another worker was asked to"
+        exits.say(f"rank {self._session.place.rank} stops after step {step}: {reason}{_as_words(where)}")
+        self.leaving_with = exits.DRAINED
+        raise exits.WorkerExit(exits.DRAINED)
+
+    # --- the backward pass
+
+    def _begin_pass(self) -> None:
+        cut = self.loader.current
+        if cut is None:
+            raise BadInput("run.backward outside the loop over the loader: there is no batch that is being trained")
+        if self._pass_open:
+            raise BadInput("an earlier backward pass failed half-way; the other ranks wait for the rest of it")
+        self._session.throttle.pay()
+        if self._control is not None and self._reducer is not None:
+            self._take_plans()
+            try:
+                self._control.begin(cut.step, self._schedule.newest_contiguous(), self._stop_wanted)
+            except PeerLost as error:
+                self.lost(error)
+            # Accumulated gradients are no longer this rank's own.
+            self._reducer.begin(cut.weight, not self._gradients_pending and cut.step % NORMS_EVERY_STEPS == 0)
+        self._norms = Norms()
+        self._gradients_pending = self._pass_open = True
+
+    def _begin_from_hook(self) -> None:
+        """The user called loss.backward() himself: the pass must still be closed before he sees the gradients."""
+        self._begin_pass()
+        Variable._execution_engine.queue_callback(self._end_pass)
+
+    def _end_pass(self) -> None:
+        throttle = self._session.throttle
+        throttle.pay()
+        if self._control is not None and self._reducer is not None:
+            try:
+                self._reducer.launch_rest()
+                begun_s = time.monotonic()
+                self._agreed = self._control.finish()
+                self._norms = self._reducer.wait()
+            except PeerLost as error:
+                self.lost(error)
+            self._clock.waited(time.monotonic() - begun_s)
+            throttle.resume()
+        self._pass_open = False
+
+    def _take_plans(self) -> None:
+        if self._session.link is None:
+            return
+        for plan in self._session.link.take_plans():
+            try:
+                self._schedule.add(plan.id, plan.from_step, list(plan.shares))
+            except BadInput as error:
+                self._session.notice(LEVEL_WARNING, f"rank {self._session.place.rank} refused a plan: {error}")
+
+    @property
+    def _stop_wanted(self) -> bool:
+        return self._session.link is not None and self._session.link.stop is not None
+
+    # --- the update
+
+    def _before_update(self, *_: object) -> None:
+        self._consistency.begin_update()
+
+    def _after_update(self, *_: object) -> None:
+        self._gradients_pending = False
+        self._session.throttle.pay()
+
+    # --- when others fail
+
+    def lost(self, error: PeerLost) -> NoReturn:
+        """A collective failed. Nothing was updated since the last boundary: save that, and leave."""
+        self._consistency.begin_update()
+        if self._session.link is not None:
+            self._session.link.obeyed = True
+        where = self.saver.save_in_emergency()
+        rank, step = self._session.place.rank, self.loader.position.step
+        exits.say(f"rank {rank} lost a peer in step {step} ({error}){_as_words(where)}; exit code {exits.PEER_LOST}")
+        self.leaving_with = exits.PEER_LOST
+        raise exits.WorkerExit(exits.PEER_LOST)
+
+    def overdue(self, timeout_s: float) -> None:
+        """By the link thread: the training thread does not come to its boundary. Save what the last one left."""
+        with self._consistency.frozen(timeout_s) as may_read:
+            where = self.saver.save_in_emergency() if may_read else None
+            exits.say(f"rank {self._session.place.rank} was asked to stop and is stuck{_as_words(where)}")
+            exits.end_now(exits.PEER_LOST)
+
+
+def _as_words(where: object) -> str:
+    return "" if where is None else f"; checkpoint {where}"

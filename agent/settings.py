@@ -1,0 +1,69 @@
+"""What an agent is told when it starts."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from atoll.errors import BadInput, SettingError
+from atoll.rpc import Tls, split_address
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    controllers: tuple[str, ...]
+    """HOST:PORT of each controller. One of them leads; the agent finds out which."""
+
+    name: str = field(default_factory=socket.gethostname)
+    """Of this node, unique in the cluster."""
+
+    island: str = "default"
+    """The group of nodes with a fast network between them that this one belongs to."""
+
+    address: str | None = None
+    """IP address where other nodes reach this one. None: that of the route to the controller."""
+
+    state_dir: Path
+    """Logs, unpacked code and process ids, across restarts. One agent at a time."""
+
+    jobs_dir: Path | None = None
+    """Checkpoints of jobs that name no directory of their own go to jobs_dir/JOB. None: state_dir/jobs."""
+
+    tls: Tls | None = None
+    token: str = field(default="", repr=False)
+    """The join token. Empty where the controller asks for none (loopback)."""
+
+    speed: float = 1.0
+    """Slows this node's devices down to this share of their speed, for tests and demos on equal hardware."""
+
+    threads: int | None = None
+    """OMP_NUM_THREADS of workers on a CPU. None: as torch chooses."""
+
+    def __post_init__(self) -> None:
+        if not self.controllers:
+            raise SettingError("controllers", self.controllers, "is empty", "Give --controller HOST:PORT")
+        for controller in self.controllers:
+            try:
+                split_address(controller)
+            except BadInput as error:
+                raise SettingError("controller", controller, f"cannot be used: {error}", "Give HOST:PORT") from error
+        for setting, value in (("name", self.name), ("island", self.island)):
+            if not NAME.fullmatch(value):
+                why = "must be 1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
+                raise SettingError(setting, value, why, f"Give --{setting}")
+        if not 0 < self.speed <= 1:  # "not", so that NaN is refused too
+            raise SettingError("speed", self.speed, "must be above 0 and at most 1", "Leave it out for 1.0")
+        if self.threads is not None and not 1 <= self.threads <= 4096:
+            raise SettingError("threads", self.threads, "must be 1 to 4096", "Leave it out to let torch choose")
+        if len(self.token) > 4096:
+            raise SettingError("token", f"{len(self.token)} characters", "is too long", "At most 4096")
+
+    @property
+    def jobs(self) -> Path:
+        """Where jobs without a directory of their own keep their checkpoints."""
+        return (self.jobs_dir or self.state_dir / "jobs").absolute()

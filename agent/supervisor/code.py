@@ -1,0 +1,170 @@
+"""Code bundles of jobs: fetched once, checked, unpacked once, the newest few kept."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import io
+import logging
+import os
+import re
+import secrets
+import shutil
+import tarfile
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded
+from atoll.rpc import MAX_CODE_BYTES
+
+logger = logging.getLogger(__name__)
+
+MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024
+MAX_MEMBERS: Final = 10_000
+KEPT: Final = 8
+FETCH_DEADLINE_S: Final = 60.0
+_RETRY_S: Final = 0.5
+_SHA: Final = re.compile(r"[0-9a-f]{64}")
+
+Fetch = Callable[[str], AsyncIterator[bytes]]
+
+
+class CodeStore:
+    """Unpacked bundles at folder/SHA. Owns its tasks and its one thread."""
+
+    def __init__(self, folder: Path, fetch: Fetch) -> None:
+        """fetch: yields a bundle's bytes. Raises OSError."""
+        self._folder = folder
+        self._fetch = fetch
+        self._fetching: dict[str, asyncio.Task[Path]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="atoll-unpack")
+        folder.mkdir(parents=True, exist_ok=True)
+        for torn in folder.glob(".*"):
+            shutil.rmtree(torn, ignore_errors=True)
+
+    async def get(self, sha256: str, in_use: Callable[[], Collection[str]]) -> Path:
+        """The folder with this bundle's files. Workers that ask for the same one share the fetch.
+
+        in_use: bundles of living workers, which are kept. Raises AtollError with the cause."""
+        folder = self._folder / sha256
+        if folder.is_dir():
+            os.utime(folder)
+            return folder
+        task = self._fetching.get(sha256)
+        if task is None:
+            task = asyncio.create_task(self._bring(sha256, in_use), name=f"fetch {sha256[:8]}")
+            self._fetching[sha256] = task
+            task.add_done_callback(lambda done: self._fetched(sha256, done))
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        tasks = list(self._fetching.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _fetched(self, sha256: str, done: asyncio.Task[Path]) -> None:
+        self._fetching.pop(sha256, None)
+        if not done.cancelled() and (error := done.exception()) is not None:
+            logger.warning("code %s: %s", sha256[:8], error)
+
+    async def _bring(self, sha256: str, in_use: Callable[[], Collection[str]]) -> Path:
+        bundle = await self._fetch_whole(sha256)
+        loop = asyncio.get_running_loop()
+        folder = await loop.run_in_executor(self._thread, unpack, bundle, self._folder, sha256)
+        await loop.run_in_executor(self._thread, prune, self._folder, {*in_use(), sha256})
+        return folder
+
+    async def _fetch_whole(self, sha256: str) -> bytes:
+        """A controller that is away is waited for; the deadline is FETCH_DEADLINE_S."""
+        ends_s = time.monotonic() + FETCH_DEADLINE_S
+        while True:
+            try:
+                async with asyncio.timeout(max(0.1, ends_s - time.monotonic())):
+                    return await self._fetch_once(sha256)
+            except (ControllerUnreachable, DeadlineExceeded, TimeoutError) as error:
+                if time.monotonic() + _RETRY_S > ends_s:
+                    why = f"the job's code could not be fetched within {FETCH_DEADLINE_S:.0f} s: {error}"
+                    raise DeadlineExceeded(why) from error
+            await asyncio.sleep(_RETRY_S)
+
+    async def _fetch_once(self, sha256: str) -> bytes:
+        bundle = bytearray()
+        async for chunk in self._fetch(sha256):
+            bundle += chunk
+            if len(bundle) > MAX_CODE_BYTES:
+                raise BadInput(f"code {sha256[:8]} is larger than {MAX_CODE_BYTES} bytes")
+        if (digest := hashlib.sha256(bundle).hexdigest()) != sha256:
+            raise BadInput(f"code {sha256[:8]} arrived damaged: its SHA-256 is {digest[:8]}…, {len(bundle)} bytes")
+        return bytes(bundle)
+
+
+class _Bounded(io.RawIOBase):
+    """What a gzip unpacks to, up to a limit: a small file may hold terabytes."""
+
+    def __init__(self, bundle: bytes, limit: int) -> None:
+        self._file = gzip.GzipFile(fileobj=io.BytesIO(bundle))
+        self._left = limit
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._file.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
+        self._left -= len(data)
+        if self._left < 0:
+            raise BadInput(f"the job's code unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+        return data
+
+
+def unpack(bundle: bytes, parent: Path, sha256: str) -> Path:
+    """Unpack a tar.gz to parent/sha256, whole or not at all. Raises BadInput, OSError (disk full)."""
+    if not _SHA.fullmatch(sha256):
+        raise BadInput(f"{sha256[:80]!r} is no SHA-256 digest")
+    fresh = parent / f".{sha256}.{secrets.token_hex(4)}"
+    fresh.mkdir()
+    try:
+        _unpack_to(fresh, bundle)
+        os.rename(fresh, parent / sha256)
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, UnicodeError, ValueError) as error:
+        raise BadInput(f"the job's code is no proper tar.gz: {error}") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return parent / sha256
+
+
+def _unpack_to(folder: Path, bundle: bytes) -> None:
+    total = count = 0
+    limit = MAX_UNPACKED_BYTES + MAX_MEMBERS * 4096  # headers beside the files
+    with tarfile.open(fileobj=_Bounded(bundle, limit), mode="r|") as archive:
+        for member in archive:
+            count, total = count + 1, total + member.size
+            if count > MAX_MEMBERS:
+                raise BadInput(f"the job's code has more than {MAX_MEMBERS} files")
+            if total > MAX_UNPACKED_BYTES:
+                raise BadInput(f"the job's code unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+            archive.extract(member, folder, filter="data")  # refuses ways out of the folder, devices, setuid
+
+
+def prune(folder: Path, in_use: Collection[str]) -> None:
+    """Delete the bundles that were not used for longest, beyond KEPT; never one in use."""
+    bundles = [path for path in folder.iterdir() if _SHA.fullmatch(path.name)]
+    newest_first = sorted(bundles, key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in newest_first[KEPT:]:
+        if path.name not in in_use:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def find_script(folder: Path, script: str) -> Path:
+    """The script inside the unpacked bundle. Raises BadInput."""
+    path = folder / script
+    if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
+        there = sorted(p.name for p in folder.iterdir())[:10]
+        raise BadInput(f"script {script!r} is not in the job's code, which has {', '.join(there) or 'no files'}")
+    return path

@@ -1,0 +1,77 @@
+"""The environment variables of a worker: what torchrun sets, how to reach the agent, and the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from atoll.agent.telemetry.devices import Device
+from atoll.v1.agents_pb2 import Launch
+
+_PREFIX: Final = "ATOLL_"
+PLACE: Final = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+    }
+)
+"""A job's own `env` changes none of these, nor ATOLL_*: the worker would be another one than was launched."""
+
+
+def worker_environment(
+    inherited: Mapping[str, str],
+    launch: Launch,
+    device: Device,
+    devices: Sequence[Device],
+    *,
+    agent_socket: str,
+    secret: str,
+    interface: str | None,
+    threads: int | None,
+) -> dict[str, str]:
+    """All variables of the worker. inherited: the agent's own, of which ATOLL_* (a token, say) stay behind."""
+    env = {name: value for name, value in inherited.items() if not name.startswith(_PREFIX) and name not in PLACE}
+    env["PYTHONUNBUFFERED"] = "1"
+    if threads is not None and device.kind == "cpu":
+        env["OMP_NUM_THREADS"] = str(threads)
+    if interface is not None:
+        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = interface
+    env |= {name: value for name, value in launch.spec.env.items() if _may_set(name)}
+    if device.kind == "cuda":
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order; CUDA's own puts the fastest first
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_devices(device, devices, launch.local_rank))
+    id = launch.id
+    return env | {
+        "RANK": str(id.rank),
+        "LOCAL_RANK": str(launch.local_rank),
+        "GROUP_RANK": str(launch.node_rank),
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_WORLD_SIZE": str(launch.local_world_size),
+        "MASTER_ADDR": launch.master_address,
+        "MASTER_PORT": str(launch.master_port),
+        "TORCHELASTIC_RUN_ID": id.job,
+        "TORCHELASTIC_RESTART_COUNT": str(id.run - 1),
+        "ATOLL_AGENT_SOCKET": agent_socket,
+        "ATOLL_JOB": id.job,
+        "ATOLL_RUN": str(id.run),
+        "ATOLL_WORKER_SECRET": secret,
+    }
+
+
+def visible_devices(device: Device, devices: Sequence[Device], local_rank: int) -> list[str]:
+    """GPUs in an order that has `device` at position local_rank: torchrun scripts take cuda:LOCAL_RANK.
+
+    Only as many as that takes: one for the first worker of a node."""
+    others = [other.visible_as for other in devices if other.kind == "cuda" and other != device]
+    return [*others[:local_rank], device.visible_as]
+
+
+def _may_set(name: str) -> bool:
+    return name not in PLACE and not name.startswith(_PREFIX)

@@ -1,0 +1,61 @@
+"""How a worker ended, from its exit code, what was done to it, and its last words. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Final
+
+from atoll.agent.supervisor.events import Ended, Exit, ExitKind
+
+PEER_LOST_CODE: Final = 75
+DRAINED_CODE: Final = 85
+MAX_REASON: Final = 500
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")
+_CONTROL: Final = re.compile(r"[^\t\x20-\x7e\xa0-\U0010ffff]")
+
+
+def classify(ended: Ended, kill: tuple[ExitKind, str] | None) -> Exit:
+    """What `ended` means. kill: what to call the end and why, where the agent has sent a signal by then."""
+    code, words = ended.exit_code, ended.last_words
+    match code:
+        case 0:
+            return Exit(ExitKind.FINISHED, 0, "")
+        case 85:
+            return Exit(ExitKind.DRAINED, code, "stopped at a step boundary, as asked")
+        case 75:
+            return Exit(ExitKind.PEER_LOST, code, words or "a peer of its run was lost")
+    if kill is not None:
+        return Exit(kill[0], code, kill[1])
+    if code < 0:
+        return Exit(ExitKind.SIGNALLED, code, f"killed by {signal_name(-code)}{_memory_hint(ended)}")
+    return Exit(ExitKind.FAILED, code, words or f"exit code {code}, without a word")
+
+
+def signal_name(number: int) -> str:
+    """'signal 9 (SIGKILL)'."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _memory_hint(ended: Ended) -> str:
+    if ended.exit_code == -signal.SIGKILL and ended.out_of_memory:
+        return ": the kernel ran out of memory meanwhile. Use smaller batches or fewer workers on this node"
+    return ""
+
+
+def last_words(output: bytes) -> str:
+    """One line that says why, from the end of a worker's output: what its last traceback ends with, else its last line.
+
+    Any bytes may come in; what comes out is printable and at most MAX_REASON characters."""
+    text = _ESCAPES.sub("", output.decode("utf-8", errors="replace"))
+    lines = [_CONTROL.sub("", line).rstrip() for line in text.splitlines()]
+    starts = [number for number, line in enumerate(lines) if line == _TRACEBACK]
+    if starts:
+        after = (line for line in lines[starts[-1] + 1 :] if line and not line.startswith((" ", "\t")))
+        if raised := next(after, ""):
+            return raised[:MAX_REASON]
+    return next((line.strip()[:MAX_REASON] for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,130 @@
+"""Captured output on its way to the controller: from where it was acknowledged, one message outstanding per worker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from atoll.agent.supervisor.events import Key
+from atoll.agent.supervisor.flood import dropped_line
+from atoll.agent.supervisor.spool import Spool, prune
+from atoll.v1.agents_pb2 import LogAck, LogBatch
+from atoll.v1.common_pb2 import WorkerId
+
+logger = logging.getLogger(__name__)
+
+BATCH_BYTES: Final = 128 * 1024  # heartbeats queue behind it: half of what is allowed, for thin links
+RESEND_S: Final = 5.0
+MAX_STREAMS: Final = 192  # two open files each
+KEEP_FILES: Final = 512
+
+
+class LogStream:
+    """One worker's output as the controller sees it: bytes without gaps, lost ones replaced by a line that says so.
+
+    `acked` counts bytes of that stream; `_position` bytes of the spool, which may be further on."""
+
+    def __init__(self, key: Key, spool: Spool) -> None:
+        self.key = key
+        self.spool = spool
+        self.acked = 0
+        self.ended = False
+        self._outstanding = b""
+        self._sent_at_s: float | None = None
+        self._position = 0
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the controller has all that there is so far."""
+        return not self._outstanding and self._position >= self.spool.end
+
+    def next_batch(self, now_s: float) -> LogBatch | None:
+        """What is to be sent now, if anything."""
+        if not self._outstanding:
+            lost, data = self.spool.read(self._position, BATCH_BYTES)
+            self._position += lost + len(data)
+            self._outstanding = (dropped_line(lost) if lost else b"") + data
+        elif self._sent_at_s is not None and now_s - self._sent_at_s < RESEND_S:
+            return None
+        if not self._outstanding:
+            return None
+        self._sent_at_s = now_s
+        id = WorkerId(job=self.key.job, run=self.key.run, rank=self.key.rank)
+        return LogBatch(id=id, offset=self.acked, data=self._outstanding)
+
+    def ack(self, offset: int) -> None:
+        """All bytes before `offset` are kept by the controller. What was never sent cannot be acknowledged."""
+        count = min(offset - self.acked, len(self._outstanding))
+        if count > 0:
+            self.acked += count
+            self._outstanding = self._outstanding[count:]
+            self._sent_at_s = None
+
+    def rewind(self) -> None:
+        """The connection is a new one: what was not acknowledged is to be sent again."""
+        self._sent_at_s = None
+
+
+class Logs:
+    """The streams of all workers, under state_dir/logs/JOB/run-N-rank-R.log. On the event loop."""
+
+    def __init__(self, folder: Path, on_data: Callable[[], None]) -> None:
+        """Raises OSError."""
+        self._folder = folder
+        self._on_data = on_data
+        self._streams: dict[Key, LogStream] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        prune(folder, KEEP_FILES)
+
+    def open(self, key: Key) -> LogStream:
+        """A new log for a worker that starts. Raises OSError."""
+        path = self.path(key)
+        self._drop_surplus()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = self._streams[key] = LogStream(key, Spool(path))
+        return stream
+
+    def path(self, key: Key) -> Path:
+        return self._folder / key.job / f"run-{key.run}-rank-{key.rank}.log"
+
+    def next_batch(self) -> LogBatch | None:
+        """The next message for the controller: workers take turns."""
+        now_s = time.monotonic()
+        for key in list(self._streams):
+            batch = self._streams[key].next_batch(now_s)
+            if batch is not None:
+                self._streams[key] = self._streams.pop(key)  # to the end of the queue
+                return batch
+            if self._streams[key].ended and self._streams[key].is_told:
+                self._streams.pop(key).spool.close()
+        return None
+
+    @property
+    def all_told(self) -> bool:
+        return all(stream.is_told for stream in self._streams.values())
+
+    def ack(self, message: LogAck) -> None:
+        stream = self._streams.get(Key(message.id.job, message.id.run, message.id.rank))
+        if stream is not None:
+            stream.ack(message.offset)
+            self._on_data()
+
+    def rewind(self) -> None:
+        for stream in self._streams.values():
+            stream.rewind()
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.spool.close()
+        self._streams.clear()
+
+    def _drop_surplus(self) -> None:
+        """A controller that is away for days must not keep every log of these days open here."""
+        ended = [key for key, stream in self._streams.items() if stream.ended]
+        for key in ended[: max(0, len(self._streams) + 1 - MAX_STREAMS)]:
+            logger.warning("the output of %s never reached a controller whole; it is in %s", key, self.path(key))
+            self._streams.pop(key).spool.close()
+        prune(self._folder, KEEP_FILES, [self.path(key) for key in self._streams])

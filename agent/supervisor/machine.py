@@ -1,0 +1,283 @@
+"""What to do about each worker: events in, the next state and instructions out. No process, socket or clock here.
+
+A worker's life: FETCHING (its code) -> WAITING (for older workers of its job to be gone) -> STARTING -> RUNNING ->
+STOPPING -> EXITED, and EXITED is kept until the controller says Forget. Any state may lead to EXITED.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from atoll.agent.supervisor import liveness
+from atoll.agent.supervisor.events import (
+    AliveSaid,
+    CloseAsked,
+    CodeReady,
+    Ended,
+    Event,
+    Exit,
+    ExitKind,
+    FetchCode,
+    ForgetAsked,
+    HelloSaid,
+    Instruction,
+    Key,
+    LaunchAsked,
+    LaunchRefused,
+    Release,
+    Report,
+    SendSignal,
+    SendStop,
+    Started,
+    StartFailed,
+    StartProcess,
+    StopAsked,
+    Ticked,
+)
+from atoll.agent.supervisor.exits import classify
+
+TERM_S: Final = 2.0
+"""From SIGTERM to SIGKILL."""
+REMEMBERED: Final = 256
+"""Exits, fences of jobs and forgotten workers that are kept, newest first."""
+PAUSE_S: Final = 1.5
+"""Two ticks further apart than this: the agent itself was stopped, so nobody's silence counts."""
+
+
+class Phase(Enum):
+    FETCHING = "fetching"
+    WAITING = "waiting"
+    STARTING = "starting"  # only until the answer to StartProcess, which is the next event
+    RUNNING = "running"
+    STOPPING = "stopping"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How far stopping has come. `signal` is the last one sent, 0 while it is only a word."""
+
+    reason: str
+    kind: ExitKind
+    signal: int
+    next_at_s: float
+    """When the next stage is due: SIGTERM, then SIGKILL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    key: Key
+    phase: Phase
+    pid: int = 0
+    stop: Stop | None = None
+    exit: Exit | None = None
+    life: liveness.Life = field(default_factory=liveness.Life)
+    step: int = 0
+    plan: int = 0
+
+    @property
+    def said_hello(self) -> bool:
+        return self.life.heard_at_s is not None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    workers: Mapping[Key, Worker] = field(default_factory=lambda: MappingProxyType({}))
+    fences: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """By job: the oldest run that may still start a worker."""
+    forgotten: tuple[Key, ...] = ()
+    closing: bool = False
+    ticked_at_s: float | None = None
+
+
+def handle(state: State, event: Event) -> tuple[State, list[Instruction]]:
+    """One event in; the next state, and what to do in this order."""
+    match event:
+        case LaunchAsked():
+            return _launch(state, event)
+        case LaunchRefused(key, reason):
+            if not _is_new(state, key):
+                return state, []
+            return _put(state, _not_started(Worker(key, Phase.FETCHING), reason)), [Report()]
+        case StopAsked():
+            return _stop(state, event)
+        case CloseAsked(grace_s, reason, now_s):
+            return _stop_workers(replace(state, closing=True), list(state.workers), grace_s, reason, now_s)
+        case ForgetAsked(key):
+            return _forget(state, key)
+        case Ticked():
+            return _tick(state, event)
+        case _:
+            worker = state.workers.get(event.key)
+            if worker is None or worker.phase is Phase.EXITED:
+                return state, []  # the last words of somebody whose end is known
+            return _of_worker(state, worker, event)
+
+
+def _of_worker(
+    state: State, worker: Worker, event: CodeReady | StartFailed | Started | HelloSaid | AliveSaid | Ended
+) -> tuple[State, list[Instruction]]:
+    match event:
+        case CodeReady() if worker.phase is Phase.FETCHING:
+            return _start_waiting(_put(state, replace(worker, phase=Phase.WAITING)))
+        case StartFailed(_, reason):
+            return _start_waiting(_put(state, _not_started(worker, reason)), [Release(worker.key), Report()])
+        case Started(_, pid, _):
+            return _put(state, replace(worker, phase=Phase.RUNNING, pid=pid)), [Report()]
+        case HelloSaid(_, now_s):
+            todo: list[Instruction] = [] if worker.said_hello else [Report()]
+            return _put(state, replace(worker, life=worker.life.heard(now_s))), todo
+        case AliveSaid(_, step, plan, now_s):
+            return _put(state, replace(worker, step=step, plan=plan, life=worker.life.heard(now_s))), []
+        case Ended():
+            kill = (worker.stop.kind, worker.stop.reason) if worker.stop and worker.stop.signal else None
+            after = replace(worker, phase=Phase.EXITED, exit=classify(event, kill))
+            state, surplus = _bounded(_put(state, after))
+            return _start_waiting(state, [*surplus, Report()])
+    return state, []
+
+
+def _launch(state: State, event: LaunchAsked) -> tuple[State, list[Instruction]]:
+    key = event.key
+    if not _is_new(state, key):
+        return state, []
+    worker = Worker(key, Phase.FETCHING, life=liveness.Life(event.stall_timeout_s))
+    state = _fence(_put(state, worker), key.job, key.run)
+    todo: list[Instruction] = [FetchCode(key), Report()]
+    for older in [w for w in state.workers.values() if w.key.job == key.job and w.key.run < key.run]:
+        state, more = _kill(state, older, ExitKind.STOPPED, f"run {key.run} of its job replaces it")
+        todo += more
+    return state, todo
+
+
+def _is_new(state: State, key: Key) -> bool:
+    known = key in state.workers or key in state.forgotten
+    return not known and not state.closing and key.run >= state.fences.get(key.job, 0)
+
+
+def _stop(state: State, event: StopAsked) -> tuple[State, list[Instruction]]:
+    keys = [key for key in state.workers if key.job == event.job and key.run <= event.run]
+    state = _fence(state, event.job, event.run + 1)
+    return _stop_workers(state, keys, event.grace_s, event.reason, event.now_s)
+
+
+def _stop_workers(
+    state: State, keys: list[Key], grace_s: float, reason: str, now_s: float
+) -> tuple[State, list[Instruction]]:
+    todo: list[Instruction] = []
+    for key in keys:
+        worker = state.workers[key]
+        match worker.phase:
+            case Phase.FETCHING | Phase.WAITING:
+                exit = Exit(ExitKind.STOPPED, 0, f"stopped before it began: {reason}")
+                state = _put(state, replace(worker, phase=Phase.EXITED, exit=exit))
+                todo += [Release(key), Report()]
+            case Phase.RUNNING if worker.said_hello:
+                stop = Stop(reason, ExitKind.STOPPED, 0, now_s + grace_s)
+                state = _put(state, replace(worker, phase=Phase.STOPPING, stop=stop))
+                todo += [SendStop(key, grace_s, reason), Report()]
+            case Phase.RUNNING:  # nobody there who understands the word: a plain script, or one that still imports
+                stop = Stop(reason, ExitKind.STOPPED, signal.SIGTERM, now_s + grace_s + TERM_S)
+                state = _put(state, replace(worker, phase=Phase.STOPPING, stop=stop))
+                todo += [SendSignal(key, signal.SIGTERM), Report()]
+            case Phase.STOPPING if worker.stop is not None:  # said again, or more urgently; never later than before
+                spare_s = TERM_S if worker.stop.signal else 0.0
+                sooner = min(worker.stop.next_at_s, now_s + grace_s + spare_s)
+                state = _put(state, replace(worker, stop=replace(worker.stop, next_at_s=sooner)))
+    return state, todo
+
+
+def _tick(state: State, event: Ticked) -> tuple[State, list[Instruction]]:
+    paused_s = 0.0 if state.ticked_at_s is None else event.now_s - state.ticked_at_s
+    state = replace(state, ticked_at_s=event.now_s)
+    todo: list[Instruction] = []
+    for worker in list(state.workers.values()):
+        if worker.phase not in (Phase.RUNNING, Phase.STOPPING):
+            continue
+        life = worker.life.seen(event.now_s, worker.key in event.stopped, paused_s if paused_s > PAUSE_S else 0.0)
+        looked_at = replace(worker, life=life)
+        state = _put(state, looked_at)
+        obeying = worker.stop is None or not worker.stop.signal
+        if obeying and (reason := life.verdict(event.now_s)):
+            state, more = _kill(state, looked_at, ExitKind.UNRESPONSIVE, reason)
+        elif worker.stop is not None:
+            state, more = _next_stage(state, looked_at, worker.stop, event.now_s)
+        else:
+            continue
+        todo += more
+    return state, todo
+
+
+def _next_stage(state: State, worker: Worker, stop: Stop, now_s: float) -> tuple[State, list[Instruction]]:
+    if now_s < stop.next_at_s or stop.signal == signal.SIGKILL:
+        return state, []
+    if stop.signal == signal.SIGTERM:
+        return _kill(state, worker, stop.kind, f"{stop.reason} (killed: it did not stop on SIGTERM)")
+    stop = replace(stop, signal=signal.SIGTERM, next_at_s=now_s + TERM_S)
+    return _put(state, replace(worker, stop=stop)), [SendSignal(worker.key, signal.SIGTERM)]
+
+
+def _kill(state: State, worker: Worker, kind: ExitKind, reason: str) -> tuple[State, list[Instruction]]:
+    match worker.phase:
+        case Phase.EXITED:
+            return state, []
+        case Phase.FETCHING | Phase.WAITING:
+            after = replace(worker, phase=Phase.EXITED, exit=Exit(kind, 0, reason))
+            return _put(state, after), [Release(worker.key), Report()]
+        case _:
+            stop = Stop(reason, kind, signal.SIGKILL, float("inf"))
+            after = replace(worker, phase=Phase.STOPPING, stop=stop)
+            return _put(state, after), [SendSignal(worker.key, signal.SIGKILL), Report()]
+
+
+def _start_waiting(state: State, todo: list[Instruction] | None = None) -> tuple[State, list[Instruction]]:
+    """Start whoever has its code and waits for no older worker of its job any more."""
+    todo = todo or []
+    living = [w.key for w in state.workers.values() if w.phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)]
+    for key, worker in list(state.workers.items()):
+        if worker.phase is Phase.WAITING and not any(k.job == key.job and k.run < key.run for k in living):
+            state = _put(state, replace(worker, phase=Phase.STARTING))
+            todo.append(StartProcess(key))
+    return state, todo
+
+
+def _forget(state: State, key: Key) -> tuple[State, list[Instruction]]:
+    worker = state.workers.get(key)
+    if worker is None or worker.phase is not Phase.EXITED:
+        return state, []  # not ours, or alive: its end is still to be told
+    workers = {k: w for k, w in state.workers.items() if k != key}
+    forgotten = (*state.forgotten, key)[-REMEMBERED:]
+    return replace(state, workers=MappingProxyType(workers), forgotten=forgotten), [Release(key)]
+
+
+def _not_started(worker: Worker, reason: str) -> Worker:
+    return replace(worker, phase=Phase.EXITED, exit=Exit(ExitKind.NOT_STARTED, 0, reason))
+
+
+def _put(state: State, worker: Worker) -> State:
+    return replace(state, workers=MappingProxyType({**state.workers, worker.key: worker}))
+
+
+def _bounded(state: State) -> tuple[State, list[Instruction]]:
+    """Forget the exits that were first known, beyond REMEMBERED of them."""
+    exited = [key for key, worker in state.workers.items() if worker.phase is Phase.EXITED]
+    todo: list[Instruction] = []
+    for key in exited[: max(0, len(exited) - REMEMBERED)]:
+        state, more = _forget(state, key)
+        todo += more
+    return state, todo
+
+
+def _fence(state: State, job: str, run: int) -> State:
+    """No worker of `job` older than `run` starts any more. Kept for jobs with workers, and the newest others."""
+    fences = {j: r for j, r in state.fences.items() if j != job}
+    fences[job] = max(run, state.fences.get(job, 0))
+    present = {key.job for key in state.workers}
+    for old in [j for j in fences if j not in present and j != job][: max(0, len(fences) - REMEMBERED)]:
+        del fences[old]
+    return replace(state, fences=MappingProxyType(fences))

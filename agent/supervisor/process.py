@@ -1,0 +1,91 @@
+"""One worker's process: started in a session of its own, watched through a pidfd, ended with its whole group."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from atoll.agent.supervisor.leftovers import PidFile
+
+BOOTSTRAP: Final = Path(__file__).with_name("bootstrap.py")
+
+
+class WorkerProcess:
+    """A running process group. `on_exit` is called on the event loop once its leader is dead; then `reap` is due."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        folder: Path,
+        env: Mapping[str, str],
+        pid_file: Path,
+        on_exit: Callable[[], None],
+    ) -> None:
+        """Raises OSError if the process cannot be made. Its output is to be read from `output_fd`."""
+        self._loop = asyncio.get_running_loop()
+        self._on_exit = on_exit
+        output_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            os.set_blocking(write_fd, True)
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(BOOTSTRAP), str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=write_fd,
+                stderr=write_fd,
+                cwd=folder,
+                env=dict(env),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(output_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        self.output_fd: Final = output_fd
+        self.pid: Final = self._process.pid
+        self._pid_file = PidFile(pid_file)
+        self._pidfd = -1
+        try:
+            self._pid_file.write(self.pid)
+            self._pidfd = os.pidfd_open(self.pid)
+            self._loop.add_reader(self._pidfd, self._exited)
+        except BaseException:
+            os.close(output_fd)
+            self.reap()
+            raise
+
+    def send_signal(self, number: int) -> None:
+        """To every process of the group; gone ones are passed over."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+        if number == signal.SIGTERM:  # a stopped process takes no signal but SIGKILL
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGCONT)
+
+    def reap(self) -> int:
+        """Kill what is left of the group and return the leader's exit code (negative: the signal)."""
+        self.send_signal(signal.SIGKILL)  # before wait: until then nobody else gets this pid as its group's number
+        code = self._process.wait()
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        self._pid_file.remove()
+        return code
+
+    def _exited(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self._on_exit()
+
+
+def out_of_memory_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
+    """How many processes the kernel has killed for want of memory since it started, in any container."""
+    with vmstat.open() as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -1,0 +1,346 @@
+"""Carries out what the state machine says: the only place that starts, signals and reaps workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from atoll.agent.address import interface_of
+from atoll.agent.ports import RendezvousPorts
+from atoll.agent.settings import AgentSettings
+from atoll.agent.supervisor import machine
+from atoll.agent.supervisor.code import CodeStore, Fetch, find_script
+from atoll.agent.supervisor.environment import worker_environment
+from atoll.agent.supervisor.events import (
+    AliveSaid,
+    CloseAsked,
+    CodeReady,
+    Ended,
+    Event,
+    FetchCode,
+    ForgetAsked,
+    HelloSaid,
+    Instruction,
+    Key,
+    LaunchAsked,
+    LaunchRefused,
+    Release,
+    Report,
+    SendSignal,
+    SendStop,
+    Started,
+    StartFailed,
+    StartProcess,
+    StopAsked,
+    Ticked,
+)
+from atoll.agent.supervisor.exits import last_words
+from atoll.agent.supervisor.leftovers import end_escaped
+from atoll.agent.supervisor.liveness import STALL_TIMEOUT_S, is_stopped
+from atoll.agent.supervisor.logs import Logs, LogStream
+from atoll.agent.supervisor.output import Captured, OutputPump
+from atoll.agent.supervisor.process import WorkerProcess, out_of_memory_kills
+from atoll.agent.supervisor.workers import WorkerSocket
+from atoll.agent.telemetry.collect import Collector
+from atoll.agent.telemetry.devices import Device
+from atoll.errors import AtollError
+from atoll.v1.agents_pb2 import Launch, PlanForJob, StopWorkers
+from atoll.v1.common_pb2 import JobSpec
+from atoll.v1.worker_pb2 import Welcome
+
+logger = logging.getLogger(__name__)
+
+TICK_S: Final = 0.2
+CLOSE_GRACE_S: Final = 3.0
+"""When the agent is asked to stop, workers get this long to reach a step boundary and write a checkpoint."""
+_OUTPUT_END_S: Final = 1.0
+"""After a worker's end something that left its group may hold its output open; it is cut off then."""
+_KILLED_S: Final = 5.0
+
+
+@dataclass(slots=True)
+class _Running:
+    process: WorkerProcess
+    secret: str
+    captured: Captured
+    oom_kills: int
+    exited: asyncio.Event
+    output_ended: asyncio.Event
+
+
+class Supervisor:
+    """The workers of this node. `changed` is called when the controller should hear of them now, `printed` when
+    there is output to be sent."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        devices: Sequence[Device],
+        fetch: Fetch,
+        *,
+        changed: Callable[[], None],
+        printed: Callable[[], None],
+    ) -> None:
+        """Raises OSError where the state directory cannot be used."""
+        self._settings = settings
+        self._devices = {device.index: device for device in devices}
+        self._changed = changed
+        self._printed = printed
+        self._state = machine.State()
+        self._launches: dict[Key, Launch] = {}
+        self._folders: dict[Key, Path] = {}
+        self._running: dict[Key, _Running] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self.address = "127.0.0.1"
+        """Where other nodes reach this one; decides on which interface workers meet."""
+        self.collector = Collector()
+        self.ports = RendezvousPorts()
+        self.logs = Logs(settings.state_dir / "logs", printed)
+        self._pids = settings.state_dir / "pids"
+        self._pids.mkdir(exist_ok=True)
+        self._code = CodeStore(settings.state_dir / "code", fetch)
+        self._socket = WorkerSocket(settings.state_dir, self.collector, self._on_hello, self._on_alive)
+        self._pump = OutputPump()
+
+    @property
+    def workers(self) -> Sequence[machine.Worker]:
+        return tuple(self._state.workers.values())
+
+    @property
+    def dropped_messages(self) -> int:
+        """Messages on the workers' socket that were malformed, of other runs, or of strangers."""
+        return self._socket.dropped.total()
+
+    # What the controller asks for; checked already.
+
+    def launch(self, key: Key, launch: Launch) -> None:
+        if key not in self._state.workers:
+            self._launches[key] = launch
+        self._feed(LaunchAsked(key, launch.spec.stall_timeout_s or STALL_TIMEOUT_S))
+        if key not in self._state.workers:
+            del self._launches[key]
+
+    def refuse(self, key: Key, reason: str) -> None:
+        """A Launch that cannot be carried out is reported as a worker that was not started."""
+        self._feed(LaunchRefused(key, reason))
+
+    def plan(self, message: PlanForJob) -> None:
+        self._socket.send_plan(message)
+
+    def stop(self, message: StopWorkers) -> None:
+        self._feed(StopAsked(message.job, message.run, message.grace_s, message.reason or "asked to", time.monotonic()))
+
+    def forget(self, key: Key) -> None:
+        self._feed(ForgetAsked(key))
+
+    # Its own life.
+
+    async def run(self) -> None:
+        """Watch over the workers until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._socket.run(), name="worker socket")
+            group.create_task(self._tick(), name="worker watch")
+
+    async def stop_all(self, reason: str) -> None:
+        """Stop every worker in stages and start none any more. Returns when all are gone; `run` must be running."""
+        self._feed(CloseAsked(CLOSE_GRACE_S, reason, time.monotonic()))
+        deadline_s = CLOSE_GRACE_S + machine.TERM_S + _KILLED_S
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks.values(), timeout=deadline_s)
+            if late:
+                logger.error(
+                    "workers %s did not end on SIGKILL: the kernel waits for a device or disk", [*self._running]
+                )
+
+    async def close(self) -> None:
+        """Let go of everything. Workers that are left are killed at once."""
+        for running in self._running.values():
+            running.process.send_signal(signal.SIGKILL)
+        tasks = list(self._tasks.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=_KILLED_S)
+        for task in self._tasks.values():
+            task.cancel()
+        await self._code.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._pump.close()
+        self.logs.close()
+        self._socket.close()
+        self.ports.close()
+
+    async def _tick(self) -> None:
+        while True:
+            stopped = (key for key, running in self._running.items() if is_stopped(running.process.pid))
+            self._feed(Ticked(time.monotonic(), frozenset(stopped)))
+            await asyncio.sleep(TICK_S)
+
+    # Events in, instructions out.
+
+    def _feed(self, event: Event) -> None:
+        self._state, todo = machine.handle(self._state, event)
+        for instruction in todo:
+            self._carry_out(instruction)
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case FetchCode(key):
+                self._own(key, self._fetch(key, self._launches[key].spec))
+            case StartProcess(key):
+                self._feed(self._start(key, self._launches[key], self._folders[key]))
+            case SendStop(key, grace_s, reason):
+                self._socket.send_stop(key, grace_s, reason)
+            case SendSignal(key, number):
+                if running := self._running.get(key):
+                    running.process.send_signal(number)
+            case Release(key):
+                self._release(key)
+            case Report():
+                self._changed()
+
+    def _own(self, key: Key, work: Coroutine[None, None, None]) -> None:
+        """Run the part of a worker's life that waits: fetching, then watching."""
+        self._tasks[key] = self._loop.create_task(work, name=str(key))
+
+        def done(task: asyncio.Task[None]) -> None:
+            if self._tasks.get(key) is task:
+                del self._tasks[key]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("%s: %s", key, error, exc_info=error)
+                self._feed(StartFailed(key, f"the agent failed: {error}"))
+
+        self._tasks[key].add_done_callback(done)
+
+    def _release(self, key: Key) -> None:
+        self._launches.pop(key, None)
+        self._folders.pop(key, None)
+        self._socket.release(key)
+        self.collector.forget(key)
+        if key not in self._running and (task := self._tasks.get(key)) is not None:
+            task.cancel()
+
+    # One worker.
+
+    async def _fetch(self, key: Key, spec: JobSpec) -> None:
+        try:
+            folder = await self._code.get(spec.code_sha256, self._code_in_use)
+            find_script(folder, spec.script)
+        except (AtollError, OSError) as error:
+            self._feed(_failed(key, str(error)))
+            return
+        self._folders[key] = folder
+        self._feed(CodeReady(key))
+
+    def _code_in_use(self) -> set[str]:
+        return {launch.spec.code_sha256 for launch in self._launches.values()}
+
+    def _start(self, key: Key, launch: Launch, folder: Path) -> Started | StartFailed:
+        try:
+            job_directory = self._job_directory(key, launch)
+            job_directory.mkdir(parents=True, exist_ok=True)
+            stream = self.logs.open(key)
+        except OSError as error:
+            return _failed(key, f"its folders could not be made: {error}")
+        secret = secrets.token_hex(16)
+        self._socket.expect(
+            key, secret, Welcome(launch=launch, job_directory=str(job_directory), speed=self._settings.speed)
+        )
+        exited = asyncio.Event()
+        try:
+            if key.rank == 0:
+                self.ports.release(launch.master_port)
+            oom_kills = out_of_memory_kills()
+            process = WorkerProcess(
+                [sys.executable, launch.spec.script, *launch.spec.args],
+                folder=folder,
+                env=self._environment(launch, secret),
+                pid_file=self._pids / f"{key.job}.{key.run}.{key.rank}.pid",
+                on_exit=exited.set,
+            )
+        except (AtollError, OSError, ValueError) as error:
+            stream.ended = True
+            return _failed(key, f"the process could not be made: {error}")
+        captured, output_ended = self._capture(process, stream)
+        self._running[key] = _Running(process, secret, captured, oom_kills, exited, output_ended)
+        self._own(key, self._watch(key))
+        logger.info("%s: started as process %d", key, process.pid)
+        return Started(key, process.pid, time.monotonic())
+
+    def _job_directory(self, key: Key, launch: Launch) -> Path:
+        chosen = launch.spec.checkpoint.directory
+        return (Path(chosen) if chosen else self._settings.jobs) / key.job
+
+    def _environment(self, launch: Launch, secret: str) -> dict[str, str]:
+        return worker_environment(
+            os.environ,
+            launch,
+            self._devices[launch.device],
+            list(self._devices.values()),
+            agent_socket=self._socket.endpoint,
+            secret=secret,
+            interface=interface_of(self.address),
+            threads=self._settings.threads,
+        )
+
+    def _capture(self, process: WorkerProcess, stream: LogStream) -> tuple[Captured, asyncio.Event]:
+        ended = asyncio.Event()
+
+        def at_end() -> None:
+            stream.ended = True
+            ended.set()
+            self._printed()
+
+        def threadsafe(call: Callable[[], None]) -> Callable[[], None]:
+            def soon() -> None:
+                self._loop.call_soon_threadsafe(call)
+
+            return soon
+
+        captured = Captured(process.output_fd, stream.spool, threadsafe(self._printed), threadsafe(at_end))
+        self._pump.add(captured)
+        return captured, ended
+
+    async def _watch(self, key: Key) -> None:
+        """Wait for the process to die; end its group and its output; then tell."""
+        running = self._running[key]
+        await running.exited.wait()
+        code = running.process.reap()
+        end_escaped(running.secret)
+        for then in (self._pump.cut, self._abandon):
+            try:
+                async with asyncio.timeout(_OUTPUT_END_S):
+                    await running.output_ended.wait()
+                break
+            except TimeoutError:
+                then(running.captured)
+        del self._running[key]
+        words = last_words(bytes(running.captured.recent))
+        self._feed(Ended(key, code, out_of_memory_kills() > running.oom_kills, words))
+        self._launches.pop(key, None)
+        self._folders.pop(key, None)
+        worker = self._state.workers.get(key)
+        if worker is not None and worker.exit is not None:
+            logger.info("%s: %s %s", key, worker.exit.kind.name.lower(), worker.exit.reason)
+
+    def _abandon(self, captured: Captured) -> None:
+        logger.error("the output thread does not answer: a disk under %s hangs", self._settings.state_dir)
+
+    def _on_hello(self, key: Key) -> None:
+        self._feed(HelloSaid(key, time.monotonic()))
+
+    def _on_alive(self, key: Key, step: int, plan: int) -> None:
+        self._feed(AliveSaid(key, step, plan, time.monotonic()))
+
+
+def _failed(key: Key, reason: str) -> StartFailed:
+    logger.warning("%s: not started: %s", key, reason)
+    return StartFailed(key, reason)

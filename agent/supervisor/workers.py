@@ -1,0 +1,186 @@
+"""The agent's end of worker.proto: a ZeroMQ ROUTER on a Unix socket, where its workers say how they are."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import zmq
+import zmq.asyncio
+from google.protobuf.message import DecodeError
+
+from atoll.agent.supervisor.events import Key
+from atoll.agent.telemetry.collect import Collector
+from atoll.rpc import MAX_MESSAGE_BYTES
+from atoll.v1.agents_pb2 import PlanForJob
+from atoll.v1.common_pb2 import LEVEL_WARNING, Plan
+from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
+
+logger = logging.getLogger(__name__)
+
+_HWM: Final = 1000  # messages, per worker and direction
+_PATH_CHARACTERS: Final = 90  # the kernel takes 107 bytes; workers of other user ids may see another prefix
+_KEPT_PLANS: Final = 256
+
+
+@dataclass(slots=True)
+class _Expected:
+    """A worker that was started, from before its Hello until it is released."""
+
+    secret: str
+    welcome: Welcome
+    greeted: bool = False
+    stop: Stop | None = None
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+class WorkerSocket:
+    """Knows the workers by their secrets. `on_hello` and `on_alive` are called on the event loop."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        collector: Collector,
+        on_hello: Callable[[Key], None],
+        on_alive: Callable[[Key, int, int], None],
+    ) -> None:
+        """Raises OSError, zmq.ZMQError if the socket cannot be made."""
+        self._collector = collector
+        self._on_hello = on_hello
+        self._on_alive = on_alive
+        self._workers: dict[Key, _Expected] = {}
+        self._outgoing: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue(_HWM)
+        self.dropped: Counter[str] = Counter()
+        """Messages that were not for us, by reason."""
+        self._folder: Path | None = None
+        self._path = state_dir / "agent.sock"
+        if len(os.fsencode(self._path)) > _PATH_CHARACTERS:
+            self._folder = Path(tempfile.mkdtemp(prefix="atoll-"))  # private to this user, as state_dir is
+            self._path = self._folder / "agent.sock"
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RCVHWM, _HWM)
+        self._socket.setsockopt(zmq.SNDHWM, _HWM)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._path.unlink(missing_ok=True)
+        self._socket.bind(self.endpoint)
+
+    @property
+    def endpoint(self) -> str:
+        return f"ipc://{self._path}"
+
+    def expect(self, key: Key, secret: str, welcome: Welcome) -> None:
+        """A worker with this secret is about to start."""
+        self._workers[key] = _Expected(secret, welcome)
+
+    def release(self, key: Key) -> None:
+        """The worker is gone; whoever speaks in its name from now on is dropped."""
+        self._workers.pop(key, None)
+
+    def send_stop(self, key: Key, grace_s: float, reason: str) -> None:
+        worker = self._workers.get(key)
+        if worker is not None:
+            worker.stop = Stop(grace_s=grace_s, reason=reason)
+            if worker.greeted:
+                self._post(key, SupervisorMessage(stop=worker.stop))
+
+    def send_plan(self, message: PlanForJob) -> None:
+        """To every worker of the plan's run; with its Welcome where it has not said Hello. Repeats are dropped."""
+        for key, worker in self._workers.items():
+            if (key.job, key.run) != (message.job, message.plan.run) or not _is_newer(message.plan, worker.welcome):
+                continue
+            worker.welcome.plans.append(message.plan)
+            del worker.welcome.plans[:-_KEPT_PLANS]
+            if worker.greeted:
+                self._post(key, SupervisorMessage(plan=message.plan))
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._receive(), name="worker socket: receive")
+            group.create_task(self._send(), name="worker socket: send")
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+        self._path.unlink(missing_ok=True)
+        if self._folder is not None:
+            self._folder.rmdir()
+
+    async def _receive(self) -> None:
+        while True:
+            frames = await self._socket.recv_multipart()
+            if len(frames) != 2:
+                self._drop("not two frames")
+                continue
+            try:
+                self._take(frames[0], WorkerMessage.FromString(frames[1]))
+            except DecodeError:
+                self._drop("malformed")
+
+    async def _send(self) -> None:
+        while True:
+            await self._socket.send_multipart(await self._outgoing.get())
+
+    def _post(self, key: Key, message: SupervisorMessage) -> None:
+        try:
+            self._outgoing.put_nowait((_identity(key), message.SerializeToString()))
+        except asyncio.QueueFull:
+            self._drop("outgoing queue full")
+
+    def _take(self, identity: bytes, message: WorkerMessage) -> None:
+        key = Key(message.id.job, message.id.run, message.id.rank)
+        worker = self._workers.get(key)
+        if identity != _identity(key):
+            self._drop("identity is not the id")
+        elif worker is None:
+            self._drop("no such worker")
+        elif message.HasField("hello"):
+            self._greet(key, worker, message.hello.secret)
+        elif not worker.greeted:
+            self._drop("no hello before", key)
+        elif message.HasField("alive"):
+            self._on_alive(key, message.alive.step, message.alive.plan)
+        elif message.HasField("telemetry"):
+            self._collector.add(key, message.telemetry)
+        else:
+            self._drop("empty", key)
+
+    def _greet(self, key: Key, worker: _Expected, secret: str) -> None:
+        if not hmac.compare_digest(secret.encode(), worker.secret.encode()):
+            self._drop("wrong secret", key)
+            return
+        worker.greeted = True
+        self._post(key, SupervisorMessage(welcome=worker.welcome))
+        if worker.stop is not None:
+            self._post(key, SupervisorMessage(stop=worker.stop))
+        self._on_hello(key)
+
+    def _drop(self, why: str, key: Key | None = None) -> None:
+        """Say it once per cause, count it always."""
+        self.dropped[why] += 1
+        if self.dropped[why] == 1:
+            logger.warning("a message on the workers' socket was dropped (%s)%s", why, f", as of {key}" if key else "")
+        worker = self._workers.get(key) if key else None
+        if key is not None and worker is not None:
+            worker.dropped[why] += 1
+            if worker.dropped[why] == 1:
+                self._collector.note(key, LEVEL_WARNING, f"a message in the name of rank {key.rank} was dropped: {why}")
+
+
+def _identity(key: Key) -> bytes:
+    return f"{key.job}/{key.run}/{key.rank}".encode()
+
+
+def _is_newer(plan: Plan, welcome: Welcome) -> bool:
+    newest = welcome.plans[-1].id if welcome.plans else welcome.launch.plan.id
+    return plan.id > newest

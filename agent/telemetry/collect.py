@@ -1,0 +1,102 @@
+"""Telemetry of workers between two messages to the controller: bounded, the oldest dropped and counted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from atoll.agent.supervisor.events import Key
+from atoll.v1.agents_pb2 import Notice, Telemetry, WorkerTelemetry
+from atoll.v1.common_pb2 import Level, Metrics, StepSample, WorkerId
+
+MAX_STEPS: Final = 256
+MAX_METRICS: Final = 64
+MAX_METRIC_VALUES: Final = 64
+MAX_METRIC_NAME: Final = 256
+MAX_NOTICES: Final = 64
+MAX_NOTICE_CHARACTERS: Final = 4096
+MESSAGE_BYTES: Final = 1024 * 1024
+"""A Telemetry message is closed beyond this, so that none comes near gRPC's limit."""
+
+
+class _Collected:
+    def __init__(self) -> None:
+        self.steps: deque[StepSample] = deque(maxlen=MAX_STEPS)
+        self.metrics: deque[Metrics] = deque(maxlen=MAX_METRICS)
+        self.notices: deque[Notice] = deque(maxlen=MAX_NOTICES)
+        self.dropped_here = 0
+        self.dropped_by_worker = 0
+        self.checkpoint_step = 0
+        self.changed = False
+        self.forgotten = False
+
+
+class Collector:
+    """What the workers of this node measured, since it was last taken."""
+
+    def __init__(self) -> None:
+        self._workers: dict[Key, _Collected] = {}
+
+    def add(self, key: Key, telemetry: WorkerTelemetry) -> None:
+        """Take over what a worker sent; more than the protocol allows is cut off."""
+        into = self._workers.setdefault(key, _Collected())
+        into.changed = True
+        surplus = max(0, len(into.steps) + len(telemetry.steps) - MAX_STEPS)
+        into.dropped_here += surplus
+        into.steps.extend(telemetry.steps)
+        into.metrics.extend(_cut(metrics) for metrics in telemetry.metrics[-MAX_METRICS:])
+        for notice in telemetry.notices[-MAX_NOTICES:]:
+            into.notices.append(Notice(level=notice.level, text=notice.text[:MAX_NOTICE_CHARACTERS]))
+        into.dropped_by_worker = max(into.dropped_by_worker, telemetry.dropped_steps)
+        into.checkpoint_step = max(into.checkpoint_step, telemetry.checkpoint_step)
+
+    def note(self, key: Key, level: Level.ValueType, text: str) -> None:
+        """Something the agent itself has to say about a worker."""
+        into = self._workers.setdefault(key, _Collected())
+        into.notices.append(Notice(level=level, text=text[:MAX_NOTICE_CHARACTERS]))
+        into.changed = True
+
+    def take(self) -> Iterator[Telemetry]:
+        """Everything since the last call, in messages of a bounded size."""
+        message, bytes = Telemetry(), 0
+        for key, collected in list(self._workers.items()):
+            if collected.forgotten:
+                del self._workers[key]
+            if not collected.changed:
+                continue
+            worker = _to_wire(key, collected)
+            if message.workers and bytes + worker.ByteSize() > MESSAGE_BYTES:
+                yield message
+                message, bytes = Telemetry(), 0
+            message.workers.append(worker)
+            bytes += worker.ByteSize()
+        if message.workers:
+            yield message
+
+    def forget(self, key: Key) -> None:
+        """Its last words are still sent."""
+        if key in self._workers:
+            self._workers[key].forgotten = True
+
+
+def _to_wire(key: Key, collected: _Collected) -> WorkerTelemetry:
+    """Also empties what is not cumulative."""
+    worker = WorkerTelemetry(
+        id=WorkerId(job=key.job, run=key.run, rank=key.rank),
+        steps=collected.steps,
+        dropped_steps=collected.dropped_here + collected.dropped_by_worker,
+        metrics=collected.metrics,
+        notices=collected.notices,
+        checkpoint_step=collected.checkpoint_step,
+    )
+    collected.steps.clear()
+    collected.metrics.clear()
+    collected.notices.clear()
+    collected.changed = False
+    return worker
+
+
+def _cut(metrics: Metrics) -> Metrics:
+    names = [name for name in list(metrics.values)[:MAX_METRIC_VALUES] if len(name) <= MAX_METRIC_NAME]
+    return Metrics(step=metrics.step, values={name: metrics.values[name] for name in names})

@@ -1,0 +1,95 @@
+"""The devices of this node: GPUs as NVML lists them, else the CPU."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+logger = logging.getLogger(__name__)
+
+MAX_DEVICES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    index: int
+    """Position on this node, from 0."""
+    kind: str
+    """"cuda" or "cpu"."""
+    model: str
+    memory_bytes: int
+    speed: float
+    """1.0, or the share of its speed it is slowed down to."""
+    visible_as: str = ""
+    """What CUDA_VISIBLE_DEVICES names it by (with CUDA_DEVICE_ORDER=PCI_BUS_ID); empty for a CPU."""
+
+
+def find_devices(speed: float = 1.0) -> tuple[Device, ...]:
+    """This node's GPUs that CUDA_VISIBLE_DEVICES leaves to the agent, else its CPU as one device. Never empty."""
+    return _gpus(speed, os.environ) or (_cpu(speed),)
+
+
+def memory_bytes() -> int:
+    return int(psutil.virtual_memory().total)
+
+
+def _cpu(speed: float) -> Device:
+    return Device(0, "cpu", cpu_model(), memory_bytes(), speed)
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name, as the kernel tells it; its architecture where the kernel does not (ARM)."""
+    try:
+        with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                if key.strip() == "model name" and value.strip():
+                    return value.strip()[:200]
+    except OSError as error:
+        logger.debug("no %s: %s", cpuinfo, error)
+    return platform.machine() or "CPU"
+
+
+def _gpus(speed: float, environ: Mapping[str, str]) -> tuple[Device, ...]:
+    try:
+        import pynvml
+    except ImportError:
+        return ()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:  # no driver: the normal case on a machine without a GPU
+        logger.debug("no NVML: %s", error)
+        return ()
+    try:
+        found: list[Device] = []
+        allowed = environ.get("CUDA_VISIBLE_DEVICES")
+        for ordinal in range(min(pynvml.nvmlDeviceGetCount(), MAX_DEVICES)):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(ordinal)
+            if allowed is not None and not is_visible(allowed, ordinal, _text(pynvml.nvmlDeviceGetUUID(handle))):
+                continue
+            model = _text(pynvml.nvmlDeviceGetName(handle))
+            memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+            found.append(Device(len(found), "cuda", model, memory, speed, visible_as=str(ordinal)))
+        return tuple(found)
+    except pynvml.NVMLError as error:
+        logger.warning("NVML is there but cannot list the GPUs (%s): using the CPU. Look at nvidia-smi", error)
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def is_visible(allowed: str, ordinal: int, uuid: str) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES = `allowed` names the GPU, by number or by a prefix of its UUID."""
+    names = [name.strip() for name in allowed.split(",")]
+    return any(name == str(ordinal) or (name.startswith("GPU-") and uuid.startswith(name)) for name in names)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

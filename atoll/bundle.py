@@ -1,0 +1,148 @@
+"""Pack a script and the code beside it into the tar.gz that travels to the nodes. Same files, same bytes."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from atoll.errors import BadInput, NotFound
+from atoll.rpc import MAX_CODE_BYTES
+
+MAX_FILES: Final = 10_000
+MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024
+_MAX_FOLDERS: Final = 20_000
+_SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Packed code. `script` is the path inside it that the workers run; `files` all paths, sorted."""
+
+    data: bytes
+    script: str
+    files: tuple[str, ...]
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+def pack(script: Path, workdir: Path | None = None) -> Bundle:
+    """Pack `script` with all *.py under its folder, or with everything under `workdir`.
+
+    Left out: hidden files and folders, __pycache__, virtual environments, node_modules, links to folders, and what is
+    no regular file. Raises NotFound or BadInput naming the file, and BadInput with the biggest files when the result
+    exceeds 8 MiB.
+    """
+    _check_script(script)
+    root = (workdir or script.parent).resolve()
+    if not root.is_dir():
+        raise NotFound(f"folder {workdir} is not there. --workdir names the folder that holds the code")
+    # Resolved without the last part: a script may be a link to a file elsewhere and still be run under its own name.
+    placed = script.parent.resolve() / script.name
+    if not placed.is_relative_to(root):
+        raise BadInput(f"script {script} lies outside --workdir {workdir}. Name a folder that contains it")
+    wanted = {placed, *_walk(root, only_python=workdir is None)}
+    sizes = {_inner_name(path, root): _size(path) for path in wanted}
+    names = sorted(sizes)
+    if sum(sizes.values()) > MAX_UNPACKED_BYTES:
+        raise _too_big(f"more than {MAX_UNPACKED_BYTES >> 20} MiB of files", sizes, root)
+    data = _tar_gz(root, names)
+    if len(data) > MAX_CODE_BYTES:
+        raise _too_big(f"{len(data) / 2**20:.1f} MiB packed, the limit is {MAX_CODE_BYTES >> 20} MiB", sizes, root)
+    return Bundle(data, _inner_name(placed, root), tuple(names))
+
+
+def _check_script(script: Path) -> None:
+    try:
+        mode = script.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise BadInput(f"script {script} is a folder. Name the Python file in it that starts the training")
+        if not stat.S_ISREG(mode):
+            raise BadInput(f"script {script} is not a regular file. Name a Python file")
+        with script.open("rb"):
+            pass
+    except FileNotFoundError as error:
+        raise NotFound(f"script {script} is not there. Check the path; the working folder is {Path.cwd()}") from error
+    except OSError as error:
+        raise BadInput(f"script {script} cannot be read: {error.strerror}. Check its permissions") from error
+
+
+def _walk(root: Path, *, only_python: bool) -> Iterator[Path]:
+    """Every file that belongs to the bundle, in no order."""
+    found = 0
+    for visited, (folder, folders, files) in enumerate(os.walk(root)):
+        if visited > _MAX_FOLDERS:
+            raise BadInput(f"{root} holds more than {_MAX_FOLDERS} folders. Put the script in a folder of its own")
+        folders[:] = [name for name in folders if _is_code_folder(Path(folder, name))]
+        for name in files:
+            path = Path(folder, name)
+            if name.startswith(".") or (only_python and not name.endswith(".py")) or not path.is_file():
+                continue
+            found += 1
+            if found > MAX_FILES:
+                raise BadInput(f"{root} holds more than {MAX_FILES} files to ship. Put the code in a folder of its own")
+            yield path
+
+
+def _is_code_folder(folder: Path) -> bool:
+    return not (
+        folder.name.startswith(".")
+        or folder.name in _SKIPPED_FOLDERS
+        or folder.is_symlink()
+        or (folder / "pyvenv.cfg").exists()
+    )
+
+
+def _inner_name(path: Path, root: Path) -> str:
+    name = PurePosixPath(path.relative_to(root)).as_posix()
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"file name {name!r} is not valid UTF-8. Rename it") from error
+    return name
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}. Check its permissions, or move it away") from error
+
+
+def _tar_gz(root: Path, names: Sequence[str]) -> bytes:
+    """Owner, time and order are fixed; of the mode only whether it may be executed."""
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, filename="", mode="wb", compresslevel=6, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name in names:
+            path = root / name
+            try:
+                content, executable = path.read_bytes(), path.stat().st_mode & stat.S_IXUSR
+            except OSError as error:
+                raise BadInput(
+                    f"{path} cannot be read: {error.strerror}. Check its permissions, or move it away"
+                ) from error
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mtime, entry.mode = len(content), 0, 0o755 if executable else 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _too_big(cause: str, sizes: dict[str, int], root: Path) -> BadInput:
+    biggest = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:5]
+    listed = ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in biggest)
+    return BadInput(
+        f"the code in {root} is too big: {cause}. Biggest: {listed}. "
+        "Ship code only: keep data on the nodes, or name a smaller folder with --workdir"
+    )

@@ -1,0 +1,73 @@
+"""The command's outermost shell: global options anywhere, errors as one line, every end with its exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from atoll.cli.terminal import complain
+from atoll.errors import AtollError
+
+# Typer brings its own copy of click, or uses the installed one, by version: found through a class that is public.
+_USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]
+
+# Those with one meaning everywhere. --timeout is missing: `submit` has one of its own.
+_ANYWHERE: Final = frozenset({"--controller", "--tls-ca", "--tls-cert", "--tls-key"})
+
+
+def hoist(args: Sequence[str]) -> list[str]:
+    """Move global options to the front, so that `atoll jobs --controller X` works like `atoll --controller X jobs`."""
+    front: list[str] = []
+    rest: list[str] = []
+    words = iter(args)
+    for word in words:
+        if word == "--":
+            return [*front, *rest, word, *words]
+        if word in _ANYWHERE:
+            front += [word, *(value for value in [next(words, None)] if value is not None)]
+        elif word.partition("=")[0] in _ANYWHERE:
+            front.append(word)
+        else:
+            rest.append(word)
+    return [*front, *rest]
+
+
+class AtollGroup(TyperGroup):
+    """The root command."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run one command and end the process with its exit code."""
+        words = hoist(sys.argv[1:] if args is None else args)
+        try:
+            code = super().main(words, prog_name or "atoll", complete_var, False, windows_expand_args, **extra)
+        except AtollError as error:
+            complain(str(error))
+            code = error.exit_code
+        except typer.Abort:
+            code = 130
+        except _USAGE_ERROR as error:
+            complain(_usage(error))
+            code = 2
+        if not standalone_mode:
+            return code
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: Any) -> str:
+    message = error.format_message().rstrip(".")
+    path = error.ctx.command_path if error.ctx is not None else "atoll"
+    hint = ". The script's own arguments follow `--`" if path.endswith(" submit") and "option" in message else ""
+    end = "" if message.endswith("?") else "."
+    return f"{message}{hint}{end} See `{path} --help`"

@@ -1,0 +1,145 @@
+"""atoll submit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli import connection, terminal
+from atoll.errors import BadInput
+
+if TYPE_CHECKING:
+    from atoll.bundle import Bundle
+    from atoll.client import AsyncClient
+    from atoll.jobfile import JobFile
+    from atoll.v1.jobs_pb2 import Job
+
+
+def submit(
+    context: typer.Context,
+    script: Annotated[
+        Path | None, typer.Argument(help="The training script. Its own arguments follow after `--`.")
+    ] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Handed to the script.")] = None,
+    *,
+    name: Annotated[str | None, typer.Option(help="Name of the job; the script's name where left out.")] = None,
+    workers: Annotated[
+        str | None, typer.Option(metavar="N|MIN:MAX", help="How many devices.", show_default="1")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Job file (TOML); flags override it.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show progress until it ends; Ctrl-C detaches.")
+    ] = False,
+    env: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Environment of the workers.")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(metavar="STEPS", help="0 = only at the end.")] = None,
+    checkpoint_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Absolute path on the nodes.")] = None,
+    keep: Annotated[int | None, typer.Option(help="Complete checkpoints kept.")] = None,
+    max_restarts: Annotated[int | None, typer.Option(help="Failures of the script in a row that are retried.")] = None,
+    split: Annotated[str | None, typer.Option(metavar="even|inverse-time", help="Of the batch over workers.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the order of samples.")] = None,
+    workdir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Ship this whole folder; else *.py under the script's.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="With --follow: stop following then (exit code 124).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout; JSON lines with --follow.")] = False,
+) -> None:
+    """Run a training script on the cluster.
+
+    atoll submit train.py --workers 2:8 --follow -- --lr 0.1
+
+    The code is executed on every node it is placed on.
+    """
+    if timeout is not None and not timeout > 0:
+        raise BadInput(f"--timeout {timeout:g} must be positive. Leave it out to follow to the end")
+    flags = {
+        "name": name,
+        "script": str(script) if script else None,
+        "args": tuple(args) if args else None,
+        "workers": workers,
+        "workdir": str(workdir) if workdir else None,
+        "env": env,
+        "checkpoint.every_steps": checkpoint_every,
+        "checkpoint.directory": checkpoint_dir,
+        "checkpoint.keep": keep,
+        "max_restarts": max_restarts,
+        "split": split,
+        "seed": seed,
+    }
+    job, bundle = prepare(config, flags)
+    try:
+        connection.of(context).run(
+            lambda client: _submit(client, job, bundle, follow=follow, timeout_s=timeout, as_json=as_json)
+        )
+    except _Detached as detached:
+        terminal.note(f"detached; the job goes on: atoll status {detached}")
+        raise typer.Exit(130) from None
+
+
+def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle]:
+    """Everything that can be wrong with the input is found here, before any connection."""
+    from atoll import bundle, jobfile
+
+    job = jobfile.load(config) if config else jobfile.JobFile()
+    base = config.parent if config and not flags["script"] else Path()
+    root = config.parent if config and not flags["workdir"] else Path()
+    env = _environment(flags["env"] or [])
+    job = jobfile.with_flags(job, {**flags, "env": {**job.env, **env} if env else None})
+    if job.script is None:
+        raise BadInput("no script named. Give it: atoll submit train.py, or `script = ` in the job file")
+    return job, bundle.pack(base / job.script, root / job.workdir if job.workdir else None)
+
+
+def _environment(pairs: list[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise BadInput(f"--env {pair!r} is not NAME=VALUE. Write it like --env EPOCHS=3")
+        found[key] = value
+    return found
+
+
+class _Detached(Exception):
+    """Ctrl-C while following; holds the job's id."""
+
+
+async def _submit(
+    client: AsyncClient, job: JobFile, bundle: Bundle, *, follow: bool, timeout_s: float | None, as_json: bool
+) -> None:
+    job_id = await client.submit(job.to_spec(bundle.script), bundle.data)
+    if as_json:
+        terminal.print_json({"job": job_id})
+    else:
+        print(job_id, flush=True)
+    if not follow:
+        terminal.note(f"follow it: atoll logs {job_id} -f    see it: atoll status {job_id}")
+        return
+    try:
+        last = await _shown(client, job_id, timeout_s, as_json)
+    except asyncio.CancelledError:
+        raise _Detached(job_id) from None
+    from atoll.cli.follow import last_words, verdict
+    from atoll.v1.jobs_pb2 import PHASE_FAILED
+
+    if last.phase == PHASE_FAILED:
+        for line in await last_words(client, last):
+            terminal.note(f"  | {terminal.printable(line)}")
+    verdict(last)
+
+
+async def _shown(client: AsyncClient, job_id: str, timeout_s: float | None, as_json: bool) -> Job:
+    from atoll.cli import follow
+
+    if as_json:
+        return await follow.follow(client, job_id, follow.JsonScreen(), timeout_s)
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return await follow.follow(client, job_id, follow.PlainScreen(), timeout_s)
+    with follow.LiveScreen() as screen:
+        return await follow.follow(client, job_id, screen, timeout_s)

@@ -1,0 +1,130 @@
+"""What people and scripts see: data on stdout, everything else on stderr, plain text wherever nobody watches."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+_CONTROL: Final = re.compile(
+    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+
+STYLES: Final = {
+    "queued": "yellow",
+    "starting": "cyan",
+    "running": "green",
+    "stopping": "yellow",
+    "done": "bold green",
+    "failed": "bold red",
+    "cancelled": "magenta",
+    "exited": "dim",
+    "connected": "green",
+    "lost": "bold red",
+    "ok": "green",
+    "warning": "yellow",
+    "broken": "bold red",
+    "info": "dim",
+    "error": "bold red",
+}
+
+
+def note(text: str) -> None:
+    """One line for the person at the terminal."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def complain(message: str) -> None:
+    """An error: one line, whatever the message holds."""
+    line = " ".join(message.split())
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.text import Text
+
+        Console(stderr=True, highlight=False, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), line))
+    else:
+        note(f"error: {line}")
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on a line of its own."""
+    print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """A table on stdout. A terminal gets colours and its width; a pipe gets whole, aligned lines.
+
+    right: the columns aligned to the right, numbers above all.
+    """
+    if not sys.stdout.isatty():
+        for line in aligned(columns, rows, right=right):
+            print(line)
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(rich_table(columns, rows, right=right))
+
+
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> Any:
+    """The same as a rich renderable."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    for name in columns:
+        number = name in right
+        table.add_column(
+            name, justify="right" if number else "left", no_wrap=name not in WRAPPED, overflow="fold", vertical="top"
+        )
+    for row in rows:
+        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+    return table
+
+
+WRAPPED: Final = frozenset({"REASON", "WHAT", "NEXT", "DEVICES"})
+
+
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> list[str]:
+    """The table as lines of text, two spaces between the columns, none at the ends."""
+    widths = [max(len(line[at]) for line in (columns, *rows)) for at in range(len(columns))]
+    sides = ["rjust" if name in right else "ljust" for name in columns]
+    return [
+        "  ".join(getattr(cell, side)(width) for cell, side, width in zip(line, sides, widths, strict=True)).rstrip()
+        for line in (columns, *rows)
+    ]
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere without what would move the cursor or recolour the terminal."""
+    return _CONTROL.sub("", text)
+
+
+def ago(unix_s: float, now_s: float | None = None) -> str:
+    """'3 min', '2 h 5 min': the time since unix_s."""
+    return duration((time.time() if now_s is None else now_s) - unix_s)
+
+
+def duration(seconds: float) -> str:
+    """A span of time as people say it."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+
+
+def seconds(value: float) -> str:
+    """A step's duration with three digits that matter."""
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def size(count: float) -> str:
+    """Bytes as GiB or MiB."""
+    return f"{count / 2**30:.0f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

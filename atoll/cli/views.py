@@ -1,0 +1,130 @@
+"""Jobs, workers, nodes and events as lines and rows of text. Pure: messages in, text out."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from atoll.cli import wire
+from atoll.cli.terminal import ago, duration, printable, seconds, size
+
+if TYPE_CHECKING:
+    from atoll.v1.common_pb2 import Event
+    from atoll.v1.jobs_pb2 import Job, Node, WorkerView
+
+JOB_COLUMNS: Final = ("JOB", "PHASE", "WORKERS", "STEP", "LOSS", "SAMPLES/S", "AGE", "REASON")
+JOB_NUMBERS: Final = ("STEP", "LOSS", "SAMPLES/S")
+WORKER_COLUMNS: Final = ("RANK", "NODE", "DEVICE", "STATE", "BATCH", "SHARE", "STEP", "TIME", "COMPUTE", "WAIT")
+WORKER_NUMBERS: Final = ("RANK", "DEVICE", "BATCH", "SHARE", "STEP", "TIME", "COMPUTE", "WAIT")
+NODE_COLUMNS: Final = ("NODE", "ISLAND", "STATE", "ADDRESS", "DEVICES", "MEMORY", "WORKERS", "VERSION")
+NODE_NUMBERS: Final = ("MEMORY",)
+
+
+def job_row(job: Job, now_s: float) -> tuple[str, ...]:
+    """One line of `atoll jobs`."""
+    progress = job.progress
+    return (
+        job.id,
+        wire.phase(job),
+        f"{_alive(job)} of {bounds(job)}",
+        str(progress.step) if progress.step else "-",
+        f"{progress.metrics['loss']:.4g}" if "loss" in progress.metrics else "-",
+        f"{progress.samples_per_s:.0f}" if progress.samples_per_s else "-",
+        ago(job.submitted_unix_s, now_s),
+        printable(job.reason),
+    )
+
+
+def bounds(job: Job) -> str:
+    """How many workers were asked for: '2:8', or '4'."""
+    low, high = job.spec.min_workers, job.spec.max_workers
+    return str(low) if low == high else f"{low}:{high}"
+
+
+def status_lines(job: Job, now_s: float) -> list[str]:
+    """The head of `atoll status`, above the workers."""
+    lived_s = (job.ended_unix_s or now_s) - job.submitted_unix_s
+    script = " ".join([job.spec.script, *job.spec.args])
+    lines = [
+        f"{job.id}: {wire.phase(job)}" + (f", {printable(job.reason)}" if job.reason else ""),
+        f"{printable(script)}, {bounds(job)} workers, submitted {ago(job.submitted_unix_s, now_s)} ago, "
+        + (f"took {duration(lived_s)}" if job.ended_unix_s else f"run {job.run}, restarts {job.restarts}"),
+    ]
+    if job.progress.step or job.progress.metrics:
+        lines.append(progress_line(job))
+    checkpoint = f"newest at step {job.checkpoint_step}" if job.checkpoint_step else "none yet"
+    lines.append(f"checkpoint: {checkpoint}")
+    if job.plan.id:
+        lines.append(
+            f"plan {job.plan.id} ({job.plan.planner}) from step {job.plan.from_step}: {printable(job.plan.reason)}"
+        )
+    return lines
+
+
+def progress_line(job: Job) -> str:
+    """'step 1240  epoch 3  loss 0.1234  1830 samples/s  140 ms a step'."""
+    progress = job.progress
+    parts = [f"step {progress.step}", f"epoch {progress.epoch}"]
+    # Loss first: it is what everybody looks for.
+    names = sorted(progress.metrics, key=lambda name: (name != "loss", name))
+    parts += [f"{printable(name)} {progress.metrics[name]:.4g}" for name in names]
+    if progress.samples_per_s:
+        parts.append(f"{progress.samples_per_s:.0f} samples/s")
+    if progress.step_s:
+        parts.append(f"{seconds(progress.step_s)} a step")
+    return "  ".join(parts)
+
+
+def shares_text(job: Job) -> str:
+    """'shares 50 % 31 % 19 %' by rank; empty with fewer than two workers."""
+    if len(job.workers) < 2 or not any(worker.share for worker in job.workers):
+        return ""
+    return "shares " + " ".join(f"{worker.share:.0%}".replace("%", " %") for worker in job.workers)
+
+
+def worker_row(worker: WorkerView) -> tuple[str, ...]:
+    """One worker of `atoll status`."""
+    last = worker.last
+    return (
+        str(worker.status.id.rank if worker.status.HasField("id") else worker.rank),
+        worker.node,
+        str(worker.device),
+        wire.state(worker.status),
+        str(last.local_batch) if last.total_batch else "-",
+        f"{worker.share * 100:.1f} %" if worker.share else "-",
+        str(last.step or worker.status.step or "-"),
+        seconds(last.step_s) if last.step_s else "-",
+        seconds(last.compute_s) if last.step_s else "-",
+        seconds(last.wait_s) if last.step_s else "-",
+    )
+
+
+def node_row(node: Node) -> tuple[str, ...]:
+    """One line of `atoll nodes`."""
+    kinds: dict[str, int] = {}
+    for device in node.devices:
+        slowed = f" at {device.speed:g} speed" if 0 < device.speed < 1 else ""
+        name = f"{device.kind}: {printable(device.model)}{slowed}" if device.model else f"{device.kind}{slowed}"
+        kinds[name] = kinds.get(name, 0) + 1
+    devices = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in kinds.items())
+    running = sorted({f"{worker.id.job}/{worker.id.rank}" for worker in node.workers if wire.state(worker) != "exited"})
+    return (
+        node.name,
+        node.island,
+        "connected" if node.connected else "lost",
+        node.address,
+        devices or "-",
+        size(node.memory_bytes) if node.memory_bytes else "-",
+        ", ".join(running) or "-",
+        node.version or "-",
+    )
+
+
+def event_line(event: Event) -> str:
+    """'12:31:07 warning plan     text'."""
+    clock = time.strftime("%H:%M:%S", time.localtime(event.unix_s))
+    return f"{clock} {wire.level(event):7} {event.kind:10} {printable(event.text)}"
+
+
+def _alive(job: Job) -> int:
+    return sum(wire.state(worker.status) in ("starting", "running") for worker in job.workers)

@@ -1,0 +1,222 @@
+"""What a job may say: the TOML job file and the command's flags, checked before anything is sent."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from atoll.errors import BadInput, NotFound
+
+if TYPE_CHECKING:
+    from atoll.v1.common_pb2 import JobSpec
+
+MAX_WORKERS: Final = 4096
+_MAX_JOB_FILE_BYTES: Final = 1024 * 1024
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+Split = Literal["inverse-time", "even"]
+
+_Text = Annotated[StrictStr, Field(max_length=4096)]
+_Count = Annotated[StrictInt, Field(ge=0, lt=2**32)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CheckpointSection(_Strict):
+    """`[checkpoint]`: where and how often the model is saved."""
+
+    directory: _Text = ""
+    """Absolute path on the nodes; empty = the agent's own folder for the job."""
+
+    every_steps: _Count = 200
+    """Steps between checkpoints; 0 = only at the end."""
+
+    keep: Annotated[StrictInt, Field(ge=1, lt=2**32)] = 2
+    """Complete checkpoints kept."""
+
+    @field_validator("directory")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if value and not value.startswith("/"):
+            raise ValueError("must be an absolute path: the nodes have other working folders")
+        return value
+
+
+class JobFile(_Strict):
+    """A job as its user describes it. Relative paths are relative to the job file."""
+
+    name: _Text | None = None
+    script: _Text | None = None
+    args: Annotated[tuple[_Text, ...], Field(max_length=256)] = ()
+    workers: StrictInt | StrictStr = 1
+    env: Annotated[dict[StrictStr, _Text], Field(max_length=256)] = {}
+    workdir: _Text | None = None
+    checkpoint: CheckpointSection = CheckpointSection()
+    max_restarts: _Count = 3
+    split: Split = "inverse-time"
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**64)] = 0
+    stall_timeout_s: Annotated[StrictFloat | StrictInt, Field(ge=0, le=86_400)] = 0
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str | None) -> str | None:
+        if value is not None and not _NAME.fullmatch(value):
+            raise ValueError("must be 1 to 40 of a-z, 0-9 and '-', not starting with '-'")
+        return value
+
+    @field_validator("workers")
+    @classmethod
+    def _workers(cls, value: int | str) -> int | str:
+        parse_workers(str(value))
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for key in value:
+            if not key or "=" in key or "\0" in key or "\0" in value[key]:
+                raise ValueError(f"{key!r} cannot be the name of an environment variable")
+        return value
+
+    def to_spec(self, script: str) -> JobSpec:
+        """The message that is sent. script: its path inside the bundle."""
+        from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec
+
+        low, high = parse_workers(str(self.workers))
+        return JobSpec(
+            name=self.name or name_from(script),
+            script=script,
+            args=self.args,
+            min_workers=low,
+            max_workers=high,
+            env=self.env,
+            checkpoint=CheckpointPolicy(**self.checkpoint.model_dump()),
+            max_restarts=self.max_restarts,
+            split=self.split,
+            seed=self.seed,
+            stall_timeout_s=self.stall_timeout_s,
+        )
+
+
+def parse_workers(text: str) -> tuple[int, int]:
+    """'4' -> (4, 4), '2:8' -> (2, 8). Raises ValueError saying what is wrong."""
+    match = re.fullmatch(r"\s*(\d{1,9})\s*(?::\s*(\d{1,9})\s*)?", text, re.ASCII)
+    if match is None:
+        raise ValueError("must be N or 'MIN:MAX', e.g. 4 or '2:8'")
+    low = int(match[1])
+    high = int(match[2]) if match[2] else low
+    if low < 1:
+        raise ValueError("needs at least 1 worker")
+    if low > high:
+        raise ValueError(f"has a minimum of {low} above its maximum of {high}. Write it as {high}:{low}")
+    if high > MAX_WORKERS:
+        raise ValueError(f"may ask for at most {MAX_WORKERS} workers")
+    return low, high
+
+
+def name_from(script: str) -> str:
+    """A job's name where its user chose none: the script's, with what a name may not hold replaced."""
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:40].rstrip("-")
+    return stem or "job"
+
+
+def load(path: Path) -> JobFile:
+    """Read a job file. Raises NotFound or BadInput naming file, line, field and the nearest valid one."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_JOB_FILE_BYTES + 1)
+    except FileNotFoundError as error:
+        raise NotFound(f"job file {path} is not there. Check the path") from error
+    except OSError as error:
+        raise BadInput(f"job file {path} cannot be read: {error.strerror}. Check the path") from error
+    if len(content) > _MAX_JOB_FILE_BYTES:
+        raise BadInput(f"job file {path} is larger than 1 MiB. A job file is a few lines of TOML")
+    try:
+        text = content.decode()
+        document = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"job file {path} is not UTF-8 at byte {error.start}. Save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"job file {path} is not valid TOML: {error}. Check that line") from error
+    except RecursionError as error:
+        raise BadInput(f"job file {path} is nested too deeply. A job file is a few lines of TOML") from error
+    try:
+        return JobFile.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        line = _line_of(text, first["loc"])
+        where = f"{path} line {line}" if line else str(path)
+        raise BadInput(f"job file {where}: {_explain(first)}") from error
+
+
+def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
+    """The job with the command's flags on top. Raises BadInput naming the flag.
+
+    flags: by field, `checkpoint.keep` for those of a section; None where the flag was not given.
+    """
+    merged: dict[str, Any] = job.model_dump()
+    for field, value in flags.items():
+        if value is None:
+            continue
+        section, _, key = field.rpartition(".")
+        if section:
+            merged[section][key] = value
+        else:
+            merged[field] = value
+    try:
+        return JobFile.model_validate(merged)
+    except ValidationError as error:
+        raise BadInput(_explain(error.errors(include_url=False)[0])) from error
+
+
+def _explain(error: ErrorDetails) -> str:
+    parts = [str(part) for part in error["loc"] if not (isinstance(part, str) and "[" in part) and part not in _NOISE]
+    field = ".".join(parts)
+    given = error["input"]
+    if error["type"] == "extra_forbidden":
+        section = CheckpointSection if len(parts) > 1 else JobFile
+        return f"unknown field '{field}'. {_nearest(parts[-1], list(section.model_fields))}"
+    if error["type"] == "value_error":
+        return f"{field} = {given!r} {error['ctx']['error']}"
+    cause = error["msg"][0].lower() + error["msg"][1:]
+    return f"{field} = {_short(given)} is wrong: {cause.replace('input ', 'it ')}"
+
+
+# pydantic names the branch of a union it tried; users know only the field.
+_NOISE: Final = frozenset({"int", "str", "float"})
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}"
+
+
+def _line_of(text: str, location: Sequence[int | str]) -> int | None:
+    """Where a field stands in TOML text (tomllib does not tell). None where it cannot be found, e.g. across lines."""
+    keys = [part for part in location if isinstance(part, str) and part not in _NOISE]
+    best, section = None, ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
+            section = header[1].replace('"', "").replace("'", "")
+            if section == ".".join(keys[: section.count(".") + 1]) and best is None:
+                best = number
+        elif assignment := re.match(r"""\s*["']?([\w.-]+?)["']?\s*=""", line):
+            path = f"{section}.{assignment[1]}".lstrip(".")
+            if path == ".".join(keys):
+                return number
+            if path == keys[0]:
+                best = number
+    return best

@@ -1,0 +1,240 @@
+"""The controller daemon: serves gRPC always, leads while it holds the leader key, stands by otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import socket
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1.health import aio as health  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
+from atoll.controller.jobs.term import Term, TermSettings
+from atoll.controller.services.agents import AgentServicer
+from atoll.controller.services.gate import AGENT_SERVICE, JOB_SERVICE, Gate, Office
+from atoll.controller.services.jobs import JobServicer
+from atoll.controller.services.logs import LogStore
+from atoll.controller.settings import ControllerSettings
+from atoll.controller.state import keys
+from atoll.controller.state.election import Election
+from atoll.controller.state.embedded import EmbeddedEtcd
+from atoll.controller.state.etcd import EtcdStore
+from atoll.controller.state.leases import LeaseKeeper
+from atoll.controller.state.store import Fence
+from atoll.errors import LeadershipLost, SettingError, StoreUnavailable
+from atoll.rpc import SERVER_OPTIONS, is_loopback, server_credentials, split_address
+from atoll.v1 import agents_pb2_grpc, jobs_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S: Final = 1.0
+LOOK_FOR_LEADER_S: Final = 0.5
+PARALLEL_CALLS: Final = 8192
+"""Each agent's stream is a call for as long as it lives."""
+
+
+async def serve(settings: ControllerSettings, stop: asyncio.Event) -> None:
+    """Run until `stop` is set. When this returns or raises, nothing it started is alive.
+
+    Raises SettingError for what cannot work (a port in use, a data folder in use), StoreUnavailable where the private
+    etcd does not start.
+    """
+    token = settings.read_token()
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(_alone_in(settings.data_dir))
+        endpoints: tuple[str, ...] = settings.etcd
+        if not endpoints:
+            etcd = EmbeddedEtcd(settings.data_dir / "etcd", settings.data_dir / "etcd.log")
+            stack.push_async_callback(etcd.stop)
+            await etcd.start()
+            endpoints = (etcd.endpoint,)
+        store = EtcdStore(endpoints, settings.etcd_tls)
+        stack.push_async_callback(store.close)
+        executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="bundles"))
+        office, logs = Office(), LogStore(settings.data_dir / "logs")
+        servicers = (
+            JobServicer(office, logs, executor),
+            AgentServicer(office, logs, token, identities=settings.tls is not None),
+        )
+        checker = health.HealthServicer()
+        address = await stack.enter_async_context(_server(settings, office, servicers, checker))
+        candidate = _Candidate(
+            settings=settings, store=store, office=office, logs=logs, checker=checker, address=address
+        )
+        await stack.enter_async_context(_running(candidate, stop))
+        _write_address(settings.data_dir / "address", address)
+        logger.info("serving on %s", address)
+        await stop.wait()
+        await checker.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+@asynccontextmanager
+async def _running(candidate: _Candidate, stop: asyncio.Event) -> AsyncIterator[None]:
+    """The candidate as a task, stopped before the server, so that streams end with a word."""
+    task = asyncio.create_task(candidate.run(), name="candidate")
+    task.add_done_callback(lambda _: stop.set())  # it ends by itself only by a failure: then all of this ends
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
+
+
+class _Candidate:
+    """Campaigns, leads while it may, campaigns again. For ever, until cancelled."""
+
+    def __init__(
+        self,
+        *,
+        settings: ControllerSettings,
+        store: EtcdStore,
+        office: Office,
+        logs: LogStore,
+        checker: health.HealthServicer,
+        address: str,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._office = office
+        self._logs = logs
+        self._checker = checker
+        self._address = address
+        value = json.dumps({"id": uuid.uuid4().hex, "address": address}, sort_keys=True).encode()
+        self._election = Election(store, keys.LEADER, value, settings.leader_lease_s)
+
+    async def run(self) -> None:
+        await self._checker.set("", health_pb2.HealthCheckResponse.SERVING)
+        while True:
+            await self._checker.set(JOB_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+            looking = asyncio.create_task(self._look_for_leader(), name="look-for-leader")
+            try:
+                leadership = await self._election.campaign()
+            finally:
+                looking.cancel()
+                await asyncio.wait({looking})
+            try:
+                await self._lead(leadership.fence, leadership.lost)
+            except (LeadershipLost, StoreUnavailable) as error:
+                logger.warning("leading no more: %s", error)
+            except Exception:
+                logger.exception("the leader's work failed; this controller ends")
+                raise
+            finally:
+                self._office.term = None
+                await leadership.resign()
+
+    async def _lead(self, fence: Fence, lost: asyncio.Event) -> None:
+        keeper = LeaseKeeper(self._store, lambda lease: logger.debug("lease %x of a node ran out", lease))
+        settings = TermSettings(
+            controller=self._address,
+            heartbeat_s=self._settings.heartbeat_s,
+            node_lease_s=self._settings.node_lease_s,
+        )
+        term = Term(self._store, fence, keeper, settings, self._logs.remove)
+        await term.load()
+        self._office.term, self._office.leader = term, self._address
+        await self._checker.set(JOB_SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        logger.info("leading")
+        parts = [
+            asyncio.create_task(term.run(), name="term"),
+            asyncio.create_task(keeper.run(), name="lease-keeper"),
+            asyncio.create_task(lost.wait(), name="leadership-lost"),
+        ]
+        try:
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for part in done:
+                part.result()
+        finally:
+            self._office.term = None
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+
+    async def _look_for_leader(self) -> None:
+        """While standing by, know who leads, to tell those who ask the wrong one."""
+        said = ""
+        while True:
+            try:
+                entry = await self._election.leader()
+                self._office.leader = json.loads(entry.value)["address"] if entry else ""
+            except StoreUnavailable as error:
+                logger.debug("%s", error)
+                self._office.leader = ""
+            if self._office.leader and self._office.leader != said:
+                said = self._office.leader
+                logger.info("standing by, %s leads", said)
+            await asyncio.sleep(LOOK_FOR_LEADER_S)
+
+
+@asynccontextmanager
+async def _server(
+    settings: ControllerSettings,
+    office: Office,
+    servicers: tuple[JobServicer, AgentServicer],
+    checker: health.HealthServicer,
+) -> AsyncIterator[str]:
+    """A started server. Gives the address that others are told."""
+    gate = Gate(office, identities=settings.tls is not None)
+    server = grpc.aio.server(interceptors=[gate], options=SERVER_OPTIONS, maximum_concurrent_rpcs=PARALLEL_CALLS)
+    jobs_pb2_grpc.add_JobServiceServicer_to_server(servicers[0], server)
+    agents_pb2_grpc.add_AgentServiceServicer_to_server(servicers[1], server)
+    health_pb2_grpc.add_HealthServicer_to_server(checker, server)
+    names = (JOB_SERVICE, AGENT_SERVICE, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    try:
+        if settings.tls is None:
+            port = server.add_insecure_port(settings.listen)
+        else:
+            port = server.add_secure_port(settings.listen, server_credentials(settings.tls))
+    except RuntimeError as error:
+        why = "cannot be listened on: the port is in use, or the address is not this machine's"
+        raise SettingError("listen", settings.listen, why, "Choose another with --listen") from error
+    await server.start()
+    try:
+        yield settings.advertise or _reachable(settings.listen, port)
+    finally:
+        await server.stop(STOP_GRACE_S)
+
+
+def _reachable(listen: str, port: int) -> str:
+    """What to tell others where nobody said: the address itself, or this host's name for 'all addresses'."""
+    host, _ = split_address(listen)
+    if host in ("0.0.0.0", "::") and not is_loopback(host):
+        host = socket.gethostname()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@contextmanager
+def _alone_in(data_dir: Path) -> Iterator[None]:
+    """Hold the data folder: two controllers in it would overwrite each other's logs."""
+    lock = os.open(data_dir / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            why = "is in use by another controller"
+            raise SettingError("data_dir", str(data_dir), why, "Stop it, or choose another folder") from error
+        yield
+    finally:
+        os.close(lock)
+
+
+def _write_address(path: Path, address: str) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_text(address + "\n")
+    os.replace(fresh, path)

@@ -1,0 +1,54 @@
+"""The phases of a job, every legal transition between them, and what causes each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from atoll.controller.state.records import Change, JobRecord, Phase
+from atoll.errors import AtollError
+
+# Every legal edge, and what causes it. An edge that is missing here is a bug, not a race to tolerate.
+EDGES: Final[Mapping[tuple[Phase, Phase], str]] = {
+    (Phase.QUEUED, Phase.STARTING): "devices were chosen; the run with the next number is in etcd",
+    (Phase.QUEUED, Phase.CANCELLED): "cancelled before a run began",
+    (Phase.STARTING, Phase.RUNNING): "every worker of the run is alive, or ended already",
+    (Phase.STARTING, Phase.STOPPING): "a worker could not start, a node was lost, 60 s passed, or it was cancelled",
+    (Phase.RUNNING, Phase.DONE): "every rank finished",
+    (Phase.RUNNING, Phase.STOPPING): "a worker was lost or failed, more devices are free, or it was cancelled",
+    (Phase.STOPPING, Phase.QUEUED): "no process of the fenced run is left; the job goes on with the next run",
+    (Phase.STOPPING, Phase.DONE): "none is left, and every rank had finished before the stop reached it",
+    (Phase.STOPPING, Phase.FAILED): "none is left; another try would not help, or the restarts are used up",
+    (Phase.STOPPING, Phase.CANCELLED): "none is left, or 5 s passed; it was cancelled",
+}  # DONE, FAILED and CANCELLED have no way out: a resubmitted job is a new job
+
+KEPT_CHANGES: Final = 64
+
+
+class IllegalTransition(AtollError):
+    """A transition that EDGES does not have: a bug in the reconciler."""
+
+    def __init__(self, job: JobRecord, after: Phase) -> None:
+        story = "; ".join(f"{c.before} -> {c.after} ({c.cause})" for c in job.history) or "none"
+        super().__init__(f"job {job.id} may not go from {job.phase} to {after}. Its history: {story}")
+
+
+def advance(job: JobRecord, after: Phase, reason: str, unix_s: float) -> JobRecord:
+    """The job in its next phase. Raises IllegalTransition."""
+    if (job.phase, after) not in EDGES:
+        raise IllegalTransition(job, after)
+    change = Change(before=job.phase, after=after, cause=reason, unix_s=unix_s)
+    return replace(
+        job,
+        phase=after,
+        reason=reason,
+        ended_unix_s=unix_s if after.ended else 0.0,
+        history=(*job.history, change)[-KEPT_CHANGES:],
+    )
+
+
+def phases_table() -> str:
+    """EDGES as a markdown table, for docs/architecture.md."""
+    rows = [f"| {before} | {after} | {cause} |" for (before, after), cause in EDGES.items()]
+    return "\n".join(["| from | to | when |", "|---|---|---|", *rows]) + "\n"

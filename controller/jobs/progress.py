@@ -1,0 +1,135 @@
+"""What the workers of each job's current run measured lately. In memory only: agents repeat it every second."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from atoll.controller.estimators.throughput import Throughput
+from atoll.controller.jobs.planning import RankSpeed
+from atoll.controller.jobs.seen import NewEvent
+from atoll.controller.jobs.wire import level_from_wire
+from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
+
+RECENT_S: Final = 5.0
+RECENT_STEPS: Final = 64
+KEPT_NOTICES: Final = 64
+MAX_METRICS: Final = 64
+
+
+@dataclass(slots=True)
+class RankProgress:
+    last: common_pb2.StepSample | None = None
+    throughput: Throughput = field(default_factory=Throughput)
+
+
+@dataclass(slots=True)
+class RunProgress:
+    """Of one run; a newer run begins with nothing. `steps`: (heard, seconds) of rank 0's newest steps."""
+
+    run: int
+    ranks: dict[int, RankProgress] = field(default_factory=dict)
+    steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    metrics: dict[str, float] = field(default_factory=dict)
+    metrics_step: int = 0
+    checkpoint_step: int = 0
+    notices: deque[NewEvent] = field(default_factory=lambda: deque(maxlen=KEPT_NOTICES))
+    notices_dropped: int = 0
+
+    @property
+    def newest_step(self) -> int:
+        return max((rank.last.step for rank in self.ranks.values() if rank.last), default=0)
+
+    @property
+    def total_batch(self) -> int:
+        newest = max((r.last for r in self.ranks.values() if r.last), key=lambda s: s.step, default=None)
+        return newest.total_batch if newest else 0
+
+    def speeds(self) -> dict[int, RankSpeed]:
+        """Of the ranks whose time per sample is known."""
+        found = {}
+        for rank, seen in self.ranks.items():
+            estimate = seen.throughput.estimate()
+            if estimate and seen.last:
+                found[rank] = RankSpeed(estimate.seconds_per_sample, seen.throughput.plan, seen.last.local_batch)
+        return found
+
+    def to_wire(self, now_s: float) -> jobs_pb2.Progress:
+        recent = [step_s for heard_s, step_s in self.steps if now_s - heard_s < RECENT_S]
+        step_s = statistics.median(recent) if recent else 0.0
+        lead = self.ranks.get(0)
+        return jobs_pb2.Progress(
+            step=self.newest_step,
+            epoch=lead.last.epoch if lead and lead.last else 0,
+            samples_per_s=self.total_batch / step_s if step_s > 0 else 0.0,
+            step_s=step_s,
+            metrics=self.metrics,
+        )
+
+
+class ProgressBoard:
+    """Progress by job. Messages of runs other than the newest one seen are dropped."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._runs: dict[str, RunProgress] = {}
+
+    def begin(self, job: str, run: int) -> RunProgress:
+        """The progress of this run; what an older one left is gone."""
+        found = self._runs.get(job)
+        if found is None or found.run < run:
+            found = self._runs[job] = RunProgress(run)
+        return found
+
+    def of(self, job: str, run: int) -> RunProgress | None:
+        found = self._runs.get(job)
+        return found if found and found.run == run else None
+
+    def drop(self, job: str) -> None:
+        self._runs.pop(job, None)
+
+    def observe(self, telemetry: agents_pb2.WorkerTelemetry) -> None:
+        """One worker's batch, already checked for size. Of a job or run that is not current: nothing happens."""
+        found = self.of(telemetry.id.job, telemetry.id.run)
+        if found is None:
+            return
+        rank = found.ranks.setdefault(telemetry.id.rank, RankProgress())
+        now_s = self._clock()
+        for sample in telemetry.steps:
+            if rank.last is not None and sample.step <= rank.last.step:
+                continue
+            rank.last = sample
+            rank.throughput = rank.throughput.observe(sample.step, sample.plan, sample.local_batch, sample.compute_s)
+            if telemetry.id.rank == 0 and math.isfinite(sample.step_s):
+                found.steps.append((now_s, sample.step_s))
+        self._observe_words(found, telemetry)
+
+    def _observe_words(self, found: RunProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
+        for metrics in telemetry.metrics:
+            if telemetry.id.rank == 0 and metrics.step >= found.metrics_step and len(metrics.values) <= MAX_METRICS:
+                found.metrics_step = metrics.step
+                found.metrics = dict(metrics.values)
+        found.checkpoint_step = max(found.checkpoint_step, telemetry.checkpoint_step)
+        for notice in telemetry.notices:
+            if len(found.notices) == KEPT_NOTICES:
+                found.notices_dropped += 1
+            text = f"rank {telemetry.id.rank}: {notice.text[:1000]}"
+            found.notices.append(NewEvent(level_from_wire(notice.level), "notice", text))
+
+    def take_notices(self, job: str, run: int) -> tuple[NewEvent, ...]:
+        """Notices since the last call, at most KEPT_NOTICES; then they are the caller's to write."""
+        found = self.of(job, run)
+        if found is None or not found.notices:
+            return ()
+        notices = tuple(found.notices)
+        if found.notices_dropped:
+            first = notices[0]
+            notices = (NewEvent(first.level, "notice", f"{found.notices_dropped} older notices were dropped"), *notices)
+        found.notices.clear()
+        found.notices_dropped = 0
+        return notices

@@ -1,0 +1,313 @@
+"""What one job needs now: wanted against seen. Pure; may be asked any number of times.
+
+Nothing here remembers: an action that was lost is asked for again as long as what is seen is not what is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from atoll.controller.jobs.exits import record_exits
+from atoll.controller.jobs.failures import judge, left_early_text, root_cause
+from atoll.controller.jobs.phases import advance
+from atoll.controller.jobs.planning import Place, first_plan, next_plan
+from atoll.controller.jobs.seen import (
+    GROW_STABLE_S,
+    LEFT_EARLY_S,
+    START_DEADLINE_S,
+    Action,
+    Alive,
+    ForgetWorker,
+    LaunchWorker,
+    NewEvent,
+    Seen,
+    SeenWorker,
+    SendPlan,
+    Step,
+    StopRun,
+    Telling,
+    WorkerKey,
+)
+from atoll.controller.jobs.start import Wanted, decide_start
+from atoll.controller.state.records import (
+    Cause,
+    Exit,
+    ExitKind,
+    JobRecord,
+    Level,
+    Member,
+    Phase,
+    PlanRecord,
+    RunRecord,
+)
+
+LOST_GRACE_S: Final = 3.0
+GRACE_S: Final[Mapping[Cause, float]] = {Cause.GROW: 10.0, Cause.CANCEL: 2.0}
+
+
+def next_step(seen: Seen, clock: Telling) -> Step:
+    """At most one transition of one job, and the actions that its present phase calls for."""
+    job = seen.job
+    if job.phase is Phase.QUEUED:
+        return _queued(seen, clock)
+    if not job.phase.active or seen.run is None:
+        return Step(job, seen.run)
+    run = record_exits(seen, seen.run, clock)
+    events = tuple(_exit_events(seen.run, run))
+    step = {Phase.STARTING: _starting, Phase.RUNNING: _running, Phase.STOPPING: _stopping}[job.phase](seen, run, clock)
+    return replace(step, events=(*events, *step.events), actions=(*_forget(seen), *step.actions))
+
+
+def _queued(seen: Seen, clock: Telling) -> Step:
+    job = seen.job
+    if job.cancel:
+        text = "cancelled before a run began" if not job.run else "cancelled while it waited"
+        return _moved(advance(job, Phase.CANCELLED, text, clock.unix_s), seen.run)
+    wanted = Wanted(
+        min_workers=job.spec.min_workers,
+        max_workers=job.spec.max_workers,
+        since_s=seen.since_s,
+        retry_delay_s=job.retry_delay_s,
+        settled=_settled(seen.run),
+    )
+    decision = decide_start(clock.now_s, wanted, seen.free, seen.ports)
+    if not decision.members:
+        return Step(_explain(job, decision.reason), seen.run, held=decision.held)
+    number = job.run + 1
+    run = RunRecord(
+        job=job.id,
+        run=number,
+        members=decision.members,
+        master_address=seen.nodes[decision.members[0].node].record.address,
+        master_port=decision.master_port,
+        began_unix_s=clock.unix_s,
+    )
+    speed = {(device.node, device.index): device.speed for device in seen.free}
+    places = [Place(m.node, m.device, speed[m.node, m.device]) for m in run.members]
+    plan = first_plan(number, job.spec.split, places, job.speeds, job.total_batch)
+    started = replace(advance(job, Phase.STARTING, decision.reason, clock.unix_s), run=number, retry_delay_s=0.0)
+    where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
+    events = (
+        NewEvent(Level.INFO, "phase", f"run {number}: {decision.reason} ({where})"),
+        NewEvent(Level.INFO, "plan", f"plan 1 ({plan.planner}): {plan.reason}"),
+    )
+    return Step(started, run, plan, events)
+
+
+def _settled(run: RunRecord | None) -> frozenset[str]:
+    if run is None:
+        return frozenset()
+    lost = {m.node for m in run.members if m.exit is not None and m.exit.kind is ExitKind.LOST}
+    return frozenset(m.node for m in run.members) - lost
+
+
+def _explain(job: JobRecord, reason: str) -> JobRecord:
+    """Counting seconds down in etcd would be a write each pass, so only another kind of reason is written."""
+    if "".join(c for c in reason if not c.isdigit()) == "".join(c for c in job.reason if not c.isdigit()):
+        return job
+    return replace(job, reason=reason)
+
+
+def _starting(seen: Seen, run: RunRecord, clock: Telling) -> Step:
+    job = seen.job
+    if stop := _must_stop(seen, run, clock):
+        return stop
+    workers = _workers(seen, run)
+    if all(m.exit or (m.rank in workers and workers[m.rank].alive is Alive.RUNNING) for m in run.members):
+        text = f"run {run.run}: {len(run.members)} worker{'s' * (len(run.members) > 1)} training"
+        return _moved(advance(job, Phase.RUNNING, text, clock.unix_s), run)
+    if clock.now_s - seen.since_s > START_DEADLINE_S:
+        late = [m for m in run.members if m.rank not in workers or workers[m.rank].alive is Alive.STARTING]
+        who = f"rank {late[0].rank} on {late[0].node}" if late else "a worker"
+        text = f"{who} did not start within {START_DEADLINE_S:.0f} s; see `atoll logs {job.id}`"
+        return _stop(job, run, Cause.LATE, text, clock)
+    launches = [
+        LaunchWorker(m.node, WorkerKey(job.id, run.run, m.rank))
+        for m in run.members
+        if not m.exit and m.rank not in workers and _connected(seen, m.node)
+    ]
+    return Step(job, run, actions=(*launches, *_plans(seen, run)))
+
+
+def _running(seen: Seen, run: RunRecord, clock: Telling) -> Step:
+    job = seen.job
+    if all(m.exit and m.exit.kind is ExitKind.FINISHED for m in run.members):
+        text = f"all {len(run.members)} ranks finished"
+        ended = replace(run, ended_unix_s=clock.unix_s, why=text)
+        return _moved(advance(_learned(seen, job), Phase.DONE, text, clock.unix_s), ended)
+    if stop := _must_stop(seen, run, clock) or _left_early(seen, run, clock) or _grow(seen, run, clock):
+        return stop
+    plan = _replan(seen, clock)
+    if plan is not None:
+        text = f"plan {plan.id} from step {plan.from_step}: {plan.reason}"
+        return Step(_learned(seen, job), run, plan, (NewEvent(Level.INFO, "plan", text),))
+    return Step(job, run, actions=tuple(_plans(seen, run)))
+
+
+def _replan(seen: Seen, clock: Telling) -> PlanRecord | None:
+    if not seen.plans:
+        return None
+    return next_plan(
+        now_s=clock.now_s,
+        planned_s=seen.planned_s,
+        split=seen.job.spec.split,
+        current=seen.plans[-1],
+        speeds=seen.speeds,
+        total_batch=seen.total_batch,
+        newest_step=seen.newest_step,
+    )
+
+
+def _must_stop(seen: Seen, run: RunRecord, clock: Telling) -> Step | None:
+    """Cancelled, or a worker ended in some other way than by finishing."""
+    job = seen.job
+    if job.cancel:
+        return _stop(job, run, Cause.CANCEL, "cancelled", clock)
+    if (found := root_cause(run.members)) is None:
+        return None
+    member, exit = found
+    text = f"rank {member.rank} on {member.node} {_in_words(exit)}"
+    return _stop(job, run, Cause.LOSS, text, clock)
+
+
+def _left_early(seen: Seen, run: RunRecord, clock: Telling) -> Step | None:
+    """A rank of Atoll's training finished while others go on. A plain script's ranks may end when they like."""
+    finished = [m.rank for m in run.members if m.exit]
+    if not finished or seen.finished_since_s is None or clock.now_s - seen.finished_since_s <= LEFT_EARLY_S:
+        return None
+    workers = _workers(seen, run)
+    if not any(workers[m.rank].uses_atoll for m in run.members if not m.exit and m.rank in workers):
+        return None
+    return _stop(seen.job, run, Cause.LEFT_EARLY, left_early_text(finished), clock)
+
+
+def _grow(seen: Seen, run: RunRecord, clock: Telling) -> Step | None:
+    """More devices of the run's kind are free, and stably so. Only for scripts that can stop at a step boundary."""
+    job, workers = seen.job, _workers(seen, run)
+    room = job.spec.max_workers - len(run.members)
+    if room <= 0 or clock.now_s - seen.since_s < GROW_STABLE_S or any(m.exit for m in run.members):
+        return None
+    if not all(m.rank in workers and workers[m.rank].uses_atoll for m in run.members):
+        return None
+    kinds = {device.kind for m in run.members[:1] for device in seen.nodes[m.node].record.devices}
+    stable = [d for d in seen.free if d.kind in kinds and clock.now_s - d.since_s >= GROW_STABLE_S]
+    if not stable:
+        return None
+    where = ", ".join(sorted({d.node for d in stable})[:8])
+    after = len(run.members) + min(room, len(stable))
+    text = f"growing from {len(run.members)} to {after} workers: devices are free on {where}"
+    return _stop(job, run, Cause.GROW, text, clock)
+
+
+def _stopping(seen: Seen, run: RunRecord, clock: Telling) -> Step:
+    job = seen.job
+    if job.cancel and run.cause is not Cause.CANCEL:
+        run = replace(run, cause=Cause.CANCEL, grace_s=GRACE_S[Cause.CANCEL], why="cancelled")
+    if any(m.exit is None for m in run.members):
+        return Step(job, run, actions=tuple(_stops(seen, run)))
+    verdict = judge(job, run)
+    moved = advance(_learned(seen, job), verdict.after, verdict.reason, clock.unix_s)
+    moved = replace(
+        moved,
+        restarts=job.restarts + (verdict.counts and verdict.after is Phase.QUEUED),
+        retry_delay_s=verdict.retry_delay_s,
+        exit_code=verdict.code if verdict.after is Phase.FAILED else 0,
+        last_failure=verdict.failure or job.last_failure,
+    )
+    return _moved(moved, replace(run, ended_unix_s=clock.unix_s))
+
+
+def _stop(job: JobRecord, run: RunRecord, cause: Cause, text: str, clock: Telling) -> Step:
+    """Fence the run in the transaction that decides to stop it; the stops go out on the next look."""
+    fenced = replace(run, fenced=True, cause=cause, grace_s=GRACE_S.get(cause, LOST_GRACE_S), why=text)
+    return _moved(advance(job, Phase.STOPPING, text, clock.unix_s), fenced)
+
+
+def _moved(job: JobRecord, run: RunRecord | None) -> Step:
+    level = {Phase.FAILED: Level.ERROR}.get(job.phase, Level.INFO)
+    if job.phase is Phase.STOPPING and run is not None and run.cause not in (Cause.GROW, Cause.CANCEL):
+        level = Level.WARNING
+    return Step(job, run, events=(NewEvent(level, "phase", f"{job.phase.lower()}: {job.reason}"),))
+
+
+def _learned(seen: Seen, job: JobRecord) -> JobRecord:
+    """The job with what its current run taught about devices, for the first plan of the next run."""
+    if seen.run is None:
+        return job
+    places = {m.rank: f"{m.node}/{m.device}" for m in seen.run.members}
+    measured = {places[rank]: speed.seconds_per_sample for rank, speed in seen.speeds.items() if rank in places}
+    return replace(
+        job,
+        speeds={**job.speeds, **measured},
+        total_batch=seen.total_batch or job.total_batch,
+        checkpoint_step=max(seen.checkpoint_step, job.checkpoint_step),
+    )
+
+
+def _workers(seen: Seen, run: RunRecord) -> dict[int, SeenWorker]:
+    """The run's workers by rank, from the nodes they belong on and that are there."""
+    found = {}
+    for member in run.members:
+        node = seen.nodes.get(member.node)
+        worker = node.workers.get(WorkerKey(run.job, run.run, member.rank)) if node and node.connected else None
+        if worker is not None:
+            found[member.rank] = worker
+    return found
+
+
+def _connected(seen: Seen, name: str) -> bool:
+    node = seen.nodes.get(name)
+    return node is not None and node.connected
+
+
+def _nodes(seen: Seen, members: Iterable[Member]) -> Iterator[str]:
+    yield from sorted({m.node for m in members if _connected(seen, m.node)})
+
+
+def _plans(seen: Seen, run: RunRecord) -> Iterator[Action]:
+    """Plans after the first, which came with the launch: all that a node's present stream has not carried, in order."""
+    for node in _nodes(seen, (m for m in run.members if not m.exit)):
+        newest = seen.plans_sent.get(node, 1)
+        yield from (SendPlan(node, run.job, run.run, plan.id) for plan in seen.plans if plan.id > newest)
+
+
+def _stops(seen: Seen, run: RunRecord) -> Iterator[Action]:
+    for node in _nodes(seen, (m for m in run.members if not m.exit)):
+        yield StopRun(node, run.job, run.run, run.grace_s, run.why)
+
+
+def _forget(seen: Seen) -> Iterator[Action]:
+    """Ends that are in etcd need not be reported any more. Of `seen.run`, not of what this pass is about to write."""
+    for member in seen.run.members if seen.run else ():
+        key = WorkerKey(seen.job.id, seen.run.run if seen.run else 0, member.rank)
+        node = seen.nodes.get(member.node)
+        if member.exit and node and node.connected and key in node.workers:
+            if node.workers[key].alive is Alive.EXITED:
+                yield ForgetWorker(member.node, key)
+            else:  # it counted as lost and is there again: an older run by now
+                yield StopRun(member.node, key.job, key.run, 0.0, "it counted as lost")
+
+
+def _exit_events(before: RunRecord, after: RunRecord) -> Iterator[NewEvent]:
+    for old, new in zip(before.members, after.members, strict=True):
+        if old.exit is None and new.exit is not None:
+            good = new.exit.kind in (ExitKind.FINISHED, ExitKind.DRAINED, ExitKind.STOPPED)
+            text = f"run {after.run}: rank {new.rank} on {new.node} {_in_words(new.exit)}"
+            yield NewEvent(Level.INFO if good else Level.WARNING, "worker", text)
+
+
+def _in_words(exit: Exit) -> str:
+    said = f": {exit.reason}" if exit.reason else ""
+    return {
+        ExitKind.FINISHED: "finished",
+        ExitKind.DRAINED: f"stopped at a step boundary, step {exit.step}",
+        ExitKind.PEER_LOST: f"lost a peer at step {exit.step}{said}",
+        ExitKind.FAILED: f"failed with exit code {exit.code} at step {exit.step}{said}",
+        ExitKind.SIGNALLED: f"was killed at step {exit.step}{said or f': signal {-exit.code}'}",
+        ExitKind.UNRESPONSIVE: f"gave no sign of life after step {exit.step}{said}",
+        ExitKind.NOT_STARTED: f"could not start{said}",
+        ExitKind.STOPPED: f"was stopped at the end of the grace{said}",
+        ExitKind.LOST: f"was lost{said}",
+    }[exit.kind]

@@ -1,0 +1,146 @@
+"""What the reconciler sees and what it asks for: plain data, so that its decisions are functions of values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, TypeAlias
+
+from atoll.controller.jobs.planning import RankSpeed
+from atoll.controller.jobs.start import FreeDevice
+from atoll.controller.state.records import Exit, JobRecord, Level, NodeRecord, PlanRecord, RunRecord
+
+START_DEADLINE_S: Final = 60.0
+LEFT_EARLY_S: Final = 10.0
+GROW_STABLE_S: Final = 3.0
+RETURN_GRACE_S: Final = 10.0
+"""How long a controller that has just begun to lead waits for agents before it calls their nodes lost."""
+WORKER_DEATH_S: Final = 2.0
+"""Workers die within this time of their agent, so a lost node has no process of ours left after it."""
+CANCEL_DEADLINE_S: Final = 5.0
+ABSENT_S: Final = 1.5
+"""A report this long after the stop went out, without the worker in it: that worker never began."""
+
+
+class Alive(Enum):
+    STARTING = auto()
+    RUNNING = auto()
+    STOPPING = auto()
+    EXITED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKey:
+    job: str
+    run: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWorker:
+    """A worker as its agent reported it; `exit` is set where `alive` is EXITED."""
+
+    alive: Alive
+    step: int = 0
+    plan: int = 0
+    uses_atoll: bool = False
+    exit: Exit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNode:
+    """A node that has, or had, an agent. Times are of the monotonic clock; `heard_s` is None where this leader has
+    never heard of it. `ports`: rendezvous ports it holds free."""
+
+    record: NodeRecord
+    connected: bool
+    heard_s: float | None
+    workers: Mapping[WorkerKey, SeenWorker] = field(default_factory=dict)
+    ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """Clocks of one pass. `now_s` is monotonic and decides; `unix_s` is only shown to people."""
+
+    now_s: float
+    unix_s: float
+    leading_since_s: float
+    node_lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One job, what its nodes report, and what is free. `since_s`: when this phase began, as far as this controller
+    knows; `finished_since_s`: when the first rank of this run was seen to have finished; `planned_s`: when its newest
+    plan was issued; `plans_sent`: the newest plan that each node was sent over its present stream."""
+
+    job: JobRecord
+    run: RunRecord | None
+    plans: tuple[PlanRecord, ...]
+    nodes: Mapping[str, SeenNode]
+    since_s: float
+    finished_since_s: float | None = None
+    free: Sequence[FreeDevice] = ()
+    ports: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    speeds: Mapping[int, RankSpeed] = field(default_factory=dict)
+    total_batch: int = 0
+    newest_step: int = 0
+    checkpoint_step: int = 0
+    planned_s: float = 0.0
+    plans_sent: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchWorker:
+    node: str
+    key: WorkerKey
+
+
+@dataclass(frozen=True, slots=True)
+class StopRun:
+    node: str
+    job: str
+    run: int
+    grace_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetWorker:
+    node: str
+    key: WorkerKey
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    node: str
+    job: str
+    run: int
+    plan: int
+
+
+Action: TypeAlias = LaunchWorker | StopRun | ForgetWorker | SendPlan
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event before it has its number."""
+
+    level: Level
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one look at a job calls for. `job`, `run` and `plan` are what to write, where they changed; actions are
+    sent after that is written. `held`: devices that the job waits with, kept from jobs behind it."""
+
+    job: JobRecord
+    run: RunRecord | None
+    plan: PlanRecord | None = None
+    events: tuple[NewEvent, ...] = ()
+    actions: tuple[Action, ...] = ()
+    held: tuple[FreeDevice, ...] = ()

@@ -1,0 +1,126 @@
+"""A JobSpec from the wire, checked field by field. Messages say field, value and next step."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import PurePosixPath
+from typing import Final
+
+from atoll.controller.state.records import Checkpoint, Spec
+from atoll.errors import BadInput
+from atoll.v1 import common_pb2 as pb
+
+MAX_WORKERS: Final = 4096
+MAX_ENTRIES: Final = 256
+MAX_STRING_BYTES: Final = 4096
+SPLITS: Final = ("inverse-time", "even")
+_JOB_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def spec_from_wire(spec: pb.JobSpec) -> Spec:
+    """The validated spec. Raises BadInput naming the first field that is wrong."""
+    if not _JOB_NAME.fullmatch(spec.name):
+        raise _wrong("name", spec.name, "must be 1 to 40 of a-z, 0-9 and '-', not beginning with '-'", "e.g. vit-base")
+    _check_workers(spec)
+    _check_args_and_env(spec)
+    if not _SHA256.fullmatch(spec.code_sha256):
+        raise _wrong("code_sha256", spec.code_sha256, "is not a SHA-256 in hex", "Send the digest of the tar.gz")
+    if spec.split not in ("", *SPLITS):
+        raise _wrong("split", spec.split, "is not known", f"Use one of {', '.join(SPLITS)}")
+    if not (math.isfinite(spec.stall_timeout_s) and 0 <= spec.stall_timeout_s <= 86_400):
+        raise _wrong("stall_timeout_s", spec.stall_timeout_s, "must be 0 to 86400 seconds", "Leave it out for 60 s")
+    return Spec(
+        name=spec.name,
+        script=_script(spec.script),
+        args=tuple(spec.args),
+        min_workers=spec.min_workers,
+        max_workers=spec.max_workers,
+        env=dict(sorted(spec.env.items())),
+        code_sha256=spec.code_sha256,
+        checkpoint=_checkpoint(spec.checkpoint),
+        max_restarts=spec.max_restarts,
+        split=spec.split or SPLITS[0],
+        seed=spec.seed,
+        stall_timeout_s=spec.stall_timeout_s,
+    )
+
+
+def spec_to_wire(spec: Spec) -> pb.JobSpec:
+    """The spec as agents and clients get it."""
+    return pb.JobSpec(
+        name=spec.name,
+        script=spec.script,
+        args=spec.args,
+        min_workers=spec.min_workers,
+        max_workers=spec.max_workers,
+        env=spec.env,
+        code_sha256=spec.code_sha256,
+        checkpoint=pb.CheckpointPolicy(
+            directory=spec.checkpoint.directory,
+            every_steps=spec.checkpoint.every_steps,
+            keep=spec.checkpoint.keep,
+        ),
+        max_restarts=spec.max_restarts,
+        split=spec.split,
+        seed=spec.seed,
+        stall_timeout_s=spec.stall_timeout_s,
+    )
+
+
+def _wrong(field: str, value: object, why: str, next_step: str) -> BadInput:
+    shown = repr(value)
+    return BadInput(f"spec.{field} = {shown if len(shown) <= 200 else shown[:200] + '…'} {why}. {next_step}")
+
+
+def _text(field: str, value: str) -> str:
+    if len(value.encode()) > MAX_STRING_BYTES:
+        raise _wrong(field, value, f"is longer than {MAX_STRING_BYTES} bytes", "Put it into a file of the bundle")
+    if "\0" in value:
+        raise _wrong(field, value, "has a zero byte", "Remove it")
+    return value
+
+
+def _script(script: str) -> str:
+    """A relative path that stays inside the bundle."""
+    _text("script", script)
+    path = PurePosixPath(script)
+    inside = bool(script) and not path.is_absolute() and ".." not in path.parts and str(path) != "."
+    if not inside or "\\" in script or str(path).startswith("-"):
+        raise _wrong("script", script, "must be a path inside the code bundle", "e.g. train.py or examples/train.py")
+    return str(path)
+
+
+def _check_workers(spec: pb.JobSpec) -> None:
+    if not 1 <= spec.min_workers <= MAX_WORKERS:
+        raise _wrong("min_workers", spec.min_workers, f"must be 1 to {MAX_WORKERS}", "Use e.g. --workers 1:4")
+    if not spec.min_workers <= spec.max_workers <= MAX_WORKERS:
+        why = f"must be at least min_workers = {spec.min_workers} and at most {MAX_WORKERS}"
+        raise _wrong("max_workers", spec.max_workers, why, "Give workers as MIN:MAX")
+
+
+def _check_args_and_env(spec: pb.JobSpec) -> None:
+    if len(spec.args) > MAX_ENTRIES:
+        raise _wrong("args", f"{len(spec.args)} entries", f"are more than {MAX_ENTRIES}", "Put them into a file")
+    for i, arg in enumerate(spec.args):
+        _text(f"args[{i}]", arg)
+    if len(spec.env) > MAX_ENTRIES:
+        raise _wrong("env", f"{len(spec.env)} entries", f"are more than {MAX_ENTRIES}", "Put them into a file")
+    for name, value in spec.env.items():
+        if not _ENV_NAME.fullmatch(name) or len(name) > 255:
+            raise _wrong("env", name, "is not a name of a variable", "Use letters, digits and '_'")
+        _text(f"env[{name}]", value)
+
+
+def _checkpoint(policy: pb.CheckpointPolicy) -> Checkpoint:
+    directory = _text("checkpoint.directory", policy.directory)
+    if directory and (not PurePosixPath(directory).is_absolute() or ".." in PurePosixPath(directory).parts):
+        raise _wrong(
+            "checkpoint.directory",
+            directory,
+            "must be an absolute path on the nodes",
+            "Leave it out for the agent's own",
+        )
+    return Checkpoint(directory=directory, every_steps=policy.every_steps, keep=max(policy.keep, 1))

@@ -1,0 +1,148 @@
+"""A term: all that exists while this controller leads, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from atoll.controller.jobs.code import CodeStore
+from atoll.controller.jobs.ledger import JobState, Ledger
+from atoll.controller.jobs.progress import ProgressBoard
+from atoll.controller.jobs.reconciler import Reconciler
+from atoll.controller.jobs.seen import NewEvent
+from atoll.controller.jobs.sessions import Session, Sessions
+from atoll.controller.state import keys
+from atoll.controller.state.leases import LeaseKeeper
+from atoll.controller.state.records import JobRecord, Level, NodeRecord, encode
+from atoll.controller.state.store import Fence, Put, StateStore
+from atoll.errors import Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+NODE_KEY_LEASES: Final = 5
+"""A node's key in etcd outlives this many of its leases without a heartbeat: a new leader should know whom to wait
+for. Whether a node counts as lost is decided by the leader's own clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermSettings:
+    controller: str
+    """This controller's address, as agents are told."""
+
+    heartbeat_s: float
+    node_lease_s: float
+
+
+class Term:
+    """Parts of one term of leadership. `over` is set, with nothing usable any more, when it ends."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        fence: Fence,
+        keeper: LeaseKeeper,
+        settings: TermSettings,
+        removed: Callable[[str], None],
+    ) -> None:
+        self.settings: Final = settings
+        self.over = asyncio.Event()
+        self.ledger: Final = Ledger(store, fence, self.nudge)
+        self.sessions: Final = Sessions(settings.node_lease_s, self.nudge)
+        self.progress: Final = ProgressBoard()
+        self.code: Final = CodeStore(store, fence)
+        self.reconciler: Final = Reconciler(
+            self.ledger, self.sessions, self.progress, node_lease_s=settings.node_lease_s, removed=removed
+        )
+        self._store = store
+        self._fence = fence
+        self._keeper = keeper
+
+    def nudge(self) -> None:
+        self.reconciler.nudge()
+
+    async def load(self) -> None:
+        """Mirror etcd; before this nobody may be served."""
+        self.sessions.remembered = await self.ledger.load()
+        self.reconciler.remember(self.sessions.remembered)
+
+    async def run(self) -> None:
+        """Reconcile until cancelled. Raises LeadershipLost, after which nothing here may be used."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.reconciler.run(), name="reconciler")
+                group.create_task(self.ledger.follow(), name="ledger-watch")
+        except* LeadershipLost as lost:
+            raise LeadershipLost(str(lost.exceptions[0])) from lost
+        finally:
+            self.over.set()
+            self.sessions.end_all(ControllerUnreachable("this controller does not lead any more; connect again"))
+
+    async def join(self, session_id: str, node: NodeRecord) -> Session:
+        """Admit an agent: its node is in etcd when this returns. Raises Conflict, StoreUnavailable, LeadershipLost."""
+        self.sessions.check_name(session_id, node)
+        ttl_s = max(int(self.settings.node_lease_s * NODE_KEY_LEASES), 1)
+        lease = await self._store.grant_lease(ttl_s)
+        await self._store.commit([Put(keys.node(node.name), encode(node), lease)], (), self._fence)
+        session = Session(session_id, node, lease, time.monotonic())
+        self.sessions.admit(session)
+        self._keeper.keep(lease, ttl_s)
+        return session
+
+    def leave(self, session: Session) -> None:
+        self.sessions.leave(session)
+        self._keeper.forget(session.lease)
+
+    def heard(self, session: Session) -> None:
+        """A sign of life."""
+        session.heard_s = time.monotonic()
+        self._keeper.touch(session.lease)
+
+    async def submit(self, make: Callable[[], JobRecord], sha256: str, code: bytes) -> str:
+        """Keep code and job in etcd. Returns its id: the one an earlier Submit with the same request id got, if any.
+
+        make: called for a record with a fresh id, again where that id is taken.
+        """
+        async with self.ledger.writing:  # held over both, so that retention does not remove the code in between
+            await self.code.put(sha256, code)
+            for _ in range(5):
+                job = make()
+                if known := await self.requested(job.request_id):
+                    return known
+                text = f"submitted: {job.spec.script} on {job.spec.min_workers} to {job.spec.max_workers} workers"
+                try:
+                    await self.ledger.add(job, NewEvent(Level.INFO, "phase", text))
+                except Conflict as error:
+                    taken = error
+                    continue
+                self.nudge()
+                return job.id
+            raise taken
+
+    async def requested(self, request_id: str) -> str | None:
+        """The job that a Submit with this request id made."""
+        entry = await self._store.read(keys.request(request_id))
+        return entry.value.decode() if entry else None
+
+    async def cancel(self, name: str) -> JobState:
+        """Write the wish to cancel. Raises NotFound, and Conflict for a job that ended otherwise."""
+        async with self.ledger.writing:
+            state = self.ledger.find(name)
+            if state.stale:
+                await self.ledger.reread(state.job.id)
+                state = self.ledger.find(state.job.id)
+            job = state.job
+            if job.phase.ended and not job.cancel:
+                raise Conflict(f"job {job.id} is {job.phase.lower()} already: {job.reason}")
+            if not job.cancel:
+                event = NewEvent(Level.INFO, "phase", "cancel was asked for")
+                try:
+                    await self.ledger.write(state, replace(job, cancel=True), events=[event])
+                except StoreUnavailable:
+                    self.nudge()
+                    raise
+        self.nudge()
+        return state

@@ -1,0 +1,53 @@
+"""The same for everyone: the split that needs no measurement.
+
+Imports nothing of the project but its errors and the bounds below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.controller.planners.bounds import Bounds, round_within
+from atoll.errors import NoFeasiblePlan
+
+
+@dataclass(frozen=True, slots=True)
+class EvenInput:
+    """total_batch: samples of one step, over all nodes."""
+
+    total_batch: int
+    nodes: tuple[Bounds, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvenPlan:
+    """batches: samples of each node, in order; their sum is the total batch."""
+
+    batches: tuple[int, ...]
+
+
+def split_evenly(given: EvenInput) -> EvenPlan:
+    """Samples as equal as the bounds allow: a common level, cut off at each node's bounds. O(n log n).
+
+    Raises NoFeasiblePlan where the bounds cannot hold the total batch.
+    """
+    level = _level(given.total_batch, given.nodes)
+    wanted = [min(max(level, float(b.min_batch)), b.ceiling(given.total_batch)) for b in given.nodes]
+    return EvenPlan(round_within(wanted, given.total_batch, given.nodes))
+
+
+def _level(total: int, nodes: Sequence[Bounds]) -> float:
+    """The level at which the cut-off levels sum to `total`: piecewise linear in the level, so walk its breakpoints."""
+    low = sum(b.min_batch for b in nodes)
+    high = sum(b.ceiling(total) for b in nodes)
+    if not low <= total <= high:
+        raise NoFeasiblePlan(f"total_batch = {total} does not fit the bounds, which allow {low} to {high:g} together")
+    changes = sorted([(float(b.min_batch), 1) for b in nodes] + [(b.ceiling(total), -1) for b in nodes])
+    level, rising, held = changes[0][0], 0, float(low)
+    for at, change in changes:
+        if rising and held + rising * (at - level) >= total:
+            return level + (total - held) / rising
+        held += rising * (at - level)
+        level, rising = at, rising + change
+    return level

@@ -1,0 +1,168 @@
+"""AgentService: the agents' streams. Thin: checks sizes and fields, passes on to sessions, progress and logs."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from atoll.controller.jobs import wire
+from atoll.controller.jobs.seen import NewEvent
+from atoll.controller.jobs.sessions import NameTaken, Session
+from atoll.controller.jobs.term import Term
+from atoll.controller.services.checks import check_log, check_register, check_statuses, check_telemetry
+from atoll.controller.services.gate import Context, Office, WrongToken, caller_name
+from atoll.controller.services.logs import LogStore
+from atoll.controller.state.records import Level
+from atoll.errors import BadInput, DeadlineExceeded, NotAllowed
+from atoll.v1 import agents_pb2 as pb
+from atoll.v1.agents_pb2_grpc import AgentServiceServicer
+
+logger = logging.getLogger(__name__)
+
+REGISTER_DEADLINE_S: Final = 10.0
+SKEW_S: Final = 30.0
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class AgentServicer(AgentServiceServicer):
+    """token: what agents must present, None where nothing is asked. identities: whether they have certificates."""
+
+    def __init__(self, office: Office, logs: LogStore, token: str | None, identities: bool) -> None:
+        self._office = office
+        self._logs = logs
+        self._token = token
+        self._identities = identities
+        self._warned: set[tuple[str, str]] = set()
+        self._full = False
+
+    async def Connect(self, request_iterator: AsyncIterator[pb.AgentMessage], context: Context) -> None:  # type: ignore[override]
+        term = self._office.leading()
+        messages = aiter(request_iterator)
+        register = await self._registration(messages, context)
+        node = wire.node_from_wire(register)
+        try:
+            session = await term.join(register.session, node)
+        except NameTaken as error:
+            self._warn(term, "name", register.name, str(error))
+            raise
+        session.report(register.workers, register.rendezvous_ports)
+        self._warn_of_skew(term, register)
+        logger.info("agent %s joined from %s", node.name, context.peer())
+        settings = term.settings
+        session.send(
+            pb.ControllerMessage(
+                registered=pb.Registered(
+                    controller=settings.controller, heartbeat_s=settings.heartbeat_s, lease_s=settings.node_lease_s
+                )
+            )
+        )
+        term.nudge()
+        await self._serve(term, session, messages, context)
+
+    async def _serve(
+        self, term: Term, session: Session, messages: AsyncIterator[pb.AgentMessage], context: Context
+    ) -> None:
+        """Both directions until either ends. Raises why the controller ended it."""
+        sides = [
+            asyncio.create_task(self._listen(term, session, messages), name=f"listen-{session.record.name}"),
+            asyncio.create_task(_talk(session, context), name=f"talk-{session.record.name}"),
+        ]
+        try:
+            await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for side in sides:
+                side.cancel()
+            ends = await asyncio.gather(*sides, return_exceptions=True)
+            term.leave(session)
+            logger.info("agent %s left", session.record.name)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+        if session.why is not None:
+            raise session.why
+
+    async def _registration(self, messages: AsyncIterator[pb.AgentMessage], context: Context) -> pb.Register:
+        """The first message, checked: well formed, of this certificate, with the token."""
+        try:
+            async with asyncio.timeout(REGISTER_DEADLINE_S):
+                first = await anext(messages, None)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no Register came within {REGISTER_DEADLINE_S:.0f} s") from error
+        if first is None or first.WhichOneof("body") != "register":
+            raise BadInput("the first message of an agent must be Register")
+        register = first.register
+        check_register(register)
+        if self._identities and (name := caller_name(context, "agent")) != register.name:
+            raise NotAllowed(
+                f"the certificate is of agent {name!r}, it may not register as {register.name!r}. "
+                f"Start the agent with --name {name}, or make it a certificate of its own"
+            )
+        if self._token is not None and not hmac.compare_digest(register.token.encode(), self._token.encode()):
+            raise WrongToken("the join token is wrong. Give the agent the controller's with --token-file")
+        return register
+
+    async def _listen(self, term: Term, session: Session, messages: AsyncIterator[pb.AgentMessage]) -> None:
+        async for message in messages:
+            term.heard(session)
+            match message.WhichOneof("body"):
+                case "heartbeat":
+                    check_statuses(message.heartbeat.workers, message.heartbeat.rendezvous_ports)
+                    if session.report(message.heartbeat.workers, message.heartbeat.rendezvous_ports):
+                        term.nudge()
+                case "telemetry":
+                    check_telemetry(message.telemetry)
+                    for worker in message.telemetry.workers:
+                        term.progress.observe(worker)
+                case "log":
+                    check_log(message.log)
+                    self._keep(term, session, message.log)
+                case _:
+                    raise BadInput("an agent's messages are Register once, then Heartbeat, Telemetry or LogBatch")
+
+    def _keep(self, term: Term, session: Session, batch: pb.LogBatch) -> None:
+        """Write output down, then acknowledge it. What cannot be written stays with the agent, which repeats it."""
+        if batch.id.job not in term.ledger.jobs:
+            kept = batch.offset + len(batch.data)  # of a job that was removed: nobody can ask for it
+        else:
+            try:
+                kept = self._logs.rank(batch.id.job, batch.id.rank).append(batch.id.run, batch.offset, batch.data)
+                self._full = False
+            except OSError as error:
+                if not self._full:
+                    self._full = True
+                    logger.error("logs cannot be kept: %s. Free space on the controller's disk", error)
+                    text = f"logs of workers cannot be kept: {error.strerror}. Free space on the controller's disk"
+                    term.reconciler.tell_cluster(NewEvent(Level.ERROR, "notice", text))
+                return
+        session.send(pb.ControllerMessage(log_ack=pb.LogAck(id=batch.id, offset=kept)))
+
+    def _warn_of_skew(self, term: Term, register: pb.Register) -> None:
+        skew_s = register.unix_s - time.time()
+        if abs(skew_s) > SKEW_S:
+            where = "ahead of" if skew_s > 0 else "behind"
+            text = f"node {register.name}'s clock is {abs(skew_s):.0f} s {where} the controller's. Start NTP there"
+            self._warn(term, register.session, register.name, f"{text}; training does not depend on it")
+
+    def _warn(self, term: Term, kind: str, node: str, text: str) -> None:
+        """An event of the cluster, once for each cause: agents come back every second."""
+        if (kind, node) not in self._warned and len(self._warned) < 1024:
+            self._warned.add((kind, node))
+            term.reconciler.tell_cluster(NewEvent(Level.WARNING, "node", text))
+            term.nudge()
+
+    async def FetchCode(self, request: pb.FetchCodeRequest, context: Context) -> None:  # type: ignore[override]
+        term = self._office.leading()
+        if not _SHA256.fullmatch(request.sha256):
+            raise BadInput(f"sha256 = {request.sha256[:80]!r} is not a SHA-256 in hex")
+        for chunk in await term.code.chunks(request.sha256):
+            await context.write(pb.CodeChunk(data=chunk))
+
+
+async def _talk(session: Session, context: Context) -> None:
+    while (message := await session.next_message()) is not None:
+        await context.write(message)

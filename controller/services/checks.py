@@ -1,0 +1,108 @@
+"""What agents send, checked for size and sense. Heartbeats pass here a thousand times a second, so checks are few."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from atoll.errors import BadInput
+from atoll.v1 import agents_pb2, common_pb2
+
+PROTOCOL: Final = 1
+MAX_DEVICES: Final = 64
+MAX_PORTS: Final = 64
+MAX_WORKERS: Final = 1024
+MAX_STEPS: Final = 256
+MAX_METRICS: Final = 64
+MAX_NOTICES: Final = 64
+MAX_TEXT_BYTES: Final = 4096
+MAX_LOG_BYTES: Final = 256 * 1024
+MAX_RANK: Final = 4096
+_NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
+_KINDS: Final = ("cuda", "cpu")
+
+
+def check_register(register: agents_pb2.Register) -> None:
+    """Raises BadInput naming the field."""
+    if register.protocol != PROTOCOL:
+        raise BadInput(
+            f"register.protocol = {register.protocol}: this controller speaks {PROTOCOL}. "
+            "Run the same version of Atoll on all machines"
+        )
+    if not _NODE_NAME.fullmatch(register.name):
+        raise BadInput(
+            f"register.name = {register.name[:80]!r} must be 1 to 63 of letters, digits, '.', '_' and '-', "
+            "beginning with a letter or digit. Give the agent a --name"
+        )
+    for field in ("session", "island", "address", "version", "token"):
+        _text(f"register.{field}", getattr(register, field))
+    if not register.session:
+        raise BadInput("register.session must not be empty")
+    if not _HOST.fullmatch(register.address):
+        raise BadInput(f"register.address = {register.address[:80]!r} is no host. Give the agent an --address")
+    if not 1 <= len(register.devices) <= MAX_DEVICES:
+        raise BadInput(f"register.devices has {len(register.devices)} entries, must have 1 to {MAX_DEVICES}")
+    if len({device.index for device in register.devices}) != len(register.devices):
+        raise BadInput("register.devices has one index twice")
+    for device in register.devices:
+        _check_device(device)
+    if not math.isfinite(register.unix_s):
+        raise BadInput(f"register.unix_s = {register.unix_s} is no time")
+    check_statuses(register.workers, register.rendezvous_ports)
+
+
+def _check_device(device: common_pb2.Device) -> None:
+    where = f"register.devices[{device.index}]"
+    if device.kind not in _KINDS:
+        raise BadInput(f"{where}.kind = {device.kind[:80]!r} must be one of {', '.join(_KINDS)}")
+    _text(f"{where}.model", device.model)
+    if not 0 < device.speed <= 1:
+        raise BadInput(f"{where}.speed = {device.speed} must be above 0 and at most 1")
+
+
+def check_statuses(workers: Sequence[common_pb2.WorkerStatus], ports: Sequence[int]) -> None:
+    """Raises BadInput naming the field."""
+    if len(workers) > MAX_WORKERS:
+        raise BadInput(f"workers has {len(workers)} entries, at most {MAX_WORKERS} are taken")
+    if len(ports) > MAX_PORTS or any(not 1 <= port <= 65535 for port in ports):
+        raise BadInput(f"rendezvous_ports must be at most {MAX_PORTS} ports between 1 and 65535")
+    for status in workers:
+        _check_id("workers", status.id)
+        _text("workers.reason", status.reason)
+
+
+def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
+    """Raises BadInput naming the field."""
+    if len(telemetry.workers) > MAX_WORKERS:
+        raise BadInput(f"telemetry.workers has {len(telemetry.workers)} entries, at most {MAX_WORKERS} are taken")
+    for worker in telemetry.workers:
+        _check_id("telemetry.workers", worker.id)
+        for field, most in (("steps", MAX_STEPS), ("metrics", MAX_METRICS), ("notices", MAX_NOTICES)):
+            if (count := len(getattr(worker, field))) > most:
+                raise BadInput(f"telemetry.workers.{field} has {count} entries, at most {most} are taken")
+        for notice in worker.notices:
+            _text("telemetry.workers.notices.text", notice.text)
+        if any(len(metrics.values) > MAX_METRICS for metrics in worker.metrics):
+            raise BadInput(f"telemetry.workers.metrics.values has more than {MAX_METRICS} entries")
+
+
+def check_log(batch: agents_pb2.LogBatch) -> None:
+    """Raises BadInput naming the field."""
+    _check_id("log", batch.id)
+    if len(batch.data) > MAX_LOG_BYTES:
+        raise BadInput(f"log.data has {len(batch.data)} bytes, at most {MAX_LOG_BYTES} are taken")
+
+
+def _check_id(where: str, worker: common_pb2.WorkerId) -> None:
+    if not _JOB_ID.fullmatch(worker.job) or not 1 <= worker.run < 10**6 or worker.rank >= MAX_RANK:
+        shown = f"{worker.job[:80]!r}, run {worker.run}, rank {worker.rank}"
+        raise BadInput(f"{where}.id = {shown} is no worker's id")
+
+
+def _text(field: str, value: str) -> None:
+    if len(value) > MAX_TEXT_BYTES:
+        raise BadInput(f"{field} has {len(value)} characters, at most {MAX_TEXT_BYTES} are taken")

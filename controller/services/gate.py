@@ -1,0 +1,169 @@
+"""What every call passes before a servicer sees it: who may call, does this controller lead, can the message be read.
+And what every error becomes on its way out: a status code and one line, never a traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from atoll.controller.jobs.sessions import NameTaken
+from atoll.controller.jobs.term import Term
+from atoll.errors import (
+    AtollError,
+    BadInput,
+    Conflict,
+    ControllerUnreachable,
+    DeadlineExceeded,
+    LeadershipLost,
+    NoFeasiblePlan,
+    NotAllowed,
+    NotFound,
+    StoreUnavailable,
+)
+from atoll.rpc import LEADER_METADATA
+
+logger = logging.getLogger(__name__)
+
+JOB_SERVICE: Final = "atoll.v1.JobService"
+AGENT_SERVICE: Final = "atoll.v1.AgentService"
+_ROLES: Final[Mapping[str, str]] = {JOB_SERVICE: "client", AGENT_SERVICE: "agent"}
+
+
+class WrongToken(NotAllowed):
+    """The join token does not match."""
+
+
+# atoll.rpc.MEANING backwards; the first that fits counts, so subclasses come first.
+_CODES: Final[tuple[tuple[type[AtollError], grpc.StatusCode], ...]] = (
+    (NameTaken, grpc.StatusCode.ALREADY_EXISTS),
+    (WrongToken, grpc.StatusCode.UNAUTHENTICATED),
+    (BadInput, grpc.StatusCode.INVALID_ARGUMENT),
+    (NoFeasiblePlan, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotFound, grpc.StatusCode.NOT_FOUND),
+    (Conflict, grpc.StatusCode.FAILED_PRECONDITION),
+    (NotAllowed, grpc.StatusCode.PERMISSION_DENIED),
+    (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (ControllerUnreachable, grpc.StatusCode.UNAVAILABLE),
+    (StoreUnavailable, grpc.StatusCode.UNAVAILABLE),
+    (LeadershipLost, grpc.StatusCode.UNAVAILABLE),
+)
+
+
+@dataclass(slots=True)
+class Office:
+    """Who leads, as far as this controller knows. `term` is set while it is this one."""
+
+    term: Term | None = None
+    leader: str = ""
+
+    def leading(self) -> Term:
+        """Raises ControllerUnreachable on a controller that does not lead."""
+        if self.term is None or self.term.over.is_set():
+            other = f"; {self.leader} leads" if self.leader else ", and none is known to"
+            raise ControllerUnreachable(f"this controller does not lead{other}")
+        return self.term
+
+
+class _Unreadable:
+    """Stands in for a message that could not be parsed."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_Behaviour = Callable[[Any, Context], Awaitable[Any]]
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """identities: whether callers have certificates (mutual TLS), whose names then decide what they may call."""
+
+    def __init__(self, office: Office, identities: bool) -> None:
+        self._office = office
+        self._identities = identities
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        service = details.method.strip("/").partition("/")[0]
+        if handler is None or service not in _ROLES:
+            return handler  # health, reflection, or no such method
+        makers = {
+            (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+            (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+            (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+            (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+        }
+        attribute, make = makers[handler.request_streaming, handler.response_streaming]
+        guarded = self._guard(getattr(handler, attribute), details.method, service)
+        return make(guarded, _lenient(handler.request_deserializer), handler.response_serializer)
+
+    def _guard(self, behaviour: _Behaviour, method: str, service: str) -> _Behaviour:
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                if self._identities:
+                    caller_name(context, _ROLES[service])
+                self._office.leading()
+                readable = _each_readable(request) if hasattr(request, "__aiter__") else _readable(request)
+                return await behaviour(readable, context)
+            except AtollError as error:
+                failure: Exception = error
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                logger.exception("%s failed", method)
+                failure = error
+            await self._refuse(failure, method, context)
+            return None
+
+        return guarded
+
+    async def _refuse(self, error: Exception, method: str, context: Context) -> None:
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+        text = str(error) if isinstance(error, AtollError) else f"{method} failed inside the controller; see its log"
+        metadata: tuple[tuple[str, str], ...] = ()
+        if code is grpc.StatusCode.UNAVAILABLE and self._office.leader:
+            metadata = ((LEADER_METADATA, self._office.leader),)
+        await context.abort(code, text, metadata)
+
+
+def caller_name(context: Context, role: str) -> str:
+    """The NAME of the caller's certificate "role:NAME". Raises NotAllowed for one of another role."""
+    names = list(context.auth_context().get("x509_common_name", ()))
+    common_name = names[0].decode("utf-8", "replace") if names else ""
+    has, _, name = common_name.partition(":")
+    if has != role or not name:
+        raise NotAllowed(
+            f'the certificate {common_name!r} may not call this: it takes one of "{role}:NAME". '
+            f"`atoll certs {role} NAME` makes it"
+        )
+    return name
+
+
+def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """gRPC turns a parse error into UNKNOWN; here it is carried to where it becomes INVALID_ARGUMENT."""
+
+    def parse_leniently(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except (DecodeError, ValueError, RuntimeError) as error:
+            return _Unreadable(error)
+
+    return parse_leniently
+
+
+def _readable(request: Any) -> Any:
+    if isinstance(request, _Unreadable):
+        raise BadInput(f"the message cannot be parsed: {request.error}. Is it of another version of Atoll?")
+    return request
+
+
+async def _each_readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _readable(request)

@@ -1,0 +1,202 @@
+"""JobService: what users call. Thin: checks, asks the term, answers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from functools import partial
+from importlib.metadata import version
+from typing import Final
+
+from atoll.controller.jobs.bundle import check_bundle
+from atoll.controller.jobs.ledger import JobState
+from atoll.controller.jobs.spec import spec_from_wire
+from atoll.controller.jobs.term import Term
+from atoll.controller.jobs.wire import event_to_wire
+from atoll.controller.services.gate import Context, Office
+from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog
+from atoll.controller.services.views import job_to_wire, node_to_wire
+from atoll.controller.state import keys
+from atoll.controller.state.records import JobRecord, Spec
+from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound
+from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES
+from atoll.v1 import jobs_pb2 as pb
+from atoll.v1.jobs_pb2_grpc import JobServiceServicer
+
+FOLLOW_INTERVAL_S: Final = 0.25
+SUBMIT_DEADLINE_S: Final = 120.0
+LAST_WORDS_S: Final = 1.0
+"""A worker's last output may arrive a little after its end."""
+ENDED: Final = (pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED)
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class JobServicer(JobServiceServicer):
+    """Streams poll the memory of this process, four times a second: cheap, and nothing to miss."""
+
+    def __init__(self, office: Office, logs: LogStore, executor: Executor) -> None:
+        self._office = office
+        self._logs = logs
+        self._executor = executor
+
+    async def Submit(self, request_iterator: AsyncIterator[pb.SubmitRequest], context: Context) -> pb.SubmitReply:
+        term = self._office.leading()
+        try:
+            async with asyncio.timeout(SUBMIT_DEADLINE_S):
+                header = await _header(request_iterator)
+                if known := await term.requested(header.request_id):
+                    return pb.SubmitReply(job=known)
+                spec = spec_from_wire(header.spec)
+                code = await _code(request_iterator)
+                await asyncio.get_running_loop().run_in_executor(self._executor, check_bundle, spec, code)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the code bundle did not arrive within {SUBMIT_DEADLINE_S:.0f} s") from error
+        make = partial(_new_job, spec, header.request_id)
+        return pb.SubmitReply(job=await term.submit(make, spec.code_sha256, code))
+
+    async def Get(self, request: pb.GetRequest, context: Context) -> pb.Job:
+        term = self._office.leading()
+        return job_to_wire(term, term.ledger.find(request.job))
+
+    async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
+        term = self._office.leading()
+        states = sorted(term.ledger.jobs.values(), key=lambda state: state.created)
+        return pb.ListReply(jobs=[job_to_wire(term, s) for s in states if request.all or not s.job.phase.ended])
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
+        term = self._office.leading()
+        name, last = term.ledger.find(request.job).job.id, None
+        while True:
+            job = job_to_wire(term, self._still(term, name))
+            if job != last:
+                await context.write(job)
+                last = job
+            if job.phase in ENDED:  # what was sent, not what it has become meanwhile
+                return
+            await _next_look(term)
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.Job:
+        term = self._office.leading()
+        return job_to_wire(term, await term.cancel(request.job))
+
+    async def Events(self, request: pb.EventsRequest, context: Context) -> None:  # type: ignore[override]
+        term = self._office.leading()
+        name = term.ledger.find(request.job).job.id if request.job else keys.CLUSTER
+        sent = 0
+        while True:
+            state = self._still(term, name) if request.job else None
+            newest = state.job.events if state else term.ledger.cluster_events
+            if newest > sent:
+                for event in await term.ledger.events(name, after=sent):
+                    await context.write(event_to_wire(event))
+                    sent = event.sequence
+            if not request.follow or (state and state.job.phase.ended and state.job.events <= sent):
+                return
+            await _next_look(term)
+
+    async def Logs(self, request: pb.LogsRequest, context: Context) -> None:  # type: ignore[override]
+        term = self._office.leading()
+        job = term.ledger.find(request.job).job
+        wanted = request.rank if request.HasField("rank") else None
+        if wanted is not None and wanted >= job.spec.max_workers:
+            raise NotFound(f"job {job.id} has no rank {wanted}, at most {job.spec.max_workers} workers")
+        readers: dict[int, _Reader] = {}
+        quiet_since_s = time.monotonic()
+        while True:
+            for rank in self._logs.ranks(job.id):
+                if wanted in (None, rank) and rank not in readers:
+                    readers[rank] = _Reader(rank, self._logs.rank(job.id, rank), request.tail_lines)
+            over = not request.follow or self._still(term, job.id).job.phase.ended
+            for reader in readers.values():
+                while chunk := reader.next_chunk(whole_lines=not over):
+                    await context.write(chunk)
+                    quiet_since_s = time.monotonic()
+            if not request.follow or (over and time.monotonic() - quiet_since_s > LAST_WORDS_S):
+                return
+            await _next_look(term)
+
+    async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.ListNodesReply:
+        term = self._office.leading()
+        nodes = term.sessions.nodes()
+        return pb.ListNodesReply(
+            nodes=[node_to_wire(term, nodes[name]) for name in sorted(nodes)],
+            controller=term.settings.controller,
+            version=version("atoll"),
+            unix_s=time.time(),
+        )
+
+    def _still(self, term: Term, name: str) -> JobState:
+        if self._office.leading() is not term:  # it led, did not, and leads again: what it mirrors is another term's
+            raise ControllerUnreachable("this controller leads anew; ask again")
+        return term.ledger.find(name)
+
+
+class _Reader:
+    """Reads one rank's log on, in whole lines as long as more may come."""
+
+    def __init__(self, rank: int, log: RankLog, tail_lines: int) -> None:
+        self._rank = rank
+        self._log = log
+        self._at = log.tail(tail_lines) if tail_lines else log.begin
+        self._held: int | None = None
+
+    def next_chunk(self, whole_lines: bool) -> pb.LogChunk | None:
+        piece = self._log.read(self._at)
+        if piece is None:
+            return None
+        data = piece.data
+        if whole_lines and piece.next_at == self._log.end and not data.endswith(b"\n") and len(data) < READ_BYTES:
+            data = data[: data.rfind(b"\n") + 1]
+            if not data and self._held != piece.next_at:  # wait once for the rest of the line
+                self._held = piece.next_at
+                return None
+            data = data or piece.data
+        self._at = piece.next_at - len(piece.data) + len(data)
+        return pb.LogChunk(run=piece.run, rank=self._rank, data=data, offset=piece.offset)
+
+
+async def _next_look(term: Term) -> None:
+    """A quarter of a second, or at once when the term is over."""
+    try:
+        async with asyncio.timeout(FOLLOW_INTERVAL_S):
+            await term.over.wait()
+    except TimeoutError:
+        return
+
+
+async def _header(requests: AsyncIterator[pb.SubmitRequest]) -> pb.SubmitHeader:
+    async for request in requests:
+        if request.WhichOneof("part") != "header":
+            break
+        if not _REQUEST_ID.fullmatch(request.header.request_id):
+            shown = request.header.request_id[:80]
+            raise BadInput(f"header.request_id = {shown!r} must be 1 to 64 of letters, digits, '.', '_' and '-'")
+        return request.header
+    raise BadInput("the first message of Submit must be the header. Send the spec before the code")
+
+
+async def _code(requests: AsyncIterator[pb.SubmitRequest]) -> bytes:
+    code = bytearray()
+    async for request in requests:
+        if request.WhichOneof("part") != "code":
+            raise BadInput("Submit takes one header; all messages after it must carry code")
+        if len(request.code) > CODE_CHUNK_BYTES:
+            raise BadInput(f"a code message has {len(request.code)} bytes, at most {CODE_CHUNK_BYTES} are taken")
+        code += request.code
+        if len(code) > MAX_CODE_BYTES:
+            raise BadInput(f"the code bundle has more than {MAX_CODE_BYTES} bytes. Leave data out of it")
+    return bytes(code)
+
+
+def _new_job(spec: Spec, request_id: str) -> JobRecord:
+    return JobRecord(
+        id=f"{spec.name}-{secrets.token_hex(2)}",
+        spec=spec,
+        request_id=request_id,
+        reason="submitted",
+        submitted_unix_s=time.time(),
+    )

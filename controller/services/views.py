@@ -1,0 +1,81 @@
+"""What users are shown: records, reports and progress put together as messages."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from atoll.controller.jobs import wire
+from atoll.controller.jobs.ledger import JobState
+from atoll.controller.jobs.seen import SeenNode, WorkerKey
+from atoll.controller.jobs.spec import spec_to_wire
+from atoll.controller.jobs.term import Term
+from atoll.controller.state.records import Phase
+from atoll.v1 import common_pb2, jobs_pb2
+
+_PHASES: Final = {phase: jobs_pb2.Phase.Value(f"PHASE_{phase}") for phase in Phase}
+
+
+def job_to_wire(term: Term, state: JobState) -> jobs_pb2.Job:
+    """A job with its current run, as it is known at this moment."""
+    job, run = state.job, state.run
+    progress = term.progress.of(job.id, job.run)
+    return jobs_pb2.Job(
+        id=job.id,
+        spec=spec_to_wire(job.spec),
+        phase=_PHASES[job.phase],
+        reason=job.reason,
+        run=job.run,
+        restarts=job.restarts,
+        submitted_unix_s=job.submitted_unix_s,
+        ended_unix_s=job.ended_unix_s,
+        workers=_workers(term, state) if run else (),
+        progress=progress.to_wire(time.monotonic()) if progress else None,
+        plan=wire.plan_to_wire(state.plans[-1]) if state.plans else None,
+        checkpoint_step=max(job.checkpoint_step, progress.checkpoint_step if progress else 0),
+        exit_code=job.exit_code,
+    )
+
+
+def _workers(term: Term, state: JobState) -> list[jobs_pb2.WorkerView]:
+    run = state.run
+    assert run is not None
+    progress = term.progress.of(run.job, run.run)
+    shares = state.plans[-1].shares if state.plans else (1.0,) * len(run.members)
+    total = sum(shares)
+    views = []
+    for member, share in zip(run.members, shares, strict=True):
+        key = WorkerKey(run.job, run.run, member.rank)
+        if member.exit:
+            status = wire.exit_to_wire(key, member.exit)
+        else:
+            known = term.sessions.status(member.node, key)
+            status = known or common_pb2.WorkerStatus(id=wire.worker_id(key))
+        rank = progress.ranks.get(member.rank) if progress else None
+        views.append(
+            jobs_pb2.WorkerView(
+                rank=member.rank,
+                node=member.node,
+                device=member.device,
+                status=status,
+                share=share / total,
+                last=rank.last if rank else None,
+            )
+        )
+    return views
+
+
+def node_to_wire(term: Term, node: SeenNode) -> jobs_pb2.Node:
+    now_s = time.monotonic()
+    session = term.sessions.connected.get(node.record.name)
+    return jobs_pb2.Node(
+        name=node.record.name,
+        island=node.record.island,
+        address=node.record.address,
+        memory_bytes=node.record.memory_bytes,
+        devices=[wire.device_to_wire(device) for device in node.record.devices],
+        connected=node.connected,
+        seen_s_ago=now_s - (node.heard_s if node.heard_s is not None else term.reconciler.leading_since_s),
+        workers=session.statuses.values() if session else (),
+        version=node.record.version,
+    )

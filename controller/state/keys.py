@@ -1,0 +1,96 @@
+"""Where what lies in etcd. Numbers are padded, so that the order of keys is the order of numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from atoll.errors import BadInput
+
+LEADER: Final = "/atoll/leader"
+CLUSTER: Final = "_cluster"  # stands in for a job's id in the keys of events that belong to no job
+
+# One path segment: no "/", so that no name reaches into another's keys.
+_SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@-]{0,252}")
+
+
+def _segment(kind: str, text: str) -> str:
+    if not _SEGMENT.fullmatch(text):
+        shown = text if len(text) <= 80 else text[:80] + "…"
+        raise BadInput(
+            f"{kind} {shown!r} cannot be part of a key. Use 1 to 253 of A-Z a-z 0-9 . _ : @ -, no . or - first"
+        )
+    return text
+
+
+def _number(kind: str, number: int, digits: int) -> str:
+    if not 0 <= number < 10**digits:
+        raise BadInput(f"{kind} {number} does not fit the {digits} digits it has in a key")
+    return f"{number:0{digits}d}"
+
+
+def job(job_id: str) -> str:
+    return f"/atoll/jobs/{_segment('job id', job_id)}"
+
+
+def jobs_prefix() -> str:
+    return "/atoll/jobs/"
+
+
+def run(job_id: str, run_number: int) -> str:
+    return f"{runs_prefix(job_id)}{_number('run', run_number, 6)}"
+
+
+def runs_prefix(job_id: str | None = None) -> str:
+    """Runs of one job, or of all."""
+    return "/atoll/runs/" if job_id is None else f"/atoll/runs/{_segment('job id', job_id)}/"
+
+
+def plan(job_id: str, run_number: int, plan_number: int) -> str:
+    return f"{plans_prefix(job_id, run_number)}{_number('plan', plan_number, 6)}"
+
+
+def plans_prefix(job_id: str, run_number: int | None = None) -> str:
+    """Plans of one run, or of all runs of a job."""
+    prefix = f"/atoll/plans/{_segment('job id', job_id)}/"
+    return prefix if run_number is None else f"{prefix}{_number('run', run_number, 6)}/"
+
+
+def node(name: str) -> str:
+    return f"/atoll/nodes/{_segment('node name', name)}"
+
+
+def nodes_prefix() -> str:
+    return "/atoll/nodes/"
+
+
+def event(job_id: str, sequence: int) -> str:
+    return f"{events_prefix(job_id)}{_number('event', sequence, 8)}"
+
+
+def events_prefix(job_id: str | None = None) -> str:
+    """Events of one job (`CLUSTER` for those of no job), or all."""
+    return "/atoll/events/" if job_id is None else f"/atoll/events/{_segment('job id', job_id)}/"
+
+
+def code(sha256: str, chunk: int) -> str:
+    return f"{code_prefix(sha256)}{_number('chunk', chunk, 4)}"
+
+
+def code_prefix(sha256: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise BadInput(f"code hash {sha256[:80]!r} is not a SHA-256 in lower-case hexadecimal")
+    return f"/atoll/code/{sha256}/"
+
+
+def request(request_id: str) -> str:
+    return f"/atoll/requests/{_segment('request id', request_id)}"
+
+
+def requests_prefix() -> str:
+    return "/atoll/requests/"
+
+
+def last_segment(key: str) -> str:
+    """The name or number at the end of a key."""
+    return key.rpartition("/")[2]

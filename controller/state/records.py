@@ -1,0 +1,292 @@
+"""What is written to etcd, and how: frozen dataclasses as JSON, read back strictly.
+
+etcd may hold what an older or newer Atoll wrote, so reading refuses unknown and missing fields and names the key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from typing import Any, TypeVar
+
+from atoll.errors import BadInput
+
+
+class Phase(StrEnum):
+    QUEUED = "QUEUED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def ended(self) -> bool:
+        return self in (Phase.DONE, Phase.FAILED, Phase.CANCELLED)
+
+    @property
+    def active(self) -> bool:
+        """Whether a run holds devices in this phase."""
+        return self in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+
+
+class ExitKind(StrEnum):
+    """As atoll.v1.ExitKind, and LOST: nobody is left who could say how it ended."""
+
+    FINISHED = "FINISHED"
+    DRAINED = "DRAINED"
+    PEER_LOST = "PEER_LOST"
+    FAILED = "FAILED"
+    SIGNALLED = "SIGNALLED"
+    UNRESPONSIVE = "UNRESPONSIVE"
+    NOT_STARTED = "NOT_STARTED"
+    STOPPED = "STOPPED"
+    LOST = "LOST"
+
+
+class Cause(StrEnum):
+    """Why a run is being stopped."""
+
+    LOSS = "LOSS"  # a worker ended in some other way than by finishing, or its node is gone
+    GROW = "GROW"  # more devices are free
+    CANCEL = "CANCEL"
+    LATE = "LATE"  # not all workers started in time
+    LEFT_EARLY = "LEFT_EARLY"  # a rank finished while the others went on
+
+
+class Level(StrEnum):
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    directory: str = ""
+    every_steps: int = 0
+    keep: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A validated atoll.v1.JobSpec, field by field."""
+
+    name: str
+    script: str
+    args: tuple[str, ...] = ()
+    min_workers: int = 1
+    max_workers: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+    code_sha256: str
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    max_restarts: int = 0
+    split: str = "inverse-time"
+    seed: int = 0
+    stall_timeout_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One transition of a job, for its history."""
+
+    before: Phase
+    after: Phase
+    cause: str
+    unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How a run failed, to compare it with the next one's. `times`: how many runs in a row failed like this."""
+
+    kind: ExitKind
+    step: int
+    code: int
+    reason: str
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    id: str
+    spec: Spec
+    request_id: str
+    phase: Phase = Phase.QUEUED
+    reason: str = ""
+    run: int = 0
+    restarts: int = 0
+    cancel: bool = False
+    retry_delay_s: float = 0.0
+    submitted_unix_s: float = 0.0
+    ended_unix_s: float = 0.0
+    exit_code: int = 0
+    checkpoint_step: int = 0
+    events: int = 0
+    total_batch: int = 0
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    last_failure: Failure | None = None
+    history: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """The recorded end of a worker. `order` counts the exits of its run as they were recorded, from 0."""
+
+    kind: ExitKind
+    code: int = 0
+    reason: str = ""
+    step: int = 0
+    order: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    rank: int
+    node: str
+    device: int
+    node_rank: int
+    local_rank: int
+    local_world_size: int
+    exit: Exit | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    job: str
+    run: int
+    members: tuple[Member, ...]
+    master_address: str
+    master_port: int
+    began_unix_s: float
+    ended_unix_s: float = 0.0
+    fenced: bool = False
+    cause: Cause | None = None
+    grace_s: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    """A plan, and the text that went into its planner and came out: `atoll plan PLANNER < input` gives `output`."""
+
+    run: int
+    id: int
+    from_step: int
+    shares: tuple[float, ...]
+    planner: str
+    reason: str
+    input: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRecord:
+    index: int
+    kind: str
+    model: str
+    memory_bytes: int
+    speed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    name: str
+    island: str
+    address: str
+    memory_bytes: int
+    devices: tuple[DeviceRecord, ...]
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRecord:
+    sequence: int
+    unix_s: float
+    level: Level
+    job: str
+    run: int
+    kind: str
+    text: str
+
+
+Record = TypeVar("Record", JobRecord, RunRecord, PlanRecord, NodeRecord, EventRecord)
+
+
+def encode(record: JobRecord | RunRecord | PlanRecord | NodeRecord | EventRecord) -> bytes:
+    """JSON with sorted keys: equal records are equal bytes."""
+    return json.dumps(_plain(record), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def decode(kind: type[Record], key: str, value: bytes) -> Record:
+    """The record at `key`. Raises BadInput naming the key and the field that does not fit."""
+    try:
+        data = json.loads(value)
+    except ValueError as error:
+        raise BadInput(f"etcd key {key} does not hold JSON: {error}. Remove it, or restore a backup of etcd") from error
+    record = _read(kind, data, key, "")
+    assert isinstance(record, kind)
+    return record
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _read(kind: Any, data: Any, key: str, path: str) -> Any:
+    """`data` as `kind`; `path` is where it lies inside the record, for messages."""
+    origin = typing.get_origin(kind)
+    if origin is types.UnionType:  # only X | None is used here
+        inner = next(k for k in typing.get_args(kind) if k is not type(None))
+        return None if data is None else _read(inner, data, key, path)
+    if origin is tuple and isinstance(data, list):
+        (item,) = (k for k in typing.get_args(kind) if k is not Ellipsis)
+        return tuple(_read(item, value, key, f"{path}[{i}]") for i, value in enumerate(data))
+    if origin is Mapping and isinstance(data, dict):
+        _, item = typing.get_args(kind)
+        return {name: _read(item, value, key, f"{path}[{name!r}]") for name, value in data.items()}
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(data, dict):
+        return _read_fields(kind, data, key, path)
+    if isinstance(kind, type) and _fits(kind, data):
+        return float(data) if kind is float else kind(data)
+    raise BadInput(f"etcd key {key}: {path.lstrip('.') or 'value'} = {data!r} does not fit. {_OTHER_VERSION}")
+
+
+def _read_fields(kind: type, data: dict[str, Any], key: str, path: str) -> Any:
+    hints = _hints(kind)
+    unknown, missing = sorted(data.keys() - hints.keys()), sorted(hints.keys() - data.keys())
+    if unknown or missing:
+        wrong = f"unknown field {path.lstrip('.')}.{unknown[0]}" if unknown else f"field {path}.{missing[0]} is missing"
+        raise BadInput(f"etcd key {key}: {wrong.replace(' .', ' ')}. {_OTHER_VERSION}")
+    return kind(**{name: _read(hint, data[name], key, f"{path}.{name}") for name, hint in hints.items()})
+
+
+def _fits(kind: type, data: Any) -> bool:
+    if issubclass(kind, StrEnum):
+        return isinstance(data, str) and data in kind.__members__
+    if kind is float:
+        return isinstance(data, int | float) and not isinstance(data, bool) and math.isfinite(data)
+    return type(data) is kind
+
+
+_OTHER_VERSION = "Another version of Atoll wrote it: run that one, or remove the key"

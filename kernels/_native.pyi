@@ -1,0 +1,13 @@
+from collections.abc import Sequence
+from typing import TypedDict
+
+class CpuFeatures(TypedDict):
+    path: str
+    threads: int
+
+def squared_norm(x: object, threads: int = 0, *, portable: bool = False) -> float: ...
+def weighted_sum(
+    out: object, inputs: Sequence[object], weights: Sequence[float], threads: int = 0, *, portable: bool = False
+) -> None: ...
+def cpu_features() -> CpuFeatures: ...
+def stop_threads() -> None: ...

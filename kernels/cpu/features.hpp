@@ -1,0 +1,24 @@
+#pragma once
+
+// Not "atoll": the C library has a function of that name.
+namespace atoll_kernels {
+
+// Which body of a kernel runs. Both give the same bits; the portable one is what a processor without AVX2 gets.
+enum class Path { portable, avx2 };
+
+Path best_path();
+
+// Threads to use when the caller leaves it open: the cores this process may run on, at most OMP_NUM_THREADS.
+int default_threads();
+
+}  // namespace atoll_kernels
+
+// The body of a kernel is written once, as an always_inline template, and instantiated in a plain function and in one
+// compiled for AVX2. A separate file with -mavx2 would be wrong: the linker might keep its copy of a shared inline
+// function, and an older processor would then meet AVX2 instructions outside the kernels.
+#if defined(__x86_64__)
+#define ATOLL_TARGET_AVX2 __attribute__((target("avx2")))
+#else
+#define ATOLL_TARGET_AVX2
+#endif
+#define ATOLL_INLINE inline __attribute__((always_inline))

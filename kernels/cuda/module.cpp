@@ -1,0 +1,43 @@
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+
+#include "../buffers.hpp"
+#include "../gil.hpp"
+#include "kernels.hpp"
+
+namespace nb = nanobind;
+namespace ak = atoll_kernels;
+using namespace nb::literals;
+
+namespace {
+
+constexpr int cuda = nb::device::cuda::value;
+
+// Queueing may block for as long as the device is behind, however short the buffer is.
+constexpr std::size_t always = SIZE_MAX;
+
+void* stream_of(std::uintptr_t handle) { return reinterpret_cast<void*>(handle); }
+
+double squared_norm(nb::handle object, std::uintptr_t stream) {
+    const ak::Buffer x = ak::load_buffer(object, "x", cuda, ak::Access::read);
+    const ak::GilReleased released(always);
+    return ak::squared_norm_cuda(x.data, x.entries, x.device_id, stream_of(stream));
+}
+
+void weighted_sum(nb::handle out, nb::handle inputs, nb::handle weights, std::uintptr_t stream) {
+    const ak::WeightedSumCall call(out, inputs, weights, cuda);
+    const ak::GilReleased released(always);
+    ak::weighted_sum_cuda(call.out.data, call.out.entries, call.terms.data(), call.terms.size(), call.out.device_id,
+                          stream_of(stream));
+}
+
+}  // namespace
+
+NB_MODULE(_cuda, m) {
+    m.doc() = "Atoll's kernels on CUDA devices; atoll.kernels is the door to them.";
+    nb::exception<ak::CudaError>(m, "CudaError", PyExc_RuntimeError);
+    m.def("device_count", ak::cuda_device_count);
+    m.def("squared_norm", squared_norm, "x"_a.none(), "stream"_a);
+    m.def("weighted_sum", weighted_sum, "out"_a.none(), "inputs"_a.none(), "weights"_a.none(), "stream"_a);
+}

@@ -1,0 +1,145 @@
+"""doctor: what it finds wrong, and what it says to do about it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+
+import pytest
+from scripted_controller import ScriptedController
+from typer.testing import CliRunner
+
+from atoll import certs
+from atoll.cli import machine
+from atoll.cli.connection import Connection
+from atoll.cli.doctor import check_certificates, check_cluster, judge_cluster
+from atoll.cli.findings import Finding
+from atoll.cli.machine import cards_finding, check_machine, judge_etcd
+from atoll.cli.main import app
+from atoll.v1 import common_pb2 as common
+from atoll.v1 import jobs_pb2 as pb
+
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking torch takes seconds; one test does it for real."""
+    monkeypatch.setattr(machine, "_ASK_TORCH", "print('[\"2.13.0\", null, false, 0]')")
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_a_healthy_machine_without_cluster_is_no_failure(runner: CliRunner, tmp_path: Path) -> None:
+    result = runner.invoke(app, ["--timeout", "0.2", "doctor", "--json", "--data-dir", str(tmp_path / "not/yet")])
+    document = json.loads(result.stdout)
+    assert [finding["subject"] for finding in document["findings"]] == [
+        *(
+            "python",
+            "kernels",
+            "torch",
+            "gpus",
+            "zmq",
+            "etcd",
+            "disk",
+            "memory",
+            "open files",
+            "/dev/shm",
+            "controller",
+        ),
+    ]
+    assert set(document["findings"][0]) == {"subject", "verdict", "found", "next_step"}
+    assert document["healthy"] == (result.exit_code == 0)
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_a_controller_that_was_named_and_is_not_there_is_exit_1(runner: CliRunner) -> None:
+    result = runner.invoke(app, ["--controller", "127.0.0.1:1", "--timeout", "0.2", "doctor"])
+    assert result.exit_code == 1
+    assert "no leading controller at 127.0.0.1:1" in result.stdout
+    assert "controller: see its log" in result.stderr
+
+
+def test_torch_is_asked_for_real(tmp_path: Path) -> None:
+    found = next(finding for finding in check_machine(tmp_path) if finding.subject == "torch")
+    assert found.verdict == "ok"
+    assert found.found.startswith("2.")
+
+
+def test_torch_that_cannot_be_imported_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "_ASK_TORCH", "raise OSError('libcudart.so.12: cannot open')")
+    found = next(finding for finding in check_machine(tmp_path) if finding.subject == "torch")
+    assert found == Finding(
+        "torch", "broken", "import failed: OSError: libcudart.so.12: cannot open", "reinstall torch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [
+        ((3, 4, 21), "warning"),
+        ((3, 4, 23), "ok"),
+        ((3, 5, 1), "warning"),
+        ((3, 5, 6), "warning"),
+        ((3, 5, 20), "ok"),
+        ((3, 6, 0), "ok"),
+    ],
+)
+def test_which_etcd_is_trusted(version: tuple[int, int, int], verdict: str) -> None:
+    assert judge_etcd(version, "etcd").verdict == verdict
+
+
+def test_no_gpu_is_a_normal_case() -> None:
+    assert cards_finding("no NVIDIA driver").verdict == "info"
+    assert cards_finding(0).verdict == "info"
+    assert cards_finding(2) == Finding("gpus", "ok", "2 NVIDIA devices")
+
+
+def reply(**fields: object) -> pb.ListNodesReply:
+    nodes = [pb.Node(name="a", connected=True, devices=[common.Device()], version="0.1.0")]
+    return pb.ListNodesReply(nodes=nodes, controller="head:7700", version="0.1.0", unix_s=1000.0, **fields)  # type: ignore[arg-type]
+
+
+def test_a_healthy_cluster_has_nothing_to_do() -> None:
+    assert judge_cluster(reply(), "0.1.0", 1000.4) == [
+        Finding("agents", "ok", "1 connected with 1 devices"),
+        Finding("versions", "ok", "0.1.0 everywhere"),
+        Finding("clock", "ok", "0.4 s ahead of the controller's"),
+    ]
+
+
+def test_lost_agents_other_versions_and_a_clock_a_day_off_are_named() -> None:
+    seen = reply()
+    seen.nodes.append(pb.Node(name="b", connected=False, seen_s_ago=70, version="0.0.9"))
+    agents, versions, clock = judge_cluster(seen, "0.1.0", 1000.0 - 86_400)
+    assert (agents.verdict, agents.found) == ("warning", "1 connected with 1 devices; lost: b (silent for 70 s)")
+    assert (versions.verdict, versions.found) == ("warning", "here 0.1.0, but b 0.0.9")
+    assert (clock.verdict, clock.found) == ("warning", "86400.0 s behind the controller's")
+    assert all(finding.next_step for finding in (agents, versions, clock))
+
+
+def test_who_leads_is_said(controller: ScriptedController) -> None:
+    controller.script.nodes = reply()
+    first, *rest = check_cluster(Connection((controller.address,), None, 5.0))
+    assert first.verdict == "ok"
+    assert first.found.startswith("head:7700 leads, answered in ")
+    assert [finding.subject for finding in rest] == ["agents", "versions", "clock"]
+
+
+def test_certificates_that_expire_or_belong_to_another_cluster(tmp_path: Path) -> None:
+    certs.create_authority(tmp_path / "a", NOW - datetime.timedelta(days=400))
+    certs.create_authority(tmp_path / "b", NOW)
+
+    def judged(days_ago: int) -> Finding:
+        made = NOW - datetime.timedelta(days=days_ago)
+        tls = certs.identity(certs.issue(tmp_path / "a", "client", f"ann-{days_ago}", [], made))
+        return check_certificates(Connection(("h:1",), tls, 1.0))[0]
+
+    assert [judged(days).verdict for days in (0, 350, 366)] == ["ok", "warning", "broken"]
+    own = certs.issue(tmp_path / "a", "client", "moved", [], NOW)
+    (own / "ca.pem").write_bytes((tmp_path / "b/ca.pem").read_bytes())
+    found = check_certificates(Connection(("h:1",), certs.identity(own), 1.0))[0]
+    assert (found.verdict, "not signed by" in found.found) == ("broken", True)
+    (own / "key.pem").unlink()
+    assert check_certificates(Connection(("h:1",), certs.identity(own), 1.0))[0].verdict == "broken"
+    assert check_certificates(Connection(("h:1",), None, 1.0)) == []

@@ -1,0 +1,271 @@
+"""jobs, status, nodes, logs, events, cancel: the shapes that `--json` promises, and what people read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from scripted_controller import ScriptedController
+from typer.testing import CliRunner
+
+from atoll.cli.main import app
+from atoll.v1 import common_pb2 as common
+from atoll.v1 import jobs_pb2 as pb
+
+STATUS = {
+    "id": {"job": "vit-3f9a", "run": 2, "rank": 0},
+    "state": "running",
+    "pid": 4711,
+    "exit_code": 0,
+    "exit_kind": None,
+    "reason": "",
+    "uses_atoll": True,
+    "step": 1240,
+    "plan": 3,
+}
+LAST = {
+    "step": 1240,
+    "local_batch": 160,
+    "total_batch": 256,
+    "step_s": 0.14,
+    "compute_s": 0.12,
+    "wait_s": 0.018,
+    "local_grad_sqnorm": 0.0,
+    "global_grad_sqnorm": 0.0,
+    "epoch": 3,
+    "plan": 3,
+}
+JOB = {
+    "id": "vit-3f9a",
+    "spec": {
+        "name": "vit",
+        "script": "train.py",
+        "args": ["--lr", "0.1"],
+        "min_workers": 2,
+        "max_workers": 8,
+        "env": {"EPOCHS": "3"},
+        "code_sha256": "",
+        "checkpoint": {"directory": "", "every_steps": 200, "keep": 2},
+        "max_restarts": 3,
+        "split": "inverse-time",
+        "seed": 18446744073709551615,
+        "stall_timeout_s": 0.0,
+    },
+    "phase": "running",
+    "reason": "every rank reported step 0",
+    "run": 2,
+    "restarts": 1,
+    "submitted_unix_s": 1.7e9,
+    "ended_unix_s": 0.0,
+    "workers": [
+        {"rank": 0, "node": "local-0", "device": 0, "status": STATUS, "share": 0.625, "last": LAST},
+        {"rank": 1, "node": "local-1", "device": 1, "status": None, "share": 0.375, "last": None},
+    ],
+    "progress": {
+        "step": 1240,
+        "epoch": 3,
+        "samples_per_s": 1830.4,
+        "step_s": 0.14,
+        "metrics": {"accuracy": None, "loss": 0.125},
+    },
+    "plan": {
+        "id": 3,
+        "run": 2,
+        "from_step": 900,
+        "shares": [160.0, 96.0],
+        "planner": "inverse-time",
+        "reason": "local-1 is slower",
+    },
+    "checkpoint_step": 1200,
+    "exit_code": 0,
+}
+
+
+def full_job() -> pb.Job:
+    id_ = common.WorkerId(job="vit-3f9a", run=2, rank=0)
+    status = common.WorkerStatus(
+        id=id_, state=common.WORKER_STATE_RUNNING, pid=4711, uses_atoll=True, step=1240, plan=3
+    )
+    last = common.StepSample(
+        step=1240, local_batch=160, total_batch=256, step_s=0.14, compute_s=0.12, wait_s=0.018, epoch=3, plan=3
+    )
+    return pb.Job(
+        id="vit-3f9a",
+        spec=common.JobSpec(
+            name="vit",
+            script="train.py",
+            args=["--lr", "0.1"],
+            min_workers=2,
+            max_workers=8,
+            env={"EPOCHS": "3"},
+            checkpoint=common.CheckpointPolicy(every_steps=200, keep=2),
+            max_restarts=3,
+            split="inverse-time",
+            seed=2**64 - 1,
+        ),
+        phase=pb.PHASE_RUNNING,
+        reason="every rank reported step 0",
+        run=2,
+        restarts=1,
+        submitted_unix_s=1.7e9,
+        workers=[
+            pb.WorkerView(rank=0, node="local-0", status=status, share=0.625, last=last),
+            pb.WorkerView(rank=1, node="local-1", device=1, share=0.375),
+        ],
+        progress=pb.Progress(
+            step=1240, epoch=3, samples_per_s=1830.4, step_s=0.14, metrics={"loss": 0.125, "accuracy": float("nan")}
+        ),
+        plan=common.Plan(
+            id=3, run=2, from_step=900, shares=[160, 96], planner="inverse-time", reason="local-1 is slower"
+        ),
+        checkpoint_step=1200,
+    )
+
+
+def atoll(runner: CliRunner, controller: ScriptedController, *args: str) -> tuple[int, str, str]:
+    result = runner.invoke(app, ["--controller", controller.address, *args])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_status_as_json_is_this_document(runner: CliRunner, controller: ScriptedController) -> None:
+    controller.script.jobs["vit-3f9a"] = full_job()
+    code, out, err = atoll(runner, controller, "status", "vit-3f9a", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == JOB
+
+
+def test_jobs_as_json_is_one_document(runner: CliRunner, controller: ScriptedController) -> None:
+    controller.script.jobs["vit-3f9a"] = full_job()
+    controller.script.add("old-1", pb.PHASE_DONE)
+    assert json.loads(atoll(runner, controller, "jobs", "--json")[1]) == {"jobs": [JOB]}
+    listed = json.loads(atoll(runner, controller, "jobs", "--all", "--json")[1])["jobs"]
+    assert [job["phase"] for job in listed] == ["running", "done"]
+
+
+def test_status_reads_like_this(runner: CliRunner, controller: ScriptedController) -> None:
+    controller.script.jobs["vit-3f9a"] = full_job()
+    _, out, _ = atoll(runner, controller, "status", "vit-3f9a")
+    lines = out.splitlines()
+    assert lines[0] == "vit-3f9a: running, every rank reported step 0"
+    assert lines[1].startswith("train.py --lr 0.1, 2:8 workers, submitted ")
+    assert lines[1].endswith(" ago, run 2, restarts 1")
+    assert lines[2:] == [
+        "step 1240  epoch 3  loss 0.125  accuracy nan  1830 samples/s  140 ms a step",
+        "checkpoint: newest at step 1200",
+        "plan 3 (inverse-time) from step 900: local-1 is slower",
+        "",
+        "RANK  NODE     DEVICE  STATE    BATCH   SHARE  STEP    TIME  COMPUTE   WAIT",
+        "   0  local-0       0  running    160  62.5 %  1240  140 ms   120 ms  18 ms",
+        "   1  local-1       1  unknown      -  37.5 %     -       -        -      -",
+    ]
+
+
+def test_jobs_reads_like_this(runner: CliRunner, controller: ScriptedController) -> None:
+    controller.script.jobs["vit-3f9a"] = full_job()
+    _, out, _ = atoll(runner, controller, "jobs")
+    header, row = out.splitlines()
+    assert header.split() == ["JOB", "PHASE", "WORKERS", "STEP", "LOSS", "SAMPLES/S", "AGE", "REASON"]
+    assert row.startswith("vit-3f9a  running  1 of 2:8  1240  0.125       1830  ")
+    assert row.endswith("every rank reported step 0")
+
+
+def test_no_jobs_is_said_on_stderr_only(runner: CliRunner, controller: ScriptedController) -> None:
+    code, out, err = atoll(runner, controller, "jobs")
+    assert (code, out) == (0, "")
+    assert "no living jobs" in err
+
+
+def node(**fields: Any) -> pb.Node:
+    devices = [common.Device(index=n, kind="cuda", model="RTX 3090", memory_bytes=24 * 2**30, speed=1) for n in (0, 1)]
+    return pb.Node(
+        name="gpu-1",
+        island="lab",
+        address="10.0.0.2",
+        memory_bytes=64 * 2**30,
+        devices=devices,
+        version="0.1.0",
+        **fields,
+    )
+
+
+def test_nodes(runner: CliRunner, controller: ScriptedController) -> None:
+    running = common.WorkerStatus(id=common.WorkerId(job="vit-3f9a", run=2, rank=1), state=common.WORKER_STATE_RUNNING)
+    slow = common.Device(kind="cpu", model="Xeon", speed=0.3)
+    lost = pb.Node(name="local-1", island="default", devices=[slow], seen_s_ago=12)
+    controller.script.nodes = pb.ListNodesReply(nodes=[node(connected=True, workers=[running]), lost])
+    lines = atoll(runner, controller, "nodes")[1].splitlines()
+    assert lines == [
+        "NODE     ISLAND   STATE      ADDRESS   DEVICES                 MEMORY  WORKERS     VERSION",
+        "gpu-1    lab      connected  10.0.0.2  2 x cuda: RTX 3090      64 GiB  vit-3f9a/1  0.1.0",
+        "local-1  default  lost                 cpu: Xeon at 0.3 speed       -  -           -",
+    ]
+    document = json.loads(atoll(runner, controller, "nodes", "--json")[1])
+    assert list(document) == ["nodes"]
+    assert document["nodes"][1] == {
+        "name": "local-1",
+        "island": "default",
+        "address": "",
+        "memory_bytes": 0,
+        "devices": [{"index": 0, "kind": "cpu", "model": "Xeon", "memory_bytes": 0, "speed": 0.3}],
+        "connected": False,
+        "seen_s_ago": 12.0,
+        "workers": [],
+        "version": "",
+    }
+
+
+def test_events(runner: CliRunner, controller: ScriptedController) -> None:
+    controller.script.add("vit-1", pb.PHASE_DONE)
+    controller.script.happened("vit-1", "worker", "rank 1 was killed by signal 9", common.LEVEL_WARNING)
+    _, out, _ = atoll(runner, controller, "events", "vit-1")
+    assert out.split(maxsplit=1)[1] == "warning worker     rank 1 was killed by signal 9\n"
+    event = {
+        "sequence": 1,
+        "unix_s": 1.7e9,
+        "level": "warning",
+        "job": "vit-1",
+        "run": 0,
+        "kind": "worker",
+        "text": "rank 1 was killed by signal 9",
+    }
+    assert json.loads(atoll(runner, controller, "events", "vit-1", "--json")[1]) == {"events": [event]}
+    assert json.loads(atoll(runner, controller, "events", "vit-1", "--json", "-f")[1]) == event
+
+
+def test_logs_say_the_rank_unless_one_was_asked_for(runner: CliRunner, controller: ScriptedController) -> None:
+    controller.script.add("vit-1", pb.PHASE_DONE)
+    controller.script.write(b"a\nb\n", rank=0)
+    controller.script.write(b"c\nno end", rank=1)
+    assert atoll(runner, controller, "logs", "vit-1")[1] == "[0] a\n[0] b\n[1] c\n[1] no end\n"
+    assert atoll(runner, controller, "logs", "vit-1", "--rank", "0")[1] == "a\nb\n"
+    assert atoll(runner, controller, "logs", "vit-1", "--rank", "0", "--tail", "1", "-f")[1] == "b\n"
+    lines = [{"run": 1, "rank": 0, "text": "b"}]
+    out = atoll(runner, controller, "logs", "vit-1", "--rank", "0", "--tail", "1", "--json")[1]
+    assert json.loads(out) == {"lines": lines}
+
+
+def test_garbage_in_a_log_is_no_error(runner: CliRunner, controller: ScriptedController) -> None:
+    controller.script.add("vit-1", pb.PHASE_DONE)
+    controller.script.write(b"\xff\x00\x1b[31m\n" + b"x" * 200_000)
+    code, out, _ = atoll(runner, controller, "logs", "vit-1", "--rank", "0")
+    assert code == 0
+    assert out.count("x") == 200_000
+    assert max(map(len, out.splitlines())) <= 64 * 1024
+
+
+def test_cancel(runner: CliRunner, controller: ScriptedController) -> None:
+    controller.script.add("vit-1")
+    code, out, err = atoll(runner, controller, "cancel", "vit-1")
+    assert (code, out) == (0, "vit-1 stopping\n")
+    assert "atoll status vit-1" in err
+    assert json.loads(atoll(runner, controller, "cancel", "vit-1", "--json")[1])["phase"] == "stopping"
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel", "events"])
+def test_a_job_that_is_none_is_one_line_and_exit_2(
+    runner: CliRunner, controller: ScriptedController, command: str
+) -> None:
+    code, out, err = atoll(runner, controller, command, "nope")
+    assert (code, out) == (2, "")
+    assert err == f"error: {'cancel nope' if command == 'cancel' else 'job nope'}: no job 'nope'. See `atoll jobs -a`\n"

@@ -1,0 +1,223 @@
+"""up and the daemons' shells: children that die, are stopped, outlive nobody; signals; ports; tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from scripted_controller import ScriptedController
+from typer.testing import CliRunner
+
+from atoll.cli import up
+from atoll.cli.daemons import need, read_token
+from atoll.cli.main import app
+from atoll.cli.up import Cluster, check_port, parse_speeds
+from atoll.errors import AtollError, BadInput, DeadlineExceeded
+from atoll.v1 import jobs_pb2 as pb
+
+
+def test_speeds_and_agents_must_agree() -> None:
+    assert parse_speeds(None, None) == [1.0]
+    assert parse_speeds(None, 3) == [1.0, 1.0, 1.0]
+    assert parse_speeds("1,0.6,0.3", None) == [1.0, 0.6, 0.3]
+    for speeds, agents, said in (
+        ("1,x", None, "are not numbers"),
+        ("1,,1", None, "are not numbers"),
+        ("0,1", None, "above 0"),
+        ("nan", None, "above 0"),
+        ("1,1", 3, "names 2 agents but --agents 3"),
+        (",".join(["1"] * 65), None, "At most 64"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            parse_speeds(speeds, agents)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(BadInput, match=f"cannot listen on {address}: Address already in use"):
+            check_port(address)
+    check_port(address)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7700", "10.0.0.1:7700", "127.0.0.1:0"])
+def test_up_is_for_one_machine(listen: str) -> None:
+    with pytest.raises(BadInput, match="serves this machine only"):
+        check_port(listen)
+
+
+def test_two_ups_on_one_folder_are_refused(tmp_path: Path) -> None:
+    with up._locked(tmp_path), pytest.raises(AtollError, match="another `atoll up` runs"), up._locked(tmp_path):
+        pass
+    with up._locked(tmp_path):
+        pass
+
+
+def cluster_in(folder: Path, listen: str = "127.0.0.1:1", agents: int = 1) -> Cluster:
+    (folder / "logs").mkdir()
+    return Cluster(folder, listen, [1.0] * agents, threads=1)
+
+
+async def test_a_child_that_ends_is_reported_with_its_last_line(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path)
+    await cluster._spawn("agent-0", ["jobs", "--nope"])
+    with pytest.raises(AtollError, match=r"^agent-0 ended with exit code 2: No such option: --nope.*agent-0\.log$"):
+        await asyncio.wait_for(cluster.watch_children(), 20)
+    await cluster.stop()
+
+
+async def test_a_child_that_is_killed_is_reported(tmp_path: Path, controller: ScriptedController) -> None:
+    cluster = cluster_in(tmp_path)
+    await cluster._spawn("agent-0", ["events", "-f", "--controller", controller.address])
+    await asyncio.to_thread(controller.wait_for, lambda script: "Events" in script.calls, 20)
+    cluster._children[0].process.kill()
+    with pytest.raises(AtollError, match=r"^agent-0 was killed by signal 9"):
+        await asyncio.wait_for(cluster.watch_children(), 20)
+    await cluster.stop()
+
+
+async def test_children_that_do_not_stop_are_killed_in_time(
+    tmp_path: Path, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "_STOP_WITHIN_S", 4.5)
+    cluster = cluster_in(tmp_path)
+    await cluster._spawn("controller", ["events", "-f", "--controller", controller.address])
+    await cluster._spawn("agent-0", ["events", "-f", "--controller", controller.address])
+    await asyncio.to_thread(controller.wait_for, lambda script: script.calls.count("Events") == 2, 20)
+    for child in cluster._children:
+        child.process.send_signal(signal.SIGSTOP)
+        async with asyncio.timeout(5):
+            while psutil.Process(child.process.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the kernel's
+                await asyncio.sleep(0.01)
+    started = time.monotonic()
+    await cluster.stop()
+    assert time.monotonic() - started < 5.0
+    assert [child.process.returncode for child in cluster._children] == [-signal.SIGKILL, -signal.SIGKILL]
+
+
+async def test_ready_is_said_when_all_agents_are_connected(
+    tmp_path: Path, controller: ScriptedController, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = cluster_in(tmp_path, controller.address, agents=2)
+    waiting = asyncio.create_task(cluster.announce_when_ready())
+    for number in (0, 1):
+        await asyncio.to_thread(controller.wait_for, lambda script: script.calls)
+        assert not waiting.done()
+        controller.script.nodes.nodes.append(pb.Node(name=f"local-{number}", connected=True))
+        controller.script.calls.clear()
+    await asyncio.wait_for(waiting, 5)
+    out, err = capsys.readouterr()
+    assert out == f"ready: 2 agents, controller {controller.address}\n"
+    assert f"atoll submit train.py --workers 2 --follow --controller {controller.address}" in err
+
+
+async def test_agents_that_do_not_come_are_counted(
+    tmp_path: Path, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "_READY_WITHIN_S", 0.5)
+    controller.script.nodes.nodes.append(pb.Node(name="local-0", connected=True))
+    with pytest.raises(DeadlineExceeded, match="1 of 2 agents connected within"):
+        await cluster_in(tmp_path, controller.address, agents=2).announce_when_ready()
+
+
+def test_children_die_with_an_up_that_is_killed(controller: ScriptedController) -> None:
+    code = (
+        "import os, subprocess, sys; "
+        "subprocess.run([sys.executable, '-m', 'atoll.cli.leashed', str(os.getpid()), 'events', '-f'])"
+    )
+    environment = {**os.environ, "ATOLL_CONTROLLER": controller.address}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:
+        controller.wait_for(lambda script: "Events" in script.calls, deadline_s=20)
+        (child,) = psutil.Process(parent.pid).children()
+        parent.kill()
+    gone, _ = psutil.wait_procs([child], timeout=5)
+    assert gone == [child]
+
+
+def test_a_leashed_child_whose_parent_is_gone_already_ends() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "atoll.cli.leashed", "1", "version"], capture_output=True, timeout=20, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"")
+
+
+SERVE = """
+import asyncio
+from atoll.cli.daemons import run_until_told
+async def serve(stop):
+    print("up", flush=True)
+    await stop.wait()
+    {after}
+run_until_told(serve)
+print("down", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_stops_on_a_signal(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", SERVE.format(after="pass")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(number)
+        assert process.stdout.read() == "down\n"
+        assert process.wait(20) == 0
+
+
+def test_a_daemon_that_hangs_while_stopping_ends_on_the_second_signal() -> None:
+    command = [sys.executable, "-c", SERVE.format(after="print('stopping', flush=True); await asyncio.sleep(60)")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+
+
+def test_what_an_extra_would_bring_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "needs_etcd.py").write_text("import etcd3aio_of_nobody\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BadInput, match=r"^etcd3aio_of_nobody is not installed. pip install 'atoll\[controller\]'$"):
+        need("needs_etcd", "controller")
+    with pytest.raises(ModuleNotFoundError):
+        need("atoll.nothing_of_the_kind", "controller")
+
+
+def test_tokens_come_from_files_that_only_their_owner_reads(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("s3cret\n")
+    path.chmod(0o600)
+    assert read_token(path) == "s3cret"
+    path.chmod(0o640)
+    with pytest.raises(BadInput, match="may be read by others"):
+        read_token(path)
+    path.chmod(0o600)
+    path.write_text("\n")
+    with pytest.raises(BadInput, match="holds 0 characters"):
+        read_token(path)
+
+
+def test_certs_by_command(runner: CliRunner, tmp_path: Path) -> None:
+    assert runner.invoke(app, ["certs", "init", "ca"]).stdout == "ca\n"
+    result = runner.invoke(app, ["certs", "server", "ca", "--host", "::1", "--host", "head.lab"])
+    assert result.stdout == "ca/controller-1\n"
+    assert runner.invoke(app, ["certs", "client", "ca", "ann"]).stdout == "ca/client-ann\n"
+    result = runner.invoke(app, ["certs", "agent", "ca", "gpu-1"])
+    assert result.stdout == "ca/agent-gpu-1\n"
+    assert "ATOLL_TLS_DIR=ca/agent-gpu-1" in result.stderr
+    again = runner.invoke(app, ["certs", "init", "ca"])
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert again.stderr.startswith("error: ca/ca.pem is there already")
+    missing = runner.invoke(app, ["certs", "server", "ca"])
+    assert (missing.exit_code, "Missing option '--host'" in missing.stderr) == (2, True)

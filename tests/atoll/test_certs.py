@@ -1,0 +1,191 @@
+"""Certificates: who gets through a real mTLS server, who does not and what they are told, and what the files are."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import stat
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from scripted_controller import ScriptedController
+
+from atoll import certs
+from atoll.client import AsyncClient
+from atoll.errors import BadInput, Conflict, NotAllowed, NotFound
+from atoll.rpc import Tls
+
+NOW = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+LONG_AGO = NOW - datetime.timedelta(days=500)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certs") / "ca"
+    certs.create_authority(folder, LONG_AGO)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(authority: Path) -> Tls:
+    return certs.identity(certs.issue(authority, "controller", "head", ["127.0.0.1", "head.lab"], NOW))
+
+
+@pytest.fixture(scope="module")
+def ann(authority: Path) -> Tls:
+    return certs.identity(certs.issue(authority, "client", "ann", [], NOW))
+
+
+async def ask(controller: ScriptedController, tls: Tls | None, address: str | None = None) -> list[str]:
+    async with AsyncClient([address or controller.address], tls=tls, timeout_s=1.5) as client:
+        return [job.id for job in await client.jobs()]
+
+
+async def test_a_client_of_the_cluster_gets_through(server: Tls, ann: Tls) -> None:
+    with ScriptedController(tls=server) as controller:
+        controller.script.add("vit-1")
+        assert await ask(controller, ann) == ["vit-1"]
+
+
+async def test_a_client_of_another_cluster_is_told_that_the_ca_differs(server: Tls, tmp_path: Path) -> None:
+    certs.create_authority(tmp_path, NOW)
+    stranger = certs.identity(certs.issue(tmp_path, "client", "eve", [], NOW))
+    with ScriptedController(tls=server) as controller:
+        with pytest.raises(NotAllowed, match=r"its certificate was refused.*--tls-ca"):
+            await ask(controller, stranger)
+        assert not controller.script.calls
+
+
+async def test_a_strangers_certificate_is_refused_by_the_server(server: Tls, ann: Tls, tmp_path: Path) -> None:
+    """Eve has the cluster's public CA but a certificate of her own."""
+    certs.create_authority(tmp_path, NOW)
+    own = certs.identity(certs.issue(tmp_path, "client", "eve", [], NOW))
+    with ScriptedController(tls=server) as controller:
+        with pytest.raises(NotAllowed, match=r"refused the certificate .* of client:eve"):
+            await ask(controller, Tls(ann.ca, own.certificate, own.key))
+        assert not controller.script.calls
+
+
+async def test_an_expired_client_is_refused(server: Tls, authority: Path) -> None:
+    expired = certs.identity(certs.issue(authority, "client", "old", [], LONG_AGO))
+    with ScriptedController(tls=server) as controller:
+        with pytest.raises(NotAllowed, match="it expired on"):
+            await ask(controller, expired)
+        assert not controller.script.calls
+
+
+async def test_an_expired_server_is_refused_by_its_clients(authority: Path, ann: Tls) -> None:
+    expired = certs.identity(certs.issue(authority, "controller", "old", ["127.0.0.1"], LONG_AGO))
+    with ScriptedController(tls=expired) as controller, pytest.raises(NotAllowed, match="expired"):
+        await ask(controller, ann)
+
+
+async def test_a_server_under_a_name_it_has_no_certificate_for_is_refused(server: Tls, ann: Tls) -> None:
+    with ScriptedController(tls=server) as controller:
+        with pytest.raises(NotAllowed, match="made for another host"):
+            await ask(controller, ann, f"localhost:{controller.port}")
+        assert not controller.script.calls
+
+
+async def test_no_certificate_at_all_is_refused(server: Tls) -> None:
+    with ScriptedController(tls=server) as controller:
+        with pytest.raises(NotAllowed, match=r"Name yours with --tls-ca"):
+            await ask(controller, None)
+        assert not controller.script.calls
+
+
+async def test_a_server_without_tls_is_named_as_such(ann: Tls) -> None:
+    with ScriptedController() as controller, pytest.raises(NotAllowed, match="speaks without TLS"):
+        await ask(controller, ann)
+
+
+async def test_a_client_cannot_pose_as_a_controller(ann: Tls) -> None:
+    with ScriptedController(tls=ann) as impostor:
+        with pytest.raises(NotAllowed, match="its certificate was refused"):
+            await ask(impostor, ann)
+        assert not impostor.script.calls
+
+
+def read(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def test_what_a_certificate_says(authority: Path, server: Tls, ann: Tls) -> None:
+    ca, head, client = read(authority / "ca.pem"), read(server.certificate), read(ann.certificate)
+    assert head.subject.rfc4514_string() == "CN=controller:head"
+    assert client.subject.rfc4514_string() == "CN=client:ann"
+    names = head.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["head.lab"]
+    assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("127.0.0.1")]
+    assert list(head.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [
+        ExtendedKeyUsageOID.SERVER_AUTH
+    ]
+    assert list(client.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [
+        ExtendedKeyUsageOID.CLIENT_AUTH
+    ]
+    assert ca.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    assert not head.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    own_id = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest
+    for leaf in (head, client, ca):
+        issuer = leaf.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
+        assert issuer == own_id
+    assert head.not_valid_after_utc - NOW == certs.CERTIFICATE_VALID
+    assert ca.not_valid_after_utc - LONG_AGO == certs.CA_VALID
+
+
+def test_secrets_are_readable_for_their_owner_only(authority: Path, ann: Tls) -> None:
+    for secret in (authority / "ca-key.pem", authority / "join-token", ann.key):
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(authority.stat().st_mode) == 0o700
+    assert len((authority / "join-token").read_text().strip()) == 43
+
+
+def test_nothing_is_ever_overwritten(tmp_path: Path) -> None:
+    certs.create_authority(tmp_path, NOW)
+    own = certs.issue(tmp_path, "agent", "gpu-1", [], NOW)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(Conflict, match="was left as it is"):
+        certs.create_authority(tmp_path, NOW)
+    with pytest.raises(Conflict, match=r"agent-gpu-1/ca\.pem is there already"):
+        certs.issue(tmp_path, "agent", "gpu-1", [], NOW)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert certs.read_facts(certs.identity(own)).common_name == "agent:gpu-1"
+
+
+def test_bad_names_and_hosts_are_refused_and_leave_nothing(authority: Path) -> None:
+    for name in ("", "-x", "a/b", "../up", "a" * 60, "n\u00e9", "a\n"):
+        with pytest.raises(BadInput, match="must be 1 to"):
+            certs.issue(authority, "client", name, [], NOW)
+    for host in ("", "head:7700", "-x", "a b", "h\u00e9", "*"):
+        with pytest.raises(BadInput, match="neither an address nor a name"):
+            certs.issue(authority, "controller", "bad", [host], NOW)
+    assert not (authority / "controller-bad").exists()
+
+
+def test_without_an_authority_there_is_no_certificate(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="atoll certs init"):
+        certs.issue(tmp_path, "client", "ann", [], NOW)
+    certs.create_authority(tmp_path / "a", NOW)
+    certs.create_authority(tmp_path / "b", NOW)
+    (tmp_path / "a/ca-key.pem").write_bytes((tmp_path / "b/ca-key.pem").read_bytes())
+    with pytest.raises(BadInput, match="does not belong to"):
+        certs.issue(tmp_path / "a", "client", "ann", [], NOW)
+    (tmp_path / "b/ca.pem").write_text("garbage")
+    with pytest.raises(BadInput, match="no certificate in PEM"):
+        certs.issue(tmp_path / "b", "client", "ann", [], NOW)
+
+
+def test_an_authority_near_its_end_signs_no_more(tmp_path: Path) -> None:
+    certs.create_authority(tmp_path, NOW - certs.CA_VALID + datetime.timedelta(days=100))
+    with pytest.raises(BadInput, match="ends on"):
+        certs.issue(tmp_path, "client", "ann", [], NOW)
+
+
+def test_facts_find_the_key_that_belongs_to_another(server: Tls, ann: Tls, tmp_path: Path) -> None:
+    assert certs.read_facts(server).hosts == ("head.lab", "127.0.0.1")
+    with pytest.raises(BadInput, match="does not belong to"):
+        certs.read_facts(Tls(ann.ca, ann.certificate, server.key))
+    certs.create_authority(tmp_path, NOW)
+    assert not certs.read_facts(Tls(tmp_path / "ca.pem", ann.certificate, ann.key)).signed_by_ca

@@ -1,0 +1,101 @@
+"""Records and views for tests, with what does not matter filled in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from atoll.controller.jobs.planning import Place, first_plan
+from atoll.controller.jobs.seen import Alive, Seen, SeenNode, SeenWorker, Telling, WorkerKey
+from atoll.controller.jobs.start import FreeDevice
+from atoll.controller.state.records import (
+    DeviceRecord,
+    Exit,
+    ExitKind,
+    JobRecord,
+    Member,
+    NodeRecord,
+    Phase,
+    RunRecord,
+    Spec,
+)
+
+JOB = "tiny-0001"
+NOW_S = 1000.0
+
+
+def spec(**fields: Any) -> Spec:
+    return Spec(**{"name": "tiny", "script": "train.py", "code_sha256": "0" * 64, "max_workers": 2, **fields})
+
+
+def job(phase: Phase = Phase.RUNNING, run: int = 1, **fields: Any) -> JobRecord:
+    return JobRecord(**{"id": JOB, "spec": spec(), "request_id": "r", "phase": phase, "run": run, **fields})
+
+
+def run(*nodes: str, number: int = 1, **fields: Any) -> RunRecord:
+    members = tuple(
+        Member(rank=i, node=node, device=0, node_rank=i, local_rank=0, local_world_size=1)
+        for i, node in enumerate(nodes)
+    )
+    return RunRecord(
+        **{
+            "job": JOB,
+            "run": number,
+            "members": members,
+            "master_address": "10.0.0.1",
+            "master_port": 29500,
+            "began_unix_s": 0.0,
+            **fields,
+        }
+    )
+
+
+def ended(record: RunRecord, *exits: Exit | None) -> RunRecord:
+    members = tuple(
+        replace(m, exit=e and replace(e, order=i)) for i, (m, e) in enumerate(zip(record.members, exits, strict=True))
+    )
+    return replace(record, members=members)
+
+
+def exited(kind: ExitKind, code: int = 0, reason: str = "", step: int = 0) -> Exit:
+    return Exit(kind=kind, code=code, reason=reason, step=step)
+
+
+def worker(
+    alive: Alive = Alive.RUNNING, exit: Exit | None = None, step: int = 0, uses_atoll: bool = True
+) -> SeenWorker:
+    return SeenWorker(Alive.EXITED if exit else alive, step, 1, uses_atoll, exit)
+
+
+def node(
+    name: str,
+    workers: dict[int, SeenWorker] | None = None,
+    connected: bool = True,
+    heard_s: float | None = NOW_S,
+    run: int = 1,
+) -> SeenNode:
+    device = DeviceRecord(index=0, kind="cpu", model="fake", memory_bytes=1, speed=1.0)
+    record = NodeRecord(name=name, island="here", address=f"{name}.lan", memory_bytes=1, devices=(device,), version="0")
+    keyed = {WorkerKey(JOB, run, rank): seen for rank, seen in (workers or {}).items()}
+    return SeenNode(record, connected, heard_s, keyed, (29500,))
+
+
+def free(name: str, since_s: float = 0.0, speed: float = 1.0, kind: str = "cpu", index: int = 0) -> FreeDevice:
+    return FreeDevice(name, index, kind, speed, since_s)
+
+
+def seen(job: JobRecord, run: RunRecord | None, *nodes: SeenNode, since_s: float = NOW_S - 20, **fields: Any) -> Seen:
+    plans = ()
+    if run is not None:
+        places = [Place(m.node, m.device, 1.0) for m in run.members]
+        plans = (first_plan(run.run, "even", places, {}, 0),)
+    values: dict[str, Any] = {
+        "plans": plans,
+        "ports": {n.record.name: n.ports for n in nodes if n.connected},
+        **fields,
+    }
+    return Seen(job=job, run=run, nodes={n.record.name: n for n in nodes}, since_s=since_s, **values)
+
+
+def clock(now_s: float = NOW_S, leading_since_s: float = 0.0) -> Telling:
+    return Telling(now_s, unix_s=5.0, leading_since_s=leading_since_s, node_lease_s=3.0)

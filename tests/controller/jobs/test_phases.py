@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+from made import job
+
+from atoll.controller.jobs.phases import EDGES, KEPT_CHANGES, IllegalTransition, advance, phases_table
+from atoll.controller.state.records import Phase
+
+
+def test_every_phase_is_reached_and_ended_ones_are_never_left() -> None:
+    assert {after for _, after in EDGES} == set(Phase)
+    assert not [edge for edge in EDGES if edge[0].ended]
+
+
+def test_a_legal_edge_is_taken_with_its_story() -> None:
+    moved = advance(job(Phase.RUNNING), Phase.DONE, "all ranks finished", 7.0)
+    assert (moved.phase, moved.reason, moved.ended_unix_s) == (Phase.DONE, "all ranks finished", 7.0)
+    assert [(c.before, c.after, c.cause) for c in moved.history] == [(Phase.RUNNING, Phase.DONE, "all ranks finished")]
+
+
+@pytest.mark.parametrize("before", Phase)
+@pytest.mark.parametrize("after", Phase)
+def test_every_other_edge_is_refused_with_the_history(before: Phase, after: Phase) -> None:
+    if (before, after) in EDGES:
+        assert advance(job(before), after, "why", 1.0).phase is after
+        return
+    with pytest.raises(IllegalTransition, match=f"may not go from {before} to {after}. Its history: none"):
+        advance(job(before), after, "why", 1.0)
+
+
+def test_the_history_of_a_job_that_restarts_for_ever_is_bounded() -> None:
+    record = job(Phase.QUEUED)
+    for _ in range(100):
+        record = advance(record, Phase.STARTING, "s", 0.0)
+        record = advance(record, Phase.STOPPING, "s", 0.0)
+        record = advance(record, Phase.QUEUED, "s", 0.0)
+    assert len(record.history) == KEPT_CHANGES
+
+
+def test_the_table_for_the_manual_has_a_row_for_each_edge() -> None:
+    lines = phases_table().splitlines()
+    assert lines[:2] == ["| from | to | when |", "|---|---|---|"]
+    assert len(lines) == 2 + len(EDGES)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from atoll.controller.jobs.spec import spec_from_wire, spec_to_wire
+from atoll.errors import BadInput
+from atoll.v1 import common_pb2 as pb
+
+SHA = "ab" * 32
+
+
+def wire(**fields: Any) -> pb.JobSpec:
+    given: dict[str, Any] = {
+        "name": "vit",
+        "script": "train.py",
+        "min_workers": 1,
+        "max_workers": 4,
+        "code_sha256": SHA,
+        **fields,
+    }
+    return pb.JobSpec(**given)
+
+
+def test_a_good_spec_survives_both_ways() -> None:
+    full = wire(
+        args=["--lr", "0.1"],
+        env={"B": "2", "A": "1"},
+        checkpoint=pb.CheckpointPolicy(directory="/data/vit", every_steps=50, keep=3),
+        max_restarts=2,
+        split="even",
+        seed=2**63,
+        stall_timeout_s=30,
+    )
+    assert spec_to_wire(spec_from_wire(full)) == full
+
+
+def test_what_was_left_out_gets_its_meaning() -> None:
+    spec = spec_from_wire(wire(script="./examples/train.py"))
+    assert (spec.split, spec.checkpoint.keep, spec.script) == ("inverse-time", 1, "examples/train.py")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": ""}, "spec.name = ''"),
+        ({"name": "Big"}, "spec.name = 'Big' must be 1 to 40"),
+        ({"name": "-x"}, "spec.name"),
+        ({"name": "a" * 41}, "spec.name"),
+        ({"name": "a/../b"}, "spec.name"),
+        ({"script": ""}, "spec.script = '' must be a path inside the code bundle"),
+        ({"script": "/etc/passwd"}, "spec.script"),
+        ({"script": "../x.py"}, "spec.script"),
+        ({"script": "."}, "spec.script"),
+        ({"script": "-c"}, "spec.script"),
+        ({"script": "a\0b.py"}, "zero byte"),
+        ({"script": "x" * 5000}, "longer than 4096 bytes"),
+        ({"args": ["x"] * 257}, "spec.args = '257 entries'"),
+        ({"args": ["x" * 5000]}, r"spec.args\[0\]"),
+        ({"env": {"A B": "1"}}, "spec.env = 'A B' is not a name"),
+        ({"env": {"A": "\0"}}, r"spec.env\[A\]"),
+        ({"min_workers": 0}, "spec.min_workers = 0 must be 1 to 4096"),
+        ({"min_workers": 5}, "spec.max_workers = 4 must be at least min_workers = 5"),
+        ({"max_workers": 5000}, "spec.max_workers = 5000"),
+        ({"code_sha256": "AB" * 32}, "spec.code_sha256"),
+        ({"split": "fair"}, "spec.split = 'fair' is not known. Use one of inverse-time, even"),
+        ({"stall_timeout_s": -1}, "spec.stall_timeout_s = -1"),
+        ({"stall_timeout_s": math.nan}, "spec.stall_timeout_s = nan"),
+        (
+            {"checkpoint": pb.CheckpointPolicy(directory="here")},
+            "spec.checkpoint.directory = 'here' must be",
+        ),
+        ({"checkpoint": pb.CheckpointPolicy(directory="/a/../b")}, "spec.checkpoint.directory"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_value(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        spec_from_wire(wire(**fields))

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from made import JOB, exited, job, node, run, worker
+
+from atoll.controller.jobs.seen import Alive, ForgetWorker, StopRun, WorkerKey
+from atoll.controller.jobs.strays import stray_actions
+from atoll.controller.state.records import ExitKind, Phase
+
+KEY = WorkerKey(JOB, 1, 0)
+GONE = worker(exit=exited(ExitKind.FINISHED))
+
+
+def test_members_of_an_active_run_are_no_strays() -> None:
+    for phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING):
+        assert not list(stray_actions({"a": node("a", {0: worker()})}, {JOB: (job(phase), run("a"))}, ()))
+
+
+def test_a_worker_of_an_older_run_is_stopped() -> None:
+    newer = {JOB: (job(run=2), run("a", number=2))}
+    assert list(stray_actions({"a": node("a", {0: worker()})}, newer, ())) == [
+        StopRun("a", JOB, 1, 2.0, "a newer run replaces it")
+    ]
+
+
+def test_a_rank_on_another_node_than_its_own_is_stopped() -> None:
+    found = list(stray_actions({"b": node("b", {0: worker(Alive.STARTING)})}, {JOB: (job(), run("a"))}, ()))
+    assert found == [StopRun("b", JOB, 1, 2.0, "a newer run replaces it")]
+
+
+def test_workers_of_ended_and_unknown_jobs_are_stopped_and_forgotten() -> None:
+    done = {JOB: (job(Phase.DONE), run("a"))}
+    assert list(stray_actions({"a": node("a", {0: GONE})}, done, ())) == [ForgetWorker("a", KEY)]
+    assert list(stray_actions({"a": node("a", {0: worker()})}, done, ())) == [
+        StopRun("a", JOB, 1, 2.0, "its run is over; the job is done")
+    ]
+    assert list(stray_actions({"a": node("a", {0: worker()})}, {}, ())) == [
+        StopRun("a", JOB, 1, 2.0, "the controller knows no such job")
+    ]
+
+
+def test_a_job_whose_record_cannot_be_read_is_left_alone() -> None:
+    assert not list(stray_actions({"a": node("a", {0: worker()})}, {}, {JOB}))
+
+
+def test_nothing_is_said_to_nodes_that_are_gone() -> None:
+    assert not list(stray_actions({"a": node("a", {0: worker()}, connected=False)}, {}, ()))

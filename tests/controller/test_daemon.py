@@ -1,0 +1,230 @@
+"""The whole controller over a real etcd, with scripted agents over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from daemons import Controller, controller, leading
+from etcd_server import EtcdServer
+from fake_agent import FakeAgent
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from atoll.controller.daemon import serve
+from atoll.controller.settings import ControllerSettings
+from atoll.errors import SettingError
+from atoll.rpc import leader_hint, open_channel
+from atoll.v1 import common_pb2
+from atoll.v1 import jobs_pb2 as pb
+
+
+async def test_a_job_is_submitted_launched_run_and_done(etcd: str, tmp_path: Path) -> None:
+    async with controller(tmp_path, etcd) as head:
+        await leading(head)
+        a = await FakeAgent("a").connect(head.address)
+        b = await FakeAgent("b").connect(head.address)
+        job = await head.submit((2, 2), args=["--fast"])
+        running = await head.phase(job, pb.PHASE_RUNNING)
+        assert [(w.rank, w.node) for w in running.workers] == [(0, "a"), (1, "b")]
+        assert running.run == 1
+        launch = b.launches[0]
+        assert (launch.world_size, launch.id.rank, launch.node_rank, launch.master_port) == (2, 1, 1, 29500)
+        assert list(launch.spec.args) == ["--fast"]
+        assert list(launch.plan.shares) == [1.0, 1.0]
+        await a.end((job, 1, 0), step=7)
+        await b.end((job, 1, 1), step=7)
+        done = await head.phase(job, pb.PHASE_DONE)
+        assert done.reason == "all 2 ranks finished"
+        await a.until(lambda: a.forgotten == [(job, 1, 0)])
+        await asyncio.gather(a.disconnect(), b.disconnect())
+        texts = await head.events(job)
+        assert texts[0].startswith("submitted: train.py")
+        assert texts[-1] == "done: all 2 ranks finished"
+
+
+async def test_restarted_controller_adopts_running_workers(etcd: str, tmp_path: Path) -> None:
+    """1. A job of two workers runs. 2. The controller is cut off without a word. 3. A new one on the same etcd takes
+    over. 4. The agents come back with their workers: none is launched again or stopped, and the job ends well."""
+    async with controller(tmp_path / "first", etcd) as head:
+        await leading(head)
+        a = await FakeAgent("a").connect(head.address)
+        b = await FakeAgent("b").connect(head.address)
+        job = await head.submit((2, 2))
+        await head.phase(job, pb.PHASE_RUNNING)
+        head.task.cancel()
+        await asyncio.wait({head.task})
+    await asyncio.gather(a.disconnect(), b.disconnect())
+    async with controller(tmp_path / "second", etcd) as head:
+        await leading(head)
+        await a.connect(head.address)
+        await asyncio.sleep(1.5)  # longer than the node lease: b has the grace that a new leader gives
+        assert (await head.get(job)).phase == pb.PHASE_RUNNING
+        await b.connect(head.address)
+        assert (await head.get(job)).run == 1
+        await a.end((job, 1, 0))
+        await b.end((job, 1, 1))
+        await head.phase(job, pb.PHASE_DONE)
+        assert (len(a.launched), len(b.launched)) == (1, 1)
+        assert (a.stopped, b.stopped) == ([], [])
+        await asyncio.gather(a.disconnect(), b.disconnect())
+
+
+async def test_workers_of_a_removed_job_are_stopped_when_their_agent_comes(etcd: str, tmp_path: Path) -> None:
+    async with controller(tmp_path, etcd) as head:
+        await leading(head)
+        a = FakeAgent("a")
+        stray = common_pb2.WorkerId(job="gone-1234", run=3, rank=0)
+        a.workers["gone-1234", 3, 0] = common_pb2.WorkerStatus(id=stray, state=common_pb2.WORKER_STATE_RUNNING)
+        await a.connect(head.address)
+        await a.until(lambda: a.forgotten == [("gone-1234", 3, 0)])
+        assert a.stopped[0].reason == "the controller knows no such job"
+        await a.disconnect()
+
+
+async def test_a_lost_node_is_fenced_and_the_job_goes_on_and_grows_again(etcd: str, tmp_path: Path) -> None:
+    """1. Two workers run. 2. Agent b vanishes with its worker. 3. Run 1 is stopped, run 2 has one worker.
+    4. b comes back empty. 5. The job grows to two in run 3."""
+    async with controller(tmp_path, etcd) as head:
+        await leading(head)
+        a = await FakeAgent("a").connect(head.address)
+        b = await FakeAgent("b").connect(head.address)
+        job = await head.submit((1, 2))
+        await head.phase(job, pb.PHASE_RUNNING)
+        await b.disconnect()
+        await a.until(lambda: bool(a.stopped))
+        assert a.stopped[0].run == 1
+        second = await head.phase(job, pb.PHASE_RUNNING, run=2)
+        assert [w.node for w in second.workers] == ["a"]
+        assert second.restarts == 0
+        a.workers[job, 2, 0].uses_atoll = True
+        await a.beat()
+        b.workers.clear()
+        await b.connect(head.address)
+        third = await head.phase(job, pb.PHASE_RUNNING, run=3)
+        assert [w.node for w in third.workers] == ["a", "b"]
+        await a.end((job, 3, 0))
+        await b.end((job, 3, 1))
+        await head.phase(job, pb.PHASE_DONE)
+        await asyncio.gather(a.disconnect(), b.disconnect())
+        assert any("growing from 1 to 2 workers" in text for text in await head.events(job))
+        assert any("node b was lost" in text for text in await head.events())
+
+
+async def test_cancel_stops_all_and_is_harmless_when_repeated(etcd: str, tmp_path: Path) -> None:
+    async with controller(tmp_path, etcd) as head:
+        await leading(head)
+        a = await FakeAgent("a", devices=2).connect(head.address)
+        job = await head.submit((2, 2))
+        await head.phase(job, pb.PHASE_RUNNING)
+        await head.stub.Cancel(pb.CancelRequest(job=job), timeout=5)
+        await head.phase(job, pb.PHASE_CANCELLED, within_s=5)
+        again = await head.stub.Cancel(pb.CancelRequest(job=job), timeout=5)
+        assert again.phase == pb.PHASE_CANCELLED
+        assert a.stopped[0].grace_s == 2.0
+        await a.until(lambda: len(a.forgotten) == 2)
+        await a.disconnect()
+
+
+async def test_cancel_does_not_wait_for_a_node_that_is_out_of_reach(etcd: str, tmp_path: Path) -> None:
+    async with controller(tmp_path, etcd, node_lease_s=60) as head:
+        await leading(head)
+        a = await FakeAgent("a").connect(head.address)
+        job = await head.submit((1, 1))
+        await head.phase(job, pb.PHASE_RUNNING)
+        await a.disconnect()
+        await head.stub.Cancel(pb.CancelRequest(job=job), timeout=5)
+        await head.phase(job, pb.PHASE_CANCELLED, within_s=7)
+        await a.connect(head.address)  # with its worker: which is stopped now
+        await a.until(lambda: a.forgotten == [(job, 1, 0)])
+        await a.disconnect()
+
+
+async def test_the_other_controller_leads_when_the_leader_dies(etcd: str, tmp_path: Path) -> None:
+    async with controller(tmp_path / "one", etcd) as one:
+        await leading(one)
+        async with controller(tmp_path / "two", etcd) as two:
+            job = await one.submit()
+            async with asyncio.timeout(10):
+                while (hint := await _leader_hint(two)) is None:
+                    await asyncio.sleep(0.05)
+            assert hint == one.address
+            one.task.cancel()
+            await asyncio.wait({one.task})
+            await leading(two)
+            assert (await two.get(job)).phase == pb.PHASE_QUEUED
+            a = await FakeAgent("a").connect(two.address)
+            await two.phase(job, pb.PHASE_RUNNING)
+            await a.end((job, 1, 0))
+            await two.phase(job, pb.PHASE_DONE)
+            await a.disconnect()
+
+
+async def _leader_hint(standby: Controller) -> str | None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await standby.stub.List(pb.ListRequest(), timeout=5)
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    return leader_hint(refused.value)
+
+
+async def test_etcd_away_means_unavailable_in_time_and_then_it_goes_on(own_etcd: EtcdServer, tmp_path: Path) -> None:
+    async with controller(tmp_path, own_etcd.endpoint) as head:
+        await leading(head)
+        a = await FakeAgent("a").connect(head.address)
+        job = await head.submit()
+        await head.phase(job, pb.PHASE_RUNNING)
+        own_etcd.kill()
+        began_s = time.monotonic()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await head.submit()
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - began_s < 5
+        await a.until(lambda: a.failure is not None)  # it leads no more, and says so
+        await a.disconnect()
+        own_etcd.start()
+        await leading(head)
+        await a.connect(head.address)
+        await a.end((job, 1, 0))
+        await head.phase(job, pb.PHASE_DONE)
+        assert a.launched == [(job, 1, 0)]
+        await a.disconnect()
+
+
+async def test_a_repeated_submit_makes_no_second_job(etcd: str, tmp_path: Path) -> None:
+    async with controller(tmp_path, etcd) as head:
+        await leading(head)
+        first = await head.submit(request_id="again")
+        assert await head.submit(request_id="again") == first
+        both = await asyncio.gather(*(head.submit(request_id="at-once") for _ in range(4)))
+        assert len(set(both)) == 1
+        assert len((await head.stub.List(pb.ListRequest(), timeout=5)).jobs) == 2
+
+
+async def test_without_etcd_a_private_one_is_started_and_stopped(tmp_path: Path) -> None:
+    async with controller(tmp_path, None) as head:
+        await leading(head)
+        job = await head.submit()
+    async with controller(tmp_path, None) as head:
+        await leading(head)
+        assert (await head.get(job)).phase == pb.PHASE_QUEUED
+
+
+async def test_two_controllers_do_not_share_a_data_folder_or_a_port(etcd: str, tmp_path: Path) -> None:
+    async with controller(tmp_path / "one", etcd) as head:
+        same_folder = ControllerSettings(data_dir=tmp_path / "one", etcd=(etcd,), listen="127.0.0.1:0")
+        with pytest.raises(SettingError, match="in use by another controller"):
+            await serve(same_folder, asyncio.Event())
+        same_port = ControllerSettings(data_dir=tmp_path / "two", etcd=(etcd,), listen=head.address)
+        with pytest.raises(SettingError, match="the port is in use"):
+            await serve(same_port, asyncio.Event())
+
+
+async def test_health_tells_alive_from_leading(etcd: str, tmp_path: Path) -> None:
+    async with controller(tmp_path, etcd) as head, open_channel(head.address, None) as channel:
+        await leading(head)
+        check = health_pb2_grpc.HealthStub(channel).Check
+        for service in ("", "atoll.v1.JobService"):
+            reply = await check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING

@@ -1,0 +1,227 @@
+"""A whole cluster of real processes for one test: etcd, controllers, agents; everything killable by pid."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import psutil
+
+from atoll.bundle import pack
+from atoll.client import Client
+from atoll.v1 import common_pb2 as common
+from atoll.v1 import jobs_pb2 as pb
+
+SCRIPTS = Path(__file__).parent / "scripts"
+T = TypeVar("T")
+ENDED = (pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(what: str, condition: Callable[[], T], deadline_s: float) -> T:
+    """Poll until the condition is truthy. The failure says what was waited for."""
+    ends = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > ends:
+            raise AssertionError(f"not within {deadline_s:g} s: {what}")
+        time.sleep(0.05)
+
+
+class Cluster:
+    """Controllers, agents and (where a test needs to kill it apart) etcd, each a process of its own.
+
+    Used with `with`; at the end everything it started is gone, also after a failure, and the logs are printed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.commands: dict[str, Sequence[str]] = {}
+        self.addresses: list[str] = []
+        self._client: Client | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._client is not None:
+            self._client.close()
+        order = sorted(self.processes, key=lambda name: (name.startswith("etcd"), name.startswith("controller")))
+        for name in order:
+            self._stop(self.processes[name])
+        if kind is not None:
+            for path in sorted(self.folder.glob("*.log")):
+                print(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}")
+
+    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(5)
+                raise AssertionError(f"{process.args!r} did not stop within 15 s of SIGTERM") from None
+
+    # Starting and killing.
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        self.commands[name] = command
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def restart(self, name: str) -> None:
+        self.start(name, self.commands[name])
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        self.processes[name].send_signal(number)
+        if number == signal.SIGKILL:
+            self.processes[name].wait(5)
+
+    def atoll(self, name: str, *arguments: str) -> None:
+        self.start(name, (sys.executable, "-m", "atoll.cli.main", *arguments))
+
+    def etcd(self) -> str:
+        """A separate etcd; its client address."""
+        from atoll.controller.state.embedded import find_etcd
+
+        client, peer = free_port(), free_port()
+        url, peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+        self.start(
+            "etcd",
+            (
+                str(find_etcd()), "--name=e", f"--data-dir={self.folder / 'etcd'}", f"--listen-client-urls={url}",
+                f"--advertise-client-urls={url}", f"--listen-peer-urls={peer_url}", "--log-level=error",
+                f"--initial-advertise-peer-urls={peer_url}", f"--initial-cluster=e={peer_url}",
+            ),
+        )  # fmt: skip
+        return f"127.0.0.1:{client}"
+
+    def controller(self, name: str = "controller", *, etcd: str | None = None) -> None:
+        address = f"127.0.0.1:{free_port()}"
+        self.addresses.append(address)
+        extra = ("--etcd", etcd) if etcd else ()
+        self.atoll(name, "controller", "--listen", address, "--data-dir", str(self.folder / name), *extra)
+
+    def agent(self, name: str, speed: float = 1.0) -> None:
+        self.atoll(
+            name, "agent", "--controller", ",".join(self.addresses), "--name", name, "--speed", str(speed),
+            "--state-dir", str(self.folder / name), "--jobs-dir", str(self.folder / "jobs"), "--threads", "1",
+        )  # fmt: skip
+
+    def local(self, speeds: Sequence[float]) -> Self:
+        """One controller with its own etcd, and an agent for each speed; ready when this returns."""
+        self.controller()
+        for index, speed in enumerate(speeds):
+            self.agent(f"agent-{index}", speed)
+        self.wait_for_nodes(len(speeds))
+        return self
+
+    def wait_for_nodes(self, count: int, deadline_s: float = 30) -> None:
+        wait_until(
+            f"{count} connected nodes",
+            lambda: sum(node.connected for node in self.client.nodes().nodes) == count,
+            deadline_s,
+        )
+
+    # Looking and asking.
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            self._client = Client(self.addresses, timeout_s=20)
+        return self._client
+
+    def submit(self, script: str, *arguments: str, workers: tuple[int, int] = (1, 1), **fields: Any) -> str:
+        bundle = pack(SCRIPTS / script)
+        checkpoint = common.CheckpointPolicy(
+            every_steps=fields.pop("checkpoint_every", 10), keep=3, directory=fields.pop("checkpoint_directory", "")
+        )
+        spec = common.JobSpec(
+            name=fields.pop("name", "test"), script=bundle.script, args=arguments, min_workers=workers[0],
+            max_workers=workers[1], checkpoint=checkpoint, **fields,
+        )  # fmt: skip
+        return self.client.submit(spec, bundle.data)
+
+    def job(self, job: str) -> pb.Job:
+        return self.client.get(job)
+
+    def wait_for(self, job: str, what: str, condition: Callable[[pb.Job], bool], deadline_s: float = 45) -> pb.Job:
+        def seen() -> pb.Job | None:
+            now = self.job(job)
+            return now if condition(now) else None
+
+        try:
+            found = wait_until(what, seen, deadline_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; last seen:\n{self.job(job)}\n{self.story(job)}") from None
+        assert found is not None
+        return found
+
+    def wait_for_step(self, job: str, step: int, *, run: int = 0, deadline_s: float = 45) -> pb.Job:
+        return self.wait_for(
+            job, f"step {step} in run >= {run}", lambda j: j.run >= run and j.progress.step >= step, deadline_s
+        )
+
+    def wait_for_end(self, job: str, deadline_s: float = 60) -> pb.Job:
+        return self.wait_for(job, "the job's end", lambda j: j.phase in ENDED, deadline_s)
+
+    def story(self, job: str) -> str:
+        events = self.client.events(job)
+        return "\n".join(f"{event.sequence} [{event.kind}] run {event.run}: {event.text}" for event in events)
+
+    def log(self, job: str, rank: int | None = None) -> str:
+        return b"".join(chunk.data for chunk in self.client.logs(job, rank=rank)).decode(errors="replace")
+
+    def worker_pids(self, job: str) -> list[int]:
+        return [worker.status.pid for worker in self.job(job).workers]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    os.kill(pid, number)
+
+
+def trained_samples(out: Path) -> dict[int, dict[int, list[int]]]:
+    """{epoch: {step: sample ids}} of the lineage that counts: each step as the newest run trained it."""
+    newest: dict[int, tuple[int, int]] = {}
+    batches: dict[tuple[int, int], list[int]] = {}
+    for path in sorted(out.glob("run-*-rank-*.jsonl")):
+        run = int(path.name.split("-")[1])
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            step = entry["step"]
+            if step not in newest or run >= newest[step][0]:
+                newest[step] = (run, entry["epoch"])
+            batches.setdefault((run, step), []).extend(entry["ids"] if entry["weight"] else [])
+    epochs: dict[int, dict[int, list[int]]] = {}
+    for step, (run, epoch) in newest.items():
+        epochs.setdefault(epoch, {})[step] = batches[run, step]
+    return epochs

@@ -1,0 +1,97 @@
+"""The way a new user goes: up, submit, follow, look, and end it; with the real command in real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster import SCRIPTS, alive, free_port, wait_until
+
+ATOLL = (sys.executable, "-m", "atoll.cli.main")
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """`atoll up` with two agents; its address is in ATOLL_CONTROLLER."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [*ATOLL, "up", "--agents", "2", "--listen", address, "--data-dir", str(tmp_path / "data")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        ready = process.stdout.readline()
+        assert ready.startswith("ready"), ready
+        os.environ["ATOLL_CONTROLLER"] = address
+        yield process
+    finally:
+        os.environ.pop("ATOLL_CONTROLLER", None)
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+        process.stdout.close()
+
+
+def run(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ATOLL, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def test_follow_a_job_to_its_good_and_its_bad_end(up: subprocess.Popen[str], tmp_path: Path) -> None:
+    tiny, bad = str(SCRIPTS / "tiny.py"), str(SCRIPTS / "bad.py")
+    good = run("submit", tiny, "--name", "good", "--workers", "2", "--follow", "--", f"--out={tmp_path / 'out'}")
+    assert good.returncode == 0, good.stderr
+    shown = run("status", "good", "--json")
+    status = json.loads(shown.stdout)
+    assert status["phase"] == "done"
+    assert len(status["workers"]) == 2
+    failed = run("submit", bad, "--name", "bad", "--max-restarts", "0", "--follow", "--", "raise")
+    assert failed.returncode == 1
+    assert "does not like its input" in failed.stderr
+    assert "Traceback" not in failed.stderr.splitlines()[-1]
+    names = {job["id"].rsplit("-", 1)[0] for job in json.loads(run("jobs", "--all", "--json").stdout)["jobs"]}
+    assert names == {"good", "bad"}
+    assert len(json.loads(run("nodes", "--json").stdout)["nodes"]) == 2
+    assert run("status", "no-such-job").returncode == 2
+
+
+def test_ctrl_c_detaches_and_the_job_lives(up: subprocess.Popen[str]) -> None:
+    command = [*ATOLL, "submit", str(SCRIPTS / "bad.py"), "--name", "long", "--follow", "--", "sleep", "300"]
+    following = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def phase() -> str:
+        done = run("status", "long", "--json")
+        return str(json.loads(done.stdout)["phase"]) if done.returncode == 0 else ""
+
+    wait_until("the job runs", lambda: phase() == "running", 30)
+    following.send_signal(signal.SIGINT)
+    _, said = following.communicate(timeout=15)
+    assert following.returncode == 130
+    assert "goes on" in said
+    assert phase() == "running"
+    assert run("cancel", "long").returncode == 0
+    wait_until("it is cancelled", lambda: phase() == "cancelled", 10)
+
+
+def test_nothing_outlives_up(up: subprocess.Popen[str]) -> None:
+    """`up` itself is killed, not asked to stop."""
+    assert run("submit", str(SCRIPTS / "bad.py"), "--name", "long", "--", "sleep", "300").returncode == 0
+
+    def workers() -> list[int]:
+        below = psutil.Process(up.pid).children(recursive=True)
+        return [p.pid for p in below if "sleep" in p.cmdline()]
+
+    wait_until("the worker runs", workers, 30)
+    started = [process.pid for process in psutil.Process(up.pid).children(recursive=True)]
+    assert len(started) >= 5  # controller, etcd, two agents, a worker
+    up.kill()
+    wait_until("all of them are gone", lambda: not any(alive(pid) for pid in started), 15)
+
+
+def test_no_controller_is_exit_code_three() -> None:
+    refused = run("--controller", "127.0.0.1:1", "--timeout", "1", "jobs")
+    assert refused.returncode == 3
+    assert len(refused.stderr.strip().splitlines()) == 1

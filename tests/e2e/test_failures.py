@@ -1,0 +1,174 @@
+"""What dies, and what must go on. Every kill is SIGKILL unless the test says otherwise."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, alive, kill, trained_samples, wait_until
+
+from atoll.v1 import jobs_pb2 as pb
+
+
+def check_every_sample_once(out: Path, samples: int, epochs: int) -> None:
+    lineage = trained_samples(out)
+    assert sorted(lineage) == list(range(epochs))
+    for epoch, steps in lineage.items():
+        counts = Counter(sample for batch in steps.values() for sample in batch)
+        assert counts == Counter(range(samples)), f"epoch {epoch}: not each sample exactly once"
+
+
+def test_killed_worker_costs_one_step_and_every_sample_still_counts_once(cluster: Cluster, tmp_path: Path) -> None:
+    """1. Rank 1 is killed in mid-epoch. 2. The others save the last completed step. 3. Run 2 goes on from there."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", workers=(2, 2), checkpoint_every=1000)
+    before = cluster.wait_for_step(job, 20)
+    kill(before.workers[1].status.pid)
+    killed_s = time.monotonic()
+    after = cluster.wait_for_step(job, before.progress.step + 1, run=2)
+    assert time.monotonic() - killed_s < 20  # the figure (10 s) is measured by benchmarks/recovery.py, not here
+    assert after.run == 2
+    ended = cluster.wait_for_end(job)
+    assert ended.phase == pb.PHASE_DONE, cluster.story(job)
+    assert ended.restarts == 0, "a killed worker is not the script's fault"
+    check_every_sample_once(out, samples=600, epochs=2)
+    # No checkpoint was due: what run 2 began from is what the survivors saved, so no completed step was lost.
+    first = min(json.loads(line)["step"] for line in (out / "run-2-rank-0.jsonl").read_text().splitlines())
+    last = max(json.loads(line)["step"] for line in (out / "run-1-rank-0.jsonl").read_text().splitlines())
+    assert first in (last, last + 1)
+
+
+def test_controller_killed_and_restarted_costs_no_step_and_no_worker(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=4", workers=(2, 2))
+    before = cluster.wait_for_step(job, 20)
+    pids = cluster.worker_pids(job)
+    cluster.kill("controller")
+
+    def steps_written() -> int:
+        return len((out / "run-1-rank-0.jsonl").read_text().splitlines())
+
+    at_kill = steps_written()
+    wait_until("training goes on without a controller", lambda: steps_written() > at_kill + 30, 20)
+    cluster.restart("controller")
+    cluster.wait_for_step(job, before.progress.step + 40)
+    assert cluster.worker_pids(job) == pids
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run) == (pb.PHASE_DONE, 1), cluster.story(job)
+    check_every_sample_once(out, samples=600, epochs=4)
+
+
+def test_leader_of_two_controllers_killed_the_other_leads(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    etcd = cluster.etcd()
+    cluster.controller("controller-a", etcd=etcd)
+    wait_until("a leader", lambda: cluster.client.nodes().controller, 30)
+    cluster.controller("controller-b", etcd=etcd)
+    for name in ("agent-0", "agent-1"):
+        cluster.agent(name)
+    cluster.wait_for_nodes(2)
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=4", workers=(2, 2))
+    cluster.client.close()
+    cluster._client = None  # a client that knows both controllers
+    before = cluster.wait_for_step(job, 20)
+    pids = cluster.worker_pids(job)
+    cluster.kill("controller-a")
+    cluster.wait_for_step(job, before.progress.step + 40)
+    assert cluster.client.nodes().controller == cluster.addresses[1]
+    assert cluster.worker_pids(job) == pids
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run) == (pb.PHASE_DONE, 1), cluster.story(job)
+
+
+def test_agent_killed_with_its_workers_job_shrinks_and_grows_again(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=20", workers=(1, 2))
+    before = cluster.wait_for(job, "two workers that train", lambda j: len(j.workers) == 2 and j.progress.step >= 10)
+    worker = next(w.status.pid for w in before.workers if w.node == "agent-1")
+    cluster.kill("agent-1")
+    wait_until("no worker outlives its agent", lambda: not alive(worker), 5)
+    cluster.wait_for(
+        job, "training on one", lambda j: j.run == 2 and len(j.workers) == 1 and j.progress.step > before.progress.step
+    )
+    cluster.restart("agent-1")
+    grown = cluster.wait_for(job, "two workers again", lambda j: j.run == 3 and len(j.workers) == 2)
+    cluster.wait_for_step(job, grown.progress.step + 10, run=3)
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.restarts) == (pb.PHASE_DONE, 0), cluster.story(job)
+    check_every_sample_once(out, samples=600, epochs=20)
+
+
+def test_etcd_killed_everything_waits_and_resumes(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    etcd = cluster.etcd()
+    cluster.controller(etcd=etcd)
+    cluster.agent("agent-0")
+    cluster.wait_for_nodes(1)
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=8")
+    cluster.wait_for_step(job, 20)
+    pids = cluster.worker_pids(job)
+    cluster.kill("etcd")
+
+    def steps_written() -> int:
+        return len((out / "run-1-rank-0.jsonl").read_text().splitlines())
+
+    at_kill = steps_written()
+    wait_until("training goes on without etcd", lambda: steps_written() > at_kill + 100, 20)
+    cluster.restart("etcd")
+    ended = cluster.wait_for_end(job, deadline_s=90)
+    assert (ended.phase, ended.run) == (pb.PHASE_DONE, 1), cluster.story(job)
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_stopped_worker_is_noticed_like_a_dead_one(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", workers=(2, 2))
+    before = cluster.wait_for_step(job, 20)
+    kill(before.workers[0].status.pid, signal.SIGSTOP)
+    cluster.wait_for_step(job, before.progress.step + 10, run=2)
+    assert "stopped" in cluster.story(job).lower()
+    assert cluster.wait_for_end(job).phase == pb.PHASE_DONE
+    check_every_sample_once(out, samples=600, epochs=2)
+
+
+def test_cancel_stops_all_within_five_seconds(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.local([1.0, 1.0])
+    job = cluster.submit("tiny.py", f"--out={tmp_path / 'out'}", "--epochs=1000", workers=(2, 2))
+    cluster.wait_for_step(job, 5)
+    pids = cluster.worker_pids(job)
+    asked_s = time.monotonic()
+    cluster.client.cancel(job)
+    ended = cluster.wait_for_end(job, deadline_s=10)
+    assert ended.phase == pb.PHASE_CANCELLED
+    assert time.monotonic() - asked_s < 5
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_full_disk_at_a_checkpoint_is_an_event_and_training_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small disk needs the right to mount a tmpfs: {mounted.stderr.strip()}")
+    try:
+        cluster.local([1.0])
+        job = cluster.submit("tiny.py", f"--out={tmp_path / 'out'}", checkpoint_directory=str(disk))
+        ended = cluster.wait_for_end(job)
+        assert ended.phase == pb.PHASE_DONE, cluster.story(job)
+        assert ended.checkpoint_step == 0
+        story = cluster.story(job)
+        assert "No space left" in story
+        assert str(disk) in story
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)

@@ -1,0 +1,92 @@
+"""Jobs that end well, and scripts that do not: a clear reason each, nothing hanging."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cluster import SCRIPTS, Cluster, wait_until
+
+from atoll.v1 import jobs_pb2 as pb
+
+
+def test_unequal_workers_get_unequal_shares_and_finish(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    cluster.local([1.0, 0.3])
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=6", "--batch-size=40", "--samples=2000", workers=(2, 2))
+    seen = cluster.wait_for(job, "a plan that follows the speeds", lambda j: j.plan.planner == "inverse-time")
+    fast, slow = (w.share for w in seen.workers)
+    assert fast > 1.5 * slow
+    ended = cluster.wait_for_end(job, deadline_s=120)
+    assert ended.phase == pb.PHASE_DONE, cluster.story(job)
+    assert ended.checkpoint_step == 300
+    assert "trained to the end" in cluster.log(job, rank=0)
+    assert json.loads((out / "final.json").read_text())["step"] == 300
+
+
+def test_unmodified_torchrun_script(cluster: Cluster) -> None:
+    cluster.local([1.0, 1.0])
+    job = cluster.submit("plain_torchrun.py", workers=(2, 2))
+    assert cluster.wait_for_end(job).phase == pb.PHASE_DONE, cluster.story(job)
+    assert "rank 1 of 2: sum 3" in cluster.log(job)
+
+
+def test_scripts_that_go_wrong_say_why(cluster: Cluster) -> None:
+    """One cluster for all, since a bad script must not harm the next job."""
+    cluster.local([1.0, 1.0])
+
+    raising = cluster.submit("bad.py", "raise", workers=(2, 2), name="raise", max_restarts=1)
+    ended = cluster.wait_for_end(raising)
+    assert (ended.phase, ended.exit_code) == (pb.PHASE_FAILED, 1)
+    assert "does not like its input" in ended.reason
+    assert "ValueError" in cluster.log(raising)
+
+    early = cluster.submit("bad.py", "exit-early", workers=(2, 2), name="early", max_restarts=0)
+    ended = cluster.wait_for_end(early)
+    assert ended.phase == pb.PHASE_FAILED
+    assert "left early" in ended.reason
+
+    garbage = cluster.submit("bad.py", "garbage", name="garbage")
+    assert cluster.wait_for_end(garbage).phase == pb.PHASE_DONE
+    assert "after the garbage" in cluster.log(garbage)
+
+    flood = cluster.submit("bad.py", "flood", name="flood")
+    assert cluster.wait_for_end(flood).phase == pb.PHASE_DONE
+    wait_until("the end of the flood in the log", lambda: "after the flood" in cluster.log(flood), 20)
+    kept = sum(path.stat().st_size for path in cluster.folder.rglob("*rank-0.log*") if flood in str(path))
+    assert kept < 64 * 2**20, "100 MB of output must not be kept whole"
+
+
+def test_same_script_runs_alone(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    out = tmp_path / "out"
+    command = [sys.executable, str(SCRIPTS / "tiny.py"), f"--out={out}", "--epochs=1", "--step-s=0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "final.json").read_text())["step"] == 50
+
+
+def test_a_second_agent_of_the_same_name_is_refused(cluster: Cluster) -> None:
+    cluster.local([1.0])
+    cluster.commands["twin"] = [
+        word.replace(str(cluster.folder / "agent-0"), str(cluster.folder / "twin"))
+        for word in cluster.commands["agent-0"]
+    ]
+    cluster.restart("twin")
+    assert cluster.processes["twin"].wait(30) == 1
+    said = (cluster.folder / "twin.log").read_text()
+    assert "agent-0" in said
+    assert "--name" in said
+    assert "Traceback" not in said
+    assert [node.connected for node in cluster.client.nodes().nodes] == [True]
+
+
+def test_more_workers_than_devices_waits_and_says_so(cluster: Cluster) -> None:
+    cluster.local([1.0])
+    job = cluster.submit("bad.py", "sleep", "0", workers=(2, 2))
+    seen = cluster.wait_for(job, "a reason", lambda j: j.phase == pb.PHASE_QUEUED and "2" in j.reason)
+    assert "waiting" in seen.reason
+    cluster.agent("agent-1")
+    assert cluster.wait_for_end(job).phase == pb.PHASE_DONE

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+
+from atoll import kernels
+
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu])
+
+
+@pytest.fixture(params=["cpu", CUDA])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where the buffers lie: each test of a kernel's contract runs on the CPU and on a CUDA device."""
+    name = str(request.param)
+    if name == "cuda" and not kernels.has_cuda():
+        pytest.skip("no CUDA device, or a build without nvcc: the CUDA kernels were NOT tested")
+    return name

@@ -1,0 +1,197 @@
+"""What the kernels owe the process they run in: no copies, no GIL, no hang after a fork or at exit."""
+
+from __future__ import annotations
+
+import array
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from atoll import kernels
+from atoll.errors import BadInput
+
+BIG = 2**22
+
+
+@pytest.mark.parametrize(
+    "make", [torch.zeros, lambda n: np.zeros(n, np.float32), lambda n: array.array("f", [0.0] * n)]
+)
+def test_results_land_in_the_callers_memory(make: type) -> None:
+    """torch through the DLPack exchange API, NumPy through DLPack, array.array through the buffer protocol."""
+    out = make(1000)
+    kernels.weighted_sum(out, [np.ones(1000, np.float32)], [3.0])
+    assert list(out) == [3.0] * 1000
+    assert kernels.squared_norm(out) == 9000.0
+
+
+def test_no_buffer_is_copied() -> None:
+    x, out = torch.ones(16 * BIG), torch.zeros(16 * BIG)  # 256 MiB each
+    before = psutil.Process().memory_info().rss
+    kernels.squared_norm(x)
+    kernels.weighted_sum(out, [x], [2.0])
+    assert psutil.Process().memory_info().rss - before < 32 * 2**20
+    assert out[-1] == 2.0
+
+
+def test_other_threads_run_while_a_kernel_does() -> None:
+    """A thread ticks while the main thread is inside one kernel call; with the GIL held it could tick once at most."""
+    x, out = torch.ones(16 * BIG), torch.zeros(16 * BIG)
+    ticks, stop = [0], threading.Event()
+
+    def ticking() -> None:
+        while not stop.wait(0.001):
+            ticks[0] += 1
+
+    thread = threading.Thread(target=ticking, name="ticking")
+    thread.start()
+    try:
+        before = ticks[0]
+        kernels.weighted_sum(out, [x] * 16, [1.0] * 16, threads=1)  # 0.1 s and more
+        during = ticks[0] - before
+    finally:
+        stop.set()
+        thread.join(5)
+    assert during > 10
+
+
+def test_callers_on_many_threads_get_their_own_results() -> None:
+    buffers = [torch.full((BIG // 4 + i,), float(i)) for i in range(8)]
+    with ThreadPoolExecutor(8) as executor:
+        results = list(executor.map(lambda x: kernels.squared_norm(x, 3), buffers * 4))
+    assert results == [float(i * i * (BIG // 4 + i)) for i in range(8)] * 4
+
+
+def test_a_list_emptied_by_another_thread_does_not_free_the_memory_in_use() -> None:
+    inputs = [torch.ones(BIG) for _ in range(8)]
+    out = torch.zeros(BIG)
+    emptying = threading.Thread(target=inputs.clear)
+    with ThreadPoolExecutor(1) as executor:
+        summing = executor.submit(kernels.weighted_sum, out, inputs, [1.0] * 8)
+        emptying.start()
+        emptying.join(5)
+        try:
+            summing.result(10)
+        except BadInput:  # emptied before the call read it
+            return
+    assert out.eq(8.0).all()
+
+
+def test_a_forked_child_computes_with_threads_of_its_own() -> None:
+    """1. The parent's pool has threads. 2. A child is forked while one of them may hold a lock. 3. The child has none
+    of those threads, and must neither wait for them nor give another result. DataLoader workers live like this."""
+    x = torch.ones(BIG)
+    expected = kernels.squared_norm(x, 4)
+    with ThreadPoolExecutor(1) as executor:
+        busy = executor.submit(lambda: [kernels.squared_norm(x, 4) for _ in range(50)])
+        children = []
+        for _ in range(5):
+            pid = os.fork()
+            if pid == 0:
+                same = all(kernels.squared_norm(x, threads) == expected for threads in (1, 4, 4))
+                os._exit(0 if same else 1)
+            children.append(pid)
+        codes = [wait_for(pid, deadline_s=20) for pid in children]
+        busy.result(20)
+    assert codes == [0] * 5
+    assert kernels.squared_norm(x, 4) == expected
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command, environ = [sys.executable, "-c", code], {**os.environ, **environment}
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=environ, timeout=30)
+
+
+def wait_for(pid: int, deadline_s: float) -> int:
+    process = psutil.Process(pid)
+    try:
+        return int(process.wait(deadline_s))
+    except psutil.TimeoutExpired:
+        process.kill()
+        process.wait(5)
+        raise
+
+
+def native_threads() -> int:
+    return sum(name.read_text() == "atoll-kernel\n" for name in Path("/proc/self/task").glob("*/comm"))
+
+
+def test_stopped_threads_are_gone_and_come_back_when_needed() -> None:
+    x = torch.ones(BIG)
+    kernels.squared_norm(x, 5)
+    assert native_threads() >= 4
+    kernels._native.stop_threads()
+    assert native_threads() == 0
+    assert kernels.squared_norm(x, 3) == float(BIG)
+    assert native_threads() == 2
+
+
+EXIT_WITH_BUSY_POOL = """
+import threading, numpy as np
+from atoll import kernels
+from atoll.errors import BadInput
+x = np.ones(2**24, np.float32)
+kernels.squared_norm(x, 8)
+def go_on():
+    while True:
+        kernels.squared_norm(x, 8)
+threading.Thread(target=go_on, daemon=True).start()
+print(kernels.squared_norm(x, 2))
+"""
+
+
+def test_the_interpreter_exits_cleanly_while_a_daemon_thread_computes() -> None:
+    begun = time.monotonic()
+    done = python(EXIT_WITH_BUSY_POOL)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{2.0**24}\n", "")
+    assert time.monotonic() - begun < 15
+
+
+def test_importing_needs_neither_torch_nor_a_driver() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; import array; from atoll import kernels;"
+        "print(kernels.squared_norm(array.array('f', [3, 4])), kernels.has_cuda() in (True, False))"
+    )
+    done = python(code)
+    assert done.stdout == "25.0 True\n"
+
+
+def test_omp_num_threads_limits_the_choice() -> None:
+    code = "from atoll import kernels; print(kernels.cpu_features()['threads'])"
+    done = python(code, OMP_NUM_THREADS="1,4")
+    assert done.stdout == "1\n"
+
+
+def test_a_cuda_tensor_without_the_cuda_part_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnCuda:
+        is_cuda = True
+
+    monkeypatch.setattr(kernels, "_cuda", None)
+    with pytest.raises(BadInput, match="no CUDA part; reinstall atoll with nvcc on PATH"):
+        kernels.squared_norm(OnCuda())
+    assert not kernels.has_cuda()
+
+
+def test_a_call_on_a_tiny_buffer_costs_less_than_3_us() -> None:
+    """Best of many, since the machine may be busy; docs/performance.md has the figures of a quiet one."""
+    x, out = torch.ones(8), torch.ones(8)
+    best_s = min(timed(lambda: kernels.weighted_sum(out, [x], [1.0])) for _ in range(50))
+    assert best_s < 3e-6
+    best_s = min(timed(lambda: kernels.squared_norm(x)) for _ in range(50))
+    assert best_s < 3e-6
+
+
+def timed(call: Callable[[], object], repeats: int = 200) -> float:
+    begun = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - begun) / repeats

@@ -1,0 +1,209 @@
+"""An agent's side of worker.proto, and workers started as an agent starts them. Real sockets, real processes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import zmq
+
+from atoll.v1.agents_pb2 import Launch, Notice
+from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, Metrics, Plan, StepSample, WorkerId
+from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def torchrun_like(script: str, *args: str, world_size: int = 2, deadline_s: float = 60.0) -> list[int]:
+    """Run a script with the variables that torchrun sets, no agent; its exit codes by rank."""
+    port = free_port()
+    workers = []
+    for rank in range(world_size):
+        environment = os.environ | torchrun_environment(rank, world_size, port)
+        workers.append(subprocess.Popen([sys.executable, str(SCRIPTS / script), *args], env=environment))
+    ends_s = time.monotonic() + deadline_s
+    try:
+        return [worker.wait(timeout=max(ends_s - time.monotonic(), 0.1)) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait(timeout=10)
+
+
+def torchrun_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+class FakeAgent:
+    """Answers Hello, records everything, and sends what a test asks for. Owns its thread and the workers it starts."""
+
+    def __init__(self, directory: Path, *, run: int = 1, world_size: int = 1, job: str = "tiny-test") -> None:
+        """directory: for its socket, the workers' output and the job's checkpoints; the same for all runs of a job."""
+        self.job, self.run, self.world_size = job, run, world_size
+        self.endpoint = f"ipc://{directory}/agent-{run}.sock"
+        self.secret = secrets.token_hex(8)
+        self.job_directory = directory / "job"
+        self.job_directory.mkdir(exist_ok=True)
+        self.spec = JobSpec(name="tiny", seed=7, checkpoint=CheckpointPolicy(every_steps=0, keep=3))
+        self.shares: Sequence[float] = (1.0,) * world_size
+        self.later_plans: list[Plan] = []  # told in Welcome
+        self.speed = 1.0
+        self.own_directories = False  # as if each rank were alone on a machine
+        self.answer_hello = True
+        self.steps: dict[int, list[StepSample]] = {rank: [] for rank in range(world_size)}
+        self.metrics: dict[int, list[Metrics]] = {rank: [] for rank in range(world_size)}
+        self.notices: list[Notice] = []
+        self.hellos: list[WorkerMessage] = []
+        self.alive: dict[int, tuple[int, int]] = {}  # by rank: step, plan
+        self.alive_count = 0
+        self.checkpoint_step = 0
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self._outgoing: list[tuple[int, SupervisorMessage]] = []
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="fake-agent")
+
+    def __enter__(self) -> FakeAgent:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        for worker in self.workers:
+            if worker.poll() is None:
+                worker.send_signal(signal.SIGCONT)
+                worker.kill()
+            worker.wait(timeout=10)
+        self._closing.set()
+        self._thread.join(timeout=10)
+
+    def id_of(self, rank: int) -> WorkerId:
+        return WorkerId(job=self.job, run=self.run, rank=rank)
+
+    def send(self, rank: int, message: SupervisorMessage) -> None:
+        with self._changed:
+            self._outgoing.append((rank, message))
+
+    def plan(self, plan_id: int, from_step: int, shares: Sequence[float]) -> Plan:
+        return Plan(id=plan_id, run=self.run, from_step=from_step, shares=shares, planner="test")
+
+    def send_plan(self, plan_id: int, from_step: int, shares: Sequence[float], *ranks: int) -> None:
+        """To these ranks; to all where none is named."""
+        for rank in ranks or range(self.world_size):
+            self.send(rank, SupervisorMessage(plan=self.plan(plan_id, from_step, shares)))
+
+    def send_stop(self, rank: int, grace_s: float = 20.0) -> None:
+        self.send(rank, SupervisorMessage(stop=Stop(grace_s=grace_s, reason="the test asked")))
+
+    def wait_until(self, what: Callable[[], bool], deadline_s: float = 60.0) -> None:
+        with self._changed:
+            assert self._changed.wait_for(what, timeout=deadline_s), self.said()
+
+    def directory_of(self, rank: int) -> Path:
+        return self.job_directory / f"node-{rank}" if self.own_directories else self.job_directory
+
+    def wait_for_step(self, step: int, deadline_s: float = 60.0) -> None:
+        """Until every rank said that it has come so far."""
+        ranks = range(self.world_size)
+        self.wait_until(lambda: all(self.alive.get(rank, (0, 0))[0] >= step for rank in ranks), deadline_s)
+
+    def environment(self, rank: int, port: int) -> dict[str, str]:
+        return {
+            **os.environ,
+            **torchrun_environment(rank, self.world_size, port),
+            "LOCAL_RANK": "0" if self.own_directories else str(rank),
+            "ATOLL_AGENT_SOCKET": self.endpoint,
+            "ATOLL_JOB": self.job,
+            "ATOLL_RUN": str(self.run),
+            "ATOLL_WORKER_SECRET": self.secret,
+        }
+
+    def start_workers(self, script: str, *args: str) -> None:
+        port = free_port()
+        for rank in range(self.world_size):
+            log = (self.job_directory / f"run-{self.run}-rank-{rank}.log").open("wb")
+            with log:
+                command = [sys.executable, str(SCRIPTS / script), *args]
+                environment = self.environment(rank, port)
+                self.workers.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+
+    def exit_codes(self, deadline_s: float = 60.0) -> list[int]:
+        ends_s = time.monotonic() + deadline_s
+        return [worker.wait(timeout=max(ends_s - time.monotonic(), 0.1)) for worker in self.workers]
+
+    def said(self) -> str:
+        """What the workers printed, for assertions that fail."""
+        logs = sorted(self.job_directory.glob("run-*-rank-*.log"))
+        return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in logs)
+
+    def _serve(self) -> None:
+        context = zmq.Context()
+        router = context.socket(zmq.ROUTER)
+        router.bind(self.endpoint)
+        try:
+            while not self._closing.is_set():
+                if router.poll(20):
+                    identity, payload = router.recv_multipart()
+                    self._take(router, identity, WorkerMessage.FromString(payload))
+                with self._changed:
+                    outgoing, self._outgoing = self._outgoing, []
+                for rank, message in outgoing:
+                    router.send_multipart([f"{self.job}/{self.run}/{rank}".encode(), message.SerializeToString()])
+        finally:
+            context.destroy(linger=200)
+
+    def _take(self, router: zmq.Socket[bytes], identity: bytes, message: WorkerMessage) -> None:
+        rank = message.id.rank
+        assert identity == f"{self.job}/{self.run}/{rank}".encode()
+        with self._changed:
+            match message.WhichOneof("body"):
+                case "hello":
+                    self.hellos.append(message)
+                    if self.answer_hello and message.hello.secret == self.secret:
+                        router.send_multipart([identity, self._welcome(rank).SerializeToString()])
+                case "alive":
+                    self.alive[rank] = (message.alive.step, message.alive.plan)
+                    self.alive_count += 1
+                case "telemetry":
+                    self.steps[rank].extend(message.telemetry.steps)
+                    self.metrics[rank].extend(message.telemetry.metrics)
+                    self.notices.extend(message.telemetry.notices)
+                    self.checkpoint_step = max(self.checkpoint_step, message.telemetry.checkpoint_step)
+            self._changed.notify_all()
+
+    def _welcome(self, rank: int) -> SupervisorMessage:
+        launch = Launch(
+            id=self.id_of(rank),
+            world_size=self.world_size,
+            local_rank=rank,
+            local_world_size=self.world_size,
+            spec=self.spec,
+            plan=self.plan(1, 0, self.shares),
+        )
+        return SupervisorMessage(
+            welcome=Welcome(
+                launch=launch, job_directory=str(self.directory_of(rank)), speed=self.speed, plans=self.later_plans
+            )
+        )

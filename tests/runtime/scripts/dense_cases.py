@@ -1,0 +1,142 @@
+"""Two ranks with unequal batches against one process with the whole batch: models that are awkward to reduce.
+
+Every case trains the same model twice from equal weights, once with the reducer on this rank's part of the batch and
+once with plain torch on all of it; after each of some steps parameters must agree."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.agent.runtime import buckets, group
+from atoll.agent.runtime.control import Agreed, Control
+from atoll.agent.runtime.dense import Callbacks, DenseReducer
+from atoll.agent.runtime.place import Place
+from atoll.errors import BadInput, PeerLost
+
+Forward = Callable[[nn.Module, torch.Tensor, int], torch.Tensor]
+LOCAL = (5, 2)  # samples of each rank
+PLACE = Place.from_environment()
+GROUP = group.join(PLACE, torch.device("cpu"))
+assert GROUP is not None
+
+
+def raise_it(error: PeerLost) -> NoReturn:
+    raise error
+
+
+def mine(batch: torch.Tensor) -> torch.Tensor:
+    begin = sum(LOCAL[: PLACE.rank])
+    return batch[begin : begin + LOCAL[PLACE.rank]]
+
+
+class Tied(nn.Module):
+    """Its first and last layers share a weight; one layer is frozen, one never used, one used by rank 0 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.never = nn.Linear(6, 6)
+        self.sometimes = nn.Linear(6, 6)
+        self.last = nn.Linear(6, 6, bias=False)
+        self.last.weight = self.first.weight
+        self.wide = nn.Linear(6, 6, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor, with_sometimes: torch.Tensor) -> torch.Tensor:
+        y = self.frozen(torch.tanh(self.first(x)))
+        if with_sometimes.any():
+            y = y + self.sometimes(x) * with_sometimes[:, None]
+        return self.last(self.wide(y.double()).float())
+
+
+def per_sample(model: nn.Module, batch: torch.Tensor, step: int) -> torch.Tensor:
+    chosen = (batch[:, 0] < -5).float()  # marks what only rank 0 has, see `draw`
+    return model(batch, chosen).square().mean(dim=1)
+
+
+def draw(step: int) -> torch.Tensor:
+    batch = torch.randn(sum(LOCAL), 6, generator=torch.Generator().manual_seed(step))
+    if step % 2:
+        batch[0, 0] = -6.0
+    return batch
+
+
+def train(accumulate: int, set_to_none: bool, own_backward: bool) -> None:
+    torch.manual_seed(1)
+    reference = Tied()
+    model = copy.deepcopy(reference)
+    model.last.weight = model.first.weight
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1) for m in (reference, model)]
+    callbacks = Callbacks(lambda: reducer.begin(LOCAL[PLACE.rank] / sum(LOCAL), True), lambda: None, raise_it)
+    reducer = DenseReducer(model, GROUP, callbacks)
+    for step in range(6):
+        for part in range(accumulate):
+            batch = draw(step * accumulate + part)
+            per_sample(reference, batch, step).mean().backward()
+            if own_backward:
+                reducer.begin(LOCAL[PLACE.rank] / sum(LOCAL), part == 0)
+            per_sample(model, mine(batch), step).mean().backward()
+            reducer.launch_rest()
+            norms = reducer.wait()
+        if accumulate == 1:
+            whole = sum(p.grad.square().sum().item() for p in reference.parameters() if p.grad is not None)
+            assert abs(norms.together - whole) <= 1e-4 * whole, (norms, whole)
+            assert norms.local > 0
+        for (name, expected), actual in zip(reference.named_parameters(), model.parameters(), strict=True):
+            if expected.grad is None:
+                assert actual.grad is None, name
+            else:
+                torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-4, atol=1e-6, msg=f"{name} in {step}")
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+        for (name, expected), actual in zip(reference.named_parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5, msg=f"{name} after step {step}")
+    reducer.close()
+
+
+def refuse_sparse() -> None:
+    model = nn.EmbeddingBag(10, 3, sparse=True)
+    reducer = DenseReducer(model, GROUP, Callbacks(lambda: reducer.begin(0.5, False), lambda: None, raise_it))
+    with pytest.raises(BadInput, match=r"sparse=False"):
+        model(torch.tensor([[1, 2]])).sum().backward()
+    reducer.close()
+
+
+def many_buckets() -> None:
+    """Caps so small that every layer fills a bucket: they must leave in the same order on both ranks."""
+    buckets.FIRST_BUCKET_BYTES, buckets.BUCKET_BYTES = 8, 64  # type: ignore[misc]
+    train(accumulate=1, set_to_none=True, own_backward=True)
+
+
+def agree() -> None:
+    """The oldest newest plan, anyone's stop; and ranks that are in different steps are told so."""
+    control = Control(GROUP)
+    control.begin(step=4, plan_id=3 + PLACE.rank, stop=False)
+    assert control.finish() == Agreed(3, False)
+    control.begin(step=5, plan_id=9, stop=PLACE.rank == 1)
+    assert control.finish() == Agreed(9, True)
+    control.begin(step=6 + PLACE.rank, plan_id=9, stop=False)
+    with pytest.raises(BadInput, match="one is in step 6, another in step 7"):
+        control.finish()
+
+
+train(accumulate=1, set_to_none=True, own_backward=True)
+train(accumulate=1, set_to_none=False, own_backward=False)
+train(accumulate=3, set_to_none=True, own_backward=True)
+train(accumulate=2, set_to_none=False, own_backward=True)
+refuse_sparse()
+many_buckets()
+agree()
+GROUP.barrier()
+assert GROUP.gather_rows([PLACE.rank, 7]) == [[0, 7], [1, 7]]
+assert GROUP.broadcast_bytes(b"x" * 1000 if PLACE.rank == 1 else None, 1) == b"x" * 1000
+GROUP.close()
+print("all cases agree", file=sys.stderr)

@@ -1,0 +1,84 @@
+"""A small regression that writes down everything it did: OUT/run-N-rank-R.jsonl, one line per batch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import atoll
+
+parser = argparse.ArgumentParser()
+parser.add_argument("out", type=Path)
+parser.add_argument("--epochs", type=int, default=6)
+parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work per step")
+parser.add_argument("--own-backward", action="store_true", help="call loss.backward(), as unported scripts do")
+parser.add_argument("--checkpoints", type=Path, help="where to save, without an agent")
+parser.add_argument("--leave-at", type=int, default=-1, help="rank 1 calls sys.exit(3) in this step")
+options = parser.parse_args()
+
+SAMPLES, BATCH = 100, 12  # 8 whole batches and one of 4 in each epoch
+
+
+def data() -> torch.utils.data.TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(SAMPLES, 8, generator=generator)
+    targets = inputs @ torch.randn(8, 1, generator=generator)
+    return torch.utils.data.TensorDataset(inputs, targets, torch.arange(SAMPLES))
+
+
+class Model(nn.Sequential):
+    """Counts its forward passes in a buffer, to see that buffers are saved as they were at the boundary."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return super().forward(x)
+
+
+run = atoll.init(seed=7, checkpoint_directory=options.checkpoints)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+model, optimizer, loader = run.prepare(model, optimizer, data(), batch_size=BATCH, scheduler=scheduler)
+
+name = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}.jsonl"
+with (options.out / name).open("a", buffering=1) as log:
+    try:
+        for epoch in run.epochs(options.epochs):
+            for x, y, ids in loader:
+                time.sleep(options.sleep_s)
+                loss = nn.functional.mse_loss(model(x), y)
+                cut = loader.current
+                line = {
+                    "step": cut.step,
+                    "epoch": epoch,
+                    "ids": ids.tolist() if cut.local else [],
+                    "loss": loss.item().hex(),
+                    "weight": cut.weight,
+                    "lr": optimizer.param_groups[0]["lr"],
+                    "random": torch.rand(()).item().hex(),
+                    "passes": int(model.passes),
+                }
+                if run.rank == 1 and cut.step == options.leave_at:
+                    sys.exit(3)
+                if options.own_backward:
+                    loss.backward()
+                else:
+                    run.backward(loss)
+                log.write(json.dumps(line) + "\n")
+                optimizer.step()
+                optimizer.zero_grad()
+            scheduler.step()
+            run.report(loss=loss.item(), epoch=epoch)
+    except Exception as error:  # what careless scripts do; Atoll's exits must get through
+        print(f"the script swallowed {error!r}", flush=True)

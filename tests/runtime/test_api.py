@@ -1,0 +1,222 @@
+"""The training API alone and as the only worker of an agent, in this process."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_agent import FakeAgent, free_port
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
+
+import atoll
+from atoll.agent.runtime.checkpoint import files
+from atoll.errors import BadInput, CheckpointError
+
+Step = Callable[[int], None]
+DATA = TensorDataset(torch.arange(80.0).view(20, 4) / 80, torch.arange(20.0).view(20, 1) / 20)
+
+
+@pytest.fixture(autouse=True)
+def runs() -> Iterator[list[atoll.Run]]:
+    """Runs to close, also those of tests that fail."""
+    opened: list[atoll.Run] = []
+    yield opened
+    for run in opened:
+        run.close()
+
+
+class Job:
+    """A model with dropout, a schedule and an average of weights, trained alone."""
+
+    def __init__(self, runs: list[atoll.Run], directory: Path | None = None, every: int = 0, width: int = 8) -> None:
+        self.run = atoll.init(seed=5, checkpoint_directory=directory, checkpoint_every=every)
+        runs.append(self.run)
+        model = nn.Sequential(nn.Linear(4, width), nn.Dropout(0.3), nn.BatchNorm1d(width), nn.Linear(width, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
+        self.average = AveragedModel(model)
+        self.run.track("average", self.average)
+        self.model, self.optimizer, self.loader = self.run.prepare(
+            model, optimizer, DATA, batch_size=6, scheduler=self.scheduler
+        )
+        assert self.model is model
+        assert self.optimizer is optimizer
+
+    def train(self, epochs: int, before: Step = lambda step: None, accumulate: int = 1) -> dict[int, str]:
+        """Losses by step, to the bit."""
+        losses = {}
+        for _ in self.run.epochs(epochs):
+            for inputs, labels in self.loader:
+                step = self.run.step
+                before(step)
+                loss = nn.functional.mse_loss(self.model(inputs), labels)
+                self.run.backward(loss)
+                if step % accumulate == accumulate - 1:
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+                    self.average.update_parameters(self.model)
+                losses[step] = loss.item().hex()
+            self.scheduler.step()
+        return losses
+
+    def weights(self) -> list[Any]:
+        return [tensor.tolist() for model in (self.model, self.average) for tensor in model.state_dict().values()]
+
+
+def test_alone_it_trains_saves_at_the_end_and_goes_on_when_there_is_more_to_do(
+    runs: list[atoll.Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(runs, tmp_path)
+    run = job.run
+    assert (run.rank, run.world_size, run.local_rank, run.is_main, run.device.type) == (0, 1, 0, True, "cpu")
+    losses = job.train(3)
+    assert list(losses) == list(range(12))  # 20 samples in batches of 6: 4 a epoch
+    assert (run.step, run.epoch) == (12, 3)
+    run.report(loss=0.25, accuracy=torch.tensor(1.0))  # type: ignore[arg-type]
+    assert "epoch 3 step 12 loss 0.25 accuracy 1\n" in capsys.readouterr().err
+    assert [found.step for found in files.newest(tmp_path)] == [12]
+    run.close()
+
+    assert Job(runs, tmp_path).train(3) == {}
+    runs[-1].close()
+    assert list(Job(runs, tmp_path).train(4)) == [12, 13, 14, 15]
+
+
+def test_interrupted_job_ends_with_the_bits_of_an_undisturbed_one(runs: list[atoll.Run], tmp_path: Path) -> None:
+    """1. Steps 0 to 19 undisturbed. 2. The same with a checkpoint every 3 steps, interrupted in step 14. 3. It goes on
+    from step 12, the end of an epoch, whose schedule's step runs again, and 4. from step 15 after another."""
+    job = Job(runs)
+    expected, weights = job.train(5), job.weights()
+    job.run.close()
+
+    def interrupt(at: int) -> Step:
+        def before(step: int) -> None:
+            if step == at:
+                raise KeyboardInterrupt
+
+        return before
+
+    losses: dict[int, str] = {}
+    for at in (14, 17):
+        job = Job(runs, tmp_path, every=3)
+        with pytest.raises(KeyboardInterrupt):
+            job.train(5, interrupt(at))
+        job.run.close()
+        assert files.newest(tmp_path)[0].step == (at // 3) * 3
+    job = Job(runs, tmp_path, every=3)
+    losses = job.train(5)
+    assert list(losses) == [15, 16, 17, 18, 19]
+    assert losses == {step: expected[step] for step in losses}
+    assert job.weights() == weights
+    assert [found.step for found in files.newest(tmp_path)] == [20, 18]
+
+
+def test_accumulated_gradients_are_never_cut_by_a_checkpoint(runs: list[atoll.Run], tmp_path: Path) -> None:
+    """Updates after steps 1, 3, 5, ...; a checkpoint is due every 3 steps, and written at the next whole update."""
+    Job(runs, tmp_path, every=3).train(2, accumulate=2)
+    assert [found.step for found in files.newest(tmp_path)] == [8, 6]  # and 4, which is one too many to keep
+
+
+def test_disk_that_is_full_costs_a_checkpoint_not_the_job(
+    runs: list[atoll.Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(runs, tmp_path, every=2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(step: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if 1 <= step < 6 else soft, hard))
+
+    try:
+        assert len(job.train(2, fill)) == 8
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capsys.readouterr().err
+    assert "checkpoint at step 2 failed: writing checkpoint" in said
+    assert "training goes on. Free space or choose another directory" in said
+    assert files.newest(tmp_path)[0].step == 8
+
+
+def test_checkpoint_of_another_model_is_refused_and_left_alone(runs: list[atoll.Run], tmp_path: Path) -> None:
+    Job(runs, tmp_path).train(1)
+    runs[-1].close()
+    with pytest.raises(CheckpointError, match=r"another model: tensor 0\.bias is float32 \[8\] in the checkpoint"):
+        Job(runs, tmp_path, width=16)
+    assert [found.step for found in files.newest(tmp_path)] == [4]
+
+
+def test_dataloader_may_stand_in_for_the_dataset(runs: list[atoll.Run]) -> None:
+    run = atoll.init()
+    runs.append(run)
+    model = nn.Linear(4, 1)
+    given = DataLoader(DATA, batch_size=5, shuffle=False)
+    model, _, loader = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), given)
+    assert len(loader) == 4
+    for _ in run.epochs(1):
+        assert [labels[0].item() for _, labels in loader] == [0.0, 0.25, 0.5, 0.75]
+
+
+def test_misuse_is_named(runs: list[atoll.Run], tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="checkpoint_every = 5 needs checkpoint_directory"):
+        atoll.init(checkpoint_every=5)
+    with pytest.raises(BadInput, match="seed"):
+        atoll.init(seed=-1)
+    run = atoll.init()
+    runs.append(run)
+    with pytest.raises(BadInput, match=r"atoll\.init was called already"):
+        atoll.init()
+    with pytest.raises(BadInput, match=r"run\.epochs before run\.prepare"):
+        next(iter(run.epochs(1)))
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(BadInput, match="needs batch_size"):
+        run.prepare(model, optimizer, DATA)
+    with pytest.raises(BadInput, match="batch_size = 0"):
+        run.prepare(model, optimizer, DATA, batch_size=0)
+    run.prepare(model, optimizer, DATA, batch_size=4)
+    with pytest.raises(BadInput, match=r"run\.prepare was called already"):
+        run.prepare(model, optimizer, DATA, batch_size=4)
+    with pytest.raises(BadInput, match="outside the loop over the loader"):
+        run.backward(model(DATA[0][0]).sum())
+    with pytest.raises(BadInput, match="lacks state_dict"):
+        run.track("thing", object())  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="Python identifier"):
+        run.track("no name", optimizer)
+    with pytest.raises(BadInput, match="takes single numbers"):
+        run.report(loss="low")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="got 65 numbers"):
+        run.report(**{f"m{index}": 0.0 for index in range(65)})
+
+
+def test_only_worker_of_an_agent_obeys_its_stop(
+    runs: list[atoll.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its checkpoint policy, directory and seed come from the job; after Stop it saves at the next boundary and leaves
+    through the script with exit code 85."""
+    with FakeAgent(tmp_path) as agent:
+        for name, value in agent.environment(0, free_port()).items():
+            monkeypatch.setenv(name, value)
+        job = Job(runs)
+
+        def stop_at_5(step: int) -> None:
+            if step == 5:
+                agent.send_stop(0)
+                link = job.run._link
+                assert link is not None
+                agent.wait_until(lambda: link.stop is not None)
+
+        with pytest.raises(SystemExit) as ended:
+            job.train(5, stop_at_5)
+        assert ended.value.code == 85
+        assert "rank 0 stops after step 6: the test asked; checkpoint" in capsys.readouterr().err
+        assert [(found.run, found.step, found.header.seed) for found in files.newest(agent.job_directory)] == [
+            (1, 6, 7)
+        ]
+        job.run.close()
+        assert [sample.step for sample in agent.steps[0]] == list(range(6))
+        assert agent.checkpoint_step == 6

@@ -1,0 +1,109 @@
+"""The worker's link against a real ROUTER socket that plays the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_agent import FakeAgent
+
+from atoll.agent.runtime.link import Link
+from atoll.agent.runtime.outbox import MAX_STEPS, Outbox
+from atoll.agent.runtime.place import AgentEndpoint, Place
+from atoll.errors import BadInput, DeadlineExceeded
+from atoll.v1.common_pb2 import LEVEL_INFO, Plan, StepSample, WorkerId
+from atoll.v1.worker_pb2 import Stop, SupervisorMessage
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[FakeAgent]:
+    with FakeAgent(tmp_path, world_size=2) as started:
+        yield started
+
+
+def place_of(agent: FakeAgent, rank: int = 1, secret: str | None = None) -> tuple[Place, AgentEndpoint]:
+    endpoint = AgentEndpoint(agent.endpoint, agent.job, agent.run, secret or agent.secret)
+    return Place(rank, agent.world_size, rank, "127.0.0.1", endpoint), endpoint
+
+
+def test_worker_is_welcomed_lives_and_says_its_last_words(agent: FakeAgent) -> None:
+    agent.shares = (3.0, 1.0)
+    agent.speed = 0.5
+    link = Link(*place_of(agent))
+    try:
+        assert link.welcome.speed == 0.5
+        assert list(link.welcome.launch.plan.shares) == [3.0, 1.0]
+        link.step = 17
+        agent.wait_until(lambda: agent.alive.get(1) == (17, 0) and agent.alive_count >= 3, deadline_s=5)
+        link.outbox.step(StepSample(step=17, local_batch=3))
+        link.outbox.metrics(17, {"loss": 0.25})
+        link.outbox.notice(LEVEL_INFO, "on the way out")
+    finally:
+        link.close()
+    agent.wait_until(lambda: bool(agent.metrics[1]), deadline_s=5)
+    assert [sample.step for sample in agent.steps[1]] == [17]
+    assert dict(agent.metrics[1][0].values) == {"loss": 0.25}
+    assert [notice.text for notice in agent.notices] == ["on the way out"]
+
+
+def test_plans_come_in_order_and_those_that_cannot_be_are_refused_with_a_notice(agent: FakeAgent) -> None:
+    link = Link(*place_of(agent))
+    try:
+        agent.send_plan(2, 5, (1.0, 2.0), 1)
+        agent.send_plan(3, 6, (1.0, float("nan")), 1)
+        agent.send(1, SupervisorMessage(plan=Plan(id=4, run=99, shares=(1.0, 1.0))))
+        agent.send_plan(5, 7, (4.0, 2.0), 1)
+        taken: list[int] = []
+
+        def all_taken() -> bool:
+            taken.extend(plan.id for plan in link.take_plans())
+            return taken == [2, 5]
+
+        agent.wait_until(all_taken, deadline_s=5)
+        agent.wait_until(lambda: len(agent.notices) == 2, deadline_s=5)
+        assert "refused plan 3" in agent.notices[0].text
+        assert "run 99" in agent.notices[1].text
+    finally:
+        link.close()
+
+
+def test_stop_that_is_not_obeyed_is_overdue_after_half_its_grace(agent: FakeAgent) -> None:
+    overdue: list[Stop] = []
+    link = Link(*place_of(agent))
+    link.on_overdue = overdue.append
+    try:
+        agent.send_stop(1, grace_s=0.4)
+        agent.wait_until(lambda: link.stop is not None and bool(overdue), deadline_s=5)
+        assert [stop.grace_s for stop in overdue] == [0.4]
+    finally:
+        link.close()
+
+
+def test_agent_that_does_not_answer_is_named_at_the_deadline(agent: FakeAgent) -> None:
+    agent.answer_hello = False
+    with pytest.raises(DeadlineExceeded, match=r"agent-1\.sock did not answer within 1 s"):
+        Link(*place_of(agent), welcome_deadline_s=0.7)
+    agent.wait_until(lambda: len(agent.hellos) >= 3, deadline_s=5)  # repeated, not said once and lost
+
+
+def test_welcome_for_another_world_is_refused(agent: FakeAgent) -> None:
+    agent.world_size = 3
+    place, endpoint = place_of(agent)
+    agent.world_size = 2
+    with pytest.raises(BadInput, match="of 2; this worker is tiny-test run 1 rank 1 of 3"):
+        Link(place, endpoint)
+
+
+def test_outbox_drops_the_oldest_steps_and_counts_them() -> None:
+    outbox = Outbox()
+    worker = WorkerId(job="j", run=1, rank=0)
+    assert outbox.take(worker) is None
+    for step in range(MAX_STEPS + 10):
+        outbox.step(StepSample(step=step))
+    outbox.checkpoint(5)
+    telemetry = outbox.take(worker)
+    assert telemetry is not None
+    assert (telemetry.steps[0].step, len(telemetry.steps), telemetry.dropped_steps) == (10, MAX_STEPS, 10)
+    assert telemetry.checkpoint_step == 5
+    assert outbox.take(worker) is None

@@ -1,0 +1,428 @@
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from atoll.agent.runtime import loader as loader_module
+from atoll.agent.runtime.loader import Cut, Loader, Position
+from atoll.agent.runtime.schedule import ShareSchedule
+from atoll.agent.runtime.split import split_batch
+from atoll.errors import AtollError, BadInput
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class AheadOfTime(DataLoader[Any]):
+    """Draws from the batch sampler as far ahead as worker processes would, without any."""
+
+    def __init__(self, dataset: Dataset[Any], **options: Any) -> None:
+        self.lead = options.pop("num_workers") * (options.pop("prefetch_factor") or 0)
+        options.pop("multiprocessing_context")
+        super().__init__(dataset, **options)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        indices = iter(self.batch_sampler)  # type: ignore[arg-type]
+        waiting: deque[list[int]] = deque()
+        for _ in range(self.lead):
+            waiting.extend([batch] if (batch := next(indices, None)) is not None else [])
+        while True:
+            waiting.extend([batch] if (batch := next(indices, None)) is not None else [])
+            if not waiting:
+                return
+            yield self.collate_fn([self.dataset[index] for index in waiting.popleft()])
+
+
+def make(samples: int = 20, *, rank: int = 0, world_size: int = 1, **options: Any) -> Loader[Any]:
+    options.setdefault("schedule", ShareSchedule(world_size))
+    options.setdefault("boundary", lambda: None)
+    options.setdefault("global_batch", 6)
+    return Loader(Numbers(samples), rank=rank, world_size=world_size, **{"seed": 3, **options})
+
+
+def epoch_of(loader: Loader[Any], epoch: int) -> list[list[int]]:
+    loader.begin_epoch(epoch)
+    return [batch.tolist() for batch in loader]
+
+
+def flat(parts: Iterable[list[int]]) -> list[int]:
+    return list(chain.from_iterable(parts))
+
+
+class Members:
+    """All ranks of one run in lockstep: the control collective is a function call."""
+
+    def __init__(self, world_size: int, position: Position, lead: int, **options: Any) -> None:
+        self.schedules = [ShareSchedule(world_size) for _ in range(world_size)]
+        self.loaders = [
+            make(
+                rank=rank,
+                world_size=world_size,
+                schedule=self.schedules[rank],
+                num_workers=lead,
+                prefetch_factor=1 if lead else None,
+                **options,
+            )
+            for rank in range(world_size)
+        ]
+        for loader in self.loaders:
+            loader.seek(position)
+
+    def tell(self, rank: int, plan_id: int, from_step: int, shares: list[float]) -> None:
+        self.schedules[rank].add(plan_id, from_step, shares)
+
+    def agree(self, step: int) -> None:
+        common = min(schedule.newest_contiguous() for schedule in self.schedules)
+        for schedule, loader in zip(self.schedules, self.loaders, strict=True):
+            schedule.agree(step, common, loader.lead)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject) -> None:
+    """Runs of any size follow one another, are stopped at any step, and change shares as plans reach their ranks."""
+    samples, batch = data.draw(st.integers(1, 60), "samples"), data.draw(st.integers(1, 17), "batch")
+    drop_last = data.draw(st.booleans(), "drop_last") and samples >= batch
+    epochs = data.draw(st.integers(1, 3), "epochs")
+    counted: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs)}
+    position, step = Position(0, 0, 0), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader_module, "DataLoader", AheadOfTime)
+        while position.epoch < epochs:
+            world_size, lead = data.draw(st.integers(1, 5), "world"), data.draw(st.integers(0, 3), "lead")
+            members = Members(world_size, position, lead, samples=samples, global_batch=batch, drop_last=drop_last)
+            ends_after = data.draw(st.integers(0, 12), "steps of this run")
+            plans = 0
+            for epoch in range(position.epoch, epochs):
+                for loader in members.loaders:
+                    loader.begin_epoch(epoch)
+                for batches in zip(*members.loaders, strict=True):
+                    cuts = [loader.current for loader in members.loaders]
+                    assert all(cut is not None for cut in cuts)
+                    counts = [cut.local for cut in cuts if cut is not None]
+                    first = cuts[0]
+                    assert first is not None
+                    assert {(cut.step, cut.epoch, cut.start, cut.total) for cut in cuts if cut is not None} == {
+                        (step, epoch, first.start, first.total)
+                    }
+                    # Telemetry names the plan of a step, so batches that were cut ahead must follow it too.
+                    assert counts == split_batch(first.total, members.schedules[0].shares_at(step))
+                    assert [cut.weight * cut.total for cut in cuts if cut is not None] == pytest.approx(counts)
+                    for rows, count in zip(batches, counts, strict=True):
+                        assert len(rows) == max(count, 1)
+                        counted[epoch].update(rows.tolist()[:count])
+                    if data.draw(st.booleans(), "plan"):
+                        plans += 1
+                        for rank in range(world_size):
+                            shares = [float(1 + (plans * 7 + other) % 5) for other in range(world_size)]
+                            members.tell(rank, plans, step + plans % 3, shares)
+                    members.agree(step)
+                    step, ends_after = step + 1, ends_after - 1
+                    if ends_after <= 0:
+                        break
+                for loader in members.loaders:
+                    loader.begin_epoch(epoch)  # the step that was handed out counts as done
+                    assert loader.position == members.loaders[0].position
+                position = members.loaders[0].position
+                assert position.step == step
+                if ends_after <= 0:
+                    break
+            if members.loaders[0]._cutter.batches_left(position.consumed) == 0:
+                position = Position(position.epoch + 1, 0, position.step)
+    for counter in counted.values():
+        assert set(counter.values()) <= {1}
+        assert len(counter) == (samples - samples % batch if drop_last else samples)
+
+
+def test_the_order_comes_from_seed_and_epoch_alone() -> None:
+    alone = epoch_of(make(), 0)
+    halves = [epoch_of(make(rank=rank, world_size=2), 0) for rank in (0, 1)]
+    assert [flat(parts) for parts in zip(*halves, strict=True)] == alone
+    assert epoch_of(make(), 1) != alone
+    assert epoch_of(make(seed=4), 0) != alone
+    assert epoch_of(make(shuffle=False), 0) == [list(range(i, min(i + 6, 20))) for i in range(0, 20, 6)]
+
+
+def test_it_goes_on_from_a_position_with_another_number_of_ranks() -> None:
+    whole = flat(epoch_of(make(), 2))
+    resumed = [make(rank=rank, world_size=3) for rank in range(3)]
+    for loader in resumed:
+        loader.seek(Position(epoch=2, consumed=8, step=9))
+    steps = list(zip(*(epoch_of(loader, 2) for loader in resumed), strict=True))
+    assert flat(flat(parts) for parts in steps) == whole[8:]
+    assert resumed[0].position == Position(epoch=2, consumed=20, step=11)
+
+
+def test_the_boundary_sees_the_batch_before_as_complete() -> None:
+    seen: list[tuple[Cut | None, Position]] = []
+    loader = make(10, boundary=lambda: seen.append((loader.current, loader.position)))
+    for _ in loader:
+        assert loader.position.step == len(seen) - 1
+    assert [position for _, position in seen] == [Position(0, 0, 0), Position(0, 6, 1), Position(0, 10, 2)]
+    assert [cut and (cut.start, cut.total) for cut, _ in seen] == [None, (0, 6), (6, 4)]
+    assert loader.current is None
+
+
+def test_a_break_counts_the_batch_it_broke_off_after() -> None:
+    seen: list[Cut | None] = []
+    loader = make(boundary=lambda: seen.append(loader.current))
+    first = [next(iter(loader)).tolist()]
+    loader.begin_epoch(0)
+    assert loader.position == Position(0, 6, 1)
+    rest = [batch.tolist() for batch in loader]
+    assert first + rest == epoch_of(make(), 0)
+    assert [cut and cut.step for cut in seen] == [None, 0, 1, 2, 3]
+    next(iter(loader))
+    loader.begin_epoch(5)
+    assert loader.position == Position(5, 0, 5)
+
+
+def test_what_the_boundary_raises_ends_the_iteration_at_a_complete_step() -> None:
+    def leave() -> None:
+        if loader.position.step == 2:
+            raise SystemExit(85)
+
+    loader = make(boundary=leave)
+    handed_out = []
+    with pytest.raises(SystemExit):
+        handed_out.extend(batch.tolist() for batch in loader)
+    assert (len(handed_out), loader.position) == (2, Position(0, 12, 2))
+
+
+def test_iterating_again_begins_the_next_epoch() -> None:
+    loader = make()
+    rounds = [[batch.tolist() for batch in loader] for _ in range(3)]
+    assert rounds == [epoch_of(make(), epoch) for epoch in range(3)]
+    assert loader.position == Position(2, 20, 12)
+
+
+def test_a_resume_at_the_end_of_an_epoch_has_nothing_left_of_it() -> None:
+    boundaries: list[int] = []
+    loader = make(boundary=lambda: boundaries.append(1))
+    loader.seek(Position(3, 20, 16))
+    assert epoch_of(loader, 3) == []
+    assert (len(loader), len(boundaries)) == (0, 1)
+    assert epoch_of(loader, 4) == epoch_of(make(), 4)
+
+
+def test_the_length_is_in_global_batches_from_where_the_epoch_was_begun() -> None:
+    loader = make(world_size=2)
+    assert len(loader) == 4
+    loader.seek(Position(0, 6, 1))
+    loader.begin_epoch(0)
+    assert len(loader) == 3 == len(list(loader)) == len(loader)
+    assert len(make(drop_last=True)) == 3
+
+
+def test_a_rank_without_samples_gets_one_at_weight_zero() -> None:
+    loader = make(7, rank=2, world_size=3)
+    batches = epoch_of(loader, 0)
+    assert [len(batch) for batch in batches] == [2, 1]
+    loader.begin_epoch(1)
+    cuts = [loader.current for _ in loader]
+    assert cuts[-1] == Cut(step=3, epoch=1, start=6, total=1, local=0, weight=0.0)
+
+
+def test_an_older_iterator_cannot_be_used_beside_a_newer_one() -> None:
+    loader = make()
+    older = iter(loader)
+    next(older)
+    next(iter(loader))
+    with pytest.raises(BadInput, match="this iterator has ended"):
+        next(older)
+
+
+def test_tensors_are_indexed_as_a_whole_and_look_as_torch_would_collate_them() -> None:
+    data = TensorDataset(torch.arange(40.0).reshape(20, 2), torch.arange(20))
+    chosen = Subset(Subset(data, list(range(19, -1, -1))), [0, 2, 4, 6, 8, 10, 12])
+    for dataset in (data, chosen):
+        common: dict[str, Any] = {"global_batch": 4, "rank": 0, "world_size": 1, "seed": 1, "boundary": lambda: None}
+        fast = list(Loader[Any](dataset, schedule=ShareSchedule(1), **common))
+        slow = list(Loader[Any](dataset, schedule=ShareSchedule(1), collate_fn=_collate_slowly, **common))
+        assert len(fast) == len(slow) == -(-len(dataset) // 4)
+        for mine, theirs in zip(fast, slow, strict=True):
+            assert type(mine) is type(theirs) is list
+            assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(mine, theirs, strict=True))
+
+
+def _collate_slowly(samples: list[Any]) -> Any:
+    return torch.utils.data.default_collate(samples)
+
+
+def test_a_dataset_may_answer_for_a_batch_at_once() -> None:
+    class Batched(Numbers):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            asked.append(indices)
+            return indices
+
+    asked: list[list[int]] = []
+    loader: Loader[Any] = Loader(
+        Batched(8), global_batch=4, rank=0, world_size=1, seed=0, schedule=ShareSchedule(1), boundary=lambda: None
+    )
+    assert [batch.tolist() for batch in loader] == asked
+    assert sorted(flat(asked)) == list(range(8))
+
+
+def test_batches_are_moved_to_the_device_whatever_their_shape() -> None:
+    loader: Loader[Any] = Loader(
+        Numbers(4),
+        global_batch=4,
+        rank=0,
+        world_size=1,
+        seed=0,
+        schedule=ShareSchedule(1),
+        boundary=lambda: None,
+        collate_fn=lambda samples: {"x": (torch.tensor(samples), "text"), "y": [torch.ones(2)]},
+        device=torch.device("meta"),
+    )
+    (batch,) = list(loader)
+    assert (batch["x"][0].device.type, batch["x"][1], batch["y"][0].device.type) == ("meta", "text", "meta")
+
+
+def test_the_global_generator_is_not_drawn_from() -> None:
+    before = torch.get_rng_state()
+    list(make())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: make(0), "empty"),
+        (lambda: make(5, drop_last=True), "drop_last drops them all"),
+        (lambda: make(global_batch=0), "global_batch = 0"),
+        (lambda: make(num_workers=-1), "num_workers = -1"),
+        (lambda: make(num_workers=1, multiprocessing_context="threads"), "threads"),
+        (lambda: make(rank=2, world_size=2), "rank 2 of 2"),
+        (lambda: make(seed=2**80).begin_epoch(0) or list(make(seed=2**80)), "seed"),
+        (lambda: make().begin_epoch(-1), "epoch -1"),
+        (lambda: make().seek(Position(0, 21, 4)), "20 samples"),
+        (
+            lambda: Loader(
+                Endless(),
+                global_batch=1,
+                rank=0,
+                world_size=1,
+                seed=0,
+                schedule=ShareSchedule(1),
+                boundary=lambda: None,
+            ),
+            "Endless has no length",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_words(build: Callable[[], object], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        build()
+
+
+def test_stop_iteration_from_a_dataset_is_not_taken_for_the_end_of_the_epoch() -> None:
+    class Broken(Numbers):
+        def __getitem__(self, index: int) -> int:
+            raise StopIteration
+
+    loader: Loader[Any] = Loader(
+        Broken(8), global_batch=4, rank=0, world_size=1, seed=0, schedule=ShareSchedule(1), boundary=lambda: None
+    )
+    with pytest.raises((BadInput, RuntimeError), match="StopIteration"):
+        list(loader)
+
+
+def test_a_data_loader_that_asks_too_far_ahead_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "DataLoader", AheadOfTime)
+    loader = make(60, num_workers=1, prefetch_factor=2)
+    loader.lead = 1
+    with pytest.raises(AtollError, match="more than 1 steps ahead"):
+        list(loader)
+
+
+@pytest.fixture(scope="module")
+def worker_server() -> Iterator[None]:
+    """The server that worker processes are forked from lives as long as its parent; here while these tests run."""
+    multiprocessing.set_forkserver_preload(["torch.utils.data"])
+    forkserver.ensure_running()
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("worker_server")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persistent: bool) -> None:
+    """1. Two workers cut 4 steps ahead. 2. A plan agreed in step 1 holds from step 1 + 1 + 4. 3. A break ends both."""
+
+    def loader(num_workers: int) -> tuple[Loader[Any], ShareSchedule]:
+        schedule = ShareSchedule(2, [1, 1])
+        data = TensorDataset(torch.arange(64))
+        made = Loader[Any](
+            data,
+            global_batch=4,
+            rank=0,
+            world_size=2,
+            seed=5,
+            schedule=schedule,
+            boundary=lambda: None,
+            num_workers=num_workers,
+            persistent_workers=persistent and num_workers > 0,
+        )
+        schedule.add(2, 0, [3, 1])
+        return made, schedule
+
+    ahead, schedule = loader(2)
+    sizes, rows = [], []
+    ahead.begin_epoch(0)
+    for (batch,) in ahead:
+        sizes.append(len(batch))
+        rows.append(batch.tolist())
+        if ahead.position.step == 1:
+            schedule.agree(1, 2, ahead.lead)
+        if ahead.position.step == 9:
+            break
+    assert (ahead.lead, sizes) == (4, [2] * 6 + [3] * 4)
+    assert bool(_children_of_the_server()) == persistent
+    ahead.begin_epoch(1)
+    rows += [batch.tolist() for (batch,) in ahead]
+    ahead.close()
+    assert _children_of_the_server() == []
+
+    plain, schedule = loader(0)
+    expected = []
+    for epoch in (0, 1):
+        plain.begin_epoch(epoch)
+        for (batch,) in plain:
+            expected.append(batch.tolist())
+            if plain.position.step == 5:
+                schedule.agree(5, 2, plain.lead)
+            if plain.position.step == 9:
+                break
+    assert rows == expected
+
+
+def _children_of_the_server() -> list[psutil.Process]:
+    server = psutil.Process(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+    _, alive = psutil.wait_procs(server.children(), timeout=0.5)
+    return alive

@@ -1,0 +1,188 @@
+"""Whole runs: real worker processes, gloo between them, a real socket to a test's agent. Each test is one story."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_agent import FakeAgent, torchrun_like
+from torch import nn
+
+from atoll.agent.runtime.checkpoint import files
+from atoll.v1.common_pb2 import Plan
+
+pytestmark = pytest.mark.timeout(240)
+
+Line = dict[str, Any]
+EPOCHS, STEPS = 6, 54
+CHANGE_AT = 25
+FIRST, SECOND = (6.0, 4.0, 2.0), (2.0, 4.0, 6.0)
+
+
+def lines(out: Path, world_size: int = 3) -> list[list[Line]]:
+    """By rank, what each trained; of a step that was trained again after a resume, the last time."""
+    by_rank = []
+    for rank in range(world_size):
+        by_step: dict[int, Line] = {}
+        for log in sorted(out.glob(f"run-*-rank-{rank}.jsonl")):
+            for text in log.read_text().splitlines():
+                line = json.loads(text)
+                by_step[line["step"]] = line
+        by_rank.append([by_step[step] for step in sorted(by_step)])
+    return by_rank
+
+
+def folder(parent: Path, name: str) -> Path:
+    path = parent / name
+    path.mkdir()
+    return path
+
+
+def check_equals_one_process(by_rank: list[list[Line]]) -> None:
+    """Train on whole batches in this process, in the order that the workers logged."""
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(100, 8, generator=generator)
+    targets = inputs @ torch.randn(8, 1, generator=generator)
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    seen: dict[int, list[int]] = defaultdict(list)
+    assert [line["step"] for line in by_rank[0]] == list(range(STEPS))
+    for step, parts in enumerate(zip(*by_rank, strict=True)):
+        ids = [sample for part in parts for sample in part["ids"]]
+        epoch = parts[0]["epoch"]
+        seen[epoch] += ids
+        together = sum(part["weight"] * float.fromhex(part["loss"]) for part in parts)
+        loss = nn.functional.mse_loss(model(inputs[ids]), targets[ids])
+        assert together == pytest.approx(loss.item(), rel=1e-5), step
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 9 == 8:
+            scheduler.step()
+    assert {epoch: sorted(ids) for epoch, ids in seen.items()} == {epoch: list(range(100)) for epoch in range(EPOCHS)}
+
+
+def undisturbed(tmp_path: Path) -> list[list[Line]]:
+    """Shares 6:4:2 to begin with, 2:4:6 from step 25 on."""
+    out = folder(tmp_path, "undisturbed")
+    with FakeAgent(out, world_size=3) as agent:
+        agent.shares = FIRST
+        agent.later_plans = [agent.plan(2, CHANGE_AT, SECOND)]
+        agent.start_workers("regression.py", str(out), "--epochs", str(EPOCHS))
+        assert agent.exit_codes() == [0, 0, 0], agent.said()
+        assert [sample.plan for sample in agent.steps[1]] == [1] * CHANGE_AT + [2] * (STEPS - CHANGE_AT)
+        assert [sample.local_batch for sample in agent.steps[0]][:3] == [6, 6, 6]
+        assert agent.alive[0] == (STEPS, 2)
+        sampled = [sample.step for sample in agent.steps[2] if sample.local_grad_sqnorm > 0]
+        assert sampled == list(range(0, STEPS, 10))
+        assert all(sample.step_s >= sample.compute_s > 0 for sample in agent.steps[0])
+        assert [dict(metrics.values)["epoch"] for metrics in agent.metrics[0]] == list(range(EPOCHS))
+        assert agent.checkpoint_step == STEPS
+    return lines(out)
+
+
+def test_stops_and_deaths_leave_no_trace_in_the_losses(tmp_path: Path) -> None:
+    """1. A run of three unequal workers equals one process with the whole batch. 2. The same job again: one worker is
+    asked to stop, all drain at the same step and end with 85. 3. Run 2 goes on; rank 1 is killed (SIGKILL); the others
+    save the step that was complete and end with 75, though the script catches every Exception. 4. Run 3 goes on to the
+    end. 5. Every loss, learning rate and random number of both jobs has the same bits."""
+    expected = undisturbed(tmp_path)
+    check_equals_one_process(expected)
+
+    out = folder(tmp_path, "disturbed")
+    arguments = (str(out), "--epochs", str(EPOCHS), "--sleep-s", "0.05")
+    with FakeAgent(out, run=1, world_size=3) as agent:
+        agent.shares, agent.later_plans = FIRST, [agent.plan(2, CHANGE_AT, SECOND)]
+        agent.start_workers("regression.py", *arguments)
+        agent.wait_for_step(5)
+        agent.send_stop(2)
+        assert agent.exit_codes() == [85, 85, 85], agent.said()
+        drained = agent.checkpoint_step
+    assert [len(part) for part in lines(out)] == [drained] * 3
+
+    with FakeAgent(out, run=2, world_size=3) as agent:
+        agent.shares, agent.later_plans = plans_after(agent, drained)
+        agent.start_workers("regression.py", *arguments, "--own-backward")
+        agent.wait_for_step(max(28, drained + 1))
+        agent.workers[1].send_signal(signal.SIGKILL)
+        assert agent.exit_codes() == [75, -signal.SIGKILL, 75], agent.said()
+        saved = agent.checkpoint_step
+    assert saved > drained
+    assert [len(part) for part in lines(out)[::2]] == [saved, saved]
+
+    with FakeAgent(out, run=3, world_size=3) as agent:
+        agent.shares, agent.later_plans = plans_after(agent, saved)
+        agent.start_workers("regression.py", *arguments[:-2])
+        assert agent.exit_codes() == [0, 0, 0], agent.said()
+    assert lines(out) == expected
+
+
+def plans_after(agent: FakeAgent, step: int) -> tuple[Sequence[float], list[Plan]]:
+    """What a controller would send to a run that goes on from `step`, so that shares are those of the first run."""
+    return (FIRST, [agent.plan(2, CHANGE_AT, SECOND)]) if step < CHANGE_AT else (SECOND, [])
+
+
+def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_path: Path) -> None:
+    """1. Rank 0 alone has plan 2: the old one stays in force. 2. Rank 1 gets it too: both change at the same step.
+    3. Rank 1 is paused (SIGSTOP), so rank 0 waits in a collective. 4. Asked to stop, rank 0 cannot reach its boundary:
+    its link thread saves the last complete step and ends it with 75 well within the grace. 5. Run 2 goes on from there;
+    rank 1, on a machine that lacks that checkpoint, gets it from rank 0 and keeps it."""
+    out = folder(tmp_path, "run")
+    with FakeAgent(out, world_size=2) as agent:
+        agent.speed = 0.8
+        agent.own_directories = True
+        agent.spec.checkpoint.every_steps = 4
+        agent.start_workers("regression.py", str(out), "--epochs", "1000", "--sleep-s", "0.01")
+        agent.wait_for_step(1)
+        agent.send_plan(2, 0, (3.0, 1.0), 0)
+        agent.wait_for_step(agent.alive[0][0] + 20)
+        assert [agent.alive[rank][1] for rank in range(2)] == [1, 1]
+        agent.send_plan(2, 0, (3.0, 1.0), 1)
+        agent.wait_until(lambda: [agent.alive[rank][1] for rank in range(2)] == [2, 2])
+        agent.wait_until(lambda: all(agent.steps[rank][-1].plan == 2 for rank in range(2)))
+        first_of = [next(sample.step for sample in agent.steps[rank] if sample.plan == 2) for rank in range(2)]
+        assert first_of[0] == first_of[1]
+        batches = {(sample.plan, sample.local_batch) for sample in agent.steps[0] if sample.total_batch == 12}
+        assert batches == {(1, 6), (2, 9)}
+
+        agent.workers[1].send_signal(signal.SIGSTOP)
+        begun_s = time.monotonic()
+        agent.send_stop(0, grace_s=5.0)
+        assert agent.workers[0].wait(timeout=10) == 75, agent.said()
+        assert 2.0 < time.monotonic() - begun_s < 5.0
+        reached = len(lines(out, 2)[0])
+        assert "is stuck; checkpoint" in agent.said()
+        newest = files.newest(agent.directory_of(0))[0]
+        assert newest.step in (reached, reached - 1)  # the line of the step that broke may be written already
+        older = files.newest(agent.directory_of(1))[0]
+        assert 0 <= older.step < newest.step
+        assert len(files.newest(agent.directory_of(1))) <= agent.spec.checkpoint.keep + 1
+
+    with FakeAgent(out, run=2, world_size=2) as agent:
+        agent.own_directories = True
+        agent.start_workers("regression.py", str(out), "--epochs", str(newest.header.epoch + 1))
+        assert agent.exit_codes() == [0, 0], agent.said()
+        assert agent.said().count(f"goes on from step {newest.step}\n") == 2
+        kept = [(found.run, found.step) for found in files.newest(agent.directory_of(1))]
+        assert (1, newest.step) in kept
+        assert kept[0] == (2, 9 * (newest.header.epoch + 1))
+
+
+def test_a_worker_that_leaves_early_takes_nobody_hostage(tmp_path: Path) -> None:
+    """Under torchrun's variables alone. Rank 1 calls sys.exit(3) in step 5; rank 0 saves that step and ends with 75.
+    Started again, both go on to the end."""
+    arguments = (str(tmp_path), "--epochs", "1", "--checkpoints", str(tmp_path / "checkpoints"))
+    assert torchrun_like("regression.py", *arguments, "--leave-at", "5") == [75, 3]
+    assert [found.step for found in files.newest(tmp_path / "checkpoints")] == [5]
+    assert torchrun_like("regression.py", *arguments) == [0, 0]
+    assert [found.step for found in files.newest(tmp_path / "checkpoints")] == [9, 5]
+    assert [[line["step"] for line in part] for part in lines(tmp_path, 2)] == [list(range(9))] * 2

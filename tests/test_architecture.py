@@ -1,0 +1,234 @@
+"""The rules of docs/architecture.md that the source can be read for: who may import whom, and what nobody may call."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {"atoll": "atoll", "controller": "atoll.controller", "agent": "atoll.agent", "kernels": "atoll.kernels"}
+SHARED = ("atoll.errors", "atoll.rpc", "atoll.v1", "atoll.kernels")
+
+
+@dataclass(frozen=True)
+class Import:
+    """`line` of the file `path`, whose module is `importer`, imports the module (or the name in one) `imported`."""
+
+    path: str
+    line: int
+    importer: str
+    imported: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.importer} imports {self.imported}"
+
+
+def module_name(path: Path) -> str:
+    folder, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join([PACKAGES[folder], *(part for part in rest if part != "__init__")])
+
+
+@cache
+def modules() -> dict[str, tuple[Path, ast.Module]]:
+    paths = sorted(path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py"))
+    return {module_name(path): (path, ast.parse(path.read_text(), str(path))) for path in paths}
+
+
+ImportStatement = ast.Import | ast.ImportFrom
+
+
+def everywhere(tree: ast.AST) -> Iterator[ImportStatement]:
+    """All import statements of a module, also those inside functions and those for the type checker only."""
+    return (node for node in ast.walk(tree) if isinstance(node, ImportStatement))
+
+
+def run_at_import(node: ast.AST) -> Iterator[ImportStatement]:
+    """Those that are carried out as soon as the module is imported."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ImportStatement):
+            yield child
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            yield from (found for other in child.orelse for found in run_at_import(other))
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from run_at_import(child)
+
+
+def imports_of(name: str, which: Callable[[ast.AST], Iterator[ImportStatement]] = everywhere) -> Iterator[Import]:
+    path, tree = modules()[name]
+    where = str(path.relative_to(ROOT))
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for statement in which(tree):
+        if isinstance(statement, ast.Import):
+            yield from (Import(where, statement.lineno, name, alias.name) for alias in statement.names)
+            continue
+        above = package[: len(package) - statement.level + 1] if statement.level else []
+        base = [*above, statement.module] if statement.module else above
+        yield from (Import(where, statement.lineno, name, ".".join([*base, alias.name])) for alias in statement.names)
+
+
+def is_in(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def all_imports(*importers: str) -> list[Import]:
+    return [found for name in modules() if is_in(name, *importers) for found in imports_of(name)]
+
+
+def listed(found: list[Import]) -> str:
+    return "\n".join(map(str, found))
+
+
+def test_the_rules_see_the_code() -> None:
+    """A moved folder must not make every rule pass."""
+    assert {"atoll.errors", "atoll.controller", "atoll.agent.runtime", "atoll.kernels"} <= set(modules())
+    assert any(found.imported.startswith("atoll.errors") for found in all_imports("atoll"))
+
+
+@pytest.mark.parametrize(
+    ("room", "may_import"),
+    [
+        ("atoll.controller", ("atoll.controller", *SHARED)),
+        ("atoll.agent", ("atoll.agent", *SHARED)),
+        ("atoll.kernels", ("atoll.kernels", "atoll.errors")),
+    ],
+)
+def test_a_room_imports_only_what_the_table_of_rooms_allows(room: str, may_import: tuple[str, ...]) -> None:
+    # `from atoll import kernels` and the like arrive here as atoll.kernels.
+    wrong = [i for i in all_imports(room) if is_in(i.imported, "atoll") and not is_in(i.imported, *may_import)]
+    assert not wrong, listed(wrong)
+
+
+def test_planners_import_the_standard_library_their_own_data_classes_and_nothing_else() -> None:
+    allowed = ("atoll.controller.planners", "atoll.errors", *sys.stdlib_module_names)
+    wrong = [i for i in all_imports("atoll.controller.planners") if not is_in(i.imported, *allowed)]
+    assert not wrong, listed(wrong)
+
+
+def test_planners_read_no_clock_no_file_and_no_socket() -> None:
+    forbidden = ("time", "datetime", "os", "pathlib", "socket", "subprocess", "threading", "asyncio", "secrets", "uuid")
+    wrong = [i for i in all_imports("atoll.controller.planners") if is_in(i.imported, *forbidden)]
+    assert not wrong, listed(wrong)
+
+
+def chains(starts: Iterable[str], targets: tuple[str, ...]) -> list[str]:
+    """How each of `starts`, when imported, comes to load one of `targets`, through Atoll's own modules."""
+    queue = [(name, name) for name in starts]
+    seen = {name for name, _ in queue}
+    found = []
+    while queue:
+        name, chain = queue.pop(0)
+        for each in imports_of(name, run_at_import):
+            if is_in(each.imported, *targets):
+                found.append(f"{chain} -> {each.imported} ({each.path}:{each.line})")
+            for module in with_parents(each.imported):
+                if module in modules() and module not in seen:
+                    seen.add(module)
+                    queue.append((module, f"{chain} -> {module}"))
+    return found
+
+
+def with_parents(imported: str) -> Iterator[str]:
+    """Importing a.b.c runs a, a.b and, if it is a module and not a name in one, a.b.c."""
+    parts = imported.split(".")
+    return (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+
+
+def test_a_training_process_loads_no_grpc() -> None:
+    """Neither by itself nor through what it imports: a gRPC channel and forked DataLoader workers crash together."""
+    runtime = [name for name in modules() if is_in(name, "atoll.agent.runtime")]
+    found = chains([*runtime, "atoll"], ("grpc", "grpc_health", "grpc_reflection"))
+    found += [str(i) for i in all_imports("atoll.agent.runtime") if is_in(i.imported, "grpc", "atoll.rpc")]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("daemon", ["atoll.controller", "atoll.agent"])
+def test_a_daemon_runs_without_torch(daemon: str) -> None:
+    """Only agent/runtime imports it, and nothing of the daemons loads that part of the runtime when it starts."""
+    own = [name for name in modules() if is_in(name, daemon) and not is_in(name, "atoll.agent.runtime")]
+    found = chains(own, ("torch", "safetensors.torch"))
+    found += [str(i) for name in own for i in imports_of(name) if is_in(i.imported, "torch", "safetensors.torch")]
+    assert not found, "\n".join(found)
+
+
+def test_the_command_line_starts_without_torch_and_without_the_daemons() -> None:
+    """`atoll jobs` must not take the seconds that importing torch takes."""
+    found = chains(["atoll", "atoll.cli.main"], ("torch",)) if "atoll.cli.main" in modules() else ["no atoll.cli.main"]
+    assert not found, "\n".join(found)
+
+
+def nodes(folders: Iterable[str]) -> Iterator[tuple[str, ast.AST]]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(), str(path))):
+                yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", node
+
+
+def calls(folders: Iterable[str]) -> Iterator[tuple[str, str, ast.Call]]:
+    """Every call: where it is, what is called as written there ("torch.load", "?.join"), the call itself."""
+    return ((where, dotted(node.func), node) for where, node in nodes(folders) if isinstance(node, ast.Call))
+
+
+def dotted(node: ast.expr) -> str:
+    match node:
+        case ast.Name(name):
+            return name
+        case ast.Attribute(value, name):
+            return f"{dotted(value)}.{name}"
+        case _:
+            return "?"
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def test_nothing_unpickles_what_another_machine_may_have_sent() -> None:
+    wrong = [
+        str(i) for i in all_imports("atoll") if is_in(i.imported, "pickle", "dill", "cloudpickle", "shelve", "marshal")
+    ]
+    for where, name, call in calls([*PACKAGES, "examples", "benchmarks", "tests"]):
+        if name == "torch.load":
+            weights_only = keyword(call, "weights_only")
+            if not (isinstance(weights_only, ast.Constant) and weights_only.value is True):
+                wrong.append(f"{where}: torch.load without weights_only=True")
+        if name in {"numpy.load", "np.load"}:
+            wrong += [f"{where}: allow_pickle"] if keyword(call, "allow_pickle") else []
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_wait_for_a_thread_or_process_has_a_deadline() -> None:
+    """`thread.join()`, `process.communicate()` and `subprocess.run(...)` without a timeout wait for ever. What is
+    awaited has its deadline around it, in `asyncio.timeout`."""
+    awaited = {where for where, node in nodes(PACKAGES) if isinstance(node, ast.Await)}
+    wrong = []
+    for where, name, call in calls(PACKAGES):
+        last = name.rpartition(".")[2]
+        if last in {"join", "communicate"} and "." in name and not (call.args or call.keywords or where in awaited):
+            wrong.append(f"{where}: {name}() without a timeout")
+        if name in {"subprocess.run", "subprocess.check_output", "subprocess.check_call", "subprocess.call"}:
+            wrong += [] if keyword(call, "timeout") else [f"{where}: {name} without a timeout"]
+    assert not wrong, "\n".join(wrong)
+
+
+MAY_SLEEP = {
+    "agent/runtime/throttle.py": "slows a device down by as much as it was asked to",
+    "agent/runtime/checkpoint/fence.py": "a file lock cannot be waited for with a deadline other than by asking again",
+}
+
+
+def test_nothing_sleeps_in_place_of_waiting_for_a_condition() -> None:
+    sleeps = [where for where, name, _ in calls(PACKAGES) if name in {"time.sleep", "sleep"}]
+    assert [where for where in sleeps if where.partition(":")[0] not in MAY_SLEEP] == []
+
+
+def test_modules_are_named_for_what_they_hold() -> None:
+    vague = {"utils", "util", "helpers", "helper", "manager", "managers", "common", "misc"}
+    folders = [*PACKAGES, "examples", "benchmarks", "tests"]
+    wrong = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.stem in vague]
+    assert not wrong
