@@ -57,3 +57,8 @@ clean:  ## remove everything that was built
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+# Apart from `test`: it builds images and needs a container engine.
+.PHONY: test-compose
+test-compose: setup  ## run docker-compose.yml for real, with an agent killed on the way
+	$(BIN)/python -m pytest tests/compose -m containers -rA

@@ -10,7 +10,7 @@ from typing import Final
 
 from atoll.agent.supervisor.events import Key
 from atoll.errors import BadInput
-from atoll.v1.agents_pb2 import Launch, LogAck, PlanForJob, Registered, StopWorkers
+from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers
 from atoll.v1.common_pb2 import JobSpec, Plan, WorkerId
 
 MAX_TEXT: Final = 4096
@@ -106,10 +106,6 @@ def check_stop(message: StopWorkers) -> None:
     check_job("stop.job", message.job)
     _seconds("stop.grace_s", message.grace_s)
     _text("stop.reason", message.reason)
-
-
-def check_log_ack(message: LogAck) -> Key:
-    return check_key(message.id)
 
 
 def _seconds(name: str, value: float) -> None:

@@ -82,9 +82,7 @@ class Link:
         if self._channel is None:
             raise ControllerUnreachable("no controller is connected")
         with controller_errors(f"fetching code {sha256[:8]}", ", ".join(self._settings.controllers)):
-            call = AgentServiceStub(self._channel).FetchCode(  # type: ignore[no-untyped-call]
-                FetchCodeRequest(sha256=sha256), timeout=_FETCH_DEADLINE_S
-            )
+            call = AgentServiceStub(self._channel).FetchCode(FetchCodeRequest(sha256=sha256), timeout=_FETCH_DEADLINE_S)
             async for chunk in call:
                 if len(chunk.data) > CODE_CHUNK_BYTES:
                     raise BadInput(f"a piece of code {sha256[:8]} has {len(chunk.data)} bytes")
@@ -116,23 +114,25 @@ class Link:
 
     def _backoff_s(self) -> float:
         """Jittered, so that a thousand agents do not come back at one moment."""
-        longest_s = min(BACKOFF_CAP_S, _BACKOFF_S * 2 ** min(self._failures, 10))
+        longest_s = min(BACKOFF_CAP_S, _BACKOFF_S * 2.0 ** min(self._failures, 10))
         self._failures += 1
         return random.uniform(0.5, 1.0) * longest_s
 
     def _judge(self, error: Exception, address: str) -> None:
         """Raise what no second try changes; remember a leader that was named; say the rest once."""
+        code: grpc.StatusCode | None = None
         if isinstance(error, grpc.aio.AioRpcError):
+            code = error.code()
             self._take_hint(leader_hint(error), address)
             error = translate(error, f"registering {self._settings.name!r} at {address}", address)
         if isinstance(error, NotAllowed):
             raise error
-        if isinstance(error, Conflict):
+        if code is grpc.StatusCode.ALREADY_EXISTS:
             self._judge_name(error)
         else:
             self._refused_since_s = None
-        if isinstance(error, BadInput) and self._lease_s is None:
-            raise error
+        if code is grpc.StatusCode.INVALID_ARGUMENT and self._lease_s is None:
+            raise error  # it takes no Register of ours: another version
         said = f"no controller: {error}. Trying again for ever; workers go on"
         logger.log(logging.DEBUG if said == self._told else logging.WARNING, "%s", said)
         self._told = said
@@ -148,7 +148,7 @@ class Link:
         self._hint = hint
         self._failures = min(self._failures, 2)  # a known leader is worth asking soon; a wrong one costs 0.4 s a turn
 
-    def _judge_name(self, error: Conflict) -> None:
+    def _judge_name(self, error: Exception) -> None:
         now_s = time.monotonic()
         self._refused_since_s = self._refused_since_s or now_s
         patience_s = NAME_TAKEN_S if self._lease_s is None else max(NAME_TAKEN_S, 2 * self._lease_s)
@@ -164,7 +164,7 @@ class Link:
         channel = open_channel(address, self._settings.tls)
         call: Call | None = None
         try:
-            call = AgentServiceStub(channel).Connect()  # type: ignore[no-untyped-call]
+            call = AgentServiceStub(channel).Connect()
             registered = await self._register(call, supervisor)
             self._channel, self._failures, self._refused_since_s, self._told = channel, 0, None, ""
             self._lease_s = registered.lease_s

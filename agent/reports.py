@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Final
 
 from atoll.agent.settings import AgentSettings
+from atoll.agent.supervisor.exits import MAX_REASON
 from atoll.agent.supervisor.machine import Phase, Worker
 from atoll.agent.telemetry.devices import Device, memory_bytes
 from atoll.v1 import common_pb2
@@ -36,7 +37,7 @@ def status_of(worker: Worker) -> common_pb2.WorkerStatus:
     if worker.exit is not None:
         status.exit_code = worker.exit.code
         status.exit_kind = common_pb2.ExitKind.Value(f"EXIT_KIND_{worker.exit.kind.name}")
-        status.reason = worker.exit.reason
+        status.reason = " ".join(worker.exit.reason.split())[:MAX_REASON]
     return status
 
 

@@ -108,7 +108,7 @@ async def simulate_agent(fleet: Fleet, index: int, address: str, stop: asyncio.E
         await channel.close()
 
 
-async def submit(stub: jobs_pb2_grpc.JobServiceStub, agents: int) -> str:
+async def submit(stub: jobs_pb2_grpc.JobServiceAsyncStub, agents: int) -> str:
     from atoll.bundle import pack
 
     with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +159,7 @@ async def drive(agents: int, seconds: float, address: str, controller: psutil.Pr
         for index in range(agents):
             group.create_task(simulate_agent(fleet, index, address, stop))
         channel = open_channel(address, None)
-        stub = jobs_pb2_grpc.JobServiceStub(channel)
+        stub: jobs_pb2_grpc.JobServiceAsyncStub = jobs_pb2_grpc.JobServiceStub(channel)
         async with asyncio.timeout(120):
             while len((await stub.ListNodes(jobs_pb2.ListNodesRequest(), timeout=10)).nodes) < agents:
                 await asyncio.sleep(0.2)
@@ -188,7 +188,7 @@ async def sample(controller: psutil.Process, seconds: float, label: str) -> None
     print(f"{label}: controller {controller.cpu_percent():.1f} % of one core, {rss_mib:.0f} MiB; etcd {etcd:.1f} %")
 
 
-async def report_pushes(stub: jobs_pb2_grpc.JobServiceStub, job: str, fleet: Fleet) -> None:
+async def report_pushes(stub: jobs_pb2_grpc.JobServiceAsyncStub, job: str, fleet: Fleet) -> None:
     events = stub.Events(jobs_pb2.EventsRequest(job=job), timeout=30)
     born = [event.unix_s async for event in events if event.kind == "plan"]
     plans = sorted(fleet.plan_receipts)

@@ -20,6 +20,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.utils.data import TensorDataset
+
+    Criterion: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
@@ -86,15 +94,12 @@ def child(kind: str, name: str, steps: int) -> None:
 
 
 def ddp_loop(
-    model: object, optimizer: object, dataset: object, batch: int, steps: int, criterion: Callable[..., object]
+    model: nn.Module, optimizer: Optimizer, dataset: TensorDataset, batch: int, steps: int, criterion: Criterion
 ) -> Iterator[None]:
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    assert isinstance(model, torch.nn.Module)
-    assert isinstance(optimizer, torch.optim.Optimizer)
-    assert isinstance(dataset, torch.utils.data.TensorDataset)
     dist.init_process_group("gloo")
     replica = DistributedDataParallel(model)
     rank, share = dist.get_rank(), batch // 2
@@ -102,9 +107,7 @@ def ddp_loop(
     for step in range(steps):
         start = step * batch % (len(dataset) - batch) + rank * share
         inputs, labels = (tensor[order[start : start + share]] for tensor in dataset.tensors)
-        loss = criterion(replica(inputs), labels)
-        assert isinstance(loss, torch.Tensor)
-        loss.backward()
+        torch.autograd.backward(criterion(replica(inputs), labels))
         optimizer.step()
         optimizer.zero_grad()
         yield
@@ -112,7 +115,7 @@ def ddp_loop(
 
 
 def atoll_loop(
-    model: object, optimizer: object, dataset: object, batch: int, steps: int, criterion: Callable[..., object]
+    model: nn.Module, optimizer: Optimizer, dataset: TensorDataset, batch: int, steps: int, criterion: Criterion
 ) -> Iterator[None]:
     import atoll
 

@@ -20,9 +20,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "e2e")]
+sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(HERE.parent / "tests" / "e2e")]
 
 from cluster import Cluster
 from dense_vs_ddp import free_port
@@ -45,7 +46,7 @@ def ddp_child(speed: float, seconds: float) -> None:
     model, dataset = make()
     replica = DistributedDataParallel(model)
 
-    def slowed(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def slowed(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         throttle.pay()
         work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
         assert work is not None
@@ -64,7 +65,7 @@ def ddp_child(speed: float, seconds: float) -> None:
         inputs, labels = (tensor[order[start : start + share]] for tensor in dataset.tensors)
         loss = torch.nn.functional.cross_entropy(replica(inputs), labels)
         throttle.pay()
-        loss.backward()
+        torch.autograd.backward(loss)
         throttle.resume()
         optimizer.step()
         optimizer.zero_grad()
@@ -97,7 +98,9 @@ def atoll(speed: float, seconds: float) -> tuple[float, float, list[int]]:
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
         cluster.local([1.0, speed])
         out = Path(folder, "steps.json")
-        job = cluster.submit(str(HERE / "unequal_train.py"), str(out), str(seconds), workers=(2, 2), checkpoint_every=0)
+        job = cluster.submit(
+            str(HERE / "scripts" / "unequal_train.py"), str(out), str(seconds), workers=(2, 2), checkpoint_every=0
+        )
         ended = cluster.wait_for_end(job, seconds + 90)
         if not out.exists():
             raise SystemExit(f"the job failed: {ended.reason}\n{cluster.story(job)}")

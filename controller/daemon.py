@@ -160,7 +160,7 @@ class _Candidate:
             for part in done:
                 part.result()
         finally:
-            self._office.term = None
+            self._office.term, self._office.leader = None, ""
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)

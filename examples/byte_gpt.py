@@ -25,7 +25,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm_1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm_2(x))
+        grown: torch.Tensor = x + self.mlp(self.norm_2(x))
+        return grown
 
 
 class ByteGPT(nn.Module):
@@ -38,7 +39,8 @@ class ByteGPT(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.blocks(self.token(tokens) + self.position(positions))
-        return self.norm(x) @ self.token.weight.T  # tied
+        logits: torch.Tensor = self.norm(x) @ self.token.weight.T  # tied
+        return logits
 
 
 def main() -> None:

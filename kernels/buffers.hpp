@@ -20,10 +20,19 @@ namespace nb = nanobind;
 
 enum class Access { read, write };
 
+// What a buffer's entries may be.
+struct EntryType {
+    const char* name;
+    bool (*fits)(nb::dlpack::dtype dtype);
+};
+
+inline constexpr EntryType float32_entries{"float32", [](nb::dlpack::dtype d) { return d == nb::dtype<float>(); }};
+
 struct Buffer {
-    float* data;
+    float* data;  // float32 unless another entry type was asked for
     std::size_t entries;
     int device_id;
+    nb::dlpack::dtype dtype;
     // One of these keeps the memory alive while the GIL is released, even if the caller's list is emptied meanwhile.
     nb::object owner;
     nb::ndarray<nb::ro> read_export;
@@ -70,10 +79,12 @@ inline bool describe_fast(nb::handle object, nb::dlpack::dltensor& tensor) {
     return described;
 }
 
-inline void check_tensor(const nb::dlpack::dltensor& tensor, const std::string& name, int device_type) {
-    if (tensor.dtype != nb::dtype<float>()) {
-        throw nb::type_error(
-            (name + " is " + dtype_name(tensor.dtype) + ", not float32; pass a float32 copy").c_str());
+inline void check_tensor(const nb::dlpack::dltensor& tensor, const std::string& name, int device_type,
+                         const EntryType& type) {
+    if (!type.fits(tensor.dtype)) {
+        throw nb::type_error((name + " is " + dtype_name(tensor.dtype) + ", not " + type.name + "; pass a " +
+                              type.name + " copy")
+                                 .c_str());
     }
     if (tensor.device.device_type != device_type) {
         const char* const here = device_type == nb::device::cpu::value ? "of the CPU" : "of a CUDA device";
@@ -96,14 +107,15 @@ inline std::size_t count_dense_entries(const nb::dlpack::dltensor& tensor, const
     return static_cast<std::size_t>(entries);
 }
 
-inline Buffer checked_buffer(const nb::dlpack::dltensor& tensor, const std::string& name, int device_type) {
-    check_tensor(tensor, name, device_type);
+inline Buffer checked_buffer(const nb::dlpack::dltensor& tensor, const std::string& name, int device_type,
+                             const EntryType& type) {
+    check_tensor(tensor, name, device_type, type);
     auto* const data = reinterpret_cast<float*>(static_cast<char*>(tensor.data) + tensor.byte_offset);
-    return {data, count_dense_entries(tensor, name), tensor.device.device_id, {}, {}, {}};
+    return {data, count_dense_entries(tensor, name), tensor.device.device_id, tensor.dtype, {}, {}, {}};
 }
 
 template <typename Array>
-Buffer from_export(const Array& array, const std::string& name, int device_type) {
+Buffer from_export(const Array& array, const std::string& name, int device_type, const EntryType& type) {
     nb::dlpack::dltensor tensor;
     tensor.data = const_cast<void*>(static_cast<const void*>(array.data()));
     tensor.device = {array.device_type(), array.device_id()};
@@ -111,32 +123,33 @@ Buffer from_export(const Array& array, const std::string& name, int device_type)
     tensor.dtype = array.dtype();
     tensor.shape = const_cast<std::int64_t*>(array.shape_ptr());
     tensor.strides = const_cast<std::int64_t*>(array.stride_ptr());
-    return checked_buffer(tensor, name, device_type);
+    return checked_buffer(tensor, name, device_type, type);
 }
 
-inline Buffer load_buffer(nb::handle object, const std::string& name, int device_type, Access access) {
+inline Buffer load_buffer(nb::handle object, const std::string& name, int device_type, Access access,
+                          const EntryType& type = float32_entries) {
     nb::dlpack::dltensor tensor;
     if (describe_fast(object, tensor)) {
-        Buffer buffer = checked_buffer(tensor, name, device_type);
+        Buffer buffer = checked_buffer(tensor, name, device_type, type);
         buffer.owner = nb::borrow(object);
         return buffer;
     }
     nb::ndarray<> writable;
     if (access == Access::write && nb::try_cast(object, writable, false)) {
-        Buffer buffer = from_export(writable, name, device_type);
+        Buffer buffer = from_export(writable, name, device_type, type);
         buffer.write_export = std::move(writable);
         return buffer;
     }
     nb::ndarray<nb::ro> readable;
     if (!nb::try_cast(object, readable, false)) {
         throw nb::type_error((name + " is a " + class_name(object) +
-                              " that shares no memory through DLPack or the buffer protocol; pass a dense float32 "
-                              "torch tensor or NumPy array")
+                              " that shares no memory through DLPack or the buffer protocol; pass a dense " +
+                              type.name + " torch tensor or NumPy array")
                                  .c_str());
     }
     if (access == Access::write)
         throw nb::value_error((name + " is read-only; pass a buffer that may be written").c_str());
-    Buffer buffer = from_export(readable, name, device_type);
+    Buffer buffer = from_export(readable, name, device_type, type);
     buffer.read_export = std::move(readable);
     return buffer;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -218,6 +219,7 @@ def test_every_wait_for_a_thread_or_process_has_a_deadline() -> None:
 
 MAY_SLEEP = {
     "agent/runtime/throttle.py": "slows a device down by as much as it was asked to",
+    "agent/supervisor/leftovers.py": "processes that are not its children can only be looked at again",
     "agent/runtime/checkpoint/fence.py": "a file lock cannot be waited for with a deadline other than by asking again",
 }
 
@@ -232,3 +234,10 @@ def test_modules_are_named_for_what_they_hold() -> None:
     folders = [*PACKAGES, "examples", "benchmarks", "tests"]
     wrong = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.stem in vague]
     assert not wrong
+
+
+def test_modules_beside_the_tests_have_names_of_their_own() -> None:
+    """They are found through sys.path, where of two with one name only the first is ever seen."""
+    paths = [path for path in sorted((ROOT / "tests").rglob("*.py")) if "scripts" not in path.parts]
+    names = Counter(path.stem for path in paths if not path.stem.startswith("test_") and path.stem != "conftest")
+    assert [name for name, count in names.items() if count > 1] == []

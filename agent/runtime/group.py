@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,8 +33,13 @@ def collective(doing: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo raises it bare, NCCL and the store subclasses of it
-        cause = str(error).strip().splitlines()
-        raise PeerLost(f"{doing}: {cause[0] if cause else type(error).__name__}") from error
+        raise PeerLost(f"{doing}: {_cause(error)}") from error
+
+
+def _cause(error: RuntimeError) -> str:
+    """What happened, without the place in gloo's source before it and the general advice after it."""
+    first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return re.sub(r"^\[[^]]*\]\s*", "", first_line).partition(". This is")[0][:300]
 
 
 class Group:

@@ -182,10 +182,11 @@ class Run:
     def epochs(self, total: int) -> Iterator[int]:
         """The numbers of the epochs that are left of `total`, going on in the middle of one after a resume.
 
-        What follows the loop over the loader runs again after a resume at the end of an epoch."""
+        What follows the loop over the loader runs again after a resume at the end of an epoch; the loop then shows the
+        last batch once more, without effect."""
         training = self._prepared("run.epochs")
         for epoch in range(training.loader.position.epoch, total):
-            training.loader.begin_epoch(epoch)
+            training.begin_epoch(epoch)
             yield epoch
         training.loader.begin_epoch(max(total, training.loader.position.epoch))
         training.finish()

@@ -18,6 +18,7 @@ from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_WARNING
 
 LONGEST_WAIT_S: Final = 20.0
+LAST_WAIT_S: Final = 600.0
 Packed = tuple[Header, Mapping[str, torch.Tensor], Any]  # what files.write takes
 
 
@@ -102,7 +103,10 @@ class Saver:
     def close(self) -> None:
         """Wait for the checkpoint under way."""
         if self._under_way is not None:
-            self._under_way.join()
+            self._under_way.join(timeout=LAST_WAIT_S)
+            if self._under_way.is_alive():
+                text = f"the last checkpoint was not written within {LAST_WAIT_S:.0f} s; the one before it stays"
+                self._session.notice(LEVEL_WARNING, text)
             self._under_way = None
 
     def _start(self, directory: Path, step: int) -> None:
@@ -117,7 +121,9 @@ class Saver:
         except CheckpointError as error:
             self._tell(step, error)
             return
-        self._under_way = threading.Thread(target=self._write_and_tidy, args=written, name="atoll-checkpoint")
+        self._under_way = threading.Thread(
+            target=self._write_and_tidy, args=written, name="atoll-checkpoint", daemon=True
+        )
         self._under_way.start()
 
     def _packed(self, *, copy: bool) -> Packed:

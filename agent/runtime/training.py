@@ -18,6 +18,7 @@ from atoll.agent.runtime.dense import Callbacks, DenseReducer, Norms
 from atoll.agent.runtime.inputs import LoaderSettings, check_alike, check_loss
 from atoll.agent.runtime.loader import Cut, Loader
 from atoll.agent.runtime.randomness import seed_step
+from atoll.agent.runtime.rehearsal import Rehearsal, last_batch
 from atoll.agent.runtime.resuming import Resumed
 from atoll.agent.runtime.saving import Saver
 from atoll.agent.runtime.schedule import ShareSchedule
@@ -43,6 +44,7 @@ class Training:
         self._session = session
         self._model, self._optimizer, self._settings, self._tracked = model, optimizer, settings, tracked
         self._resumed: Resumed | None = None
+        self._rehearsal: Rehearsal | None = None
         place = session.place
         self._schedule = ShareSchedule(place.world_size, session.first_shares)
         self.loader: Loader[Any] = Loader(
@@ -121,6 +123,14 @@ class Training:
         except CheckpointError as error:
             self._session.notice(LEVEL_WARNING, str(error))
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Go on with this epoch, or start it; at the very end of it after a resume, show its last batch again."""
+        self.loader.begin_epoch(epoch)
+        position = self.loader.position
+        if self._resumed is not None and position == self._resumed.position and position.consumed and not self.loader:
+            self._rehearsal = Rehearsal(self._model, self._optimizer, self._tracked)
+            self.loader.seek(last_batch(position, self._settings.batch_size))
+
     @property
     def stuck(self) -> bool:
         """A backward pass was broken off: its collectives are still under way."""
@@ -162,7 +172,10 @@ class Training:
             raise BadInput("the loader was asked for the next batch in the middle of a backward pass")
         times = self._clock.boundary_begins()
         cut = self.loader.current
-        if cut is not None:
+        if cut is not None and self._rehearsal is not None:
+            self._rehearsal.undo()
+            self._rehearsal = None
+        elif cut is not None:
             self._tell(cut, times)
         if self._session.group is None:
             self._take_plans()
@@ -173,7 +186,7 @@ class Training:
             self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
         if not self._gradients_pending:  # in the middle of an accumulation, the last whole update is what counts
             self._consistency.begin_update()
-            if self.saver.enabled:
+            if self.saver.enabled and self._rehearsal is None:  # what was resumed from is on disk already
                 self._snapshot.take(self.loader.position)
                 self.saver.at_boundary(step)
             if self._agreed.stop:

@@ -37,16 +37,17 @@ class PidFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, pid: int) -> None:
+    def write(self, pid: int, secret: str) -> None:
+        """secret: the worker's own, by which also those are known who leave the group."""
         facts = facts_of(pid)
         if facts is not None:
-            self._path.write_text(f"{pid} {facts.started_ticks} {_BOOT_ID.read_text().strip()}\n")
+            self._path.write_text(f"{pid} {facts.started_ticks} {_BOOT_ID.read_text().strip()} {secret}\n")
 
-    def read(self) -> tuple[int, int] | None:
-        """(pid, start in ticks), or None for one of an earlier boot or one that was torn."""
+    def read(self) -> tuple[int, int, str] | None:
+        """(pid, start in ticks, secret), or None for one of an earlier boot or one that was torn."""
         try:
-            pid, started_ticks, boot_id = self._path.read_text().split()
-            return (int(pid), int(started_ticks)) if boot_id == _BOOT_ID.read_text().strip() else None
+            pid, started_ticks, boot_id, secret = self._path.read_text().split()
+            return (int(pid), int(started_ticks), secret) if boot_id == _BOOT_ID.read_text().strip() else None
         except (ValueError, FileNotFoundError):
             return None
 
@@ -96,11 +97,13 @@ def end_leftovers(folder: Path, deadline_s: float = _GONE_S) -> int:
     ended = 0
     for path in sorted(folder.glob("*.pid")):
         pid_file = PidFile(path)
-        facts = pid_file.read()
-        if facts is not None and group_members(*facts):
-            logger.warning("ending process group %d (%s), left over by an earlier agent", facts[0], path.stem)
-            _end_group(*facts, time.monotonic() + deadline_s)
-            ended += 1
+        if (facts := pid_file.read()) is not None:
+            pid, started_ticks, secret = facts
+            if group_members(pid, started_ticks):
+                logger.warning("ending process group %d (%s), left over by an earlier agent", pid, path.stem)
+                _end_group(pid, started_ticks, time.monotonic() + deadline_s)
+                ended += 1
+            end_escaped(secret)
         pid_file.remove()
     return ended
 

@@ -103,7 +103,8 @@ def handle(state: State, event: Event) -> tuple[State, list[Instruction]]:
         case LaunchRefused(key, reason):
             if not _is_new(state, key):
                 return state, []
-            return _put(state, _not_started(Worker(key, Phase.FETCHING), reason)), [Report()]
+            state, surplus = _bounded(state)
+            return _put(state, _not_started(Worker(key, Phase.FETCHING), reason)), [*surplus, Report()]
         case StopAsked():
             return _stop(state, event)
         case CloseAsked(grace_s, reason, now_s):
@@ -137,8 +138,7 @@ def _of_worker(
         case Ended():
             kill = (worker.stop.kind, worker.stop.reason) if worker.stop and worker.stop.signal else None
             after = replace(worker, phase=Phase.EXITED, exit=classify(event, kill))
-            state, surplus = _bounded(_put(state, after))
-            return _start_waiting(state, [*surplus, Report()])
+            return _start_waiting(_put(state, after), [Report()])
     return state, []
 
 
@@ -147,8 +147,9 @@ def _launch(state: State, event: LaunchAsked) -> tuple[State, list[Instruction]]
     if not _is_new(state, key):
         return state, []
     worker = Worker(key, Phase.FETCHING, life=liveness.Life(event.stall_timeout_s))
+    state, todo = _bounded(state)
     state = _fence(_put(state, worker), key.job, key.run)
-    todo: list[Instruction] = [FetchCode(key), Report()]
+    todo += [FetchCode(key), Report()]
     for older in [w for w in state.workers.values() if w.key.job == key.job and w.key.run < key.run]:
         state, more = _kill(state, older, ExitKind.STOPPED, f"run {key.run} of its job replaces it")
         todo += more

@@ -54,7 +54,7 @@ class WorkerProcess:
         self._pid_file = PidFile(pid_file)
         self._pidfd = -1
         try:
-            self._pid_file.write(self.pid)
+            self._pid_file.write(self.pid, env.get("ATOLL_WORKER_SECRET", "-"))
             self._pidfd = os.pidfd_open(self.pid)
             self._loop.add_reader(self._pidfd, self._exited)
         except BaseException:

@@ -13,7 +13,7 @@ from typing import Final
 
 SKIPPED_STEPS: Final = 2
 """The first steps of a run pay for allocations, autotuning and cold caches."""
-NEEDED_STEPS: Final = 5
+NEEDED_STEPS: Final = 10
 WINDOW_STEPS: Final = 32
 
 

@@ -11,7 +11,8 @@ from atoll.controller.planners.registry import PLANNERS, canonical
 from atoll.controller.state.records import PlanRecord
 
 GAIN: Final = 0.05
-"""A new plan must be predicted to shorten the step by this part at least, or measurement noise would move batches."""
+"""A new plan must be predicted to shorten the step by this part at least, and by two standard errors of what was
+measured, or noise would move batches."""
 MIN_INTERVAL_S: Final = 2.0
 LEAD_STEPS: Final = 5
 NOMINAL_BATCH: Final = 1000
@@ -21,11 +22,13 @@ _SHOWN: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class RankSpeed:
-    """A rank's seconds per sample, the plan they were measured under, and its local batch under that plan."""
+    """A rank's seconds per sample with their standard error, the plan they were measured under, and its local batch
+    under that plan."""
 
     seconds_per_sample: float
     plan: int
     local_batch: int
+    error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,8 @@ def next_plan(
     planned = json.loads(output)
     old_s = max(batch * t for batch, t in zip(before, times, strict=True))
     new_s: float = planned["step_time"]
-    if not new_s < old_s * (1 - GAIN):
+    doubt_s = 2 * max(batch * speeds[rank].error for rank, batch in enumerate(before))
+    if not new_s < old_s - max(GAIN * old_s, doubt_s) or _won_nothing(current, old_s):
         return None
     reason = (
         f"device speeds {_ratios(times)}: local batches {_list(before)} → {_list(planned['batches'])}, "
@@ -113,7 +117,14 @@ def next_plan(
         reason=reason,
         input=text,
         output=output,
+        measured_s=old_s,
     )
+
+
+def _won_nothing(current: PlanRecord, measured_s: float) -> bool:
+    """Whether `current` left the step as long as it was: then time does not follow the batch (a fixed cost rules), and
+    more of the same would only starve the slower ranks. A step that became much longer is another matter."""
+    return current.measured_s * (1 - GAIN / 2) < measured_s < current.measured_s * (1 + 2 * GAIN)
 
 
 def _even(run: int, ranks: int, total_batch: int) -> PlanRecord:

@@ -25,6 +25,7 @@ MAX_METRICS: Final = 64
 @dataclass(slots=True)
 class RankProgress:
     last: common_pb2.StepSample | None = None
+    local_batch: int = 0  # of the newest whole batch
     throughput: Throughput = field(default_factory=Throughput)
 
 
@@ -37,6 +38,7 @@ class RunProgress:
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_step: int = 0
+    total_batch: int = 0  # the largest seen: an epoch's last batch may be short
     checkpoint_step: int = 0
     notices: deque[NewEvent] = field(default_factory=lambda: deque(maxlen=KEPT_NOTICES))
     notices_dropped: int = 0
@@ -45,18 +47,18 @@ class RunProgress:
     def newest_step(self) -> int:
         return max((rank.last.step for rank in self.ranks.values() if rank.last), default=0)
 
-    @property
-    def total_batch(self) -> int:
-        newest = max((r.last for r in self.ranks.values() if r.last), key=lambda s: s.step, default=None)
-        return newest.total_batch if newest else 0
-
     def speeds(self) -> dict[int, RankSpeed]:
         """Of the ranks whose time per sample is known."""
         found = {}
         for rank, seen in self.ranks.items():
             estimate = seen.throughput.estimate()
-            if estimate and seen.last:
-                found[rank] = RankSpeed(estimate.seconds_per_sample, seen.throughput.plan, seen.last.local_batch)
+            if estimate and seen.local_batch:
+                found[rank] = RankSpeed(
+                    seconds_per_sample=estimate.seconds_per_sample,
+                    error=estimate.error,
+                    plan=seen.throughput.plan,
+                    local_batch=seen.local_batch,
+                )
         return found
 
     def to_wire(self, now_s: float) -> jobs_pb2.Progress:
@@ -64,7 +66,7 @@ class RunProgress:
         step_s = statistics.median(recent) if recent else 0.0
         lead = self.ranks.get(0)
         return jobs_pb2.Progress(
-            step=self.newest_step,
+            step=self.newest_step + 1 if self.total_batch else 0,
             epoch=lead.last.epoch if lead and lead.last else 0,
             samples_per_s=self.total_batch / step_s if step_s > 0 else 0.0,
             step_s=step_s,
@@ -104,7 +106,12 @@ class ProgressBoard:
             if rank.last is not None and sample.step <= rank.last.step:
                 continue
             rank.last = sample
-            rank.throughput = rank.throughput.observe(sample.step, sample.plan, sample.local_batch, sample.compute_s)
+            found.total_batch = max(found.total_batch, sample.total_batch)
+            if sample.total_batch == found.total_batch:  # a short batch looks slow per sample
+                rank.local_batch = sample.local_batch
+                rank.throughput = rank.throughput.observe(
+                    sample.step, sample.plan, sample.local_batch, sample.compute_s
+                )
             if telemetry.id.rank == 0 and math.isfinite(sample.step_s):
                 found.steps.append((now_s, sample.step_s))
         self._observe_words(found, telemetry)

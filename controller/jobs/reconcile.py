@@ -5,6 +5,7 @@ Nothing here remembers: an action that was lost is asked for again as long as wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -43,6 +44,7 @@ from atoll.controller.state.records import (
     RunRecord,
 )
 
+_SECONDS: Final = re.compile(r"[\d.]+ s\b")
 LOST_GRACE_S: Final = 3.0
 GRACE_S: Final[Mapping[Cause, float]] = {Cause.GROW: 10.0, Cause.CANCEL: 2.0}
 
@@ -104,10 +106,9 @@ def _settled(run: RunRecord | None) -> frozenset[str]:
 
 
 def _explain(job: JobRecord, reason: str) -> JobRecord:
-    """Counting seconds down in etcd would be a write each pass, so only another kind of reason is written."""
-    if "".join(c for c in reason if not c.isdigit()) == "".join(c for c in job.reason if not c.isdigit()):
-        return job
-    return replace(job, reason=reason)
+    """Counting seconds down in etcd would be a write each pass, so what differs only in them is not written."""
+    same = _SECONDS.sub("", reason) == _SECONDS.sub("", job.reason)
+    return job if same else replace(job, reason=reason)
 
 
 def _starting(seen: Seen, run: RunRecord, clock: Telling) -> Step:

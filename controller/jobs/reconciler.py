@@ -34,6 +34,7 @@ from atoll.controller.jobs.start import FreeDevice
 from atoll.controller.jobs.strays import is_stray, stray_actions
 from atoll.controller.state.records import ExitKind, Level, Phase
 from atoll.errors import Conflict, LeadershipLost, StoreUnavailable
+from atoll.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Reconciler:
         self._present: set[str] = set()
         self._cluster_events: list[NewEvent] = []
         self._undecided: dict[str, str] = {}
+        self._last_plan: tuple[tuple[str, int, int], agents_pb2.ControllerMessage] | None = None
 
     def nudge(self) -> None:
         """Look soon: something happened."""
@@ -293,11 +295,18 @@ class Reconciler:
                 job, run, first = state.job, state.run, state.plans[0]
                 session.say(action, lambda: wire.launch(job, run, first, action.key.rank), now_s)
             case SendPlan() if state:
-                plan = next(p for p in state.plans if p.id == action.plan)
                 session.plans_sent[action.job, action.run] = action.plan
-                session.send(wire.plan_for_job(action.job, plan))
+                session.send(self._plan_message(state, action))
             case _:
                 logger.error("job %s has no plan to launch %s with", state and state.job.id, action)
+
+    def _plan_message(self, state: JobState, action: SendPlan) -> agents_pb2.ControllerMessage:
+        """Made once for all nodes: a plan for a thousand ranks has a thousand shares."""
+        key = (action.job, action.run, action.plan)
+        if self._last_plan is None or self._last_plan[0] != key:
+            plan = next(p for p in state.plans if p.id == action.plan)
+            self._last_plan = (key, wire.plan_for_job(action.job, plan))
+        return self._last_plan[1]
 
 
 def _joined(node: SeenNode) -> str:

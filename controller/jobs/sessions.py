@@ -61,6 +61,11 @@ class Session:
         self._outbox.append(message)
         self._filled.set()
 
+    @property
+    def waiting(self) -> int:
+        """Messages that the agent has not been sent yet."""
+        return len(self._outbox)
+
     def say(self, topic: object, message: Callable[[], agents_pb2.ControllerMessage], now_s: float) -> None:
         """Send what may be repeated, but not more often than every RESEND_S."""
         if now_s - self._said.get(topic, -RESEND_S) < RESEND_S:

@@ -175,6 +175,7 @@ class RankLog:
         self._next = {int(run): offset for run, offset in state["next"].items()}
         if state["rotating"] and not self._current.exists():  # killed between the rename and the index
             self._moved(self._current_at + _size(self._older))
+            self._save()
         stops = [s.at for s in self._segments[1:]] + [self.end]
         for segment, stop in zip(self._segments, stops, strict=True):
             if segment.offset is not None:

@@ -175,7 +175,10 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
-    """A plan, and the text that went into its planner and came out: `atoll plan PLANNER < input` gives `output`."""
+    """A plan, and the text that went into its planner and came out: `atoll plan PLANNER < input` gives `output`.
+
+    measured_s: how long the slowest rank computed a step when this was decided; 0 where nothing was measured yet.
+    """
 
     run: int
     id: int
@@ -185,6 +188,7 @@ class PlanRecord:
     reason: str
     input: str
     output: str
+    measured_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

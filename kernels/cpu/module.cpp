@@ -1,10 +1,9 @@
 #include <nanobind/nanobind.h>
 
-#include <string>
-
 #include "../buffers.hpp"
 #include "../gil.hpp"
-#include "features.hpp"
+#include "call_options.hpp"
+#include "sparse_module.hpp"
 #include "squared_norm.hpp"
 #include "thread_pool.hpp"
 #include "weighted_sum.hpp"
@@ -17,30 +16,19 @@ namespace {
 
 constexpr int cpu = nb::device::cpu::value;
 
-ak::Path chosen_path(bool portable) { return portable ? ak::Path::portable : ak::best_path(); }
-
-int checked_threads(int threads) {
-    if (threads < 0 || threads > ak::max_threads) {
-        throw nb::value_error(("threads = " + std::to_string(threads) + " is not in 0.." +
-                               std::to_string(ak::max_threads) + "; leave it out to have the number chosen")
-                                  .c_str());
-    }
-    return threads;
-}
-
 double squared_norm(nb::handle object, int threads, bool portable) {
-    const int checked = checked_threads(threads);
+    const int checked = ak::checked_threads(threads);
     const ak::Buffer x = ak::load_buffer(object, "x", cpu, ak::Access::read);
     const ak::GilReleased released(x.entries);
-    return ak::squared_norm(x.data, x.entries, checked, chosen_path(portable));
+    return ak::squared_norm(x.data, x.entries, checked, ak::chosen_path(portable));
 }
 
 void weighted_sum(nb::handle out, nb::handle inputs, nb::handle weights, int threads, bool portable) {
-    const int checked = checked_threads(threads);
+    const int checked = ak::checked_threads(threads);
     const ak::WeightedSumCall call(out, inputs, weights, cpu);
     const ak::GilReleased released(call.out.entries);
     ak::weighted_sum(call.out.data, call.out.entries, call.terms.data(), call.terms.size(), checked,
-                     chosen_path(portable));
+                     ak::chosen_path(portable));
 }
 
 void stop_threads() {
@@ -62,6 +50,7 @@ NB_MODULE(_native, m) {
     m.def("squared_norm", squared_norm, "x"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
     m.def("weighted_sum", weighted_sum, "out"_a.none(), "inputs"_a.none(), "weights"_a.none(), "threads"_a = 0, nb::kw_only(),
           "portable"_a = false);
+    ak::bind_sparse(m);
     m.def("cpu_features", cpu_features);
     m.def("stop_threads", stop_threads);
     nb::module_::import_("atexit").attr("register")(m.attr("stop_threads"));

@@ -40,7 +40,7 @@ async def test_output_that_was_not_acknowledged_is_sent_again(
     agent: RunningAgent, controller: ScriptedController
 ) -> None:
     controller.acks = False
-    controller.launch("print('once')")
+    controller.launch("import os\nos.write(1, b'once\\n')")
     await until("the output", lambda: controller.printed() == b"once\n")
     controller.output.clear()  # this controller kept nothing
     controller.acks = True
@@ -87,9 +87,7 @@ async def test_controller_of_another_version_ends_the_agent(
         await asyncio.wait_for(RunningAgent(settings).task, 10)
 
 
-async def test_name_of_a_predecessor_is_waited_for(
-    settings: AgentSettings, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_name_of_a_predecessor_is_waited_for(settings: AgentSettings, controller: ScriptedController) -> None:
     controller.refusal = (grpc.StatusCode.ALREADY_EXISTS, "another agent named 'node-a' is connected")
     agent = RunningAgent(settings)
     await until("it was refused twice", lambda: len(controller.registers) >= 2)

@@ -107,6 +107,7 @@ class Stack:
         # Port 0: any free one, so that a stack that runs already is not in the way.
         self._environment = {**os.environ, "ATOLL_PORT": "0"}
         self._tls = folder / "tls"
+        self._tls.mkdir(mode=0o700)
 
     def compose(self, *arguments: str, deadline_s: float) -> bytes:
         return run((*self._compose, *arguments), deadline_s, self._environment)
@@ -121,21 +122,24 @@ class Stack:
             deadline_s=60,
         )
         with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-            archive.extractall(self._tls, filter="data")
+            for name in ("ca.pem", "cert.pem", "key.pem"):
+                content = archive.extractfile(f"./{name}")
+                if content is None:
+                    raise Failed(f"the client's identity has no file {name}")
+                (self._tls / name).write_bytes(content.read())
+
+    def client(self, *arguments: str) -> str:
+        """What `atoll ...` on this machine says of the cluster, through the published port. Raises Failed."""
+        published = self.compose("port", "controller", "7700", deadline_s=30).decode().strip()
+        command = (sys.executable, "-m", "atoll.cli.main", "--controller", published, *arguments)
+        return run(command, 60, {**os.environ, "ATOLL_TLS_DIR": str(self._tls)}).decode()
 
     def ask(self, *arguments: str) -> dict[str, Any] | None:
-        """What `atoll ... --json` on this machine says of the cluster; None while it has no answer yet."""
-        published = self.compose("port", "controller", "7700", deadline_s=30).decode().strip()
-        asked = subprocess.run(
-            [sys.executable, "-m", "atoll.cli.main", "--controller", published, *arguments, "--json"],
-            env={**os.environ, "ATOLL_TLS_DIR": str(self._tls)},
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        if asked.returncode != 0:
-            return None
-        answer: dict[str, Any] = json.loads(asked.stdout)
+        """What `atoll ... --json` says; None while it has no answer yet."""
+        try:
+            answer: dict[str, Any] = json.loads(self.client(*arguments, "--json"))
+        except Failed:
+            return None  # not serving yet, or no such job yet: whoever asks has a deadline
         return answer
 
     def container(self, service: str) -> str:
@@ -170,6 +174,23 @@ def training_on(job: dict[str, Any] | None, nodes: set[str], after_step: int) ->
         return None
     here = {worker["node"] for worker in job["workers"]}
     return job if here == nodes and job["progress"]["step"] > after_step else None
+
+
+def check_end(stack: Stack, killed_at: int) -> None:
+    """Raise Failed unless the job is done, went on from where it was when the agent died, and has learnt."""
+    end = stack.ask("status", JOB)
+    if end is None or end["phase"] != "done":
+        raise Failed(f"the job is {end and end['phase']}, not done: {end and end['reason']}")
+    logs = stack.client("logs", JOB)
+    resumed = [int(step) for step in re.findall(r"goes on from step (\d+)", logs)]
+    # Two ranks of run 2 and, where it grew, three of run 3. A run that began anew would reach `killed_at` too, in time.
+    if len(resumed) < 2 or min(resumed) < killed_at:
+        raise Failed(f"killed past step {killed_at}, but the ranks went on from steps {resumed}:\n{logs[-3000:]}")
+    say(f"its ranks went on from steps {resumed}")
+    accuracy = end["progress"]["metrics"].get("accuracy", 0.0)
+    if not accuracy > 0.9:
+        raise Failed(f"accuracy {accuracy:.3f} after training; at least 0.9 is normal")
+    say(f"done: run {end['run']}, step {end['progress']['step']}, accuracy {accuracy:.2%}, `submit` exit code 0")
 
 
 def tour(stack: Stack, folder: Path) -> None:
@@ -228,13 +249,7 @@ def tour(stack: Stack, folder: Path) -> None:
         said = log.read()
     if exit_code != 0:
         raise Failed(f"`submit` ended with {exit_code}:\n{said[-3000:]}")
-    end = stack.ask("status", JOB)
-    if end is None or end["phase"] != "done":
-        raise Failed(f"the job is {end and end['phase']}, not done: {end and end['reason']}")
-    accuracy = end["progress"]["metrics"].get("accuracy", 0.0)
-    if not accuracy > 0.9:
-        raise Failed(f"accuracy {accuracy:.3f} after training; at least 0.9 is normal")
-    say(f"done: run {end['run']}, step {end['progress']['step']}, accuracy {accuracy:.2%}, `submit` exit code 0")
+    check_end(stack, killed_at)
     print(re.sub(r"(?m)^", "    | ", said[-1500:]))
 
 

@@ -93,7 +93,7 @@ async def controller(
     stop = asyncio.Event()
     task = asyncio.create_task(serve(chosen, stop), name="controller")
     try:
-        address = await _address(data_dir / "address", task)
+        address = await told_address(data_dir / "address", task)
         async with open_channel(address, client_tls) as channel:
             yield Controller(address, JobServiceStub(channel), task, stop)
     finally:
@@ -117,10 +117,11 @@ async def leading(one: Controller, within_s: float = 20.0) -> Controller:
                 return one
 
 
-async def _address(path: Path, task: asyncio.Task[None]) -> str:
+async def told_address(path: Path, task: asyncio.Task[None] | None = None) -> str:
+    """What a daemon wrote down once it serves."""
     async with asyncio.timeout(20):
         while not (address := _read(path)):
-            if task.done():
+            if task and task.done():
                 task.result()
             await asyncio.sleep(0.02)
     return address

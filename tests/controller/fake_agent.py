@@ -84,7 +84,7 @@ class FakeAgent:
 
     async def train(self, key: Key, steps: range, *, local: int, total: int, compute_s: float, plan: int) -> None:
         self.workers[key].uses_atoll = True
-        self.workers[key].step = steps[-1]
+        self.workers[key].step = steps[-1] + 1
         samples = [
             common_pb2.StepSample(
                 step=step, local_batch=local, total_batch=total, step_s=0.1, compute_s=compute_s, plan=plan

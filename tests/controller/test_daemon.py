@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from pathlib import Path
 
 import grpc.aio
 import pytest
-from daemons import Controller, controller, leading
+from daemons import Controller, controller, leading, told_address
 from etcd_server import EtcdServer
 from fake_agent import FakeAgent
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,6 +20,7 @@ from atoll.errors import SettingError
 from atoll.rpc import leader_hint, open_channel
 from atoll.v1 import common_pb2
 from atoll.v1 import jobs_pb2 as pb
+from atoll.v1.jobs_pb2_grpc import JobServiceStub
 
 
 async def test_a_job_is_submitted_launched_run_and_done(etcd: str, tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ async def test_the_other_controller_leads_when_the_leader_dies(etcd: str, tmp_pa
         async with controller(tmp_path / "two", etcd) as two:
             job = await one.submit()
             async with asyncio.timeout(10):
-                while (hint := await _leader_hint(two)) is None:
+                while (hint := await _leader_hint(two)) is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             assert hint == one.address
             one.task.cancel()
@@ -228,3 +230,40 @@ async def test_health_tells_alive_from_leading(etcd: str, tmp_path: Path) -> Non
         for service in ("", "atoll.v1.JobService"):
             reply = await check(health_pb2.HealthCheckRequest(service=service), timeout=5)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_controller_killed_with_sigkill_is_followed_by_another(etcd: str, tmp_path: Path) -> None:
+    """It cannot say a word: its leader key goes with its lease, its agent finds the other and keeps its worker."""
+    script = (
+        "import asyncio, sys, pathlib\n"
+        "from atoll.controller.daemon import serve\n"
+        "from atoll.controller.settings import ControllerSettings\n"
+        "settings = ControllerSettings(data_dir=pathlib.Path(sys.argv[1]), etcd=(sys.argv[2],), listen='127.0.0.1:0',\n"
+        "    leader_lease_s=1, node_lease_s=1, heartbeat_s=0.2)\n"
+        "asyncio.run(serve(settings, asyncio.Event()))\n"
+    )
+    first = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(tmp_path / "one"), etcd)
+    address = await told_address(tmp_path / "one" / "address")
+    a = await connected(FakeAgent("a"), address)
+    async with controller(tmp_path / "two", etcd) as two, open_channel(address, None) as channel:
+        one = Controller(address, JobServiceStub(channel), two.task, two.stop)
+        job = await one.submit()
+        await one.phase(job, pb.PHASE_RUNNING)
+        first.kill()
+        await first.wait()
+        await a.until(lambda: a.failure is not None)
+        await a.disconnect()
+        await leading(two)
+        await a.connect(two.address)
+        await a.end((job, 1, 0))
+        await two.phase(job, pb.PHASE_DONE)
+        assert (a.launched, a.stopped) == ([(job, 1, 0)], [])
+        await a.disconnect()
+
+
+async def connected(agent: FakeAgent, address: str) -> FakeAgent:
+    """Connected to a controller that may not lead yet."""
+    async with asyncio.timeout(15):
+        while (await agent.connect(address)).failure is not None:
+            await agent.disconnect()
+    return agent

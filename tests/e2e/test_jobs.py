@@ -41,7 +41,7 @@ def test_scripts_that_go_wrong_say_why(cluster: Cluster) -> None:
     assert "does not like its input" in ended.reason
     assert "ValueError" in cluster.log(raising)
 
-    early = cluster.submit("bad.py", "exit-early", workers=(2, 2), name="early", max_restarts=0)
+    early = cluster.submit("leaves_early.py", workers=(2, 2), name="early", max_restarts=0)
     ended = cluster.wait_for_end(early)
     assert ended.phase == pb.PHASE_FAILED
     assert "left early" in ended.reason

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from fake_agent import FakeAgent, free_port
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
+from zmq_agent import FakeAgent, free_port
 
 import atoll
 from atoll.agent.runtime.checkpoint import files

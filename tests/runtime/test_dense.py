@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from fake_agent import torchrun_like
+from zmq_agent import torchrun_like
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_agent import FakeAgent
+from zmq_agent import FakeAgent
 
 from atoll.agent.runtime.link import Link
 from atoll.agent.runtime.outbox import MAX_STEPS, Outbox

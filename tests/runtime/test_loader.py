@@ -174,7 +174,7 @@ def test_it_goes_on_from_a_position_with_another_number_of_ranks() -> None:
 
 def test_the_boundary_sees_the_batch_before_as_complete() -> None:
     seen: list[tuple[Cut | None, Position]] = []
-    loader = make(10, boundary=lambda: seen.append((loader.current, loader.position)))
+    loader: Loader[Any] = make(10, boundary=lambda: seen.append((loader.current, loader.position)))
     for _ in loader:
         assert loader.position.step == len(seen) - 1
     assert [position for _, position in seen] == [Position(0, 0, 0), Position(0, 6, 1), Position(0, 10, 2)]
@@ -184,7 +184,7 @@ def test_the_boundary_sees_the_batch_before_as_complete() -> None:
 
 def test_a_break_counts_the_batch_it_broke_off_after() -> None:
     seen: list[Cut | None] = []
-    loader = make(boundary=lambda: seen.append(loader.current))
+    loader: Loader[Any] = make(boundary=lambda: seen.append(loader.current))
     first = [next(iter(loader)).tolist()]
     loader.begin_epoch(0)
     assert loader.position == Position(0, 6, 1)
@@ -202,7 +202,7 @@ def test_what_the_boundary_raises_ends_the_iteration_at_a_complete_step() -> Non
             raise SystemExit(85)
 
     loader = make(boundary=leave)
-    handed_out = []
+    handed_out: list[list[int]] = []
     with pytest.raises(SystemExit):
         handed_out.extend(batch.tolist() for batch in loader)
     assert (len(handed_out), loader.position) == (2, Position(0, 12, 2))
@@ -318,7 +318,7 @@ class Endless(IterableDataset[int]):
         (lambda: make(num_workers=-1), "num_workers = -1"),
         (lambda: make(num_workers=1, multiprocessing_context="threads"), "threads"),
         (lambda: make(rank=2, world_size=2), "rank 2 of 2"),
-        (lambda: make(seed=2**80).begin_epoch(0) or list(make(seed=2**80)), "seed"),
+        (lambda: list(make(seed=2**80)), "seed"),
         (lambda: make().begin_epoch(-1), "epoch -1"),
         (lambda: make().seek(Position(0, 21, 4)), "20 samples"),
         (

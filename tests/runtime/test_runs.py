@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections import defaultdict
@@ -12,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from fake_agent import FakeAgent, torchrun_like
 from torch import nn
+from zmq_agent import FakeAgent, torchrun_like
 
 from atoll.agent.runtime.checkpoint import files
 from atoll.v1.common_pb2 import Plan
@@ -135,7 +136,7 @@ def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_pat
     """1. Rank 0 alone has plan 2: the old one stays in force. 2. Rank 1 gets it too: both change at the same step.
     3. Rank 1 is paused (SIGSTOP), so rank 0 waits in a collective. 4. Asked to stop, rank 0 cannot reach its boundary:
     its link thread saves the last complete step and ends it with 75 well within the grace. 5. Run 2 goes on from there;
-    rank 1, on a machine that lacks that checkpoint, gets it from rank 0 and keeps it."""
+    rank 1, on another machine by now, gets the checkpoint from rank 0 and keeps it."""
     out = folder(tmp_path, "run")
     with FakeAgent(out, world_size=2) as agent:
         agent.speed = 0.8
@@ -163,9 +164,8 @@ def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_pat
         assert "is stuck; checkpoint" in agent.said()
         newest = files.newest(agent.directory_of(0))[0]
         assert newest.step in (reached, reached - 1)  # the line of the step that broke may be written already
-        older = files.newest(agent.directory_of(1))[0]
-        assert 0 <= older.step < newest.step
-        assert len(files.newest(agent.directory_of(1))) <= agent.spec.checkpoint.keep + 1
+        assert 1 <= len(files.newest(agent.directory_of(1))) <= agent.spec.checkpoint.keep
+        shutil.rmtree(agent.directory_of(1))
 
     with FakeAgent(out, run=2, world_size=2) as agent:
         agent.own_directories = True

@@ -155,7 +155,7 @@ def _parse_header(listed: bytes, data_bytes: int) -> list[tuple[str, torch.dtype
     try:
         header = json.loads(listed)
         entries = sorted(
-            (int(entry["data_offsets"][0]), int(entry["data_offsets"][1]), name, entry["dtype"], entry["shape"])
+            (int(entry["data_offsets"][0]), int(entry["data_offsets"][1]), name, str(entry["dtype"]), entry["shape"])
             for name, entry in header.items()
             if name != "__metadata__"
         )

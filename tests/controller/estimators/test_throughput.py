@@ -22,7 +22,7 @@ def test_nothing_is_said_before_enough_steps() -> None:
 
 
 def test_the_first_steps_of_a_run_do_not_count() -> None:
-    estimate = observed([9.0, 9.0] + [0.1] * 5).estimate()
+    estimate = observed([9.0, 9.0] + [0.1] * NEEDED_STEPS).estimate()
     assert estimate is not None
     assert estimate.seconds_per_sample == pytest.approx(0.01)
 

@@ -60,6 +60,7 @@ def test_every_plan_can_be_derived_again_byte_for_byte(plan: PlanRecord) -> None
         {"speeds": speeds(0.001, 0.00102, 0.00103)},  # less than 5 % to win
         {"speeds": {0: RankSpeed(0.001, 1, 86), 1: RankSpeed(0.003, 1, 85)}},  # rank 2 is not known yet
         {"speeds": speeds(0.001, 0.003, 0.003, plan=2)},  # measured under another plan
+        {"speeds": {r: replace(s, error=2e-4) for r, s in speeds(0.001, 0.0012, 0.0014).items()}},  # within the noise
     ],
 )
 def test_no_new_plan(changes: dict[str, Any]) -> None:
@@ -72,6 +73,19 @@ def test_a_plan_is_not_followed_by_another_for_the_same_speeds() -> None:
     batches = tuple(int(share) for share in plan.shares)
     again = speeds(0.001, 0.00164, 0.00263, plan=2, batches=batches)
     assert propose(current=plan, speeds=again) is None
+
+
+def test_a_plan_that_won_nothing_is_not_followed_by_more_of_the_same() -> None:
+    """With a fixed cost a step, fewer samples look slower each, and every plan would move more of them away. When a
+    device really slows down later, there is a new plan all the same."""
+    plan = propose()
+    assert plan is not None
+    assert plan.measured_s == pytest.approx(85 * 0.00263)
+    batches = (129, 78, 49)
+    fixed = speeds(*(0.2236 / batch for batch in batches), plan=2, batches=batches)
+    assert propose(current=plan, speeds=fixed) is None
+    slower = speeds(0.2236 / 129, 0.2236 / 78, 0.5 / 49, plan=2, batches=batches)
+    assert propose(current=plan, speeds=slower) is not None
 
 
 def test_every_rank_gets_a_sample_however_slow_it_is() -> None:

@@ -8,10 +8,6 @@ rank = int(os.environ["RANK"])
 match sys.argv[1]:
     case "raise":
         raise ValueError(f"rank {rank} does not like its input")
-    case "exit-early":
-        if rank != 0:
-            sys.exit(0)
-        time.sleep(600)
     case "garbage":
         sys.stdout.buffer.write(bytes(range(256)) * 64)
         print("\nafter the garbage", flush=True)

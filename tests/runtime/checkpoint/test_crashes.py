@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from atoll.agent.runtime.checkpoint import files
+from atoll.agent.runtime.checkpoint.fence import locked
 from atoll.errors import CheckpointError
 
 
@@ -57,24 +58,31 @@ def sound_steps(directory: Path, header: Any) -> int:
 
 
 def test_a_writer_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path: Path, header: Any) -> None:
-    """1. A child writes one step after another. 2. SIGKILL at a random moment. 3. The newest loads; the next goes on."""
+    """1. A child writes one step after another. 2. SIGKILL at some moment. 3. The newest loads; the next goes on."""
     moments = random.Random(7)
-    step = 0
+    step = hit = 0
     for _ in range(15):
+        begun, begin = os.pipe()
 
-        def write_on(step: int = step) -> None:
+        def write_on(step: int = step, begin: int = begin) -> None:
+            os.write(begin, b".")
             for number in range(step + 1, step + 10_000):
                 files.write(tmp_path, header(number), {"model/w": torch.full((50_000,), float(number))}, None)
                 files.keep_newest(tmp_path, 3)
 
         pid = forked(write_on)
+        os.close(begin)
+        os.read(begun, 1)
+        os.close(begun)
         time.sleep(moments.uniform(0.0, 0.06))  # the random moment is what is tested
         os.kill(pid, signal.SIGKILL)
         assert os.WIFSIGNALED(wait_for(pid, 5))
+        hit += any(path.name.startswith(".writing") for path in tmp_path.iterdir())
         newest = sound_steps(tmp_path, header)
         assert newest >= step
         step = newest
-    assert step > 15
+    assert step > 0
+    assert hit > 0  # some were killed in the middle
     files.write(tmp_path, header(step + 1), {"model/w": torch.full((1,), float(step + 1))}, None)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith((".writing", ".removing"))] == []
 
@@ -165,7 +173,7 @@ def test_the_lock_of_a_killed_holder_is_free(tmp_path: Path, header: Any) -> Non
         deadline_s = time.monotonic() + 10
         while not ready.exists() and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        with pytest.raises(CheckpointError, match="not free within"), files.locked(tmp_path, 0.05):
+        with pytest.raises(CheckpointError, match="not free within"), locked(tmp_path, 0.05):
             pytest.fail("two held the lock")
         holder.kill()
     files.write(tmp_path, header(), {}, None)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from atoll.agent.runtime.checkpoint import files
+from atoll.agent.runtime.checkpoint.tensorfile import deserialized
 from atoll.errors import CheckpointError
 
 
@@ -104,4 +105,4 @@ def test_a_malformed_tensor_header_is_refused(tmp_path: Path, header_text: bytes
     file = tmp_path / "x"
     file.write_bytes(len(header_text).to_bytes(8, "little") + header_text + bytes(4))
     with file.open("rb", buffering=0) as source, pytest.raises(CheckpointError):
-        files.deserialized(source, os.fstat(source.fileno()).st_size)
+        deserialized(source, os.fstat(source.fileno()).st_size)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from atoll.agent.runtime.checkpoint import files
 from atoll.agent.runtime.checkpoint.header import Fingerprint, check_fits, fingerprint
+from atoll.agent.runtime.checkpoint.tensorfile import deserialized
 from atoll.errors import CheckpointError
 
 
@@ -43,7 +45,7 @@ def test_a_file_by_the_safetensors_library_is_understood(tmp_path: Path, tensors
     file = tmp_path / "theirs.safetensors"
     save_file(tensors, file, metadata={"by": "them"})
     with file.open("rb", buffering=0) as source:
-        ours, content = files.deserialized(source, file.stat().st_size)
+        ours, content = deserialized(source, file.stat().st_size)
     assert content.bytes == file.stat().st_size
     assert all(torch.equal(ours[name], tensor) for name, tensor in tensors.items())
 
@@ -186,9 +188,7 @@ def test_another_models_checkpoint_is_refused_with_the_tensor(header: Any) -> No
         check_fits(header(), own)
 
 
-def test_a_checkpoint_of_a_later_format_says_so(tmp_path: Path, header: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
+def test_a_checkpoint_of_a_later_format_says_so(tmp_path: Path, header: Any) -> None:
     path = files.write(tmp_path, replace(header(), format=2, created_by="atoll 9.0"), {}, None)
     with pytest.raises(CheckpointError, match=r"format 2 \(by 'atoll 9.0'\); this version reads 1"):
         files.read(path)
@@ -197,9 +197,7 @@ def test_a_checkpoint_of_a_later_format_says_so(tmp_path: Path, header: Any, mon
 def test_damage_in_a_large_file_is_located(
     tmp_path: Path, header: Any, monkeypatch: pytest.MonkeyPatch, tensors: dict[str, torch.Tensor]
 ) -> None:
-    for module in (files.transfer, files.manifest, files):
-        if hasattr(module, "CHUNK_BYTES"):
-            monkeypatch.setattr(module, "CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr("atoll.agent.runtime.checkpoint.manifest.CHUNK_BYTES", 1 << 16)
     monkeypatch.setattr("atoll.agent.runtime.checkpoint.tensorfile.CHUNK_BYTES", 1 << 16)
     path = files.write(tmp_path, header(), tensors, None)
     with (path / "state.safetensors").open("rb+") as file:

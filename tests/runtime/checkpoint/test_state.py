@@ -90,7 +90,7 @@ def test_views_and_strides_do_not_matter() -> None:
 
 def test_tied_tensors_are_kept_once_and_come_back_tied() -> None:
     model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)})
-    model["head"].weight = model["embed"].weight  # type: ignore[assignment]
+    model["head"].weight = model["embed"].weight
     tensors, scalars = pack_state({"model": model.state_dict()})
     assert list(tensors) == ["model/embed.weight"]
     back = unpack_state(tensors, scalars)["model"]
@@ -106,7 +106,7 @@ def test_names_that_collide_are_kept_apart() -> None:
 
 
 def test_numpy_values_come_back_as_numpy_values() -> None:
-    state = {
+    state: dict[str, Any] = {
         "f": np.float32(0.1),
         "b": np.bool_(True),
         "a": np.arange(6, dtype=np.int16).reshape(2, 3).T,

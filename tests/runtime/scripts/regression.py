@@ -51,6 +51,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
 model, optimizer, loader = run.prepare(model, optimizer, data(), batch_size=BATCH, scheduler=scheduler)
 
+begun_step = run.step
 name = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}.jsonl"
 with (options.out / name).open("a", buffering=1) as log:
     try:
@@ -75,10 +76,11 @@ with (options.out / name).open("a", buffering=1) as log:
                     loss.backward()
                 else:
                     run.backward(loss)
-                log.write(json.dumps(line) + "\n")
+                if cut.step >= begun_step:  # at an epoch's end the last batch is shown again
+                    log.write(json.dumps(line) + "\n")
                 optimizer.step()
                 optimizer.zero_grad()
             scheduler.step()
             run.report(loss=loss.item(), epoch=epoch)
-    except Exception as error:  # what careless scripts do; Atoll's exits must get through
+    except Exception as error:  # noqa: BLE001 - careless scripts do this; Atoll's exits must get through
         print(f"the script swallowed {error!r}", flush=True)

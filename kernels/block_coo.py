@@ -1,0 +1,99 @@
+"""Sparse updates on the wire, and the sum of several workers' updates.
+
+A payload is the indices, then the values, little-endian, without a header: how many units, of which tensor and in which
+formats is for the message around it. Indices are "plain" (uint32), "delta" (gaps in LEB128: one byte each at rates up to
+99 %, against four) or "none" (both ends have them from `atoll.kernels.compress.random_blocks`). Values are "float32",
+"float16" or "bfloat16". A unit is a block of 16 entries (width=16) or a single one (width=1).
+
+index: uint32 or int32 [K], ascending; values: float32 [K, width]. `entries` is the tensor's length. Whatever does not
+fit raises `BadInput`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from atoll.errors import BadInput
+from atoll.kernels import _native
+
+__all__ = ["Indices", "Values", "decode", "encode", "payload_bound", "sum_units"]
+
+Indices = Literal["none", "plain", "delta"]
+Values = Literal["float32", "float16", "bfloat16"]
+
+
+def payload_bound(count: int, *, width: int = 16, indices: Indices = "delta", value_format: Values = "float32") -> int:
+    """The most bytes a payload of so many units can have."""
+    with _refusals("payload_bound"):
+        return _native.payload_bound(count, width, indices, value_format)
+
+
+def encode(
+    index: Any,
+    values: Any,
+    entries: int,
+    out: Any,
+    *,
+    residual: Any = None,
+    width: int = 16,
+    indices: Indices = "delta",
+    value_format: Values = "float32",
+) -> int:
+    """Write a payload to the start of out (uint8, `payload_bound` bytes or more); return its length in bytes.
+
+    residual: float32 [entries] or None. A 16-bit format rounds to the nearest (and what is beyond its range to its
+    largest number); what that takes away is added to the residual, so that what is sent plus what is owed stays what
+    it was. The sender must apply what it sent: decode its own payload, or ranks will differ.
+    """
+    with _refusals("encode"):
+        return _native.encode(index, values, entries, out, residual, width, indices, value_format)
+
+
+def decode(
+    payload: Any,
+    entries: int,
+    index: Any,
+    values: Any,
+    *,
+    width: int = 16,
+    indices: Indices = "delta",
+    value_format: Values = "float32",
+) -> None:
+    """Read a payload of exactly as many units as index has room for.
+
+    payload: uint8, or bytes; may hold anything: a payload that is too short or too long, indices that do not ascend or
+    lie outside, a NaN or an infinity raise `BadInput`, and what index and values then hold is undefined. Values beyond
+    the tensor's end (of a shorter last block) come out as 0.
+    With indices="none", index is read: the blocks that both ends know.
+    """
+    with _refusals("decode"):
+        _native.decode(payload, entries, index, values, width, indices, value_format)
+
+
+def sum_units(
+    indices: Sequence[Any],
+    values: Sequence[Any],
+    out_index: Any,
+    out_values: Any,
+    *,
+    width: int = 16,
+    threads: int = 0,
+) -> int:
+    """Sum the updates of up to 64 workers, merged by index; return how many units the sum has.
+
+    A unit that several workers have is ((first + second) + third) ... in the order of the lists, each sum rounded to
+    float32: ranks that pass the same updates in the same order get the same bits, for every number of threads.
+    out_index: [C], out_values: [C, width]; more units than C raise `BadInput`, and nothing is written.
+    """
+    with _refusals("sum_units"):
+        return _native.sum_units(indices, values, out_index, out_values, width, threads)
+
+
+@contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{name}: {error}") from error

@@ -1,0 +1,130 @@
+"""Choosing the part of a gradient that is worth sending, fused with error feedback (StellaTrain, section 3.2).
+
+All selections compute v = residual + weight * gradient (without a residual: weight * gradient), move the chosen part of
+v into the caller's buffers and leave the rest in the residual, so that emitted + residual is v, entry by entry and
+exactly. A block is 16 entries, one cache line, counted from the tensor's start; its score is the sum of its magnitudes.
+A shorter last block is emitted padded with zeros.
+
+A block whose score is not finite is never chosen: its old residual stays, this step's gradient of it is dropped, and it
+is counted in `nonfinite`. (A score is also not finite where 16 magnitudes add up beyond float32.) Element-wise
+selections treat single entries so.
+
+Shapes: N entries, K = index's length, the capacity. gradient, residual: float32 [N], any alignment; the residual is
+updated in place, None turns error feedback off. index: uint32 or int32 [K]; values: float32 [K, 16] for blocks, [K] for
+elements. Only the first `kept` of both are written; indices ascend. The result has the same bits for every number of
+threads and on every processor. `threads` is as for `atoll.kernels.squared_norm`. Whatever does not fit raises
+`BadInput` and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from atoll.errors import BadInput
+from atoll.kernels import _native
+
+__all__ = [
+    "BLOCK_ENTRIES",
+    "Selection",
+    "block_count",
+    "random_block",
+    "random_blocks",
+    "sample_scores",
+    "threshold_block",
+    "threshold_element",
+    "topk_block",
+    "topk_element",
+]
+
+BLOCK_ENTRIES = 16
+
+
+class Selection(NamedTuple):
+    """What one selection did, in blocks or elements."""
+
+    kept: int
+    """Written to index and values."""
+    found: int
+    """Qualified. Where more than `kept`, the output was full: the later ones wait in the residual, and a controller
+    that aims at the capacity raises its threshold (`atoll.kernels.aimd`)."""
+    nonfinite: int
+    """Left out, because they hold a NaN or an infinity."""
+
+
+def block_count(entries: int) -> int:
+    """How many blocks a tensor of so many entries has."""
+    return -(-entries // BLOCK_ENTRIES)
+
+
+def threshold_block(
+    gradient: Any, residual: Any, threshold: float, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
+) -> Selection:
+    """The blocks whose score exceeds threshold (finite, >= 0; rounded to float32): cache-aware threshold-v."""
+    with _refusals("threshold_block"):
+        return Selection(*_native.threshold_block(gradient, residual, weight, threshold, index, values, threads))
+
+
+def threshold_element(
+    gradient: Any, residual: Any, threshold: float, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
+) -> Selection:
+    """The entries whose magnitude exceeds threshold: vanilla threshold-v."""
+    with _refusals("threshold_element"):
+        return Selection(*_native.threshold_element(gradient, residual, weight, threshold, index, values, threads))
+
+
+def topk_block(
+    gradient: Any, residual: Any, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
+) -> Selection:
+    """The K blocks of the highest score; of equals the first. Blocks of zeros are never chosen, even if fewer than K
+    are left, and do not count as found."""
+    with _refusals("topk_block"):
+        return Selection(*_native.topk_block(gradient, residual, weight, index, values, threads))
+
+
+def topk_element(
+    gradient: Any, residual: Any, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
+) -> Selection:
+    """The K entries of the largest magnitude; of equals the first, and never a zero."""
+    with _refusals("topk_element"):
+        return Selection(*_native.topk_element(gradient, residual, weight, index, values, threads))
+
+
+def random_block(
+    gradient: Any, residual: Any, seed: int, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
+) -> Selection:
+    """The min(K, blocks) blocks of `random_blocks(seed, ...)`.
+
+    The receiver knows their indices from the seed and expects all of them, so a block that is not finite is emitted as
+    zeros; its old residual stays.
+    """
+    with _refusals("random_block"):
+        return Selection(*_native.random_block(gradient, residual, weight, seed, index, values, threads))
+
+
+def random_blocks(seed: int, blocks: int, index: Any) -> None:
+    """Fill index [K], K <= blocks, with different blocks in ascending order: one of each of K equal strata.
+
+    seed: 0..2^64-1. The same seed gives the same blocks everywhere; every block is as likely as any other (to one part
+    in blocks / K, the length of a stratum).
+    """
+    with _refusals("random_blocks"):
+        _native.random_blocks(seed, blocks, index)
+
+
+def sample_scores(gradient: Any, residual: Any, seed: int, scores: Any, *, weight: float = 1.0) -> None:
+    """Fill scores, float32 [S], S <= blocks, with the scores v has in S random blocks (-1: not finite).
+
+    Changes nothing else. For `atoll.kernels.aimd.ThresholdController.start`.
+    """
+    with _refusals("sample_scores"):
+        _native.sample_scores(gradient, residual, weight, seed, scores)
+
+
+@contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{name}: {error}") from error

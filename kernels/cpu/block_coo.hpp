@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "half.hpp"
+
+// Sparse updates on the wire: indices and values, nothing else. How many units, of which tensor and in which formats
+// is for the message's header. Little-endian, the indices first:
+//   plain   uint32 [count]
+//   delta   count numbers in LEB128 (7 bits a byte, the lowest first, at most 5 bytes): the first index, then each
+//           index minus the one before minus 1
+//   none    nothing: both ends have the indices from random_blocks
+// then the values, count * width of float32, float16 or bfloat16. width is 16 for blocks, 1 for elements.
+namespace atoll_kernels {
+
+enum class IndexFormat { none, plain, delta };
+
+struct Layout {
+    IndexFormat indices;
+    ValueFormat values;
+    std::size_t width;
+    std::size_t entries;  // of the tensor: indices are below ceil(entries / width)
+};
+
+struct Units {
+    const std::uint32_t* index;
+    const float* values;
+    std::size_t count;
+};
+
+std::size_t largest_payload(const Layout& layout, std::size_t count);
+
+// Writes at most largest_payload bytes to `out` and returns how many. A 16-bit format rounds to the nearest, and what is
+// beyond its range to its largest number; `residual` (float32 [entries]; may be null) gets what was taken away added.
+std::size_t encode(const Layout& layout, const Units& units, unsigned char* out, float* residual);
+
+// Reads exactly `bytes` bytes, whatever they are, into index [count] (unused for none) and values [count * width].
+// Returns null, or what is wrong: not as long as it must be, indices that do not ascend or lie outside, values that are
+// not finite. The outputs are then undefined. Values beyond the tensor's end come out as 0.
+const char* decode(const Layout& layout, const unsigned char* payload, std::size_t bytes, std::size_t count,
+                   std::uint32_t* index, float* values);
+
+bool all_finite(const float* values, std::size_t count);
+
+// Whether indices ascend and lie below `end`.
+bool valid_indices(const std::uint32_t* index, std::size_t count, std::size_t end);
+
+constexpr std::size_t most_inputs = 64;  // workers in one sum
+
+// How many units the sum of `inputs` has.
+std::size_t count_union(const Units* inputs, std::size_t inputs_count, int threads);
+
+// The sum of several workers' units into index [count] and values [count * width], count from count_union. A unit that
+// several have is ((first + second) + third)..., in the order of `inputs`: every rank that has the same inputs in the
+// same order gets the same bits. Inputs must pass valid_indices.
+void sum_units(const Units* inputs, std::size_t inputs_count, std::size_t width, std::uint32_t* index, float* values,
+               int threads);
+
+}  // namespace atoll_kernels

@@ -1,0 +1,285 @@
+#include "scan.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace atoll_kernels {
+namespace {
+
+typedef float Float4 __attribute__((vector_size(16)));
+typedef float Float8 __attribute__((vector_size(32)));
+typedef int Int4 __attribute__((vector_size(16)));
+typedef int Int8 __attribute__((vector_size(32)));
+
+constexpr float largest = std::numeric_limits<float>::max();
+
+// Parts of a chunk that are read side by side: one sequential stream keeps too few cache lines in flight to use all the
+// bandwidth one core can have.
+constexpr std::size_t streams = 4;
+
+ATOLL_INLINE void load(Float8& value, const float* at) { std::memcpy(&value, at, sizeof value); }
+ATOLL_INLINE void store(float* at, const Float8& value) { std::memcpy(at, &value, sizeof value); }
+ATOLL_INLINE Float8 magnitude(const Float8& x) { return (Float8)((Int8)x & 0x7fffffff); }
+
+struct Sixteen {
+    Float8 low, high;
+};
+
+template <bool feedback>
+ATOLL_INLINE Sixteen sum_at(const float* gradient, const float* residual, float weight) {
+    Sixteen sum;
+    load(sum.low, gradient);
+    load(sum.high, gradient + 8);
+    sum.low = weight * sum.low;
+    sum.high = weight * sum.high;
+    if constexpr (feedback) {
+        Sixteen old;
+        load(old.low, residual);
+        load(old.high, residual + 8);
+        sum.low = old.low + sum.low;
+        sum.high = old.high + sum.high;
+    }
+    return sum;
+}
+
+ATOLL_INLINE Float4 folded(const Sixteen& x) {
+    const Float8 sum = magnitude(x.low) + magnitude(x.high);
+    return __builtin_shufflevector(sum, sum, 0, 1, 2, 3) + __builtin_shufflevector(sum, sum, 4, 5, 6, 7);
+}
+
+ATOLL_INLINE float total(const Float4& x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+
+// total() of four at once: the same additions in the same order.
+ATOLL_INLINE Float4 totals(const Float4& a, const Float4& b, const Float4& c, const Float4& d) {
+    const Float4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    const Float4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+}
+
+// Returns whether the block is finite.
+template <bool feedback>
+ATOLL_INLINE bool scan_block(const float* gradient, float* residual, float weight, float* score) {
+    const Sixteen sum = sum_at<feedback>(gradient, residual, weight);
+    const float s = total(folded(sum));
+    const bool finite = s <= largest;
+    *score = finite ? s : -1.0F;
+    if constexpr (feedback) {
+        if (finite) {
+            store(residual, sum.low);
+            store(residual + 8, sum.high);
+        }
+    }
+    return finite;
+}
+
+template <bool feedback>
+ATOLL_INLINE bool scan_tail(const float* gradient, float* residual, float weight, std::size_t n, float* score) {
+    float g[block_entries] = {}, r[block_entries] = {};
+    std::copy_n(gradient, n, g);
+    if constexpr (feedback) std::copy_n(residual, n, r);
+    const bool finite = scan_block<feedback>(g, r, weight, score);
+    if constexpr (feedback) std::copy_n(r, n, residual);
+    return finite;
+}
+
+template <bool feedback>
+ATOLL_INLINE std::size_t scan_all(const Source& from, std::size_t first, std::size_t blocks, float* scores) {
+    const float weight = from.weight;
+    const float* const gradient = from.gradient + first * block_entries;
+    float* const residual = feedback ? from.residual + first * block_entries : nullptr;
+    const std::size_t n = std::min(blocks * block_entries, from.n - first * block_entries);
+    const std::size_t whole = n / block_entries;
+    const std::size_t stride = whole / streams;
+    std::size_t nonfinite = 0;
+    const auto gradient_at = [&](std::size_t block) { return gradient + block * block_entries; };
+    const auto residual_at = [&](std::size_t block) { return feedback ? residual + block * block_entries : nullptr; };
+    const auto one = [&](std::size_t block) {
+        nonfinite += !scan_block<feedback>(gradient_at(block), residual_at(block), weight, scores + block);
+    };
+    for (std::size_t j = 0; j < stride; ++j) {
+        Sixteen sums[streams];
+        for (std::size_t s = 0; s < streams; ++s)
+            sums[s] = sum_at<feedback>(gradient_at(s * stride + j), residual_at(s * stride + j), weight);
+        const Float4 four = totals(folded(sums[0]), folded(sums[1]), folded(sums[2]), folded(sums[3]));
+        typedef long long Long2 __attribute__((vector_size(16)));
+        const Long2 finite = (Long2)(four <= largest);
+        if ((finite[0] & finite[1]) == -1) [[likely]] {
+            for (std::size_t s = 0; s < streams; ++s) {
+                scores[s * stride + j] = four[s];
+                if constexpr (feedback) {
+                    store(residual_at(s * stride + j), sums[s].low);
+                    store(residual_at(s * stride + j) + 8, sums[s].high);
+                }
+            }
+        } else {
+            for (std::size_t s = 0; s < streams; ++s) one(s * stride + j);
+        }
+    }
+    for (std::size_t block = streams * stride; block < whole; ++block) one(block);
+    if (whole < blocks)
+        nonfinite += !scan_tail<feedback>(gradient_at(whole), residual_at(whole), weight, n % block_entries, scores + whole);
+    return nonfinite;
+}
+
+// Bit i: whether lane i is set.
+ATOLL_INLINE std::uint64_t bits_of(const Int8& mask) {
+    const Int4 low = __builtin_shufflevector(mask, mask, 0, 1, 2, 3);
+    const Int4 high = __builtin_shufflevector(mask, mask, 4, 5, 6, 7);
+#if defined(__SSE2__)
+    const int bits = _mm_movemask_ps((__m128)low) | _mm_movemask_ps((__m128)high) << 4;
+    return static_cast<std::uint64_t>(bits);
+#else
+    std::uint64_t bits = 0;
+    for (int lane = 0; lane < 4; ++lane) {
+        bits |= std::uint64_t{low[lane] != 0} << lane | std::uint64_t{high[lane] != 0} << (lane + 4);
+    }
+    return bits;
+#endif
+}
+
+ATOLL_INLINE std::size_t mark_all(const float* scores, std::size_t blocks, float threshold, std::uint64_t* above) {
+    std::size_t count = 0;
+    for (std::size_t begin = 0; begin < blocks; begin += 64) {
+        const std::size_t size = std::min<std::size_t>(64, blocks - begin);
+        std::uint64_t word = 0;
+        std::size_t i = 0;
+        for (; i + 8 <= size; i += 8) {
+            Float8 eight;
+            load(eight, scores + begin + i);
+            word |= bits_of(eight > threshold) << i;
+        }
+        for (; i < size; ++i) word |= std::uint64_t{scores[begin + i] > threshold} << i;
+        above[begin / 64] = word;
+        count += static_cast<std::size_t>(std::popcount(word));
+    }
+    return count;
+}
+
+struct Word {
+    std::uint64_t above, nonfinite;
+};
+
+template <bool feedback>
+ATOLL_INLINE Word scan_word(const float* gradient, float* residual, float weight, float threshold) {
+    std::uint64_t above = 0;
+    std::uint64_t nonfinite = 0;
+    for (std::size_t v = 0; v < 8; ++v) {
+        Float8 old, sum;
+        load(sum, gradient + 8 * v);
+        sum = weight * sum;
+        if constexpr (feedback) {
+            load(old, residual + 8 * v);
+            sum = old + sum;
+        }
+        const Float8 size = magnitude(sum);
+        const Int8 finite = size <= largest;
+        if constexpr (feedback) store(residual + 8 * v, (Float8)(((Int8)sum & finite) | ((Int8)old & ~finite)));
+        above |= bits_of((size > threshold) & finite) << (8 * v);
+        nonfinite |= (bits_of(finite) ^ 0xff) << (8 * v);
+    }
+    return {above, nonfinite};
+}
+
+template <bool feedback>
+ATOLL_INLINE ElementCounts scan_all_elements(const Source& from, std::size_t first, std::size_t n, float threshold,
+                                             std::uint64_t* above, std::uint64_t* nonfinite) {
+    const float* const gradient = from.gradient + first;
+    float* const residual = feedback ? from.residual + first : nullptr;
+    ElementCounts counts{0, 0};
+    const auto keep = [&](std::size_t word, const Word& bits) {
+        above[word] = bits.above;
+        if (nonfinite != nullptr) nonfinite[word] = bits.nonfinite;
+        counts.above += static_cast<std::size_t>(std::popcount(bits.above));
+        if (bits.nonfinite != 0) counts.nonfinite += static_cast<std::size_t>(std::popcount(bits.nonfinite));
+    };
+    const auto one = [&](std::size_t word) {
+        keep(word, scan_word<feedback>(gradient + 64 * word, feedback ? residual + 64 * word : nullptr, from.weight, threshold));
+    };
+    const std::size_t whole = n / 64;
+    const std::size_t stride = whole / streams;
+    for (std::size_t j = 0; j < stride; ++j) {
+        for (std::size_t s = 0; s < streams; ++s) one(s * stride + j);
+    }
+    for (std::size_t word = streams * stride; word < whole; ++word) one(word);
+    if (const std::size_t rest = n % 64; rest != 0) {
+        float g[64] = {}, r[64] = {};
+        std::copy_n(gradient + 64 * whole, rest, g);
+        if constexpr (feedback) std::copy_n(residual + 64 * whole, rest, r);
+        keep(whole, scan_word<feedback>(g, r, from.weight, threshold));
+        if constexpr (feedback) std::copy_n(r, rest, residual + 64 * whole);
+    }
+    return counts;
+}
+
+std::size_t scan_portable(const Source& from, std::size_t first, std::size_t blocks, float* scores) {
+    return from.residual != nullptr ? scan_all<true>(from, first, blocks, scores)
+                                    : scan_all<false>(from, first, blocks, scores);
+}
+
+ATOLL_TARGET_AVX2 std::size_t scan_avx2(const Source& from, std::size_t first, std::size_t blocks, float* scores) {
+    return from.residual != nullptr ? scan_all<true>(from, first, blocks, scores)
+                                    : scan_all<false>(from, first, blocks, scores);
+}
+
+std::size_t mark_portable(const float* scores, std::size_t blocks, float threshold, std::uint64_t* above) {
+    return mark_all(scores, blocks, threshold, above);
+}
+
+ATOLL_TARGET_AVX2 std::size_t mark_avx2(const float* scores, std::size_t blocks, float threshold, std::uint64_t* above) {
+    return mark_all(scores, blocks, threshold, above);
+}
+
+ElementCounts elements_portable(const Source& from, std::size_t first, std::size_t n, float threshold,
+                                std::uint64_t* above, std::uint64_t* nonfinite) {
+    return from.residual != nullptr ? scan_all_elements<true>(from, first, n, threshold, above, nonfinite)
+                                    : scan_all_elements<false>(from, first, n, threshold, above, nonfinite);
+}
+
+ATOLL_TARGET_AVX2 ElementCounts elements_avx2(const Source& from, std::size_t first, std::size_t n, float threshold,
+                                              std::uint64_t* above, std::uint64_t* nonfinite) {
+    return from.residual != nullptr ? scan_all_elements<true>(from, first, n, threshold, above, nonfinite)
+                                    : scan_all_elements<false>(from, first, n, threshold, above, nonfinite);
+}
+
+}  // namespace
+
+std::size_t scan(const Source& from, std::size_t first, std::size_t blocks, float* scores, Path path) {
+    return path == Path::avx2 ? scan_avx2(from, first, blocks, scores) : scan_portable(from, first, blocks, scores);
+}
+
+std::size_t mark_above(const float* scores, std::size_t blocks, float threshold, std::uint64_t* above, Path path) {
+    return path == Path::avx2 ? mark_avx2(scores, blocks, threshold, above)
+                              : mark_portable(scores, blocks, threshold, above);
+}
+
+ElementCounts scan_elements(const Source& from, std::size_t first, std::size_t n, float threshold, std::uint64_t* above,
+                            std::uint64_t* nonfinite, Path path) {
+    const auto run = path == Path::avx2 ? elements_avx2 : elements_portable;
+    return run(from, first, n, threshold, above, nonfinite);
+}
+
+void copy_block(const Source& from, std::size_t block, float* values) {
+    const std::size_t begin = block * block_entries;
+    const std::size_t n = std::min(block_entries, from.n - begin);
+    if (from.residual != nullptr) {
+        std::copy_n(from.residual + begin, n, values);
+    } else {
+        for (std::size_t i = 0; i < n; ++i) values[i] = from.weight * from.gradient[begin + i];
+    }
+    std::fill(values + n, values + block_entries, 0.0F);
+}
+
+void take_block(const Source& from, std::size_t block, float* values) {
+    copy_block(from, block, values);
+    if (from.residual == nullptr) return;
+    const std::size_t begin = block * block_entries;
+    std::fill_n(from.residual + begin, std::min(block_entries, from.n - begin), 0.0F);
+}
+
+}  // namespace atoll_kernels

@@ -1,0 +1,405 @@
+#include "sparse_module.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "../buffers.hpp"
+#include "../gil.hpp"
+#include "block_coo.hpp"
+#include "call_options.hpp"
+#include "compress.hpp"
+#include "sparse_optimizer.hpp"
+
+namespace atoll_kernels {
+namespace {
+
+using namespace nb::literals;
+
+constexpr int cpu = nb::device::cpu::value;
+
+bool has_bits(nb::dlpack::dtype d, nb::dlpack::dtype_code code, unsigned bits) {
+    return d.code == static_cast<std::uint8_t>(code) && d.bits == bits && d.lanes == 1;
+}
+
+constexpr EntryType index_entries{"uint32 or int32", [](nb::dlpack::dtype d) {
+                                      return has_bits(d, nb::dlpack::dtype_code::UInt, 32) ||
+                                             has_bits(d, nb::dlpack::dtype_code::Int, 32);
+                                  }};
+constexpr EntryType step_entries{"int32",
+                                 [](nb::dlpack::dtype d) { return has_bits(d, nb::dlpack::dtype_code::Int, 32); }};
+constexpr EntryType byte_entries{"uint8",
+                                 [](nb::dlpack::dtype d) { return has_bits(d, nb::dlpack::dtype_code::UInt, 8); }};
+constexpr EntryType live_entries{"float32, float16 or bfloat16", [](nb::dlpack::dtype d) {
+                                     return d == nb::dtype<float>() || has_bits(d, nb::dlpack::dtype_code::Float, 16) ||
+                                            has_bits(d, nb::dlpack::dtype_code::Bfloat, 16);
+                                 }};
+
+[[noreturn]] void refuse(const std::string& text) { throw nb::value_error(text.c_str()); }
+
+std::string number(std::size_t value) { return std::to_string(value); }
+
+// A buffer that may be left out (None).
+struct Loaded : Buffer {
+    std::string name;
+    Access access = Access::read;
+
+    Loaded(nb::handle object, const char* text, Access how, const EntryType& type = float32_entries)
+        : Buffer(object.is_none() && how == Access::write ? Buffer{} : load_buffer(object, text, cpu, how, type)),
+          name(text),
+          access(how) {}
+
+    template <typename T>
+    T* as() const {
+        return reinterpret_cast<T*>(data);
+    }
+    std::size_t bytes() const { return entries * (dtype.bits / 8); }
+    bool given() const { return dtype.bits != 0; }
+};
+
+Loaded required(nb::handle object, const char* name, Access access, const EntryType& type = float32_entries) {
+    if (object.is_none()) throw nb::type_error((std::string(name) + " is None; pass a " + type.name + " buffer").c_str());
+    return {object, name, access, type};
+}
+
+void check_entries(const Loaded& buffer, std::size_t entries, const char* why) {
+    if (buffer.given() && buffer.entries != entries) {
+        refuse(buffer.name + " has " + number(buffer.entries) + " entries, not " + number(entries) + "; " + why);
+    }
+}
+
+void refuse_overlap(std::initializer_list<const Loaded*> buffers) {
+    for (const Loaded* const* a = buffers.begin(); a != buffers.end(); ++a) {
+        for (const Loaded* const* b = a + 1; b != buffers.end(); ++b) {
+            if ((*a)->access == Access::read && (*b)->access == Access::read) continue;
+            if ((*a)->bytes() == 0 || (*b)->bytes() == 0) continue;
+            const auto x = reinterpret_cast<std::uintptr_t>((*a)->data), y = reinterpret_cast<std::uintptr_t>((*b)->data);
+            if (x < y + (*b)->bytes() && y < x + (*a)->bytes())
+                refuse((*a)->name + " and " + (*b)->name + " share memory; pass separate buffers");
+        }
+    }
+}
+
+float checked_weight(double weight) {
+    const auto narrow = static_cast<float>(weight);
+    if (!std::isfinite(narrow)) refuse("weight = " + std::to_string(weight) + " is not finite in float32; pass b_i / B");
+    return narrow;
+}
+
+// What every selection is called with.
+struct SelectionCall {
+    Loaded gradient, residual, index, values;
+    Source from;
+    Chosen to;
+
+    SelectionCall(nb::handle gradient_object, nb::handle residual_object, double weight, nb::handle index_object,
+                  nb::handle values_object, std::size_t width)
+        : gradient(required(gradient_object, "gradient", Access::read)),
+          residual(residual_object, "residual", Access::write),
+          index(required(index_object, "index", Access::write, index_entries)),
+          values(required(values_object, "values", Access::write)),
+          from{gradient.data, residual.data, checked_weight(weight), gradient.entries},
+          to{index.as<std::uint32_t>(), values.data, index.entries} {
+        check_entries(residual, gradient.entries, "it must be as long as gradient");
+        check_entries(values, index.entries * width, "it must hold the values of every index there is room for");
+        if ((from.n + width - 1) / width > std::size_t{1} << 32)
+            refuse("gradient has " + number(from.n) + " entries, more than indices of 32 bits reach; split it");
+        refuse_overlap({&gradient, &residual, &index, &values});
+    }
+};
+
+nb::tuple as_tuple(const Selection& selection) {
+    return nb::make_tuple(selection.kept, selection.found, selection.nonfinite);
+}
+
+using Threshold = Selection (*)(const Source&, float, const Chosen&, int, Path);
+using TopK = Selection (*)(const Source&, const Chosen&, int, Path);
+
+template <Threshold kernel, std::size_t width>
+nb::tuple select_above(nb::handle gradient, nb::handle residual, double weight, double threshold, nb::handle index,
+                       nb::handle values, int threads, bool portable) {
+    const int checked = checked_threads(threads);
+    const auto narrow = static_cast<float>(threshold);
+    if (!(narrow >= 0) || !std::isfinite(narrow))
+        refuse("threshold = " + std::to_string(threshold) + " is not a finite number from 0 on; start from sample_scores");
+    const SelectionCall call(gradient, residual, weight, index, values, width);
+    Selection selection;
+    {
+        const GilReleased released(call.from.n);
+        selection = kernel(call.from, narrow, call.to, checked, chosen_path(portable));
+    }
+    return as_tuple(selection);
+}
+
+template <TopK kernel, std::size_t width>
+nb::tuple select_top(nb::handle gradient, nb::handle residual, double weight, nb::handle index, nb::handle values,
+                     int threads, bool portable) {
+    const int checked = checked_threads(threads);
+    const SelectionCall call(gradient, residual, weight, index, values, width);
+    Selection selection;
+    {
+        const GilReleased released(call.from.n);
+        selection = kernel(call.from, call.to, checked, chosen_path(portable));
+    }
+    return as_tuple(selection);
+}
+
+nb::tuple select_random(nb::handle gradient, nb::handle residual, double weight, std::uint64_t seed, nb::handle index,
+                        nb::handle values, int threads, bool portable) {
+    const int checked = checked_threads(threads);
+    const SelectionCall call(gradient, residual, weight, index, values, block_entries);
+    Selection selection;
+    {
+        const GilReleased released(call.from.n);
+        selection = random_block(call.from, seed, call.to, checked, chosen_path(portable));
+    }
+    return as_tuple(selection);
+}
+
+void fill_random_blocks(std::uint64_t seed, std::size_t blocks, nb::handle index_object) {
+    const Loaded index = required(index_object, "index", Access::write, index_entries);
+    if (blocks > std::size_t{1} << 32) refuse("blocks = " + number(blocks) + " is beyond indices of 32 bits");
+    if (index.entries > blocks) {
+        refuse("index has room for " + number(index.entries) + " but there are only " + number(blocks) +
+               " blocks; pass a shorter one");
+    }
+    const GilReleased released(index.entries);
+    random_blocks(seed, blocks, index.entries, index.as<std::uint32_t>());
+}
+
+void fill_sample_scores(nb::handle gradient_object, nb::handle residual_object, double weight, std::uint64_t seed,
+                        nb::handle scores_object) {
+    const Loaded gradient = required(gradient_object, "gradient", Access::read);
+    const Loaded scores = required(scores_object, "scores", Access::write);
+    Loaded residual = residual_object.is_none() ? Loaded(residual_object, "residual", Access::write)
+                                                : Loaded(residual_object, "residual", Access::read);
+    check_entries(residual, gradient.entries, "it must be as long as gradient");
+    if (scores.entries > block_count(gradient.entries)) {
+        refuse("scores has room for " + number(scores.entries) + " but there are only " +
+               number(block_count(gradient.entries)) + " blocks; pass a shorter one");
+    }
+    refuse_overlap({&gradient, &residual, &scores});
+    const Source from{gradient.data, residual.data, checked_weight(weight), gradient.entries};
+    const GilReleased released(scores.entries * block_entries);
+    sample_scores(from, seed, scores.entries, scores.data);
+}
+
+template <typename Format>
+Format format_named(const std::string& name, const char* what, std::initializer_list<std::pair<const char*, Format>> all) {
+    std::string names;
+    for (const auto& [text, format] : all) {
+        if (name == text) return format;
+        names += (names.empty() ? "" : ", ") + std::string(text);
+    }
+    refuse(std::string(what) + " = '" + name + "' is not known; pass one of " + names);
+}
+
+Layout checked_layout(const std::string& indices, const std::string& values, std::size_t width, std::size_t entries) {
+    if (width != 1 && width != block_entries) refuse("width = " + number(width) + " is not 16 (blocks) or 1 (elements)");
+    if (entries > (std::size_t{1} << 32) * width) refuse("entries = " + number(entries) + " is beyond indices of 32 bits");
+    return {format_named<IndexFormat>(
+                indices, "indices",
+                {{"none", IndexFormat::none}, {"plain", IndexFormat::plain}, {"delta", IndexFormat::delta}}),
+            format_named<ValueFormat>(values, "value_format",
+                                      {{"float32", ValueFormat::float32},
+                                       {"float16", ValueFormat::float16},
+                                       {"bfloat16", ValueFormat::bfloat16}}),
+            width, entries};
+}
+
+std::size_t unit_count(const Layout& layout) { return (layout.entries + layout.width - 1) / layout.width; }
+
+void check_indices(const Loaded& index, std::size_t end) {
+    if (!valid_indices(index.as<std::uint32_t>(), index.entries, end)) {
+        refuse(index.name + " does not ascend, or reaches beyond the last of " + number(end) +
+               "; pass what a selection, decode or sum_units wrote");
+    }
+}
+
+std::size_t payload_bound(std::size_t count, std::size_t width, const std::string& indices, const std::string& values) {
+    const Layout layout = checked_layout(indices, values, width, 0);
+    if (count > std::size_t{1} << 32) refuse("count = " + number(count) + " is beyond indices of 32 bits");
+    return largest_payload(layout, count);
+}
+
+std::size_t encode_units(nb::handle index_object, nb::handle values_object, std::size_t entries, nb::handle out_object,
+                         nb::handle residual_object, std::size_t width, const std::string& indices,
+                         const std::string& value_format) {
+    const Layout layout = checked_layout(indices, value_format, width, entries);
+    const Loaded index = required(index_object, "index", Access::read, index_entries);
+    const Loaded values = required(values_object, "values", Access::read);
+    const Loaded out = required(out_object, "out", Access::write, byte_entries);
+    const Loaded residual(residual_object, "residual", Access::write);
+    check_entries(values, index.entries * width, "it must hold the values of every index");
+    check_entries(residual, entries, "it must be as long as the tensor");
+    refuse_overlap({&index, &values, &out, &residual});
+    const std::size_t room = largest_payload(layout, index.entries);
+    if (out.entries < room) {
+        refuse("out has " + number(out.entries) + " bytes, but the payload may need " + number(room) +
+               "; ask payload_bound");
+    }
+    check_indices(index, unit_count(layout));
+    if (!all_finite(values.data, values.entries)) refuse("values holds a NaN or an infinity, which never travels");
+    const GilReleased released(values.entries);
+    return encode(layout, {index.as<std::uint32_t>(), values.data, index.entries}, out.as<unsigned char>(), residual.data);
+}
+
+void decode_units(nb::handle payload_object, std::size_t entries, nb::handle index_object, nb::handle values_object,
+                  std::size_t width, const std::string& indices, const std::string& value_format) {
+    const Layout layout = checked_layout(indices, value_format, width, entries);
+    const bool given = layout.indices == IndexFormat::none;
+    const Loaded payload = required(payload_object, "payload", Access::read, byte_entries);
+    const Loaded index = required(index_object, "index", given ? Access::read : Access::write, index_entries);
+    const Loaded values = required(values_object, "values", Access::write);
+    check_entries(values, index.entries * width, "it must have room for the values of every index");
+    refuse_overlap({&payload, &index, &values});
+    if (given) check_indices(index, unit_count(layout));
+    const char* wrong = nullptr;
+    {
+        const GilReleased released(values.entries);
+        wrong = decode(layout, payload.as<unsigned char>(), payload.entries, index.entries, index.as<std::uint32_t>(),
+                       values.data);
+    }
+    if (wrong != nullptr) {
+        refuse("the payload of " + number(payload.entries) + " bytes for " + number(index.entries) + " of " +
+               number(unit_count(layout)) + " units " + wrong + "; drop the message");
+    }
+}
+
+std::size_t sum_all(nb::handle index_objects, nb::handle values_objects, nb::handle index_object, nb::handle values_object,
+                    std::size_t width, int threads) {
+    const int checked = checked_threads(threads);
+    if (width != 1 && width != block_entries) refuse("width = " + number(width) + " is not 16 (blocks) or 1 (elements)");
+    if (!PySequence_Check(index_objects.ptr()) || !PySequence_Check(values_objects.ptr()))
+        throw nb::type_error("indices and values must be sequences; pass lists, one entry for each worker");
+    const std::size_t count = nb::len(index_objects);
+    if (count != nb::len(values_objects))
+        refuse(number(count) + " indices but " + number(nb::len(values_objects)) + " values; pass one for each worker");
+    if (count > most_inputs) refuse(number(count) + " workers; at most " + number(most_inputs) + " fit one sum");
+    const Loaded index = required(index_object, "out_index", Access::write, index_entries);
+    const Loaded values = required(values_object, "out_values", Access::write);
+    check_entries(values, index.entries * width, "it must have room for the values of every index");
+    refuse_overlap({&index, &values});
+    std::vector<Loaded> kept;
+    kept.reserve(2 * count);
+    std::vector<Units> inputs;
+    std::size_t work = 0;
+    for (std::size_t w = 0; w < count; ++w) {
+        const std::string place = "[" + number(w) + "]";
+        const Loaded& i = kept.emplace_back(
+            required(nb::object(index_objects[w]), ("indices" + place).c_str(), Access::read, index_entries));
+        const Loaded& v =
+            kept.emplace_back(required(nb::object(values_objects[w]), ("values" + place).c_str(), Access::read));
+        check_entries(v, i.entries * width, "it must hold the values of every index");
+        check_indices(i, std::size_t{1} << 32);
+        refuse_overlap({&i, &index, &values});
+        refuse_overlap({&v, &index, &values});
+        inputs.push_back({i.as<std::uint32_t>(), v.data, i.entries});
+        work += v.entries;
+    }
+    std::size_t total;
+    {
+        const GilReleased released(work);
+        total = count_union(inputs.data(), count, checked);
+        if (total <= index.entries)
+            sum_units(inputs.data(), count, width, index.as<std::uint32_t>(), values.data, checked);
+    }
+    if (total > index.entries)
+        refuse("the sum has " + number(total) + " units but out_index has room for " + number(index.entries));
+    return total;
+}
+
+Live live_of(const Loaded& live) {
+    if (!live.given()) return {nullptr, ValueFormat::float32};
+    const bool brain = live.dtype.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat);
+    return {live.data, live.dtype.bits == 32 ? ValueFormat::float32 : brain ? ValueFormat::bfloat16 : ValueFormat::float16};
+}
+
+double checked_rate(double value, const char* name, double below) {
+    if (!(value >= 0 && value < below)) {
+        refuse(std::string(name) + " = " + std::to_string(value) +
+               (std::isfinite(below) ? " is not in 0..1, 1 left out" : " is not a finite number from 0 on"));
+    }
+    return value;
+}
+
+std::size_t update_blocks(nb::handle master_object, nb::handle first_object, nb::handle second_object,
+                          nb::handle last_step_object, nb::handle live_object, nb::handle index_object,
+                          nb::handle values_object, const std::string& rule_name, std::int32_t step, double lr,
+                          double weight_decay, double momentum_or_beta1, double beta2, double epsilon, double scale,
+                          int threads, bool portable) {
+    const int checked = checked_threads(threads);
+    const Rule rule = format_named<Rule>(
+        rule_name, "rule",
+        {{"sgd", Rule::sgd}, {"nesterov", Rule::nesterov}, {"adam", Rule::adam}, {"adamw", Rule::adamw}});
+    const bool adaptive = rule == Rule::adam || rule == Rule::adamw;
+    const double infinity = std::numeric_limits<double>::infinity();
+    const Rates rates{rule,
+                      checked_rate(lr, "lr", infinity),
+                      checked_rate(weight_decay, "weight_decay", infinity),
+                      checked_rate(momentum_or_beta1, adaptive ? "beta1" : "momentum", 1),
+                      checked_rate(beta2, "beta2", 1),
+                      checked_rate(epsilon, "epsilon", infinity),
+                      checked_rate(scale, "scale", infinity),
+                      step};
+    if (step < 1) refuse("step = " + std::to_string(step) + " is not a step; the first is 1");
+    const Loaded master = required(master_object, "master", Access::write);
+    const Loaded first(first_object, adaptive ? "first_moment" : "momentum_buffer", Access::write);
+    const Loaded second(second_object, "second_moment", Access::write);
+    const Loaded last_step(last_step_object, "last_step", Access::write, step_entries);
+    const Loaded live(live_object, "live", Access::write, live_entries);
+    const Loaded index = required(index_object, "index", Access::read, index_entries);
+    const Loaded values = required(values_object, "values", Access::read);
+    const char* const long_as_master = "it must be as long as master";
+    check_entries(first, master.entries, long_as_master);
+    check_entries(second, master.entries, long_as_master);
+    check_entries(live, master.entries, long_as_master);
+    check_entries(last_step, block_count(master.entries), "it must have one entry for each block of master");
+    check_entries(values, index.entries * block_entries, "it must hold 16 values for every index");
+    if ((rule == Rule::nesterov && !first.given()) || (adaptive && !(first.given() && second.given())))
+        refuse("rule '" + rule_name + "' needs its moments; pass buffers of zeros, as long as master");
+    refuse_overlap({&master, &first, &second, &last_step, &live, &index, &values});
+    check_indices(index, block_count(master.entries));
+    const Parameters parameters{master.data,    first.data,      second.data, last_step.as<std::int32_t>(),
+                                live_of(live), master.entries};
+    const GilReleased released(values.entries);
+    return apply_update(parameters, {index.as<std::uint32_t>(), values.data, index.entries}, rates, checked,
+                        chosen_path(portable));
+}
+
+}  // namespace
+
+void bind_sparse(nb::module_& m) {
+    m.def("threshold_block", select_above<threshold_block, block_entries>, "gradient"_a.none(), "residual"_a.none(),
+          "weight"_a, "threshold"_a, "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(),
+          "portable"_a = false);
+    m.def("threshold_element", select_above<threshold_element, 1>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
+          "threshold"_a, "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
+    m.def("topk_block", select_top<topk_block, block_entries>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
+          "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
+    m.def("topk_element", select_top<topk_element, 1>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
+          "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
+    m.def("random_block", select_random, "gradient"_a.none(), "residual"_a.none(), "weight"_a, "seed"_a,
+          "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
+    m.def("random_blocks", fill_random_blocks, "seed"_a, "blocks"_a, "index"_a.none());
+    m.def("sample_scores", fill_sample_scores, "gradient"_a.none(), "residual"_a.none(), "weight"_a, "seed"_a,
+          "scores"_a.none());
+    m.def("payload_bound", payload_bound, "count"_a, "width"_a, "indices"_a, "value_format"_a);
+    m.def("encode", encode_units, "index"_a.none(), "values"_a.none(), "entries"_a, "out"_a.none(), "residual"_a.none(),
+          "width"_a, "indices"_a, "value_format"_a);
+    m.def("decode", decode_units, "payload"_a.none(), "entries"_a, "index"_a.none(), "values"_a.none(), "width"_a,
+          "indices"_a, "value_format"_a);
+    m.def("sum_units", sum_all, "indices"_a.none(), "values"_a.none(), "out_index"_a.none(), "out_values"_a.none(),
+          "width"_a, "threads"_a = 0);
+    m.def("update_blocks", update_blocks, "master"_a.none(), "first"_a.none(), "second"_a.none(), "last_step"_a.none(),
+          "live"_a.none(), "index"_a.none(), "values"_a.none(), "rule"_a, "step"_a, "lr"_a, "weight_decay"_a,
+          "momentum_or_beta1"_a, "beta2"_a, "epsilon"_a, "scale"_a, "threads"_a = 0, nb::kw_only(),
+          "portable"_a = false);
+}
+
+}  // namespace atoll_kernels

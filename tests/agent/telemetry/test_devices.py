@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from atoll.agent.supervisor.environment import visible_devices, worker_environment
+from atoll.agent.telemetry import devices
+from atoll.agent.telemetry.devices import Device, cpu_model, find_devices, is_visible
+from atoll.v1.agents_pb2 import Launch
+from atoll.v1.common_pb2 import JobSpec, WorkerId
+
+
+class NVMLError(Exception):
+    pass
+
+
+def fake_nvml(count: int) -> SimpleNamespace:
+    """NVML's functions as nvidia-ml-py has them, for a machine with `count` GPUs."""
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: count,
+        nvmlDeviceGetHandleByIndex=lambda ordinal: ordinal,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}{handle}aa",
+        nvmlDeviceGetName=lambda handle: b"NVIDIA GeForce RTX 3090",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=24 << 30),
+    )
+
+
+def test_machine_without_gpu_has_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> None:
+        raise NVMLError("library not found")
+
+    nvml = fake_nvml(0)
+    nvml.nvmlInit = no_driver
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    (cpu,) = find_devices(0.4)
+    assert (cpu.index, cpu.kind, cpu.speed) == (0, "cpu", 0.4)
+    assert cpu.memory_bytes == devices.memory_bytes()
+    assert cpu.model
+
+
+def test_gpus_are_those_left_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(4))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [d.visible_as for d in find_devices()] == ["0", "1", "2", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, GPU-33")
+    found = find_devices()
+    assert [(d.index, d.visible_as, d.model) for d in found] == [
+        (0, "1", "NVIDIA GeForce RTX 3090"),
+        (1, "3", "NVIDIA GeForce RTX 3090"),
+    ]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert [d.kind for d in find_devices()] == ["cpu"]
+    assert not is_visible("-1", 1, "GPU-1")
+
+
+def test_model_of_a_processor(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Fast One\n")
+    assert cpu_model(cpuinfo) == "Fast One"
+    assert cpu_model(tmp_path / "none")
+
+
+def test_worker_finds_its_gpu_at_its_local_rank() -> None:
+    """torchrun scripts take cuda:LOCAL_RANK. Here ranks 0 and 1 of a node have its GPUs 2 and 3."""
+    gpus = [Device(n, "cuda", "RTX", 1, 1.0, visible_as=str(n)) for n in range(4)]
+    assert visible_devices(gpus[2], gpus, 0) == ["2"]
+    assert visible_devices(gpus[3], gpus, 1) == ["0", "3"]
+    assert visible_devices(gpus[0], gpus, 2) == ["1", "2", "0"]
+
+
+def test_environment_of_a_gpu_worker() -> None:
+    gpus = [Device(n, "cuda", "RTX", 1, 1.0, visible_as=str(n)) for n in range(2)]
+    spec = JobSpec(env={"CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "3", "WORLD_SIZE": "9"})
+    launch = Launch(id=WorkerId(job="j", run=1), world_size=1, local_world_size=1, master_port=5, spec=spec)
+    inherited = {"ATOLL_TOKEN": "secret", "HOME": "/root", "RANK": "4"}
+    env = worker_environment(
+        inherited, launch, gpus[1], gpus, agent_socket="ipc://s", secret="x", interface="eth1", threads=2
+    )
+    assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
+    assert (env["WORLD_SIZE"], env["RANK"], env["OMP_NUM_THREADS"]) == ("1", "0", "3")
+    assert (env["HOME"], env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("/root", "eth1", "eth1")
+    assert "ATOLL_TOKEN" not in env
+
+
+def test_threads_are_for_cpu_workers_and_the_job_has_the_last_word() -> None:
+    cpu = Device(0, "cpu", "x", 1, 1.0)
+    launch = Launch(id=WorkerId(job="j", run=1), world_size=1)
+
+    def threads(launch: Launch) -> str | None:
+        env = worker_environment({}, launch, cpu, [cpu], agent_socket="s", secret="x", interface=None, threads=2)
+        assert "CUDA_VISIBLE_DEVICES" not in env
+        return env.get("OMP_NUM_THREADS")
+
+    assert threads(launch) == "2"
+    launch.spec.env["OMP_NUM_THREADS"] = "5"
+    assert threads(launch) == "5"

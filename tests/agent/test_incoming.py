@@ -1,0 +1,111 @@
+"""What a controller sends is checked by field before anything is done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from atoll.agent.incoming import (
+    check_key,
+    check_launch,
+    check_plan_for_job,
+    check_registered,
+    check_stop,
+)
+from atoll.errors import BadInput
+from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers
+from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, Plan, WorkerId
+
+NAN = float("nan")
+
+
+def good() -> Launch:
+    return Launch(
+        id=WorkerId(job="job-1", run=1, rank=1),
+        world_size=2,
+        local_world_size=1,
+        node_rank=1,
+        master_address="10.0.0.1",
+        master_port=20_000,
+        spec=JobSpec(script="src/train.py", code_sha256="a" * 64, env={"A": "b"}, args=["--x"]),
+        plan=Plan(id=1, run=1, shares=[1.0, 0.5]),
+    )
+
+
+def change(**fields: object) -> Callable[[Launch], None]:
+    def apply(launch: Launch) -> None:
+        for name, value in fields.items():
+            setattr(launch, name, value)
+
+    return apply
+
+
+def spec(**fields: object) -> Callable[[Launch], None]:
+    return lambda launch: launch.spec.MergeFrom(JobSpec(**fields))  # type: ignore[arg-type]
+
+
+def plan(**fields: object) -> Callable[[Launch], None]:
+    return lambda launch: launch.plan.MergeFrom(Plan(**fields))  # type: ignore[arg-type]
+
+
+def test_good_launch_passes() -> None:
+    check_launch(good(), [0])
+
+
+@pytest.mark.parametrize(
+    ("field", "spoil"),
+    [
+        ("id.rank", lambda launch: setattr(launch.id, "rank", 2)),
+        ("world_size", change(world_size=5000)),
+        ("local_world_size", change(local_world_size=3)),
+        ("local_rank", change(local_rank=1)),
+        ("node_rank", change(node_rank=2)),
+        ("device", change(device=1)),
+        ("master_port", change(master_port=80)),
+        ("master_address", change(master_address="a b")),
+        ("spec.script", spec(script="/etc/passwd")),
+        ("spec.script", spec(script="a/../../b.py")),
+        ("spec.script", spec(script="-c")),
+        ("spec.script", spec(script="a\0b")),
+        ("spec.args", spec(args=["x"] * 256)),
+        ("spec.args", spec(args=["x" * 5000])),
+        ("spec.env", spec(env={"A=B": "x"})),
+        ("spec.env", spec(env={f"A{n}": "" for n in range(256)})),
+        ("spec.code_sha256", spec(code_sha256="../../x")),
+        ("spec.checkpoint.directory", spec(checkpoint=CheckpointPolicy(directory="here"))),
+        ("spec.checkpoint.directory", spec(checkpoint=CheckpointPolicy(directory="/a/../b"))),
+        ("spec.stall_timeout_s", spec(stall_timeout_s=NAN)),
+        ("spec.stall_timeout_s", spec(stall_timeout_s=-1.0)),
+        ("plan.run", plan(run=2)),
+        ("plan.shares", plan(shares=[1.0])),
+        ("plan.shares", lambda launch: launch.plan.shares.__setitem__(0, NAN)),
+        ("plan.shares", lambda launch: launch.plan.shares.__setitem__(0, 0.0)),
+        ("plan.id", lambda launch: launch.ClearField("plan")),
+    ],
+)
+def test_launch_is_refused_by_field(field: str, spoil: Callable[[Launch], None]) -> None:
+    launch = good()
+    spoil(launch)
+    with pytest.raises(BadInput, match=rf"^{field}"):
+        check_launch(launch, [0])
+
+
+@pytest.mark.parametrize("job", ["", "A", "a/b", "..", "a" * 65, "-a", "a\n"])
+def test_job_ids_are_file_names(job: str) -> None:
+    with pytest.raises(BadInput, match=r"id\.job"):
+        check_key(WorkerId(job=job, run=1))
+
+
+def test_other_messages_are_checked_too() -> None:
+    with pytest.raises(BadInput, match="run"):
+        check_key(WorkerId(job="a", run=0))
+    for heartbeat_s, lease_s in ((0.0, 5.0), (NAN, 5.0), (1.0, NAN), (1.0, 0.5), (100.0, 200.0)):
+        with pytest.raises(BadInput, match="registered"):
+            check_registered(Registered(heartbeat_s=heartbeat_s, lease_s=lease_s))
+    check_registered(Registered(heartbeat_s=1.0, lease_s=5.0))
+    for stop in (StopWorkers(job="A"), StopWorkers(job="a", grace_s=NAN), StopWorkers(job="a", reason="x" * 5000)):
+        with pytest.raises(BadInput, match="stop"):
+            check_stop(stop)
+    with pytest.raises(BadInput, match="run"):
+        check_plan_for_job(PlanForJob(job="a", plan=Plan(id=1, shares=[1.0])))

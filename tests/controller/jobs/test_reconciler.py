@@ -1,0 +1,210 @@
+"""The reconciler over a real etcd, with a clock of its own. What fails is a commit, exactly the n-th one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from lives import Breaking, Cluster, Killed
+
+from atoll.controller.state import keys
+from atoll.controller.state.records import Phase
+from atoll.controller.state.store import DeletePrefix, Put, StateStore
+from atoll.errors import LeadershipLost
+from atoll.v1 import common_pb2
+
+JOB = "tiny-0001"
+MAX_COMMITS = 40
+
+
+async def story(cluster: Cluster, relive: Callable[[], Awaitable[None]]) -> None:
+    """1. Two workers train. 2. One is killed: run 2 follows on both devices. 3. Agent b goes away with its worker:
+    run 3 has one worker. 4. b returns: run 4 has two. 5. All finish. `relive` makes a tick, whatever breaks."""
+    a, b = cluster.agents["a"], cluster.agents["b"]
+    await until(cluster, relive, lambda: len(a.alive()) == len(b.alive()) == 1)
+    await settle(relive)
+    b.end(b.alive()[0], common_pb2.EXIT_KIND_SIGNALLED, -9, "killed by signal 9")
+    await until(cluster, relive, lambda: bool(a.alive()) and a.alive()[0][1] == 2 and bool(b.alive()))
+    await settle(relive)
+    b.workers.clear()
+    b.up = False
+    await until(cluster, relive, lambda: bool(a.alive()) and a.alive()[0][1] == 3)
+    await settle(relive)
+    b.up = True
+    await until(cluster, relive, lambda: bool(b.alive()) and b.alive()[0][1] == 4 and bool(a.alive()))
+    await settle(relive)
+    for agent in (a, b):
+        agent.end(agent.alive()[0], common_pb2.EXIT_KIND_FINISHED)
+    await until(cluster, relive, lambda: not a.workers and not b.workers)
+
+
+async def until(cluster: Cluster, relive: Callable[[], Awaitable[None]], condition: Callable[[], bool]) -> None:
+    for _ in range(400):
+        if condition():
+            return
+        await relive()
+    life = cluster.life
+    raise AssertionError([(s.job.phase, s.job.reason) for s in life.ledger.jobs.values()] if life else "no life")
+
+
+async def settle(relive: Callable[[], Awaitable[None]]) -> None:
+    for _ in range(4):
+        await relive()
+
+
+async def tell(store: StateStore, at: int, how: str) -> tuple[Cluster, int]:
+    """The whole story with the `at`-th commit broken. Returns the number of commits too."""
+    await store.commit([DeletePrefix("/atoll/")])
+    cluster = Cluster(store, "a", "b")
+    breaking = Breaking(store, how)
+    await cluster.elect(breaking)
+    assert cluster.life is not None
+    await cluster.life.submit()
+    breaking.arm(at)  # the submit does not count: its client repeats it
+
+    async def relive() -> None:
+        try:
+            await cluster.tick()
+        except Killed:
+            await cluster.elect()
+
+    await story(cluster, relive)
+    assert breaking.broke == (at > 0)
+    return cluster, breaking.commits
+
+
+async def check(cluster: Cluster) -> None:
+    assert cluster.life is not None
+    state = cluster.life.ledger.jobs[JOB]
+    assert (state.job.phase, state.job.run, state.job.restarts) == (Phase.DONE, 4, 0)
+    assert [agent.doubles for agent in cluster.agents.values()] == [[], []]
+    events = await cluster.life.ledger.events(JOB, after=0)
+    assert [event.sequence for event in events] == list(range(1, state.job.events + 1))
+    phases = [event.text.partition(":")[0] for event in events if event.kind == "phase"]
+    assert phases == [
+        "submitted",
+        *["run 1", "running", "stopping", "queued"],
+        *["run 2", "running", "stopping", "queued"],
+        *["run 3", "running", "stopping", "queued"],
+        *["run 4", "running", "done"],
+    ]
+    started = sorted(key for agent in cluster.agents.values() for key in agent.started)
+    assert started == [(JOB, 1, 0), (JOB, 1, 1), (JOB, 2, 0), (JOB, 2, 1), (JOB, 3, 0), (JOB, 4, 0), (JOB, 4, 1)]
+
+
+@pytest.mark.parametrize("how", ["before", "after", "killed"])
+async def test_whatever_write_fails_the_story_ends_the_same(store: StateStore, how: str) -> None:
+    """Each commit in turn does not happen, happens without an answer, or is the last thing a controller does; another
+    takes over then. No worker is started twice, none is lost, no event is missing or told twice."""
+    cluster, commits = await tell(store, at=0, how=how)
+    await check(cluster)
+    assert 15 < commits < MAX_COMMITS
+    for at in range(1, commits + 1):
+        cluster, _ = await tell(store, at, how)
+        await check(cluster)
+
+
+async def test_a_leader_that_was_replaced_writes_nothing(store: StateStore) -> None:
+    cluster = Cluster(store, "a")
+    await cluster.elect()
+    assert cluster.life is not None
+    old = cluster.life
+    await old.submit(workers=(1, 1))
+    await cluster.elect()
+    with pytest.raises(LeadershipLost):
+        await old.tick()
+    assert cluster.agents["a"].started == []
+
+
+async def test_jobs_are_served_in_the_order_they_came_and_small_ones_pass_by_what_cannot_start(
+    store: StateStore,
+) -> None:
+    cluster = Cluster(store, "a", "b")
+    await cluster.elect()
+    assert cluster.life is not None
+    await cluster.life.submit("large-0001", workers=(3, 3))
+    await cluster.life.submit("first-0001", workers=(1, 1))
+    await cluster.life.submit("other-0001", workers=(1, 1))
+    await cluster.life.submit("later-0001", workers=(1, 1))
+    await cluster.ticks(3)
+    phases = {name: state.job.phase for name, state in cluster.life.ledger.jobs.items()}
+    assert phases == {
+        "large-0001": Phase.QUEUED,
+        "first-0001": Phase.RUNNING,
+        "other-0001": Phase.RUNNING,
+        "later-0001": Phase.QUEUED,
+    }
+    assert cluster.life.ledger.jobs["large-0001"].job.reason == "waiting: 0 of at least 3 free devices"
+
+
+async def test_devices_that_a_job_waits_with_are_not_given_to_the_next(store: StateStore) -> None:
+    cluster = Cluster(store, "a")
+    await cluster.elect()
+    assert cluster.life is not None
+    await cluster.life.submit("wants-0002", workers=(1, 2))
+    await cluster.life.submit("quick-0001", workers=(1, 1))
+    await cluster.ticks(0.5)
+    assert cluster.agents["a"].started == []
+    await cluster.ticks(2)
+    assert cluster.agents["a"].started == [("wants-0002", 1, 0)]
+
+
+async def test_a_record_of_another_version_is_left_alone_and_the_rest_goes_on(store: StateStore) -> None:
+    await store.commit([Put(keys.job("old-0001"), b'{"id": "old-0001", "colour": "blue"}')])
+    cluster = Cluster(store, "a")
+    a = cluster.agents["a"]
+    running = common_pb2.WORKER_STATE_RUNNING
+    a.workers["old-0001", 1, 0] = common_pb2.WorkerStatus(
+        id=common_pb2.WorkerId(job="old-0001", run=1, rank=0), state=running
+    )
+    await cluster.elect()
+    assert cluster.life is not None
+    assert "etcd key /atoll/jobs/old-0001" in cluster.life.ledger.unreadable["old-0001"]
+    await cluster.ticks(2)
+    assert a.alive() == [("old-0001", 1, 0)]
+
+
+async def test_a_script_that_fails_the_same_way_twice_is_not_tried_a_third_time(store: StateStore) -> None:
+    cluster = Cluster(store, "a")
+    a = cluster.agents["a"]
+    await cluster.elect()
+    assert cluster.life is not None
+    await cluster.life.submit(workers=(1, 1), max_restarts=9)
+    for number in (1, 2):
+        await until(cluster, cluster.tick, lambda: bool(a.alive()))
+        key = a.alive()[0]
+        assert key[1] == number
+        a.workers[key].step = 5
+        a.end(key, common_pb2.EXIT_KIND_FAILED, 3, f"ValueError at 0x7f{number}")
+        await until(cluster, cluster.tick, lambda: not a.workers)
+    job = cluster.life.ledger.jobs[JOB].job
+    assert (job.phase, job.restarts, job.exit_code) == (Phase.FAILED, 1, 3)
+    assert "a third try would not help" in job.reason
+
+
+async def test_only_the_newest_ended_jobs_are_kept(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.controller.jobs.ledger.KEPT_ENDED_JOBS", 2)
+    cluster = Cluster(store, "a")
+    await cluster.elect()
+    assert cluster.life is not None
+    ledger = cluster.life.ledger
+    await store.commit([Put(keys.code("0" * 64, 0), b"code")])
+    for i in range(4):
+        await cluster.life.submit(f"tiny-{i:04d}", workers=(1, 1))
+        await until(cluster, cluster.tick, lambda: bool(cluster.agents["a"].alive()))
+        cluster.agents["a"].end(cluster.agents["a"].alive()[0], common_pb2.EXIT_KIND_FINISHED)
+        await until(cluster, cluster.tick, lambda: not cluster.agents["a"].workers)
+    await cluster.tick()
+    assert sorted(ledger.jobs) == ["tiny-0002", "tiny-0003"]
+    left = [key for key in (await store.read_prefix("/atoll/")).entries if "tiny-0000" in key or "tiny-0001" in key]
+    assert left == []
+    assert await store.read(keys.code("0" * 64, 0)) is not None  # the kept jobs use it
+
+
+async def test_events_are_bounded(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.controller.jobs.ledger.KEPT_EVENTS", 5)
+    cluster, _ = await tell(store, 0, "before")
+    assert cluster.life is not None
+    events = await cluster.life.ledger.events(JOB, after=0)
+    newest = cluster.life.ledger.jobs[JOB].job.events
+    assert [event.sequence for event in events] == list(range(newest - 4, newest + 1))

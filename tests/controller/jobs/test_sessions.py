@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+from made import JOB, NOW_S, node
+
+from atoll.controller.jobs.seen import Alive, WorkerKey
+from atoll.controller.jobs.sessions import OUTBOX_MESSAGES, RESEND_S, NameTaken, Session, Sessions
+from atoll.controller.state.records import ExitKind
+from atoll.v1 import agents_pb2, common_pb2
+
+MESSAGE = agents_pb2.ControllerMessage(forget=agents_pb2.Forget())
+
+
+class Clock:
+    now_s = NOW_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def session(id: str = "one", name: str = "a") -> Session:
+    return Session(id, node(name).record, 0, NOW_S)
+
+
+def status(state: int, **fields: object) -> common_pb2.WorkerStatus:
+    return common_pb2.WorkerStatus(id=common_pb2.WorkerId(job=JOB, run=1, rank=0), state=state, **fields)  # type: ignore[arg-type]
+
+
+def test_a_name_is_held_by_a_live_agent_and_free_when_it_went_silent() -> None:
+    clock, changes = Clock(), []
+    sessions = Sessions(3.0, lambda: changes.append(1), clock)
+    first = session()
+    sessions.admit(first)
+    with pytest.raises(NameTaken):
+        sessions.admit(session("two"))
+    clock.now_s += 3.1
+    second = session("two")
+    sessions.admit(second)
+    assert first.ended.is_set()
+    assert sessions.connected == {"a": second}
+    sessions.leave(first)  # its stream ends late
+    assert sessions.connected == {"a": second}
+    assert len(changes) == 2
+
+
+def test_what_nodes_there_are() -> None:
+    sessions = Sessions(3.0, lambda: None, Clock())
+    sessions.remembered = {"old": node("old").record, "a": node("a").record}
+    first, second = session(), session("two", "b")
+    sessions.admit(first)
+    sessions.admit(second)
+    sessions.leave(second)
+    seen = sessions.nodes()
+    assert {name: (n.connected, n.heard_s) for name, n in seen.items()} == {
+        "a": (True, NOW_S),
+        "b": (False, NOW_S),
+        "old": (False, None),
+    }
+    assert set(sessions.nodes_named(["a", "nowhere"])) == {"a"}
+
+
+def test_a_silent_stream_is_ended_after_two_leases() -> None:
+    clock = Clock()
+    sessions = Sessions(3.0, lambda: None, clock)
+    one = session()
+    sessions.admit(one)
+    clock.now_s += 5.9
+    sessions.end_silent()
+    assert not one.ended.is_set()
+    clock.now_s += 0.2
+    sessions.end_silent()
+    assert one.ended.is_set()
+    assert "nothing heard for 6 s" in str(one.why)
+
+
+def test_instructions_are_repeated_but_not_all_the_time() -> None:
+    one = session()
+    for now_s in (0.0, 0.5, RESEND_S - 0.1, RESEND_S, RESEND_S + 1):
+        one.say("topic", lambda: MESSAGE, now_s)
+    one.say("another", lambda: MESSAGE, 0.1)
+    assert one.waiting == 3
+
+
+async def test_an_agent_that_takes_nothing_is_cut_off() -> None:
+    one = session()
+    for _ in range(OUTBOX_MESSAGES):
+        one.send(MESSAGE)
+    assert not one.ended.is_set()
+    one.send(MESSAGE)
+    assert one.ended.is_set()
+    assert await one.next_message() is None
+
+
+def test_only_changes_that_matter_wake_the_reconciler() -> None:
+    one = session()
+    running = common_pb2.WORKER_STATE_RUNNING
+    assert one.report([status(running)], [29500])
+    assert not one.report([status(running, step=7)], [29500])
+    assert one.report([status(running, step=8, uses_atoll=True)], [29500])
+    assert one.report([status(common_pb2.WORKER_STATE_EXITED)], [29500])
+    assert one.report([], [29500])
+    assert one.report([], [])
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "expected"),
+    [
+        (0, common_pb2.EXIT_KIND_UNSPECIFIED, ExitKind.FINISHED),
+        (75, common_pb2.EXIT_KIND_UNSPECIFIED, ExitKind.PEER_LOST),
+        (85, common_pb2.EXIT_KIND_UNSPECIFIED, ExitKind.DRAINED),
+        (-9, common_pb2.EXIT_KIND_UNSPECIFIED, ExitKind.SIGNALLED),
+        (3, common_pb2.EXIT_KIND_UNSPECIFIED, ExitKind.FAILED),
+        (-9, common_pb2.EXIT_KIND_UNRESPONSIVE, ExitKind.UNRESPONSIVE),
+    ],
+)
+def test_how_a_worker_ended(code: int, kind: int, expected: ExitKind) -> None:
+    one = session()
+    one.report([status(common_pb2.WORKER_STATE_EXITED, exit_code=code, exit_kind=kind)], [])
+    worker = one.workers[WorkerKey(JOB, 1, 0)]
+    assert worker.alive is Alive.EXITED
+    assert worker.exit is not None
+    assert (worker.exit.kind, worker.exit.code) == (expected, code)

@@ -1,0 +1,257 @@
+"""AgentService over real gRPC: who is let in, what is refused, and plans that follow from telemetry."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from daemons import Controller, bundle, controller, leading
+from fake_agent import FakeAgent
+
+from atoll.controller.planners.registry import PLANNERS
+from atoll.controller.state import keys
+from atoll.controller.state.etcd import EtcdStore
+from atoll.controller.state.records import PlanRecord, decode
+from atoll.rpc import open_channel
+from atoll.v1 import agents_pb2, common_pb2
+from atoll.v1 import jobs_pb2 as pb
+from atoll.v1.agents_pb2_grpc import AgentServiceStub
+
+TOKEN = "correct-horse-battery-staple"
+
+
+@pytest.fixture
+async def head(etcd: str, tmp_path: Path) -> AsyncIterator[Controller]:
+    async with controller(tmp_path, etcd) as one:
+        yield await leading(one)
+
+
+async def refused(agent: FakeAgent, address: str) -> tuple[grpc.StatusCode, str]:
+    await agent.connect(address)
+    await agent.disconnect()
+    assert agent.failure is not None
+    return agent.failure.code(), agent.failure.details() or ""
+
+
+async def test_an_agent_is_told_who_leads_and_how_often_to_report(head: Controller) -> None:
+    a = await FakeAgent("a").connect(head.address)
+    assert a.registered is not None
+    assert (a.registered.controller, a.registered.heartbeat_s, a.registered.lease_s) == (head.address, 0.2, 1.0)
+    await a.disconnect()
+
+
+async def test_two_agents_with_one_name(head: Controller) -> None:
+    """1. The second is refused and the first keeps its place. 2. `atoll events` says so, once. 3. When the first has
+    gone, the second may come."""
+    first = await FakeAgent("a").connect(head.address)
+    second = FakeAgent("a")
+    for _ in range(2):
+        code, text = await refused(second, head.address)
+        assert code == grpc.StatusCode.ALREADY_EXISTS
+        assert text.startswith("another agent named 'a' is connected, from 127.0.0.1. Give this one another --name")
+    assert first.failure is None
+    await said(head, "another agent named 'a'", times=1)
+    await first.disconnect()
+    await second.connect(head.address)
+    assert second.failure is None
+    await second.disconnect()
+
+
+async def test_the_same_agent_may_come_again_before_its_old_stream_is_noticed_to_be_gone(head: Controller) -> None:
+    old = await FakeAgent("a").connect(head.address)
+    new = FakeAgent("a")
+    new.register.session = old.session
+    await new.connect(head.address)
+    assert new.failure is None
+    await old.until(lambda: old.failure is not None)
+    await asyncio.gather(old.disconnect(), new.disconnect())
+
+
+async def test_a_wrong_token_is_refused_and_written_nowhere(
+    etcd: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    token_file = tmp_path / "token"
+    token_file.write_text(TOKEN + "\n")
+    async with controller(tmp_path / "data", etcd, token_file=token_file) as head:
+        await leading(head)
+        for token in ("", "guessed-token"):
+            agent = FakeAgent("a")
+            agent.register.token = token
+            code, text = await refused(agent, head.address)
+            assert code == grpc.StatusCode.UNAUTHENTICATED
+            assert text == "the join token is wrong. Give the agent the controller's with --token-file"
+        right = FakeAgent("a")
+        right.register.token = TOKEN
+        await right.connect(head.address)
+        assert right.failure is None
+        await right.disconnect()
+    assert TOKEN not in caplog.text
+    assert "guessed-token" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"protocol": 2}, "register.protocol = 2: this controller speaks 1"),
+        ({"name": "../a"}, "register.name = '../a' must be"),
+        ({"name": "x" * 64}, "register.name"),
+        ({"session": ""}, "register.session"),
+        ({"address": "not a host"}, "register.address = 'not a host' is no host"),
+        ({"island": "x" * 5000}, "register.island has 5000 characters"),
+        ({"devices": []}, "register.devices has 0 entries"),
+        ({"devices": [common_pb2.Device(kind="tpu", speed=1.0)]}, "kind = 'tpu' must be one of cuda, cpu"),
+        ({"devices": [common_pb2.Device(kind="cpu", speed=0.0)]}, "speed = 0.0 must be above 0"),
+        ({"devices": [common_pb2.Device(kind="cpu", speed=1.0)] * 2}, "one index twice"),
+        ({"rendezvous_ports": [70000]}, "rendezvous_ports"),
+        ({"unix_s": float("nan")}, "register.unix_s = nan"),
+        ({"workers": [common_pb2.WorkerStatus(id=common_pb2.WorkerId(job="../x", run=1))]}, "is no worker's id"),
+    ],
+)
+async def test_a_bad_register_is_refused_by_field(
+    etcd: str, tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    async with controller(tmp_path, etcd) as head:
+        await leading(head)
+        async with open_channel(head.address, None) as channel:
+            register = FakeAgent("a").register
+            for field in fields:
+                register.ClearField(field)  # type: ignore[arg-type]
+            register.MergeFrom(agents_pb2.Register(**fields))
+            call = AgentServiceStub(channel).Connect(iter([agents_pb2.AgentMessage(register=register)]), timeout=5)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await call.read()
+    assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert message in (error.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        agents_pb2.AgentMessage(),
+        agents_pb2.AgentMessage(register=agents_pb2.Register()),
+        agents_pb2.AgentMessage(log=agents_pb2.LogBatch(id=common_pb2.WorkerId(job="a-1", run=1), data=bytes(300_000))),
+        agents_pb2.AgentMessage(
+            telemetry=agents_pb2.Telemetry(
+                workers=[
+                    agents_pb2.WorkerTelemetry(
+                        id=common_pb2.WorkerId(job="a-1", run=1), steps=[common_pb2.StepSample()] * 300
+                    )
+                ]
+            )
+        ),
+        agents_pb2.AgentMessage(
+            heartbeat=agents_pb2.Heartbeat(workers=[common_pb2.WorkerStatus(id=common_pb2.WorkerId(job="a", run=0))])
+        ),
+    ],
+    ids=["empty", "second register", "large log", "many steps", "bad id"],
+)
+async def test_a_bad_message_ends_the_stream_and_nothing_else(
+    head: Controller, message: agents_pb2.AgentMessage
+) -> None:
+    a = await FakeAgent("a").connect(head.address)
+    await a.say(message)
+    await a.until(lambda: a.failure is not None)
+    assert a.failure is not None
+    assert a.failure.code() == grpc.StatusCode.INVALID_ARGUMENT
+    await a.disconnect()
+    await a.connect(head.address)
+    assert a.failure is None
+    await a.disconnect()
+
+
+async def test_a_clock_that_is_a_day_off_is_told_and_harms_nothing(head: Controller) -> None:
+    a = FakeAgent("a")
+    a.register.unix_s = time.time() - 86_400
+    await a.connect(head.address)
+    assert a.failure is None
+    await said(head, "node a's clock is 86400 s behind the controller's", times=1)
+    await a.disconnect()
+
+
+async def said(head: Controller, text: str, times: int) -> None:
+    """Wait until the cluster's events have `text`, and check how often."""
+    async with asyncio.timeout(5):
+        while not (found := [line for line in await head.events() if text in line]):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert len(found) == times
+
+
+async def test_code_comes_back_as_it_was_sent(head: Controller) -> None:
+    code = bundle({"train.py": b"", "random": bytes(range(256)) * 10})
+    job = await head.submit()
+    sha256 = (await head.get(job)).spec.code_sha256
+    async with open_channel(head.address, None) as channel:
+        fetch = AgentServiceStub(channel).FetchCode
+        got = b"".join([chunk.data async for chunk in fetch(agents_pb2.FetchCodeRequest(sha256=sha256), timeout=5)])
+        assert got == bundle({"train.py": b"print('hello')\n"})
+        for wrong, code_ in (("x", grpc.StatusCode.INVALID_ARGUMENT), ("0" * 64, grpc.StatusCode.NOT_FOUND)):
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await fetch(agents_pb2.FetchCodeRequest(sha256=wrong), timeout=5).read()
+            assert error.value.code() == code_
+    assert code != got
+
+
+async def test_unequal_speeds_make_a_plan_that_etcd_can_derive_again(etcd: str, head: Controller) -> None:
+    """1. Rank 1 takes three times as long for its half. 2. Both agents get plan 2, once. 3. What etcd holds of it gives
+    the same bytes again. 4. An agent that comes back is told it again."""
+    a = await FakeAgent("a").connect(head.address)
+    b = await FakeAgent("b").connect(head.address)
+    job = await head.submit((2, 2))
+    await head.phase(job, pb.PHASE_RUNNING)
+    for _ in range(2):  # again and again, as agents do
+        await a.train((job, 1, 0), range(1, 20), local=32, total=64, compute_s=0.032, plan=1)
+        await b.train((job, 1, 1), range(1, 20), local=32, total=64, compute_s=0.096, plan=1)
+    await a.until(lambda: bool(a.plans))
+    await b.until(lambda: bool(b.plans))
+    plan = a.plans[0].plan
+    assert (plan.id, plan.from_step, list(plan.shares)) == (2, 24, [48.0, 16.0])
+    assert "device speeds 1.00 : 0.33: local batches 32/32 → 48/16" in plan.reason
+    store = EtcdStore([etcd], None)
+    entry = await store.read(keys.plan(job, 1, 2))
+    await store.close()
+    assert entry is not None
+    record = decode(PlanRecord, entry.key, entry.value)
+    assert PLANNERS[record.planner].run_json(record.input) == record.output
+    assert json.loads(record.output)["batches"] == [48, 16]
+    await b.disconnect()
+    await b.connect(head.address)
+    await b.until(lambda: len(b.plans) == 2)
+    assert (len(a.plans), b.plans[1].plan.id) == (1, 2)
+    await asyncio.gather(a.disconnect(), b.disconnect())
+
+
+async def test_a_silent_agent_is_cut_off_and_its_job_goes_on_elsewhere(head: Controller) -> None:
+    """A machine that stopped without closing its connection: no heartbeat comes any more."""
+    a = await FakeAgent("a", heartbeat_s=60).connect(head.address)
+    b = await FakeAgent("b").connect(head.address)
+    job = await head.submit((1, 2))
+    await a.until(lambda: bool(a.launched))
+    await a.until(lambda: a.failure is not None)
+    second = await head.phase(job, pb.PHASE_RUNNING, run=2)
+    assert [worker.node for worker in second.workers] == ["b"]
+    await asyncio.gather(a.disconnect(), b.disconnect())
+
+
+async def test_notices_become_events_of_the_job(head: Controller) -> None:
+    a = await FakeAgent("a").connect(head.address)
+    job = await head.submit()
+    await a.running(job, 1)
+    notice = agents_pb2.Notice(level=common_pb2.LEVEL_WARNING, text="the disk is full at step 4")
+    report = agents_pb2.WorkerTelemetry(
+        id=common_pb2.WorkerId(job=job, run=1, rank=0), notices=[notice], checkpoint_step=4
+    )
+    await head.phase(job, pb.PHASE_RUNNING)
+    await a.say(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[report])))
+    async with asyncio.timeout(5):
+        while "rank 0: the disk is full at step 4" not in await head.events(job):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert (await head.get(job)).checkpoint_step == 4
+    await a.disconnect()

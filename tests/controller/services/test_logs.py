@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.controller.services.logs import LogStore, RankLog
+from atoll.errors import BadInput
+
+
+def text(log: RankLog, at: int | None = None) -> bytes:
+    parts, position = [], log.begin if at is None else at
+    while piece := log.read(position, limit=7):
+        parts.append(piece.data)
+        position = piece.next_at
+    return b"".join(parts)
+
+
+def pieces(log: RankLog) -> list[tuple[int, int | None, bytes]]:
+    found, position = [], log.begin
+    while piece := log.read(position):
+        found.append((piece.run, piece.offset, piece.data))
+        position = piece.next_at
+    return found
+
+
+def test_output_is_kept_once_however_often_it_is_sent(tmp_path: Path) -> None:
+    log = RankLog(tmp_path, 0)
+    assert log.append(1, 0, b"hello ") == 6
+    assert log.append(1, 0, b"hello ") == 6
+    assert log.append(1, 3, b"lo world") == 11
+    assert log.append(1, 4, b"o") == 11
+    assert pieces(log) == [(1, 0, b"hello world")]
+
+
+def test_missing_bytes_are_noted(tmp_path: Path) -> None:
+    log = RankLog(tmp_path, 0)
+    log.append(1, 0, b"begin\n")
+    assert log.append(1, 106, b"end\n") == 110
+    assert pieces(log) == [
+        (1, 0, b"begin\n"),
+        (1, None, b"[atoll: 100 bytes of output are missing here]\n"),
+        (1, 106, b"end\n"),
+    ]
+
+
+def test_late_words_of_an_older_run_are_kept_apart(tmp_path: Path) -> None:
+    log = RankLog(tmp_path, 0)
+    log.append(1, 0, b"one ")
+    log.append(2, 0, b"two ")
+    assert log.append(1, 4, b"late ") == 9
+    assert log.append(2, 4, b"more ") == 9
+    assert pieces(log) == [(1, 0, b"one "), (2, 0, b"two "), (1, 4, b"late "), (2, 4, b"more ")]
+
+
+def test_a_restarted_controller_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    first = RankLog(tmp_path, 0)
+    first.append(1, 0, b"one ")
+    first.append(1, 9, b"two ")
+    again = RankLog(tmp_path, 0)
+    assert again.append(1, 9, b"two three") == 18
+    assert text(again) == text(RankLog(tmp_path, 0))
+    assert text(again).endswith(b"two three")
+
+
+def test_two_files_are_kept_at_most(tmp_path: Path) -> None:
+    log = RankLog(tmp_path, 0, file_bytes=100)
+    for i in range(200):
+        log.append(1, 10 * i, b"line %04d\n" % i)
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir() if path.name != "rank-0.index"}
+    assert sizes == {"rank-0.log": 100, "rank-0.log.1": 100}
+    assert text(log) == b"".join(b"line %04d\n" % i for i in range(180, 200))
+    first = log.read(0)
+    assert first is not None
+    assert (first.run, first.offset) == (1, 1800)
+    again = RankLog(tmp_path, 0, file_bytes=100)
+    assert again.append(1, 0, b"x" * 2000) == 2000
+    assert text(again) == text(log)
+
+
+def test_a_controller_killed_amid_a_rotation_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RankLog(tmp_path, 0, file_bytes=10)
+    log.append(1, 0, b"0123456789")
+
+    def killed(end: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log, "_moved", killed)
+    with pytest.raises(KeyboardInterrupt):
+        log.append(1, 10, b"abcde")
+    again = RankLog(tmp_path, 0, file_bytes=10)
+    assert again.append(1, 10, b"abcde") == 15
+    assert text(again) == b"0123456789abcde"
+    assert text(RankLog(tmp_path, 0)) == b"0123456789abcde"
+
+
+@pytest.mark.parametrize(
+    ("written", "lines", "expected"),
+    [
+        (b"a\nb\nc\n", 2, b"b\nc\n"),
+        (b"a\nb\nc", 2, b"b\nc"),
+        (b"a\nb\nc\n", 9, b"a\nb\nc\n"),
+        (b"\n\n\n", 1, b"\n"),
+        (b"no line at all", 1, b"no line at all"),
+    ],
+)
+def test_the_last_lines(tmp_path: Path, written: bytes, lines: int, expected: bytes) -> None:
+    log = RankLog(tmp_path, 0)
+    log.append(1, 0, written)
+    assert text(log, log.tail(lines)) == expected
+
+
+def test_the_last_lines_over_two_files(tmp_path: Path) -> None:
+    log = RankLog(tmp_path, 0, file_bytes=30)
+    for i in range(5):
+        log.append(1, 10 * i, b"line %04d\n" % i)
+    assert text(log, log.tail(3)) == b"line 0002\nline 0003\nline 0004\n"
+
+
+def test_nothing_is_read_from_an_empty_log(tmp_path: Path) -> None:
+    log = RankLog(tmp_path, 0)
+    assert (log.read(0), log.tail(5), log.begin, log.end) == (None, 0, 0, 0)
+
+
+def test_logs_of_jobs_lie_apart_and_are_removed_together(tmp_path: Path) -> None:
+    logs = LogStore(tmp_path)
+    logs.rank("one-1", 0).append(1, 0, b"x")
+    logs.rank("one-1", 11).append(1, 0, b"x")
+    logs.rank("two-2", 0).append(1, 0, b"y")
+    assert (logs.ranks("one-1"), logs.ranks("two-2"), logs.ranks("none-0")) == ([0, 11], [0], [])
+    logs.remove("one-1")
+    assert logs.ranks("one-1") == []
+    assert [path.name for path in tmp_path.iterdir()] == ["two-2"]
+
+
+@pytest.mark.parametrize("job", ["../etc", "", "/", "a/b", "UP"])
+def test_no_id_leads_out_of_the_folder(tmp_path: Path, job: str) -> None:
+    with pytest.raises(BadInput, match="is no job's id"):
+        LogStore(tmp_path).rank(job, 0)

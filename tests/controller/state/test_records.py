@@ -1,0 +1,128 @@
+"""Records as JSON in etcd: what is written is read again, anything else is refused by key and field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from atoll.controller.state.records import (
+    Cause,
+    Change,
+    Checkpoint,
+    EventRecord,
+    Exit,
+    ExitKind,
+    Failure,
+    JobRecord,
+    Level,
+    Member,
+    NodeRecord,
+    Phase,
+    PlanRecord,
+    RunRecord,
+    Spec,
+    decode,
+    encode,
+)
+from atoll.errors import BadInput
+
+KEY = "/atoll/jobs/vit-3f9a"
+SPEC = Spec(
+    name="vit",
+    script="train.py",
+    args=("--lr", "0.1"),
+    env={"A": "ü"},
+    code_sha256="ab" * 32,
+    checkpoint=Checkpoint(directory="/data", every_steps=10, keep=2),
+)
+JOB = JobRecord(
+    id="vit-3f9a",
+    spec=SPEC,
+    request_id="r-1",
+    phase=Phase.RUNNING,
+    speeds={"a/0": 0.25},
+    last_failure=Failure(kind=ExitKind.FAILED, step=3, code=1, reason="ValueError"),
+    history=(Change(before=Phase.QUEUED, after=Phase.STARTING, cause="go", unix_s=1.5),),
+)
+MEMBER = Member(rank=0, node="a", device=0, node_rank=0, local_rank=0, local_world_size=1)
+RUN = RunRecord(
+    job="vit-3f9a",
+    run=2,
+    members=(
+        MEMBER,
+        Member(
+            rank=1,
+            node="b",
+            device=1,
+            node_rank=1,
+            local_rank=0,
+            local_world_size=1,
+            exit=Exit(kind=ExitKind.LOST, reason="gone"),
+        ),
+    ),
+    master_address="10.0.0.1",
+    master_port=29500,
+    began_unix_s=1.0,
+    fenced=True,
+    cause=Cause.LOSS,
+)
+PLAN = PlanRecord(run=2, id=1, from_step=0, shares=(1.0, 0.5), planner="even", reason="r", input="{}", output="{}")
+NODE = NodeRecord(name="a", island="x", address="h", memory_bytes=2**40, devices=(), version="1")
+EVENT = EventRecord(sequence=1, unix_s=0.5, level=Level.WARNING, job="", run=0, kind="node", text="→")
+
+
+@pytest.mark.parametrize("record", [JOB, RUN, PLAN, NODE, EVENT])
+def test_what_was_written_is_read_again(record: Any) -> None:
+    assert decode(type(record), KEY, encode(record)) == record
+    assert encode(decode(type(record), KEY, encode(record))) == encode(record)
+
+
+def changed(**fields: Any) -> bytes:
+    data = json.loads(encode(JOB))
+    for path, value in fields.items():
+        *above, last = path.split("__")
+        inner = data
+        for name in above:
+            inner = inner[int(name) if name.isdigit() else name]
+        if value is None:
+            del inner[last]
+        else:
+            inner[last] = value
+    return json.dumps(data).encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (b"{", "does not hold JSON"),
+        (b"\xff\xfe", "does not hold JSON"),
+        (b"[]", r"value = \[\] does not fit"),
+        (changed(colour="blue"), "unknown field colour"),
+        (changed(spec__colour="blue"), "unknown field spec.colour"),
+        (changed(phase=None), "field phase is missing"),
+        (changed(spec__checkpoint__keep=None), "field spec.checkpoint.keep is missing"),
+        (changed(phase="ASLEEP"), "phase = 'ASLEEP' does not fit"),
+        (changed(run=1.5), "run = 1.5 does not fit"),
+        (changed(run=True), "run = True does not fit"),
+        (changed(cancel=1), "cancel = 1 does not fit"),
+        (changed(spec__args=["a", 2]), r"spec.args\[1\] = 2 does not fit"),
+        (changed(speeds={"a/0": "fast"}), r"speeds\['a/0'\] = 'fast' does not fit"),
+        (changed(history__0__after="ASLEEP"), r"history\[0\].after = 'ASLEEP' does not fit"),
+        (changed(submitted_unix_s=True), "submitted_unix_s = True does not fit"),
+        (encode(JOB).replace(b"1.5", b"1e999"), "unix_s = inf does not fit"),
+    ],
+)
+def test_what_another_version_wrote_is_refused_by_key_and_field(value: bytes, message: str) -> None:
+    with pytest.raises(BadInput, match=f"etcd key {KEY}.*{message}"):
+        decode(JobRecord, KEY, value)
+
+
+def test_a_number_without_a_fraction_is_a_number() -> None:
+    assert decode(JobRecord, KEY, changed(submitted_unix_s=3)).submitted_unix_s == 3.0
+
+
+def test_what_is_no_number_is_never_written() -> None:
+    with pytest.raises(ValueError, match="Out of range float"):
+        encode(EventRecord(sequence=1, unix_s=float("nan"), level=Level.INFO, job="", run=0, kind="", text=""))
