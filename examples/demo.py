@@ -72,12 +72,24 @@ def main() -> int:
 
 def train(began: float) -> int:
     say("submitting examples/mnist_cnn.py to all three")
-    command = [*ATOLL, "submit", str(HERE / "mnist_cnn.py"), "--name", "demo", "--workers", "1:3", "--follow"]
+    command = [
+        *ATOLL,
+        "submit",
+        str(HERE / "mnist_cnn.py"),
+        "--name",
+        "demo",
+        "--workers",
+        "1:3",
+        "--follow",
+        "--",
+        "--batch-size",
+        "512",
+    ]
     following = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert following.stdout is not None
     job = following.stdout.readline().strip()  # the job's id comes first
     ended = threading.Event()
-    killer = threading.Thread(target=kill_one_worker, args=(job, 150, ended), name="kill-one-worker")
+    killer = threading.Thread(target=kill_one_worker, args=(job, 80, ended), name="kill-one-worker")
     killer.start()
     try:
         code = following.wait(timeout=1800)
