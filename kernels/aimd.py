@@ -20,8 +20,9 @@ class ThresholdController:
     """Drives a threshold toward `target` chosen blocks a step. Pure: the same counts give the same thresholds.
 
     Too many chosen: the threshold rises by a share of itself (threshold += share * threshold); too few: it is cut
-    (threshold /= 1 + share). The share doubles while the direction holds and halves when it turns, so that the loop
-    follows gradients that shrink or grow by orders of magnitude in a few steps and rests at their side.
+    (threshold /= 1 + share). The share doubles from the third step in one direction on and is quartered when the
+    direction turns: a turn costs less than it overshot, so the loop comes to rest, and yet it follows gradients that
+    shrink or grow by orders of magnitude.
     Gradients differ in scale from tensor to tensor, so nothing here has a unit but the threshold itself.
 
     target: blocks to keep, k / 16; may be changed at any time (a new compression rate).
@@ -33,6 +34,7 @@ class ThresholdController:
         self._target = _checked_target(target)
         self._share = SMALLEST_SHARE
         self._direction = 0
+        self._held_for = 0  # updates in this direction
         self._off_for = LOST_UPDATES  # nothing is known yet
 
     @property
@@ -57,19 +59,21 @@ class ThresholdController:
         ranked = sorted((score for score in map(float, scores) if 0 < score < math.inf), reverse=True)
         chosen = self._target * len(scores) / max(blocks, 1)
         self.threshold = _interpolated(ranked, chosen)
-        self._share, self._direction, self._off_for = SMALLEST_SHARE, 0, 0
+        self._share, self._direction, self._held_for, self._off_for = SMALLEST_SHARE, 0, 0, 0
         return self.threshold
 
     def update(self, found: int) -> float:
         """Take in how many blocks exceeded the threshold (`Selection.found`) and return the next threshold."""
         self._note_if_lost(found)
         direction = self._wanted_direction(found)
-        if direction == 0:
-            self._share = max(self._share / 2, SMALLEST_SHARE)
-        elif direction == self._direction:
-            self._share = min(self._share * 2, LARGEST_SHARE)
-        elif self._direction != 0:
-            self._share = max(self._share / 2, SMALLEST_SHARE)
+        if direction == self._direction:
+            self._held_for += 1
+            if direction != 0 and self._held_for > 2:
+                self._share = min(self._share * 2, LARGEST_SHARE)
+        else:
+            self._held_for = 1
+            if direction == 0 or self._direction != 0:
+                self._share = max(self._share / 4, SMALLEST_SHARE)
         if direction > 0:
             self.threshold += self._share * self.threshold
         elif direction < 0:

@@ -1,17 +1,20 @@
 """What all ranks know alike after a step: the newest plan that everyone has, and whether anyone was asked to stop.
 
-One MIN all-reduce of four integers, on a group of its own so that it overlaps the backward pass and never waits
+One MIN all-reduce of six integers, on a group of its own so that it overlaps the backward pass and never waits
 behind gradients."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.distributed as dist
 
 from atoll.agent.runtime.group import Group, collective
 from atoll.errors import BadInput
+
+MAX_SAMPLES: Final = 2**40  # of an epoch, so that its number and a place in it fit one integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +30,13 @@ class Control:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._said = torch.zeros(4, dtype=torch.int64)
+        self._said = torch.zeros(6, dtype=torch.int64)
         self._work: dist.Work | None = None
 
-    def begin(self, step: int, plan_id: int, stop: bool) -> None:
-        """Say what this rank knows in `step`. Raises PeerLost."""
-        self._said = torch.tensor([plan_id, -int(stop), step, -step], dtype=torch.int64)
+    def begin(self, step: int, plan_id: int, stop: bool, *, epoch: int = 0, start: int = 0) -> None:
+        """Say what this rank knows in `step`, whose batch begins at `start` of the epoch's order. Raises PeerLost."""
+        place = epoch * MAX_SAMPLES + start
+        self._said = torch.tensor([plan_id, -int(stop), step, -step, place, -place], dtype=torch.int64)
         with collective("agreeing on the plan"):
             self._work = dist.all_reduce(self._said, op=dist.ReduceOp.MIN, group=self._group.control, async_op=True)
 
@@ -41,10 +45,18 @@ class Control:
         assert self._work is not None  # begin came first
         with collective("agreeing on the plan"):
             self._work.wait()
-        plan_id, stop, first_step, last_step = (int(value) for value in self._said.tolist())
+        plan_id, stop, first_step, last_step, first_place, last_place = (int(value) for value in self._said.tolist())
         if first_step != -last_step:
             raise BadInput(
                 f"ranks are out of step: one is in step {first_step}, another in step {-last_step}. Every rank must "
                 "call run.backward equally often for each batch; do not skip batches on some ranks only"
+            )
+        if first_place != -last_place:
+            epoch, start = divmod(first_place, MAX_SAMPLES)
+            other_epoch, other_start = divmod(-last_place, MAX_SAMPLES)
+            raise BadInput(
+                f"ranks train different batches in step {first_step}: one is at sample {start} of epoch {epoch}, "
+                f"another at {other_start} of {other_epoch}. Every rank must leave the loop over the loader at the "
+                "same batch: decide a break on what all ranks know alike, not on a local loss"
             )
         return Agreed(plan_id, stop != 0)

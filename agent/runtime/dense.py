@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from atoll.agent.runtime.buckets import Bucket, Slot, lay_out
-from atoll.agent.runtime.gradients import scale_into, squared_norm
+from atoll.agent.runtime.gradients import scale_into, squared_norm, total
 from atoll.agent.runtime.group import Group, collective
 from atoll.errors import BadInput, PeerLost
 
@@ -47,6 +47,7 @@ class DenseReducer:
         self._group = group
         self._callbacks = callbacks
         self._buckets: list[Bucket] = lay_out(model.named_parameters())
+        self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
         self._works: list[dist.Work] = []
         self._weight = 0.0
         self._sampled = False
@@ -59,7 +60,16 @@ class DenseReducer:
         ]
 
     def begin(self, weight: float, sampled: bool) -> None:
-        """Open a pass. weight: this rank's b_i / B. sampled: measure the squared norms on the way."""
+        """Open a pass. weight: this rank's b_i / B. sampled: measure the squared norms on the way.
+
+        Raises BadInput if a parameter is trained now that was frozen: it has no place in the buckets."""
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise BadInput(
+                    f"parameter {name} was frozen at run.prepare and requires a gradient now, which would not be "
+                    "combined with the other ranks'. Let it require one before run.prepare and leave it out of the "
+                    "optimizer, or at lr=0, until it shall move"
+                )
         self._weight, self._sampled = weight, sampled
         self._local_sqnorms.clear()
         for bucket in self._buckets:
@@ -89,8 +99,7 @@ class DenseReducer:
                 self._adopt_missing(bucket)
         if not self._sampled:
             return Norms()
-        local = sum(float(part) for part in self._local_sqnorms)
-        return Norms(local, sum(float(squared_norm(bucket.gradients)) for bucket in self._buckets))
+        return Norms(total(self._local_sqnorms), total([squared_norm(bucket.gradients) for bucket in self._buckets]))
 
     def close(self) -> None:
         """Take the hooks off the model again."""
@@ -110,7 +119,7 @@ class DenseReducer:
             )
         if gradient.layout != torch.strided:
             raise BadInput(f"parameter {slot.name} has a sparse gradient; build its embedding with sparse=False")
-        if self._sampled:
+        if self._sampled and self._weight > 0:  # a sample at weight 0 says nothing, and may be NaN
             self._local_sqnorms.append(squared_norm(gradient))
         scale_into(slot.view, gradient, self._weight)
         parameter.grad = slot.view

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from atoll import kernels
@@ -12,8 +14,12 @@ def _for_kernels(tensor: torch.Tensor) -> bool:
 
 
 def scale_into(out: torch.Tensor, gradient: torch.Tensor, weight: float) -> None:
-    """out = weight * gradient, in one pass. Equal shapes; `out` may be `gradient` itself."""
-    if out.data_ptr() == gradient.data_ptr():
+    """out = weight * gradient, in one pass; zeros for weight 0, whatever `gradient` holds: 0 * NaN would be NaN.
+
+    Equal shapes; `out` may be `gradient` itself."""
+    if weight == 0:
+        out.zero_()
+    elif out.data_ptr() == gradient.data_ptr():
         out.mul_(weight)
     elif _for_kernels(out) and _for_kernels(gradient):
         kernels.weighted_sum(out, [gradient], [weight], threads=torch.get_num_threads())
@@ -28,3 +34,10 @@ def squared_norm(tensor: torch.Tensor) -> torch.Tensor | float:
     wide = torch.promote_types(tensor.dtype, torch.float32)
     norm: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=wide)
     return norm.square()
+
+
+def total(parts: Sequence[torch.Tensor | float]) -> float:
+    """Their sum. Waits for a GPU once, not once for each."""
+    on_device = [part for part in parts if isinstance(part, torch.Tensor)]
+    rest = sum(part for part in parts if not isinstance(part, torch.Tensor))
+    return rest + (torch.stack(on_device).sum(dtype=torch.float64).item() if on_device else 0.0)

@@ -80,10 +80,17 @@ class Group:
 
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite `tensors` with rank 0's. Raises PeerLost."""
-        with collective("receiving the model from rank 0"), torch.no_grad():
-            works = [dist.broadcast(tensor.detach(), 0, group=self.data, async_op=True) for tensor in tensors]
-            for work in works:
-                work.wait()
+        with torch.no_grad():
+            dense = [tensor.detach().contiguous() for tensor in tensors]
+            # As bytes: neither gloo nor NCCL sends every dtype that a buffer may have.
+            flat = [tensor.reshape(-1).view(torch.uint8) for tensor in dense]
+            with collective("receiving the model from rank 0"):
+                works = [dist.broadcast(part, 0, group=self.data, async_op=True) for part in flat]
+                for work in works:
+                    work.wait()
+            for tensor, received in zip(tensors, dense, strict=True):
+                if received.data_ptr() != tensor.data_ptr():
+                    tensor.detach().copy_(received)
 
     def barrier(self) -> None:
         self.gather_rows([0])

@@ -103,11 +103,15 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def check_alike(session: Session, model: nn.Module, settings: LoaderSettings) -> None:
     """Collective. Raises BadInput on every rank if they were given different things, naming what differs; PeerLost."""
     assert session.group is not None
-    shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in model.state_dict().items()])
+    state = model.state_dict().items()
+    tensors = [(name, tuple(one.shape), one.dtype) for name, one in state if isinstance(one, torch.Tensor)]
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     mine = {
-        "model": int.from_bytes(blake2b(shapes.encode(), digest_size=7).digest(), "little"),
+        "model": int.from_bytes(blake2b(repr((tensors, trained)).encode(), digest_size=7).digest(), "little"),
         "length of the dataset": len(settings.dataset),  # type: ignore[arg-type]
         "batch_size": settings.batch_size,
+        "shuffle": int(settings.shuffle),
+        "drop_last": int(settings.drop_last),
         "seed": session.seed % 2**63,
         "checkpoint_every": session.checkpoint.every_steps,
         "checkpoint_directory": int(session.checkpoint.directory is not None),

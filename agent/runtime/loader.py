@@ -83,7 +83,6 @@ class Loader(Generic[BatchT]):
         self._seeds = (seed, rank)
         self._ahead: deque[Cut] = deque()  # cut, not handed out yet
         self._handed_out = False  # `current` is being trained on: not complete yet
-        self._epoch_start = self.position
         self._exhausted = False  # the last iteration came to its epoch's end
         self._pass = 0
         self._persistent = persistent_workers and num_workers > 0
@@ -105,8 +104,13 @@ class Loader(Generic[BatchT]):
         )
 
     def __len__(self) -> int:
-        """Global batches of this epoch from where it was begun or gone on with."""
-        return self._cutter.batches_left(self._epoch_start.consumed)
+        """Global batches of a whole epoch, as schedules count them; the same after a resume in the middle of one."""
+        return self._cutter.batches_left(0)
+
+    @property
+    def batches_left(self) -> int:
+        """Of this epoch, from the position."""
+        return self._cutter.batches_left(self.position.consumed)
 
     def begin_epoch(self, epoch: int) -> None:
         """Go on with `epoch` where it was left, or start it. A batch that was handed out counts as completed."""
@@ -116,7 +120,6 @@ class Loader(Generic[BatchT]):
         self._complete()
         if epoch != self.position.epoch:
             self.position = Position(epoch, 0, self.position.step)
-        self._epoch_start = self.position
         self._exhausted = False
 
     def seek(self, position: Position) -> None:
@@ -127,7 +130,7 @@ class Loader(Generic[BatchT]):
             )
         self._stop_pass()
         self.current, self._handed_out = None, False
-        self.position = self._epoch_start = position
+        self.position = position
         self._exhausted = False
 
     def __iter__(self) -> Iterator[BatchT]:

@@ -18,19 +18,33 @@ from atoll.agent.runtime.snapshot import Tracked
 
 
 class Rehearsal:
-    """The state at the epoch's end, kept while the last batch is trained for show."""
+    """The state at the epoch's end, kept while the last batch is trained for show.
+
+    In the CPU's memory, like a checkpoint's: a model that fills its GPU has no room for a second one there."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, tracked: Mapping[str, Tracked]) -> None:
-        self._objects: dict[str, Any] = {"model": model, "optimizer": optimizer, **tracked}
-        self._states = {name: copy.deepcopy(thing.state_dict()) for name, thing in self._objects.items()}
+        objects: list[Any] = [model, optimizer, *tracked.values()]
+        self._states = [(thing, _kept(thing.state_dict())) for thing in objects]
 
     def undo(self) -> None:
         """Put everything back as it was."""
-        for name, thing in self._objects.items():
-            thing.load_state_dict(self._states[name])
+        for thing, state in self._states:
+            thing.load_state_dict(state)
 
 
 def last_batch(position: Position, global_batch: int) -> Position:
     """Where the batch began that ended the epoch. position: the epoch's end, with at least one sample consumed."""
     start = (position.consumed - 1) // global_batch * global_batch
     return Position(position.epoch, start, position.step - 1)
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        kept = copy.copy(value)  # a module's state dict has the versions of its layout as an attribute
+        kept.update({key: _kept(item) for key, item in value.items()})
+        return kept
+    if type(value) in (list, tuple):
+        return type(value)(_kept(item) for item in value)
+    return copy.deepcopy(value)

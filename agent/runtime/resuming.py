@@ -20,7 +20,7 @@ from atoll.agent.runtime.snapshot import Tracked
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
-_NONE = (-1, -1)
+_NONE = (-1, -1, -1, -1)
 
 
 class Resumed:
@@ -61,7 +61,8 @@ class Resumed:
 def find(session: Session, directory: Path) -> Checkpoint | None:
     """The newest checkpoint that any rank holds, the same on every rank; None where there is none.
 
-    Highest (run, step) wins. Who lacks it receives it from the lowest rank that has it, and verifies it on arrival.
+    Highest (run, step) wins, then the later position: one rank may have saved a step at its epoch's end, another where
+    the next epoch begins. Who lacks it receives it from the lowest rank that has it, and verifies it on arrival.
     Raises CheckpointError if a newer run holds the directory, PeerLost."""
     directory.mkdir(parents=True, exist_ok=True)
     fence.take(directory, session.run)
@@ -71,8 +72,10 @@ def find(session: Session, directory: Path) -> Checkpoint | None:
     )
     if session.group is None:
         return own
-    mine = (own.header.run, own.header.step) if own is not None else _NONE
-    held = [(run, step) for run, step in session.group.gather_rows(mine)]
+    mine = _NONE
+    if own is not None:
+        mine = (own.header.run, own.header.step, own.header.epoch, own.header.consumed)
+    held = [(run, step, epoch, consumed) for run, step, epoch, consumed in session.group.gather_rows(mine)]
     best = max(held)
     if best == _NONE:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ class Run:
 
     def __init__(self, place: Place, seed: int, checkpoint: CheckpointSettings) -> None:
         self._place = place
+        self._pid = os.getpid()
         self._training: Training | None = None
         self._tracked: dict[str, Tracked] = {}
         self._peer_lost = False
@@ -77,6 +79,8 @@ class Run:
         atexit.register(self._at_exit)
         try:
             self._session = self._join(seed, checkpoint)
+        except exits.WorkerExit:
+            raise  # half a process group may be there: `_at_exit` ends the process past its teardown
         except BaseException:
             self.close()
             raise
@@ -291,6 +295,8 @@ class Run:
 
     def _at_exit(self) -> None:
         """The interpreter is ending. Where collectives are under way, or were, its own teardown could hang."""
+        if os.getpid() != self._pid:
+            return  # a child that the script forked: threads, peers and loader's workers are its parent's
         stuck = self._training is not None and self._training.stuck
         code = self._leaving_with
         self.close()

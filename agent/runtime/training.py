@@ -76,6 +76,8 @@ class Training:
         self.leaving_with: int | None = None  # the exit code, once it is decided
         self._pass_open = False
         self._gradients_pending = False  # a backward pass since the last optimizer.step()
+        self._updated = False  # an optimizer.step() since the last snapshot, which no longer tells the whole state
+        self._lead = self.loader.lead  # the longest of all ranks, so that a plan holds from the same step on each
         self._reducer = (
             DenseReducer(model, session.group, Callbacks(self._begin_from_hook, session.throttle.pay, self.lost))
             if session.group is not None
@@ -94,6 +96,7 @@ class Training:
         session, directory = self._session, self._session.checkpoint.directory
         if session.group is not None:
             check_alike(session, self._model, self._settings)
+            self._lead = max(lead for (lead,) in session.group.gather_rows([self.loader.lead]))
         if directory is not None:
             found = resuming.find(session, directory)
             shared = resuming.shares_directory_of_main(session.group, directory, session.run)
@@ -107,12 +110,21 @@ class Training:
                 for name in self._tracked:
                     self.restore_tracked(name)
                 exits.say(f"rank {session.place.rank} goes on from step {found.header.step}")
+                self._compare_seed(found.header.seed)
             self._snapshot.take(self.loader.position)
             self.saver.check_packable()
         if session.group is not None:
             session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
             session.group.expect_answers_within(session.collective_timeout_s)
         seed_step(session.seed, session.place.rank, self.loader.position.step)
+
+    def _compare_seed(self, saved: int) -> None:
+        if saved != self._session.seed and self.loader.position.consumed and self._session.place.is_main:
+            text = (
+                f"the checkpoint is of seed {saved}, this run has {self._session.seed}: samples of the epoch under way "
+                "may come twice or not at all. Use the same seed to go on exactly"
+            )
+            self._session.notice(LEVEL_WARNING, text)
 
     def restore_tracked(self, name: str) -> None:
         """Give a tracked object its state of the checkpoint from which this run went on."""
@@ -127,7 +139,12 @@ class Training:
         """Go on with this epoch, or start it; at the very end of it after a resume, show its last batch again."""
         self.loader.begin_epoch(epoch)
         position = self.loader.position
-        if self._resumed is not None and position == self._resumed.position and position.consumed and not self.loader:
+        if (
+            self._resumed is not None
+            and position == self._resumed.position
+            and position.consumed
+            and not self.loader.batches_left
+        ):
             self._rehearsal = Rehearsal(self._model, self._optimizer, self._tracked)
             self.loader.seek(last_batch(position, self._settings.batch_size))
 
@@ -154,7 +171,8 @@ class Training:
                 self._session.group.barrier()
             except PeerLost as error:
                 self.lost(error)
-        self.saver.save()
+        if not self._updated:  # else gradients wait for an update that never comes; the last checkpoint stays
+            self.saver.save()
 
     def close(self) -> None:
         self.saver.close()
@@ -173,19 +191,19 @@ class Training:
         times = self._clock.boundary_begins()
         cut = self.loader.current
         if cut is not None and self._rehearsal is not None:
-            self._rehearsal.undo()
-            self._rehearsal = None
+            self._end_rehearsal(self._rehearsal)
         elif cut is not None:
             self._tell(cut, times)
         if self._session.group is None:
             self._take_plans()
             self._agreed = Agreed(self._schedule.newest_contiguous(), self._stop_wanted)
         step = self.loader.position.step
-        self._schedule.agree(max(step - 1, 0), self._agreed.plan_id, self.loader.lead)
+        self._schedule.agree(max(step - 1, 0), self._agreed.plan_id, self._lead)
         if self._session.link is not None:
             self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
         if not self._gradients_pending:  # in the middle of an accumulation, the last whole update is what counts
             self._consistency.begin_update()
+            self._updated = False
             if self.saver.enabled and self._rehearsal is None:  # what was resumed from is on disk already
                 self._snapshot.take(self.loader.position)
                 self.saver.at_boundary(step)
@@ -195,6 +213,14 @@ class Training:
         seed_step(self._session.seed, self._session.place.rank, step)
         self._clock.boundary_ends()
         self._session.throttle.resume()
+
+    def _end_rehearsal(self, rehearsal: Rehearsal) -> None:
+        rehearsal.undo()
+        self._rehearsal = None
+        if self._gradients_pending:  # the script counts otherwise than the run before it, and did not update
+            for parameter in self._model.parameters():
+                parameter.grad = None
+            self._gradients_pending = False
 
     def _tell(self, cut: Cut, times: StepTimes) -> None:
         if self._session.link is None:
@@ -236,7 +262,8 @@ class Training:
         if self._control is not None and self._reducer is not None:
             self._take_plans()
             try:
-                self._control.begin(cut.step, self._schedule.newest_contiguous(), self._stop_wanted)
+                newest = self._schedule.newest_contiguous()
+                self._control.begin(cut.step, newest, self._stop_wanted, epoch=cut.epoch, start=cut.start)
             except PeerLost as error:
                 self.lost(error)
             # Accumulated gradients are no longer this rank's own.
@@ -284,16 +311,17 @@ class Training:
 
     def _after_update(self, *_: object) -> None:
         self._gradients_pending = False
+        self._updated = True
         self._session.throttle.pay()
 
     # --- when others fail
 
     def lost(self, error: PeerLost) -> NoReturn:
-        """A collective failed. Nothing was updated since the last boundary: save that, and leave."""
+        """A collective failed. Save the last boundary's state, unless it was updated since, and leave."""
         self._consistency.begin_update()
         if self._session.link is not None:
             self._session.link.obeyed = True
-        where = self.saver.save_in_emergency()
+        where = None if self._updated else self.saver.save_in_emergency()
         rank, step = self._session.place.rank, self.loader.position.step
         exits.say(f"rank {rank} lost a peer in step {step} ({error}){_as_words(where)}; exit code {exits.PEER_LOST}")
         self.leaving_with = exits.PEER_LOST

@@ -153,10 +153,11 @@ class Sessions:
     def end_silent(self) -> None:
         """Close streams over which nothing came for two leases: TCP alone notices much later."""
         now_s = self._clock()
-        for session in self.connected.values():
+        for session in list(self.connected.values()):
             if now_s - session.heard_s > 2 * self._node_lease_s:
                 silent_s = now_s - session.heard_s
                 session.end(ControllerUnreachable(f"nothing heard for {silent_s:.0f} s; connect again"))
+                self.leave(session)  # now, not when its stream has been closed: that may need the other side
 
     def end_all(self, why: AtollError) -> None:
         for session in list(self.connected.values()):

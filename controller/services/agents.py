@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 REGISTER_DEADLINE_S: Final = 10.0
 SKEW_S: Final = 30.0
+SIDE_END_S: Final = 2.0
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -75,14 +76,16 @@ class AgentServicer(AgentServiceServicer):
         try:
             await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            term.leave(session)  # first: what follows waits for gRPC, and the node is gone now
             for side in sides:
                 side.cancel()
-            ends = await asyncio.gather(*sides, return_exceptions=True)
-            term.leave(session)
+            _, stuck = await asyncio.wait(sides, timeout=SIDE_END_S)
             logger.info("agent %s left", session.record.name)
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
+            if stuck:
+                logger.warning("%s did not end within %.0f s", ", ".join(s.get_name() for s in stuck), SIDE_END_S)
+        for side in sides:
+            if side.done() and not side.cancelled() and (error := side.exception()) is not None:
+                raise error
         if session.why is not None:
             raise session.why
 

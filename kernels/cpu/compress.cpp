@@ -54,7 +54,7 @@ void take_set_bits(const std::uint64_t* words, std::size_t count, std::size_t fi
                    std::size_t capacity, const Take& take) {
     for (std::size_t w = 0; w < count; ++w) {
         for (std::uint64_t bits = words[w]; bits != 0; bits &= bits - 1) {
-            if (place == capacity) return;
+            if (place >= capacity) return;
             take(first + 64 * w + static_cast<std::size_t>(std::countr_zero(bits)), place++);
         }
     }

@@ -290,7 +290,7 @@ std::size_t sum_all(nb::handle index_objects, nb::handle values_objects, nb::han
     std::vector<Units> inputs;
     std::size_t work = 0;
     for (std::size_t w = 0; w < count; ++w) {
-        const std::string place = "[" + number(w) + "]";
+        const std::string place = std::string("[").append(number(w)).append("]");
         const Loaded& i = kept.emplace_back(
             required(nb::object(index_objects[w]), ("indices" + place).c_str(), Access::read, index_entries));
         const Loaded& v =

@@ -12,7 +12,7 @@ namespace atoll_kernels {
 namespace {
 
 constexpr std::size_t blocks_per_chunk = 2048;
-constexpr std::size_t ahead = 16;  // blocks lie apart, so the processor's own prefetching does not find them
+constexpr std::size_t ahead = 32;  // blocks lie apart, so the processor's own prefetching does not find them
 
 struct Constants {
     float lr, decay, scale, momentum, beta2, one_minus_beta1, one_minus_beta2, step_size, root2, epsilon, shrink;
@@ -94,8 +94,10 @@ ATOLL_INLINE void write_live(const Live& live, std::size_t begin, const float* p
     }
     std::uint16_t narrow[block_entries];
     if (live.format == ValueFormat::float16) {
+#pragma GCC unroll 1
         for (std::size_t i = 0; i < block_entries; ++i) narrow[i] = to_float16(p[i]);
     } else {
+#pragma GCC unroll 1
         for (std::size_t i = 0; i < block_entries; ++i) narrow[i] = to_bfloat16(p[i]);
     }
     std::copy_n(narrow, n, static_cast<std::uint16_t*>(live.data) + begin);

@@ -117,6 +117,40 @@ def test_interrupted_job_ends_with_the_bits_of_an_undisturbed_one(runs: list[ato
     assert [found.step for found in files.newest(tmp_path)] == [20, 18]
 
 
+def test_a_batch_shown_again_leaves_nothing_behind(runs: list[atoll.Run], tmp_path: Path) -> None:
+    """The script updates after every second batch of the loop, as it counts them itself. It goes on at the end of an
+    epoch; the one batch shown again is its first, so no update follows. Its gradient must not reach the next epoch. An
+    average of weights that is tracked as "model" is put back, and so is the model itself."""
+    directory = tmp_path / "interrupted"
+
+    def train(to: Path, stop_at: int = -1) -> tuple[list[Any], int]:
+        run = atoll.init(seed=5, checkpoint_directory=to, checkpoint_every=4)
+        runs.append(run)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        average = AveragedModel(model)
+        run.track("model", average)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+        model, optimizer, loader = run.prepare(model, optimizer, DATA, batch_size=6)
+        batches = len(loader)
+        for _ in run.epochs(3):
+            for index, (inputs, labels) in enumerate(loader):
+                if run.step == stop_at:
+                    run.close()
+                    return [], batches
+                run.backward(nn.functional.mse_loss(model(inputs), labels))
+                if index % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    average.update_parameters(model)
+        run.close()
+        return [tensor.tolist() for one in (model, average) for tensor in one.state_dict().values()], batches
+
+    expected = train(tmp_path / "undisturbed")
+    train(directory, stop_at=5)
+    assert [found.step for found in files.newest(directory)] == [4]
+    assert train(directory) == expected
+
+
 def test_accumulated_gradients_are_never_cut_by_a_checkpoint(runs: list[atoll.Run], tmp_path: Path) -> None:
     """Updates after steps 1, 3, 5, ...; a checkpoint is due every 3 steps, and written at the next whole update."""
     Job(runs, tmp_path, every=3).train(2, accumulate=2)

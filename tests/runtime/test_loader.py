@@ -220,16 +220,19 @@ def test_a_resume_at_the_end_of_an_epoch_has_nothing_left_of_it() -> None:
     loader = make(boundary=lambda: boundaries.append(1))
     loader.seek(Position(3, 20, 16))
     assert epoch_of(loader, 3) == []
-    assert (len(loader), len(boundaries)) == (0, 1)
+    assert (loader.batches_left, len(boundaries)) == (0, 1)
     assert epoch_of(loader, 4) == epoch_of(make(), 4)
 
 
-def test_the_length_is_in_global_batches_from_where_the_epoch_was_begun() -> None:
+def test_the_length_is_that_of_a_whole_epoch_also_after_a_resume_in_the_middle() -> None:
+    """Scripts make schedules of epochs * len(loader) steps: that number must not depend on where they go on."""
     loader = make(world_size=2)
     assert len(loader) == 4
     loader.seek(Position(0, 6, 1))
     loader.begin_epoch(0)
-    assert len(loader) == 3 == len(list(loader)) == len(loader)
+    assert (len(loader), loader.batches_left) == (4, 3)
+    assert len(list(loader)) == 3
+    assert (len(loader), loader.batches_left) == (4, 0)
     assert len(make(drop_last=True)) == 3
 
 

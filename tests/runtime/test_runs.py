@@ -186,3 +186,16 @@ def test_a_worker_that_leaves_early_takes_nobody_hostage(tmp_path: Path) -> None
     assert torchrun_like("regression.py", *arguments) == [0, 0]
     assert [found.step for found in files.newest(tmp_path / "checkpoints")] == [9, 5]
     assert [[line["step"] for line in part] for part in lines(tmp_path, 2)] == [list(range(9))] * 2
+
+
+def test_half_of_a_step_is_never_saved_as_a_whole_one(tmp_path: Path) -> None:
+    """A script updates twice per batch. Rank 1 leaves between the two in step 4: rank 0's parameters are those of no
+    boundary any more, so it ends with 75 and the checkpoint of step 3 stays the newest. Before that each rank forked a
+    child that ended through its exit handlers, and the run went on."""
+    assert torchrun_like("two_updates.py", str(tmp_path), "4") == [75, 3]
+    assert [found.step for found in files.newest(tmp_path)] == [3]
+
+
+def test_loaders_that_look_ahead_differently_far_change_shares_at_the_same_step(tmp_path: Path) -> None:
+    """num_workers = os.cpu_count() on unequal machines: a plan comes into force after the longest look-ahead."""
+    assert torchrun_like("two_updates.py", str(tmp_path), "-1") == [0, 0]

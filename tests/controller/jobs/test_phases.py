@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from made import job
 
@@ -41,3 +43,8 @@ def test_the_table_for_the_manual_has_a_row_for_each_edge() -> None:
     lines = phases_table().splitlines()
     assert lines[:2] == ["| from | to | when |", "|---|---|---|"]
     assert len(lines) == 2 + len(EDGES)
+
+
+def test_the_docs_show_this_table() -> None:
+    docs = Path(__file__).parents[3] / "docs" / "architecture.md"
+    assert phases_table() in docs.read_text()

@@ -18,6 +18,8 @@
 
 using namespace atoll_kernels;
 
+void check_sparse();  // sparse.cpp
+
 namespace {
 
 void expect(bool holds, const char* what, std::size_t n, int threads) {
@@ -122,6 +124,7 @@ int main(int argc, char** argv) {
         check_squared_norm(n, 3);
         for (const std::size_t count : {1, 2, 4}) check_weighted_sum(n, 3, count);
     }
+    check_sparse();
     check_many_callers();
     const bool may_fork = argc < 2 || std::strcmp(argv[1], "--no-fork") != 0;
     if (may_fork) check_fork();

@@ -6,18 +6,24 @@ once with plain torch on all of it; after each of some steps parameters must agr
 from __future__ import annotations
 
 import copy
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime import buckets, group
+from atoll.agent.runtime import buckets, group, resuming
+from atoll.agent.runtime.checkpoint import Header, files, fingerprint, pack_state
 from atoll.agent.runtime.control import Agreed, Control
 from atoll.agent.runtime.dense import Callbacks, DenseReducer
 from atoll.agent.runtime.place import Place
+from atoll.agent.runtime.session import CheckpointSettings, Session
+from atoll.agent.runtime.throttle import Throttle
 from atoll.errors import BadInput, PeerLost
 
 Forward = Callable[[nn.Module, torch.Tensor, int], torch.Tensor]
@@ -110,6 +116,80 @@ def refuse_sparse() -> None:
     reducer.close()
 
 
+def nothing_comes_from_a_sample_at_weight_0() -> None:
+    """Rank 1's slice is empty; the loss of the one sample it trains for show is NaN (a variance of one, say)."""
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.ones_(model.weight)
+    reducer = DenseReducer(model, GROUP, Callbacks(lambda: None, lambda: None, raise_it))
+    for accumulated in (1, 2):
+        reducer.begin(1.0 if PLACE.rank == 0 else 0.0, True)
+        loss = model(torch.full((1, 3), 2.0)).mean()
+        (loss if PLACE.rank == 0 else loss * float("nan")).backward()
+        reducer.launch_rest()
+        norms = reducer.wait()
+        assert model.weight.grad is not None
+        assert model.weight.grad.tolist() == [[2.0 * accumulated] * 3]
+        assert norms.local == norms.local  # not NaN
+    reducer.close()
+
+
+def refuse_what_was_frozen() -> None:
+    """It has no place in the buckets: each rank would train it on its own."""
+    model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2))
+    reducer = DenseReducer(model, GROUP, Callbacks(lambda: None, lambda: None, raise_it))
+    model.requires_grad_(True)
+    with pytest.raises(BadInput, match=r"parameter 0\.weight was frozen at run\.prepare"):
+        reducer.begin(0.5, False)
+    reducer.close()
+
+
+def tensors_of_every_kind_arrive() -> None:
+    """Dtypes that gloo does not know, and tensors with gaps or in another order in memory."""
+    rank = float(PLACE.rank)
+    sent = [torch.full((4, 3), rank).to(dtype) for dtype in (torch.int16, torch.bool, torch.complex64, torch.bfloat16)]
+    sent += [torch.full((4, 3), rank).t(), torch.full((4, 3), rank)[:, 1:], torch.tensor(rank), torch.empty(0)]
+    GROUP.broadcast_tensors(sent)
+    assert all((tensor == 0).all() for tensor in sent)
+
+
+def the_same_step_saved_at_two_positions_is_one_after_a_resume() -> None:
+    """Two nodes save step 9: rank 0, asked to stop in its validation, at the end of epoch 0; rank 1, which lost a peer
+    in the next step, at the start of epoch 1. Both must go on from one of them."""
+    settings = CheckpointSettings(directory=Path(tempfile.mkdtemp()), every_steps=0, keep=2)
+    session = Session(
+        place=PLACE,
+        device=torch.device("cpu"),
+        job="job",
+        run=2,
+        seed=0,
+        checkpoint=settings,
+        first_shares=None,
+        group=GROUP,
+        collective_timeout_s=60,
+        link=None,
+        throttle=Throttle(1.0),
+    )
+    assert settings.directory is not None
+    tensors, scalars = pack_state({"model": {"w": torch.full((2,), float(PLACE.rank))}})
+    header = Header(
+        job="job",
+        run=1,
+        step=9,
+        epoch=PLACE.rank,
+        consumed=0 if PLACE.rank else 100,
+        loader_step=9,
+        world_size=2,
+        seed=0,
+        model=fingerprint({}),
+    )
+    files.write(settings.directory, header, tensors, scalars)
+    found = resuming.find(session, settings.directory)
+    assert found is not None
+    assert (found.header.epoch, found.header.consumed) == (1, 0)
+    assert [tensor.tolist() for tensor in found.tensors.values()] == [[1.0, 1.0]]
+    shutil.rmtree(settings.directory)
+
+
 def many_buckets() -> None:
     """Caps so small that every layer fills a bucket: they must leave in the same order on both ranks."""
     buckets.FIRST_BUCKET_BYTES, buckets.BUCKET_BYTES = 8, 64  # type: ignore[misc]
@@ -126,6 +206,9 @@ def agree() -> None:
     control.begin(step=6 + PLACE.rank, plan_id=9, stop=False)
     with pytest.raises(BadInput, match="one is in step 6, another in step 7"):
         control.finish()
+    control.begin(step=7, plan_id=9, stop=False, epoch=1 - PLACE.rank, start=12 * PLACE.rank)
+    with pytest.raises(BadInput, match="one is at sample 12 of epoch 0, another at 0 of 1"):
+        control.finish()
 
 
 train(accumulate=1, set_to_none=True, own_backward=True)
@@ -133,6 +216,10 @@ train(accumulate=1, set_to_none=False, own_backward=False)
 train(accumulate=3, set_to_none=True, own_backward=True)
 train(accumulate=2, set_to_none=False, own_backward=True)
 refuse_sparse()
+nothing_comes_from_a_sample_at_weight_0()
+refuse_what_was_frozen()
+tensors_of_every_kind_arrive()
+the_same_step_saved_at_two_positions_is_one_after_a_resume()
 many_buckets()
 agree()
 GROUP.barrier()
