@@ -34,7 +34,8 @@ class Snapshot:
         self._model, self._optimizer, self._tracked = model, optimizer, tracked
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-        self._buffer_names = [name for name in model.state_dict() if name in buffers - parameters]
+        names = [name for name in model.state_dict() if name in buffers - parameters]
+        self._held = [(name, model.get_submodule(name.rpartition(".")[0])._buffers) for name in names]
         self._buffers: dict[str, torch.Tensor] = {}
         self._groups: list[dict[str, Any]] = []
         self._tracked_states: dict[str, StateDict] = {}
@@ -43,9 +44,7 @@ class Snapshot:
 
     def take(self, position: Position) -> None:
         """Keep what may move, as it is now. Costs a copy of the buffers."""
-        for name in self._buffer_names:
-            # Every time: batch norm updates its statistics without counting up the tensor's version.
-            self._buffers[name] = self._model.get_buffer(name).detach().clone()
+        self._keep_buffers()
         self._groups = [
             {key: _copied(value) for key, value in group.items() if key != "params"}
             for group in self._optimizer.param_groups
@@ -54,6 +53,19 @@ class Snapshot:
         self.position = position
         if self._taken is not None:
             self._taken.record()
+
+    @torch.no_grad()
+    def _keep_buffers(self) -> None:
+        """Every time: batch norm updates its statistics without counting up the tensor's version."""
+        live = {name: held[name.rpartition(".")[2]] for name, held in self._held}
+        present = {name: buffer for name, buffer in live.items() if buffer is not None}
+        kept = [self._buffers.get(name) for name in present]
+        into = [old for old, new in zip(kept, present.values(), strict=True) if old is not None and _alike(old, new)]
+        if len(into) == len(present) == len(self._buffers):
+            if into:
+                torch._foreach_copy_(into, list(present.values()))  # one call for all
+        else:
+            self._buffers = {name: buffer.detach().clone() for name, buffer in present.items()}
 
     @contextmanager
     def readable(self) -> Iterator[None]:
@@ -77,6 +89,10 @@ class Snapshot:
         optimizer["param_groups"] = [{**live, **kept} for live, kept in groups]
         tracked = {f"tracked.{name}": state for name, state in self._tracked_states.items()}
         return {"model": model, "optimizer": optimizer, **tracked}
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
 
 
 def _copied(value: Any) -> Any:

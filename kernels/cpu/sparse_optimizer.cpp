@@ -93,6 +93,7 @@ ATOLL_INLINE void write_live(const Live& live, std::size_t begin, const float* p
         return;
     }
     std::uint16_t narrow[block_entries];
+    // Unrolled too early, these loops would escape vectorisation.
     if (live.format == ValueFormat::float16) {
 #pragma GCC unroll 1
         for (std::size_t i = 0; i < block_entries; ++i) narrow[i] = to_float16(p[i]);

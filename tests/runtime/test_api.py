@@ -176,6 +176,24 @@ def test_disk_that_is_full_costs_a_checkpoint_not_the_job(
     assert files.newest(tmp_path)[0].step == 8
 
 
+def test_going_on_with_another_seed_is_said(
+    runs: list[atoll.Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the middle of an epoch, whose order of samples would be another one from here on."""
+
+    def leave(step: int) -> None:
+        if step == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Job(runs, tmp_path, every=5).train(2, leave)
+    runs[-1].close()
+    runs.append(atoll.init(seed=6, checkpoint_directory=tmp_path))
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    runs[-1].prepare(model, torch.optim.AdamW(model.parameters()), DATA, batch_size=6)
+    assert "the checkpoint is of seed 5, this run has 6" in capsys.readouterr().err
+
+
 def test_checkpoint_of_another_model_is_refused_and_left_alone(runs: list[atoll.Run], tmp_path: Path) -> None:
     Job(runs, tmp_path).train(1)
     runs[-1].close()
