@@ -21,7 +21,7 @@ from atoll.agent.runtime.place import Place
 from atoll.errors import PeerLost
 
 # torch's own default is 30 minutes, for which a run with a dead peer would only look busy.
-COLLECTIVE_TIMEOUT_S: Final = 60.0
+COLLECTIVE_TIMEOUT_S: Final = 300.0
 # Until training begins, peers fetch code, import torch and read checkpoints, on slow disks too. Dead ones show at once.
 START_TIMEOUT_S: Final = 300.0
 BROADCAST_BYTES: Final = 64 * 1024 * 1024  # at a time, so that the timeout is for this much on a thin link
