@@ -31,7 +31,7 @@ demo: setup  ## train a real model on three unequal local workers
 	$(BIN)/python examples/demo.py
 
 test: setup  ## run the tests; ARGS="tests/kernels -k fork" chooses some
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m "not containers" $(ARGS)
 
 lint: setup  ## ruff and mypy --strict
 	$(BIN)/ruff check .
