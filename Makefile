@@ -13,7 +13,7 @@ SOURCES := pyproject.toml constraints.txt requirements-examples.txt CMakeLists.t
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
        $(BIN)/python -m pip --quiet --quiet
 
-.PHONY: setup demo test lint format bench sanitize wheel clean help
+.PHONY: setup demo test test-compose lint format bench sanitize wheel clean help
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)  ## make .venv and install everything, if anything it is made from changed
@@ -32,6 +32,9 @@ demo: setup  ## train a real model on three unequal local workers
 
 test: setup  ## run the tests; ARGS="tests/kernels -k fork" chooses some
 	$(BIN)/python -m pytest -m "not containers" $(ARGS)
+
+test-compose: setup  ## run docker-compose.yml for real, with an agent killed on the way
+	$(BIN)/python -m pytest tests/compose -m containers -rA
 
 lint: setup  ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -56,9 +59,6 @@ clean:  ## remove everything that was built
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## show this
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 # Apart from `test`: it builds images and needs a container engine.
-.PHONY: test-compose
-test-compose: setup  ## run docker-compose.yml for real, with an agent killed on the way
-	$(BIN)/python -m pytest tests/compose -m containers -rA

@@ -32,14 +32,18 @@ def status(job: str) -> dict[str, object]:
     return answer
 
 
-def kill_one_worker(job: str, after_step: int, ended: threading.Event) -> None:
+def kill_one_worker(job: str, after_step: int, began_s: float, ended: threading.Event) -> None:
     """Wait until the job trains, then SIGKILL the worker of rank 1."""
+    trains = False
     while not ended.wait(0.5):
         seen = status(job)
         workers = seen["workers"]
         assert isinstance(workers, list)
         progress = seen["progress"]
         assert isinstance(progress, dict)
+        if progress["step"] and not trains:
+            trains = True
+            say(f"first steps {time.monotonic() - began_s:.0f} s after the demo's start")
         if progress["step"] >= after_step and len(workers) == 3:
             pid = workers[1]["status"]["pid"]
             say(f"killing the worker of rank 1 (pid {pid}) at step {progress['step']}; the job must go on")
@@ -89,7 +93,7 @@ def train(began: float) -> int:
     assert following.stdout is not None
     job = following.stdout.readline().strip()  # the job's id comes first
     ended = threading.Event()
-    killer = threading.Thread(target=kill_one_worker, args=(job, 80, ended), name="kill-one-worker")
+    killer = threading.Thread(target=kill_one_worker, args=(job, 80, began, ended), name="kill-one-worker")
     killer.start()
     try:
         code = following.wait(timeout=1800)
