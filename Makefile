@@ -60,5 +60,3 @@ clean:  ## remove everything that was built
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
-
-# Apart from `test`: it builds images and needs a container engine.

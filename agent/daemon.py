@@ -27,7 +27,10 @@ async def serve(settings: AgentSettings, stop: asyncio.Event) -> None:
     """Run until `stop` is set; then workers are stopped in stages. When this returns, nothing it started is alive.
 
     Raises NotAllowed (wrong token or certificate) and Conflict (name or state directory in use by another agent);
-    BadInput where the state directory cannot be used. Any other trouble with controllers is waited out."""
+    BadInput where the state directory or the certificate's files cannot be used. Any other trouble with controllers is
+    waited out."""
+    if settings.tls is not None:
+        settings.tls.read()
     with _state_directory(settings.state_dir):
         end_leftovers(settings.state_dir / "pids")
         devices = find_devices(settings.speed)

@@ -94,7 +94,8 @@ class Link:
             await _wait_until(self._news.settled, time.monotonic() + deadline_s)
 
     async def run(self, supervisor: Supervisor) -> None:
-        """Raises NotAllowed (token, certificate), Conflict (name), BadInput (a controller of another version)."""
+        """Raises NotAllowed (token, certificate) and BadInput (a controller of another version) if it is refused before
+        any controller has let it in, Conflict (name)."""
         while True:
             address = self._choose()
             try:
@@ -125,8 +126,8 @@ class Link:
             code = error.code()
             self._take_hint(leader_hint(error), address)
             error = translate(error, f"registering {self._settings.name!r} at {address}", address)
-        if isinstance(error, NotAllowed):
-            raise error
+        if isinstance(error, NotAllowed) and self._lease_s is None:
+            raise error  # later it is the controller that was started with another token: workers go on meanwhile
         if code is grpc.StatusCode.ALREADY_EXISTS:
             self._judge_name(error)
         else:

@@ -30,7 +30,7 @@ Role = Literal["controller", "client", "agent"]
 
 CA_VALID: Final = datetime.timedelta(days=3650)
 CERTIFICATE_VALID: Final = datetime.timedelta(days=365)
-_CLOCK_SKEW: Final = datetime.timedelta(hours=1)  # machines whose clocks run behind must accept a new certificate
+_CLOCK_SKEW: Final = datetime.timedelta(days=2)  # machines whose clocks run behind, by a day say, must accept a new one
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MAX_COMMON_NAME: Final = 64  # X.520
 _HOST: Final = re.compile(

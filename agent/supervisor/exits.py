@@ -17,10 +17,11 @@ _CONTROL: Final = re.compile(r"[^\t\x20-\x7e\xa0-\U0010ffff]")
 
 
 def classify(ended: Ended, kill: tuple[ExitKind, str] | None) -> Exit:
-    """What `ended` means. kill: what to call the end and why, where the agent has sent a signal by then."""
+    """What `ended` means. kill: what to call the end and why, where the agent has sent a signal by then: a script that
+    catches SIGTERM and exits with 0 has not finished."""
     code, words = ended.exit_code, ended.last_words
     match code:
-        case 0:
+        case 0 if kill is None:
             return Exit(ExitKind.FINISHED, 0, "")
         case 85:
             return Exit(ExitKind.DRAINED, code, "stopped at a step boundary, as asked")

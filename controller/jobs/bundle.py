@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import tarfile
@@ -15,6 +16,7 @@ from atoll.rpc import MAX_CODE_BYTES
 
 MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024
 MAX_FILES: Final = 10_000
+_HEADER_BYTES: Final = 2048
 
 
 def check_bundle(spec: Spec, code: bytes) -> None:
@@ -28,7 +30,7 @@ def check_bundle(spec: Spec, code: bytes) -> None:
         )
     try:
         names = _file_names(code)
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError, RecursionError) as error:
         raise BadInput(f"the code bundle is not a readable tar.gz: {error}. Send it anew") from error
     if spec.script not in names:
         some = ", ".join(sorted(name for name in names if name.endswith(".py"))[:5]) or "no Python file"
@@ -40,17 +42,41 @@ def check_bundle(spec: Spec, code: bytes) -> None:
 def _file_names(code: bytes) -> set[str]:
     names: set[str] = set()
     bytes_left = MAX_UNPACKED_BYTES
-    with tarfile.open(fileobj=io.BytesIO(code), mode="r:gz") as archive:
+    # As a stream, so that no header can lead backwards for ever.
+    with tarfile.open(fileobj=_Bounded(code), mode="r|") as archive:
         for count, member in enumerate(archive):
             bytes_left -= member.size
             if bytes_left < 0 or count >= MAX_FILES:
-                raise BadInput(
-                    f"the code bundle unpacks to more than {MAX_UNPACKED_BYTES} bytes or {MAX_FILES} files. "
-                    "Leave data out of it"
-                )
+                raise _too_much()
+            if member.size < 0:
+                raise BadInput(f"the code bundle has {member.name[:80]!r} with {member.size} bytes. Send it anew")
             path = PurePosixPath(member.name)
             if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
                 raise BadInput(f"the code bundle has {member.name!r}: only files and folders inside it are allowed")
             if member.isfile():
                 names.add(str(path))
     return names
+
+
+class _Bounded(io.RawIOBase):
+    """What a gzip unpacks to, up to a limit: the headers of a small tar may claim gigabytes too, and are read whole."""
+
+    def __init__(self, code: bytes) -> None:
+        self._file = gzip.GzipFile(fileobj=io.BytesIO(code))
+        self._left = MAX_UNPACKED_BYTES + MAX_FILES * _HEADER_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._file.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
+        self._left -= len(data)
+        if self._left < 0:
+            raise _too_much()
+        return data
+
+
+def _too_much() -> BadInput:
+    return BadInput(
+        f"the code bundle unpacks to more than {MAX_UNPACKED_BYTES} bytes or {MAX_FILES} files. Leave data out of it"
+    )

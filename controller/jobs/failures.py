@@ -75,6 +75,8 @@ def judge(job: JobRecord, run: RunRecord) -> Verdict:
         if exit.kind is ExitKind.PEER_LOST and finished:
             return _script_failure(job, left_early_text(finished), replace(exit, code=0, reason="left early"))
         return _outside(job, f"{where} was lost: {exit.reason or exit.kind}", exit)
+    if exit.kind is ExitKind.DRAINED and run.cause is Cause.LOSS:  # its agent was shut down, or it exits with 85 always
+        return _outside(job, run.why or f"{where} stopped", exit)
     if run.cause is Cause.LATE:
         return _script_failure(job, run.why, replace(exit, reason=run.why))
     return Verdict(Phase.QUEUED, run.why or f"{where} stopped")

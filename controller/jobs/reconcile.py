@@ -46,6 +46,9 @@ from atoll.controller.state.records import (
 
 _SECONDS: Final = re.compile(r"[\d.]+ s\b")
 LOST_GRACE_S: Final = 3.0
+EXIT_EVENTS: Final = 32
+"""Ends that are told one by one: a run of thousands may end at one moment, and all is one transaction of etcd."""
+_GOOD_ENDS: Final = (ExitKind.FINISHED, ExitKind.DRAINED, ExitKind.STOPPED)
 GRACE_S: Final[Mapping[Cause, float]] = {Cause.GROW: 10.0, Cause.CANCEL: 2.0}
 
 
@@ -292,11 +295,17 @@ def _forget(seen: Seen) -> Iterator[Action]:
 
 
 def _exit_events(before: RunRecord, after: RunRecord) -> Iterator[NewEvent]:
-    for old, new in zip(before.members, after.members, strict=True):
-        if old.exit is None and new.exit is not None:
-            good = new.exit.kind in (ExitKind.FINISHED, ExitKind.DRAINED, ExitKind.STOPPED)
-            text = f"run {after.run}: rank {new.rank} on {new.node} {_in_words(new.exit)}"
-            yield NewEvent(Level.INFO if good else Level.WARNING, "worker", text)
+    """One for each end, the bad ones first; beyond EXIT_EVENTS of them a last one counts the rest."""
+    both = zip(before.members, after.members, strict=True)
+    ends = [(new, new.exit) for old, new in both if old.exit is None and new.exit is not None]
+    if len(ends) > EXIT_EVENTS:
+        ends.sort(key=lambda end: end[1].kind in _GOOD_ENDS)
+    for member, exit in ends[:EXIT_EVENTS]:
+        text = f"run {after.run}: rank {member.rank} on {member.node} {_in_words(exit)}"
+        yield NewEvent(Level.INFO if exit.kind in _GOOD_ENDS else Level.WARNING, "worker", text)
+    if rest := [exit.kind for _, exit in ends[EXIT_EVENTS:]]:
+        counts = ", ".join(f"{rest.count(kind)} {kind.lower()}" for kind in sorted(set(rest)))
+        yield NewEvent(Level.INFO, "worker", f"run {after.run}: {len(rest)} more workers ended: {counts}")
 
 
 def _in_words(exit: Exit) -> str:

@@ -20,6 +20,7 @@ from atoll.controller.services.logs import LogStore
 from atoll.controller.state.records import Level
 from atoll.errors import BadInput, DeadlineExceeded, NotAllowed
 from atoll.v1 import agents_pb2 as pb
+from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2_grpc import AgentServiceServicer
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,8 @@ class AgentServicer(AgentServiceServicer):
                 case "telemetry":
                     check_telemetry(message.telemetry)
                     for worker in message.telemetry.workers:
-                        term.progress.observe(worker)
+                        if _may_speak_for(term, session, worker.id):
+                            term.progress.observe(worker)
                 case "log":
                     check_log(message.log)
                     self._keep(term, session, message.log)
@@ -129,8 +131,8 @@ class AgentServicer(AgentServiceServicer):
 
     def _keep(self, term: Term, session: Session, batch: pb.LogBatch) -> None:
         """Write output down, then acknowledge it. What cannot be written stays with the agent, which repeats it."""
-        if batch.id.job not in term.ledger.jobs:
-            kept = batch.offset + len(batch.data)  # of a job that was removed: nobody can ask for it
+        if not _may_speak_for(term, session, batch.id):
+            kept = batch.offset + len(batch.data)  # of a job that was removed, or not this node's: nobody asks for it
         else:
             try:
                 kept = self._logs.rank(batch.id.job, batch.id.rank).append(batch.id.run, batch.offset, batch.data)
@@ -164,6 +166,17 @@ class AgentServicer(AgentServiceServicer):
             raise BadInput(f"sha256 = {request.sha256[:80]!r} is not a SHA-256 in hex")
         for chunk in await term.code.chunks(request.sha256):
             await context.write(pb.CodeChunk(data=chunk))
+
+
+def _may_speak_for(term: Term, session: Session, worker: common_pb2.WorkerId) -> bool:
+    """Whether the worker is one of this node's. Who was in older runs is not in memory: their late words pass."""
+    state = term.ledger.jobs.get(worker.job)
+    if state is None or state.run is None or worker.run > state.run.run:
+        return False
+    if worker.run < state.run.run:
+        return worker.rank < state.job.spec.max_workers
+    members = state.run.members
+    return worker.rank < len(members) and members[worker.rank].node == session.record.name
 
 
 async def _talk(session: Session, context: Context) -> None:

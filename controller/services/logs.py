@@ -7,6 +7,7 @@ which bytes of the file are which bytes of which run's output.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from atoll.errors import BadInput
+
+logger = logging.getLogger(__name__)
 
 FILE_BYTES: Final = 10 * 1024 * 1024
 READ_BYTES: Final = 256 * 1024
@@ -56,7 +59,11 @@ class RankLog:
         self._segments: list[_Segment] = []
         self._next: dict[int, int] = {}
         if self._index.exists():
-            self._load()
+            try:
+                self._load()
+            except (ValueError, KeyError, TypeError) as error:
+                logger.warning("%s was torn (%r): its text is kept, whose it is is no longer known", self._index, error)
+                self._begin_anew()
 
     @property
     def begin(self) -> int:
@@ -167,6 +174,11 @@ class RankLog:
         fresh = self._index.with_suffix(".new")
         fresh.write_text(json.dumps(state))
         os.replace(fresh, self._index)
+
+    def _begin_anew(self) -> None:
+        self._older_at, self._current_at, self._next = 0, _size(self._older), {}
+        self._segments = [_Segment(0, 0, None)] if self.end else []
+        self._save()
 
     def _load(self) -> None:
         state = json.loads(self._index.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
@@ -12,6 +13,7 @@ from agent_harness import RunningAgent, ScriptedController, until
 from atoll.agent import link
 from atoll.agent.settings import AgentSettings
 from atoll.errors import BadInput, Conflict, NotAllowed
+from atoll.rpc import Tls
 from atoll.v1 import common_pb2
 
 FOREVER = "import time\nprint('ready', flush=True)\ntime.sleep(600)\n"
@@ -69,6 +71,27 @@ async def test_wrong_token_ends_the_agent(settings: AgentSettings, controller: S
     with pytest.raises(NotAllowed, match="wrong join token"):
         await asyncio.wait_for(agent.task, 10)
     assert len(controller.registers) == 1
+
+
+async def test_controller_with_another_token_costs_no_worker(
+    agent: RunningAgent, controller: ScriptedController
+) -> None:
+    """1. A worker runs. 2. The controller comes back with a token of its own, by mistake. 3. It is asked again and
+    again, until it has the right one; the same process is there."""
+    controller.launch(FOREVER)
+    pid = await until("the worker runs", controller.is_running)
+    await controller.stop()
+    controller.statuses, controller.token, before = {}, "mistaken", len(controller.registers)
+    await controller.start()
+    await until("two refusals", lambda: len(controller.registers) >= before + 2)
+    controller.token = agent.settings.token
+    await until("the agent is back with its worker", lambda: controller.is_running() == pid)
+
+
+async def test_missing_certificate_ends_the_agent(settings: AgentSettings, tmp_path: Path) -> None:
+    tls = Tls(tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem")
+    with pytest.raises(BadInput, match=r"cannot read .*ca\.pem"):
+        await asyncio.wait_for(RunningAgent(replace(settings, tls=tls)).task, 10)
 
 
 async def test_certificate_of_another_role_ends_the_agent(

@@ -15,7 +15,7 @@ import pytest
 from agent_harness import bundle_of
 
 from atoll.agent.supervisor import code
-from atoll.agent.supervisor.code import CodeStore, find_script, prune, unpack
+from atoll.agent.supervisor.code import CodeStore, find_script, retire, unpack
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound
 
 BUNDLE = bundle_of({"train.py": "print('hi')", "lib/model.py": "x = 1"})
@@ -120,8 +120,10 @@ def test_newest_bundles_are_kept_and_those_in_use(tmp_path: Path) -> None:
     for n, name in enumerate(names):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (n, n))
-    prune(tmp_path, {names[0]})
-    assert {path.name for path in tmp_path.iterdir()} == {names[0], *names[4:]}
+    doomed = retire(tmp_path, {names[0]})
+    assert {path.name for path in tmp_path.iterdir() if path not in doomed} == {names[0], *names[4:]}
+    assert len(doomed) == 3
+    assert all(path.name.startswith(".") for path in doomed), "no longer found by whoever asks for the bundle next"
 
 
 def test_script_outside_the_bundle_is_no_script(tmp_path: Path) -> None:

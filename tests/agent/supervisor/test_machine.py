@@ -252,3 +252,10 @@ def test_closing_stops_all_and_starts_none() -> None:
     assert Release(waiting) in todo
     assert play(LaunchAsked(Key("job-3", 1, 0), 60), state=state)[1] == []
     assert play(CodeReady(waiting), state=state)[1] == []
+
+
+def test_script_that_exits_well_on_sigterm_has_not_finished() -> None:
+    """1. A plain script catches SIGTERM, cleans up and exits with 0. 2. Its agent is shut down for an upgrade. 3. That
+    is a stop, not the end of the training: the job would count as done."""
+    state, _ = play(*running(hello=False), CloseAsked(3.0, "its agent was asked to end", 0.0), ended(A, 0))
+    assert (kind(state), reason(state)) == (ExitKind.STOPPED, "its agent was asked to end")

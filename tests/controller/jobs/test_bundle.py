@@ -76,3 +76,18 @@ def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_large_bundle_is_refused() -> None:
     with pytest.raises(BadInput, match="more than 8388608"):
         check(bytes(MAX_CODE_BYTES + 1))
+
+
+def test_a_header_that_claims_gigabytes_is_not_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tarfile reads an extended header into memory before it gives its member: zeros that pack to kilobytes."""
+    monkeypatch.setattr("atoll.controller.jobs.bundle.MAX_UNPACKED_BYTES", 2**20)
+    header = member("pax", 64 * 2**20, tarfile.XHDTYPE).tobuf(tarfile.GNU_FORMAT)
+    with pytest.raises(BadInput, match="unpacks to more than"):
+        check(gzip.compress(header + bytes(64 * 2**20), compresslevel=1))
+
+
+def test_a_member_of_negative_size_leads_nowhere() -> None:
+    """Followed backwards, it would be read again and again, or make room for more than the limit."""
+    for size in (-512, -1024, -(2**40)):
+        with pytest.raises(BadInput, match="code bundle"):
+            check(gzip.compress(member("train.py", size).tobuf(tarfile.GNU_FORMAT) + bytes(1024)))

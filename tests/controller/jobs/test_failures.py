@@ -139,3 +139,13 @@ def test_a_start_that_takes_too_long_counts() -> None:
 
 def test_cancelled_wins_over_everything() -> None:
     assert judge(stopping(cancel=True), ended(run("a"), RAISED)).after is Phase.CANCELLED
+
+
+def test_a_script_that_always_ends_as_if_it_was_drained_is_not_started_in_a_tight_circle() -> None:
+    """1. A script exits with 85 of its own accord, again and again at step 0. 2. An agent that is shut down lets its
+    workers end in the same way, so it is tried again. 3. But with a pause, as long as no step is made in between."""
+    record = replace(ended(run("a"), DRAINED), cause=Cause.LOSS, why="rank 0 on a stopped at a step boundary, step 0")
+    first = judge(stopping(), record)
+    assert (first.after, first.retry_delay_s, first.counts, first.reason) == (Phase.QUEUED, 0.0, False, record.why)
+    second = judge(stopping(last_failure=first.failure), record)
+    assert (second.after, second.retry_delay_s) == (Phase.QUEUED, 2.0)

@@ -7,17 +7,21 @@ from dataclasses import replace
 import pytest
 from made import JOB, NOW_S, clock, ended, exited, free, job, node, run, seen, spec, worker
 
+from atoll.controller.jobs.ledger import Ledger
 from atoll.controller.jobs.planning import RankSpeed
 from atoll.controller.jobs.reconcile import next_step
 from atoll.controller.jobs.seen import (
     Alive,
     ForgetWorker,
     LaunchWorker,
+    NewEvent,
     SendPlan,
     StopRun,
     WorkerKey,
 )
-from atoll.controller.state.records import Cause, ExitKind, Phase
+from atoll.controller.state.etcd import EtcdStore
+from atoll.controller.state.records import Cause, ExitKind, Level, Phase
+from atoll.controller.state.store import Fence, Put
 
 FINISHED = exited(ExitKind.FINISHED, step=9)
 KILLED = exited(ExitKind.SIGNALLED, -9, "killed by signal 9", step=9)
@@ -315,3 +319,21 @@ def test_an_ended_job_needs_nothing(phase: Phase) -> None:
     record = job(phase)
     step = next_step(seen(record, run("a"), node("a", {0: worker()})), clock())
     assert (step.job, step.actions, step.events) == (record, (), ())
+
+
+async def test_a_run_of_hundreds_may_end_at_one_moment(store: EtcdStore) -> None:
+    """1. A run of 300 workers fails everywhere at once. 2. That must fit the one transaction that etcd takes, also
+    where each event replaces an older one. 3. The first bad ends are told one by one, the rest is counted."""
+    names = [f"n{i}" for i in range(300)]
+    failed = exited(ExitKind.FAILED, 1, "x" * 500)
+    nodes = [node(name, {i: worker(exit=failed if i >= 100 else FINISHED)}) for i, name in enumerate(names)]
+    step = next_step(seen(job(Phase.RUNNING, events=5000), run(*names), *nodes), clock())
+    assert step.job.phase is Phase.STOPPING
+    assert [e.kind for e in step.events] == ["worker"] * 33 + ["phase"]
+    assert step.events[0].text.startswith("run 1: rank 100 on n100 failed with exit code 1")
+    assert step.events[32].text == "run 1: 268 more workers ended: 168 failed, 100 finished"
+    ledger = Ledger(store, Fence("/atoll/leader", await store.commit([Put("/atoll/leader", b"")])), lambda: None)
+    state = await ledger.add(job(Phase.RUNNING), NewEvent(Level.INFO, "phase", "added"))
+    state.job = replace(state.job, events=5000)
+    await ledger.write(state, step.job, step.run, None, step.events)
+    assert len(await ledger.events(JOB, after=5000)) == 34

@@ -240,6 +240,29 @@ async def test_a_silent_agent_is_cut_off_and_its_job_goes_on_elsewhere(head: Con
     await asyncio.gather(a.disconnect(), b.disconnect())
 
 
+async def test_an_agent_speaks_for_its_own_workers_only(head: Controller) -> None:
+    """1. A job runs on node a. 2. Agent b sends output and notices in the name of its rank, of ranks and runs that are
+    not there, and of a job that is not. 3. All is passed over; a's own words are kept."""
+    a, b = await FakeAgent("a").connect(head.address), await FakeAgent("b").connect(head.address)
+    await b.disconnect()
+    job = await head.submit()
+    await a.running(job, 1)
+    await b.connect(head.address)
+    false = agents_pb2.Notice(level=common_pb2.LEVEL_ERROR, text="false")
+    for key in ((job, 1, 0), (job, 1, 4000), (job, 9, 0), ("other-0000", 1, 0)):
+        await b.log(key, 0, b"false\n")
+        id = common_pb2.WorkerId(job=key[0], run=key[1], rank=key[2])
+        report = agents_pb2.WorkerTelemetry(id=id, notices=[false], checkpoint_step=77)
+        await b.say(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[report])))
+    await a.log((job, 1, 0), 0, b"true\n")
+    await b.log((job, 1, 0), 6, b"false\n")  # acknowledged after all the above was taken
+    chunks = [chunk async for chunk in head.stub.Logs(pb.LogsRequest(job=job))]
+    assert [(chunk.rank, chunk.data) for chunk in chunks] == [(0, b"true\n")]
+    assert (await head.get(job)).checkpoint_step == 0
+    assert not any("false" in line for line in await head.events(job))
+    await asyncio.gather(a.disconnect(), b.disconnect())
+
+
 async def test_notices_become_events_of_the_job(head: Controller) -> None:
     a = await FakeAgent("a").connect(head.address)
     job = await head.submit()

@@ -137,3 +137,15 @@ def test_logs_of_jobs_lie_apart_and_are_removed_together(tmp_path: Path) -> None
 def test_no_id_leads_out_of_the_folder(tmp_path: Path, job: str) -> None:
     with pytest.raises(BadInput, match="is no job's id"):
         LogStore(tmp_path).rank(job, 0)
+
+
+def test_a_torn_index_keeps_the_text_and_takes_what_comes(tmp_path: Path) -> None:
+    """A power cut may leave an empty index. Its agent repeats its output for ever, so it must be taken."""
+    log = RankLog(tmp_path, 0)
+    log.append(1, 0, b"before\n")
+    (tmp_path / "rank-0.index").write_text("")
+    again = RankLog(tmp_path, 0)
+    assert again.append(1, 7, b"after\n") == 13
+    note = b"[atoll: 7 bytes of output are missing here]\n"
+    assert pieces(again) == [(0, None, b"before\n"), (1, None, note), (1, 7, b"after\n")]
+    assert pieces(RankLog(tmp_path, 0)) == pieces(again)
