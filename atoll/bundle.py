@@ -14,10 +14,9 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from atoll.errors import BadInput, NotFound
-from atoll.rpc import MAX_CODE_BYTES
+from atoll.rpc import MAX_CODE_BYTES, MAX_UNPACKED_BYTES
 
 MAX_FILES: Final = 10_000
-MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024
 _MAX_FOLDERS: Final = 20_000
 _SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
 

@@ -29,6 +29,7 @@ DEFAULT_PORT: Final = 7700
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 CODE_CHUNK_BYTES: Final = 1024 * 1024
 MAX_CODE_BYTES: Final = 8 * 1024 * 1024
+MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024  # what a code bundle may unpack to
 LEADER_METADATA: Final = "atoll-leader"
 
 _LIMITS: Final = (

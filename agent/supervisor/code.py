@@ -20,11 +20,10 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded
-from atoll.rpc import MAX_CODE_BYTES
+from atoll.rpc import MAX_CODE_BYTES, MAX_UNPACKED_BYTES
 
 logger = logging.getLogger(__name__)
 
-MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024
 MAX_MEMBERS: Final = 10_000
 KEPT: Final = 8
 FETCH_DEADLINE_S: Final = 60.0

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Telemetry to profile: what was measured of devices. Pure and incremental."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Jobs and their runs: what is wanted against what is seen, and what to do about it."""

@@ -12,9 +12,8 @@ from typing import Final
 
 from atoll.controller.state.records import Spec
 from atoll.errors import BadInput
-from atoll.rpc import MAX_CODE_BYTES
+from atoll.rpc import MAX_CODE_BYTES, MAX_UNPACKED_BYTES
 
-MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024
 MAX_FILES: Final = 10_000
 _HEADER_BYTES: Final = 2048
 

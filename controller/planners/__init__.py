@@ -1,1 +1,1 @@
-"""TODO."""
+"""Profile to plan: pure functions with a JSON form; no I/O, no clock, no torch."""
