@@ -8,26 +8,18 @@ are on one device. Whatever does not fit raises `atoll.errors.BadInput` and chan
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from atoll.errors import BadInput
 from atoll.kernels import _native
+from atoll.kernels.cuda_device import cuda_queue, has_cuda
+from atoll.kernels.scatter import scatter_blocks
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from atoll.kernels._native import CpuFeatures
 
-_cuda: ModuleType | None
-try:
-    _cuda = importlib.import_module("atoll.kernels._cuda")
-except ModuleNotFoundError:  # built without nvcc
-    _cuda = None
-
-__all__ = ["cpu_features", "has_cuda", "squared_norm", "weighted_sum"]
+__all__ = ["cpu_features", "has_cuda", "scatter_blocks", "squared_norm", "weighted_sum"]
 
 
 def squared_norm(x: Any, threads: int = 0) -> float:
@@ -39,8 +31,8 @@ def squared_norm(x: Any, threads: int = 0) -> float:
     On the CPU the result has the same bits for every number of threads and on every processor.
     """
     try:
-        if getattr(x, "is_cuda", False):
-            return float(_cuda_part().squared_norm(x, _current_stream(x)))
+        if (queue := cuda_queue(x)) is not None:
+            return float(queue.kernels.squared_norm(x, queue.stream))
         return _native.squared_norm(x, threads)
     except (TypeError, ValueError) as error:
         raise BadInput(f"squared_norm: {error}") from error
@@ -58,8 +50,8 @@ def weighted_sum(out: Any, inputs: Sequence[Any], weights: Sequence[float], thre
     On a CUDA device it returns once the work is queued on torch's current stream.
     """
     try:
-        if getattr(out, "is_cuda", False):
-            _cuda_part().weighted_sum(out, inputs, weights, _current_stream(out))
+        if (queue := cuda_queue(out)) is not None:
+            queue.kernels.weighted_sum(out, inputs, weights, queue.stream)
         else:
             _native.weighted_sum(out, inputs, weights, threads)
     except (TypeError, ValueError) as error:
@@ -69,22 +61,3 @@ def weighted_sum(out: Any, inputs: Sequence[Any], weights: Sequence[float], thre
 def cpu_features() -> CpuFeatures:
     """What the kernels found: `path`, "avx2" or "portable" (same bits), and `threads`, those used for threads=0."""
     return _native.cpu_features()
-
-
-def has_cuda() -> bool:
-    """Whether this build has the CUDA kernels and the machine a driver with a device for them."""
-    return _cuda is not None and _cuda.device_count() > 0
-
-
-def _cuda_part() -> ModuleType:
-    if _cuda is None:
-        raise ValueError(
-            "the buffer is on a CUDA device, but this build has no CUDA part; reinstall atoll with nvcc on PATH, "
-            "or move the buffer to the CPU"
-        )
-    return _cuda
-
-
-def _current_stream(tensor: Any) -> int:
-    # The caller has a torch tensor, so torch is loaded; this package never loads it.
-    return int(sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream)

@@ -14,6 +14,9 @@ updated in place, None turns error feedback off. index: uint32 or int32 [K]; val
 elements. Only the first `kept` of both are written; indices ascend. The result has the same bits for every number of
 threads and on every processor. `threads` is as for `atoll.kernels.squared_norm`. Whatever does not fit raises
 `BadInput` and changes nothing.
+
+On a CUDA device all buffers of a call are of that device, the work is queued on torch's current stream, and the bits
+are the CPU's. Selections wait for their result; `random_blocks` and `sample_scores` return once the work is queued.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any, NamedTuple
 
 from atoll.errors import BadInput
 from atoll.kernels import _native
+from atoll.kernels.cuda_device import cuda_queue
 
 __all__ = [
     "BLOCK_ENTRIES",
@@ -63,6 +67,10 @@ def threshold_block(
 ) -> Selection:
     """The blocks whose score exceeds threshold (finite, >= 0; rounded to float32): cache-aware threshold-v."""
     with _refusals("threshold_block"):
+        if (queue := cuda_queue(gradient)) is not None:
+            return Selection(
+                *queue.kernels.threshold_block(gradient, residual, weight, threshold, index, values, queue.stream)
+            )
         return Selection(*_native.threshold_block(gradient, residual, weight, threshold, index, values, threads))
 
 
@@ -71,6 +79,10 @@ def threshold_element(
 ) -> Selection:
     """The entries whose magnitude exceeds threshold: vanilla threshold-v."""
     with _refusals("threshold_element"):
+        if (queue := cuda_queue(gradient)) is not None:
+            return Selection(
+                *queue.kernels.threshold_element(gradient, residual, weight, threshold, index, values, queue.stream)
+            )
         return Selection(*_native.threshold_element(gradient, residual, weight, threshold, index, values, threads))
 
 
@@ -80,7 +92,10 @@ def topk_block(
     """The K blocks of the highest score; of equals the first. Blocks of zeros are never chosen, even if fewer than K
     are left, and do not count as found."""
     with _refusals("topk_block"):
-        return Selection(*_native.topk_block(gradient, residual, weight, index, values, threads))
+        call = gradient, residual, weight, index, values
+        if (queue := cuda_queue(gradient)) is not None:
+            return Selection(*queue.kernels.topk_block(*call, queue.stream))
+        return Selection(*_native.topk_block(*call, threads))
 
 
 def topk_element(
@@ -88,7 +103,10 @@ def topk_element(
 ) -> Selection:
     """The K entries of the largest magnitude; of equals the first, and never a zero."""
     with _refusals("topk_element"):
-        return Selection(*_native.topk_element(gradient, residual, weight, index, values, threads))
+        call = gradient, residual, weight, index, values
+        if (queue := cuda_queue(gradient)) is not None:
+            return Selection(*queue.kernels.topk_element(*call, queue.stream))
+        return Selection(*_native.topk_element(*call, threads))
 
 
 def random_block(
@@ -100,7 +118,10 @@ def random_block(
     zeros; its old residual stays.
     """
     with _refusals("random_block"):
-        return Selection(*_native.random_block(gradient, residual, weight, seed, index, values, threads))
+        call = gradient, residual, weight, seed, index, values
+        if (queue := cuda_queue(gradient)) is not None:
+            return Selection(*queue.kernels.random_block(*call, queue.stream))
+        return Selection(*_native.random_block(*call, threads))
 
 
 def random_blocks(seed: int, blocks: int, index: Any) -> None:
@@ -110,7 +131,10 @@ def random_blocks(seed: int, blocks: int, index: Any) -> None:
     in blocks / K, the length of a stratum).
     """
     with _refusals("random_blocks"):
-        _native.random_blocks(seed, blocks, index)
+        if (queue := cuda_queue(index)) is not None:
+            queue.kernels.random_blocks(seed, blocks, index, queue.stream)
+        else:
+            _native.random_blocks(seed, blocks, index)
 
 
 def sample_scores(gradient: Any, residual: Any, seed: int, scores: Any, *, weight: float = 1.0) -> None:
@@ -119,7 +143,10 @@ def sample_scores(gradient: Any, residual: Any, seed: int, scores: Any, *, weigh
     Changes nothing else. For `atoll.kernels.aimd.ThresholdController.start`.
     """
     with _refusals("sample_scores"):
-        _native.sample_scores(gradient, residual, weight, seed, scores)
+        if (queue := cuda_queue(gradient)) is not None:
+            queue.kernels.sample_scores(gradient, residual, weight, seed, scores, queue.stream)
+        else:
+            _native.sample_scores(gradient, residual, weight, seed, scores)
 
 
 @contextmanager

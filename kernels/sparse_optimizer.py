@@ -10,7 +10,9 @@ last_step: None, or int32 [B], zeros at first: the step a block was last touched
 first decayed by momentum^missed (Adam: beta1^missed and beta2^missed) for the steps it was missed.
 
 A block with a NaN or an infinity is left out whole; both functions return how many were. The result has the same bits
-for every number of threads and on every processor. Whatever does not fit raises `BadInput` and changes nothing.
+for every number of threads, on every processor and on a CUDA device (where all buffers of a call are of that device,
+the work is queued on torch's current stream and waited for). Whatever does not fit raises `BadInput` and changes
+nothing.
 Source: StellaTrain (SIGCOMM '24), section 3.1; the rules are those of torch.optim, with moments that begin as zeros.
 """
 
@@ -20,6 +22,7 @@ from typing import Any
 
 from atoll.errors import BadInput
 from atoll.kernels import _native
+from atoll.kernels.cuda_device import cuda_queue
 
 __all__ = ["adam_blocks", "sgd_blocks"]
 
@@ -48,9 +51,9 @@ def sgd_blocks(
         raise BadInput(f"sgd_blocks: momentum = {momentum} needs momentum_buffer; pass zeros, as long as master")
     rule = "nesterov" if nesterov else "sgd"
     try:
-        return _native.update_blocks(
-            master, momentum_buffer, None, last_step, live, index, values, rule, step, lr, weight_decay, momentum,
-            0.0, 0.0, scale, threads,
+        return _update(
+            threads, master, momentum_buffer, None, last_step, live, index, values, rule, step, lr, weight_decay,
+            momentum, 0.0, 0.0, scale,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise BadInput(f"sgd_blocks: {error}") from error
@@ -82,9 +85,15 @@ def adam_blocks(
     """
     rule = "adamw" if decoupled else "adam"
     try:
-        return _native.update_blocks(
-            master, first_moment, second_moment, last_step, live, index, values, rule, step, lr, weight_decay, beta1,
-            beta2, epsilon, scale, threads,
+        return _update(
+            threads, master, first_moment, second_moment, last_step, live, index, values, rule, step, lr, weight_decay,
+            beta1, beta2, epsilon, scale,
         )  # fmt: skip
     except (TypeError, ValueError) as error:
         raise BadInput(f"adam_blocks: {error}") from error
+
+
+def _update(threads: int, master: Any, *arguments: Any) -> int:
+    if (queue := cuda_queue(master)) is not None:
+        return int(queue.kernels.update_blocks(master, *arguments, queue.stream))
+    return _native.update_blocks(master, *arguments, threads)

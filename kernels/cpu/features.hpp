@@ -21,4 +21,8 @@ int default_threads();
 #else
 #define ATOLL_TARGET_AVX2
 #endif
+#if defined(__CUDACC__)
+#define ATOLL_INLINE __host__ __device__ inline
+#else
 #define ATOLL_INLINE inline __attribute__((always_inline))
+#endif

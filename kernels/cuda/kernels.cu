@@ -1,52 +1,14 @@
 #include "kernels.hpp"
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <string>
+
+#include "device.cuh"
 
 namespace atoll_kernels {
 namespace {
 
-constexpr int block_threads = 256;
-constexpr std::size_t max_blocks = 4096;  // more than any device runs at once; longer buffers take several turns
 constexpr std::size_t chunk_entries = std::size_t{1} << 16;  // one partial sum; fixes the order of additions
-
-void check(cudaError_t code, const char* doing) {
-    if (code != cudaSuccess)
-        throw CudaError(std::string(doing) + ": " + cudaGetErrorName(code) + ", " + cudaGetErrorString(code));
-}
-
-// The caller's current device is theirs: put back whatever happens.
-class OnDevice {
-  public:
-    explicit OnDevice(int device) {
-        check(cudaGetDevice(&before_), "asking for the current device");
-        check(cudaSetDevice(device), "choosing the device");
-    }
-    ~OnDevice() { cudaSetDevice(before_); }
-    OnDevice(const OnDevice&) = delete;
-    OnDevice& operator=(const OnDevice&) = delete;
-
-  private:
-    int before_ = 0;
-};
-
-class Scratch {
-  public:
-    Scratch(std::size_t count, cudaStream_t stream) : stream_(stream) {
-        check(cudaMallocAsync(&memory_, count * sizeof(double), stream), "allocating partial sums");
-    }
-    ~Scratch() { cudaFreeAsync(memory_, stream_); }
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
-    double* get() const { return static_cast<double*>(memory_); }
-
-  private:
-    void* memory_ = nullptr;
-    cudaStream_t stream_;
-};
 
 // Sum over the block in a fixed order; the result is in thread 0.
 __device__ double sum_over_block(double mine) {
@@ -101,32 +63,19 @@ __global__ void add_terms(float* out, std::uint64_t n, const __grid_constant__ T
     }
 }
 
-unsigned blocks_for(std::size_t units) { return static_cast<unsigned>(std::min(units, max_blocks)); }
-
 }  // namespace
-
-int cuda_device_count() {
-    int count = 0;
-    if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-    cudaGetLastError();  // forget it: it would be reported again by an unrelated later call
-    return 0;
-}
 
 double squared_norm_cuda(const float* x, std::size_t n, int device, void* stream_handle) {
     if (n == 0) return 0;
     const OnDevice on_device(device);
     const auto stream = static_cast<cudaStream_t>(stream_handle);
     const std::size_t chunks = (n + chunk_entries - 1) / chunk_entries;
-    const Scratch scratch(chunks + 1, stream);
+    const Scratch<double> scratch(chunks + 1, device, stream);
     double* const total = scratch.get() + chunks;
-    square_chunks<<<blocks_for(chunks), block_threads, 0, stream>>>(x, n, scratch.get(), chunks);
-    check(cudaGetLastError(), "starting square_chunks");
-    sum_partials<<<1, block_threads, 0, stream>>>(scratch.get(), chunks, total);
-    check(cudaGetLastError(), "starting sum_partials");
-    double result = 0;
-    check(cudaMemcpyAsync(&result, total, sizeof result, cudaMemcpyDeviceToHost, stream), "copying the sum");
-    check(cudaStreamSynchronize(stream), "waiting for the sum");
-    return result;
+    launch("starting square_chunks", square_chunks, blocks_for(chunks, 1), block_threads, stream, x, n, scratch.get(),
+           chunks);
+    launch("starting sum_partials", sum_partials, 1, block_threads, stream, scratch.get(), chunks, total);
+    return read_back(total, stream);
 }
 
 void weighted_sum_cuda(float* out, std::size_t n, const Term* terms, std::size_t count, int device,
@@ -136,9 +85,8 @@ void weighted_sum_cuda(float* out, std::size_t n, const Term* terms, std::size_t
     Terms parameters{};
     std::copy_n(terms, count, parameters.at);
     parameters.count = static_cast<unsigned>(count);
-    const std::size_t blocks = (n + block_threads - 1) / block_threads;
-    add_terms<<<blocks_for(blocks), block_threads, 0, static_cast<cudaStream_t>(stream_handle)>>>(out, n, parameters);
-    check(cudaGetLastError(), "starting add_terms");
+    launch("starting add_terms", add_terms, blocks_for(n, block_threads), block_threads,
+           static_cast<cudaStream_t>(stream_handle), out, n, parameters);
 }
 
 }  // namespace atoll_kernels

@@ -4,7 +4,9 @@
 
 #include "../buffers.hpp"
 #include "../gil.hpp"
+#include "device_type.hpp"
 #include "kernels.hpp"
+#include "sparse_module.hpp"
 
 namespace nb = nanobind;
 namespace ak = atoll_kernels;
@@ -12,24 +14,17 @@ using namespace nb::literals;
 
 namespace {
 
-constexpr int cuda = nb::device::cuda::value;
-
-// Queueing may block for as long as the device is behind, however short the buffer is.
-constexpr std::size_t always = SIZE_MAX;
-
-void* stream_of(std::uintptr_t handle) { return reinterpret_cast<void*>(handle); }
-
 double squared_norm(nb::handle object, std::uintptr_t stream) {
-    const ak::Buffer x = ak::load_buffer(object, "x", cuda, ak::Access::read);
-    const ak::GilReleased released(always);
-    return ak::squared_norm_cuda(x.data, x.entries, x.device_id, stream_of(stream));
+    const ak::Buffer x = ak::load_buffer(object, "x", ak::cuda, ak::Access::read);
+    const ak::GilReleased released(ak::always);
+    return ak::squared_norm_cuda(x.data, x.entries, x.device_id, ak::stream_of(stream));
 }
 
 void weighted_sum(nb::handle out, nb::handle inputs, nb::handle weights, std::uintptr_t stream) {
-    const ak::WeightedSumCall call(out, inputs, weights, cuda);
-    const ak::GilReleased released(always);
+    const ak::WeightedSumCall call(out, inputs, weights, ak::cuda);
+    const ak::GilReleased released(ak::always);
     ak::weighted_sum_cuda(call.out.data, call.out.entries, call.terms.data(), call.terms.size(), call.out.device_id,
-                          stream_of(stream));
+                          ak::stream_of(stream));
 }
 
 }  // namespace
@@ -40,4 +35,5 @@ NB_MODULE(_cuda, m) {
     m.def("device_count", ak::cuda_device_count);
     m.def("squared_norm", squared_norm, "x"_a.none(), "stream"_a);
     m.def("weighted_sum", weighted_sum, "out"_a.none(), "inputs"_a.none(), "weights"_a.none(), "stream"_a);
+    ak::bind_sparse_cuda(m);
 }

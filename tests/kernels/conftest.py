@@ -1,16 +1,68 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
 import pytest
+import torch
 
 from atoll import kernels
+from atoll.kernels import compress, cuda_device, scatter, sparse_optimizer
+from atoll.kernels.cuda_device import CudaQueue
+
+sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu
+
+import cuda_on_cpu
+from kernels_of import Kernels
 
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu])
+ON_CPU = pytest.param("cuda on cpu", marks=[pytest.mark.timeout(240)])  # the first test compiles the kernels
 
 
-@pytest.fixture(params=["cpu", CUDA])
-def device(request: pytest.FixtureRequest) -> str:
-    """Where the buffers lie: each test of a kernel's contract runs on the CPU and on a CUDA device."""
+NO_GPU = "no NVIDIA GPU here, or a build without nvcc: the CUDA kernels were NOT tested on a device"
+
+
+@pytest.fixture(params=["cpu", CUDA, ON_CPU])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the buffers lie: each test of a kernel's contract runs on the CPU and on a CUDA device.
+
+    And with the CUDA kernels compiled for the CPU, on buffers of the CPU.
+    """
     name = str(request.param)
     if name == "cuda" and not kernels.has_cuda():
-        pytest.skip("no CUDA device, or a build without nvcc: the CUDA kernels were NOT tested")
-    return name
+        pytest.skip(NO_GPU)
+    if name != "cuda on cpu":
+        return name
+    queue = CudaQueue(request.getfixturevalue("cuda_kernels_on_cpu"), 0)
+    for module in (kernels, compress, sparse_optimizer, scatter):
+        monkeypatch.setattr(module, "cuda_queue", lambda _buffer: queue)
+    return "cpu"
+
+
+@pytest.fixture
+def everywhere(device: str) -> Iterator[str]:
+    """As `device`, and tensors are made there unless a test says otherwise."""
+    torch.set_default_device(device)
+    yield device
+    torch.set_default_device(None)
+
+
+@pytest.fixture(params=[CUDA, ON_CPU])
+def twin(request: pytest.FixtureRequest) -> Kernels:
+    """The CUDA kernels as the package calls them, on a device and compiled for the CPU."""
+    if request.param == "cuda on cpu":
+        return Kernels(request.getfixturevalue("cuda_kernels_on_cpu"), "cpu", (0,))
+    queue = cuda_device.cuda_queue(torch.zeros(1, device="cuda")) if kernels.has_cuda() else None
+    if queue is None:
+        pytest.skip(NO_GPU)
+    return Kernels(queue.kernels, "cuda", (queue.stream,))
+
+
+@pytest.fixture(scope="session")
+def cuda_kernels_on_cpu() -> ModuleType:
+    try:
+        return cuda_on_cpu.load()
+    except cuda_on_cpu.NoCompiler as missing:
+        pytest.skip(f"{missing}: the CUDA kernels were NOT run on the CPU either")

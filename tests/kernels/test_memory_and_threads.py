@@ -19,6 +19,7 @@ import torch
 
 from atoll import kernels
 from atoll.errors import BadInput
+from atoll.kernels import cuda_device
 
 BIG = 2**22
 
@@ -139,6 +140,7 @@ EXIT_WITH_BUSY_POOL = """
 import threading, numpy as np
 from atoll import kernels
 from atoll.errors import BadInput
+from atoll.kernels import cuda_device
 x = np.ones(2**24, np.float32)
 kernels.squared_norm(x, 8)
 def go_on():
@@ -175,7 +177,7 @@ def test_a_cuda_tensor_without_the_cuda_part_says_what_to_do(monkeypatch: pytest
     class OnCuda:
         is_cuda = True
 
-    monkeypatch.setattr(kernels, "_cuda", None)
+    monkeypatch.setattr(cuda_device, "_cuda", None)
     with pytest.raises(BadInput, match="no CUDA part; reinstall atoll with nvcc on PATH"):
         kernels.squared_norm(OnCuda())
     assert not kernels.has_cuda()

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from atoll.errors import BadInput
 from atoll.kernels import _native, compress
@@ -49,28 +48,31 @@ class Ours:
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    """The same numbers on every device."""
+    cpu = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return cpu.to(torch.get_default_device())
 
 
-def some_blocks(entries: int, share: float = 0.4, seed: int = 0) -> NDArray[np.uint32]:
+def some_blocks(entries: int, share: float = 0.4, seed: int = 0) -> torch.Tensor:
     blocks = compress.block_count(entries)
-    index = np.zeros(int(blocks * share + 0.5), np.uint32)
+    index = torch.zeros(int(blocks * share + 0.5), dtype=torch.int32)
     compress.random_blocks(seed, blocks, index)
     return index
 
 
-def dense(entries: int, index: NDArray[np.uint32], values: torch.Tensor) -> torch.Tensor:
+def dense(entries: int, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     out = torch.zeros(compress.block_count(entries), 16)
-    out[index.astype(np.int64)] = values
+    out[index.long()] = values
     return out.flatten()[:entries]
 
 
-def touched(entries: int, index: NDArray[np.uint32]) -> torch.Tensor:
+def touched(entries: int, index: torch.Tensor) -> torch.Tensor:
     return dense(entries, index, torch.ones(len(index), 16)).bool()
 
 
 @pytest.mark.parametrize("name", list(RULES))
 @pytest.mark.parametrize("entries", SIZES)
+@pytest.mark.usefixtures("everywhere")
 def test_touched_blocks_take_torchs_steps_and_the_others_none(name: str, entries: int) -> None:
     start, index = normal(entries), some_blocks(entries)
     where = touched(entries, index)
@@ -120,6 +122,7 @@ def test_a_processor_without_avx2_takes_the_same_steps(rule: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("entries", [1, 17, 1025])
+@pytest.mark.usefixtures("everywhere")
 def test_the_live_copy_follows_where_the_master_changes(dtype: torch.dtype, entries: int) -> None:
     start, index = normal(entries) * 1e-3, some_blocks(entries, 0.6)
     live = torch.full((entries,), 7.0, dtype=dtype)
@@ -130,13 +133,15 @@ def test_the_live_copy_follows_where_the_master_changes(dtype: torch.dtype, entr
     assert live[~where].eq(7.0).all()
 
 
+@pytest.mark.usefixtures("everywhere")
 def test_a_live_copy_beyond_float16_becomes_infinite_as_in_torch() -> None:
     master, live = torch.tensor([70000.0, 1e-8, -0.0, 65520.0, 65519.0]), torch.zeros(5, dtype=torch.float16)
-    sgd_blocks(master, np.zeros(1, np.uint32), torch.zeros(1, 16), lr=0.0, live=live)
+    sgd_blocks(master, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 16), lr=0.0, live=live)
     assert (live.view(torch.int16) == master.half().view(torch.int16)).all()
 
 
 @pytest.mark.parametrize("name", ["momentum", "nesterov", "adam", "adamw"])
+@pytest.mark.usefixtures("everywhere")
 def test_lazy_decay_makes_up_for_the_steps_a_block_was_missed(name: str) -> None:
     """Block 1 gets zeros in steps 2..4 in one run and is missed in another: in step 5 its moments agree again."""
     start, values = normal(48), normal(3, 16, seed=1)
@@ -144,20 +149,21 @@ def test_lazy_decay_makes_up_for_the_steps_a_block_was_missed(name: str) -> None
     last_step = torch.zeros(3, dtype=torch.int32)
     for step in range(1, 6):
         if 2 <= step <= 4:
-            always.step(step, np.arange(3, dtype=np.uint32), values * torch.tensor([[1.0], [0.0], [1.0]]))
-            lazy.step(step, np.array([0, 2], np.uint32), values[[0, 2]], last_step=last_step)
+            always.step(step, torch.arange(3, dtype=torch.int32), values * torch.tensor([[1.0], [0.0], [1.0]]))
+            lazy.step(step, torch.tensor([0, 2], dtype=torch.int32), values[[0, 2]], last_step=last_step)
             assert last_step.tolist() == [step, 1, step]
         else:
-            always.step(step, np.arange(3, dtype=np.uint32), values)
-            lazy.step(step, np.arange(3, dtype=np.uint32), values, last_step=last_step)
+            always.step(step, torch.arange(3, dtype=torch.int32), values)
+            lazy.step(step, torch.arange(3, dtype=torch.int32), values, last_step=last_step)
     torch.testing.assert_close(lazy.first, always.first, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(lazy.second, always.second, rtol=1e-5, atol=1e-7)
     assert (lazy.master[:16] == always.master[:16]).all()
 
 
+@pytest.mark.usefixtures("everywhere")
 def test_lazy_momentum_is_the_power_of_the_steps_missed() -> None:
     buffer, last_step = torch.ones(16), torch.tensor([3], dtype=torch.int32)
-    index, values = np.zeros(1, np.uint32), torch.zeros(1, 16)
+    index, values = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 16)
     sgd_blocks(
         torch.zeros(16), index, values, lr=0.1, momentum=0.5, momentum_buffer=buffer, last_step=last_step, step=9
     )
@@ -166,6 +172,7 @@ def test_lazy_momentum_is_the_power_of_the_steps_missed() -> None:
 
 
 @pytest.mark.parametrize("name", list(RULES))
+@pytest.mark.usefixtures("everywhere")
 def test_a_block_that_is_not_finite_is_left_out_whole_and_counted(name: str) -> None:
     start, index = normal(1025), some_blocks(1025)
     values = normal(len(index), 16, seed=1)
@@ -181,6 +188,7 @@ def test_a_block_that_is_not_finite_is_left_out_whole_and_counted(name: str) -> 
 
 @pytest.mark.parametrize("offset", [1, 5, 15])
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
+@pytest.mark.usefixtures("everywhere")
 def test_misaligned_parameters_are_updated_and_nothing_around_them(name: str, offset: int) -> None:
     entries, index = 1023, some_blocks(1023, 1.0)
     whole, values = torch.full((entries + 32,), torch.nan), normal(64, 16, seed=1)
@@ -195,6 +203,7 @@ def test_misaligned_parameters_are_updated_and_nothing_around_them(name: str, of
     assert whole[offset + entries :].isnan().all()
 
 
+@pytest.mark.usefixtures("everywhere")
 def test_scale_clips_the_gradient_before_everything_else() -> None:
     start, index = normal(64), some_blocks(64, 1.0)
     values = normal(4, 16, seed=1)
@@ -232,7 +241,7 @@ def test_any_sgd_step_is_numpys_in_float32_bit_for_bit(
     [
         (lambda p, i, v: sgd_blocks(p, i, v, lr=0.1, momentum=0.9), "momentum = 0.9 needs momentum_buffer"),
         (lambda p, i, v: sgd_blocks(p, i + 1, v, lr=0.1), "index does not ascend, or reaches beyond the last of 2"),
-        (lambda p, i, v: sgd_blocks(p, i[::-1].copy(), v, lr=0.1), "index does not ascend"),
+        (lambda p, i, v: sgd_blocks(p, i.flip(0), v, lr=0.1), "index does not ascend"),
         (lambda p, i, v: sgd_blocks(p, i, v[:1], lr=0.1), "values has 16 entries, not 32"),
         (lambda p, i, v: sgd_blocks(p, i, v, lr=float("nan")), "lr = nan is not a finite number from 0 on"),
         (lambda p, i, v: sgd_blocks(p, i, v, lr=0.1, momentum=1.0, momentum_buffer=v), "momentum = 1.0"),
@@ -253,8 +262,9 @@ def test_any_sgd_step_is_numpys_in_float32_bit_for_bit(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
+@pytest.mark.usefixtures("everywhere")
 def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(call: Callable[..., Any], says: str) -> None:
-    master, index, values = torch.ones(30), np.arange(2, dtype=np.uint32), torch.ones(2, 16)
+    master, index, values = torch.ones(30), torch.arange(2, dtype=torch.int32), torch.ones(2, 16)
     with pytest.raises(BadInput, match=says):
         call(master, index, values)
     assert master.eq(1).all()

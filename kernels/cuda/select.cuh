@@ -1,0 +1,137 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../cpu/compress.hpp"
+#include "device.cuh"
+
+// Choosing units by their keys, in ascending order and without atomics, so that the same input gives the same output:
+// count what each tile has, sum the counts up to each tile, write each index to its place. A key is the bits of a score
+// or magnitude, which order like the numbers they stand for when no sign is set; 0 stands for "never".
+namespace atoll_kernels {
+
+constexpr std::size_t tile_units = 1024;  // what one warp goes through
+constexpr unsigned warps = block_threads / warp_lanes;
+constexpr unsigned offset_threads = 1024;
+
+inline std::size_t tile_count(std::size_t units) { return (units + tile_units - 1) / tile_units; }
+
+struct Counts {
+    std::uint64_t above, equal;
+};
+
+// Chosen are all units whose key is above `key`, and the first `ties` of those that equal it.
+struct Cut {
+    std::uint32_t key;
+    std::uint64_t ties;
+};
+
+// What the kernels of one selection tell each other, and the host at the end.
+struct Progress {
+    Cut cut;
+    Counts total;
+    std::uint64_t nonfinite;
+    std::uint64_t nonzero;  // from here on for radix select
+    std::uint64_t left;
+    std::uint32_t prefix;
+    bool decided;
+};
+
+__device__ inline std::uint64_t smaller(std::uint64_t a, std::uint64_t b) { return a < b ? a : b; }
+
+__device__ inline std::uint64_t chosen_count(const Progress& progress) {
+    return progress.total.above + smaller(progress.total.equal, progress.cut.ties);
+}
+
+struct BlockKeys {
+    const float* scores;  // -1: not finite
+    __device__ std::uint32_t operator()(std::size_t block) const {
+        return scores[block] > 0 ? __float_as_uint(scores[block]) : 0;
+    }
+};
+
+__device__ inline bool bit_at(const std::uint32_t* words, std::size_t i) { return (words[i / 32] >> (i % 32) & 1) != 0; }
+
+struct MarkKeys {
+    const std::uint32_t* marks;
+    __device__ std::uint32_t operator()(std::size_t i) const { return bit_at(marks, i) ? 1 : 0; }
+};
+
+struct EntryKeys {
+    Source from;
+    const std::uint32_t* nonfinite;
+    __device__ std::uint32_t operator()(std::size_t i) const {
+        if (bit_at(nonfinite, i)) return 0;
+        const float value = from.residual != nullptr ? from.residual[i] : from.weight * from.gradient[i];
+        return __float_as_uint(value) & 0x7fffffff;
+    }
+};
+
+// A warp's view of 32 keys: bit k stands for lane k.
+struct Flags {
+    unsigned above, equal;
+};
+
+template <typename Keys>
+__device__ Flags flags_at(const Keys& keys, std::size_t i, std::size_t count, const Cut& cut) {
+    const std::uint32_t key = i < count ? keys(i) : 0;
+    return {__ballot_sync(all_lanes, i < count && key > cut.key), __ballot_sync(all_lanes, i < count && key == cut.key)};
+}
+
+// counts[t] = what tile t has.
+template <typename Keys>
+__global__ void count_tiles(Keys keys, std::size_t count, const Progress* progress, Counts* counts, std::size_t tiles) {
+    const unsigned lane = threadIdx.x % warp_lanes;
+    for (std::size_t tile = std::size_t{blockIdx.x} * warps + threadIdx.x / warp_lanes; tile < tiles;
+         tile += std::size_t{gridDim.x} * warps) {
+        Counts mine{0, 0};
+        for (std::size_t at = 0; at < tile_units; at += warp_lanes) {
+            const Flags flags = flags_at(keys, tile * tile_units + at + lane, count, progress->cut);
+            mine.above += __popc(flags.above);
+            mine.equal += __popc(flags.equal);
+        }
+        if (lane == 0) counts[tile] = mine;
+    }
+}
+
+
+template <typename Keys>
+__global__ void place_indices(Keys keys, std::size_t count, const Progress* progress, const Counts* before,
+                              std::size_t tiles, std::uint32_t* index, std::size_t capacity) {
+    const unsigned lane = threadIdx.x % warp_lanes;
+    const unsigned lanes_below = (1U << lane) - 1;
+    const Cut cut = progress->cut;
+    for (std::size_t tile = std::size_t{blockIdx.x} * warps + threadIdx.x / warp_lanes; tile < tiles;
+         tile += std::size_t{gridDim.x} * warps) {
+        Counts passed = before[tile];
+        for (std::size_t at = 0; at < tile_units; at += warp_lanes) {
+            const std::size_t i = tile * tile_units + at + lane;
+            const Flags flags = flags_at(keys, i, count, cut);
+            const std::uint64_t ties = passed.equal + __popc(flags.equal & lanes_below);
+            const bool tie = (flags.equal >> lane & 1) != 0 && ties < cut.ties;
+            const std::uint64_t place = passed.above + __popc(flags.above & lanes_below) + smaller(ties, cut.ties);
+            if (((flags.above >> lane & 1) != 0 || tie) && place < capacity) index[place] = static_cast<std::uint32_t>(i);
+            passed.above += __popc(flags.above);
+            passed.equal += __popc(flags.equal);
+        }
+    }
+}
+
+// The sum of tiles before each, by the kernel sum_before.
+void queue_sum_before(Counts* counts, std::size_t tiles, Progress* progress, cudaStream_t stream);
+
+// Writes the indices of what progress->cut chooses to `to`, as many as there is room for, and progress->total.
+template <typename Keys>
+void choose(const Keys& keys, std::size_t count, Progress* progress, const Chosen& to, int device, cudaStream_t stream) {
+    const std::size_t tiles = tile_count(count);
+    const Scratch<Counts> counts(tiles, device, stream);
+    const unsigned blocks = blocks_for(tiles, warps);
+    launch("starting count_tiles", count_tiles<Keys>, blocks, block_threads, stream, keys, count, progress, counts.get(),
+           tiles);
+    queue_sum_before(counts.get(), tiles, progress, stream);
+    launch("starting place_indices", place_indices<Keys>, blocks, block_threads, stream, keys, count, progress,
+           counts.get(), tiles, to.index, to.capacity);
+}
+
+}  // namespace atoll_kernels

@@ -1,0 +1,116 @@
+#include "sparse_module.hpp"
+
+#include "../gil.hpp"
+#include "../sparse_calls.hpp"
+#include "compress.hpp"
+#include "device_type.hpp"
+#include "update.hpp"
+
+namespace atoll_kernels {
+namespace {
+
+using namespace nb::literals;
+
+Queue queue_of(const Loaded& buffer, std::uintptr_t stream) { return {buffer.device_id, stream_of(stream)}; }
+
+using Threshold = Selection (*)(const Source&, float, const Chosen&, const Queue&);
+using TopK = Selection (*)(const Source&, const Chosen&, const Queue&);
+
+template <Threshold kernel, std::size_t width>
+nb::tuple select_above(nb::handle gradient, nb::handle residual, double weight, double threshold, nb::handle index,
+                       nb::handle values, std::uintptr_t stream) {
+    const float narrow = checked_threshold(threshold);
+    const SelectionCall call(cuda, gradient, residual, weight, index, values, width);
+    Selection selection;
+    {
+        const GilReleased released(always);
+        selection = kernel(call.from, narrow, call.to, queue_of(call.gradient, stream));
+    }
+    return as_tuple(selection);
+}
+
+template <TopK kernel, std::size_t width>
+nb::tuple select_top(nb::handle gradient, nb::handle residual, double weight, nb::handle index, nb::handle values,
+                     std::uintptr_t stream) {
+    const SelectionCall call(cuda, gradient, residual, weight, index, values, width);
+    Selection selection;
+    {
+        const GilReleased released(always);
+        selection = kernel(call.from, call.to, queue_of(call.gradient, stream));
+    }
+    return as_tuple(selection);
+}
+
+nb::tuple select_random(nb::handle gradient, nb::handle residual, double weight, std::uint64_t seed, nb::handle index,
+                        nb::handle values, std::uintptr_t stream) {
+    const SelectionCall call(cuda, gradient, residual, weight, index, values, block_entries);
+    Selection selection;
+    {
+        const GilReleased released(always);
+        selection = random_block_cuda(call.from, seed, call.to, queue_of(call.gradient, stream));
+    }
+    return as_tuple(selection);
+}
+
+void fill_random_blocks(std::uint64_t seed, std::size_t blocks, nb::handle index_object, std::uintptr_t stream) {
+    const Loaded index = checked_room(cuda, index_object, blocks);
+    const GilReleased released(always);
+    random_blocks_cuda(seed, blocks, index.entries, index.as<std::uint32_t>(), queue_of(index, stream));
+}
+
+void fill_sample_scores(nb::handle gradient, nb::handle residual, double weight, std::uint64_t seed, nb::handle scores,
+                        std::uintptr_t stream) {
+    const SampleCall call(cuda, gradient, residual, weight, scores);
+    const GilReleased released(always);
+    sample_scores_cuda(call.from, seed, call.scores.entries, call.scores.data, queue_of(call.gradient, stream));
+}
+
+std::size_t update_blocks(nb::handle master, nb::handle first, nb::handle second, nb::handle last_step, nb::handle live,
+                          nb::handle index, nb::handle values, const std::string& rule, std::int32_t step, double lr,
+                          double weight_decay, double momentum_or_beta1, double beta2, double epsilon, double scale,
+                          std::uintptr_t stream) {
+    const UpdateCall call(cuda, master, first, second, last_step, live, index, values, rule, step, lr, weight_decay,
+                          momentum_or_beta1, beta2, epsilon, scale);
+    UpdateResult result;
+    {
+        const GilReleased released(always);
+        result = apply_update_cuda(call.parameters(), call.update(), call.rates, queue_of(call.master, stream));
+    }
+    if (!result.valid) refuse_indices(call.index, block_count(call.master.entries));
+    return result.left_out;
+}
+
+void scatter_blocks(nb::handle live_object, nb::handle index_object, nb::handle values_object, std::uintptr_t stream) {
+    const Loaded live = required(cuda, live_object, "live", Access::write, live_entries);
+    const Loaded index = required(cuda, index_object, "index", Access::read, index_entries);
+    const Loaded values = required(cuda, values_object, "values", Access::read);
+    check_entries(values, index.entries * block_entries, "it must hold 16 values for every index");
+    check_apart({&live, &index, &values});
+    const GilReleased released(always);
+    scatter_blocks_cuda(live_of(live), live.entries, {index.as<std::uint32_t>(), values.data, index.entries},
+                        queue_of(live, stream));
+}
+
+}  // namespace
+
+void bind_sparse_cuda(nb::module_& m) {
+    m.def("threshold_block", select_above<threshold_block_cuda, block_entries>, "gradient"_a.none(), "residual"_a.none(),
+          "weight"_a, "threshold"_a, "index"_a.none(), "values"_a.none(), "stream"_a);
+    m.def("threshold_element", select_above<threshold_element_cuda, 1>, "gradient"_a.none(), "residual"_a.none(),
+          "weight"_a, "threshold"_a, "index"_a.none(), "values"_a.none(), "stream"_a);
+    m.def("topk_block", select_top<topk_block_cuda, block_entries>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
+          "index"_a.none(), "values"_a.none(), "stream"_a);
+    m.def("topk_element", select_top<topk_element_cuda, 1>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
+          "index"_a.none(), "values"_a.none(), "stream"_a);
+    m.def("random_block", select_random, "gradient"_a.none(), "residual"_a.none(), "weight"_a, "seed"_a,
+          "index"_a.none(), "values"_a.none(), "stream"_a);
+    m.def("random_blocks", fill_random_blocks, "seed"_a, "blocks"_a, "index"_a.none(), "stream"_a);
+    m.def("sample_scores", fill_sample_scores, "gradient"_a.none(), "residual"_a.none(), "weight"_a, "seed"_a,
+          "scores"_a.none(), "stream"_a);
+    m.def("update_blocks", update_blocks, "master"_a.none(), "first"_a.none(), "second"_a.none(), "last_step"_a.none(),
+          "live"_a.none(), "index"_a.none(), "values"_a.none(), "rule"_a, "step"_a, "lr"_a, "weight_decay"_a,
+          "momentum_or_beta1"_a, "beta2"_a, "epsilon"_a, "scale"_a, "stream"_a);
+    m.def("scatter_blocks", scatter_blocks, "live"_a.none(), "index"_a.none(), "values"_a.none(), "stream"_a);
+}
+
+}  // namespace atoll_kernels
