@@ -18,6 +18,7 @@ Source: StellaTrain (SIGCOMM '24), section 3.1; the rules are those of torch.opt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from atoll.errors import BadInput
@@ -96,4 +97,5 @@ def adam_blocks(
 def _update(threads: int, master: Any, *arguments: Any) -> int:
     if (queue := cuda_queue(master)) is not None:
         return int(queue.kernels.update_blocks(master, *arguments, queue.stream))
-    return _native.update_blocks(master, *arguments, threads)
+    on_cpu: Callable[..., int] = _native.update_blocks
+    return on_cpu(master, *arguments, threads)
