@@ -1,6 +1,7 @@
 """Compression, wire and sparse optimizers beside what torch offers, on a gradient too large for any cache.
 
     python benchmarks/kernels_compress.py [--entries 88000000] [--rounds 5] [--rates 0.9 0.95 0.99 0.999]
+                                          [--huge-pages]
 
 Prints markdown: times in ms, medians [fastest-slowest]. Compression streams 0.7 GB a call, so nothing it reads is left
 in a cache; before each sparse step the caches are filled with something else. Thresholds and indices are those of the
@@ -25,6 +26,7 @@ import torch
 
 from atoll import kernels
 from atoll.kernels import block_coo, compress
+from atoll.kernels.pages import use_huge_pages
 from atoll.kernels.sparse_optimizer import adam_blocks, sgd_blocks
 
 Call = Callable[[], object]
@@ -33,11 +35,15 @@ Call = Callable[[], object]
 class Rig:
     """Buffers for one gradient, made once."""
 
-    def __init__(self, entries: int) -> None:
+    def __init__(self, entries: int, huge_pages: bool) -> None:
         generator = torch.Generator().manual_seed(0)
         self.entries, self.blocks = entries, compress.block_count(entries)
-        self.gradient = torch.empty(entries).normal_(generator=generator)
-        self.residual = torch.zeros(entries)
+        self.gradient, self.residual = torch.empty(entries), torch.empty(entries)
+        if huge_pages:
+            use_huge_pages(self.gradient)
+            use_huge_pages(self.residual)
+        self.gradient.normal_(generator=generator)
+        self.residual.zero_()
         self.cold = torch.zeros(2**25)  # 128 MiB
 
     def evict(self) -> None:
@@ -231,6 +237,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The sparse kernels' times beside torch's.")
     parser.add_argument("--entries", type=int, default=88_000_000, help="float32 entries of the gradient")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--huge-pages", action="store_true", help="gradient, residual, parameters, momentum on 2 MiB pages"
+    )
     parser.add_argument("--rates", type=float, nargs="+", default=[0.9, 0.95, 0.99, 0.999], help="shares dropped")
     options = parser.parse_args()
     print(
@@ -238,7 +247,7 @@ def main() -> None:
         f"path {kernels.cpu_features()['path']}; {datetime.date.today()}"
     )
     print(f"`{' '.join(['python', *sys.argv])}`: medians of {options.rounds} rounds [fastest-slowest]")
-    rig = Rig(options.entries)
+    rig = Rig(options.entries, options.huge_pages)
     print_compression(rig, options.rates, options.rounds)
     print_updates(rig, 0.99, options.rounds)
     print_dense(rig, options.rounds)

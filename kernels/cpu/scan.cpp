@@ -19,9 +19,12 @@ typedef int Int8 __attribute__((vector_size(32)));
 
 constexpr float largest = std::numeric_limits<float>::max();
 
-// Parts of a chunk that are read side by side: one sequential stream keeps too few cache lines in flight to use all the
-// bandwidth one core can have.
-constexpr std::size_t streams = 4;
+// Blocks whose scores are summed side by side.
+constexpr std::size_t at_once = 4;
+
+// How far ahead of its use memory is asked for. Both a gradient and its residual are read, and left to itself the
+// processor keeps too few cache lines in flight to use all the bandwidth one core can have: docs/performance.md.
+constexpr std::size_t ahead_entries = 1024;
 
 ATOLL_INLINE void load(Float8& value, const float* at) { std::memcpy(&value, at, sizeof value); }
 ATOLL_INLINE void store(float* at, const Float8& value) { std::memcpy(at, &value, sizeof value); }
@@ -62,6 +65,13 @@ ATOLL_INLINE Float4 totals(const Float4& a, const Float4& b, const Float4& c, co
     return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
+template <bool feedback>
+ATOLL_INLINE void fetch_ahead(const float* gradient, const float* residual, std::size_t at, std::size_t n) {
+    const std::size_t there = std::min(at + ahead_entries, n - 1);
+    __builtin_prefetch(gradient + there);
+    if constexpr (feedback) __builtin_prefetch(residual + there, 1);
+}
+
 // Returns whether the block is finite.
 template <bool feedback>
 ATOLL_INLINE bool scan_block(const float* gradient, float* residual, float weight, float* score) {
@@ -95,35 +105,38 @@ ATOLL_INLINE std::size_t scan_all(const Source& from, std::size_t first, std::si
     float* const residual = feedback ? from.residual + first * block_entries : nullptr;
     const std::size_t n = std::min(blocks * block_entries, from.n - first * block_entries);
     const std::size_t whole = n / block_entries;
-    const std::size_t stride = whole / streams;
     std::size_t nonfinite = 0;
-    const auto gradient_at = [&](std::size_t block) { return gradient + block * block_entries; };
     const auto residual_at = [&](std::size_t block) { return feedback ? residual + block * block_entries : nullptr; };
     const auto one = [&](std::size_t block) {
-        nonfinite += !scan_block<feedback>(gradient_at(block), residual_at(block), weight, scores + block);
+        nonfinite += !scan_block<feedback>(gradient + block * block_entries, residual_at(block), weight, scores + block);
     };
-    for (std::size_t j = 0; j < stride; ++j) {
-        Sixteen sums[streams];
-        for (std::size_t s = 0; s < streams; ++s)
-            sums[s] = sum_at<feedback>(gradient_at(s * stride + j), residual_at(s * stride + j), weight);
+    std::size_t block = 0;
+    for (; block + at_once <= whole; block += at_once) {
+        Sixteen sums[at_once];
+        for (std::size_t s = 0; s < at_once; ++s) {
+            const std::size_t at = (block + s) * block_entries;
+            fetch_ahead<feedback>(gradient, residual, at, n);
+            sums[s] = sum_at<feedback>(gradient + at, residual_at(block + s), weight);
+        }
         const Float4 four = totals(folded(sums[0]), folded(sums[1]), folded(sums[2]), folded(sums[3]));
         typedef long long Long2 __attribute__((vector_size(16)));
         const Long2 finite = (Long2)(four <= largest);
         if ((finite[0] & finite[1]) == -1) [[likely]] {
-            for (std::size_t s = 0; s < streams; ++s) {
-                scores[s * stride + j] = four[s];
-                if constexpr (feedback) {
-                    store(residual_at(s * stride + j), sums[s].low);
-                    store(residual_at(s * stride + j) + 8, sums[s].high);
+            std::memcpy(scores + block, &four, sizeof four);
+            if constexpr (feedback) {
+                for (std::size_t s = 0; s < at_once; ++s) {
+                    store(residual_at(block + s), sums[s].low);
+                    store(residual_at(block + s) + 8, sums[s].high);
                 }
             }
         } else {
-            for (std::size_t s = 0; s < streams; ++s) one(s * stride + j);
+            for (std::size_t s = 0; s < at_once; ++s) one(block + s);
         }
     }
-    for (std::size_t block = streams * stride; block < whole; ++block) one(block);
+    for (; block < whole; ++block) one(block);
     if (whole < blocks)
-        nonfinite += !scan_tail<feedback>(gradient_at(whole), residual_at(whole), weight, n % block_entries, scores + whole);
+        nonfinite += !scan_tail<feedback>(gradient + whole * block_entries, residual_at(whole), weight, n % block_entries,
+                                          scores + whole);
     return nonfinite;
 }
 
@@ -202,11 +215,11 @@ ATOLL_INLINE ElementCounts scan_all_elements(const Source& from, std::size_t fir
         keep(word, scan_word<feedback>(gradient + 64 * word, feedback ? residual + 64 * word : nullptr, from.weight, threshold));
     };
     const std::size_t whole = n / 64;
-    const std::size_t stride = whole / streams;
-    for (std::size_t j = 0; j < stride; ++j) {
-        for (std::size_t s = 0; s < streams; ++s) one(s * stride + j);
+    for (std::size_t word = 0; word < whole; ++word) {
+        for (std::size_t line = 0; line < 64; line += block_entries)
+            fetch_ahead<feedback>(gradient, residual, 64 * word + line, n);
+        one(word);
     }
-    for (std::size_t word = streams * stride; word < whole; ++word) one(word);
     if (const std::size_t rest = n % 64; rest != 0) {
         float g[64] = {}, r[64] = {};
         std::copy_n(gradient + 64 * whole, rest, g);
