@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "../strata.hpp"
 #include "scan.hpp"
 #include "thread_pool.hpp"
 
@@ -58,25 +59,6 @@ void take_set_bits(const std::uint64_t* words, std::size_t count, std::size_t fi
             take(first + 64 * w + static_cast<std::size_t>(std::countr_zero(bits)), place++);
         }
     }
-}
-
-// splitmix64 (Steele, Lea, Flood, 2014): the k-th number of the sequence that begins at `seed`.
-std::uint64_t hash(std::uint64_t seed, std::uint64_t k) {
-    std::uint64_t x = seed + (k + 1) * 0x9e3779b97f4a7c15ULL;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-    return x ^ (x >> 31);
-}
-
-std::size_t stratum_begin(std::size_t k, std::size_t blocks, std::size_t count) {
-    return static_cast<std::size_t>(static_cast<unsigned __int128>(k) * blocks / count);
-}
-
-std::uint32_t block_of_stratum(std::uint64_t seed, std::size_t k, std::size_t blocks, std::size_t count) {
-    const std::size_t begin = stratum_begin(k, blocks, count);
-    const std::size_t size = stratum_begin(k + 1, blocks, count) - begin;
-    const auto within = static_cast<unsigned __int128>(hash(seed, k)) * size >> 64;
-    return static_cast<std::uint32_t>(begin + static_cast<std::size_t>(within));
 }
 
 }  // namespace

@@ -1,16 +1,11 @@
 #include "sparse_module.hpp"
 
-#include <nanobind/stl/string.h>
-
-#include <cmath>
 #include <cstdint>
-#include <initializer_list>
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "../buffers.hpp"
 #include "../gil.hpp"
+#include "../sparse_calls.hpp"
 #include "block_coo.hpp"
 #include "call_options.hpp"
 #include "compress.hpp"
@@ -21,102 +16,6 @@ namespace {
 
 using namespace nb::literals;
 
-constexpr int cpu = nb::device::cpu::value;
-
-bool has_bits(nb::dlpack::dtype d, nb::dlpack::dtype_code code, unsigned bits) {
-    return d.code == static_cast<std::uint8_t>(code) && d.bits == bits && d.lanes == 1;
-}
-
-constexpr EntryType index_entries{"uint32 or int32", [](nb::dlpack::dtype d) {
-                                      return has_bits(d, nb::dlpack::dtype_code::UInt, 32) ||
-                                             has_bits(d, nb::dlpack::dtype_code::Int, 32);
-                                  }};
-constexpr EntryType step_entries{"int32",
-                                 [](nb::dlpack::dtype d) { return has_bits(d, nb::dlpack::dtype_code::Int, 32); }};
-constexpr EntryType byte_entries{"uint8",
-                                 [](nb::dlpack::dtype d) { return has_bits(d, nb::dlpack::dtype_code::UInt, 8); }};
-constexpr EntryType live_entries{"float32, float16 or bfloat16", [](nb::dlpack::dtype d) {
-                                     return d == nb::dtype<float>() || has_bits(d, nb::dlpack::dtype_code::Float, 16) ||
-                                            has_bits(d, nb::dlpack::dtype_code::Bfloat, 16);
-                                 }};
-
-[[noreturn]] void refuse(const std::string& text) { throw nb::value_error(text.c_str()); }
-
-std::string number(std::size_t value) { return std::to_string(value); }
-
-// A buffer that may be left out (None).
-struct Loaded : Buffer {
-    std::string name;
-    Access access = Access::read;
-
-    Loaded(nb::handle object, const char* text, Access how, const EntryType& type = float32_entries)
-        : Buffer(object.is_none() && how == Access::write ? Buffer{} : load_buffer(object, text, cpu, how, type)),
-          name(text),
-          access(how) {}
-
-    template <typename T>
-    T* as() const {
-        return reinterpret_cast<T*>(data);
-    }
-    std::size_t bytes() const { return entries * (dtype.bits / 8); }
-    bool given() const { return dtype.bits != 0; }
-};
-
-Loaded required(nb::handle object, const char* name, Access access, const EntryType& type = float32_entries) {
-    if (object.is_none()) throw nb::type_error((std::string(name) + " is None; pass a " + type.name + " buffer").c_str());
-    return {object, name, access, type};
-}
-
-void check_entries(const Loaded& buffer, std::size_t entries, const char* why) {
-    if (buffer.given() && buffer.entries != entries) {
-        refuse(buffer.name + " has " + number(buffer.entries) + " entries, not " + number(entries) + "; " + why);
-    }
-}
-
-void refuse_overlap(std::initializer_list<const Loaded*> buffers) {
-    for (const Loaded* const* a = buffers.begin(); a != buffers.end(); ++a) {
-        for (const Loaded* const* b = a + 1; b != buffers.end(); ++b) {
-            if ((*a)->access == Access::read && (*b)->access == Access::read) continue;
-            if ((*a)->bytes() == 0 || (*b)->bytes() == 0) continue;
-            const auto x = reinterpret_cast<std::uintptr_t>((*a)->data), y = reinterpret_cast<std::uintptr_t>((*b)->data);
-            if (x < y + (*b)->bytes() && y < x + (*a)->bytes())
-                refuse((*a)->name + " and " + (*b)->name + " share memory; pass separate buffers");
-        }
-    }
-}
-
-float checked_weight(double weight) {
-    const auto narrow = static_cast<float>(weight);
-    if (!std::isfinite(narrow)) refuse("weight = " + std::to_string(weight) + " is not finite in float32; pass b_i / B");
-    return narrow;
-}
-
-// What every selection is called with.
-struct SelectionCall {
-    Loaded gradient, residual, index, values;
-    Source from;
-    Chosen to;
-
-    SelectionCall(nb::handle gradient_object, nb::handle residual_object, double weight, nb::handle index_object,
-                  nb::handle values_object, std::size_t width)
-        : gradient(required(gradient_object, "gradient", Access::read)),
-          residual(residual_object, "residual", Access::write),
-          index(required(index_object, "index", Access::write, index_entries)),
-          values(required(values_object, "values", Access::write)),
-          from{gradient.data, residual.data, checked_weight(weight), gradient.entries},
-          to{index.as<std::uint32_t>(), values.data, index.entries} {
-        check_entries(residual, gradient.entries, "it must be as long as gradient");
-        check_entries(values, index.entries * width, "it must hold the values of every index there is room for");
-        if ((from.n + width - 1) / width > std::size_t{1} << 32)
-            refuse("gradient has " + number(from.n) + " entries, more than indices of 32 bits reach; split it");
-        refuse_overlap({&gradient, &residual, &index, &values});
-    }
-};
-
-nb::tuple as_tuple(const Selection& selection) {
-    return nb::make_tuple(selection.kept, selection.found, selection.nonfinite);
-}
-
 using Threshold = Selection (*)(const Source&, float, const Chosen&, int, Path);
 using TopK = Selection (*)(const Source&, const Chosen&, int, Path);
 
@@ -124,10 +23,8 @@ template <Threshold kernel, std::size_t width>
 nb::tuple select_above(nb::handle gradient, nb::handle residual, double weight, double threshold, nb::handle index,
                        nb::handle values, int threads, bool portable) {
     const int checked = checked_threads(threads);
-    const auto narrow = static_cast<float>(threshold);
-    if (!(narrow >= 0) || !std::isfinite(narrow))
-        refuse("threshold = " + std::to_string(threshold) + " is not a finite number from 0 on; start from sample_scores");
-    const SelectionCall call(gradient, residual, weight, index, values, width);
+    const float narrow = checked_threshold(threshold);
+    const SelectionCall call(cpu, gradient, residual, weight, index, values, width);
     Selection selection;
     {
         const GilReleased released(call.from.n);
@@ -140,7 +37,7 @@ template <TopK kernel, std::size_t width>
 nb::tuple select_top(nb::handle gradient, nb::handle residual, double weight, nb::handle index, nb::handle values,
                      int threads, bool portable) {
     const int checked = checked_threads(threads);
-    const SelectionCall call(gradient, residual, weight, index, values, width);
+    const SelectionCall call(cpu, gradient, residual, weight, index, values, width);
     Selection selection;
     {
         const GilReleased released(call.from.n);
@@ -152,7 +49,7 @@ nb::tuple select_top(nb::handle gradient, nb::handle residual, double weight, nb
 nb::tuple select_random(nb::handle gradient, nb::handle residual, double weight, std::uint64_t seed, nb::handle index,
                         nb::handle values, int threads, bool portable) {
     const int checked = checked_threads(threads);
-    const SelectionCall call(gradient, residual, weight, index, values, block_entries);
+    const SelectionCall call(cpu, gradient, residual, weight, index, values, block_entries);
     Selection selection;
     {
         const GilReleased released(call.from.n);
@@ -162,41 +59,15 @@ nb::tuple select_random(nb::handle gradient, nb::handle residual, double weight,
 }
 
 void fill_random_blocks(std::uint64_t seed, std::size_t blocks, nb::handle index_object) {
-    const Loaded index = required(index_object, "index", Access::write, index_entries);
-    if (blocks > std::size_t{1} << 32) refuse("blocks = " + number(blocks) + " is beyond indices of 32 bits");
-    if (index.entries > blocks) {
-        refuse("index has room for " + number(index.entries) + " but there are only " + number(blocks) +
-               " blocks; pass a shorter one");
-    }
+    const Loaded index = checked_room(cpu, index_object, blocks);
     const GilReleased released(index.entries);
     random_blocks(seed, blocks, index.entries, index.as<std::uint32_t>());
 }
 
-void fill_sample_scores(nb::handle gradient_object, nb::handle residual_object, double weight, std::uint64_t seed,
-                        nb::handle scores_object) {
-    const Loaded gradient = required(gradient_object, "gradient", Access::read);
-    const Loaded scores = required(scores_object, "scores", Access::write);
-    Loaded residual = residual_object.is_none() ? Loaded(residual_object, "residual", Access::write)
-                                                : Loaded(residual_object, "residual", Access::read);
-    check_entries(residual, gradient.entries, "it must be as long as gradient");
-    if (scores.entries > block_count(gradient.entries)) {
-        refuse("scores has room for " + number(scores.entries) + " but there are only " +
-               number(block_count(gradient.entries)) + " blocks; pass a shorter one");
-    }
-    refuse_overlap({&gradient, &residual, &scores});
-    const Source from{gradient.data, residual.data, checked_weight(weight), gradient.entries};
-    const GilReleased released(scores.entries * block_entries);
-    sample_scores(from, seed, scores.entries, scores.data);
-}
-
-template <typename Format>
-Format format_named(const std::string& name, const char* what, std::initializer_list<std::pair<const char*, Format>> all) {
-    std::string names;
-    for (const auto& [text, format] : all) {
-        if (name == text) return format;
-        names += (names.empty() ? "" : ", ") + std::string(text);
-    }
-    refuse(std::string(what) + " = '" + name + "' is not known; pass one of " + names);
+void fill_sample_scores(nb::handle gradient, nb::handle residual, double weight, std::uint64_t seed, nb::handle scores) {
+    const SampleCall call(cpu, gradient, residual, weight, scores);
+    const GilReleased released(call.scores.entries * block_entries);
+    sample_scores(call.from, seed, call.scores.entries, call.scores.data);
 }
 
 Layout checked_layout(const std::string& indices, const std::string& values, std::size_t width, std::size_t entries) {
@@ -215,10 +86,7 @@ Layout checked_layout(const std::string& indices, const std::string& values, std
 std::size_t unit_count(const Layout& layout) { return (layout.entries + layout.width - 1) / layout.width; }
 
 void check_indices(const Loaded& index, std::size_t end) {
-    if (!valid_indices(index.as<std::uint32_t>(), index.entries, end)) {
-        refuse(index.name + " does not ascend, or reaches beyond the last of " + number(end) +
-               "; pass what a selection, decode or sum_units wrote");
-    }
+    if (!valid_indices(index.as<std::uint32_t>(), index.entries, end)) refuse_indices(index, end);
 }
 
 std::size_t payload_bound(std::size_t count, std::size_t width, const std::string& indices, const std::string& values) {
@@ -314,62 +182,16 @@ std::size_t sum_all(nb::handle index_objects, nb::handle values_objects, nb::han
     return total;
 }
 
-Live live_of(const Loaded& live) {
-    if (!live.given()) return {nullptr, ValueFormat::float32};
-    const bool brain = live.dtype.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat);
-    return {live.data, live.dtype.bits == 32 ? ValueFormat::float32 : brain ? ValueFormat::bfloat16 : ValueFormat::float16};
-}
-
-double checked_rate(double value, const char* name, double below) {
-    if (!(value >= 0 && value < below)) {
-        refuse(std::string(name) + " = " + std::to_string(value) +
-               (std::isfinite(below) ? " is not in 0..1, 1 left out" : " is not a finite number from 0 on"));
-    }
-    return value;
-}
-
-std::size_t update_blocks(nb::handle master_object, nb::handle first_object, nb::handle second_object,
-                          nb::handle last_step_object, nb::handle live_object, nb::handle index_object,
-                          nb::handle values_object, const std::string& rule_name, std::int32_t step, double lr,
+std::size_t update_blocks(nb::handle master, nb::handle first, nb::handle second, nb::handle last_step, nb::handle live,
+                          nb::handle index, nb::handle values, const std::string& rule, std::int32_t step, double lr,
                           double weight_decay, double momentum_or_beta1, double beta2, double epsilon, double scale,
                           int threads, bool portable) {
     const int checked = checked_threads(threads);
-    const Rule rule = format_named<Rule>(
-        rule_name, "rule",
-        {{"sgd", Rule::sgd}, {"nesterov", Rule::nesterov}, {"adam", Rule::adam}, {"adamw", Rule::adamw}});
-    const bool adaptive = rule == Rule::adam || rule == Rule::adamw;
-    const double infinity = std::numeric_limits<double>::infinity();
-    const Rates rates{rule,
-                      checked_rate(lr, "lr", infinity),
-                      checked_rate(weight_decay, "weight_decay", infinity),
-                      checked_rate(momentum_or_beta1, adaptive ? "beta1" : "momentum", 1),
-                      checked_rate(beta2, "beta2", 1),
-                      checked_rate(epsilon, "epsilon", infinity),
-                      checked_rate(scale, "scale", infinity),
-                      step};
-    if (step < 1) refuse("step = " + std::to_string(step) + " is not a step; the first is 1");
-    const Loaded master = required(master_object, "master", Access::write);
-    const Loaded first(first_object, adaptive ? "first_moment" : "momentum_buffer", Access::write);
-    const Loaded second(second_object, "second_moment", Access::write);
-    const Loaded last_step(last_step_object, "last_step", Access::write, step_entries);
-    const Loaded live(live_object, "live", Access::write, live_entries);
-    const Loaded index = required(index_object, "index", Access::read, index_entries);
-    const Loaded values = required(values_object, "values", Access::read);
-    const char* const long_as_master = "it must be as long as master";
-    check_entries(first, master.entries, long_as_master);
-    check_entries(second, master.entries, long_as_master);
-    check_entries(live, master.entries, long_as_master);
-    check_entries(last_step, block_count(master.entries), "it must have one entry for each block of master");
-    check_entries(values, index.entries * block_entries, "it must hold 16 values for every index");
-    if ((rule == Rule::nesterov && !first.given()) || (adaptive && !(first.given() && second.given())))
-        refuse("rule '" + rule_name + "' needs its moments; pass buffers of zeros, as long as master");
-    refuse_overlap({&master, &first, &second, &last_step, &live, &index, &values});
-    check_indices(index, block_count(master.entries));
-    const Parameters parameters{master.data,    first.data,      second.data, last_step.as<std::int32_t>(),
-                                live_of(live), master.entries};
-    const GilReleased released(values.entries);
-    return apply_update(parameters, {index.as<std::uint32_t>(), values.data, index.entries}, rates, checked,
-                        chosen_path(portable));
+    const UpdateCall call(cpu, master, first, second, last_step, live, index, values, rule, step, lr, weight_decay,
+                          momentum_or_beta1, beta2, epsilon, scale);
+    check_indices(call.index, block_count(call.master.entries));
+    const GilReleased released(call.values.entries);
+    return apply_update(call.parameters(), call.update(), call.rates, checked, chosen_path(portable));
 }
 
 }  // namespace

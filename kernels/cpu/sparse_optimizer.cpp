@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "../optimizer_rates.hpp"
 #include "thread_pool.hpp"
 
 namespace atoll_kernels {
@@ -13,37 +14,6 @@ namespace {
 
 constexpr std::size_t blocks_per_chunk = 2048;
 constexpr std::size_t ahead = 32;  // blocks lie apart, so the processor's own prefetching does not find them
-
-struct Constants {
-    float lr, decay, scale, momentum, beta2, one_minus_beta1, one_minus_beta2, step_size, root2, epsilon, shrink;
-};
-
-// x^n by squaring: multiplications alone, so the same everywhere, as std::pow is not.
-double power(double x, std::uint32_t n) {
-    double result = 1;
-    for (; n != 0; n >>= 1, x *= x) {
-        if ((n & 1) != 0) result *= x;
-    }
-    return result;
-}
-
-Constants prepare(const Rates& rates) {
-    const auto step = static_cast<std::uint32_t>(rates.step);
-    const double first = rates.momentum_or_beta1;
-    return {
-        .lr = static_cast<float>(rates.lr),
-        .decay = static_cast<float>(rates.weight_decay),
-        .scale = static_cast<float>(rates.scale),
-        .momentum = static_cast<float>(first),
-        .beta2 = static_cast<float>(rates.beta2),
-        .one_minus_beta1 = static_cast<float>(1 - first),
-        .one_minus_beta2 = static_cast<float>(1 - rates.beta2),
-        .step_size = static_cast<float>(rates.lr / (1 - power(first, step))),
-        .root2 = static_cast<float>(std::sqrt(1 - power(rates.beta2, step))),
-        .epsilon = static_cast<float>(rates.epsilon),
-        .shrink = static_cast<float>(1 - rates.lr * rates.weight_decay),
-    };
-}
 
 // One block in local memory.
 struct Block {

@@ -81,9 +81,9 @@ std::size_t update_blocks(nb::handle master, nb::handle first, nb::handle second
 }
 
 void scatter_blocks(nb::handle live_object, nb::handle index_object, nb::handle values_object, std::uintptr_t stream) {
-    const Loaded live = required(cuda, live_object, "live", Access::write, live_entries);
-    const Loaded index = required(cuda, index_object, "index", Access::read, index_entries);
-    const Loaded values = required(cuda, values_object, "values", Access::read);
+    const Loaded live = required(live_object, "live", Access::write, live_entries, cuda);
+    const Loaded index = required(index_object, "index", Access::read, index_entries, cuda);
+    const Loaded values = required(values_object, "values", Access::read, float32_entries, cuda);
     check_entries(values, index.entries * block_entries, "it must hold 16 values for every index");
     check_apart({&live, &index, &values});
     const GilReleased released(always);
