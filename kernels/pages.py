@@ -32,7 +32,7 @@ def use_huge_pages(buffer: Any) -> bool:
         return False
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    taken = madvise(begin, end - begin, MADV_HUGEPAGE) == 0
+    taken = bool(madvise(begin, end - begin, MADV_HUGEPAGE) == 0)
     # Fails where nothing is there yet, or the kernel is older: then pages come as they are touched, or in time.
     madvise(begin, end - begin, MADV_COLLAPSE)
     return taken
