@@ -200,10 +200,11 @@ class OverlappedStep:
     def __init__(self, width: int = 4096, layers: int = 8, samples: int = 4096) -> None:
         self.model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers))).cuda()
         self.batch = torch.randn(samples, width, device="cuda")
-        self.side = torch.cuda.Stream()
-        self.pinned = {p: torch.empty(p.shape, pin_memory=True) for p in self.model.parameters()}
+        self.side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        shapes: dict[torch.Tensor, torch.Size] = {p: p.shape for p in self.model.parameters()}
+        self.pinned = {p: torch.empty(shape, pin_memory=True) for p, shape in shapes.items()}
         for parameter in self.model.parameters():
-            parameter.register_post_accumulate_grad_hook(self._leave)
+            parameter.register_post_accumulate_grad_hook(self._leave)  # type: ignore[no-untyped-call]
 
     def _leave(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
@@ -242,8 +243,9 @@ def print_overlap(trace: Path) -> None:
         step.run()
     trace.parent.mkdir(parents=True, exist_ok=True)
     profile.export_chrome_trace(str(trace))
-    on_device = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    copies, others = [], []
+    on_device = [e for e in profile.events() if e.device_type.name == "CUDA"]
+    copies: list[Span] = []
+    others: list[Span] = []
     for event in on_device:
         span = (float(event.time_range.start), float(event.time_range.end))
         (copies if "DtoH" in event.name else others).append(span)
