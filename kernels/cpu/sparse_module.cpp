@@ -4,13 +4,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <initializer_list>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "../buffers.hpp"
 #include "../gil.hpp"
+#include "../loaded.hpp"
 #include "block_coo.hpp"
 #include "call_options.hpp"
 #include "compress.hpp"
@@ -20,76 +19,6 @@ namespace atoll_kernels {
 namespace {
 
 using namespace nb::literals;
-
-constexpr int cpu = nb::device::cpu::value;
-
-bool has_bits(nb::dlpack::dtype d, nb::dlpack::dtype_code code, unsigned bits) {
-    return d.code == static_cast<std::uint8_t>(code) && d.bits == bits && d.lanes == 1;
-}
-
-constexpr EntryType index_entries{"uint32 or int32", [](nb::dlpack::dtype d) {
-                                      return has_bits(d, nb::dlpack::dtype_code::UInt, 32) ||
-                                             has_bits(d, nb::dlpack::dtype_code::Int, 32);
-                                  }};
-constexpr EntryType step_entries{"int32",
-                                 [](nb::dlpack::dtype d) { return has_bits(d, nb::dlpack::dtype_code::Int, 32); }};
-constexpr EntryType byte_entries{"uint8",
-                                 [](nb::dlpack::dtype d) { return has_bits(d, nb::dlpack::dtype_code::UInt, 8); }};
-constexpr EntryType live_entries{"float32, float16 or bfloat16", [](nb::dlpack::dtype d) {
-                                     return d == nb::dtype<float>() || has_bits(d, nb::dlpack::dtype_code::Float, 16) ||
-                                            has_bits(d, nb::dlpack::dtype_code::Bfloat, 16);
-                                 }};
-
-[[noreturn]] void refuse(const std::string& text) { throw nb::value_error(text.c_str()); }
-
-std::string number(std::size_t value) { return std::to_string(value); }
-
-// A buffer that may be left out (None).
-struct Loaded : Buffer {
-    std::string name;
-    Access access = Access::read;
-
-    Loaded(nb::handle object, const char* text, Access how, const EntryType& type = float32_entries)
-        : Buffer(object.is_none() && how == Access::write ? Buffer{} : load_buffer(object, text, cpu, how, type)),
-          name(text),
-          access(how) {}
-
-    template <typename T>
-    T* as() const {
-        return reinterpret_cast<T*>(data);
-    }
-    std::size_t bytes() const { return entries * (dtype.bits / 8); }
-    bool given() const { return dtype.bits != 0; }
-};
-
-Loaded required(nb::handle object, const char* name, Access access, const EntryType& type = float32_entries) {
-    if (object.is_none()) throw nb::type_error((std::string(name) + " is None; pass a " + type.name + " buffer").c_str());
-    return {object, name, access, type};
-}
-
-void check_entries(const Loaded& buffer, std::size_t entries, const char* why) {
-    if (buffer.given() && buffer.entries != entries) {
-        refuse(buffer.name + " has " + number(buffer.entries) + " entries, not " + number(entries) + "; " + why);
-    }
-}
-
-void refuse_overlap(std::initializer_list<const Loaded*> buffers) {
-    for (const Loaded* const* a = buffers.begin(); a != buffers.end(); ++a) {
-        for (const Loaded* const* b = a + 1; b != buffers.end(); ++b) {
-            if ((*a)->access == Access::read && (*b)->access == Access::read) continue;
-            if ((*a)->bytes() == 0 || (*b)->bytes() == 0) continue;
-            const auto x = reinterpret_cast<std::uintptr_t>((*a)->data), y = reinterpret_cast<std::uintptr_t>((*b)->data);
-            if (x < y + (*b)->bytes() && y < x + (*a)->bytes())
-                refuse((*a)->name + " and " + (*b)->name + " share memory; pass separate buffers");
-        }
-    }
-}
-
-float checked_weight(double weight) {
-    const auto narrow = static_cast<float>(weight);
-    if (!std::isfinite(narrow)) refuse("weight = " + std::to_string(weight) + " is not finite in float32; pass b_i / B");
-    return narrow;
-}
 
 // What every selection is called with.
 struct SelectionCall {
@@ -187,16 +116,6 @@ void fill_sample_scores(nb::handle gradient_object, nb::handle residual_object, 
     const Source from{gradient.data, residual.data, checked_weight(weight), gradient.entries};
     const GilReleased released(scores.entries * block_entries);
     sample_scores(from, seed, scores.entries, scores.data);
-}
-
-template <typename Format>
-Format format_named(const std::string& name, const char* what, std::initializer_list<std::pair<const char*, Format>> all) {
-    std::string names;
-    for (const auto& [text, format] : all) {
-        if (name == text) return format;
-        names += (names.empty() ? "" : ", ") + std::string(text);
-    }
-    refuse(std::string(what) + " = '" + name + "' is not known; pass one of " + names);
 }
 
 Layout checked_layout(const std::string& indices, const std::string& values, std::size_t width, std::size_t entries) {
@@ -312,20 +231,6 @@ std::size_t sum_all(nb::handle index_objects, nb::handle values_objects, nb::han
     if (total > index.entries)
         refuse("the sum has " + number(total) + " units but out_index has room for " + number(index.entries));
     return total;
-}
-
-Live live_of(const Loaded& live) {
-    if (!live.given()) return {nullptr, ValueFormat::float32};
-    const bool brain = live.dtype.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat);
-    return {live.data, live.dtype.bits == 32 ? ValueFormat::float32 : brain ? ValueFormat::bfloat16 : ValueFormat::float16};
-}
-
-double checked_rate(double value, const char* name, double below) {
-    if (!(value >= 0 && value < below)) {
-        refuse(std::string(name) + " = " + std::to_string(value) +
-               (std::isfinite(below) ? " is not in 0..1, 1 left out" : " is not a finite number from 0 on"));
-    }
-    return value;
 }
 
 std::size_t update_blocks(nb::handle master_object, nb::handle first_object, nb::handle second_object,

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from atoll import kernels
+
+sys.path.insert(0, str(Path(__file__).parent))  # for pipeline_job
 
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu])
 
