@@ -14,11 +14,12 @@ import torch.distributed as dist
 from torch import nn
 
 from atoll.agent.runtime.buckets import Bucket, Slot, lay_out
+from atoll.agent.runtime.checkpoint.header import Header
 from atoll.agent.runtime.control import Agreed, Control
 from atoll.agent.runtime.gradients import scale_into, squared_norm, total
 from atoll.agent.runtime.group import Group, collective
 from atoll.agent.runtime.loader import Position
-from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass, Statistics
+from atoll.agent.runtime.synchronisation import Callbacks, Norms, Origin, Pass, Statistics
 from atoll.errors import BadInput, PeerLost
 
 
@@ -34,7 +35,7 @@ class DenseSynchroniser:
         self._agreed = agreed
         self._waited_s = 0.0
 
-    def start(self, position: Position, saved: Mapping[str, torch.Tensor]) -> None: ...
+    def start(self, position: Position, origin: Origin | None) -> None: ...
 
     def begin(self, opened: Pass) -> None:
         cut = opened.cut
@@ -70,6 +71,8 @@ class DenseSynchroniser:
 
     def extra(self) -> Mapping[str, torch.Tensor]:
         return {}
+
+    def aside(self, header: Header, *, copy: bool) -> None: ...
 
     def statistics(self) -> Statistics:
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from atoll.agent.runtime.group import Group
 from atoll.agent.runtime.loader import Position
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import EXTRA, Tracked
+from atoll.agent.runtime.synchronisation import Origin
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -47,10 +48,10 @@ class Resumed:
         with self._another(name):
             tracked.load_state_dict(state)
 
-    def take_extra(self) -> Mapping[str, torch.Tensor]:
-        """What the strategy of the run before kept; empty where that kept nothing."""
-        extra: Mapping[str, torch.Tensor] = self._states.pop(EXTRA, {})
-        return extra
+    def origin(self) -> Origin:
+        """What a strategy needs to know of it."""
+        header = self._header
+        return Origin(header.run, header.step, header.world_size, self._states.pop(EXTRA, {}))
 
     @contextmanager
     def _another(self, what: str) -> Iterator[None]:

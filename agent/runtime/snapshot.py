@@ -39,7 +39,7 @@ class Snapshot:
         tracked: Mapping[str, Tracked],
         sync: Synchronisation,
     ) -> None:
-        self._model, self._optimizer, self._tracked, self._sync = model, optimizer, tracked, sync
+        self._model, self._optimizer, self._tracked, self.sync = model, optimizer, tracked, sync
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         names = [name for name in model.state_dict() if name in buffers - parameters]
@@ -92,7 +92,7 @@ class Snapshot:
         """State dicts by name, as of the boundary. Their tensors are live: copy before the next optimizer.step()."""
         model = self._model.state_dict()  # not a plain dict: it carries the versions of its modules' layouts
         model.update(self._buffers)
-        masters = self._sync.masters()
+        masters = self.sync.masters()
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             if id(parameter) in masters and name in model:
                 model[name] = masters[id(parameter)].to(parameter.dtype)
@@ -100,7 +100,7 @@ class Snapshot:
         groups = zip(optimizer["param_groups"], self._groups, strict=True)
         optimizer["param_groups"] = [{**live, **kept} for live, kept in groups]
         tracked = {f"tracked.{name}": state for name, state in self._tracked_states.items()}
-        extra = self._sync.extra()
+        extra = self.sync.extra()
         return {"model": model, "optimizer": optimizer, **({EXTRA: extra} if extra else {}), **tracked}
 
 

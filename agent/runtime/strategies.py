@@ -19,5 +19,5 @@ def build(
     if isinstance(session.strategy, StaleSparse):
         from atoll.agent.runtime.stale.synchroniser import StaleSynchroniser  # sockets, pipeline: only where used
 
-        return StaleSynchroniser(session, model, optimizer, session.strategy, callbacks, agreed)
+        return StaleSynchroniser(session, session.strategy, model, optimizer, callbacks=callbacks, agreed=agreed)
     return DenseSynchroniser(model, session.group, callbacks, agreed) if session.group is not None else Alone()

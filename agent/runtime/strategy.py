@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias, cast, get_args
 
 from atoll.errors import SettingError
 from atoll.v1 import common_pb2 as pb
 
 MAX_RATE: Final = 0.9999
-SELECTIONS: Final = ("threshold", "topk", "random")
-VALUES: Final = ("float16", "bfloat16", "float32")
-MOMENTA: Final = ("lazy", "as-is")
-SCHEDULINGS: Final = ("edf", "fcfs")
+Selection: TypeAlias = Literal["threshold", "topk", "random"]
+Values: TypeAlias = Literal["float16", "bfloat16", "float32"]
+Momentum: TypeAlias = Literal["lazy", "as-is"]
+Scheduling: TypeAlias = Literal["edf", "fcfs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +32,19 @@ class StaleSparse:
     staleness: int = 1
     """0: a forward pass waits for the step before; 1: for the one before that."""
 
-    selection: str = "threshold"
+    selection: Selection = "threshold"
     """How blocks are chosen: by a threshold that adapts, exactly (topk), or at random (the same on all ranks)."""
 
-    values: str = "float16"
+    values: Values = "float16"
     """What the chosen values are rounded to on the wire."""
 
     error_feedback: bool = True
     """What was not sent is added to the next step's gradient."""
 
-    momentum: str = "lazy"
+    momentum: Momentum = "lazy"
     """lazy: moments of untouched blocks are decayed when they are touched; as-is: they are left alone."""
 
-    scheduling: str = "edf"
+    scheduling: Scheduling = "edf"
     """Order of CPU work and messages: by step and place in the forward pass (edf), or by arrival (fcfs)."""
 
     digest_every: int = 100
@@ -56,10 +56,10 @@ class StaleSparse:
         if self.staleness not in (0, 1):
             raise SettingError("staleness", self.staleness, "must be 0 or 1", "Leave it out for 1")
         for name, value, known in (
-            ("selection", self.selection, SELECTIONS),
-            ("values", self.values, VALUES),
-            ("momentum", self.momentum, MOMENTA),
-            ("scheduling", self.scheduling, SCHEDULINGS),
+            ("selection", self.selection, get_args(Selection)),
+            ("values", self.values, get_args(Values)),
+            ("momentum", self.momentum, get_args(Momentum)),
+            ("scheduling", self.scheduling, get_args(Scheduling)),
         ):
             if value not in known:
                 raise SettingError(name, value, "is not known", f"Use one of {', '.join(known)}")
@@ -90,10 +90,10 @@ def from_spec(spec: pb.JobSpec) -> Strategy:
     return StaleSparse(
         rate=wire.rate if wire.HasField("rate") else strategy.rate,
         staleness=wire.staleness if wire.HasField("staleness") else strategy.staleness,
-        selection=wire.selection or strategy.selection,
-        values=wire.values or strategy.values,
+        selection=cast(Selection, wire.selection) or strategy.selection,
+        values=cast(Values, wire.values) or strategy.values,
         error_feedback=not wire.no_error_feedback,
-        momentum=wire.momentum or strategy.momentum,
-        scheduling=wire.scheduling or strategy.scheduling,
+        momentum=cast(Momentum, wire.momentum) or strategy.momentum,
+        scheduling=cast(Scheduling, wire.scheduling) or strategy.scheduling,
         digest_every=wire.digest_every or strategy.digest_every,
     )

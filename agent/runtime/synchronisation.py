@@ -8,6 +8,7 @@ from typing import NoReturn, Protocol
 
 import torch
 
+from atoll.agent.runtime.checkpoint.header import Header
 from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.loader import Cut, Position
 from atoll.errors import AtollError
@@ -43,14 +44,24 @@ class Pass:
     sampled: bool  # measure squared norms on the way
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The checkpoint from which a run goes on."""
+
+    run: int  # that wrote it
+    step: int
+    world_size: int  # of that run
+    extra: Mapping[str, torch.Tensor]  # what its strategy's `extra` gave; empty for one that gives nothing
+
+
 class Synchronisation(Protocol):
     """Methods raise PeerLost where a peer is gone. Called on the training thread but for `freeze` and `masters`."""
 
     survives_update: bool
     """Whether the state is whole at any moment after `freeze`, also between optimizer.step() and the boundary."""
 
-    def start(self, position: Position, saved: Mapping[str, torch.Tensor]) -> None:
-        """All ranks are equal; training goes on at `position`. saved: what `extra` gave to the checkpoint, or empty."""
+    def start(self, position: Position, origin: Origin | None) -> None:
+        """All ranks are equal; training goes on at `position`, of the checkpoint `origin` where there is one."""
 
     def begin(self, opened: Pass) -> None: ...
 
@@ -81,6 +92,11 @@ class Synchronisation(Protocol):
     def extra(self) -> Mapping[str, torch.Tensor]:
         """State beside the model's and the optimizer's that a checkpoint needs. Equal on all ranks."""
 
+    def aside(self, header: Header, *, copy: bool) -> Callable[[], None] | None:
+        """What writes to disk what is this rank's alone and belongs to the checkpoint `header`; None: nothing is.
+
+        copy: it is called while training goes on. It raises CheckpointError."""
+
     def statistics(self) -> Statistics:
         """Numbers since the last call, for people and telemetry."""
 
@@ -95,7 +111,7 @@ class Alone:
 
     survives_update = False
 
-    def start(self, position: Position, saved: Mapping[str, torch.Tensor]) -> None: ...
+    def start(self, position: Position, origin: Origin | None) -> None: ...
 
     def begin(self, opened: Pass) -> None: ...
 
@@ -122,6 +138,8 @@ class Alone:
 
     def extra(self) -> Mapping[str, torch.Tensor]:
         return {}
+
+    def aside(self, header: Header, *, copy: bool) -> None: ...
 
     def statistics(self) -> Statistics:
         return {}

@@ -108,12 +108,13 @@ class Training:
                     self.restore_tracked(name)
                 exits.say(f"rank {session.place.rank} goes on from step {found.header.step}")
                 self._compare_seed(found.header.seed)
-            self._snapshot.take(self.loader.position)
-            self.saver.check_packable()
         if session.group is not None:
             session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
             session.group.expect_answers_within(session.collective_timeout_s)
-        self._sync.start(self.loader.position, self._resumed.take_extra() if self._resumed is not None else {})
+        self._sync.start(self.loader.position, self._resumed.origin() if self._resumed is not None else None)
+        if directory is not None:
+            self._snapshot.take(self.loader.position)
+            self.saver.check_packable()
         seed_step(session.seed, session.place.rank, self.loader.position.step)
 
     def _compare_seed(self, saved: int) -> None:
