@@ -19,7 +19,6 @@ from typing import Any, Final, TypeVar
 
 from atoll.errors import BadInput
 
-
 _LATER: Final = types.MappingProxyType({"later": True})
 """Marks a field that records of earlier versions lack."""
 
