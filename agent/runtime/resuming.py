@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from atoll.agent.runtime.checkpoint.state import unpack_state
 from atoll.agent.runtime.group import Group
 from atoll.agent.runtime.loader import Position
 from atoll.agent.runtime.session import Session
-from atoll.agent.runtime.snapshot import Tracked
+from atoll.agent.runtime.snapshot import EXTRA, Tracked
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -46,6 +46,11 @@ class Resumed:
             raise CheckpointError(f"{self._where} has no state of {name!r}; it begins anew")
         with self._another(name):
             tracked.load_state_dict(state)
+
+    def take_extra(self) -> Mapping[str, torch.Tensor]:
+        """What the strategy of the run before kept; empty where that kept nothing."""
+        extra: Mapping[str, torch.Tensor] = self._states.pop(EXTRA, {})
+        return extra
 
     @contextmanager
     def _another(self, what: str) -> Iterator[None]:

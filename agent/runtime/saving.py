@@ -44,11 +44,15 @@ class Saver:
         self._writes = writes
         self._seen_step = self._done_step = done_step
 
+    def due(self, step: int) -> bool:
+        """Whether an ordinary checkpoint belongs to this boundary, on every rank alike."""
+        every = self._session.checkpoint.every_steps
+        return every > 0 and step // every > self._seen_step // every  # accumulation may step over the exact number
+
     def at_boundary(self, step: int) -> None:
         """Start a checkpoint if one is due. Waits for the one before, so that memory holds one copy at most; but not so
         long that the other ranks, who wait meanwhile, take this one for dead."""
-        every = self._session.checkpoint.every_steps
-        due = every > 0 and step // every > self._seen_step // every  # accumulation may step over the exact number
+        due = self.due(step)
         self._seen_step = step
         if due and self._writes and self._directory is not None:
             self._start(self._directory, step)
