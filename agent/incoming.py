@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import PurePosixPath
 from typing import Final
 
+from atoll.agent.runtime.strategy import MAX_RATE, StaleSparse, from_spec
 from atoll.agent.supervisor.events import Key
 from atoll.errors import BadInput
 from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers
@@ -18,6 +19,7 @@ MAX_WORKERS: Final = 4096
 MAX_ARGS: Final = 256
 MAX_ENV: Final = 256
 MAX_S: Final = 7 * 86_400.0
+KEY_BYTES: Final = 32
 _JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _SHA: Final = re.compile(r"[0-9a-f]{64}")
 _HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
@@ -65,6 +67,21 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     check_plan("plan", launch.plan, key.run)
     shares = len(launch.plan.shares)
     _need(shares == launch.world_size, "plan.shares", f"{shares} values", f"must be world_size = {launch.world_size}")
+    if isinstance(from_spec(launch.spec), StaleSparse):
+        _check_exchange(launch)
+
+
+def _check_exchange(launch: Launch) -> None:
+    """Who the workers of the run are, and their keys; of those only sizes are ever named."""
+    ranks = [member.rank for member in launch.members]
+    _need(ranks == list(range(launch.world_size)), "members", f"{len(ranks)} ranks", "must be all of the run, in order")
+    for member in launch.members:
+        _text("members.node", member.node)
+        _text("members.island", member.island)
+    sizes = {len(launch.keys.secret), *(len(key) for key in launch.keys.public)}
+    _need(sizes == {KEY_BYTES}, "keys", f"sizes of {sorted(sizes)} bytes", f"must be {KEY_BYTES} bytes each")
+    count = len(launch.keys.public)
+    _need(count == launch.world_size, "keys.public", f"{count} keys", f"must be world_size = {launch.world_size}")
 
 
 def check_spec(spec: JobSpec) -> None:
@@ -92,6 +109,8 @@ def check_plan(name: str, plan: Plan, run: int) -> None:
     _need(plan.run == run, f"{name}.run", plan.run, f"must be {run}")
     shares_ok = 1 <= len(plan.shares) <= MAX_WORKERS and all(s > 0 and math.isfinite(s) for s in plan.shares)
     _need(shares_ok, f"{name}.shares", list(plan.shares[:8]), "must be numbers above 0, one per rank")
+    rate_ok = not plan.HasField("rate") or 0 <= plan.rate <= MAX_RATE
+    _need(rate_ok, f"{name}.rate", plan.rate, f"must be 0 to {MAX_RATE}")
     _text(f"{name}.planner", plan.planner)
     _text(f"{name}.reason", plan.reason)
 

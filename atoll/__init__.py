@@ -1,6 +1,6 @@
 """Train one PyTorch model across islands of unequal devices.
 
-`import atoll` imports neither torch nor grpc; `atoll.init` and `atoll.Run` bring torch with them."""
+`import atoll` imports neither torch nor grpc; what `__all__` names brings torch with it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.agent.runtime.run import Run, init
+    from atoll.agent.runtime.strategy import Dense, StaleSparse
 
-__all__ = ["Run", "init"]
+__all__ = ["Dense", "Run", "StaleSparse", "init"]
 
 
 def __getattr__(name: str) -> object:

@@ -129,6 +129,15 @@ class AsyncClient:
         """Ask for the job's end. Workers are gone within 5 s; `watch` shows it."""
         return await self._call(f"cancel {job}", lambda stub, s: stub.Cancel(pb.CancelRequest(job=job), timeout=s))
 
+    async def adjust(self, job: str, *, rate: float) -> pb.Job:
+        """Change the compression rate of a running job with strategy stale-sparse; its later runs keep it.
+
+        rate: share of the entries that a step leaves behind, 0 to 0.9999. The returned job's plan says from which step
+        it holds. Raises Conflict for a job that does not run, or not with this strategy.
+        """
+        request = pb.AdjustRequest(job=job, rate=rate)
+        return await self._call(f"adjust {job}", lambda stub, s: stub.Adjust(request, timeout=s))
+
     async def nodes(self) -> pb.ListNodesReply:
         """The nodes and what runs on them; also which controller answered, its version and clock."""
         return await self._call("list nodes", lambda stub, s: stub.ListNodes(pb.ListNodesRequest(), timeout=s))
@@ -306,6 +315,10 @@ class Client:
     def cancel(self, job: str) -> pb.Job:
         """See AsyncClient.cancel."""
         return self._run(self._client.cancel(job))
+
+    def adjust(self, job: str, *, rate: float) -> pb.Job:
+        """See AsyncClient.adjust."""
+        return self._run(self._client.adjust(job, rate=rate))
 
     def nodes(self) -> pb.ListNodesReply:
         """See AsyncClient.nodes."""

@@ -77,6 +77,10 @@ class PeerLost(AtollError):
     exit_code = 75
 
 
+class WeightsDiffer(AtollError):
+    """Ranks that must hold the same weights do not."""
+
+
 class JobFailed(AtollError):
     """The job that was followed ended in failure."""
 

@@ -9,18 +9,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from atoll.errors import BadInput, NotFound
 
 if TYPE_CHECKING:
-    from atoll.v1.common_pb2 import JobSpec
+    from atoll.v1.common_pb2 import JobSpec, StaleSparse
 
 MAX_WORKERS: Final = 4096
 _MAX_JOB_FILE_BYTES: Final = 1024 * 1024
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 Split = Literal["inverse-time", "even"]
+Strategy = Literal["dense", "stale-sparse"]
 
 _Text = Annotated[StrictStr, Field(max_length=4096)]
 _Count = Annotated[StrictInt, Field(ge=0, lt=2**32)]
@@ -50,6 +62,26 @@ class CheckpointSection(_Strict):
         return value
 
 
+class StaleSparseSection(_Strict):
+    """`[stale_sparse]`: how strategy stale-sparse trains. What is left out has the controller's default."""
+
+    rate: Annotated[StrictFloat | StrictInt | None, Field(ge=0, le=0.9999)] = None
+    """Share of the entries that a step leaves behind; 0.99 where left out."""
+
+    staleness: Annotated[StrictInt | None, Field(ge=0, le=1)] = None
+    """0: every step waits for the one before; 1 (where left out): for the one before that."""
+
+    selection: Literal["threshold", "topk", "random"] | None = None
+    values: Literal["float16", "bfloat16", "float32"] | None = None
+    error_feedback: StrictBool = True
+    """Whether what was not sent is added to the next step's gradient."""
+
+    momentum: Literal["lazy", "as-is"] | None = None
+    scheduling: Literal["edf", "fcfs"] | None = None
+    digest_every: Annotated[StrictInt | None, Field(ge=1, lt=2**32)] = None
+    """Steps between comparisons of all workers' weights; 100 where left out."""
+
+
 class JobFile(_Strict):
     """A job as its user describes it. Relative paths are relative to the job file."""
 
@@ -64,6 +96,8 @@ class JobFile(_Strict):
     split: Split = "inverse-time"
     seed: Annotated[StrictInt, Field(ge=0, lt=2**64)] = 0
     stall_timeout_s: Annotated[StrictFloat | StrictInt, Field(ge=0, le=86_400)] = 0
+    strategy: Strategy = "dense"
+    stale_sparse: StaleSparseSection | None = None
 
     @field_validator("name")
     @classmethod
@@ -86,6 +120,15 @@ class JobFile(_Strict):
                 raise ValueError(f"{key!r} cannot be the name of an environment variable")
         return value
 
+    @model_validator(mode="after")
+    def _sections_fit(self) -> JobFile:
+        if self.stale_sparse is not None and self.strategy != "stale-sparse":
+            raise ValueError(
+                f"strategy = '{self.strategy}' takes no stale_sparse settings. "
+                "Leave them out, or say strategy = 'stale-sparse'"
+            )
+        return self
+
     def to_spec(self, script: str) -> JobSpec:
         """The message that is sent. script: its path inside the bundle."""
         from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec
@@ -103,7 +146,17 @@ class JobFile(_Strict):
             split=self.split,
             seed=self.seed,
             stall_timeout_s=self.stall_timeout_s,
+            strategy=self.strategy,
+            stale_sparse=self._stale_sparse(),
         )
+
+    def _stale_sparse(self) -> StaleSparse | None:
+        from atoll.v1.common_pb2 import StaleSparse
+
+        if self.stale_sparse is None:
+            return None
+        settings = self.stale_sparse.model_dump(exclude={"error_feedback"})
+        return StaleSparse(no_error_feedback=not self.stale_sparse.error_feedback, **settings)
 
 
 def parse_workers(text: str) -> tuple[int, int]:
@@ -163,12 +216,14 @@ def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
     flags: by field, `checkpoint.keep` for those of a section; None where the flag was not given.
     """
     merged: dict[str, Any] = job.model_dump()
+    if flags.get("strategy") == "dense":  # the file's settings of the other strategy do not count then
+        merged["stale_sparse"] = None
     for field, value in flags.items():
         if value is None:
             continue
         section, _, key = field.rpartition(".")
         if section:
-            merged[section][key] = value
+            merged[section] = {**(merged[section] or {}), key: value}
         else:
             merged[field] = value
     try:
@@ -182,14 +237,17 @@ def _explain(error: ErrorDetails) -> str:
     field = ".".join(parts)
     given = error["input"]
     if error["type"] == "extra_forbidden":
-        section = CheckpointSection if len(parts) > 1 else JobFile
+        section = _SECTIONS[parts[0]] if len(parts) > 1 else JobFile
         return f"unknown field '{field}'. {_nearest(parts[-1], list(section.model_fields))}"
+    if error["type"] == "value_error" and not field:
+        return str(error["ctx"]["error"])
     if error["type"] == "value_error":
         return f"{field} = {given!r} {error['ctx']['error']}"
     cause = error["msg"][0].lower() + error["msg"][1:]
     return f"{field} = {_short(given)} is wrong: {cause.replace('input ', 'it ')}"
 
 
+_SECTIONS: Final[Mapping[str, type[_Strict]]] = {"checkpoint": CheckpointSection, "stale_sparse": StaleSparseSection}
 # pydantic names the branch of a union it tried; users know only the field.
 _NOISE: Final = frozenset({"int", "str", "float"})
 
@@ -207,6 +265,8 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 def _line_of(text: str, location: Sequence[int | str]) -> int | None:
     """Where a field stands in TOML text (tomllib does not tell). None where it cannot be found, e.g. across lines."""
     keys = [part for part in location if isinstance(part, str) and part not in _NOISE]
+    if not keys:  # of fields that do not fit each other
+        return None
     best, section = None, ""
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):

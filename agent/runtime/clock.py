@@ -23,17 +23,21 @@ class StepClock:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._begun_s = self._working_s = now_s()
-        self._wait_s = 0.0
+        self._wait_s = self._boundary_wait_s = 0.0
 
-    def waited(self, seconds: float) -> None:
-        """A collective kept this worker for so long."""
-        self._wait_s += seconds
+    def waited(self, seconds: float, *, at_boundary: bool = False) -> None:
+        """Others kept this worker for so long. at_boundary: between `boundary_begins` and `boundary_ends`."""
+        if at_boundary:
+            self._boundary_wait_s += seconds
+        else:
+            self._wait_s += seconds
 
     def boundary_begins(self) -> StepTimes:
         """The step's times; the next step begins here."""
         now_s = self._now_s()
-        times = StepTimes(now_s - self._begun_s, max(now_s - self._working_s - self._wait_s, 0.0), self._wait_s)
-        self._begun_s, self._wait_s = now_s, 0.0
+        compute_s = max(now_s - self._working_s - self._wait_s, 0.0)
+        times = StepTimes(now_s - self._begun_s, compute_s, self._wait_s + self._boundary_wait_s)
+        self._begun_s, self._wait_s, self._boundary_wait_s = now_s, 0.0, 0.0
         return times
 
     def boundary_ends(self) -> None:

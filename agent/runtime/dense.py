@@ -5,36 +5,82 @@ samples. Weights sum to 1, so gradients that an earlier pass left in p.grad (acc
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
 from functools import partial
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from atoll.agent.runtime.buckets import Bucket, Slot, lay_out
+from atoll.agent.runtime.checkpoint.header import Header
+from atoll.agent.runtime.control import Agreed, Control
 from atoll.agent.runtime.gradients import scale_into, squared_norm, total
 from atoll.agent.runtime.group import Group, collective
+from atoll.agent.runtime.loader import Position
+from atoll.agent.runtime.synchronisation import Callbacks, Norms, Origin, Pass, Statistics
 from atoll.errors import BadInput, PeerLost
 
 
-@dataclass(frozen=True, slots=True)
-class Norms:
-    """Squared norms of one pass's gradients; zeros where it was not sampled."""
+class DenseSynchroniser:
+    """The strategy: an exact all-reduce and an agreement in every pass."""
 
-    local: float = 0.0  # of this rank's own mean gradient
-    together: float = 0.0  # of the combined gradient
+    survives_update = False
 
+    def __init__(self, model: nn.Module, group: Group, callbacks: Callbacks, agreed: Agreed) -> None:
+        """agreed: what holds before the first pass."""
+        self._control = Control(group)
+        self._reducer = DenseReducer(model, group, callbacks)
+        self._agreed = agreed
+        self._waited_s = 0.0
 
-@dataclass(frozen=True, slots=True)
-class Callbacks:
-    """What the reducer asks of its run from inside a backward pass."""
+    def start(self, position: Position, origin: Origin | None) -> None: ...
 
-    begin: Callable[[], None]  # a gradient came and no pass is open: the user called loss.backward() himself
-    before_launch: Callable[[], None]  # a bucket is about to leave
-    lost: Callable[[PeerLost], NoReturn]
+    def begin(self, opened: Pass) -> None:
+        cut = opened.cut
+        self._control.begin(cut.step, opened.plan_id, opened.stop, epoch=cut.epoch, start=cut.start)
+        self._reducer.begin(cut.weight, opened.sampled)
+
+    def end(self) -> Norms:
+        self._reducer.launch_rest()
+        begun_s = time.monotonic()
+        self._agreed = self._control.finish()
+        norms = self._reducer.wait()
+        self._waited_s += time.monotonic() - begun_s
+        return norms
+
+    def agreed(self, own: Agreed) -> Agreed:
+        return self._agreed
+
+    def before_update(self) -> None: ...
+
+    def boundary(self, *, settle: bool) -> None: ...
+
+    def waited(self) -> float:
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
+
+    def clip(self, max_norm: float) -> bool:
+        return False
+
+    def freeze(self) -> None: ...
+
+    def masters(self) -> Mapping[int, torch.Tensor]:
+        return {}
+
+    def extra(self) -> Mapping[str, torch.Tensor]:
+        return {}
+
+    def aside(self, header: Header, *, copy: bool) -> None: ...
+
+    def statistics(self) -> Statistics:
+        return {}
+
+    def leave(self) -> None: ...
+
+    def close(self) -> None:
+        self._reducer.close()
 
 
 class DenseReducer:

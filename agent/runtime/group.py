@@ -69,6 +69,17 @@ class Group:
             dist.all_gather(rows, mine, group=self.control)
         return [[int(value) for value in row.tolist()] for row in rows]
 
+    def gather_bytes(self, mine: bytes) -> list[bytes]:
+        """Every rank's bytes, by rank. Raises PeerLost."""
+        lengths = [length for (length,) in self.gather_rows([len(mine)])]
+        padded = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
+        if mine:
+            padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        received = [torch.empty_like(padded) for _ in range(self.world_size)]
+        with collective("gathering from all ranks"):
+            dist.all_gather(received, padded, group=self.control)
+        return [one[:length].numpy().tobytes() for one, length in zip(received, lengths, strict=True)]
+
     def broadcast_bytes(self, data: bytes | None, source: int) -> bytes:
         """`data` of rank `source` on every rank. Raises PeerLost."""
         length = self.gather_rows([len(data) if data is not None else 0])[source][0]
@@ -115,18 +126,27 @@ def join(place: Place, device: torch.device) -> Group | None:
     return Group(rank, world_size, data, control)
 
 
-def _interface_towards(address: str) -> str | None:
-    """The name of the network interface over which this machine reaches `address`."""
+def own_address_towards(address: str) -> str | None:
+    """This machine's address on the way to `address`; None where there is no way."""
     try:
         family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(target)  # of a datagram socket: chooses the route, sends nothing
-            own = ipaddress.ip_address(probe.getsockname()[0])
+            return str(probe.getsockname()[0])
     except OSError:
         return None  # the rendezvous will say what is wrong with the address
+
+
+def _interface_towards(address: str) -> str | None:
+    """The name of the network interface over which this machine reaches `address`."""
+    own = own_address_towards(address)
+    if own is None:
+        return None
     for name, addresses in psutil.net_if_addrs().items():
         if any(
-            found.family == family and ipaddress.ip_address(found.address.split("%")[0]) == own for found in addresses
+            found.family in (socket.AF_INET, socket.AF_INET6)
+            and ipaddress.ip_address(found.address.split("%")[0]) == ipaddress.ip_address(own)
+            for found in addresses
         ):
             return name
     return None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from atoll.v1.agents_pb2 import Notice, WorkerTelemetry
-from atoll.v1.common_pb2 import Level, Metrics, StepSample, WorkerId
+from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
 
 MAX_STEPS: Final = 256
 MAX_METRICS: Final = 64
 MAX_NOTICES: Final = 64
+MAX_LINKS: Final = 64
 
 
 class Outbox:
@@ -23,6 +24,7 @@ class Outbox:
         self._steps: deque[StepSample] = deque()
         self._metrics: deque[Metrics] = deque(maxlen=MAX_METRICS)
         self._notices: deque[Notice] = deque(maxlen=MAX_NOTICES)
+        self._links: dict[int, LinkSample] = {}
         self._dropped = 0
         self._checkpoint_step = 0
         self._changed = False
@@ -51,8 +53,17 @@ class Outbox:
             self._checkpoint_step = max(self._checkpoint_step, step)
             self._changed = True
 
+    def links(self, samples: Iterable[LinkSample]) -> None:
+        """What the links to peers have carried since the run began; of each peer the newest is told."""
+        with self._lock:
+            for sample in samples:
+                self._links[sample.peer] = sample
+                self._changed = True
+
     def take(self, id: WorkerId) -> WorkerTelemetry | None:
-        """Everything since the last call; None where nothing happened. dropped_steps counts from the start."""
+        """Everything since the last call; None where nothing happened. dropped_steps counts from the start.
+
+        Of more than MAX_LINKS links the others follow with the next call."""
         with self._lock:
             if not self._changed:
                 return None
@@ -63,9 +74,10 @@ class Outbox:
                 metrics=self._metrics,
                 notices=self._notices,
                 checkpoint_step=self._checkpoint_step,
+                links=[self._links.pop(peer) for peer in list(self._links)[:MAX_LINKS]],
             )
             self._steps.clear()
             self._metrics.clear()
             self._notices.clear()
-            self._changed = False
+            self._changed = bool(self._links)
             return message

@@ -16,7 +16,8 @@ from atoll.agent.runtime.checkpoint.state import unpack_state
 from atoll.agent.runtime.group import Group
 from atoll.agent.runtime.loader import Position
 from atoll.agent.runtime.session import Session
-from atoll.agent.runtime.snapshot import Tracked
+from atoll.agent.runtime.snapshot import EXTRA, Tracked
+from atoll.agent.runtime.synchronisation import Origin
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -46,6 +47,11 @@ class Resumed:
             raise CheckpointError(f"{self._where} has no state of {name!r}; it begins anew")
         with self._another(name):
             tracked.load_state_dict(state)
+
+    def origin(self) -> Origin:
+        """What a strategy needs to know of it."""
+        header = self._header
+        return Origin(header.run, header.step, header.world_size, self._states.pop(EXTRA, {}))
 
     @contextmanager
     def _another(self, what: str) -> Iterator[None]:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from atoll.agent.runtime import exits, group
+from atoll.agent.runtime import strategy as strategies
 from atoll.agent.runtime.group import COLLECTIVE_TIMEOUT_S, Group
 from atoll.agent.runtime.inputs import LoaderSettings, check_model, check_optimizer
 from atoll.agent.runtime.link import Link
@@ -23,6 +24,7 @@ from atoll.agent.runtime.place import Place
 from atoll.agent.runtime.randomness import seed_alike
 from atoll.agent.runtime.session import CheckpointSettings, Session
 from atoll.agent.runtime.snapshot import Tracked
+from atoll.agent.runtime.strategy import Dense, StaleSparse, Strategy
 from atoll.agent.runtime.throttle import Throttle
 from atoll.agent.runtime.training import Training
 from atoll.errors import BadInput, PeerLost, SettingError
@@ -35,9 +37,16 @@ MAX_METRICS: Final = 64
 _current: Run | None = None
 
 
-def init(*, seed: int = 0, checkpoint_directory: str | Path | None = None, checkpoint_every: int = 0) -> Run:
+def init(
+    *,
+    seed: int = 0,
+    strategy: str | Strategy = "dense",
+    checkpoint_directory: str | Path | None = None,
+    checkpoint_every: int = 0,
+) -> Run:
     """Join the job this process belongs to; started by hand, a run of one worker. Once per process.
 
+    strategy: "dense", "stale-sparse", or the settings of one, e.g. atoll.StaleSparse(rate=0.995).
     seed: of initial weights, order of samples, dropout. Models built after this call start equal on every rank.
     checkpoint_directory, checkpoint_every: where to save, and every how many steps (0: only at the end and when a peer
     is lost). Under an Atoll agent the submitted job's settings hold in place of these, and its seed unless that is 0.
@@ -59,14 +68,17 @@ def init(*, seed: int = 0, checkpoint_directory: str | Path | None = None, check
     place = Place.from_environment()
     directory = Path(checkpoint_directory).absolute() if checkpoint_directory is not None else None
     own = CheckpointSettings(directory=directory, every_steps=checkpoint_every, keep=2)
-    _current = Run(place, seed, own)
+    chosen = strategies.from_name(strategy) if isinstance(strategy, str) else strategy
+    if not isinstance(chosen, Dense | StaleSparse):
+        raise BadInput(f"strategy is a {type(chosen).__name__}; pass a name or atoll.StaleSparse(...)")
+    _current = Run(place, seed, chosen, own)
     return _current
 
 
 class Run:
     """This worker's part in the job."""
 
-    def __init__(self, place: Place, seed: int, checkpoint: CheckpointSettings) -> None:
+    def __init__(self, place: Place, seed: int, strategy: Strategy, checkpoint: CheckpointSettings) -> None:
         self._place = place
         self._pid = os.getpid()
         self._training: Training | None = None
@@ -78,7 +90,7 @@ class Run:
             self._link.on_overdue = self._overdue
         atexit.register(self._at_exit)
         try:
-            self._session = self._join(seed, checkpoint)
+            self._session = self._join(seed, strategy, checkpoint)
         except exits.WorkerExit:
             raise  # half a process group may be there: `_at_exit` ends the process past its teardown
         except BaseException:
@@ -201,6 +213,19 @@ class Run:
         loss: one number, the mean over this worker's part of the batch. Raises BadInput."""
         self._prepared("run.backward").backward(loss)
 
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor | None:
+        """Between backward and optimizer.step(): bring the gradient's global L2 norm down to max_norm.
+
+        Under `dense` what torch.nn.utils.clip_grad_norm_ does; returns the norm before. Under `stale-sparse` it is the
+        norm of the combined sparse update, which is clipped when it is complete; returns None."""
+        if not max_norm > 0:  # NaN too
+            raise BadInput(f"run.clip_grad_norm got max_norm = {max_norm}; it must be above 0")
+        return self._prepared("run.clip_grad_norm").clip(float(max_norm))
+
+    def statistics(self) -> dict[str, float]:
+        """What the strategy measured on this worker since the last call; empty under `dense`."""
+        return dict(self._prepared("run.statistics").statistics())
+
     def report(self, **metrics: float) -> None:
         """Numbers for `atoll status` and the job's curves, at the current step. At most 64, under any names."""
         if len(metrics) > MAX_METRICS:
@@ -230,14 +255,16 @@ class Run:
         if _current is self:
             _current = None
 
-    def _join(self, seed: int, checkpoint: CheckpointSettings) -> Session:
+    def _join(self, seed: int, strategy: Strategy, checkpoint: CheckpointSettings) -> Session:
         place, link = self._place, self._link
-        timeout_s, speed, first_shares = COLLECTIVE_TIMEOUT_S, 1.0, None
+        timeout_s, speed, first_shares, first_rate = COLLECTIVE_TIMEOUT_S, 1.0, None, None
         if link is not None:
             welcome, spec = link.welcome, link.welcome.launch.spec
             seed = spec.seed or seed
             timeout_s, speed = max(timeout_s, spec.stall_timeout_s), welcome.speed
+            strategy = strategies.from_spec(spec)
             first_shares = tuple(welcome.launch.plan.shares) or None
+            first_rate = welcome.launch.plan.rate if welcome.launch.plan.HasField("rate") else None
             checkpoint = CheckpointSettings(
                 directory=Path(welcome.job_directory) if welcome.job_directory else None,
                 every_steps=spec.checkpoint.every_steps,
@@ -256,8 +283,10 @@ class Run:
             job=place.agent.job if place.agent is not None else "",
             run=place.agent.run if place.agent is not None else 0,
             seed=seed,
+            strategy=strategy,
             checkpoint=checkpoint,
             first_shares=first_shares,
+            first_rate=first_rate,
             group=self._group,
             collective_timeout_s=timeout_s,
             link=link,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,42 +44,31 @@ class Saver:
         self._writes = writes
         self._seen_step = self._done_step = done_step
 
+    def due(self, step: int) -> bool:
+        """Whether an ordinary checkpoint belongs to this boundary, on every rank alike."""
+        every = self._session.checkpoint.every_steps
+        return every > 0 and step // every > self._seen_step // every  # accumulation may step over the exact number
+
     def at_boundary(self, step: int) -> None:
         """Start a checkpoint if one is due. Waits for the one before, so that memory holds one copy at most; but not so
         long that the other ranks, who wait meanwhile, take this one for dead."""
-        every = self._session.checkpoint.every_steps
-        due = every > 0 and step // every > self._seen_step // every  # accumulation may step over the exact number
+        due = self.due(step)
         self._seen_step = step
-        if due and self._writes and self._directory is not None:
+        if due and self._directory is not None:
             self._start(self._directory, step)
 
     def save(self) -> Path | None:
         """A checkpoint of the last boundary, on disk when this returns; None where this rank writes none or cannot."""
-        path = self.save_in_emergency() if self._writes else None
+        self._save_aside()
+        path = self._save_now() if self._writes else None
         if path is not None:
             self._tidy(path.parent)
         return path
 
     def save_in_emergency(self) -> Path | None:
         """Like `save`, by any rank: the first of a directory writes, the others find its work done."""
-        position = self._snapshot.position
-        if self._directory is None or position is None:
-            return None
-        self.close()
-        try:
-            with fence.locked(self._directory / ".leaving"):  # so that a node's ranks do not all write the same bytes
-                for found in files.newest(self._directory):
-                    # One of this step by an older run counts only where this run began with it.
-                    if found.step == position.step and (
-                        found.run == self._session.run or found.step == self._done_step
-                    ):
-                        return found.path
-                if position.step <= self._done_step:
-                    return None  # what this run began with, kept on another machine
-                return self._write(self._directory, *self._packed(copy=self._session.device.type != "cpu"))
-        except CheckpointError as error:
-            self._tell(position.step, error)
-            return None
+        self._save_aside()
+        return self._save_now()
 
     def check_packable(self) -> None:
         """Raises CheckpointError, naming the key, if a state dict holds what no checkpoint can."""
@@ -117,20 +106,68 @@ class Saver:
                 self._session.notice(LEVEL_WARNING, text)
                 return
         try:
-            written = (directory, *self._packed(copy=True))
+            aside = self._snapshot.sync.aside(self._header(), copy=True)
+            packed = self._packed(copy=True) if self._writes else None
         except CheckpointError as error:
             self._tell(step, error)
             return
+        if aside is None and packed is None:
+            return
         self._under_way = threading.Thread(
-            target=self._write_and_tidy, args=written, name="atoll-checkpoint", daemon=True
+            target=self._write_all, args=(directory, step, aside, packed), name="atoll-checkpoint", daemon=True
         )
         self._under_way.start()
 
+    def _write_all(self, directory: Path, step: int, aside: Callable[[], None] | None, packed: Packed | None) -> None:
+        self._call(aside, step)
+        if packed is not None and self._write(directory, *packed) is not None:
+            self._tidy(directory)
+
+    def _save_now(self) -> Path | None:
+        position = self._snapshot.position
+        if self._directory is None or position is None:
+            return None
+        self.close()
+        try:
+            with fence.locked(self._directory / ".leaving"):  # so that a node's ranks do not all write the same bytes
+                for found in files.newest(self._directory):
+                    # One of this step by an older run counts only where this run began with it.
+                    if found.step == position.step and (
+                        found.run == self._session.run or found.step == self._done_step
+                    ):
+                        return found.path
+                if position.step <= self._done_step:
+                    return None  # what this run began with, kept on another machine
+                return self._write(self._directory, *self._packed(copy=self._session.device.type != "cpu"))
+        except CheckpointError as error:
+            self._tell(position.step, error)
+            return None
+
+    def _save_aside(self) -> None:
+        """What the strategy keeps for each rank alone."""
+        position = self._snapshot.position
+        if self._directory is None or position is None:
+            return
+        self.close()
+        self._call(self._snapshot.sync.aside(self._header(), copy=False), position.step)
+
+    def _call(self, aside: Callable[[], None] | None, step: int) -> None:
+        if aside is not None:
+            try:
+                aside()
+            except CheckpointError as error:
+                self._tell(step, error)
+
     def _packed(self, *, copy: bool) -> Packed:
         states = self._snapshot.states()
+        with self._snapshot.readable():
+            return self._header(states["model"]), *pack_state(states, copy=copy)
+
+    def _header(self, model_state: Mapping[str, Any] | None = None) -> Header:
+        """Of the last boundary. model_state: what the model's fingerprint is taken of; without it it is left empty."""
         position, session = self._snapshot.position, self._session
         assert position is not None
-        header = Header(
+        return Header(
             job=session.job,
             run=session.run,
             step=position.step,
@@ -139,10 +176,8 @@ class Saver:
             loader_step=position.step,
             world_size=session.place.world_size,
             seed=session.seed,
-            model=fingerprint(states["model"]),
+            model=fingerprint(model_state or {}),
         )
-        with self._snapshot.readable():
-            return header, *pack_state(states, copy=copy)
 
     def _write(self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> Path | None:
         try:
@@ -154,12 +189,6 @@ class Saver:
         if self._session.link is not None:
             self._session.link.outbox.checkpoint(header.step)
         return path
-
-    def _write_and_tidy(
-        self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any
-    ) -> None:
-        if self._write(directory, header, tensors, scalars) is not None:
-            self._tidy(directory)
 
     def _tidy(self, directory: Path) -> None:
         try:

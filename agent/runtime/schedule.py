@@ -9,7 +9,7 @@ import bisect
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.errors import BadInput
@@ -23,29 +23,31 @@ class _Plan:
     id: int
     from_step: int
     shares: tuple[float, ...]
+    rate: float | None = None  # None: as before it
 
 
 class ShareSchedule:
     """The plans of one run. `add` may be called from any thread; `agree` in step order, alike on all ranks."""
 
-    def __init__(self, world_size: int, first: Sequence[float] | None = None) -> None:
-        """first: shares of the plan the run was launched with (id 1); without it plan 0, an even split, holds."""
+    def __init__(self, world_size: int, first: Sequence[float] | None = None, first_rate: float | None = None) -> None:
+        """first, first_rate: shares and compression rate of the plan the run was launched with (id 1); without it plan
+        0, an even split at the strategy's own rate, holds."""
         if world_size < 1:
             raise BadInput(f"world_size = {world_size} must be at least 1")
         self.world_size = world_size
         self._lock = threading.Lock()
         self._waiting: dict[int, _Plan] = {}
         shares = (1.0,) * world_size if first is None else self._checked(1, 0, first)
-        start = _Plan(0 if first is None else 1, 0, shares)
+        start = _Plan(0 if first is None else 1, 0, shares, _checked_rate(1, first_rate))
         self._newest = start.id
         self._agreed = start.id
         # Ascending in both the step from which a plan holds and its id.
         self._holds_from: list[int] = [0]
         self._plans: list[_Plan] = [start]
 
-    def add(self, plan_id: int, from_step: int, shares: Sequence[float]) -> None:
+    def add(self, plan_id: int, from_step: int, shares: Sequence[float], rate: float | None = None) -> None:
         """A plan arrived. Repeats and plans in force are no news; other content under a waiting id is refused."""
-        plan = _Plan(plan_id, from_step, self._checked(plan_id, from_step, shares))
+        plan = _Plan(plan_id, from_step, self._checked(plan_id, from_step, shares), _checked_rate(plan_id, rate))
         with self._lock:
             known = self._waiting.get(plan_id)
             if known is None and plan_id > self._agreed:
@@ -82,6 +84,10 @@ class ShareSchedule:
         """One share per rank, relative. Final for steps up to agreed step + lead."""
         return self._at(step).shares
 
+    def rate_at(self, step: int) -> float | None:
+        """The share of the gradients that is held back; None where no plan said, and the strategy's own rate holds."""
+        return self._at(step).rate
+
     def plan_at(self, step: int) -> int:
         """The id of the plan that holds at `step`; 0 is the even split before any plan."""
         return self._at(step).id
@@ -95,6 +101,8 @@ class ShareSchedule:
 
     def _put(self, plan: _Plan, holds_from: int) -> None:
         index = bisect.bisect_left(self._holds_from, holds_from)
+        if plan.rate is None and self._plans:
+            plan = replace(plan, rate=self._plans[-1].rate)
         # Plans from here on have lower ids: they would never hold again.
         del self._holds_from[index:], self._plans[index:]
         self._holds_from.append(holds_from)
@@ -116,3 +124,9 @@ class ShareSchedule:
             if not (share > 0 and math.isfinite(share)):  # "not >", so that NaN is refused too
                 raise BadInput(f"plan {plan_id} gives rank {rank} the share {share!r}; it must be finite and above 0")
         return tuple(float(share) for share in shares)
+
+
+def _checked_rate(plan_id: int, rate: float | None) -> float | None:
+    if rate is not None and not 0 <= rate < 1:
+        raise BadInput(f"plan {plan_id} has the compression rate {rate}; it must be at least 0 and below 1")
+    return rate

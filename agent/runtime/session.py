@@ -11,6 +11,7 @@ from atoll.agent.runtime.exits import say
 from atoll.agent.runtime.group import Group
 from atoll.agent.runtime.link import Link
 from atoll.agent.runtime.place import Place
+from atoll.agent.runtime.strategy import Strategy
 from atoll.agent.runtime.throttle import Throttle
 from atoll.v1.common_pb2 import Level
 
@@ -33,8 +34,10 @@ class Session:
     job: str
     run: int
     seed: int
+    strategy: Strategy
     checkpoint: CheckpointSettings
     first_shares: tuple[float, ...] | None  # of the plan it was launched with, whose id is 1
+    first_rate: float | None  # likewise; None where it says nothing
     group: Group | None
     collective_timeout_s: float
     link: Link | None

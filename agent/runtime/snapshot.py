@@ -8,14 +8,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from atoll.agent.runtime.loader import Position
+from atoll.agent.runtime.synchronisation import Synchronisation
 
 StateDict = Mapping[str, Any]
+EXTRA: Final = "strategy"  # the name of what a strategy keeps beside model and optimizer
 
 
 @runtime_checkable
@@ -30,8 +32,14 @@ class Tracked(Protocol):
 class Snapshot:
     """The state to go on from: `take` at a boundary, `states` at any moment before the next optimizer.step()."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, tracked: Mapping[str, Tracked]) -> None:
-        self._model, self._optimizer, self._tracked = model, optimizer, tracked
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        tracked: Mapping[str, Tracked],
+        sync: Synchronisation,
+    ) -> None:
+        self._model, self._optimizer, self._tracked, self.sync = model, optimizer, tracked, sync
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         names = [name for name in model.state_dict() if name in buffers - parameters]
@@ -84,11 +92,16 @@ class Snapshot:
         """State dicts by name, as of the boundary. Their tensors are live: copy before the next optimizer.step()."""
         model = self._model.state_dict()  # not a plain dict: it carries the versions of its modules' layouts
         model.update(self._buffers)
+        masters = self.sync.masters()
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            if id(parameter) in masters and name in model:
+                model[name] = masters[id(parameter)].to(parameter.dtype)
         optimizer = self._optimizer.state_dict()
         groups = zip(optimizer["param_groups"], self._groups, strict=True)
         optimizer["param_groups"] = [{**live, **kept} for live, kept in groups]
         tracked = {f"tracked.{name}": state for name, state in self._tracked_states.items()}
-        return {"model": model, "optimizer": optimizer, **tracked}
+        extra = self.sync.extra()
+        return {"model": model, "optimizer": optimizer, **({EXTRA: extra} if extra else {}), **tracked}
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -13,18 +12,20 @@ from torch.autograd import Variable
 from atoll.agent.runtime import exits, resuming
 from atoll.agent.runtime.clock import StepClock, StepTimes
 from atoll.agent.runtime.consistency import Consistency
-from atoll.agent.runtime.control import Agreed, Control
-from atoll.agent.runtime.dense import Callbacks, DenseReducer, Norms
+from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.inputs import LoaderSettings, check_alike, check_loss
 from atoll.agent.runtime.loader import Cut, Loader
 from atoll.agent.runtime.randomness import seed_step
 from atoll.agent.runtime.rehearsal import Rehearsal, last_batch
 from atoll.agent.runtime.resuming import Resumed
+from atoll.agent.runtime.sampler import after
 from atoll.agent.runtime.saving import Saver
 from atoll.agent.runtime.schedule import ShareSchedule
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import Snapshot, Tracked
-from atoll.errors import BadInput, CheckpointError, PeerLost
+from atoll.agent.runtime.strategies import build
+from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
+from atoll.errors import AtollError, BadInput, CheckpointError, PeerLost
 from atoll.v1.common_pb2 import LEVEL_WARNING, StepSample
 
 NORMS_EVERY_STEPS: Final = 10
@@ -46,7 +47,7 @@ class Training:
         self._resumed: Resumed | None = None
         self._rehearsal: Rehearsal | None = None
         place = session.place
-        self._schedule = ShareSchedule(place.world_size, session.first_shares)
+        self._schedule = ShareSchedule(place.world_size, session.first_shares, session.first_rate)
         self.loader: Loader[Any] = Loader(
             settings.dataset,
             global_batch=settings.batch_size,
@@ -68,21 +69,17 @@ class Training:
         model.to(session.device)
         self._clock = StepClock()
         self._consistency = Consistency()
-        self._snapshot = Snapshot(model, optimizer, tracked)
-        self.saver = Saver(session, self._snapshot)
-        self._control = Control(session.group) if session.group is not None else None
         self._agreed = Agreed(self._schedule.newest_contiguous(), False)
+        callbacks = Callbacks(self._begin_from_hook, session.throttle.pay, self.lost)
+        self._sync = build(session, model, optimizer, callbacks, self._agreed)
+        self._snapshot = Snapshot(model, optimizer, tracked, self._sync)
+        self.saver = Saver(session, self._snapshot)
         self._norms = Norms()
         self.leaving_with: int | None = None  # the exit code, once it is decided
         self._pass_open = False
         self._gradients_pending = False  # a backward pass since the last optimizer.step()
         self._updated = False  # an optimizer.step() since the last snapshot, which no longer tells the whole state
         self._lead = self.loader.lead  # the longest of all ranks, so that a plan holds from the same step on each
-        self._reducer = (
-            DenseReducer(model, session.group, Callbacks(self._begin_from_hook, session.throttle.pay, self.lost))
-            if session.group is not None
-            else None
-        )
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_update),
             optimizer.register_step_post_hook(self._after_update),
@@ -111,11 +108,13 @@ class Training:
                     self.restore_tracked(name)
                 exits.say(f"rank {session.place.rank} goes on from step {found.header.step}")
                 self._compare_seed(found.header.seed)
-            self._snapshot.take(self.loader.position)
-            self.saver.check_packable()
         if session.group is not None:
             session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
             session.group.expect_answers_within(session.collective_timeout_s)
+        self._sync.start(self.loader.position, self._resumed.origin() if self._resumed is not None else None)
+        if directory is not None:
+            self._snapshot.take(self.loader.position)
+            self.saver.check_packable()
         seed_step(session.seed, session.place.rank, self.loader.position.step)
 
     def _compare_seed(self, saved: int) -> None:
@@ -163,14 +162,27 @@ class Training:
             raise
         self._end_pass()
 
+    def clip(self, max_norm: float) -> torch.Tensor | None:
+        """Clip the next update. Returns the norm, or None where the strategy clips later than this."""
+        if not self._gradients_pending:
+            raise BadInput("run.clip_grad_norm before run.backward: there is no gradient to clip yet")
+        if self._sync.clip(max_norm):
+            return None
+        return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+
+    def statistics(self) -> Mapping[str, float]:
+        return self._sync.statistics()
+
     def finish(self) -> None:
         """All epochs are done: wait until every rank has come here, then a last checkpoint."""
         self._boundary()
-        if self._session.group is not None:
-            try:
+        try:
+            self._sync.boundary(settle=True)
+            if self._session.group is not None:
                 self._session.group.barrier()
-            except PeerLost as error:
-                self.lost(error)
+        except PeerLost as error:
+            self.lost(error)
+        self._sync.leave()
         if not self._updated:  # else gradients wait for an update that never comes; the last checkpoint stays
             self.saver.save()
 
@@ -179,8 +191,7 @@ class Training:
         self.loader.close()
         for hook in self._hooks:
             hook.remove()
-        if self._reducer is not None:
-            self._reducer.close()
+        self._sync.close()
 
     # --- the boundary
 
@@ -194,10 +205,16 @@ class Training:
             self._end_rehearsal(self._rehearsal)
         elif cut is not None:
             self._tell(cut, times)
-        if self._session.group is None:
-            self._take_plans()
-            self._agreed = Agreed(self._schedule.newest_contiguous(), self._stop_wanted)
+        self._take_plans()
         step = self.loader.position.step
+        try:
+            self._agreed = self._sync.agreed(Agreed(self._schedule.newest_contiguous(), self._stop_wanted))
+            whole = not self._gradients_pending
+            due = whole and (self._agreed.stop or self.saver.due(step))
+            self._sync.boundary(settle=due or not self.loader.batches_left)
+            self._clock.waited(self._sync.waited(), at_boundary=True)
+        except PeerLost as error:
+            self.lost(error)
         self._schedule.agree(max(step - 1, 0), self._agreed.plan_id, self._lead)
         if self._session.link is not None:
             self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
@@ -245,6 +262,7 @@ class Training:
         if link is not None:
             link.obeyed = True
         where = self.saver.save()
+        self._sync.leave()
         reason = link.stop.reason if link is not None and link.stop is not None else "another worker was asked to"
         exits.say(f"rank {self._session.place.rank} stops after step {step}: {reason}{_as_words(where)}")
         self.leaving_with = exits.DRAINED
@@ -259,15 +277,19 @@ class Training:
         if self._pass_open:
             raise BadInput("an earlier backward pass failed half-way; the other ranks wait for the rest of it")
         self._session.throttle.pay()
-        if self._control is not None and self._reducer is not None:
-            self._take_plans()
-            try:
-                newest = self._schedule.newest_contiguous()
-                self._control.begin(cut.step, newest, self._stop_wanted, epoch=cut.epoch, start=cut.start)
-            except PeerLost as error:
-                self.lost(error)
+        self._take_plans()
+        opened = Pass(
+            cut=cut,
+            plan_id=self._schedule.newest_contiguous(),
+            stop=self._stop_wanted,
+            rate=self._schedule.rate_at(cut.step),
             # Accumulated gradients are no longer this rank's own.
-            self._reducer.begin(cut.weight, not self._gradients_pending and cut.step % NORMS_EVERY_STEPS == 0)
+            sampled=not self._gradients_pending and cut.step % NORMS_EVERY_STEPS == 0,
+        )
+        try:
+            self._sync.begin(opened)
+        except PeerLost as error:
+            self.lost(error)
         self._norms = Norms()
         self._gradients_pending = self._pass_open = True
 
@@ -279,16 +301,12 @@ class Training:
     def _end_pass(self) -> None:
         throttle = self._session.throttle
         throttle.pay()
-        if self._control is not None and self._reducer is not None:
-            try:
-                self._reducer.launch_rest()
-                begun_s = time.monotonic()
-                self._agreed = self._control.finish()
-                self._norms = self._reducer.wait()
-            except PeerLost as error:
-                self.lost(error)
-            self._clock.waited(time.monotonic() - begun_s)
-            throttle.resume()
+        try:
+            self._norms = self._sync.end()
+        except PeerLost as error:
+            self.lost(error)
+        self._clock.waited(self._sync.waited())
+        throttle.resume()
         self._pass_open = False
 
     def _take_plans(self) -> None:
@@ -296,7 +314,8 @@ class Training:
             return
         for plan in self._session.link.take_plans():
             try:
-                self._schedule.add(plan.id, plan.from_step, list(plan.shares))
+                rate = plan.rate if plan.HasField("rate") else None
+                self._schedule.add(plan.id, plan.from_step, list(plan.shares), rate)
             except BadInput as error:
                 self._session.notice(LEVEL_WARNING, f"rank {self._session.place.rank} refused a plan: {error}")
 
@@ -308,6 +327,8 @@ class Training:
 
     def _before_update(self, *_: object) -> None:
         self._consistency.begin_update()
+        if self._rehearsal is None:
+            self._sync.before_update()
 
     def _after_update(self, *_: object) -> None:
         self._gradients_pending = False
@@ -316,11 +337,15 @@ class Training:
 
     # --- when others fail
 
-    def lost(self, error: PeerLost) -> NoReturn:
-        """A collective failed. Save the last boundary's state, unless it was updated since, and leave."""
+    def lost(self, error: AtollError) -> NoReturn:
+        """A peer is gone. Save the last boundary's state, unless it was updated since, and leave."""
         self._consistency.begin_update()
         if self._session.link is not None:
             self._session.link.obeyed = True
+        self._sync.freeze()
+        if self._updated and self._sync.survives_update and self.loader.current is not None:
+            self._snapshot.take(after(self.loader.current))
+            self._updated = False
         where = None if self._updated else self.saver.save_in_emergency()
         rank, step = self._session.place.rank, self.loader.position.step
         exits.say(f"rank {rank} lost a peer in step {step} ({error}){_as_words(where)}; exit code {exits.PEER_LOST}")
@@ -330,6 +355,7 @@ class Training:
     def overdue(self, timeout_s: float) -> None:
         """By the link thread: the training thread does not come to its boundary. Save what the last one left."""
         with self._consistency.frozen(timeout_s) as may_read:
+            self._sync.freeze()
             where = self.saver.save_in_emergency() if may_read else None
             exits.say(f"rank {self._session.place.rank} was asked to stop and is stuck{_as_words(where)}")
             exits.end_now(exits.PEER_LOST)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
 from atoll.agent.supervisor.events import Key
 from atoll.v1.agents_pb2 import Notice, Telemetry, WorkerTelemetry
-from atoll.v1.common_pb2 import Level, Metrics, StepSample, WorkerId
+from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
 
 MAX_STEPS: Final = 256
 MAX_METRICS: Final = 64
@@ -16,6 +17,10 @@ MAX_METRIC_VALUES: Final = 64
 MAX_METRIC_NAME: Final = 256
 MAX_NOTICES: Final = 64
 MAX_NOTICE_CHARACTERS: Final = 4096
+MAX_LINKS: Final = 64
+MAX_PEERS: Final = 4096
+MAX_DROP_REASONS: Final = 16
+MAX_DROP_REASON: Final = 256
 MESSAGE_BYTES: Final = 1024 * 1024
 """A Telemetry message is closed beyond this, so that none comes near gRPC's limit."""
 
@@ -25,6 +30,7 @@ class _Collected:
         self.steps: deque[StepSample] = deque(maxlen=MAX_STEPS)
         self.metrics: deque[Metrics] = deque(maxlen=MAX_METRICS)
         self.notices: deque[Notice] = deque(maxlen=MAX_NOTICES)
+        self.links: dict[int, LinkSample] = {}  # by peer; counts since the run began, so the newest is enough
         self.dropped_here = 0
         self.dropped_by_worker = 0
         self.checkpoint_step = 0
@@ -48,6 +54,9 @@ class Collector:
         into.metrics.extend(_cut(metrics) for metrics in telemetry.metrics[-MAX_METRICS:])
         for notice in telemetry.notices[-MAX_NOTICES:]:
             into.notices.append(Notice(level=notice.level, text=notice.text[:MAX_NOTICE_CHARACTERS]))
+        for link in telemetry.links[-MAX_LINKS:]:
+            if link.peer < MAX_PEERS and 0 <= link.busy_s < math.inf and 0 <= link.goodput_bps < math.inf:
+                into.links[link.peer] = _trimmed(link)
         into.dropped_by_worker = max(into.dropped_by_worker, telemetry.dropped_steps)
         into.checkpoint_step = max(into.checkpoint_step, telemetry.checkpoint_step)
 
@@ -81,7 +90,8 @@ class Collector:
 
 
 def _to_wire(key: Key, collected: _Collected) -> WorkerTelemetry:
-    """Also empties what is not cumulative."""
+    """Also empties what is not cumulative. Of more links than one message takes the others follow with the next."""
+    peers = list(collected.links)[:MAX_LINKS]
     worker = WorkerTelemetry(
         id=WorkerId(job=key.job, run=key.run, rank=key.rank),
         steps=collected.steps,
@@ -89,14 +99,27 @@ def _to_wire(key: Key, collected: _Collected) -> WorkerTelemetry:
         metrics=collected.metrics,
         notices=collected.notices,
         checkpoint_step=collected.checkpoint_step,
+        links=[collected.links.pop(peer) for peer in peers],
     )
     collected.steps.clear()
     collected.metrics.clear()
     collected.notices.clear()
-    collected.changed = False
+    collected.changed = bool(collected.links)
     return worker
 
 
 def _cut(metrics: Metrics) -> Metrics:
     names = [name for name in list(metrics.values)[:MAX_METRIC_VALUES] if len(name) <= MAX_METRIC_NAME]
     return Metrics(step=metrics.step, values={name: metrics.values[name] for name in names})
+
+
+def _trimmed(link: LinkSample) -> LinkSample:
+    reasons = [reason for reason in sorted(link.dropped) if len(reason) <= MAX_DROP_REASON][:MAX_DROP_REASONS]
+    return LinkSample(
+        peer=link.peer,
+        sent_bytes=link.sent_bytes,
+        received_bytes=link.received_bytes,
+        busy_s=link.busy_s,
+        goodput_bps=link.goodput_bps,
+        dropped={reason: link.dropped[reason] for reason in reasons},
+    )

@@ -1,4 +1,4 @@
-"""atoll jobs, status, cancel, nodes."""
+"""atoll jobs, status, adjust, cancel, nodes."""
 
 from __future__ import annotations
 
@@ -55,6 +55,22 @@ def status(context: typer.Context, job: JobName, as_json: Json = False) -> None:
                 f"rank {worker.rank}: exit code {worker.status.exit_code}, {terminal.printable(worker.status.reason)}"
             )
     sys.stdout.flush()
+
+
+def adjust(
+    context: typer.Context,
+    job: JobName,
+    rate: Annotated[float, typer.Option(metavar="SHARE", help="Of each gradient left out of a step, e.g. 0.995.")],
+    as_json: Json = False,
+) -> None:
+    """Change how a job trains while it runs; later runs of it keep the change. For strategy stale-sparse."""
+    found = connection.of(context).run(lambda client: client.adjust(job, rate=rate))
+    if as_json:
+        terminal.print_json(wire.to_plain(found))
+    else:
+        plan = found.plan
+        print(f"{found.id} rate {plan.rate * 100:.2f} % from step {plan.from_step} (plan {plan.id})")
+        terminal.note(f"see it: atoll status {found.id}")
 
 
 def cancel(context: typer.Context, job: JobName, as_json: Json = False) -> None:

@@ -42,6 +42,12 @@ def submit(
     max_restarts: Annotated[int | None, typer.Option(help="Failures of the script in a row that are retried.")] = None,
     split: Annotated[str | None, typer.Option(metavar="even|inverse-time", help="Of the batch over workers.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the order of samples.")] = None,
+    strategy: Annotated[
+        str | None, typer.Option(metavar="dense|stale-sparse", help="How workers exchange gradients.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="stale-sparse: of each gradient left out of a step, e.g. 0.99")
+    ] = None,
     workdir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Ship this whole folder; else *.py under the script's.")
     ] = None,
@@ -71,6 +77,8 @@ def submit(
         "max_restarts": max_restarts,
         "split": split,
         "seed": seed,
+        "strategy": strategy,
+        "stale_sparse.rate": rate,
     }
     job, bundle = prepare(config, flags)
     try:

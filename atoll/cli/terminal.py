@@ -128,3 +128,11 @@ def seconds(value: float) -> str:
 def size(count: float) -> str:
     """Bytes as GiB or MiB."""
     return f"{count / 2**30:.0f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def bit_rate(bps: float) -> str:
+    """Bits per second with three digits that matter."""
+    for unit, scale in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if bps >= scale:
+            return f"{bps / scale:.3g} {unit}"
+    return f"{bps / 1e3:.3g} kbit/s"

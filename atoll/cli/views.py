@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from atoll.cli import wire
-from atoll.cli.terminal import ago, duration, printable, seconds, size
+from atoll.cli.terminal import ago, bit_rate, duration, printable, seconds, size
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
@@ -18,6 +18,7 @@ WORKER_COLUMNS: Final = ("RANK", "NODE", "DEVICE", "STATE", "BATCH", "SHARE", "S
 WORKER_NUMBERS: Final = ("RANK", "DEVICE", "BATCH", "SHARE", "STEP", "TIME", "COMPUTE", "WAIT")
 NODE_COLUMNS: Final = ("NODE", "ISLAND", "STATE", "ADDRESS", "DEVICES", "MEMORY", "WORKERS", "VERSION")
 NODE_NUMBERS: Final = ("MEMORY",)
+_LINKS_SHOWN: Final = 12
 
 
 def job_row(job: Job, now_s: float) -> tuple[str, ...]:
@@ -58,7 +59,37 @@ def status_lines(job: Job, now_s: float) -> list[str]:
         lines.append(
             f"plan {job.plan.id} ({job.plan.planner}) from step {job.plan.from_step}: {printable(job.plan.reason)}"
         )
+    lines.append(strategy_line(job))
+    if links := links_line(job):
+        lines.append(links)
     return lines
+
+
+def strategy_line(job: Job) -> str:
+    """'strategy stale-sparse: rate 99.50 %  stall 3.1 % of the step  fresh layers 71 %'."""
+    name = job.spec.strategy or "dense"
+    if name == "dense":
+        return f"strategy {name}"
+    progress = job.progress
+    # Before the first step was reported: what it will begin with.
+    rate = progress.rate if progress.step else job.plan.rate if job.plan.id else job.spec.stale_sparse.rate
+    parts = [f"rate {rate * 100:.2f} %"]
+    if job.plan.id and progress.step and job.plan.rate != rate:
+        parts[0] += f" ({job.plan.rate * 100:.2f} % soon)"
+    if progress.step:
+        parts += [
+            f"stall {progress.stall_share * 100:.1f} % of the step",
+            f"fresh layers {progress.fresh_share * 100:.0f} %",
+        ]
+    return f"strategy {name}: " + "  ".join(parts)
+
+
+def links_line(job: Job) -> str:
+    """'links 0-1 94.1 Mbit/s  1-0 93.8 Mbit/s', by rank and peer; empty where no goodput is known."""
+    known = [(worker.rank, link) for worker in job.workers for link in worker.links if link.goodput_bps]
+    shown = [f"{rank}-{link.peer} {bit_rate(link.goodput_bps)}" for rank, link in known[:_LINKS_SHOWN]]
+    rest = [f"and {len(known) - _LINKS_SHOWN} more"] if len(known) > _LINKS_SHOWN else []
+    return "links " + "  ".join([*shown, *rest]) if known else ""
 
 
 def progress_line(job: Job) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.controller.planners.registry import PLANNERS, canonical
@@ -118,7 +118,21 @@ def next_plan(
         input=text,
         output=output,
         measured_s=old_s,
+        rate=current.rate,
     )
+
+
+def adjusted_plan(current: PlanRecord, rate: float, from_step: int) -> PlanRecord:
+    """The plan that follows `current` with its shares, so also its planner, and another compression rate.
+
+    current: of a run that has a rate."""
+    reason = f"rate {percent(current.rate or 0.0)} -> {percent(rate)} % (asked by a user)"
+    return replace(current, id=current.id + 1, from_step=from_step, rate=rate, reason=reason)
+
+
+def percent(share: float) -> str:
+    """'99.50'."""
+    return f"{100 * share:.2f}"
 
 
 def _won_nothing(current: PlanRecord, measured_s: float) -> bool:

@@ -18,8 +18,10 @@ from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
 RECENT_S: Final = 5.0
 RECENT_STEPS: Final = 64
+RECENT_WAITS: Final = 512
 KEPT_NOTICES: Final = 64
 MAX_METRICS: Final = 64
+MAX_LINKS: Final = 64
 
 
 @dataclass(slots=True)
@@ -27,15 +29,28 @@ class RankProgress:
     last: common_pb2.StepSample | None = None
     local_batch: int = 0  # of the newest whole batch
     throughput: Throughput = field(default_factory=Throughput)
+    links: dict[int, common_pb2.LinkSample] = field(default_factory=dict)  # newest, by peer
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """Of one step of one rank: how long it took, how long it waited for updates, how many layers were up to date."""
+
+    heard_s: float
+    step_s: float
+    stall_s: float
+    fresh_share: float
 
 
 @dataclass(slots=True)
 class RunProgress:
-    """Of one run; a newer run begins with nothing. `steps`: (heard, seconds) of rank 0's newest steps."""
+    """Of one run; a newer run begins with nothing. `steps`: (heard, seconds) of rank 0's newest steps; `waits`: of the
+    newest steps of all ranks."""
 
     run: int
     ranks: dict[int, RankProgress] = field(default_factory=dict)
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    waits: deque[Waited] = field(default_factory=lambda: deque(maxlen=RECENT_WAITS))
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_step: int = 0
     total_batch: int = 0  # the largest seen: an epoch's last batch may be short
@@ -46,6 +61,11 @@ class RunProgress:
     @property
     def newest_step(self) -> int:
         return max((rank.last.step for rank in self.ranks.values() if rank.last), default=0)
+
+    @property
+    def next_step(self) -> int:
+        """The first that nobody has finished, as far as was heard."""
+        return self.newest_step + 1 if any(rank.last for rank in self.ranks.values()) else 0
 
     def speeds(self) -> dict[int, RankSpeed]:
         """Of the ranks whose time per sample is known."""
@@ -65,12 +85,16 @@ class RunProgress:
         recent = [step_s for heard_s, step_s in self.steps if now_s - heard_s < RECENT_S]
         step_s = statistics.median(recent) if recent else 0.0
         lead = self.ranks.get(0)
+        waits = [wait for wait in self.waits if now_s - wait.heard_s < RECENT_S]
         return jobs_pb2.Progress(
             step=self.newest_step + 1 if self.total_batch else 0,
             epoch=lead.last.epoch if lead and lead.last else 0,
             samples_per_s=self.total_batch / step_s if step_s > 0 else 0.0,
             step_s=step_s,
             metrics=self.metrics,
+            rate=lead.last.rate if lead and lead.last else 0.0,
+            stall_share=min(sum(w.stall_s for w in waits) / sum(w.step_s for w in waits), 1.0) if waits else 0.0,
+            fresh_share=statistics.fmean(w.fresh_share for w in waits) if waits else 0.0,
         )
 
 
@@ -114,6 +138,11 @@ class ProgressBoard:
                 )
             if telemetry.id.rank == 0 and math.isfinite(sample.step_s):
                 found.steps.append((now_s, sample.step_s))
+            if sample.step_s > 0 and sample.stall_s >= 0 and 0 <= sample.fresh_share <= 1:  # NaN is none of these
+                found.waits.append(Waited(now_s, sample.step_s, sample.stall_s, sample.fresh_share))
+        for link in telemetry.links:
+            if link.peer in rank.links or len(rank.links) < MAX_LINKS:
+                rank.links[link.peer] = link
         self._observe_words(found, telemetry)
 
     def _observe_words(self, found: RunProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:

@@ -84,14 +84,16 @@ def _queued(seen: Seen, clock: Telling) -> Step:
     run = RunRecord(
         job=job.id,
         run=number,
-        members=decision.members,
+        members=tuple(replace(m, island=seen.nodes[m.node].record.island) for m in decision.members),
         master_address=seen.nodes[decision.members[0].node].record.address,
         master_port=decision.master_port,
         began_unix_s=clock.unix_s,
+        data_seed=seen.data_seed,
     )
     speed = {(device.node, device.index): device.speed for device in seen.free}
     places = [Place(m.node, m.device, speed[m.node, m.device]) for m in run.members]
     plan = first_plan(number, job.spec.split, places, job.speeds, job.total_batch)
+    plan = replace(plan, rate=_rate(job))
     started = replace(advance(job, Phase.STARTING, decision.reason, clock.unix_s), run=number, retry_delay_s=0.0)
     where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
     events = (
@@ -99,6 +101,13 @@ def _queued(seen: Seen, clock: Telling) -> Step:
         NewEvent(Level.INFO, "plan", f"plan 1 ({plan.planner}): {plan.reason}"),
     )
     return Step(started, run, plan, events)
+
+
+def _rate(job: JobRecord) -> float | None:
+    """The compression rate that the job's next run begins with: what a user last asked for."""
+    if job.spec.stale_sparse is None:
+        return None
+    return job.spec.stale_sparse.rate if job.rate is None else job.rate
 
 
 def _settled(run: RunRecord | None) -> frozenset[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.controller.jobs import wire
+from atoll.controller.jobs.datakeys import new_seed
 from atoll.controller.jobs.exits import is_lost
 from atoll.controller.jobs.ledger import JobState, Ledger
 from atoll.controller.jobs.progress import ProgressBoard
@@ -192,6 +193,7 @@ class Reconciler:
             checkpoint_step=progress.checkpoint_step if progress else 0,
             planned_s=state.planned_s,
             plans_sent={n: s.plans_sent.get((job.id, run.run), 1) for n, s in sent.items()} if run else {},
+            data_seed=new_seed() if job.phase is Phase.QUEUED and job.spec.stale_sparse else "",
         )
 
     def _may_grow(self, state: JobState) -> bool:

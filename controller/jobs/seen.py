@@ -74,7 +74,8 @@ class Telling:
 class Seen:
     """One job, what its nodes report, and what is free. `since_s`: when this phase began, as far as this controller
     knows; `finished_since_s`: when the first rank of this run was seen to have finished; `planned_s`: when its newest
-    plan was issued; `plans_sent`: the newest plan that each node was sent over its present stream."""
+    plan was issued; `plans_sent`: the newest plan that each node was sent over its present stream; `data_seed`: a
+    secret for a run that would begin now, where it needs one."""
 
     job: JobRecord
     run: RunRecord | None
@@ -90,6 +91,7 @@ class Seen:
     checkpoint_step: int = 0
     planned_s: float = 0.0
     plans_sent: Mapping[str, int] = field(default_factory=dict)
+    data_seed: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

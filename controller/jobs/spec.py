@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import PurePosixPath
 from typing import Final
 
-from atoll.controller.state.records import Checkpoint, Spec
+from atoll.controller.state.records import Checkpoint, Spec, StaleSparse
 from atoll.errors import BadInput
 from atoll.v1 import common_pb2 as pb
 
@@ -15,6 +17,12 @@ MAX_WORKERS: Final = 4096
 MAX_ENTRIES: Final = 256
 MAX_STRING_BYTES: Final = 4096
 SPLITS: Final = ("inverse-time", "even")
+STRATEGIES: Final = ("dense", "stale-sparse")
+SELECTIONS: Final = ("threshold", "topk", "random")
+VALUES: Final = ("float16", "bfloat16", "float32")
+MOMENTA: Final = ("lazy", "as-is")
+SCHEDULINGS: Final = ("edf", "fcfs")
+MAX_RATE: Final = 0.9999
 _JOB_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -45,6 +53,7 @@ def spec_from_wire(spec: pb.JobSpec) -> Spec:
         split=spec.split or SPLITS[0],
         seed=spec.seed,
         stall_timeout_s=spec.stall_timeout_s,
+        stale_sparse=_stale_sparse(spec),
     )
 
 
@@ -67,7 +76,16 @@ def spec_to_wire(spec: Spec) -> pb.JobSpec:
         split=spec.split,
         seed=spec.seed,
         stall_timeout_s=spec.stall_timeout_s,
+        strategy=spec.strategy,
+        stale_sparse=None if spec.stale_sparse is None else pb.StaleSparse(**asdict(spec.stale_sparse)),
     )
+
+
+def check_rate(field: str, rate: float) -> float:
+    """The share of the entries that a step leaves behind. Raises BadInput."""
+    if not 0 <= rate <= MAX_RATE:  # NaN too
+        raise BadInput(f"{field} = {rate!r} must be 0 to {MAX_RATE}. It is the share left out of a step, e.g. 0.99")
+    return rate
 
 
 def _wrong(field: str, value: object, why: str, next_step: str) -> BadInput:
@@ -124,3 +142,34 @@ def _checkpoint(policy: pb.CheckpointPolicy) -> Checkpoint:
             "Leave it out for the agent's own",
         )
     return Checkpoint(directory=directory, every_steps=policy.every_steps, keep=max(policy.keep, 1))
+
+
+def _stale_sparse(spec: pb.JobSpec) -> StaleSparse | None:
+    """None with strategy dense."""
+    if spec.strategy not in ("", *STRATEGIES):
+        raise _wrong("strategy", spec.strategy, "is not known", f"Use one of {', '.join(STRATEGIES)}")
+    if spec.strategy != "stale-sparse":
+        if spec.HasField("stale_sparse"):
+            why = "takes no stale_sparse settings"
+            raise _wrong("strategy", spec.strategy or "dense", why, 'Leave them out, or use strategy "stale-sparse"')
+        return None
+    wire, default = spec.stale_sparse, StaleSparse()
+    if wire.staleness not in (0, 1):
+        raise _wrong("stale_sparse.staleness", wire.staleness, "must be 0 or 1", "Leave it out for 1")
+    return StaleSparse(
+        rate=check_rate("spec.stale_sparse.rate", wire.rate) if wire.HasField("rate") else default.rate,
+        staleness=wire.staleness if wire.HasField("staleness") else default.staleness,
+        selection=_one_of("selection", wire.selection, SELECTIONS),
+        values=_one_of("values", wire.values, VALUES),
+        no_error_feedback=wire.no_error_feedback,
+        momentum=_one_of("momentum", wire.momentum, MOMENTA),
+        scheduling=_one_of("scheduling", wire.scheduling, SCHEDULINGS),
+        digest_every=wire.digest_every or default.digest_every,
+    )
+
+
+def _one_of(field: str, value: str, known: Sequence[str]) -> str:
+    """The first is the default."""
+    if value not in ("", *known):
+        raise _wrong(f"stale_sparse.{field}", value, "is not known", f"Use one of {', '.join(known)}")
+    return value or known[0]

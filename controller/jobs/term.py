@@ -11,13 +11,14 @@ from typing import Final
 
 from atoll.controller.jobs.code import CodeStore
 from atoll.controller.jobs.ledger import JobState, Ledger
+from atoll.controller.jobs.planning import adjusted_plan
 from atoll.controller.jobs.progress import ProgressBoard
 from atoll.controller.jobs.reconciler import Reconciler
 from atoll.controller.jobs.seen import NewEvent
 from atoll.controller.jobs.sessions import Session, Sessions
 from atoll.controller.state import keys
 from atoll.controller.state.leases import LeaseKeeper
-from atoll.controller.state.records import JobRecord, Level, NodeRecord, encode
+from atoll.controller.state.records import JobRecord, Level, NodeRecord, Phase, PlanRecord, encode
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
 
@@ -127,6 +128,29 @@ class Term:
         entry = await self._store.read(keys.request(request_id))
         return entry.value.decode() if entry else None
 
+    async def adjust(self, name: str, rate: float) -> JobState:
+        """Have the job's run go on with another compression rate, by a plan that is in etcd when this returns.
+
+        Repeating it makes no second plan. Raises NotFound, and Conflict for a job that has no such rate just now."""
+        async with self.ledger.writing:
+            state = self.ledger.find(name)
+            if state.stale:
+                await self.ledger.reread(state.job.id)
+                state = self.ledger.find(state.job.id)
+            job = state.job
+            current = _adjustable(state)
+            if current.rate != rate:
+                progress = self.progress.of(job.id, job.run)
+                plan = adjusted_plan(current, rate, progress.next_step if progress else 0)
+                event = NewEvent(Level.INFO, "plan", f"plan {plan.id}: {plan.reason}")
+                try:
+                    await self.ledger.write(state, replace(job, rate=rate), plan=plan, events=[event])
+                except StoreUnavailable:
+                    self.nudge()
+                    raise
+        self.nudge()
+        return state
+
     async def cancel(self, name: str) -> JobState:
         """Write the wish to cancel. Raises NotFound, and Conflict for a job that ended otherwise."""
         async with self.ledger.writing:
@@ -146,3 +170,17 @@ class Term:
                     raise
         self.nudge()
         return state
+
+
+def _adjustable(state: JobState) -> PlanRecord:
+    """The newest plan of a run whose compression rate can change now. Raises Conflict."""
+    job = state.job
+    if job.spec.stale_sparse is None:
+        raise Conflict(
+            f"job {job.id} runs with strategy {job.spec.strategy}, which has no compression rate. "
+            "Submit it with --strategy stale-sparse"
+        )
+    if job.phase not in (Phase.STARTING, Phase.RUNNING) or not state.plans:
+        again = "Submit it again with --rate" if job.phase.ended else "Try again when it runs"
+        raise Conflict(f"job {job.id} does not run: it is {job.phase.lower()}. {again}")
+    return state.plans[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from atoll.controller.jobs.datakeys import private_key, public_keys
 from atoll.controller.jobs.seen import Alive, ForgetWorker, SeenWorker, StopRun, WorkerKey
 from atoll.controller.jobs.spec import spec_to_wire
 from atoll.controller.state.records import (
@@ -99,6 +100,7 @@ def plan_to_wire(plan: PlanRecord) -> common_pb2.Plan:
         shares=plan.shares,
         planner=plan.planner,
         reason=plan.reason,
+        rate=plan.rate,
     )
 
 
@@ -132,7 +134,20 @@ def launch(job: JobRecord, run: RunRecord, first: PlanRecord, rank: int) -> agen
             spec=spec_to_wire(job.spec),
             plan=plan_to_wire(first),
             node_rank=member.node_rank,
+            members=_members(run) if run.data_seed else (),
+            keys=_keys(run, rank) if run.data_seed else None,
         )
+    )
+
+
+def _members(run: RunRecord) -> list[agents_pb2.Member]:
+    return [agents_pb2.Member(rank=m.rank, node=m.node, island=m.island) for m in run.members]
+
+
+def _keys(run: RunRecord, rank: int) -> agents_pb2.DataKeys:
+    return agents_pb2.DataKeys(
+        secret=private_key(run.data_seed, run.job, run.run, rank),
+        public=public_keys(run.data_seed, run.job, run.run, len(run.members)),
     )
 
 

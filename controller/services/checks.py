@@ -17,6 +17,9 @@ MAX_WORKERS: Final = 1024
 MAX_STEPS: Final = 256
 MAX_METRICS: Final = 64
 MAX_NOTICES: Final = 64
+MAX_LINKS: Final = 64
+MAX_DROP_REASONS: Final = 16
+MAX_ISLAND: Final = 255
 MAX_TEXT_BYTES: Final = 4096
 MAX_LOG_BYTES: Final = 256 * 1024
 MAX_RANK: Final = 4096
@@ -40,6 +43,8 @@ def check_register(register: agents_pb2.Register) -> None:
         )
     for field in ("session", "island", "address", "version", "token"):
         _text(f"register.{field}", getattr(register, field))
+    if len(register.island) > MAX_ISLAND:  # every launch of a run may carry it once for each rank
+        raise BadInput(f"register.island has {len(register.island)} characters, at most {MAX_ISLAND} are taken")
     if not register.session:
         raise BadInput("register.session must not be empty")
     if not _HOST.fullmatch(register.address):
@@ -81,13 +86,28 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
         raise BadInput(f"telemetry.workers has {len(telemetry.workers)} entries, at most {MAX_WORKERS} are taken")
     for worker in telemetry.workers:
         _check_id("telemetry.workers", worker.id)
-        for field, most in (("steps", MAX_STEPS), ("metrics", MAX_METRICS), ("notices", MAX_NOTICES)):
+        counts = (("steps", MAX_STEPS), ("metrics", MAX_METRICS), ("notices", MAX_NOTICES), ("links", MAX_LINKS))
+        for field, most in counts:
             if (count := len(getattr(worker, field))) > most:
                 raise BadInput(f"telemetry.workers.{field} has {count} entries, at most {most} are taken")
         for notice in worker.notices:
             _text("telemetry.workers.notices.text", notice.text)
         if any(len(metrics.values) > MAX_METRICS for metrics in worker.metrics):
             raise BadInput(f"telemetry.workers.metrics.values has more than {MAX_METRICS} entries")
+        for link in worker.links:
+            _check_link(link)
+
+
+def _check_link(link: common_pb2.LinkSample) -> None:
+    if link.peer >= MAX_RANK:
+        raise BadInput(f"telemetry.workers.links.peer = {link.peer} must be below {MAX_RANK}")
+    if not (0 <= link.busy_s < math.inf and 0 <= link.goodput_bps < math.inf):
+        shown = f"busy_s = {link.busy_s}, goodput_bps = {link.goodput_bps}"
+        raise BadInput(f"telemetry.workers.links: {shown} must be numbers of at least 0")
+    if len(link.dropped) > MAX_DROP_REASONS:
+        raise BadInput(f"telemetry.workers.links.dropped has {len(link.dropped)} entries, at most {MAX_DROP_REASONS}")
+    for reason in link.dropped:
+        _text("telemetry.workers.links.dropped", reason)
 
 
 def check_log(batch: agents_pb2.LogBatch) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from atoll.controller.jobs.bundle import check_bundle
 from atoll.controller.jobs.ledger import JobState
-from atoll.controller.jobs.spec import spec_from_wire
+from atoll.controller.jobs.spec import check_rate, spec_from_wire
 from atoll.controller.jobs.term import Term
 from atoll.controller.jobs.wire import event_to_wire
 from atoll.controller.services.gate import Context, Office
@@ -82,6 +82,12 @@ class JobServicer(JobServiceServicer):
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.Job:
         term = self._office.leading()
         return job_to_wire(term, await term.cancel(request.job))
+
+    async def Adjust(self, request: pb.AdjustRequest, context: Context) -> pb.Job:
+        term = self._office.leading()
+        if not request.HasField("rate"):
+            raise BadInput("the request changes nothing. Give a rate")
+        return job_to_wire(term, await term.adjust(request.job, check_rate("rate", request.rate)))
 
     async def Events(self, request: pb.EventsRequest, context: Context) -> None:  # type: ignore[override]
         term = self._office.leading()

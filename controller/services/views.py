@@ -13,6 +13,8 @@ from atoll.controller.jobs.term import Term
 from atoll.controller.state.records import Phase
 from atoll.v1 import common_pb2, jobs_pb2
 
+MAX_LINKS: Final = 4096
+"""Of all workers of a job together: a message has its limit."""
 _PHASES: Final = {phase: jobs_pb2.Phase.Value(f"PHASE_{phase}") for phase in Phase}
 
 
@@ -43,7 +45,7 @@ def _workers(term: Term, state: JobState) -> list[jobs_pb2.WorkerView]:
     progress = term.progress.of(run.job, run.run)
     shares = state.plans[-1].shares if state.plans else (1.0,) * len(run.members)
     total = sum(shares)
-    views = []
+    views, links_left = [], MAX_LINKS
     for member, share in zip(run.members, shares, strict=True):
         key = WorkerKey(run.job, run.run, member.rank)
         if member.exit:
@@ -52,6 +54,8 @@ def _workers(term: Term, state: JobState) -> list[jobs_pb2.WorkerView]:
             known = term.sessions.status(member.node, key)
             status = known or common_pb2.WorkerStatus(id=wire.worker_id(key))
         rank = progress.ranks.get(member.rank) if progress else None
+        links = sorted(rank.links.values(), key=lambda link: link.peer)[:links_left] if rank else []
+        links_left -= len(links)
         views.append(
             jobs_pb2.WorkerView(
                 rank=member.rank,
@@ -60,6 +64,7 @@ def _workers(term: Term, state: JobState) -> list[jobs_pb2.WorkerView]:
                 status=status,
                 share=share / total,
                 last=rank.last if rank else None,
+                links=links,
             )
         )
     return views

@@ -1,6 +1,7 @@
 """What is written to etcd, and how: frozen dataclasses as JSON, read back strictly.
 
-etcd may hold what an older or newer Atoll wrote, so reading refuses unknown and missing fields and names the key.
+etcd may hold what an older or newer Atoll wrote, so reading refuses unknown and missing fields and names the key. Only
+fields that came after the first release may be missing: they have their default then.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from atoll.errors import BadInput
+
+_LATER: Final = types.MappingProxyType({"later": True})
+"""Marks a field that records of earlier versions lack."""
 
 
 class Phase(StrEnum):
@@ -76,6 +80,20 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StaleSparse:
+    """A validated atoll.v1.StaleSparse, with its defaults."""
+
+    rate: float = 0.99
+    staleness: int = 1
+    selection: str = "threshold"
+    values: str = "float16"
+    no_error_feedback: bool = False
+    momentum: str = "lazy"
+    scheduling: str = "edf"
+    digest_every: int = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """A validated atoll.v1.JobSpec, field by field."""
 
@@ -91,6 +109,11 @@ class Spec:
     split: str = "inverse-time"
     seed: int = 0
     stall_timeout_s: float = 0.0
+    stale_sparse: StaleSparse | None = field(default=None, metadata=_LATER)  # None: strategy dense
+
+    @property
+    def strategy(self) -> str:
+        return "dense" if self.stale_sparse is None else "stale-sparse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +139,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
+    """`rate`: what a user adjusted the compression to, for this run and later ones."""
+
     id: str
     spec: Spec
     request_id: str
@@ -134,6 +159,7 @@ class JobRecord:
     speeds: Mapping[str, float] = field(default_factory=dict)
     last_failure: Failure | None = None
     history: tuple[Change, ...] = ()
+    rate: float | None = field(default=None, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +182,13 @@ class Member:
     local_rank: int
     local_world_size: int
     exit: Exit | None = None
+    island: str = field(default="", metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
+    """`data_seed`: 32 secret bytes in hex, from which every rank's data key is derived; empty where none is needed."""
+
     job: str
     run: int
     members: tuple[Member, ...]
@@ -171,6 +200,7 @@ class RunRecord:
     cause: Cause | None = None
     grace_s: float = 0.0
     why: str = ""
+    data_seed: str = field(default="", repr=False, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +208,7 @@ class PlanRecord:
     """A plan, and the text that went into its planner and came out: `atoll plan PLANNER < input` gives `output`.
 
     measured_s: how long the slowest rank computed a step when this was decided; 0 where nothing was measured yet.
+    rate: the compression rate that holds with it; None with strategy dense.
     """
 
     run: int
@@ -189,6 +220,7 @@ class PlanRecord:
     input: str
     output: str
     measured_s: float = 0.0
+    rate: float | None = field(default=None, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +285,11 @@ def _plain(value: Any) -> Any:
 
 
 @cache
+def _later_fields(kind: type) -> frozenset[str]:
+    return frozenset(f.name for f in dataclasses.fields(kind) if "later" in f.metadata)
+
+
+@cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
@@ -278,11 +315,12 @@ def _read(kind: Any, data: Any, key: str, path: str) -> Any:
 
 def _read_fields(kind: type, data: dict[str, Any], key: str, path: str) -> Any:
     hints = _hints(kind)
-    unknown, missing = sorted(data.keys() - hints.keys()), sorted(hints.keys() - data.keys())
+    unknown = sorted(data.keys() - hints.keys())
+    missing = sorted(hints.keys() - data.keys() - _later_fields(kind))
     if unknown or missing:
         wrong = f"unknown field {path.lstrip('.')}.{unknown[0]}" if unknown else f"field {path}.{missing[0]} is missing"
         raise BadInput(f"etcd key {key}: {wrong.replace(' .', ' ')}. {_OTHER_VERSION}")
-    return kind(**{name: _read(hint, data[name], key, f"{path}.{name}") for name, hint in hints.items()})
+    return kind(**{name: _read(hints[name], value, key, f"{path}.{name}") for name, value in data.items()})
 
 
 def _fits(kind: type, data: Any) -> bool:

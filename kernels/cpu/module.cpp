@@ -2,6 +2,7 @@
 
 #include "../buffers.hpp"
 #include "../gil.hpp"
+#include "../pipeline/module.hpp"
 #include "call_options.hpp"
 #include "sparse_module.hpp"
 #include "squared_norm.hpp"
@@ -46,11 +47,13 @@ nb::dict cpu_features() {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // a daemon thread may hold a pipeline when the interpreter ends
     m.doc() = "Atoll's kernels on the CPU; atoll.kernels is the door to them.";
     m.def("squared_norm", squared_norm, "x"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
     m.def("weighted_sum", weighted_sum, "out"_a.none(), "inputs"_a.none(), "weights"_a.none(), "threads"_a = 0, nb::kw_only(),
           "portable"_a = false);
     ak::bind_sparse(m);
+    ak::bind_pipeline(m);
     m.def("cpu_features", cpu_features);
     m.def("stop_threads", stop_threads);
     nb::module_::import_("atexit").attr("register")(m.attr("stop_threads"));

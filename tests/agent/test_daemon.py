@@ -80,6 +80,38 @@ async def test_every_end_has_a_kind_and_a_reason(  # noqa: PLR0917
     assert (ended.exit_kind, ended.exit_code, ended.reason) == (kind, code, reason)
 
 
+async def test_the_runs_keys_reach_the_worker_by_its_socket_alone(
+    agent: RunningAgent, controller: ScriptedController, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not by its environment or arguments, which others on the machine can read, and no log tells them."""
+    caplog.set_level("DEBUG")
+    secret = b"correct-horse-battery-staple-321"
+    script = (
+        "import os, sys\n"
+        "from atoll.agent.runtime.link import Link\n"
+        "from atoll.agent.runtime.place import Place\n"
+        "print(dict(os.environ), sys.argv)\n"
+        "place = Place.from_environment()\n"
+        "link = Link(place, place.agent)\n"
+        "launch = link.welcome.launch\n"
+        "link.close()\n"
+        "print(len(launch.members), launch.members[0].island, launch.keys.secret[::-1])\n"
+    )
+    controller.launch(
+        script,
+        spec={"strategy": "stale-sparse"},
+        members=[agents_pb2.Member(rank=0, node="node-a", island="lyon")],
+        keys=agents_pb2.DataKeys(secret=secret, public=[bytes(32)]),
+    )
+    ended = await until("the worker's end", controller.has_exited)
+    assert ended.exit_kind == common_pb2.EXIT_KIND_FINISHED, ended.reason
+    await until("its output", lambda: f"1 lyon {secret[::-1]!r}\n".encode() in controller.printed())
+    kept = [path.read_bytes() for path in agent.settings.state_dir.rglob("*") if path.is_file()]
+    for text in (caplog.text.encode(), controller.printed(), *kept):
+        assert secret not in text
+        assert b"horse" not in text
+
+
 async def test_repeated_launch_makes_no_second_worker(agent: RunningAgent, controller: ScriptedController) -> None:
     launch = controller.launch(FOREVER)
     pid = await until("the worker runs", controller.is_running)

@@ -14,8 +14,8 @@ from atoll.agent.incoming import (
     check_stop,
 )
 from atoll.errors import BadInput
-from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers
-from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, Plan, WorkerId
+from atoll.v1.agents_pb2 import DataKeys, Launch, Member, PlanForJob, Registered, StopWorkers
+from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, Plan, StaleSparse, WorkerId
 
 NAN = float("nan")
 
@@ -31,6 +31,18 @@ def good() -> Launch:
         spec=JobSpec(script="src/train.py", code_sha256="a" * 64, env={"A": "b"}, args=["--x"]),
         plan=Plan(id=1, run=1, shares=[1.0, 0.5]),
     )
+
+
+SECRET = b"correct-horse-battery-staple-321"
+
+
+def good_sparse() -> Launch:
+    launch = good()
+    launch.spec.strategy = "stale-sparse"
+    launch.plan.rate = 0.99
+    launch.members.extend(Member(rank=rank, node=f"n{rank}", island="here") for rank in range(2))
+    launch.keys.CopyFrom(DataKeys(secret=SECRET, public=[bytes(32), bytes(32)]))
+    return launch
 
 
 def change(**fields: object) -> Callable[[Launch], None]:
@@ -51,6 +63,33 @@ def plan(**fields: object) -> Callable[[Launch], None]:
 
 def test_good_launch_passes() -> None:
     check_launch(good(), [0])
+    check_launch(good_sparse(), [0])
+
+
+@pytest.mark.parametrize(
+    ("field", "spoil"),
+    [
+        ("strategy", spec(strategy="ring")),
+        ("rate", spec(stale_sparse=StaleSparse(rate=1.0))),
+        ("plan.rate", plan(rate=1.0)),
+        ("plan.rate", plan(rate=NAN)),
+        ("members", lambda launch: launch.ClearField("members")),
+        ("members", lambda launch: setattr(launch.members[1], "rank", 0)),
+        ("members.island", lambda launch: setattr(launch.members[1], "island", "x" * 5000)),
+        ("keys", lambda launch: launch.ClearField("keys")),
+        ("keys", lambda launch: setattr(launch.keys, "secret", SECRET[:-1])),
+        ("keys", lambda launch: launch.keys.public.append(SECRET[:-1])),
+        ("keys.public", lambda launch: launch.keys.public.append(bytes(32))),
+    ],
+)
+def test_launch_over_thin_links_is_refused_by_field_without_its_secret(
+    field: str, spoil: Callable[[Launch], None]
+) -> None:
+    launch = good_sparse()
+    spoil(launch)
+    with pytest.raises(BadInput, match=rf"^{field} ") as refused:
+        check_launch(launch, [0])
+    assert "horse" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

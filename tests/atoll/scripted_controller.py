@@ -122,6 +122,14 @@ class Servicer(JobServiceServicer):
         self.script.change(request.job, phase=pb.PHASE_STOPPING, reason="cancelled by its user")
         return self.script.jobs[request.job]
 
+    async def Adjust(self, request: pb.AdjustRequest, context: Any) -> pb.Job:
+        await self._enter("Adjust", context)
+        job = await self._job(request.job, context)
+        if job.spec.strategy != "stale-sparse":
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {job.id} has no compression rate")
+        job.plan.id, job.plan.rate = job.plan.id + 1, request.rate
+        return job
+
     async def Logs(self, request: pb.LogsRequest, context: Any) -> AsyncIterator[pb.LogChunk]:
         await self._enter("Logs", context)
         await self._job(request.job, context)

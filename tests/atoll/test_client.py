@@ -247,6 +247,15 @@ async def test_logs_of_no_job_do_not_wait(controller: ScriptedController) -> Non
             await next_of(client.logs("nope", follow=True))
 
 
+def test_a_rate_is_adjusted_and_a_job_without_one_says_so(controller: ScriptedController) -> None:
+    controller.script.add("vit-1")
+    with Client([controller.address]) as client:
+        with pytest.raises(Conflict, match="adjust vit-1: job vit-1 has no compression rate"):
+            client.adjust("vit-1", rate=0.995)
+        controller.script.jobs["vit-1"].spec.strategy = "stale-sparse"
+        assert client.adjust("vit-1", rate=0.995).plan.rate == 0.995
+
+
 def test_the_client_without_an_event_loop_does_the_same(controller: ScriptedController) -> None:
     with Client([controller.address]) as client:
         job = client.submit(common.JobSpec(name="vit"), b"code")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from atoll import jobfile
 from atoll.errors import BadInput, NotFound
-from atoll.jobfile import CheckpointSection, JobFile, load, name_from, parse_workers, with_flags
+from atoll.jobfile import CheckpointSection, JobFile, StaleSparseSection, load, name_from, parse_workers, with_flags
+from atoll.v1.common_pb2 import StaleSparse
 
 
 def written(folder: Path, text: str) -> Path:
@@ -32,6 +33,12 @@ def test_a_whole_job_file_becomes_a_spec(tmp_path: Path) -> None:
             split = "even"
             seed = 7
             stall_timeout_s = 30
+            strategy = "stale-sparse"
+
+            [stale_sparse]
+            rate = 0.995
+            staleness = 0
+            error_feedback = false
 
             [env]
             EPOCHS = "3"
@@ -48,12 +55,15 @@ def test_a_whole_job_file_becomes_a_spec(tmp_path: Path) -> None:
     assert (spec.min_workers, spec.max_workers, spec.max_restarts) == (2, 8, 1)
     assert (spec.split, spec.seed, spec.stall_timeout_s, dict(spec.env)) == ("even", 7, 30.0, {"EPOCHS": "3"})
     assert (spec.checkpoint.directory, spec.checkpoint.every_steps, spec.checkpoint.keep) == ("/mnt/vit", 50, 4)
+    assert spec.strategy == "stale-sparse"
+    assert spec.stale_sparse == StaleSparse(rate=0.995, staleness=0, no_error_feedback=True)
 
 
 def test_an_empty_job_file_means_the_defaults(tmp_path: Path) -> None:
     spec = load(written(tmp_path, "")).to_spec("My Script.py")
     assert (spec.name, spec.min_workers, spec.max_workers) == ("my-script", 1, 1)
     assert (spec.split, spec.max_restarts, spec.checkpoint.keep) == ("inverse-time", 3, 2)
+    assert (spec.strategy, spec.HasField("stale_sparse")) == ("dense", False)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +89,19 @@ def test_an_empty_job_file_means_the_defaults(tmp_path: Path) -> None:
         ("[env]\n'A=B' = 'x'", "env = {'A=B': 'x'} 'A=B' cannot be the name of an environment variable"),
         ("[checkpoint]\ndirectory = 'x'", "line 2: checkpoint.directory = 'x' must be an absolute path"),
         ("[checkpoint]\nkeep = 0", "line 2: checkpoint.keep = 0 is wrong: it should be greater than or equal to 1"),
+        ("strategy = 'ring'", "line 1: strategy = 'ring' is wrong: it should be 'dense' or 'stale-sparse'"),
+        (
+            "strategy = 'stale-sparse'\n[stale_sparse]\nrat = 0.9",
+            "unknown field 'stale_sparse.rat'. Did you mean 'rate'?",
+        ),
+        (
+            "[stale_sparse]\nrate = 1",
+            "line 2: stale_sparse.rate = 1 is wrong: it should be less than or equal to 0.9999",
+        ),
+        ("[stale_sparse]\nrate = nan", "line 2: stale_sparse.rate = nan is wrong"),
+        ("[stale_sparse]\nstaleness = 2", "line 2: stale_sparse.staleness = 2 is wrong"),
+        ("[stale_sparse]\nvalues = 'int8'", "line 2: stale_sparse.values = 'int8' is wrong: it should be 'float16'"),
+        ("[stale_sparse]\nrate = 0.9", "strategy = 'dense' takes no stale_sparse settings. Leave them out, or say"),
         ("stall_timeout_s = nan", "line 1: stall_timeout_s = nan is wrong"),
         ("a = \nb = 1", "is not valid TOML: Invalid value (at line 1, column 5)"),
         ("name = 'a'\nname = 'b'\n", "is not valid TOML: Cannot overwrite a value (at line 2"),
@@ -122,9 +145,19 @@ def test_a_wrong_flag_is_named_without_a_line() -> None:
         with_flags(JobFile(), {"checkpoint.keep": 0})
 
 
+def test_a_flag_for_dense_leaves_the_files_other_strategy_out(tmp_path: Path) -> None:
+    job = load(written(tmp_path, "strategy = 'stale-sparse'\n[stale_sparse]\nvalues = 'float32'"))
+    sparse = with_flags(job, {"stale_sparse.rate": 0.9}).to_spec("a.py")
+    assert sparse.stale_sparse == StaleSparse(rate=0.9, values="float32")
+    assert not with_flags(job, {"strategy": "dense"}).to_spec("a.py").HasField("stale_sparse")
+    with pytest.raises(BadInput, match="strategy = 'dense' takes no stale_sparse settings"):
+        with_flags(JobFile(), {"stale_sparse.rate": 0.9})
+
+
 FIELDS = st.sampled_from(
-    sorted(JobFile.model_fields.keys() - {"checkpoint"})
+    sorted(JobFile.model_fields.keys() - {"checkpoint", "stale_sparse"})
     + [f"checkpoint.{name}" for name in CheckpointSection.model_fields]
+    + [f"stale_sparse.{name}" for name in StaleSparseSection.model_fields]
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=50),

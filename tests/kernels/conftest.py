@@ -12,15 +12,13 @@ from atoll import kernels
 from atoll.kernels import compress, cuda_device, scatter, sparse_optimizer
 from atoll.kernels.cuda_device import CudaQueue
 
-sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu
+sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu, kernels_of, pipeline_job
 
 import cuda_on_cpu
 from kernels_of import Kernels
 
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu])
 ON_CPU = pytest.param("cuda on cpu", marks=[pytest.mark.timeout(240)])  # the first test compiles the kernels
-
-
 NO_GPU = "no NVIDIA GPU here, or a build without nvcc: the CUDA kernels were NOT tested on a device"
 
 

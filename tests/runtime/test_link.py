@@ -9,10 +9,10 @@ import pytest
 from zmq_agent import FakeAgent
 
 from atoll.agent.runtime.link import Link
-from atoll.agent.runtime.outbox import MAX_STEPS, Outbox
+from atoll.agent.runtime.outbox import MAX_LINKS, MAX_STEPS, Outbox
 from atoll.agent.runtime.place import AgentEndpoint, Place
 from atoll.errors import BadInput, DeadlineExceeded
-from atoll.v1.common_pb2 import LEVEL_INFO, Plan, StepSample, WorkerId
+from atoll.v1.common_pb2 import LEVEL_INFO, LinkSample, Plan, StepSample, WorkerId
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage
 
 
@@ -54,16 +54,19 @@ def test_plans_come_in_order_and_those_that_cannot_be_are_refused_with_a_notice(
         agent.send_plan(3, 6, (1.0, float("nan")), 1)
         agent.send(1, SupervisorMessage(plan=Plan(id=4, run=99, shares=(1.0, 1.0))))
         agent.send_plan(5, 7, (4.0, 2.0), 1)
+        agent.send(1, SupervisorMessage(plan=Plan(id=6, run=1, shares=(1.0, 1.0), rate=1.0)))
+        agent.send(1, SupervisorMessage(plan=Plan(id=7, run=1, shares=(1.0, 1.0), rate=0.995)))
         taken: list[int] = []
 
         def all_taken() -> bool:
             taken.extend(plan.id for plan in link.take_plans())
-            return taken == [2, 5]
+            return taken == [2, 5, 7]
 
         agent.wait_until(all_taken, deadline_s=5)
-        agent.wait_until(lambda: len(agent.notices) == 2, deadline_s=5)
+        agent.wait_until(lambda: len(agent.notices) == 3, deadline_s=5)
         assert "refused plan 3" in agent.notices[0].text
         assert "run 99" in agent.notices[1].text
+        assert agent.notices[2].text.endswith("and a rate of 0 to 0.9999, not 1.0")
     finally:
         link.close()
 
@@ -106,4 +109,17 @@ def test_outbox_drops_the_oldest_steps_and_counts_them() -> None:
     assert telemetry is not None
     assert (telemetry.steps[0].step, len(telemetry.steps), telemetry.dropped_steps) == (10, MAX_STEPS, 10)
     assert telemetry.checkpoint_step == 5
+    assert outbox.take(worker) is None
+
+
+def test_outbox_tells_the_newest_of_each_link_and_the_rest_with_the_next_turn() -> None:
+    outbox = Outbox()
+    worker = WorkerId(job="j", run=1, rank=0)
+    for sent in (1, 2):
+        outbox.links(LinkSample(peer=peer, sent_bytes=sent) for peer in range(MAX_LINKS + 1))
+    first, second = outbox.take(worker), outbox.take(worker)
+    assert first is not None
+    assert second is not None
+    assert [link.peer for link in (*first.links, *second.links)] == list(range(MAX_LINKS + 1))
+    assert {link.sent_bytes for link in (*first.links, *second.links)} == {2}
     assert outbox.take(worker) is None

@@ -16,7 +16,7 @@ from atoll.agent.supervisor.events import Key
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import MAX_STEPS, Collector
 from atoll.v1.agents_pb2 import Launch, Notice, PlanForJob, WorkerTelemetry
-from atoll.v1.common_pb2 import Metrics, Plan, StepSample, WorkerId
+from atoll.v1.common_pb2 import LinkSample, Metrics, Plan, StepSample, WorkerId
 from atoll.v1.worker_pb2 import Alive, Hello, SupervisorMessage, Welcome, WorkerMessage
 
 KEY = Key("job-1", 2, 0)
@@ -165,6 +165,22 @@ async def test_telemetry_is_collected_bounded_and_counted(workers: WorkerSocket,
     assert (len(mine.metrics), len(mine.metrics[0].values)) == (64, 64)
     assert (len(mine.notices), len(mine.notices[0].text)) == (64, 4096)
     assert mine.checkpoint_step == 200
+    assert list(collector.take()) == []
+
+
+def test_links_are_told_64_at_a_time_the_newest_of_each_and_no_nonsense() -> None:
+    """A worker of an older or broken version must not have the controller refuse all that its agent says."""
+    collector = Collector()
+    for sent in (1, 2):
+        collector.add(KEY, WorkerTelemetry(links=[LinkSample(peer=peer, sent_bytes=sent) for peer in range(40)]))
+    reasons = {f"reason {n:02}": n for n in range(20)} | {"x" * 300: 1}
+    collector.add(KEY, WorkerTelemetry(links=[LinkSample(peer=peer, dropped=reasons) for peer in range(40, 80)]))
+    wrong = [LinkSample(peer=5000), LinkSample(peer=90, busy_s=float("nan")), LinkSample(peer=91, goodput_bps=-1)]
+    collector.add(KEY, WorkerTelemetry(links=wrong))
+    told = [[*message.workers[0].links] for _ in range(2) for message in collector.take()]
+    assert [len(links) for links in told] == [64, 16]
+    assert [link.peer for links in told for link in links] == list(range(80))
+    assert (told[0][0].sent_bytes, len(told[1][0].dropped)) == (2, 16)
     assert list(collector.take()) == []
 
 

@@ -35,6 +35,18 @@ LAST = {
     "global_grad_sqnorm": 0.0,
     "epoch": 3,
     "plan": 3,
+    "stall_s": 0.0,
+    "fresh_share": 0.0,
+    "rate": 0.0,
+    "sent_bytes": 0,
+}
+LINK = {
+    "peer": 1,
+    "sent_bytes": 9_000_000,
+    "received_bytes": 8_000_000,
+    "busy_s": 0.75,
+    "goodput_bps": 96e6,
+    "dropped": {"old run": 2},
 }
 JOB = {
     "id": "vit-3f9a",
@@ -51,6 +63,8 @@ JOB = {
         "split": "inverse-time",
         "seed": 18446744073709551615,
         "stall_timeout_s": 0.0,
+        "strategy": "dense",
+        "stale_sparse": None,
     },
     "phase": "running",
     "reason": "every rank reported step 0",
@@ -59,8 +73,8 @@ JOB = {
     "submitted_unix_s": 1.7e9,
     "ended_unix_s": 0.0,
     "workers": [
-        {"rank": 0, "node": "local-0", "device": 0, "status": STATUS, "share": 0.625, "last": LAST},
-        {"rank": 1, "node": "local-1", "device": 1, "status": None, "share": 0.375, "last": None},
+        {"rank": 0, "node": "local-0", "device": 0, "status": STATUS, "share": 0.625, "last": LAST, "links": [LINK]},
+        {"rank": 1, "node": "local-1", "device": 1, "status": None, "share": 0.375, "last": None, "links": []},
     ],
     "progress": {
         "step": 1240,
@@ -68,6 +82,9 @@ JOB = {
         "samples_per_s": 1830.4,
         "step_s": 0.14,
         "metrics": {"accuracy": None, "loss": 0.125},
+        "rate": 0.0,
+        "stall_share": 0.0,
+        "fresh_share": 0.0,
     },
     "plan": {
         "id": 3,
@@ -76,6 +93,7 @@ JOB = {
         "shares": [160.0, 96.0],
         "planner": "inverse-time",
         "reason": "local-1 is slower",
+        "rate": None,
     },
     "checkpoint_step": 1200,
     "exit_code": 0,
@@ -90,6 +108,9 @@ def full_job() -> pb.Job:
     last = common.StepSample(
         step=1240, local_batch=160, total_batch=256, step_s=0.14, compute_s=0.12, wait_s=0.018, epoch=3, plan=3
     )
+    link = common.LinkSample(
+        peer=1, sent_bytes=9_000_000, received_bytes=8_000_000, busy_s=0.75, goodput_bps=96e6, dropped={"old run": 2}
+    )
     return pb.Job(
         id="vit-3f9a",
         spec=common.JobSpec(
@@ -103,6 +124,7 @@ def full_job() -> pb.Job:
             max_restarts=3,
             split="inverse-time",
             seed=2**64 - 1,
+            strategy="dense",
         ),
         phase=pb.PHASE_RUNNING,
         reason="every rank reported step 0",
@@ -110,7 +132,7 @@ def full_job() -> pb.Job:
         restarts=1,
         submitted_unix_s=1.7e9,
         workers=[
-            pb.WorkerView(rank=0, node="local-0", status=status, share=0.625, last=last),
+            pb.WorkerView(rank=0, node="local-0", status=status, share=0.625, last=last, links=[link]),
             pb.WorkerView(rank=1, node="local-1", device=1, share=0.375),
         ],
         progress=pb.Progress(
@@ -154,11 +176,51 @@ def test_status_reads_like_this(runner: CliRunner, controller: ScriptedControlle
         "step 1240  epoch 3  loss 0.125  accuracy nan  1830 samples/s  140 ms a step",
         "checkpoint: newest at step 1200",
         "plan 3 (inverse-time) from step 900: local-1 is slower",
+        "strategy dense",
+        "links 0-1 96 Mbit/s",
         "",
         "RANK  NODE     DEVICE  STATE    BATCH   SHARE  STEP    TIME  COMPUTE   WAIT",
         "   0  local-0       0  running    160  62.5 %  1240  140 ms   120 ms  18 ms",
         "   1  local-1       1  unknown      -  37.5 %     -       -        -      -",
     ]
+
+
+def sparse_job(step: int = 1240, links: int = 2) -> pb.Job:
+    job = full_job()
+    job.spec.strategy, job.spec.stale_sparse.rate = "stale-sparse", 0.99
+    job.plan.rate = 0.995
+    job.progress.MergeFrom(pb.Progress(rate=0.99, stall_share=0.031, fresh_share=0.71))
+    job.progress.step = step
+    del job.workers[0].links[:]
+    job.workers[0].links.extend(common.LinkSample(peer=peer, goodput_bps=94.1e6) for peer in range(1, links))
+    job.workers[1].links.append(common.LinkSample(peer=0, goodput_bps=1.25e9))
+    return job
+
+
+@pytest.mark.parametrize(
+    ("job", "strategy", "links"),
+    [
+        (
+            sparse_job(),
+            "strategy stale-sparse: rate 99.00 % (99.50 % soon)  stall 3.1 % of the step  fresh layers 71 %",
+            "links 0-1 94.1 Mbit/s  1-0 1.25 Gbit/s",
+        ),
+        (sparse_job(step=0), "strategy stale-sparse: rate 99.50 %", "links 0-1 94.1 Mbit/s  1-0 1.25 Gbit/s"),
+        (
+            sparse_job(links=40),
+            "strategy stale-sparse: rate 99.00 % (99.50 % soon)  stall 3.1 % of the step  fresh layers 71 %",
+            "links " + "".join(f"0-{peer} 94.1 Mbit/s  " for peer in range(1, 13)) + "and 28 more",
+        ),
+    ],
+)
+def test_status_of_a_job_over_thin_links(
+    runner: CliRunner, controller: ScriptedController, job: pb.Job, strategy: str, links: str
+) -> None:
+    controller.script.jobs["vit-3f9a"] = job
+    lines = atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
+    assert lines[lines.index("") - 2 : lines.index("")] == [strategy, links]
+    document = json.loads(atoll(runner, controller, "status", "vit-3f9a", "--json")[1])
+    assert (document["plan"]["rate"], document["progress"]["stall_share"]) == (0.995, 0.031)
 
 
 def test_jobs_reads_like_this(runner: CliRunner, controller: ScriptedController) -> None:
@@ -260,6 +322,16 @@ def test_cancel(runner: CliRunner, controller: ScriptedController) -> None:
     assert (code, out) == (0, "vit-1 stopping\n")
     assert "atoll status vit-1" in err
     assert json.loads(atoll(runner, controller, "cancel", "vit-1", "--json")[1])["phase"] == "stopping"
+
+
+def test_adjust(runner: CliRunner, controller: ScriptedController) -> None:
+    controller.script.jobs["vit-3f9a"] = sparse_job()
+    code, out, err = atoll(runner, controller, "adjust", "vit-3f9a", "--rate", "0.9975")
+    assert (code, out) == (0, "vit-3f9a rate 99.75 % from step 900 (plan 4)\n")
+    assert "atoll status vit-3f9a" in err
+    assert json.loads(atoll(runner, controller, "adjust", "vit-3f9a", "--rate", "0", "--json")[1])["plan"]["rate"] == 0
+    code, _, err = atoll(runner, controller, "adjust", "vit-3f9a")
+    assert (code, "Missing option '--rate'" in err) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "events"])

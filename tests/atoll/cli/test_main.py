@@ -20,7 +20,7 @@ from atoll.cli.main import app
 
 ATOLL = (sys.executable, "-m", "atoll.cli.main")
 COMMANDS = (
-    *("up", "controller", "agent", "submit", "jobs", "status", "logs", "cancel", "nodes", "events", "plan"),
+    *("up", "controller", "agent", "submit", "jobs", "status", "logs", "adjust", "cancel", "nodes", "events", "plan"),
     *("doctor", "certs", "version"),
 )
 

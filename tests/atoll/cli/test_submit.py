@@ -44,6 +44,11 @@ def submit(runner: CliRunner, controller: ScriptedController, *args: str) -> Res
         (["train.py", "--workers", "many"], "error: workers = 'many' must be N or 'MIN:MAX'"),
         (["train.py", "--name", "My Job"], "error: name = 'My Job' must be 1 to 40 of a-z"),
         (["train.py", "--split", "fair"], "error: split = 'fair' is wrong: it should be 'inverse-time' or 'even'"),
+        (
+            ["train.py", "--strategy", "ring"],
+            "error: strategy = 'ring' is wrong: it should be 'dense'",
+        ),
+        (["train.py", "--rate", "0.9"], "error: strategy = 'dense' takes no stale_sparse settings"),
         (["train.py", "--keep", "0"], "error: checkpoint.keep = 0 is wrong"),
         (["train.py", "--env", "A"], "error: --env 'A' is not NAME=VALUE"),
         (["train.py", "--checkpoint-dir", "rel"], "error: checkpoint.directory = 'rel' must be an absolute path"),

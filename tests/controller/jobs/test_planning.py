@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.jobs.planning import Place, RankSpeed, first_plan, next_plan
+from atoll.controller.jobs.planning import Place, RankSpeed, adjusted_plan, first_plan, next_plan
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import PlanRecord
 
@@ -86,6 +86,17 @@ def test_a_plan_that_won_nothing_is_not_followed_by_more_of_the_same() -> None:
     assert propose(current=plan, speeds=fixed) is None
     slower = speeds(0.2236 / 129, 0.2236 / 78, 0.5 / 49, plan=2, batches=batches)
     assert propose(current=plan, speeds=slower) is not None
+
+
+def test_an_adjusted_rate_keeps_the_shares_and_later_shares_keep_the_rate() -> None:
+    first = replace(EVEN, rate=0.99)
+    adjusted = adjusted_plan(first, 0.995, 7)
+    assert (adjusted.id, adjusted.from_step, adjusted.shares, adjusted.rate) == (2, 7, first.shares, 0.995)
+    assert adjusted.reason == "rate 99.00 -> 99.50 % (asked by a user)"
+    assert PLANNERS[adjusted.planner].run_json(adjusted.input) == adjusted.output
+    plan = propose(current=adjusted, speeds=speeds(0.001, 0.00164, 0.00263, plan=2))
+    assert plan is not None
+    assert (plan.id, plan.shares, plan.rate) == (3, (129.0, 78.0, 49.0), 0.995)
 
 
 def test_every_rank_gets_a_sample_however_slow_it_is() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from atoll.controller.jobs.progress import ProgressBoard
 from atoll.v1.agents_pb2 import WorkerTelemetry
-from atoll.v1.common_pb2 import StepSample, WorkerId
+from atoll.v1.common_pb2 import LinkSample, StepSample, WorkerId
 
 
 def test_an_epochs_short_last_batch_is_no_measure_of_speed_nor_of_the_total_batch() -> None:
@@ -18,3 +18,33 @@ def test_an_epochs_short_last_batch_is_no_measure_of_speed_nor_of_the_total_batc
     speed = progress.speeds()[0]
     assert (speed.local_batch, round(speed.seconds_per_sample, 6)) == (32, 0.01)
     assert progress.to_wire(0.0).step == 21  # steps completed
+
+
+def test_waiting_and_fresh_layers_are_means_over_the_ranks_and_nonsense_does_not_count() -> None:
+    board = ProgressBoard(clock=lambda: 10.0)
+    progress = board.begin("vit-1234", 1)
+    for rank, stall_s, fresh in ((0, 0.1, 1.0), (1, 0.3, 0.5), (2, float("nan"), 0.5), (3, 0.1, 7.0)):
+        sample = StepSample(step=4, total_batch=8, step_s=1.0, stall_s=stall_s, fresh_share=fresh, rate=0.9 + rank)
+        board.observe(WorkerTelemetry(id=WorkerId(job="vit-1234", run=1, rank=rank), steps=[sample]))
+    seen = progress.to_wire(11.0)
+    assert (seen.rate, round(seen.stall_share, 9), seen.fresh_share) == (0.9, 0.2, 0.75)
+    later = progress.to_wire(20.0)
+    assert (later.stall_share, later.fresh_share) == (0.0, 0.0)  # nothing was heard lately
+
+
+def test_of_each_link_the_newest_is_kept_and_not_more_than_64() -> None:
+    board = ProgressBoard()
+    progress = board.begin("vit-1234", 1)
+    worker = WorkerId(job="vit-1234", run=1, rank=0)
+    board.observe(WorkerTelemetry(id=worker, links=[LinkSample(peer=peer, sent_bytes=1) for peer in range(64)]))
+    board.observe(WorkerTelemetry(id=worker, links=[LinkSample(peer=3, sent_bytes=9), LinkSample(peer=64)]))
+    links = progress.ranks[0].links
+    assert (len(links), links[3].sent_bytes, 64 in links) == (64, 9, False)
+
+
+def test_the_next_step_is_the_first_while_none_was_reported() -> None:
+    board = ProgressBoard()
+    progress = board.begin("vit-1234", 1)
+    assert progress.next_step == 0
+    board.observe(WorkerTelemetry(id=WorkerId(job="vit-1234", run=1, rank=0), steps=[StepSample(step=0)]))
+    assert progress.next_step == 1

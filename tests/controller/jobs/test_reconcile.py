@@ -20,7 +20,7 @@ from atoll.controller.jobs.seen import (
     WorkerKey,
 )
 from atoll.controller.state.etcd import EtcdStore
-from atoll.controller.state.records import Cause, ExitKind, Level, Phase
+from atoll.controller.state.records import Cause, ExitKind, Level, Phase, StaleSparse
 from atoll.controller.state.store import Fence, Put
 
 FINISHED = exited(ExitKind.FINISHED, step=9)
@@ -48,6 +48,22 @@ def test_a_queued_job_starts_on_free_devices_with_the_next_run_number() -> None:
         "run 5: starting 2 workers on 2 nodes (a/0, b/0)",
         "plan 1 (even): the same for all 2 workers",
     ]
+
+
+def test_a_run_over_thin_links_begins_with_islands_a_secret_and_the_rate_last_asked_for() -> None:
+    sparse = spec(stale_sparse=StaleSparse(rate=0.98))
+    look = {"free": [free("a"), free("b")], "data_seed": "5e" * 32}
+    for asked, rate in ((None, 0.98), (0.0, 0.0), (0.995, 0.995)):
+        queued = job(Phase.QUEUED, run=0, spec=sparse, rate=asked)
+        step = next_step(seen(queued, None, node("a"), node("b"), **look), clock())
+        assert step.run is not None
+        assert step.plan is not None
+        assert (step.plan.rate, step.run.data_seed) == (rate, "5e" * 32)
+        assert {member.island for member in step.run.members} == {"here"}
+        assert "5e5e" not in repr(step)
+    dense = next_step(seen(job(Phase.QUEUED, run=0), None, node("a"), node("b"), free=look["free"]), clock())
+    assert dense.plan is not None
+    assert dense.plan.rate is None
 
 
 def test_a_queued_job_says_what_it_waits_for_once() -> None:

@@ -5,8 +5,18 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.jobs.spec import spec_from_wire, spec_to_wire
+from atoll.agent.runtime import strategy
+from atoll.controller.jobs.spec import (
+    MAX_RATE,
+    MOMENTA,
+    SCHEDULINGS,
+    SELECTIONS,
+    VALUES,
+    spec_from_wire,
+    spec_to_wire,
+)
 from atoll.errors import BadInput
+from atoll.jobfile import JobFile, with_flags
 from atoll.v1 import common_pb2 as pb
 
 SHA = "ab" * 32
@@ -24,6 +34,10 @@ def wire(**fields: Any) -> pb.JobSpec:
     return pb.JobSpec(**given)
 
 
+def sparse(**fields: Any) -> dict[str, Any]:
+    return {"strategy": "stale-sparse", "stale_sparse": pb.StaleSparse(**fields)}
+
+
 def test_a_good_spec_survives_both_ways() -> None:
     full = wire(
         args=["--lr", "0.1"],
@@ -33,6 +47,17 @@ def test_a_good_spec_survives_both_ways() -> None:
         split="even",
         seed=2**63,
         stall_timeout_s=30,
+        strategy="stale-sparse",
+        stale_sparse=pb.StaleSparse(
+            rate=0.0,
+            staleness=0,
+            selection="topk",
+            values="bfloat16",
+            no_error_feedback=True,
+            momentum="as-is",
+            scheduling="fcfs",
+            digest_every=7,
+        ),
     )
     assert spec_to_wire(spec_from_wire(full)) == full
 
@@ -40,6 +65,28 @@ def test_a_good_spec_survives_both_ways() -> None:
 def test_what_was_left_out_gets_its_meaning() -> None:
     spec = spec_from_wire(wire(script="./examples/train.py"))
     assert (spec.split, spec.checkpoint.keep, spec.script) == ("inverse-time", 1, "examples/train.py")
+    assert spec_to_wire(spec).strategy == "dense"
+    sparse = spec_to_wire(spec_from_wire(wire(strategy="stale-sparse")))
+    assert sparse.stale_sparse.HasField("rate")
+    assert (sparse.stale_sparse.rate, sparse.stale_sparse.staleness, sparse.stale_sparse.values) == (0.99, 1, "float16")
+
+
+def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
+    """Neither may import the other, so each knows the defaults and limits for itself."""
+    assert strategy.from_spec(spec_to_wire(spec_from_wire(wire(strategy="stale-sparse")))) == strategy.StaleSparse()
+    assert strategy.from_spec(wire(strategy="stale-sparse")) == strategy.StaleSparse()
+    assert strategy.from_spec(spec_to_wire(spec_from_wire(wire()))) == strategy.Dense()
+    assert (SELECTIONS, VALUES, MOMENTA, SCHEDULINGS, MAX_RATE) == (
+        strategy.SELECTIONS,
+        strategy.VALUES,
+        strategy.MOMENTA,
+        strategy.SCHEDULINGS,
+        strategy.MAX_RATE,
+    )
+    flags = {"strategy": "stale-sparse", "stale_sparse.rate": MAX_RATE}
+    assert with_flags(JobFile(), flags).to_spec("a.py").stale_sparse.rate == MAX_RATE
+    with pytest.raises(BadInput, match=r"stale_sparse\.rate"):
+        with_flags(JobFile(), {**flags, "stale_sparse.rate": math.nextafter(MAX_RATE, 1)})
 
 
 @pytest.mark.parametrize(
@@ -66,6 +113,16 @@ def test_what_was_left_out_gets_its_meaning() -> None:
         ({"max_workers": 5000}, "spec.max_workers = 5000"),
         ({"code_sha256": "AB" * 32}, "spec.code_sha256"),
         ({"split": "fair"}, "spec.split = 'fair' is not known. Use one of inverse-time, even"),
+        ({"strategy": "ring"}, "spec.strategy = 'ring' is not known. Use one of dense, stale-sparse"),
+        ({"stale_sparse": pb.StaleSparse()}, "spec.strategy = 'dense' takes no stale_sparse settings. Leave them out"),
+        (sparse(rate=1.0), "spec.stale_sparse.rate = 1.0 must be 0 to 0.9999"),
+        (sparse(rate=-0.1), "spec.stale_sparse.rate = -0.1"),
+        (sparse(rate=math.nan), "spec.stale_sparse.rate = nan"),
+        (sparse(staleness=2), "spec.stale_sparse.staleness = 2 must be 0 or 1"),
+        (sparse(selection="some"), "spec.stale_sparse.selection = 'some' is not known. Use one of threshold, topk"),
+        (sparse(values="int8"), "spec.stale_sparse.values = 'int8'"),
+        (sparse(momentum="none"), "spec.stale_sparse.momentum = 'none'"),
+        (sparse(scheduling="lifo"), "spec.stale_sparse.scheduling = 'lifo'"),
         ({"stall_timeout_s": -1}, "spec.stall_timeout_s = -1"),
         ({"stall_timeout_s": math.nan}, "spec.stall_timeout_s = nan"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from atoll.controller.state.records import (
     PlanRecord,
     RunRecord,
     Spec,
+    StaleSparse,
     decode,
     encode,
 )
@@ -36,6 +38,7 @@ SPEC = Spec(
     env={"A": "ü"},
     code_sha256="ab" * 32,
     checkpoint=Checkpoint(directory="/data", every_steps=10, keep=2),
+    stale_sparse=StaleSparse(rate=0.5),
 )
 JOB = JobRecord(
     id="vit-3f9a",
@@ -44,6 +47,7 @@ JOB = JobRecord(
     phase=Phase.RUNNING,
     speeds={"a/0": 0.25},
     last_failure=Failure(kind=ExitKind.FAILED, step=3, code=1, reason="ValueError"),
+    rate=0.25,
     history=(Change(before=Phase.QUEUED, after=Phase.STARTING, cause="go", unix_s=1.5),),
 )
 MEMBER = Member(rank=0, node="a", device=0, node_rank=0, local_rank=0, local_world_size=1)
@@ -67,6 +71,7 @@ RUN = RunRecord(
     began_unix_s=1.0,
     fenced=True,
     cause=Cause.LOSS,
+    data_seed="5e" * 32,
 )
 PLAN = PlanRecord(run=2, id=1, from_step=0, shares=(1.0, 0.5), planner="even", reason="r", input="{}", output="{}")
 NODE = NodeRecord(name="a", island="x", address="h", memory_bytes=2**40, devices=(), version="1")
@@ -77,6 +82,36 @@ EVENT = EventRecord(sequence=1, unix_s=0.5, level=Level.WARNING, job="", run=0, 
 def test_what_was_written_is_read_again(record: Any) -> None:
     assert decode(type(record), KEY, encode(record)) == record
     assert encode(decode(type(record), KEY, encode(record))) == encode(record)
+
+
+LATER = {
+    JobRecord: ("rate", "spec.stale_sparse"),
+    RunRecord: ("data_seed", "members.0.island", "members.1.island"),
+    PlanRecord: ("rate",),
+}
+
+
+@pytest.mark.parametrize("record", [JOB, RUN, PLAN])
+def test_what_a_version_before_stale_sparse_wrote_is_read_with_defaults(record: Any) -> None:
+    data = json.loads(encode(record))
+    for path in LATER[type(record)]:
+        *above, last = path.split(".")
+        inner = data
+        for name in above:
+            inner = inner[int(name) if name.isdigit() else name]
+        del inner[last]
+    read = decode(type(record), KEY, json.dumps(data).encode())
+    if isinstance(read, JobRecord):
+        assert (read.rate, read.spec.strategy) == (None, "dense")
+        assert replace(read, rate=JOB.rate, spec=replace(read.spec, stale_sparse=SPEC.stale_sparse)) == JOB
+    elif isinstance(read, RunRecord):
+        assert (read.data_seed, {m.island for m in read.members}) == ("", {""})
+    else:
+        assert read == replace(PLAN, rate=None)
+
+
+def test_the_secret_of_a_run_is_not_printed_with_it() -> None:
+    assert RUN.data_seed not in repr(RUN)
 
 
 def changed(**fields: Any) -> bytes:
@@ -102,6 +137,8 @@ def changed(**fields: Any) -> bytes:
         (changed(colour="blue"), "unknown field colour"),
         (changed(spec__colour="blue"), "unknown field spec.colour"),
         (changed(phase=None), "field phase is missing"),
+        (changed(spec__stale_sparse__rate=None), "field spec.stale_sparse.rate is missing"),
+        (changed(spec__stale_sparse__colour=1), "unknown field spec.stale_sparse.colour"),
         (changed(spec__checkpoint__keep=None), "field spec.checkpoint.keep is missing"),
         (changed(phase="ASLEEP"), "phase = 'ASLEEP' does not fit"),
         (changed(run=1.5), "run = 1.5 does not fit"),

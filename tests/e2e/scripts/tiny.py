@@ -1,6 +1,7 @@
 """A tiny regression whose every trained sample is written down, for checking that each counted exactly once.
 
-Each rank appends one line per trained batch to OUT/run-N-rank-R.jsonl: {"step", "epoch", "ids", "loss"}.
+Each rank appends one line per batch to OUT/run-N-rank-R.jsonl, before it is trained: {"step", "epoch", "ids", "loss"}.
+A run's last line may thus be of a step that was not completed; the next run then trains that step again.
 """
 
 from __future__ import annotations
@@ -40,21 +41,22 @@ with (options.out / f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}.jso
         for x, y, ids in loader:
             time.sleep(options.step_s)  # this is the pretended work, not a wait for anything
             loss = nn.functional.mse_loss(model(x), y)
-            run.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
             cut = loader.current
-            trained = ids.tolist() if cut.local else []
             line = {
                 "step": cut.step,
                 "epoch": epoch,
-                "ids": trained,
+                "ids": ids.tolist() if cut.local else [],
                 "loss": loss.item(),
                 "weight": cut.weight,
                 "at": time.time(),
             }
+            # Before the other ranks can have this batch's gradients: a kill right behind the exchange would leave the
+            # batch trained and not written down.
             log.write(json.dumps(line) + "\n")
             log.flush()
+            run.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
             run.report(loss=loss.item())
 if run.is_main:
     digest = torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -18,7 +18,8 @@
 
 using namespace atoll_kernels;
 
-void check_sparse();  // sparse.cpp
+void check_sparse();    // sparse.cpp
+void check_pipeline();  // pipeline.cpp
 
 namespace {
 
@@ -125,6 +126,7 @@ int main(int argc, char** argv) {
         for (const std::size_t count : {1, 2, 4}) check_weighted_sum(n, 3, count);
     }
     check_sparse();
+    check_pipeline();
     check_many_callers();
     const bool may_fork = argc < 2 || std::strcmp(argv[1], "--no-fork") != 0;
     if (may_fork) check_fork();

@@ -20,9 +20,11 @@ from torch import nn
 from atoll.agent.runtime import buckets, group, resuming
 from atoll.agent.runtime.checkpoint import Header, files, fingerprint, pack_state
 from atoll.agent.runtime.control import Agreed, Control
-from atoll.agent.runtime.dense import Callbacks, DenseReducer
+from atoll.agent.runtime.dense import DenseReducer
 from atoll.agent.runtime.place import Place
 from atoll.agent.runtime.session import CheckpointSettings, Session
+from atoll.agent.runtime.strategy import Dense
+from atoll.agent.runtime.synchronisation import Callbacks
 from atoll.agent.runtime.throttle import Throttle
 from atoll.errors import BadInput, PeerLost
 
@@ -162,8 +164,10 @@ def the_same_step_saved_at_two_positions_is_one_after_a_resume() -> None:
         job="job",
         run=2,
         seed=0,
+        strategy=Dense(),
         checkpoint=settings,
         first_shares=None,
+        first_rate=None,
         group=GROUP,
         collective_timeout_s=60,
         link=None,

@@ -1,0 +1,128 @@
+"""What compression held back, kept over the end of a run: DIRECTORY/held-back/rank-N, in the format of checkpoints.
+
+Every rank keeps its own on its own machine: a residual is as large as the model and has no place on a thin link. The
+next run's ranks take over what they find, each rank's exactly once. In an emergency ranks may have been in different
+passes: parts that the chosen checkpoint does not contain yet go back into the residual of who had sent them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from atoll.agent.runtime.checkpoint import files
+from atoll.agent.runtime.checkpoint.disk import disk_errors
+from atoll.agent.runtime.checkpoint.files import Checkpoint, Header
+from atoll.agent.runtime.checkpoint.state import pack_state, unpack_state
+from atoll.agent.runtime.stale.layout import Layer
+from atoll.agent.runtime.synchronisation import Origin
+from atoll.errors import CheckpointError
+from atoll.kernels.compress import BLOCK_ENTRIES
+from atoll.kernels.pipeline import RecentPart
+
+FOLDER: Final = "held-back"
+KEPT: Final = 2
+SPREAD_STEPS: Final = 2  # how far apart ranks may be when one is lost
+_RANK: Final = re.compile(r"rank-(\d{1,4})")
+
+
+Packed = tuple[Mapping[str, torch.Tensor], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One rank's residual of the run before, in this rank's directory."""
+
+    rank: int
+    path: Path
+
+
+def pack(layers: Sequence[Layer], parts: Sequence[RecentPart], *, copy: bool) -> Packed:
+    """This rank's residual and the parts it sent last. copy: own memory, for who writes while training goes on."""
+    names = {layer.number: layer.name for layer in layers}
+    state: dict[str, Any] = {
+        "residuals": {layer.name: layer.residual for layer in layers},
+        "parts": [
+            {
+                "pass": part.step,
+                "name": names[part.tensor],
+                "index": torch.from_numpy(part.index.astype("int32")),
+                "values": torch.from_numpy(part.values),
+            }
+            for part in parts
+        ],
+    }
+    return pack_state(state, copy=copy)
+
+
+def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
+    """Publish what `pack` gave, as it was with the checkpoint of `header`. Raises CheckpointError."""
+    folder = directory / FOLDER / f"rank-{rank}"
+    with disk_errors(f"writing {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder, header, *packed)
+    files.keep_newest(folder, KEPT)
+
+
+def find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> list[Found]:
+    """The residuals here that belong to the checkpoint this run goes on from, one per rank, by rank."""
+    found = []
+    root = directory / FOLDER
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        match = _RANK.fullmatch(folder.name)
+        rank = int(match[1]) if match is not None else origin.world_size
+        if rank >= origin.world_size:
+            continue
+        near = [
+            candidate
+            for candidate in files.newest(folder, on_skip)
+            if candidate.run == origin.run and abs(candidate.step - origin.step) <= SPREAD_STEPS
+        ]
+        if near:
+            best = min(near, key=lambda candidate: abs(candidate.step - origin.step))
+            found.append(Found(rank, best.path))
+    return found
+
+
+def shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
+    """Who takes over whose residual. held: per new rank, the old ranks whose residual it can read. Returns, per old
+    rank, the new one that takes it: itself where it can, else the lowest that can; None where it is lost. Pure."""
+    owners: list[int | None] = []
+    for old in range(ranks):
+        able = [new for new, readable in enumerate(held) if old in readable]
+        owners.append(old if old in able else min(able, default=None))
+    return owners
+
+
+def take_over(
+    found: Found, versions: Mapping[str, int], layers: Sequence[Layer], on_skip: Callable[[str], None]
+) -> bool:
+    """Add a residual of the run before to the layers' own. versions: by tensor, the last pass that the checkpoint
+    contains. Returns whether it could be read; nothing changed otherwise."""
+    try:
+        checkpoint: Checkpoint = files.read(found.path)
+        state = unpack_state(checkpoint.tensors, checkpoint.scalars)
+        residuals: Mapping[str, torch.Tensor] = state["residuals"]
+        for layer in layers:
+            if residuals[layer.name].shape != layer.residual.shape:
+                raise CheckpointError(f"{layer.name} has another size")
+    except (CheckpointError, KeyError) as error:
+        on_skip(f"what rank {found.rank} had held back is not in {found.path}: {error}")
+        return False
+    by_name = {layer.name: layer for layer in layers}
+    for layer in layers:
+        layer.residual += residuals[layer.name]
+    for part in state["parts"]:
+        if part["pass"] > versions[part["name"]]:
+            _add_back(by_name[part["name"]].residual, part["index"], part["values"])
+    return True
+
+
+def _add_back(residual: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> None:
+    entries = (index.to(torch.int64)[:, None] * BLOCK_ENTRIES + torch.arange(BLOCK_ENTRIES)).reshape(-1)
+    inside = entries < residual.numel()
+    residual.index_add_(0, entries[inside], values.reshape(-1)[inside])

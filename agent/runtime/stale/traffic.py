@@ -1,0 +1,90 @@
+"""Between the transport and those who send and hear through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from atoll.agent.runtime.session import Session
+from atoll.agent.runtime.stale import topology
+from atoll.agent.runtime.stale.agreement import Agreement
+from atoll.agent.runtime.stale.digests import Digests
+from atoll.agent.runtime.strategy import StaleSparse
+from atoll.agent.runtime.wire.endpoint import Endpoint
+from atoll.agent.runtime.wire.frames import Frame, Kind
+from atoll.agent.runtime.wire.members import Member
+from atoll.agent.runtime.wire.transport import LinkSample, Transport
+from atoll.kernels.pipeline import Pipeline
+
+LINGER_S: Final = 30.0  # the last step's data may still be on a thin link; peers wait for it
+
+
+class Traffic:
+    """Owns the transport of one run."""
+
+    def __init__(
+        self,
+        session: Session,
+        members: Sequence[Member],
+        *,
+        pipeline: Pipeline,
+        agreement: Agreement,
+        digests: Digests,
+        settings: StaleSparse,
+    ) -> None:
+        """Collective: all ranks meet here. Raises PeerLost, DeadlineExceeded."""
+        assert session.group is not None
+        self._pipeline, self._agreement, self._digests = pipeline, agreement, digests
+        self._transport = Transport(
+            session.place.rank,
+            members,
+            run=session.run,
+            keys=topology.data_keys(session),
+            host=topology.host(session),
+            policy=settings.scheduling,
+        )
+        try:
+            own = self._transport.bind()
+            said = session.group.gather_bytes(str(own).encode())
+            endpoints = [Endpoint.parse(one.decode(errors="replace")) for one in said]
+            self._transport.connect(endpoints, pipeline, self._hear, self._lost)
+        except BaseException:
+            self._transport.close(linger_s=0)
+            raise
+
+    def tell_agreement(self, number: int, payload: bytes) -> None:
+        self._transport.broadcast(Kind.CONTROL, number, payload)
+
+    def tell_digests(self, number: int, payload: bytes) -> None:
+        self._transport.broadcast(Kind.DIGEST, number, payload)
+
+    def links(self) -> list[LinkSample]:
+        return self._transport.links()
+
+    def sent_bytes(self) -> int:
+        """On all links since the run began."""
+        return sum(link.bytes_sent for link in self._transport.links())
+
+    def leave(self) -> None:
+        """This rank is done with the run: its going is no loss."""
+        self._transport.goodbye()
+
+    def close(self) -> None:
+        self._transport.close(linger_s=LINGER_S)
+
+    def _hear(self, frame: Frame) -> str | None:
+        match frame.kind:
+            case Kind.PART | Kind.SUM:
+                return self._pipeline.deliver(
+                    int(frame.kind), frame.origin, frame.step, frame.tensor, frame.count, frame.payload
+                )
+            case Kind.CONTROL:
+                return self._agreement.heard(frame.step, frame.origin, frame.payload)
+            case Kind.DIGEST:
+                return self._digests.heard(frame.step, frame.origin, frame.payload)
+            case _:
+                return "unknown kind"
+
+    def _lost(self, reason: str) -> None:
+        self._agreement.fail(reason)
+        self._pipeline.fail(reason)

@@ -1,0 +1,90 @@
+"""Which of torch's optimizers the sparse ones stand in for, and what their parameter groups say at a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from atoll.errors import BadInput
+
+Rule = Literal["sgd", "nesterov", "adam", "adamw"]
+GroupRates = tuple[float, float, float, float, float]  # lr, weight decay, momentum or beta1, beta2, epsilon
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The state that a rule keeps for each entry, by the names that torch's optimizer has for it; None: not kept."""
+
+    first: str | None
+    second: str | None
+
+
+class Updates:
+    """Reads an optimizer's groups. Its own `step` finds no gradients and does nothing: sparse rules stand in for it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises BadInput for what the sparse rules do not know."""
+        if type(optimizer) not in _FAMILIES:
+            known = ", ".join(family.__name__ for family in _FAMILIES)
+            raise BadInput(
+                f"strategy stale-sparse has no sparse form of {type(optimizer).__name__}; it knows {known} of "
+                "torch.optim. Use one of these, or strategy dense"
+            )
+        self._optimizer = optimizer
+        self.rules = [_rule(optimizer, index, group) for index, group in enumerate(optimizer.param_groups)]
+        self._momentum = [bool(group.get("momentum")) for group in optimizer.param_groups]
+        directions = {bool(group.get("maximize")) for group in optimizer.param_groups}
+        if len(directions) > 1:
+            raise BadInput("maximize differs between the optimizer's groups; strategy stale-sparse needs it alike")
+        self.maximize = directions.pop()
+        self._parameters = self._count()
+
+    def moments(self, group: int) -> Moments:
+        """What the group's rule keeps."""
+        if self.rules[group] in ("adam", "adamw"):
+            return Moments("exp_avg", "exp_avg_sq")
+        return Moments("momentum_buffer" if self._momentum[group] else None, None)
+
+    def rates(self) -> list[GroupRates]:
+        """Of every group, as they are now: schedulers have done their work. Raises BadInput where a group changed
+        into something else."""
+        if self._count() != self._parameters:
+            raise BadInput("the optimizer got other parameters after run.prepare; add all of them before")
+        rates = []
+        for index, group in enumerate(self._optimizer.param_groups):
+            if (
+                _rule(self._optimizer, index, group) != self.rules[index]
+                or bool(group.get("momentum")) != (self._momentum[index])
+            ):
+                raise BadInput(
+                    f"group {index} of the optimizer turned momentum, nesterov or decoupled weight decay on or off "
+                    "after run.prepare; change only rates while training"
+                )
+            decay = float(group["weight_decay"])
+            if self.rules[index] in ("adam", "adamw"):
+                beta1, beta2 = (float(beta) for beta in group["betas"])
+                rates.append((float(group["lr"]), decay, beta1, beta2, float(group["eps"])))
+            else:
+                rates.append((float(group["lr"]), decay, float(group["momentum"]), 0.0, 0.0))
+        return rates
+
+    def _count(self) -> int:
+        return sum(len(group["params"]) for group in self._optimizer.param_groups)
+
+
+_FAMILIES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+
+def _rule(optimizer: torch.optim.Optimizer, index: int, group: dict[str, Any]) -> Rule:
+    for option in ("dampening", "amsgrad", "differentiable"):
+        if group.get(option):
+            raise BadInput(
+                f"group {index} of the optimizer has {option}={group[option]!r}, of which strategy stale-sparse has no "
+                f"sparse form. Leave {option} out, or use strategy dense"
+            )
+    if isinstance(optimizer, torch.optim.SGD):
+        return "nesterov" if group["nesterov"] else "sgd"
+    decoupled = isinstance(optimizer, torch.optim.AdamW) or bool(group.get("decoupled_weight_decay"))
+    return "adamw" if decoupled else "adam"

@@ -1,0 +1,23 @@
+"""From a strategy's settings to what carries it out."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.control import Agreed
+from atoll.agent.runtime.dense import DenseSynchroniser
+from atoll.agent.runtime.session import Session
+from atoll.agent.runtime.strategy import StaleSparse
+from atoll.agent.runtime.synchronisation import Alone, Callbacks, Synchronisation
+
+
+def build(
+    session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, callbacks: Callbacks, agreed: Agreed
+) -> Synchronisation:
+    """agreed: what holds before the first pass. Raises BadInput for what the strategy cannot train."""
+    if isinstance(session.strategy, StaleSparse):
+        from atoll.agent.runtime.stale.synchroniser import StaleSynchroniser  # sockets, pipeline: only where used
+
+        return StaleSynchroniser(session, session.strategy, model, optimizer, callbacks=callbacks, agreed=agreed)
+    return DenseSynchroniser(model, session.group, callbacks, agreed) if session.group is not None else Alone()

@@ -1,0 +1,149 @@
+"""What a strategy is to the life of a step: how one pass's gradients become the same update on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+import torch
+
+from atoll.agent.runtime.checkpoint.header import Header
+from atoll.agent.runtime.control import Agreed
+from atoll.agent.runtime.loader import Cut, Position
+from atoll.errors import AtollError
+
+Statistics = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Squared norms of one pass's gradients; zeros where it was not sampled."""
+
+    local: float = 0.0  # of this rank's own mean gradient
+    together: float = 0.0  # of the combined gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """What a strategy asks of its run from inside the user's forward and backward passes."""
+
+    begin: Callable[[], None]  # a gradient came and no pass is open: the user called loss.backward() himself
+    before_launch: Callable[[], None]  # gradients are about to leave
+    lost: Callable[[AtollError], NoReturn]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One backward pass as it begins: the batch, and what this rank knows that the others must agree to."""
+
+    cut: Cut
+    plan_id: int  # this rank has the plans 1..plan_id
+    stop: bool  # it was asked to stop
+    rate: float | None  # compression rate that holds in this step; None: the strategy's own
+    sampled: bool  # measure squared norms on the way
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The checkpoint from which a run goes on."""
+
+    run: int  # that wrote it
+    step: int
+    world_size: int  # of that run
+    extra: Mapping[str, torch.Tensor]  # what its strategy's `extra` gave; empty for one that gives nothing
+
+
+class Synchronisation(Protocol):
+    """Methods raise PeerLost where a peer is gone. Called on the training thread but for `freeze` and `masters`."""
+
+    survives_update: bool
+    """Whether the state is whole at any moment after `freeze`, also between optimizer.step() and the boundary."""
+
+    def start(self, position: Position, origin: Origin | None) -> None:
+        """All ranks are equal; training goes on at `position`, of the checkpoint `origin` where there is one."""
+
+    def begin(self, opened: Pass) -> None: ...
+
+    def end(self) -> Norms:
+        """The backward pass is over. Where the strategy is synchronous, waits for the combined gradients."""
+
+    def agreed(self, own: Agreed) -> Agreed:
+        """At a boundary: what all ranks know alike by now. own: what this rank knows."""
+
+    def before_update(self) -> None:
+        """optimizer.step() begins."""
+
+    def boundary(self, *, settle: bool) -> None:
+        """Between two steps. settle: wait until every update is in the weights, on every rank alike."""
+
+    def waited(self) -> float:
+        """Seconds the training thread waited for others since the last call."""
+
+    def clip(self, max_norm: float) -> bool:
+        """Whether the strategy clips the next combined update itself. False: p.grad holds it, clip that."""
+
+    def freeze(self) -> None:
+        """Somebody is going to read the state, and training will not go on. By any thread."""
+
+    def masters(self) -> Mapping[int, torch.Tensor]:
+        """The parameters' true values by id(parameter), where the model's own are behind; shaped alike."""
+
+    def extra(self) -> Mapping[str, torch.Tensor]:
+        """State beside the model's and the optimizer's that a checkpoint needs. Equal on all ranks."""
+
+    def aside(self, header: Header, *, copy: bool) -> Callable[[], None] | None:
+        """What writes to disk what is this rank's alone and belongs to the checkpoint `header`; None: nothing is.
+
+        copy: it is called while training goes on. It raises CheckpointError."""
+
+    def statistics(self) -> Statistics:
+        """Numbers since the last call, for people and telemetry."""
+
+    def leave(self) -> None:
+        """All training is done, or all ranks stop at this boundary: peers need nothing more of this one."""
+
+    def close(self) -> None: ...
+
+
+class Alone:
+    """A run of one worker without compression: torch's own backward and step."""
+
+    survives_update = False
+
+    def start(self, position: Position, origin: Origin | None) -> None: ...
+
+    def begin(self, opened: Pass) -> None: ...
+
+    def end(self) -> Norms:
+        return Norms()
+
+    def agreed(self, own: Agreed) -> Agreed:
+        return own
+
+    def before_update(self) -> None: ...
+
+    def boundary(self, *, settle: bool) -> None: ...
+
+    def waited(self) -> float:
+        return 0.0
+
+    def clip(self, max_norm: float) -> bool:
+        return False
+
+    def freeze(self) -> None: ...
+
+    def masters(self) -> Mapping[int, torch.Tensor]:
+        return {}
+
+    def extra(self) -> Mapping[str, torch.Tensor]:
+        return {}
+
+    def aside(self, header: Header, *, copy: bool) -> None: ...
+
+    def statistics(self) -> Statistics:
+        return {}
+
+    def leave(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,77 @@
+"""CURVE: who a worker is, whom it admits, and the answer that ZeroMQ asks for at each handshake (ZAP, RFC 27)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import zmq
+from zmq.utils import z85
+
+from atoll.errors import BadInput
+
+KEY_BYTES: Final = 32
+_ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
+_ZAP_PARTS: Final = 7  # version, request, domain, address, identity, mechanism, one credential
+ZAP_DOMAIN: Final = b"atoll"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Raw X25519 keys, 32 bytes each. Raises BadInput where one is not."""
+
+    secret: bytes = field(repr=False)
+    public: bytes
+    of: Mapping[int, bytes]
+    """The public key of each rank."""
+
+    def __post_init__(self) -> None:
+        named = [("secret", self.secret), ("public", self.public), *((f"of[{r}]", key) for r, key in self.of.items())]
+        for name, key in named:
+            if len(key) != KEY_BYTES:
+                raise BadInput(f"key {name} has {len(key)} bytes; a raw X25519 key has {KEY_BYTES}")
+        if len(set(self.of.values())) != len(self.of):
+            raise BadInput("two ranks have the same public key; every rank needs its own")
+
+
+def generate() -> tuple[bytes, bytes]:
+    """A new (secret, public) pair, raw, for runs started by hand."""
+    public, secret = zmq.curve_keypair()
+    return z85.decode(secret), z85.decode(public)
+
+
+def secure_server(socket: zmq.Socket[bytes], keys: Keys) -> None:
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, z85.encode(keys.secret))
+    socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+
+
+def secure_client(socket: zmq.Socket[bytes], keys: Keys, rank: int) -> None:
+    """For a connection to `rank`."""
+    socket.setsockopt(zmq.CURVE_SERVERKEY, z85.encode(keys.of[rank]))
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, z85.encode(keys.public))
+    socket.setsockopt(zmq.CURVE_SECRETKEY, z85.encode(keys.secret))
+
+
+class Gatekeeper:
+    """Answers ZeroMQ's question who may connect: the ranks of this run, by their keys. Owned by the wire's thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> None:
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
+        self.socket.bind(_ZAP_ADDRESS)
+        self.refused = 0
+        self._rank_of = {key: rank for rank, key in keys.of.items()}
+
+    def answer(self) -> None:
+        """One question; the user id of an admitted connection is its rank."""
+        parts = self.socket.recv_multipart(zmq.NOBLOCK)
+        rank = None
+        if len(parts) == _ZAP_PARTS and parts[0] == b"1.0" and parts[2] == ZAP_DOMAIN and parts[5] == b"CURVE":
+            rank = self._rank_of.get(parts[6])
+        request = parts[1] if len(parts) > 1 else b""
+        if rank is None:
+            self.refused += 1
+            self.socket.send_multipart([b"1.0", request, b"400", b"not a rank of this run", b"", b""])
+        else:
+            self.socket.send_multipart([b"1.0", request, b"200", b"", str(rank).encode(), b""])

@@ -1,0 +1,1 @@
+"""The WAN laboratory behind benchmarks/wan.py: a network of namespaces, and training runs in it."""

@@ -1,0 +1,57 @@
+"""The tables of docs/performance.md on the WAN data plane, as what the laboratory is to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from lab.options import MODELS
+
+TARGETS: Final = {"mlp": 0.30, "gpt": 2.50, "words": 5.20}  # training loss, mean of 10 iterations
+BASELINES: Final = "ddp,ddp-fp16,ddp-powersgd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """Every model with every number of workers, every rate and every method; the command line's own form."""
+
+    models: tuple[str, ...] = ("mlp",)
+    workers: tuple[int, ...] = (2,)
+    rates: str = "100"
+    methods: str = f"local,{BASELINES},stale-sparse"
+    steps: int = 60
+    to_target: bool = False  # of TARGETS
+    max_s: float = 60.0
+
+
+SETS: Final[Mapping[str, Experiment]] = {
+    # Time to accuracy against DDP and its hooks.
+    "tta": Experiment(
+        models=MODELS, workers=(2, 4), rates="100,500,1000,trace", steps=400, to_target=True, max_s=300.0
+    ),
+    # A step against the same workers with no network at all, and its stall.
+    "floor": Experiment(models=MODELS, rates="100,none", methods="local,stale-sparse,dense", steps=100),
+    "edf": Experiment(
+        models=("mlp", "gpt"), rates="100,500", steps=100,
+        methods="local,stale-sparse:scheduling=edf,stale-sparse:scheduling=fcfs",
+    ),
+    "staleness": Experiment(
+        models=("mlp", "gpt"), rates="100,500", steps=300, to_target=True, max_s=300.0,
+        methods="local,stale-sparse:staleness=1,stale-sparse:staleness=0",
+    ),
+    "feedback": Experiment(
+        rates="100", steps=400, to_target=True, max_s=300.0,
+        methods="ddp,"
+        "stale-sparse:rate=0.9,stale-sparse:rate=0.9,error_feedback=false,"
+        "stale-sparse:rate=0.99,stale-sparse:rate=0.99,error_feedback=false,"
+        "stale-sparse:rate=0.999,stale-sparse:rate=0.999,error_feedback=false",
+    ),
+    "momentum": Experiment(
+        models=("mlp", "gpt"), rates="100", steps=400, to_target=True, max_s=300.0,
+        methods="ddp,"
+        "stale-sparse:rate=0.99,momentum=lazy,stale-sparse:rate=0.99,momentum=as-is,"
+        "stale-sparse:rate=0.999,momentum=lazy,stale-sparse:rate=0.999,momentum=as-is",
+    ),
+    "memory": Experiment(models=MODELS, rates="1000", methods=f"local,{BASELINES},dense,stale-sparse", steps=30),
+}  # fmt: skip

@@ -1,0 +1,119 @@
+"""The three models of benchmarks/wan.py, about 25 M parameters each, with real data that ships inside packages.
+
+mlp:   MNIST, 784-4096-4096-1280-10; SGD with momentum
+gpt:   bytes of English prose, 8 blocks of width 512, context 64; AdamW
+words: the next of 2,048 words from hashed 1-, 2- and 3-grams before it, 500,000 rows of 48 with dense gradients; SGD
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "examples"))
+
+import data
+from byte_gpt import ByteGPT
+
+CONTEXT: Final = 64
+WORDS: Final = 2048  # the last one stands for all that are rarer
+NGRAMS: Final = ((1,), (2,), (3,), (1, 2), (2, 3), (1, 2, 3))  # which of the words before, hashed together
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A model with its data, its optimizer and how many samples a worker takes of it in a step."""
+
+    build: Callable[[bool], nn.Module]  # True: a tiny one
+    dataset: Callable[[bool], TensorDataset]
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of the model's output and the targets
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    batch: int
+    state_copies: int  # floats of optimizer state per parameter
+
+
+def build_mlp(tiny: bool) -> nn.Module:
+    sizes = (784, 32, 32, 16, 10) if tiny else (784, 4096, 4096, 1280, 10)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for i in range(4):
+        layers += [nn.Linear(sizes[i], sizes[i + 1]), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def build_gpt(tiny: bool) -> nn.Module:
+    width, layers = (32, 2) if tiny else (512, 8)
+    gpt = ByteGPT(width=width, layers=layers, heads=width // 64 or 1, context=CONTEXT)
+    for embedding in (gpt.token, gpt.position):
+        nn.init.normal_(
+            embedding.weight, std=0.02
+        )  # as GPT-2; torch's 1.0, tied to the output, begins at a loss of 200
+    return nn.Sequential(gpt, nn.Flatten(0, 1))
+
+
+def build_words(tiny: bool) -> nn.Module:
+    rows, width = rows_and_width(tiny)
+    table = nn.EmbeddingBag(rows, width, mode="sum")
+    nn.init.normal_(table.weight, std=0.1)
+    return nn.Sequential(table, nn.Linear(width, WORDS))
+
+
+def rows_and_width(tiny: bool) -> tuple[int, int]:
+    return (1000, 8) if tiny else (500_000, 48)
+
+
+def prose(tiny: bool) -> TensorDataset:
+    stream = data.text()[: 100_000 if tiny else None].clone()  # out of the mapped file: its pages would count as memory
+    windows = (len(stream) - 1) // CONTEXT
+    return TensorDataset(
+        stream[: windows * CONTEXT].view(windows, CONTEXT).int(),
+        stream[1 : windows * CONTEXT + 1].view(windows, CONTEXT).long(),
+    )
+
+
+def grams(tiny: bool) -> TensorDataset:
+    """int32 [n, grams] rows of the table, int64 [n] the word that follows."""
+    spoken = re.findall(rb"[a-z']+", data.text()[: 100_000 if tiny else None].numpy().tobytes().lower())
+    rank = {word: number for number, (word, _) in enumerate(Counter(spoken).most_common())}
+    ids = np.fromiter((rank[word] for word in spoken), np.uint64, len(spoken))
+    before = {back: ids[3 - back : -back] for back in (1, 2, 3)}
+    rows = np.empty((len(ids) - 3, len(NGRAMS)), np.int32)
+    for column, gram in enumerate(NGRAMS):
+        mixed = np.full(len(rows), column + 1, np.uint64)
+        for back in gram:
+            mixed = (mixed ^ before[back]) * np.uint64(0x9E3779B97F4A7C15)  # wraps: a multiplicative hash
+        rows[:, column] = (mixed >> np.uint64(32)) % np.uint64(rows_and_width(tiny)[0])
+    return TensorDataset(torch.from_numpy(rows), torch.from_numpy(np.minimum(ids[3:], WORDS - 1).astype(np.int64)))
+
+
+def flat_cross_entropy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(output, targets.flatten())
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=5.0, fused=True)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.01, fused=True)
+
+
+TASKS: Final[Mapping[str, Task]] = {
+    "mlp": Task(build_mlp, lambda _: data.mnist()[0], flat_cross_entropy, momentum, batch=64, state_copies=1),
+    "gpt": Task(build_gpt, prose, flat_cross_entropy, adamw, batch=4, state_copies=2),
+    "words": Task(build_words, grams, flat_cross_entropy, sgd, batch=256, state_copies=0),
+}

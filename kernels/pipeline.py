@@ -1,0 +1,281 @@
+"""What one rank does with each tensor in each step on the CPU: compress, exchange, sum, update, publish.
+
+Native threads carry the work out as tasks of one queue, the earliest step and in it the layer that the next forward
+pass needs first (StellaTrain, section 3.3). Python hands gradients in and moves the messages between ranks; nothing
+here touches a network.
+
+1. `compress`: this rank's part of a tensor (sparse blocks, what is left out waits in the residual). It goes to all
+   mates of the island.
+2. Every member adds the island's parts in rank order and rounds the sum as the wire does, so all have the same bits.
+   The leader, the lowest rank, sends it to the other islands. An island of one sends its part as its sum.
+3. `apply` (or `carry`, under gradient accumulation): the islands' sums, in island order, go through the sparse
+   optimizer into the float32 master weights, equal bit for bit on all ranks. The tensor's version is then the step.
+4. `fetch`: the model's own weights get what changed, when a forward pass asks for it and never in between.
+
+Any method may be called from any thread. Wrong arguments raise `BadInput` and change nothing. A lost peer, or a message
+that cannot be decoded, fails the pipeline: `fetch` and `changes` then raise `PeerLost`, all else goes on, so that what
+is there can be finished and saved. A forked child cannot use its parent's pipeline.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
+from atoll.kernels import _native
+from atoll.kernels.block_coo import Values
+
+__all__ = ["Outgoing", "Pipeline", "PipelineStats", "Policy", "RecentPart", "Rule", "Selection"]
+
+Policy = Literal["edf", "fcfs"]
+Rule = Literal["sgd", "nesterov", "adam", "adamw"]
+Selection = Literal["threshold", "topk", "random"]
+
+
+class Outgoing(NamedTuple):
+    """A message to send. kind: 0, this rank's part for its mates; 1, its island's sum for the other islands."""
+
+    kind: int
+    step: int
+    tensor: int
+    order: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of this name
+    """Blocks in the payload."""
+    payload: bytes
+
+
+class RecentPart(NamedTuple):
+    """What this rank sent of a tensor: index uint32 [k], values float32 [k, 16], after the wire's rounding."""
+
+    step: int
+    tensor: int
+    index: NDArray[np.uint32]  # type: ignore[assignment]
+    values: NDArray[np.float32]
+
+
+class PipelineStats(NamedTuple):
+    """Figures of a while. Seconds are of wall clock, summed over the threads."""
+
+    tasks: int
+    queue_s: float
+    """Tasks waited so long in the queue, all of them together."""
+    compress_s: float
+    sum_s: float
+    """Decoding what came, and adding it up."""
+    update_s: float
+    """The optimizer, and digests."""
+    publish_s: float
+    """Copying changed blocks to the live weights."""
+    kept_blocks: int
+    found_blocks: int
+    """Exceeded the threshold; what found no room waits in the residual."""
+    all_blocks: int
+    nonfinite_blocks: int
+    """Held a NaN or an infinity and were dropped."""
+    payload_bytes: int
+    """Of the messages made, each counted once however many receivers it has."""
+    stall_s: float
+    """`fetch` and `changes` waited."""
+
+
+class Pipeline:
+    """One rank's pipeline. Its owner calls `close`.
+
+    islands: the ranks 0..N-1, each once, grouped by island. threads: 1..256 that work; each kernel runs on one.
+    policy: "edf", or "fcfs" (first come, first served) for measuring. values: what a part's values are on the wire.
+    selection: which blocks are sent; "random" needs the same `keep_blocks` and seed on all ranks. error_feedback: what
+    is not sent waits in the residual; without, it is lost. digest_every: take `digests` after such steps, 0: never.
+    first_step: the first step that will be trained; versions begin one below.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        islands: Sequence[Sequence[int]],
+        threads: int = 1,
+        policy: Policy = "edf",
+        values: Values = "float16",
+        selection: Selection = "threshold",
+        error_feedback: bool = True,
+        digest_every: int = 0,
+        seed: int = 0,
+        first_step: int = 0,
+    ) -> None:
+        with _refusals("Pipeline"):
+            self._native = _native.Pipeline(
+                rank, [list(island) for island in islands], threads, policy, values, selection, error_feedback,
+                digest_every, seed, first_step,
+            )  # fmt: skip
+        # Threads must not compute on memory that the end of the interpreter takes away.
+        self._finalizer = weakref.finalize(self, self._native.close)
+
+    def add_tensor(
+        self,
+        *,
+        order: int,
+        rule: Rule,
+        master: Any,
+        residual: Any,
+        first: Any = None,
+        second: Any = None,
+        last_step: Any = None,
+        live: Any = None,
+        group: int = 0,
+    ) -> int:
+        """Take in a tensor of n entries; returns its number: 0, 1, ... All ranks add the same ones in the same order.
+
+        order: its place in the forward pass. master, residual, first, second: float32 [n] on the CPU, kept alive and
+        written in place; first: momentum or first moment (None: SGD without), second: Adam's. Residual and moments
+        begin as zeros. Without error feedback the residual is never touched and may be None.
+        last_step: int32 [ceil(n / 16)], zeros, or None: moments of blocks that an update missed are decayed later.
+        live: float32, float16 or bfloat16 [n], the model's own weights, written by `fetch` alone; None: the caller
+        keeps the copy and takes `changes`. group: index into `apply`'s groups.
+        """
+        with _refusals("add_tensor"):
+            return self._native.add_tensor(order, rule, master, residual, first, second, last_step, live, group)
+
+    def close(self) -> None:
+        """Let running tasks finish, drop the others and join the threads. Waiters get `BadInput`. Repeatable."""
+        self._finalizer.detach()
+        self._native.close()
+
+    def fileno(self) -> int:
+        """An eventfd to poll: readable when `take_outgoing` has something; `fail` too makes it readable once."""
+        with _refusals("fileno"):
+            return self._native.fileno()
+
+    def compress(self, step: int, tensor: int, gradient: Any, weight: float, keep_blocks: int) -> None:
+        """Queue the choice of at most `keep_blocks` blocks of residual + weight * gradient; the rest is kept.
+
+        step: ascends by 1 for each tensor. gradient: float32, float16 or bfloat16 [n] on the CPU, kept alive and not to
+        be written until it is done; None, or weight 0: it contributes nothing. keep_blocks: 1 or more; from all blocks
+        on, everything that is not zero travels.
+        """
+        with _refusals("compress"):
+            self._native.compress(step, tensor, gradient, weight, keep_blocks)
+
+    def apply(
+        self,
+        step: int,
+        update: int,
+        groups: Sequence[tuple[float, float, float, float, float]],
+        *,
+        maximize: bool = False,
+        clip_norm: float = 0.0,
+    ) -> None:
+        """The optimizer's step for `step`: each tensor is updated as soon as its sums are there.
+
+        step: ascends by 1 over apply and carry. update: 1, 2, ..., counts updates (bias correction, `last_step`).
+        groups: for each (lr, weight_decay, momentum or beta1, beta2, epsilon).
+        clip_norm: > 0: the L2 norm of all tensors' sums together is brought down to it; then every update waits for all
+        tensors' sums.
+        """
+        with _refusals("apply"):
+            self._native.apply(step, update, [tuple(group) for group in groups], maximize, clip_norm)
+
+    def carry(self, step: int) -> None:
+        """No update for `step`: its sums are added to the next step's. Until then they are nowhere else."""
+        with _refusals("carry"):
+            self._native.carry(step)
+
+    def fetch(self, tensors: Sequence[int], step: int, deadline_s: float) -> tuple[int, int, float]:
+        """Wait until every tensor has been applied or carried up to `step`, then bring live up to date.
+
+        Returns the lowest version among them, how many are newer than `step`, and the seconds waited. Raises
+        `DeadlineExceeded`, which says what is missing, and `PeerLost` after `fail`; live is then as it was.
+        """
+        with _refusals("fetch"):
+            return self._native.fetch(list(tensors), step, deadline_s)
+
+    def changes(
+        self, tensor: int, step: int, deadline_s: float
+    ) -> tuple[int, float, NDArray[np.uint32], NDArray[np.float32]]:
+        """As `fetch`, for a tensor without live: (version, seconds waited, index [k], values [k, 16]), the blocks that
+        changed since the last call and what master holds there; 0 beyond the tensor's end."""
+        with _refusals("changes"):
+            return self._native.changes(tensor, step, deadline_s)
+
+    def versions(self) -> list[int]:
+        """Of each tensor, the last step applied or carried."""
+        with _refusals("versions"):
+            return self._native.versions()
+
+    def take_outgoing(self, limit: int = 64) -> list[Outgoing]:
+        """Messages to send, the most urgent first (fcfs: the oldest)."""
+        with _refusals("take_outgoing"):
+            return [Outgoing._make(row) for row in self._native.take_outgoing(limit)]
+
+    def deliver(  # noqa: PLR0917 - the fields of a frame, in its order
+        self, kind: int, origin: int, step: int, tensor: int, count: int, payload: Any
+    ) -> str | None:
+        """Take in a part of rank `origin` (kind 0) or the sum of island `origin` (kind 1); payload is copied.
+
+        Returns None, or why it was refused: "unknown tensor", "from nobody", "old step", "step too far ahead", "twice",
+        "too large". Bytes that make no sense are found later, by a thread, and fail the pipeline.
+        """
+        with _refusals("deliver"):
+            return self._native.deliver(kind, origin, step, tensor, count, payload)
+
+    def fail(self, reason: str) -> None:
+        """Make every `fetch` and `changes`, waiting or to come, raise PeerLost(reason). The first reason stays."""
+        with _refusals("fail"):
+            self._native.fail(reason)
+
+    def quiesce(self, deadline_s: float) -> None:
+        """Let running tasks finish and begin no more until `resume`: masters, moments and residuals hold still.
+
+        Raises `DeadlineExceeded` if a task takes longer; then tasks go on.
+        """
+        with _refusals("quiesce"):
+            self._native.quiesce(deadline_s)
+
+    def resume(self) -> None:
+        """Begin tasks again after `quiesce`."""
+        with _refusals("resume"):
+            self._native.resume()
+
+    def recent_parts(self) -> list[RecentPart]:
+        """What this rank sent in the newest 4 steps of each tensor, oldest step first."""
+        with _refusals("recent_parts"):
+            return [RecentPart._make(row) for row in self._native.recent_parts()]
+
+    def idle(self, deadline_s: float) -> None:
+        """Wait until no task is queued or running; raises `DeadlineExceeded`."""
+        with _refusals("idle"):
+            self._native.idle(deadline_s)
+
+    def digests(self) -> list[tuple[int, int, int]]:
+        """(step, tensor, 64-bit digest of its master after that step), each once; equal on all ranks."""
+        with _refusals("digests"):
+            return self._native.digests()
+
+    def waiting_for(self, limit: int = 8) -> list[str]:
+        """What begun steps still wait for, a sentence a tensor, for at most `limit` tensors."""
+        with _refusals("waiting_for"):
+            return self._native.waiting_for(limit)
+
+    def take_stats(self) -> PipelineStats:
+        """What happened since the last call."""
+        with _refusals("take_stats"):
+            return PipelineStats._make(self._native.take_stats())
+
+
+@contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{name}: {error}") from error
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{name}: {error}") from error
+    except ConnectionError as error:
+        raise PeerLost(str(error)) from error
+    except RuntimeError as error:
+        raise AtollError(f"{name}: {error}") from error

@@ -1,0 +1,70 @@
+#include "parts.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "../cpu/compress.hpp"
+
+namespace atoll_kernels {
+
+Part::Part(std::size_t blocks)
+    : index(std::make_unique_for_overwrite<std::uint32_t[]>(blocks)),
+      values(std::make_unique_for_overwrite<float[]>(blocks * block_entries)),
+      count(blocks) {}
+
+std::size_t Format::blocks() const { return block_count(layout.entries); }
+
+SharedPayload copied(const unsigned char* data, std::size_t bytes) {
+    Payload payload{std::make_unique_for_overwrite<unsigned char[]>(bytes), bytes};
+    if (bytes != 0) std::memcpy(payload.data.get(), data, bytes);
+    return std::make_shared<const Payload>(std::move(payload));
+}
+
+SharedPart copied(const Units& units) {
+    Part part(units.count);
+    std::copy_n(units.index, units.count, part.index.get());
+    std::copy_n(units.values, units.count * block_entries, part.values.get());
+    return std::make_shared<const Part>(std::move(part));
+}
+
+Written written(const Format& format, const Units& units, float* residual, Scratch& scratch) {
+    unsigned char* const out = scratch.bytes.of(largest_payload(format.layout, units.count));
+    const std::size_t bytes = encode(format.layout, units, out, residual);
+    SharedPayload payload = copied(out, bytes);
+    if (format.layout.values == ValueFormat::float32) return {copied(units), std::move(payload)};
+    Part part;
+    read(format, *payload, units.count, part);  // nothing can be wrong with what was just written
+    return {std::make_shared<const Part>(std::move(part)), std::move(payload)};
+}
+
+const char* read(const Format& format, const Payload& payload, std::size_t count, Part& part) {
+    part = Part(count);
+    const std::size_t blocks = format.blocks();
+    if (format.layout.indices == IndexFormat::none) random_blocks(format.seed, blocks, count, part.index.get());
+    const char* const wrong =
+        decode(format.layout, payload.data.get(), payload.bytes, count, part.index.get(), part.values.get());
+    if (wrong != nullptr) return wrong;
+    const std::size_t beyond = blocks * block_entries - format.layout.entries;
+    if (beyond != 0 && count != 0 && part.index[count - 1] == blocks - 1)
+        std::fill_n(part.values.get() + count * block_entries - beyond, beyond, 0.0F);
+    return nullptr;
+}
+
+Units sum_of(const std::vector<SharedPart>& inputs, Scratch& scratch) {
+    std::vector<Units> units;
+    units.reserve(inputs.size());
+    for (const SharedPart& input : inputs) units.push_back(input->units());
+    const std::size_t count = count_union(units.data(), units.size(), 1), entries = count * block_entries;
+    std::uint32_t* const index = scratch.index.of(count);
+    float* const values = scratch.values.of(entries);
+    sum_units(units.data(), units.size(), block_entries, index, values, 1);
+    if (!all_finite(values, entries)) {
+        constexpr float largest = std::numeric_limits<float>::max();
+        for (std::size_t i = 0; i < entries; ++i) values[i] = std::clamp(values[i], -largest, largest);
+    }
+    return {index, values, count};
+}
+
+}  // namespace atoll_kernels

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../cpu/compress.hpp"
+#include "aimd.hpp"
+#include "parts.hpp"
+
+namespace atoll_kernels {
+
+enum class SelectionRule { threshold, topk, random };
+
+// This step's gradient of one tensor, as it was handed over.
+struct Gradient {
+    const void* data = nullptr;  // null: none, only what is owed from before
+    ValueFormat format = ValueFormat::float32;
+    float weight = 0;
+    std::size_t keep_blocks = 0;
+    std::shared_ptr<const void> owner;  // keeps `data` alive
+};
+
+struct Selected {
+    Selection selection;
+    Written written;
+};
+
+// Chooses a tensor's part, step after step. One caller at a time.
+class Selector {
+  public:
+    Selector(SelectionRule rule, float* residual, std::size_t entries)
+        : rule_(rule), residual_(residual), entries_(entries), controller_(1) {}
+
+    // At most gradient.keep_blocks blocks of residual + weight * gradient; the rest, and what rounding to the wire's
+    // format takes away, stays in the residual. Without a residual both are lost.
+    Selected select(const Gradient& gradient, const Format& format, Scratch& scratch);
+
+  private:
+    Selection choose(const Source& from, const Format& format, const Chosen& to, Scratch& scratch);
+    Selection choose_nothing(const Format& format, const Chosen& to) const;
+
+    SelectionRule rule_;
+    float* residual_;
+    std::size_t entries_;
+    ThresholdController controller_;
+};
+
+}  // namespace atoll_kernels

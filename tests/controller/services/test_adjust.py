@@ -1,0 +1,196 @@
+"""Strategy stale-sparse over real gRPC: what launches carry, how the rate changes, and that keys stay secret."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from daemons import Controller, controller, leading
+from fake_agent import FakeAgent
+
+from atoll.cli.wire import to_plain
+from atoll.controller.jobs.datakeys import private_key, public_keys
+from atoll.controller.state import keys
+from atoll.controller.state.etcd import EtcdStore
+from atoll.controller.state.records import RunRecord, decode
+from atoll.v1 import agents_pb2, common_pb2
+from atoll.v1 import jobs_pb2 as pb
+
+SPARSE = {"strategy": "stale-sparse", "stale_sparse": common_pb2.StaleSparse(rate=0.98)}
+
+
+@pytest.fixture
+async def head(etcd: str, tmp_path: Path) -> AsyncIterator[Controller]:
+    async with controller(tmp_path, etcd) as one:
+        yield await leading(one)
+
+
+async def two_agents(head: Controller) -> tuple[FakeAgent, FakeAgent]:
+    a, b = FakeAgent("a"), FakeAgent("b")
+    b.register.island = "lyon"
+    await asyncio.gather(a.connect(head.address), b.connect(head.address))
+    return a, b
+
+
+async def adjust(head: Controller, job: str, rate: float | None = None) -> pb.Job:
+    return await head.stub.Adjust(pb.AdjustRequest(job=job, rate=rate), timeout=5)  # type: ignore[no-any-return]
+
+
+async def refusal(head: Controller, job: str, rate: float | None = None) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await adjust(head, job, rate)
+    return refused.value.code(), refused.value.details() or ""
+
+
+async def test_launches_carry_the_runs_members_and_each_rank_its_own_key(etcd: str, head: Controller) -> None:
+    a, b = await two_agents(head)
+    job = await head.submit((2, 2), **SPARSE)
+    await head.phase(job, pb.PHASE_RUNNING)
+    zero, one = a.launches[0], b.launches[0]
+    assert [(m.rank, m.node, m.island) for m in zero.members] == [(0, "a", "here"), (1, "b", "lyon")]
+    assert (zero.plan.rate, zero.spec.strategy, zero.spec.stale_sparse.rate) == (0.98, "stale-sparse", 0.98)
+    run = await run_record(etcd, job, 1)
+    assert [x.keys.secret for x in (zero, one)] == [private_key(run.data_seed, job, 1, rank) for rank in (0, 1)]
+    assert tuple(zero.keys.public) == tuple(one.keys.public) == public_keys(run.data_seed, job, 1, 2)
+    await asyncio.gather(a.disconnect(), b.disconnect())
+
+
+async def test_a_dense_job_has_neither_members_nor_keys_nor_a_rate(etcd: str, head: Controller) -> None:
+    a = await FakeAgent("a").connect(head.address)
+    job = await head.submit()
+    await head.phase(job, pb.PHASE_RUNNING)
+    launch = a.launches[0]
+    assert (len(launch.members), launch.HasField("keys"), launch.plan.HasField("rate")) == (0, False, False)
+    assert (await run_record(etcd, job, 1)).data_seed == ""
+    assert await refusal(head, job, 0.99) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"job {job} runs with strategy dense, which has no compression rate. Submit it with --strategy stale-sparse",
+    )
+    await a.disconnect()
+
+
+async def test_a_rate_holds_from_the_next_step_on_all_agents_and_for_later_runs(head: Controller) -> None:
+    """1. The job trains at 98 %. 2. A user asks for 99.5 %, twice: one plan. 3. A plan for unequal speeds keeps it.
+    4. The run is lost; the next one begins with it, under a key of its own."""
+    a, b = await two_agents(head)
+    job = await head.submit((2, 2), **SPARSE)
+    await head.phase(job, pb.PHASE_RUNNING)
+    await a.train((job, 1, 0), range(8), local=32, total=64, compute_s=0.032, plan=1)
+    await shown_step(head, job, 8)
+    for _ in range(2):
+        plan = (await adjust(head, job, 0.995)).plan
+        assert (plan.id, plan.from_step, plan.rate) == (2, 8, 0.995)
+        assert (list(plan.shares), plan.reason) == ([1.0, 1.0], "rate 98.00 -> 99.50 % (asked by a user)")
+    for agent in (a, b):
+        await agent.until(lambda agent=agent: bool(agent.plans))  # type: ignore[misc]
+        assert [told.plan.rate for told in agent.plans] == [0.995]
+    assert "plan 2: rate 98.00 -> 99.50 % (asked by a user)" in await head.events(job)
+
+    for _ in range(2):
+        await a.train((job, 1, 0), range(9, 40), local=32, total=64, compute_s=0.032, plan=2)
+        await b.train((job, 1, 1), range(9, 40), local=32, total=64, compute_s=0.096, plan=2)
+    await a.until(lambda: len(a.plans) == 2)
+    assert (a.plans[1].plan.id, a.plans[1].plan.planner, a.plans[1].plan.rate) == (3, "inverse-time", 0.995)
+
+    await a.end((job, 1, 0), common_pb2.EXIT_KIND_SIGNALLED, -9, "killed by signal 9", step=40)
+    second = await head.phase(job, pb.PHASE_RUNNING, run=2)
+    assert (second.plan.id, second.plan.rate, second.spec.stale_sparse.rate) == (1, 0.995, 0.98)
+    old, new = (next(x for x in a.launches if x.id.run == run) for run in (1, 2))
+    assert new.plan.rate == 0.995
+    assert new.keys.secret != old.keys.secret
+    await asyncio.gather(a.disconnect(), b.disconnect())
+
+
+async def test_what_cannot_be_adjusted_says_why(head: Controller) -> None:
+    job = await head.submit((1, 1), **SPARSE)
+    assert await refusal(head, job, 0.99) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"job {job} does not run: it is queued. Try again when it runs",
+    )
+    assert await refusal(head, "nothing", 0.99) == (
+        grpc.StatusCode.NOT_FOUND,
+        "no job 'nothing'. `atoll jobs --all` lists them",
+    )
+    for rate, text in ((None, "the request changes nothing. Give a rate"), (1.0, "rate = 1.0 must be 0 to 0.9999")):
+        code, said = await refusal(head, job, rate)
+        assert (code, text in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    code, said = await refusal(head, job, float("nan"))
+    assert (code, "rate = nan must be" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+async def test_links_are_shown_and_more_than_the_protocol_allows_is_refused(head: Controller) -> None:
+    a, b = await two_agents(head)
+    job = await head.submit((2, 2), **SPARSE)
+    await head.phase(job, pb.PHASE_RUNNING)
+    link = common_pb2.LinkSample(peer=1, sent_bytes=9, received_bytes=8, busy_s=0.5, goodput_bps=96e6)
+    await a.say(telemetry(job, [link]))
+    async with asyncio.timeout(5):
+        while not (seen := await head.get(job)).workers[0].links:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert list(seen.workers[0].links) == [link]
+    for links, text in (
+        ([link] * 65, "links has 65 entries, at most 64"),
+        ([common_pb2.LinkSample(peer=5000)], "links.peer = 5000"),
+        ([common_pb2.LinkSample(goodput_bps=float("nan"))], "goodput_bps = nan"),
+        ([common_pb2.LinkSample(dropped={f"r{n}": 1 for n in range(17)})], "dropped has 17 entries"),
+        ([common_pb2.LinkSample(dropped={"x" * 5000: 1})], "dropped has 5000 characters"),
+    ):
+        await b.disconnect()
+        await b.connect(head.address)
+        await b.say(telemetry(job, links, rank=1))
+        await b.until(lambda: b.failure is not None)
+        assert b.failure is not None
+        assert b.failure.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert text in (b.failure.details() or "")
+    await asyncio.gather(a.disconnect(), b.disconnect())
+
+
+async def test_keys_are_in_no_log_event_or_answer(etcd: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A job's life, with a change of rate, a failure and a controller that takes over, at the most talkative level."""
+    caplog.set_level("DEBUG")
+    async with controller(tmp_path, etcd) as head:
+        await leading(head)
+        a, b = await two_agents(head)
+        job = await head.submit((2, 2), **SPARSE)
+        await head.phase(job, pb.PHASE_RUNNING)
+        answers = [await adjust(head, job, 0.9)]
+        await asyncio.gather(a.disconnect(), b.disconnect())
+    async with controller(tmp_path, etcd) as head:
+        await leading(head)
+        await asyncio.gather(a.connect(head.address), b.connect(head.address))
+        await a.end((job, 1, 0), common_pb2.EXIT_KIND_FAILED, 3, "ValueError: no", step=1)
+        answers.append(await head.phase(job, pb.PHASE_FAILED))
+        events = await head.events(job) + await head.events()
+        await asyncio.gather(a.disconnect(), b.disconnect())
+    run = await run_record(etcd, job, 1)
+    assert repr(run).count("data_seed") == 0
+    said = "\n".join([caplog.text, *events, *(json.dumps(to_plain(answer)) for answer in answers)])
+    raw = said.encode() + b"".join(answer.SerializeToString() for answer in answers)
+    for secret in [bytes.fromhex(run.data_seed), *(private_key(run.data_seed, job, 1, rank) for rank in (0, 1))]:
+        for form in (secret, secret.hex().encode(), base64.b64encode(secret), repr(secret)[2:-1].encode()):
+            assert form not in raw
+
+
+async def run_record(etcd: str, job: str, run: int) -> RunRecord:
+    store = EtcdStore([etcd], None)
+    entry = await store.read(keys.run(job, run))
+    await store.close()
+    assert entry is not None
+    return decode(RunRecord, entry.key, entry.value)
+
+
+async def shown_step(head: Controller, job: str, step: int) -> None:
+    async with asyncio.timeout(10):
+        while (await head.get(job)).progress.step != step:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def telemetry(job: str, links: list[common_pb2.LinkSample], rank: int = 0) -> agents_pb2.AgentMessage:
+    worker = agents_pb2.WorkerTelemetry(id=common_pb2.WorkerId(job=job, run=1, rank=rank), links=links)
+    return agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[worker]))

@@ -1,0 +1,410 @@
+"""Pipelines of all ranks against plain torch: what is selected, summed and applied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_job import ALL, LAYOUTS, RATES, Job, normal, same_bits
+
+from atoll.kernels.compress import block_count
+from atoll.kernels.pipeline import Pipeline, Rule, Selection
+
+SIZES = [1, 40, 1023]
+
+
+def torch_optimizer(rule: Rule, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    lr, decay, first, beta2, epsilon = RATES[rule]
+    if rule in ("sgd", "nesterov"):
+        return torch.optim.SGD(parameters, lr, momentum=first, weight_decay=decay, nesterov=rule == "nesterov")
+    make = torch.optim.Adam if rule == "adam" else torch.optim.AdamW
+    return make(parameters, lr, betas=(first, beta2), eps=epsilon, weight_decay=decay)
+
+
+@pytest.mark.parametrize("rule", RATES)
+@pytest.mark.parametrize("islands", LAYOUTS)
+def test_with_all_blocks_kept_it_is_torch_on_the_summed_gradient(islands: list[list[int]], rule: Rule) -> None:
+    with Job(islands, SIZES, rule=rule, values="float32") as job:
+        expected = [master.double().requires_grad_() for master in job.masters(0)]
+        optimizer = torch_optimizer(rule, expected)
+        for step in range(5):
+            gradients = job.compress(step, ALL)
+            job.apply(step)
+            job.exchange()
+            for tensor, parameter in enumerate(expected):
+                parameter.grad = torch.stack([g[tensor].double() for g in gradients]).mean(0)
+            optimizer.step()
+        job.fetch(4)
+        job.assert_equal_masters()
+        for mine, plain, tensors in zip(job.masters(0), expected, job.of[0], strict=True):
+            torch.testing.assert_close(mine.double(), plain.detach(), rtol=1e-4, atol=1e-4)
+            assert same_bits(mine, tensors.live)
+
+
+class PlainSgd:
+    """Top-k blocks with error feedback, summed and applied by momentum SGD on touched blocks, in float64."""
+
+    def __init__(self, master: torch.Tensor, ranks: int, keep: int) -> None:
+        self.master, self.momentum = padded(master), padded(torch.zeros_like(master))
+        self.owed = [torch.zeros_like(self.master) for _ in range(ranks)]
+        self.keep = keep
+
+    def step(self, gradients: Sequence[torch.Tensor]) -> None:
+        lr, decay, momentum, _, _ = RATES["sgd"]
+        total, touched = torch.zeros_like(self.master), torch.zeros(len(self.master), dtype=torch.bool)
+        for rank, gradient in enumerate(gradients):
+            owed = self.owed[rank] + padded(gradient) / len(gradients)
+            self.owed[rank] = owed
+            chosen = owed.abs().sum(1).topk(min(self.keep, len(owed))).indices
+            total[chosen] += owed[chosen]
+            owed[chosen] = 0
+            touched[chosen] = True
+        g = total[touched] + decay * self.master[touched]
+        self.momentum[touched] = momentum * self.momentum[touched] + g
+        self.master[touched] -= lr * self.momentum[touched]
+
+
+def padded(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(x.double(), (0, -len(x) % 16)).reshape(-1, 16)
+
+
+@pytest.mark.parametrize("islands", LAYOUTS)
+def test_with_few_blocks_kept_it_is_the_plain_method(islands: list[list[int]]) -> None:
+    with Job(islands, [40, 1023, 3000], values="float32", selection="topk") as job:
+        ranks = len(job.pipelines)
+        plain = [PlainSgd(master, ranks, 7) for master in job.masters(0)]
+        for step in range(12):
+            gradients = job.compress(step, 7)
+            job.apply(step)
+            job.exchange()
+            for tensor, one in enumerate(plain):
+                one.step([mine[tensor] for mine in gradients])
+        job.assert_equal_masters()
+        for tensor, one in enumerate(plain):
+            torch.testing.assert_close(padded(job.masters(0)[tensor]), one.master, rtol=1e-4, atol=1e-4)
+            for rank in range(ranks):
+                owed = padded(job.of[rank][tensor].residual)
+                torch.testing.assert_close(owed, one.owed[rank], rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    islands=st.sampled_from(LAYOUTS),
+    rule=st.sampled_from(sorted(RATES)),
+    values=st.sampled_from(["float32", "float16", "bfloat16"]),
+    selection=st.sampled_from(["threshold", "topk", "random"]),
+    keep=st.sampled_from([1, 5, ALL]),
+    scale=st.sampled_from([1e-6, 1.0, 1e7]),
+    threads=st.sampled_from([1, 3]),
+    lazy=st.booleans(),
+    error_feedback=st.booleans(),
+)
+def test_masters_are_equal_on_all_ranks_whatever_the_settings(
+    islands: list[list[int]], keep: int, scale: float, **how: Any
+) -> None:
+    with Job(islands, [1, 130, 1023], digest_every=2, **how) as job:
+        before = [master.clone() for master in job.masters(0)]
+        for step in range(6):
+            job.compress(step, keep, scale=scale)
+            if step == 3:
+                for pipeline in job.pipelines:
+                    pipeline.carry(step)
+            else:
+                job.apply(step, clip_norm=1.0 if step % 2 else 0.0)
+            job.exchange()
+            job.assert_equal_masters()
+        assert not all(map(same_bits, before, job.masters(0)))
+        digests = [sorted(pipeline.digests()) for pipeline in job.pipelines]
+        assert [row[:2] for row in digests[0]] == [(step, t) for step in (0, 2, 4) for t in range(3)]
+        assert all(row == digests[0] for row in digests)
+
+
+@pytest.mark.parametrize("values", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("selection", ["threshold", "topk", "random"])
+def test_what_is_sent_and_what_is_owed_is_all_there_was(values: Any, selection: Selection) -> None:
+    """Also what 16 bits take away is owed, in an island's sum by its leader."""
+    islands = [[0, 1], [2]]
+    with Job(islands, [1023], values=values, selection=selection) as job:
+        start = job.masters(0)[0].clone()
+        came = torch.zeros(1023, dtype=torch.float64)
+        for step in range(8):
+            for mine in job.compress(step, 9):
+                came += mine[0].double() / 3
+            for pipeline in job.pipelines:
+                pipeline.apply(step, step + 1, [(1.0, 0.0, 0.0, 0.0, 0.0)])
+            job.exchange()
+        applied = (start - job.masters(0)[0]).double()
+        owed = torch.stack([tensors[0].residual.double() for tensors in job.of]).sum(0)
+        torch.testing.assert_close(applied + owed, came, rtol=1e-4, atol=1e-4)
+
+
+def test_without_error_feedback_nothing_is_owed() -> None:
+    with Job([[0], [1]], [1023], error_feedback=False) as job:
+        for step in range(3):
+            job.compress(step, 5)
+            job.apply(step)
+            job.exchange()
+        assert not any(tensors[0].residual.any() for tensors in job.of)
+        job.assert_equal_masters()
+
+
+def test_an_island_of_one_sends_its_part_as_its_sum_and_mates_send_parts() -> None:
+    with Job([[1, 0], [2]], [160], selection="topk") as job:
+        job.compress(0, 3)
+        job.apply(0)
+        sent = [(sender, message.kind, message.step, message.tensor) for sender, message in job.exchange()]
+        assert sorted(sent) == [(0, 0, 0, 0), (0, 1, 0, 0), (1, 0, 0, 0), (2, 1, 0, 0)]
+        own = job.pipelines[2].recent_parts()[0]
+        assert own.index.shape == (3,)
+        assert own.values.shape == (3, 16)
+
+
+def test_one_rank_alone_sends_nothing() -> None:
+    with Job([[0]], SIZES) as job:
+        job.compress(0, ALL)
+        job.apply(0)
+        assert job.exchange() == []
+        assert job.pipelines[0].versions() == [0, 0, 0]
+
+
+def test_accumulated_passes_are_one_update_with_their_sum() -> None:
+    carried, single = Job([[0], [1]], [1023], values="float32"), Job([[0], [1]], [1023], values="float32")
+    with carried, single:
+        summed = [torch.zeros(1023), torch.zeros(1023)]
+        for step in range(4):
+            for rank, mine in enumerate(carried.compress(step, ALL)):
+                summed[rank] += mine[0]
+            for pipeline in carried.pipelines:
+                if step < 3:
+                    pipeline.carry(step)
+                else:
+                    pipeline.apply(step, 1, [RATES["sgd"]])
+            carried.exchange()
+            assert carried.pipelines[0].versions() == [step]
+        for rank, pipeline in enumerate(single.pipelines):
+            pipeline.compress(0, 0, summed[rank], 0.5, ALL)
+        single.apply(0)
+        single.exchange()
+        carried.assert_equal_masters()
+        torch.testing.assert_close(carried.masters(1)[0], single.masters(1)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip_norm", [0.5, 1e9])
+def test_the_norm_of_all_tensors_together_is_clipped_as_torch_does(clip_norm: float) -> None:
+    with Job([[0, 1], [2]], SIZES, values="float32") as job:
+        expected = [master.double().requires_grad_() for master in job.masters(0)]
+        gradients = job.compress(0, ALL)
+        job.apply(0, clip_norm=clip_norm)
+        job.exchange()
+        for tensor, parameter in enumerate(expected):
+            parameter.grad = torch.stack([g[tensor].double() for g in gradients]).mean(0)
+        torch.nn.utils.clip_grad_norm_(expected, clip_norm)
+        torch_optimizer("sgd", expected).step()
+        for mine, plain in zip(job.masters(2), expected, strict=True):
+            torch.testing.assert_close(mine.double(), plain.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_with_clipping_every_update_waits_for_the_last_sum() -> None:
+    with Job([[0], [1]], [160, 160]) as job:
+        job.compress(0, ALL)
+        job.apply(0, clip_norm=1.0)
+        job.pipelines[1].idle(5)
+        late = [message for message in job.pipelines[1].take_outgoing() if message.tensor == 0]
+        job.pipelines[1].idle(5)
+        job.pipelines[0].idle(5)
+        assert job.pipelines[0].versions() == [-1, -1]
+        assert job.deliver(1, late[0], 0) is None
+        job.pipelines[0].idle(5)
+        assert job.pipelines[0].versions() == [-1, -1]  # the other tensor's sum was lost on the way
+        assert job.pipelines[0].waiting_for() == [
+            "tensor 0 waits for step 0: the norm for clipping lacks 1 tensors",
+            "tensor 1 waits for step 0: sum of island 1 is missing",
+        ]
+
+
+def test_maximize_goes_the_other_way() -> None:
+    down, up = Job([[0]], [100], values="float32"), Job([[0]], [100], values="float32")
+    with down, up:
+        down.compress(0, ALL)
+        down.pipelines[0].apply(0, 1, [(0.1, 0.0, 0.0, 0.0, 0.0)])
+        up.compress(0, ALL)
+        up.pipelines[0].apply(0, 1, [(0.1, 0.0, 0.0, 0.0, 0.0)], maximize=True)
+        down.exchange()
+        up.exchange()
+        start = normal(100, 77, 0)
+        torch.testing.assert_close(up.masters(0)[0] - start, start - down.masters(0)[0], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_live_weights_are_the_rounded_masters_after_a_fetch_and_not_before(dtype: torch.dtype) -> None:
+    with Job([[0]], [1023, 100_000], live=dtype, selection="topk") as job:
+        before = [tensors.live.clone() for tensors in job.of[0]]
+        for step in range(3):
+            job.compress(step, 20)
+            job.apply(step)
+        job.exchange()
+        assert all(torch.equal(tensors.live, old) for tensors, old in zip(job.of[0], before, strict=True))
+        assert job.pipelines[0].fetch([0, 1], 1, 1)[:2] == (2, 2)
+        for tensors in job.of[0]:
+            assert torch.equal(tensors.live, tensors.master.to(dtype))
+        assert not torch.equal(job.of[0][1].live, before[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_16_bits_count_as_what_they_stand_for(dtype: torch.dtype) -> None:
+    narrow, wide = Job([[0]], [1023], values="float32"), Job([[0]], [1023], values="float32")
+    with narrow, wide:
+        gradient = normal(1023, 3).to(dtype)
+        narrow.pipelines[0].compress(0, 0, gradient, 0.7, 10)
+        wide.pipelines[0].compress(0, 0, gradient.float(), 0.7, 10)
+        narrow.apply(0)
+        wide.apply(0)
+        narrow.exchange()
+        wide.exchange()
+        assert same_bits(narrow.masters(0)[0], wide.masters(0)[0])
+        assert same_bits(narrow.of[0][0].residual, wide.of[0][0].residual)
+
+
+@pytest.mark.parametrize("selection", ["threshold", "topk", "random"])
+@pytest.mark.parametrize("feedback", [True, False])
+def test_a_step_without_gradient_sends_what_is_owed(selection: Selection, feedback: bool) -> None:
+    with Job([[0, 1]], [100], selection=selection, values="float32", error_feedback=feedback) as job:
+        gradients = [normal(100, rank) for rank in range(2)]
+        for rank, pipeline in enumerate(job.pipelines):
+            pipeline.compress(0, 0, gradients[rank], 0.5, 2)
+            pipeline.compress(1, 0, torch.full((100,), torch.nan) if rank else None, 0.0, ALL)
+            pipeline.apply(0, 1, [(1.0, 0.0, 0.0, 0.0, 0.0)])
+            pipeline.apply(1, 2, [(1.0, 0.0, 0.0, 0.0, 0.0)])
+        job.exchange()
+        job.assert_equal_masters()
+        if feedback:
+            expected = normal(100, 77, 0) - torch.stack(gradients).mean(0)
+            torch.testing.assert_close(job.masters(0)[0], expected, rtol=1e-5, atol=1e-6)
+        assert job.pipelines[1].take_stats().nonfinite_blocks == 0
+
+
+def test_a_gradient_with_nan_is_counted_and_harms_no_master() -> None:
+    with Job([[0], [1]], [160]) as job:
+        bad = normal(160, 1)
+        bad[17], bad[40] = torch.nan, torch.inf
+        job.pipelines[0].compress(0, 0, bad, 0.5, ALL)
+        job.pipelines[1].compress(0, 0, normal(160, 2), 0.5, ALL)
+        job.apply(0)
+        job.exchange()
+        job.assert_equal_masters()
+        assert job.masters(0)[0].isfinite().all()
+        stats = job.pipelines[0].take_stats()
+        assert (stats.nonfinite_blocks, stats.kept_blocks, stats.all_blocks) == (2, 8, 10)
+
+
+def test_sums_beyond_float32_stay_finite_and_equal() -> None:
+    """1. Two ranks of an island send 3e38 each. 2. The sum must be able to travel on, and be equal everywhere."""
+    with Job([[0, 1], [2]], [16], values="float32") as job:
+        for rank, pipeline in enumerate(job.pipelines):
+            gradient = torch.zeros(16)
+            gradient[0] = 3e38 if rank < 2 else 1.0
+            pipeline.compress(0, 0, gradient, 1.0, ALL)
+            pipeline.apply(0, 1, [(1e-38, 0.0, 0.0, 0.0, 0.0)])
+        job.exchange()
+        job.assert_equal_masters()
+        assert job.masters(0)[0].isfinite().all()
+        assert float(job.masters(0)[0][0]) == pytest.approx(float(normal(16, 77, 0)[0]) - 3.4028, rel=1e-3)
+
+
+def test_the_threshold_brings_the_kept_blocks_to_the_number_asked_for() -> None:
+    with Job([[0]], [320_000]) as job:
+        kept = []
+        for step in range(30):
+            job.compress(step, 200)
+            job.apply(step)
+            job.exchange()
+            stats = job.pipelines[0].take_stats()
+            assert stats.kept_blocks <= 200
+            kept.append(stats.kept_blocks)
+        assert sum(kept[10:]) / len(kept[10:]) > 150
+        assert block_count(320_000) == stats.all_blocks
+
+
+def test_momentum_of_missed_blocks_is_decayed_where_last_step_is_given() -> None:
+    with Job([[0]], [32], values="float32", lazy=True, selection="topk") as job:
+        pipeline, tensors = job.pipelines[0], job.of[0][0]
+        for step, block in enumerate([0, 1, 1, 0]):
+            gradient = torch.zeros(32)
+            gradient[16 * block : 16 * block + 16] = 1.0
+            pipeline.compress(step, 0, gradient, 1.0, 1)
+            pipeline.apply(step, step + 1, [(0.1, 0.0, 0.5, 0.0, 0.0)])
+        pipeline.idle(5)
+        assert tensors.last_step is not None
+        assert tensors.last_step.tolist() == [4, 3]
+        assert float(tensors.first[0]) == 1 + 0.5 * 0.25 * 1  # two steps missed, then one of momentum
+        assert float(tensors.first[16]) == 1.5
+
+
+def test_changes_are_taken_once_with_the_tail_padded() -> None:
+    with Job([[0]], [40], live=None) as job:
+        job.compress(0, ALL)
+        job.apply(0)
+        version, waited_s, index, values = job.pipelines[0].changes(0, 0, 5)
+        assert (version, index.tolist()) == (0, [0, 1, 2])
+        assert waited_s >= 0
+        flat = torch.from_numpy(values).reshape(-1)
+        assert same_bits(flat[:40], job.masters(0)[0])
+        assert not flat[40:].any()
+        assert job.pipelines[0].changes(0, 0, 5)[2].shape == (0,)
+
+
+def test_recent_parts_are_those_of_the_newest_4_steps_as_others_apply_them() -> None:
+    with Job([[0], [1]], [160, 320], values="bfloat16", selection="topk") as job:
+        start = [master.clone() for master in job.masters(0)]
+        for step in range(6):
+            job.compress(step, 3)
+            for pipeline in job.pipelines:
+                pipeline.apply(step, step + 1, [(1.0, 0.0, 0.0, 0.0, 0.0)])
+            job.exchange()
+            if step == 1:
+                start = [master.clone() for master in job.masters(0)]
+        parts = [pipeline.recent_parts() for pipeline in job.pipelines]
+        assert [(part.step, part.tensor) for part in parts[0]] == [(s, t) for s in (2, 3, 4, 5) for t in (0, 1)]
+        for mine, theirs in zip(*parts, strict=True):
+            total = torch.zeros_like(start[mine.tensor]).reshape(-1, 16)
+            for part in (mine, theirs):
+                total[torch.from_numpy(part.index.astype("int64"))] += torch.from_numpy(part.values)
+            start[mine.tensor] -= total.reshape(-1)
+        assert all(map(torch.equal, start, job.masters(0)))
+
+
+def test_one_flipped_bit_changes_the_digest_and_only_that_tensors() -> None:
+    with Job([[0], [1]], [1, 4099], digest_every=1) as job:
+        for at, bit in [(0, 0), (4098, 31), (17, 5)]:
+            job.of[1][1].master.view(torch.int32)[at] ^= -(2**31) if bit == 31 else 2**bit
+            step = job.pipelines[0].versions()[0] + 1
+            for pipeline in job.pipelines:
+                for tensor in range(2):
+                    pipeline.compress(step, tensor, None, 1.0, 1)
+                pipeline.carry(step)
+            job.exchange()
+            (same, mine), (same_there, theirs) = (sorted(p.digests()) for p in job.pipelines)
+            assert same == same_there
+            assert mine[:2] == theirs[:2] == (step, 1)
+            assert mine[2] != theirs[2]
+            job.of[1][1].master.copy_(job.of[0][1].master)
+        assert job.pipelines[0].digests() == []
+
+
+def test_versions_begin_below_the_first_step_of_a_resumed_job() -> None:
+    tensors = torch.zeros(16), torch.zeros(16)
+    pipeline = Pipeline(rank=0, islands=[[0]], first_step=41)
+    try:
+        pipeline.add_tensor(order=0, rule="sgd", master=tensors[0], residual=tensors[1], live=torch.zeros(16))
+        assert pipeline.versions() == [40]
+        assert pipeline.fetch([0], 40, 0)[:2] == (40, 0)
+        pipeline.compress(41, 0, torch.ones(16), 1.0, 1)
+        pipeline.apply(41, 7, [(0.5, 0.0, 0.0, 0.0, 0.0)])
+        assert pipeline.fetch([0], 41, 5)[0] == 41
+        assert tensors[0].tolist() == [-0.5] * 16
+    finally:
+        pipeline.close()
