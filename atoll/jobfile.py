@@ -76,6 +76,7 @@ class StaleSparseSection(_Strict):
     error_feedback: StrictBool = True
     """Whether what was not sent is added to the next step's gradient."""
 
+    exchange: Literal["updates", "gradients"] | None = None
     momentum: Literal["lazy", "as-is"] | None = None
     scheduling: Literal["edf", "fcfs"] | None = None
     digest_every: Annotated[StrictInt | None, Field(ge=1, lt=2**32)] = None

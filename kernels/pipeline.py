@@ -31,11 +31,12 @@ from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
 from atoll.kernels import _native
 from atoll.kernels.block_coo import Values
 
-__all__ = ["Outgoing", "Pipeline", "PipelineStats", "Policy", "RecentPart", "Rule", "Selection"]
+__all__ = ["Exchange", "Outgoing", "Pipeline", "PipelineStats", "Policy", "RecentPart", "Rule", "Selection"]
 
 Policy = Literal["edf", "fcfs"]
 Rule = Literal["sgd", "nesterov", "adam", "adamw"]
 Selection = Literal["threshold", "topk", "random"]
+Exchange = Literal["gradients", "updates"]
 
 
 class Outgoing(NamedTuple):
@@ -92,6 +93,10 @@ class Pipeline:
     selection: which blocks are sent; "random" needs the same `keep_blocks` and seed on all ranks. error_feedback: what
     is not sent waits in the residual; without, it is lost. digest_every: take `digests` after such steps, 0: never.
     first_step: the first step that will be trained; versions begin one below.
+    exchange: "gradients", which a sparse optimizer applies to the masters; or "updates": each rank makes its own full
+    update in its live weights, `compress_live` sends what it is ahead of the masters, and `fetch` adds what the others
+    did. The masters' rule is then "sgd" at a rate of 1; live = master - ranks * owed at any time, so error feedback is
+    in the weights themselves and needs no residual (pass error_feedback=False).
     """
 
     def __init__(
@@ -107,11 +112,12 @@ class Pipeline:
         digest_every: int = 0,
         seed: int = 0,
         first_step: int = 0,
+        exchange: Exchange = "gradients",
     ) -> None:
         with _refusals("Pipeline"):
             self._native = _native.Pipeline(
                 rank, [list(island) for island in islands], threads, policy, values, selection, error_feedback,
-                digest_every, seed, first_step,
+                digest_every, seed, first_step, exchange,
             )  # fmt: skip
         # Threads must not compute on memory that the end of the interpreter takes away.
         self._finalizer = weakref.finalize(self, self._native.close)
@@ -161,6 +167,26 @@ class Pipeline:
         with _refusals("compress"):
             self._native.compress(step, tensor, gradient, weight, keep_blocks)
 
+    def compress_live(self, step: int, tensor: int, live: Any, keep_blocks: int) -> None:
+        """Exchanging updates: queue the choice of at most `keep_blocks` blocks of what this rank's own weights have and
+        the masters have not, (master - live) / ranks, less what is on its way.
+
+        live: None, the tensor's own; or a copy of weights that are kept elsewhere. Not to be written until
+        `await_compressed` returned. Otherwise as `compress`.
+        """
+        with _refusals("compress_live"):
+            self._native.compress_live(step, tensor, live, keep_blocks)
+
+    def await_compressed(self, deadline_s: float) -> None:
+        """Wait until nothing is queued or running that reads live weights. Raises `DeadlineExceeded`, `PeerLost`."""
+        with _refusals("await_compressed"):
+            self._native.await_compressed(deadline_s)
+
+    def owed(self, tensor: int, live: Any, out: Any) -> None:
+        """Exchanging updates: out, float32 [n], becomes what this rank has not sent yet of a tensor."""
+        with _refusals("owed"):
+            self._native.owed(tensor, live, out)
+
     def apply(
         self,
         step: int,
@@ -190,6 +216,7 @@ class Pipeline:
 
         Returns the lowest version among them, how many are newer than `step`, and the seconds waited. Raises
         `DeadlineExceeded`, which says what is missing, and `PeerLost` after `fail`; live is then as it was.
+        Exchanging updates, the sums are added to live, and this rank's own parts, which it had before, taken out.
         """
         with _refusals("fetch"):
             return self._native.fetch(list(tensors), step, deadline_s)
@@ -198,7 +225,8 @@ class Pipeline:
         self, tensor: int, step: int, deadline_s: float
     ) -> tuple[int, float, NDArray[np.uint32], NDArray[np.float32]]:
         """As `fetch`, for a tensor without live: (version, seconds waited, index [k], values [k, 16]), the blocks that
-        changed since the last call and what master holds there; 0 beyond the tensor's end."""
+        changed since the last call and what master holds there; 0 beyond the tensor's end. Exchanging updates, values
+        are to be added to the live weights."""
         with _refusals("changes"):
             return self._native.changes(tensor, step, deadline_s)
 

@@ -19,8 +19,9 @@ from atoll.agent.runtime.control import Agreed, Control
 from atoll.agent.runtime.gradients import scale_into, squared_norm, total
 from atoll.agent.runtime.group import Group, collective
 from atoll.agent.runtime.loader import Position
-from atoll.agent.runtime.synchronisation import Callbacks, Norms, Origin, Pass, Statistics
+from atoll.agent.runtime.synchronisation import Callbacks, Norms, Origin, Pass, Statistics, StepNumbers
 from atoll.errors import BadInput, PeerLost
+from atoll.v1.common_pb2 import LinkSample
 
 
 class DenseSynchroniser:
@@ -55,6 +56,8 @@ class DenseSynchroniser:
 
     def before_update(self) -> None: ...
 
+    def after_update(self) -> None: ...
+
     def boundary(self, *, settle: bool) -> None: ...
 
     def waited(self) -> float:
@@ -76,6 +79,14 @@ class DenseSynchroniser:
 
     def statistics(self) -> Statistics:
         return {}
+
+    def step_numbers(self) -> StepNumbers:
+        return StepNumbers()
+
+    def links(self) -> list[LinkSample]:
+        return []
+
+    def finish(self) -> None: ...
 
     def leave(self) -> None: ...
 

@@ -222,6 +222,13 @@ class Run:
             raise BadInput(f"run.clip_grad_norm got max_norm = {max_norm}; it must be above 0")
         return self._prepared("run.clip_grad_norm").clip(float(max_norm))
 
+    def synchronize(self) -> None:
+        """Make the model the same on every rank, for evaluation or export in the middle of training. All ranks together.
+
+        Under `stale-sparse` this waits for all updates and exchanges whatever was held back, once, in full. The end of
+        training does it by itself; under `dense` there is nothing to do."""
+        self._prepared("run.synchronize").synchronize()
+
     def statistics(self) -> dict[str, float]:
         """What the strategy measured on this worker since the last call; empty under `dense`."""
         return dict(self._prepared("run.statistics").statistics())

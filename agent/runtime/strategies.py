@@ -17,7 +17,10 @@ def build(
 ) -> Synchronisation:
     """agreed: what holds before the first pass. Raises BadInput for what the strategy cannot train."""
     if isinstance(session.strategy, StaleSparse):
-        from atoll.agent.runtime.stale.synchroniser import StaleSynchroniser  # sockets, pipeline: only where used
+        # Sockets and pipeline only where they are used.
+        from atoll.agent.runtime.stale.gradient_exchange import GradientExchange
+        from atoll.agent.runtime.stale.update_exchange import UpdateExchange
 
-        return StaleSynchroniser(session, session.strategy, model, optimizer, callbacks=callbacks, agreed=agreed)
+        exchange = UpdateExchange if session.strategy.exchange == "updates" else GradientExchange
+        return exchange(session, session.strategy, model, optimizer, callbacks=callbacks, agreed=agreed)
     return DenseSynchroniser(model, session.group, callbacks, agreed) if session.group is not None else Alone()

@@ -10,6 +10,7 @@ from atoll.v1 import common_pb2 as pb
 
 MAX_RATE: Final = 0.9999
 Selection: TypeAlias = Literal["threshold", "topk", "random"]
+Exchange: TypeAlias = Literal["updates", "gradients"]
 Values: TypeAlias = Literal["float16", "bfloat16", "float32"]
 Momentum: TypeAlias = Literal["lazy", "as-is"]
 Scheduling: TypeAlias = Literal["edf", "fcfs"]
@@ -35,6 +36,10 @@ class StaleSparse:
     selection: Selection = "threshold"
     """How blocks are chosen: by a threshold that adapts, exactly (topk), or at random (the same on all ranks)."""
 
+    exchange: Exchange = "updates"
+    """What travels. updates: what each rank's own optimizer did, so that it sees its own gradients at once; any
+    optimizer. gradients: the method as published, with sparse optimizers on the sums; SGD and Adam families."""
+
     values: Values = "float16"
     """What the chosen values are rounded to on the wire."""
 
@@ -57,12 +62,16 @@ class StaleSparse:
             raise SettingError("staleness", self.staleness, "must be 0 or 1", "Leave it out for 1")
         for name, value, known in (
             ("selection", self.selection, get_args(Selection)),
+            ("exchange", self.exchange, get_args(Exchange)),
             ("values", self.values, get_args(Values)),
             ("momentum", self.momentum, get_args(Momentum)),
             ("scheduling", self.scheduling, get_args(Scheduling)),
         ):
             if value not in known:
                 raise SettingError(name, value, "is not known", f"Use one of {', '.join(known)}")
+        if self.exchange == "updates" and not self.error_feedback:
+            why = 'has no meaning with exchange = "updates", where it is in the weights themselves'
+            raise SettingError("error_feedback", False, why, 'Leave it out, or set exchange = "gradients"')
         if self.digest_every < 1:
             raise SettingError("digest_every", self.digest_every, "must be at least 1", "Leave it out for 100")
 
@@ -91,6 +100,7 @@ def from_spec(spec: pb.JobSpec) -> Strategy:
         rate=wire.rate if wire.HasField("rate") else strategy.rate,
         staleness=wire.staleness if wire.HasField("staleness") else strategy.staleness,
         selection=cast(Selection, wire.selection) or strategy.selection,
+        exchange=cast(Exchange, wire.exchange) or strategy.exchange,
         values=cast(Values, wire.values) or strategy.values,
         error_feedback=not wire.no_error_feedback,
         momentum=cast(Momentum, wire.momentum) or strategy.momentum,

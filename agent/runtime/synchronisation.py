@@ -12,6 +12,7 @@ from atoll.agent.runtime.checkpoint.header import Header
 from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.loader import Cut, Position
 from atoll.errors import AtollError
+from atoll.v1.common_pb2 import LinkSample
 
 Statistics = Mapping[str, float]
 
@@ -54,6 +55,16 @@ class Origin:
     extra: Mapping[str, torch.Tensor]  # what its strategy's `extra` gave; empty for one that gives nothing
 
 
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """What a sparse strategy tells of one step; zeros for others."""
+
+    stall_s: float = 0.0  # waiting for updates
+    fresh_share: float = 0.0  # of layers that ran with the newest update
+    rate: float = 0.0  # held back
+    sent_bytes: int = 0
+
+
 class Synchronisation(Protocol):
     """Methods raise PeerLost where a peer is gone. Called on the training thread but for `freeze` and `masters`."""
 
@@ -73,6 +84,9 @@ class Synchronisation(Protocol):
 
     def before_update(self) -> None:
         """optimizer.step() begins."""
+
+    def after_update(self) -> None:
+        """optimizer.step() is done."""
 
     def boundary(self, *, settle: bool) -> None:
         """Between two steps. settle: wait until every update is in the weights, on every rank alike."""
@@ -100,6 +114,15 @@ class Synchronisation(Protocol):
     def statistics(self) -> Statistics:
         """Numbers since the last call, for people and telemetry."""
 
+    def step_numbers(self) -> StepNumbers:
+        """Of the step that ends, for telemetry."""
+
+    def links(self) -> list[LinkSample]:
+        """What this rank's connections carried since the run began."""
+
+    def finish(self) -> None:
+        """All training is done and settled: what is left to make the model the same on every rank."""
+
     def leave(self) -> None:
         """All training is done, or all ranks stop at this boundary: peers need nothing more of this one."""
 
@@ -123,6 +146,8 @@ class Alone:
 
     def before_update(self) -> None: ...
 
+    def after_update(self) -> None: ...
+
     def boundary(self, *, settle: bool) -> None: ...
 
     def waited(self) -> float:
@@ -143,6 +168,14 @@ class Alone:
 
     def statistics(self) -> Statistics:
         return {}
+
+    def step_numbers(self) -> StepNumbers:
+        return StepNumbers()
+
+    def links(self) -> list[LinkSample]:
+        return []
+
+    def finish(self) -> None: ...
 
     def leave(self) -> None: ...
 

@@ -25,10 +25,11 @@ from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.strategies import build
 from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
-from atoll.errors import AtollError, BadInput, CheckpointError, PeerLost
+from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.common_pb2 import LEVEL_WARNING, StepSample
 
 NORMS_EVERY_STEPS: Final = 10
+LINKS_EVERY_STEPS: Final = 10
 
 
 class Training:
@@ -170,6 +171,16 @@ class Training:
             return None
         return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
 
+    def synchronize(self) -> None:
+        """All ranks together, between two steps: bring everything that is held back into the weights."""
+        if self._pass_open or self._gradients_pending:
+            raise BadInput("run.synchronize between run.backward and optimizer.step(); call it after the step")
+        try:
+            self._sync.boundary(settle=True)
+            self._sync.finish()
+        except PeerLost as error:
+            self.lost(error)
+
     def statistics(self) -> Mapping[str, float]:
         return self._sync.statistics()
 
@@ -178,6 +189,7 @@ class Training:
         self._boundary()
         try:
             self._sync.boundary(settle=True)
+            self._sync.finish()
             if self._session.group is not None:
                 self._session.group.barrier()
         except PeerLost as error:
@@ -242,6 +254,7 @@ class Training:
     def _tell(self, cut: Cut, times: StepTimes) -> None:
         if self._session.link is None:
             return
+        numbers = self._sync.step_numbers()
         self._session.link.outbox.step(
             StepSample(
                 step=cut.step,
@@ -254,8 +267,14 @@ class Training:
                 local_grad_sqnorm=self._norms.local,
                 global_grad_sqnorm=self._norms.together,
                 plan=self._schedule.plan_at(cut.step),
+                stall_s=numbers.stall_s,
+                fresh_share=numbers.fresh_share,
+                rate=numbers.rate,
+                sent_bytes=numbers.sent_bytes,
             )
         )
+        if cut.step % LINKS_EVERY_STEPS == 0:
+            self._session.link.outbox.links(self._sync.links())
 
     def _drain(self, step: int) -> NoReturn:
         link = self._session.link
@@ -328,12 +347,17 @@ class Training:
     def _before_update(self, *_: object) -> None:
         self._consistency.begin_update()
         if self._rehearsal is None:
-            self._sync.before_update()
+            try:
+                self._sync.before_update()
+            except (PeerLost, DeadlineExceeded) as error:
+                self.lost(error)
 
     def _after_update(self, *_: object) -> None:
         self._gradients_pending = False
         self._updated = True
         self._session.throttle.pay()
+        if self._rehearsal is None:
+            self._sync.after_update()
 
     # --- when others fail
 

@@ -19,6 +19,7 @@ MAX_STRING_BYTES: Final = 4096
 SPLITS: Final = ("inverse-time", "even")
 STRATEGIES: Final = ("dense", "stale-sparse")
 SELECTIONS: Final = ("threshold", "topk", "random")
+EXCHANGES: Final = ("updates", "gradients")
 VALUES: Final = ("float16", "bfloat16", "float32")
 MOMENTA: Final = ("lazy", "as-is")
 SCHEDULINGS: Final = ("edf", "fcfs")
@@ -156,6 +157,9 @@ def _stale_sparse(spec: pb.JobSpec) -> StaleSparse | None:
     wire, default = spec.stale_sparse, StaleSparse()
     if wire.staleness not in (0, 1):
         raise _wrong("stale_sparse.staleness", wire.staleness, "must be 0 or 1", "Leave it out for 1")
+    if wire.no_error_feedback and wire.exchange != "gradients":
+        why = 'has no meaning with exchange "updates", where error feedback is in the weights themselves'
+        raise _wrong("stale_sparse.no_error_feedback", True, why, 'Leave it out, or use exchange "gradients"')
     return StaleSparse(
         rate=check_rate("spec.stale_sparse.rate", wire.rate) if wire.HasField("rate") else default.rate,
         staleness=wire.staleness if wire.HasField("staleness") else default.staleness,
@@ -165,6 +169,7 @@ def _stale_sparse(spec: pb.JobSpec) -> StaleSparse | None:
         momentum=_one_of("momentum", wire.momentum, MOMENTA),
         scheduling=_one_of("scheduling", wire.scheduling, SCHEDULINGS),
         digest_every=wire.digest_every or default.digest_every,
+        exchange=_one_of("exchange", wire.exchange, EXCHANGES),
     )
 
 

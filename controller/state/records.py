@@ -91,6 +91,7 @@ class StaleSparse:
     momentum: str = "lazy"
     scheduling: str = "edf"
     digest_every: int = 100
+    exchange: str = "updates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,8 @@ std::int64_t checked_small(std::int64_t value, const char* name) {
 
 Settings checked_settings(int rank, std::vector<std::vector<int>> islands, int threads, const std::string& policy,
                           const std::string& values, const std::string& selection, bool error_feedback,
-                          std::int64_t digest_every, std::uint64_t seed, std::int64_t first_step) {
+                          std::int64_t digest_every, std::uint64_t seed, std::int64_t first_step,
+                          const std::string& exchange) {
     if (threads < 1 || threads > max_threads)
         refuse("threads = " + std::to_string(threads) + " is not in 1.." + std::to_string(max_threads));
     return {.rank = rank,
@@ -95,7 +96,13 @@ Settings checked_settings(int rank, std::vector<std::vector<int>> islands, int t
             .error_feedback = error_feedback,
             .digest_every = checked_natural(digest_every, "digest_every"),
             .seed = seed,
-            .first_step = checked_small(first_step, "first_step")};
+            .first_step = checked_small(first_step, "first_step"),
+            .updates = format_named<bool>(exchange, "exchange", {{"gradients", false}, {"updates", true}})};
+}
+
+std::size_t checked_keep(std::int64_t keep_blocks) {
+    if (keep_blocks < 1) refuse("keep_blocks = " + std::to_string(keep_blocks) + " sends nothing; pass 1 or more");
+    return static_cast<std::size_t>(keep_blocks);
 }
 
 Group checked_group(const Rates5& rates) {
@@ -133,6 +140,9 @@ class NativePipeline {
     int fileno() { return core().event(); }
     void compress(std::int64_t step, std::size_t tensor, nb::handle gradient_object, double weight,
                   std::int64_t keep_blocks);
+    void compress_live(std::int64_t step, std::size_t tensor, nb::handle live_object, std::int64_t keep_blocks);
+    void await_compressed(double deadline_s);
+    void owed(std::size_t tensor, nb::handle live_object, nb::handle out_object);
     void apply(std::int64_t step, std::int64_t number, const std::vector<Rates5>& groups, bool maximize,
                double clip_norm);
     void carry(std::int64_t step) { core().carry(step); }
@@ -152,6 +162,7 @@ class NativePipeline {
     nb::tuple take_stats();
 
   private:
+    static Live live_for(Pipeline& pipeline, std::size_t tensor, nb::handle object, std::optional<Loaded>& buffer);
     bool forked() const { return getpid() != process_; }
     Pipeline& core();
     double await(Pipeline& pipeline, const std::vector<std::size_t>& tensors, std::int64_t step, double deadline_s);
@@ -223,8 +234,10 @@ std::size_t NativePipeline::add_tensor(std::int64_t order, const std::string& ru
 void NativePipeline::compress(std::int64_t step, std::size_t tensor, nb::handle gradient_object, double weight,
                               std::int64_t keep_blocks) {
     Pipeline& pipeline = core();
-    if (keep_blocks < 1) refuse("keep_blocks = " + std::to_string(keep_blocks) + " sends nothing; pass 1 or more");
-    Gradient gradient{nullptr, ValueFormat::float32, checked_weight(weight), static_cast<std::size_t>(keep_blocks), {}};
+    if (pipeline.exchanges_updates())
+        refuse("this pipeline exchanges updates; hand over live weights with compress_live, not gradients");
+    const std::size_t keep = checked_keep(keep_blocks);
+    Gradient gradient{nullptr, ValueFormat::float32, checked_weight(weight), keep, {}};
     if (gradient_object.is_none()) return pipeline.compress(step, tensor, std::move(gradient));
     Loaded buffer = required(gradient_object, "gradient", Access::read, live_entries);
     check_entries(buffer, pipeline.entries(tensor), "it must be as long as master");
@@ -232,6 +245,47 @@ void NativePipeline::compress(std::int64_t step, std::size_t tensor, nb::handle 
     gradient.format = live_of(buffer).format;
     gradient.owner = graveyard_->lend(std::move(buffer));
     pipeline.compress(step, tensor, std::move(gradient));
+}
+
+// The tensor's own live buffer, or one handed over for it, kept by `buffer`.
+Live NativePipeline::live_for(Pipeline& pipeline, std::size_t tensor, nb::handle object, std::optional<Loaded>& buffer) {
+    if (!pipeline.exchanges_updates()) refuse("this pipeline exchanges gradients; it keeps no account of live weights");
+    if (object.is_none()) {
+        const Live live = pipeline.live(tensor);
+        if (live.data == nullptr) refuse("live is None, and the tensor was added without one; pass its present weights");
+        return live;
+    }
+    buffer.emplace(required(object, "live", Access::read, live_entries));
+    check_entries(*buffer, pipeline.entries(tensor), "it must be as long as master");
+    return live_of(*buffer);
+}
+
+void NativePipeline::compress_live(std::int64_t step, std::size_t tensor, nb::handle live_object,
+                                   std::int64_t keep_blocks) {
+    Pipeline& pipeline = core();
+    const std::size_t keep = checked_keep(keep_blocks);
+    std::optional<Loaded> buffer;
+    const Live live = live_for(pipeline, tensor, live_object, buffer);
+    Gradient gradient{live.data, live.format, 0, keep, {}, true};
+    if (buffer.has_value()) gradient.owner = graveyard_->lend(std::move(*buffer));
+    pipeline.compress(step, tensor, std::move(gradient));
+}
+
+void NativePipeline::await_compressed(double deadline_s) {
+    Pipeline& pipeline = core();
+    if (wait_for(deadline_s, [&](Clock::time_point until) { return pipeline.await_compressed(until); })) return;
+    throw DeadlinePassed("parts are still being selected after " + std::to_string(deadline_s) +
+                         " s; allow more time, or resume what is quiesced");
+}
+
+void NativePipeline::owed(std::size_t tensor, nb::handle live_object, nb::handle out_object) {
+    Pipeline& pipeline = core();
+    std::optional<Loaded> buffer;
+    const Live live = live_for(pipeline, tensor, live_object, buffer);
+    const Loaded out = required(out_object, "out", Access::write);
+    check_entries(out, pipeline.entries(tensor), "it must be as long as master");
+    const GilReleased released(always);
+    pipeline.owed(tensor, live, out.data);
 }
 
 void NativePipeline::apply(std::int64_t step, std::int64_t number, const std::vector<Rates5>& groups, bool maximize,
@@ -385,17 +439,20 @@ void bind_pipeline(nb::module_& m) {
             "__init__",
             [](P* self, int rank, std::vector<std::vector<int>> islands, int threads, const std::string& policy,
                const std::string& values, const std::string& selection, bool error_feedback, std::int64_t digest_every,
-               std::uint64_t seed, std::int64_t first_step) {
+               std::uint64_t seed, std::int64_t first_step, const std::string& exchange) {
                 new (self) P(checked_settings(rank, std::move(islands), threads, policy, values, selection,
-                                              error_feedback, digest_every, seed, first_step));
+                                              error_feedback, digest_every, seed, first_step, exchange));
             },
             "rank"_a, "islands"_a, "threads"_a, "policy"_a, "values"_a, "selection"_a, "error_feedback"_a,
-            "digest_every"_a, "seed"_a, "first_step"_a)
+            "digest_every"_a, "seed"_a, "first_step"_a, "exchange"_a)
         .def("add_tensor", &P::add_tensor, "order"_a, "rule"_a, "master"_a.none(), "residual"_a.none(),
              "first"_a.none(), "second"_a.none(), "last_step"_a.none(), "live"_a.none(), "group"_a)
         .def("close", &P::close)
         .def("fileno", &P::fileno)
         .def("compress", &P::compress, "step"_a, "tensor"_a, "gradient"_a.none(), "weight"_a, "keep_blocks"_a)
+        .def("compress_live", &P::compress_live, "step"_a, "tensor"_a, "live"_a.none(), "keep_blocks"_a)
+        .def("await_compressed", &P::await_compressed, "deadline_s"_a)
+        .def("owed", &P::owed, "tensor"_a, "live"_a.none(), "out"_a.none())
         .def("apply", &P::apply, "step"_a, "update"_a, "groups"_a, "maximize"_a, "clip_norm"_a)
         .def("carry", &P::carry, "step"_a)
         .def("fetch", &P::fetch, "tensors"_a, "step"_a, "deadline_s"_a)

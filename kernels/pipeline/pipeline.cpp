@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 namespace atoll_kernels {
@@ -39,6 +40,8 @@ Pipeline::Tensor::Tensor(std::size_t tensor, const TensorSettings& settings, con
 Pipeline::Pipeline(Settings settings)
     : settings_(std::move(settings)),
       islands_(checked_islands(settings_.rank, settings_.islands)),
+      ranks_(std::accumulate(settings_.islands.begin(), settings_.islands.end(), std::size_t{0},
+                             [](std::size_t sum, const auto& island) { return sum + island.size(); })),
       planned_(settings_.first_step - 1),
       outbox_(settings_.policy),
       queue_(settings_.threads, settings_.policy, [this](const std::string& what) { break_down(what); }) {}
@@ -188,6 +191,37 @@ bool Pipeline::await(std::span<const std::size_t> tensors, std::int64_t step, Cl
     return in_time;
 }
 
+bool Pipeline::await_compressed(Clock::time_point until) {
+    std::unique_lock<std::mutex> lock(books_);
+    const auto quiet = [](const auto& tensor) { return !tensor->compressing; };
+    const auto over = [&] { return closed_ || failed_ || std::all_of(tensors_.begin(), tensors_.end(), quiet); };
+    const bool in_time = changed_.wait_until(lock, until, over);
+    check_open();
+    if (failed_ && lost_) throw PeerIsLost(failure_);
+    if (failed_) throw std::runtime_error(failure_);
+    return in_time;
+}
+
+void Pipeline::shift_outstanding(Tensor& tensor) {
+    for (const Outstanding& one : tensor.outstanding) tensor.weights.shift(one.part->units(), -one.to_live);
+}
+
+void Pipeline::publish_outstanding(Tensor& tensor) {
+    const auto applied = [&](const Outstanding& one) { return one.step <= tensor.weights_version; };
+    for (const Outstanding& one : tensor.outstanding) {
+        if (applied(one)) tensor.weights.add_to_live(one.part->units(), one.to_live);
+    }
+    std::erase_if(tensor.outstanding, applied);
+}
+
+void Pipeline::owed(std::size_t tensor, const Live& live, float* out) {
+    Tensor& t = at(tensor);
+    const std::lock_guard<std::mutex> lock(t.updating);
+    shift_outstanding(t);
+    difference({t.weights.master(), live.data, live.format, 1 / ranks(), t.weights.entries()}, out, best_path());
+    t.weights.undo();
+}
+
 void Pipeline::note_stall(Clock::duration waited) {
     const std::lock_guard<std::mutex> lock(books_);
     stats_.stall_s += seconds(waited);
@@ -243,7 +277,11 @@ Fetched Pipeline::publish(std::span<const std::size_t> tensors, std::int64_t ste
     for (const std::size_t tensor : tensors) {
         Tensor& t = at(tensor);
         const std::lock_guard<std::mutex> lock(t.updating);
-        t.weights.publish();
+        if (settings_.updates) {
+            publish_outstanding(t);
+        } else {
+            t.weights.publish();
+        }
         fetched.version = std::min(fetched.version, t.weights_version);
         fetched.fresh += t.weights_version > step;
     }
@@ -258,11 +296,35 @@ std::pair<std::int64_t, Part> Pipeline::take_changes(std::size_t tensor) {
     std::pair<std::int64_t, Part> taken;
     {
         const std::lock_guard<std::mutex> lock(t.updating);
-        taken = {t.weights_version, Part(t.weights.changed_blocks())};
-        t.weights.take_changes(taken.second.index.get(), taken.second.values.get());
+        if (settings_.updates) {
+            taken = {t.weights_version, take_outstanding(t)};
+        } else {
+            taken = {t.weights_version, Part(t.weights.changed_blocks())};
+            t.weights.take_changes(taken.second.index.get(), taken.second.values.get());
+        }
     }
     const std::lock_guard<std::mutex> lock(books_);
     stats_.publish_s += seconds(Clock::now() - begun);
+    return taken;
+}
+
+Part Pipeline::take_outstanding(Tensor& tensor) {
+    const auto applied = [&](const Outstanding& one) { return one.step <= tensor.weights_version; };
+    std::vector<SharedPart> parts;
+    for (const Outstanding& one : tensor.outstanding) {
+        if (!applied(one)) continue;
+        auto scaled = std::make_shared<Part>(one.part->count);
+        std::copy_n(one.part->index.get(), one.part->count, scaled->index.get());
+        for (std::size_t i = 0; i < one.part->count * block_entries; ++i)
+            scaled->values[i] = one.to_live * one.part->values[i];
+        parts.push_back(std::move(scaled));
+    }
+    std::erase_if(tensor.outstanding, applied);
+    Scratch scratch;
+    const Units sum = parts.empty() ? Units{nullptr, nullptr, 0} : sum_of(parts, scratch);
+    Part taken(sum.count);
+    std::copy_n(sum.index, sum.count, taken.index.get());
+    std::copy_n(sum.values, sum.count * block_entries, taken.values.get());
     return taken;
 }
 

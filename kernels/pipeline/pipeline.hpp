@@ -44,6 +44,7 @@ struct Settings {
     std::int64_t digest_every;  // 0: never
     std::uint64_t seed;
     std::int64_t first_step;
+    bool updates;  // what is exchanged: false gradients, true each rank's own updates
 };
 
 struct TensorSettings {
@@ -106,8 +107,10 @@ class Pipeline {
     const char* deliver(MessageKind kind, std::uint64_t origin, std::uint64_t step, std::uint64_t tensor,
                         std::uint64_t count, const unsigned char* data, std::size_t bytes);
 
+    bool exchanges_updates() const { return settings_.updates; }
     bool feeds_back() const { return settings_.error_feedback; }
     std::size_t entries(std::size_t tensor) const { return at(tensor).weights.entries(); }
+    const Live& live(std::size_t tensor) const { return at(tensor).weights.live(); }
     void compress(std::int64_t step, std::size_t tensor, Gradient gradient);
     void apply(std::int64_t step, Update update);
     void carry(std::int64_t step);
@@ -116,6 +119,8 @@ class Pipeline {
     bool await(std::span<const std::size_t> tensors, std::int64_t step, Clock::time_point until);
     std::string waiting(std::span<const std::size_t> tensors, std::int64_t step) const;
     std::vector<std::string> waiting_for(std::size_t limit) const;
+    // True when nothing waits to be compressed any more.
+    bool await_compressed(Clock::time_point until);
     void note_stall(Clock::duration waited);
 
     Fetched publish(std::span<const std::size_t> tensors, std::int64_t step);
@@ -123,6 +128,9 @@ class Pipeline {
     // The changed blocks, and the version they are of.
     std::pair<std::int64_t, Part> take_changes(std::size_t tensor);
     void check_fetchable(std::span<const std::size_t> tensors, bool with_live) const;
+
+    // out [entries]: what this rank has in its own weights and has not sent. live: those weights.
+    void owed(std::size_t tensor, const Live& live, float* out);
 
     std::vector<std::int64_t> versions() const;
     std::vector<OwnPart> recent_parts() const;
@@ -141,6 +149,13 @@ class Pipeline {
         SharedPayload payload;
     };
 
+    // Exchanging updates: what live does not have yet, or has and master does not have yet.
+    struct Outstanding {
+        std::int64_t step;
+        SharedPart part;
+        float to_live;  // live += to_live * part, once `step` is in the master
+    };
+
     struct Tensor {
         Tensor(std::size_t tensor, const TensorSettings& settings, const Settings& all, const Islands& islands);
 
@@ -156,6 +171,7 @@ class Pipeline {
         std::mutex updating;  // guards weights and their version
         Weights weights;
         std::int64_t weights_version;
+        std::deque<Outstanding> outstanding;
 
         // Guarded by books_.
         Ledger ledger;
@@ -198,15 +214,21 @@ class Pipeline {
 
     // Tasks (tasks.cpp), without any lock at first.
     void run_compress(Tensor& tensor, Scratch& scratch);
+    Selected compress_live(Tensor& tensor, std::int64_t step, const Gradient& live, Scratch& scratch);
     void run_read(Tensor& tensor, MessageKind kind, std::size_t origin, std::int64_t step, std::size_t count,
                   const Payload& payload);
     void run_sum(Tensor& tensor, std::int64_t step, Scratch& scratch);
     void run_settle(Tensor& tensor, std::int64_t step, const std::vector<SharedPart>& sums, Scratch& scratch);
     void advance(Tensor& tensor, const Plan& plan, std::int64_t step, const Units* total);  // total null: carried
+    void shift_outstanding(Tensor& tensor);
+    void publish_outstanding(Tensor& tensor);
+    Part take_outstanding(Tensor& tensor);
+    float ranks() const { return static_cast<float>(ranks_); }
     Rates rates_of(const Tensor& tensor, const Plan& plan) const;
 
     const Settings settings_;
     const Islands islands_;
+    const std::size_t ranks_;
 
     mutable std::mutex books_;  // guards what follows
     std::condition_variable changed_;

@@ -54,23 +54,50 @@ Selected Selector::select(const Gradient& gradient, const Format& format, Scratc
     return {selection, written(format, {to.index, to.values, selection.kept}, residual_, scratch)};
 }
 
+Selected Selector::select(const Copies& copies, const Format& format, Scratch& scratch) {
+    const std::size_t capacity = std::min(copies.keep_blocks, format.blocks());
+    const Chosen to{scratch.index.of(capacity), scratch.values.of(capacity * block_entries), capacity};
+    controller_.aim_at(copies.keep_blocks);
+    const Difference of{copies.master, copies.live, copies.format, copies.scale, entries_};
+    Selection selection;
+    if (rule_ == SelectionRule::threshold) {
+        selection = choose_above(
+            format, to, scratch,
+            [&](std::size_t count, float* scores) { difference_scores(of, format.seed, count, scores); },
+            [&](float threshold) { return difference_block(of, threshold, to, best_path()); });
+    } else {
+        float* const d = scratch.gradient.of(entries_);
+        difference(of, d, best_path());
+        selection = choose({d, nullptr, 1, entries_}, format, to, scratch);
+    }
+    return {selection, written(format, {to.index, to.values, selection.kept}, nullptr, scratch)};
+}
+
+template <typename Sample, typename Choose>
+Selection Selector::choose_above(const Format& format, const Chosen& to, Scratch& scratch, const Sample& sample,
+                                 const Choose& choose_blocks) {
+    const std::size_t blocks = format.blocks();
+    if (to.capacity == blocks) return choose_blocks(0.0F);
+    if (controller_.needs_sample()) {
+        const std::size_t count = std::min(blocks, sampled_blocks);
+        float* const scores = scratch.scores.of(count);
+        sample(count, scores);
+        controller_.start(scores, count, blocks);
+    }
+    const double largest = std::numeric_limits<float>::max();
+    const Selection selection = choose_blocks(static_cast<float>(std::min(controller_.threshold(), largest)));
+    controller_.update(selection.found);
+    return selection;
+}
+
 Selection Selector::choose(const Source& from, const Format& format, const Chosen& to, Scratch& scratch) {
     const Path path = best_path();
     if (rule_ == SelectionRule::topk) return topk_block(from, to, 1, path);
     if (rule_ == SelectionRule::random) return random_block(from, format.seed, to, 1, path);
-    const std::size_t blocks = format.blocks();
-    if (to.capacity == blocks) return threshold_block(from, 0, to, 1, path);
-    if (controller_.needs_sample()) {
-        const std::size_t count = std::min(blocks, sampled_blocks);
-        float* const scores = scratch.scores.of(count);
-        sample_scores(from, format.seed, count, scores);
-        controller_.start(scores, count, blocks);
-    }
-    const double largest = std::numeric_limits<float>::max();
-    const auto threshold = static_cast<float>(std::min(controller_.threshold(), largest));
-    const Selection selection = threshold_block(from, threshold, to, 1, path);
-    controller_.update(selection.found);
-    return selection;
+    return choose_above(
+        format, to, scratch,
+        [&](std::size_t count, float* scores) { sample_scores(from, format.seed, count, scores); },
+        [&](float threshold) { return threshold_block(from, threshold, to, 1, path); });
 }
 
 // A receiver of random blocks expects them, so they are sent as zeros.

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../cpu/compress.hpp"
+#include "../cpu/difference.hpp"
 #include "aimd.hpp"
 #include "parts.hpp"
 
@@ -18,6 +19,16 @@ struct Gradient {
     float weight = 0;
     std::size_t keep_blocks = 0;
     std::shared_ptr<const void> owner;  // keeps `data` alive
+    bool is_live = false;               // no gradient: this rank's own weights, after its own update
+};
+
+// Two copies of one tensor, of which the difference is what this rank owes the others.
+struct Copies {
+    const float* master = nullptr;
+    const void* live = nullptr;
+    ValueFormat format = ValueFormat::float32;
+    float scale = 0;
+    std::size_t keep_blocks = 0;
 };
 
 struct Selected {
@@ -35,7 +46,13 @@ class Selector {
     // format takes away, stays in the residual. Without a residual both are lost.
     Selected select(const Gradient& gradient, const Format& format, Scratch& scratch);
 
+    // At most keep_blocks blocks of scale * (master - live). What rounding takes away stays in the difference by itself.
+    Selected select(const Copies& copies, const Format& format, Scratch& scratch);
+
   private:
+    template <typename Sample, typename Choose>
+    Selection choose_above(const Format& format, const Chosen& to, Scratch& scratch, const Sample& sample,
+                           const Choose& choose_blocks);
     Selection choose(const Source& from, const Format& format, const Chosen& to, Scratch& scratch);
     Selection choose_nothing(const Format& format, const Chosen& to) const;
 

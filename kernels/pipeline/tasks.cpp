@@ -26,7 +26,8 @@ void Pipeline::run_compress(Tensor& tensor, Scratch& scratch) {
     Selected own;
     {
         const std::lock_guard<std::mutex> lock(tensor.owed);
-        own = tensor.selector.select(gradient, format_of(tensor, step), scratch);
+        own = gradient.is_live ? compress_live(tensor, step, gradient, scratch)
+                               : tensor.selector.select(gradient, format_of(tensor, step), scratch);
     }
     const double compress_s = seconds(Clock::now() - begun);
     gradient.owner = nullptr;
@@ -40,7 +41,19 @@ void Pipeline::run_compress(Tensor& tensor, Scratch& scratch) {
     if (tensor.recent.size() > recent_steps) tensor.recent.pop_front();
     tensor.compressing = !tensor.gradients.empty();
     if (tensor.compressing) push_compress(tensor);
+    if (settings_.updates) changed_.notify_all();
     part_is_here(tensor, step, islands_.place, std::move(own.written));
+}
+
+Selected Pipeline::compress_live(Tensor& tensor, std::int64_t step, const Gradient& live, Scratch& scratch) {
+    const std::lock_guard<std::mutex> lock(tensor.updating);
+    shift_outstanding(tensor);
+    Selected own = tensor.selector.select(
+        Copies{tensor.weights.master(), live.data, live.format, 1 / ranks(), live.keep_blocks},
+        format_of(tensor, step), scratch);
+    tensor.weights.undo();
+    tensor.outstanding.push_back({step, own.written.part, ranks()});
+    return own;
 }
 
 void Pipeline::send(MessageKind kind, const Tensor& tensor, std::int64_t step, std::size_t count,
@@ -108,6 +121,12 @@ void Pipeline::run_sum(Tensor& tensor, std::int64_t step, Scratch& scratch) {
         sum = written(format_of(tensor, step), units, tensor.residual, scratch);
     } else {
         sum = written(format_of(tensor, step), units, nullptr, scratch);
+    }
+    if (settings_.updates && islands_.leads()) {  // what rounding takes from the sum, the leader alone still owes
+        const SharedPart lost = copied(units);
+        const std::lock_guard<std::mutex> lock(tensor.updating);
+        tensor.outstanding.push_back({step, lost, -ranks()});
+        tensor.outstanding.push_back({step, sum.part, ranks()});
     }
     const double sum_s = seconds(Clock::now() - begun);
     books.lock();
@@ -187,6 +206,7 @@ void Pipeline::advance(Tensor& tensor, const Plan& plan, std::int64_t step, cons
     {
         const std::lock_guard<std::mutex> lock(tensor.updating);
         if (total != nullptr) tensor.weights.update(*total, rates_of(tensor, plan));
+        if (total != nullptr && settings_.updates) tensor.outstanding.push_back({step, copied(*total), -1});
         tensor.weights_version = step;
         if (digest_due) digest.value = tensor.weights.digest();
     }

@@ -73,6 +73,48 @@ void Weights::publish() {
     });
 }
 
+void Weights::shift(const Units& update, float factor) {
+    for (std::size_t k = 0; k < update.count; ++k) {
+        const std::size_t begin = update.index[k] * block_entries, n = std::min(block_entries, parameters_.n - begin);
+        auto& [block, values] = shifted_.emplace_back();
+        block = update.index[k];
+        std::copy_n(parameters_.master + begin, n, values.begin());
+        for (std::size_t i = 0; i < n; ++i) parameters_.master[begin + i] += factor * update.values[k * block_entries + i];
+    }
+}
+
+void Weights::undo() {
+    for (; !shifted_.empty(); shifted_.pop_back()) {  // backwards: a block may have been shifted twice
+        const auto& [block, values] = shifted_.back();
+        const std::size_t begin = block * block_entries;
+        std::copy_n(values.begin(), std::min(block_entries, parameters_.n - begin), parameters_.master + begin);
+    }
+}
+
+void Weights::add_to_live(const Units& update, float factor) {
+    for (std::size_t k = 0; k < update.count; ++k) {
+        const std::size_t begin = update.index[k] * block_entries, n = std::min(block_entries, parameters_.n - begin);
+        const float* const values = update.values + k * block_entries;
+        switch (live_.format) {
+            case ValueFormat::float32: {
+                float* const live = static_cast<float*>(live_.data) + begin;
+                for (std::size_t i = 0; i < n; ++i) live[i] += factor * values[i];
+                break;
+            }
+            case ValueFormat::float16: {
+                auto* const live = static_cast<std::uint16_t*>(live_.data) + begin;
+                for (std::size_t i = 0; i < n; ++i) live[i] = to_float16(from_float16(live[i]) + factor * values[i]);
+                break;
+            }
+            case ValueFormat::bfloat16: {
+                auto* const live = static_cast<std::uint16_t*>(live_.data) + begin;
+                for (std::size_t i = 0; i < n; ++i) live[i] = to_bfloat16(from_bfloat16(live[i]) + factor * values[i]);
+                break;
+            }
+        }
+    }
+}
+
 std::size_t Weights::changed_blocks() const {
     std::size_t count = 0;
     for (const std::uint64_t word : changed_) count += static_cast<std::size_t>(std::popcount(word));

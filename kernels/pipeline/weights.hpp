@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "../cpu/sparse_optimizer.hpp"
@@ -22,6 +24,16 @@ class Weights {
     // Returns how many blocks were left out as not finite.
     std::size_t update(const Units& total, const Rates& rates);
 
+    const float* master() const { return parameters_.master; }
+    const Live& live() const { return live_; }
+
+    // master += factor * update, for a moment: `undo` puts back the very bits. One at a time.
+    void shift(const Units& update, float factor);
+    void undo();
+
+    // live += factor * update.
+    void add_to_live(const Units& update, float factor);
+
     // Copies the blocks changed since the last call into live.
     void publish();
 
@@ -40,6 +52,7 @@ class Weights {
     Parameters parameters_;  // without live
     Live live_;
     std::vector<std::uint64_t> changed_;  // a bit for each block
+    std::vector<std::pair<std::uint32_t, std::array<float, block_entries>>> shifted_;  // blocks as they were, in order
 };
 
 }  // namespace atoll_kernels

@@ -28,6 +28,7 @@ def test_a_spec_says_all_or_leaves_it_to_the_defaults() -> None:
         momentum="as-is",
         scheduling="fcfs",
         digest_every=7,
+        exchange="gradients",
     )
     assert from_spec(pb.JobSpec(strategy="stale-sparse", stale_sparse=wire)) == StaleSparse(
         rate=0.0,
@@ -38,6 +39,7 @@ def test_a_spec_says_all_or_leaves_it_to_the_defaults() -> None:
         momentum="as-is",
         scheduling="fcfs",
         digest_every=7,
+        exchange="gradients",
     )
 
 
@@ -52,6 +54,8 @@ def test_a_spec_says_all_or_leaves_it_to_the_defaults() -> None:
         ({"values": "int8"}, "values = 'int8'"),
         ({"momentum": "none"}, "momentum = 'none'"),
         ({"scheduling": "lifo"}, "scheduling = 'lifo'"),
+        ({"exchange": "weights"}, "exchange = 'weights' is not known. Use one of updates, gradients"),
+        ({"error_feedback": False}, 'error_feedback = False has no meaning with exchange = "updates"'),
         ({"digest_every": 0}, "digest_every = 0 must be at least 1"),
     ],
 )

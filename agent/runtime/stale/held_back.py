@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from atoll.agent.runtime.checkpoint import files
@@ -41,22 +42,38 @@ class Found:
     path: Path
 
 
-def pack(layers: Sequence[Layer], parts: Sequence[RecentPart], *, copy: bool) -> Packed:
-    """This rank's residual and the parts it sent last. copy: own memory, for who writes while training goes on."""
+@dataclass(frozen=True, slots=True)
+class State:
+    """What was read: of `rank` of the run before."""
+
+    rank: int
+    owed: Mapping[str, torch.Tensor]  # by layer, float32 [N]
+    optimizer: Mapping[str, Any] | None  # state_dict, where each rank had its own
+
+
+def as_rows(layers: Sequence[Layer], parts: Sequence[RecentPart]) -> list[dict[str, Any]]:
+    """Parts that were sent, as a checkpoint holds them."""
     names = {layer.number: layer.name for layer in layers}
-    state: dict[str, Any] = {
-        "residuals": {layer.name: layer.residual for layer in layers},
-        "parts": [
-            {
-                "pass": part.step,
-                "name": names[part.tensor],
-                "index": torch.from_numpy(part.index.astype("int32")),
-                "values": torch.from_numpy(part.values),
-            }
-            for part in parts
-        ],
-    }
-    return pack_state(state, copy=copy)
+    return [
+        {
+            "pass": part.step,
+            "name": names[part.tensor],
+            "index": torch.from_numpy(part.index.astype(np.int32)),
+            "values": torch.from_numpy(part.values),
+        }
+        for part in parts
+    ]
+
+
+def pack(
+    owed: Mapping[str, torch.Tensor],
+    parts: Sequence[Mapping[str, Any]],
+    optimizer: Mapping[str, Any] | None,
+    *,
+    copy: bool,
+) -> Packed:
+    """What this rank held back and the parts it sent last. copy: own memory, for who writes while training goes on."""
+    return pack_state({"owed": dict(owed), "parts": list(parts), "optimizer": optimizer}, copy=copy)
 
 
 def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
@@ -98,28 +115,28 @@ def shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
     return owners
 
 
-def take_over(
-    found: Found, versions: Mapping[str, int], layers: Sequence[Layer], on_skip: Callable[[str], None]
-) -> bool:
-    """Add a residual of the run before to the layers' own. versions: by tensor, the last pass that the checkpoint
-    contains. Returns whether it could be read; nothing changed otherwise."""
+def read(
+    found: Found, versions: Mapping[str, int], sizes: Mapping[str, int], on_skip: Callable[[str], None]
+) -> State | None:
+    """What a rank of the run before held back; None, told to on_skip, where it cannot be used.
+
+    versions: by layer, the last round that the checkpoint contains: parts of later ones were not applied and are owed
+    again. sizes: entries by layer."""
     try:
         checkpoint: Checkpoint = files.read(found.path)
         state = unpack_state(checkpoint.tensors, checkpoint.scalars)
-        residuals: Mapping[str, torch.Tensor] = state["residuals"]
-        for layer in layers:
-            if residuals[layer.name].shape != layer.residual.shape:
-                raise CheckpointError(f"{layer.name} has another size")
+        owed: dict[str, torch.Tensor] = state["owed"]
+        if {name: tuple(tensor.shape) for name, tensor in owed.items()} != {
+            name: (size,) for name, size in sizes.items()
+        }:
+            raise CheckpointError("it is of another model")
+        for part in state["parts"]:
+            if part["pass"] > versions[part["name"]]:
+                _add_back(owed[part["name"]], part["index"], part["values"])
+        return State(found.rank, owed, state["optimizer"])
     except (CheckpointError, KeyError) as error:
-        on_skip(f"what rank {found.rank} had held back is not in {found.path}: {error}")
-        return False
-    by_name = {layer.name: layer for layer in layers}
-    for layer in layers:
-        layer.residual += residuals[layer.name]
-    for part in state["parts"]:
-        if part["pass"] > versions[part["name"]]:
-            _add_back(by_name[part["name"]].residual, part["index"], part["values"])
-    return True
+        on_skip(f"what rank {found.rank} had held back cannot be read from {found.path}: {error}")
+        return None
 
 
 def _add_back(residual: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import nn
 
-from atoll.agent.runtime.stale.updates import Rule, Updates
+from atoll.agent.runtime.stale.rates import Rates, Rule
 from atoll.errors import BadInput
 from atoll.kernels.compress import block_count
 
@@ -27,7 +27,7 @@ class Layer:
     group: int
     rule: Rule
     master: torch.Tensor  # the parameter's true value
-    residual: torch.Tensor  # what compression held back
+    residual: torch.Tensor | None  # what compression held back; None: the live weights tell it
     first: torch.Tensor | None  # momentum or first moment
     second: torch.Tensor | None
     last_step: torch.Tensor | None  # [blocks]: the update that touched a block last; None: moments are left as they are
@@ -36,6 +36,13 @@ class Layer:
     @property
     def blocks(self) -> int:
         return block_count(self.master.numel())
+
+    @property
+    def live(self) -> torch.Tensor:
+        """The parameter's own memory as it is now, flat, [N]."""
+        view = flat_view(self.parameter)
+        assert view is not None  # or lay_out had refused it
+        return view
 
     @property
     def on_cpu(self) -> bool:
@@ -61,38 +68,30 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
-def lay_out(model: nn.Module, optimizer: torch.optim.Optimizer, updates: Updates, *, lazy: bool) -> list[Layer]:
+def lay_out_for_gradients(
+    model: nn.Module, optimizer: torch.optim.Optimizer, rates: Rates, *, lazy: bool
+) -> list[Layer]:
     """Every parameter that is trained, with fresh masters, residuals and moments. lazy: with last_step.
 
     Raises BadInput for parameters that cannot be flattened or that the optimizer lacks."""
-    groups = {
-        id(parameter): index for index, group in enumerate(optimizer.param_groups) for parameter in group["params"]
-    }
+    groups = _groups(optimizer)
     layers: list[Layer] = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad or parameter.numel() == 0:
-            continue
+    for name, parameter in _trained(model):
         if id(parameter) not in groups:
             raise BadInput(
                 f"parameter {name} requires a gradient and no group of the optimizer has it. Freeze it with "
                 "requires_grad_(False), or give it to the optimizer"
             )
-        flat = flat_view(parameter)
-        if flat is None or parameter.dtype not in LIVE_TYPES or parameter.numel() >= MAX_ENTRIES:
-            raise BadInput(
-                f"parameter {name} is {parameter.dtype}, {parameter.numel()} entries, strides {parameter.stride()}; "
-                "strategy stale-sparse needs dense float32, float16 or bfloat16 memory of less than 2^31 entries"
-            )
         group = groups[id(parameter)]
-        moments = updates.moments(group)
-        master = flat.to(device="cpu", dtype=torch.float32, copy=True)
+        moments = rates.moments(group)
+        master = _master(name, parameter)
         layers.append(
             Layer(
                 name=name,
                 parameter=parameter,
                 order=len(layers),
                 group=group,
-                rule=updates.rules[group],
+                rule=rates.rules[group],
                 master=master,
                 residual=torch.zeros_like(master),
                 first=torch.zeros_like(master) if moments.first is not None else None,
@@ -107,12 +106,55 @@ def lay_out(model: nn.Module, optimizer: torch.optim.Optimizer, updates: Updates
     return layers
 
 
-def adopt_optimizer_state(layers: list[Layer], optimizer: torch.optim.Optimizer, updates: Updates) -> int:
+def lay_out_for_updates(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Layer]:
+    """Every parameter that the optimizer moves, with a fresh master; all of one group, whose rule is to subtract.
+
+    Raises BadInput for parameters that cannot be flattened."""
+    groups = _groups(optimizer)
+    moved = [(name, parameter) for name, parameter in _trained(model) if id(parameter) in groups]
+    return [
+        Layer(
+            name=name,
+            parameter=parameter,
+            order=order,
+            group=0,
+            rule="sgd",
+            master=_master(name, parameter),
+            residual=None,
+            first=None,
+            second=None,
+            last_step=None,
+        )
+        for order, (name, parameter) in enumerate(moved)
+    ]
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    return {id(parameter): index for index, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.numel() > 0:
+            yield name, parameter
+
+
+def _master(name: str, parameter: nn.Parameter) -> torch.Tensor:
+    flat = flat_view(parameter)
+    if flat is None or parameter.dtype not in LIVE_TYPES or parameter.numel() >= MAX_ENTRIES:
+        raise BadInput(
+            f"parameter {name} is {parameter.dtype}, {parameter.numel()} entries, strides {parameter.stride()}; "
+            "strategy stale-sparse needs dense float32, float16 or bfloat16 memory of less than 2^31 entries"
+        )
+    return flat.to(device="cpu", dtype=torch.float32, copy=True)
+
+
+def adopt_optimizer_state(layers: list[Layer], optimizer: torch.optim.Optimizer, rates: Rates) -> int:
     """Begin with the moments that the optimizer has (of a checkpoint), and let its state be the layers' own memory, so
     that optimizer.state_dict() tells it. Returns how many updates were made before."""
     made = 0
     for layer in layers:
-        names = updates.moments(layer.group)
+        names = rates.moments(layer.group)
         state = optimizer.state[layer.parameter]
         for name, mine in ((names.first, layer.first), (names.second, layer.second)):
             if name is None or mine is None:

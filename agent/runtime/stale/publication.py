@@ -1,4 +1,4 @@
-"""Bringing changed blocks from the masters into weights that live on a GPU."""
+"""Bringing what the others did into weights that live on a GPU."""
 
 from __future__ import annotations
 
@@ -10,23 +10,17 @@ from atoll.kernels.compress import BLOCK_ENTRIES
 
 
 @torch.no_grad()
-def scatter_blocks(live: torch.Tensor, index: NDArray[np.uint32], values: NDArray[np.float32]) -> None:
-    """Overwrite blocks of `live` (flat, [n], any device and floating type) with values [k, 16].
+def add_blocks(live: torch.Tensor, index: NDArray[np.uint32], values: NDArray[np.float32]) -> None:
+    """Add values [k, 16] to blocks of `live` (flat, [n], any device and floating type).
 
-    index: [k], each below ceil(n / 16), none twice. Of a shorter last block only what there is is written."""
+    index: [k], ascending, each below ceil(n / 16). Of a shorter last block only what there is counts."""
     whole = live.numel() // BLOCK_ENTRIES
     blocks = torch.from_numpy(index.astype(np.int64))
     wanted = torch.from_numpy(values).to(live.dtype)
-    inside = blocks < whole
-    if not bool(inside.all()):
+    if blocks.numel() and int(blocks[-1]) == whole:
         tail = live[whole * BLOCK_ENTRIES :]
-        tail.copy_(wanted[~inside][-1][: tail.numel()])
-        blocks, wanted = blocks[inside], wanted[inside]
+        tail += wanted[-1][: tail.numel()].to(live.device)
+        blocks, wanted = blocks[:-1], wanted[:-1]
     if blocks.numel():
-        asynchronous = live.device.type != "cpu"
         matrix = live[: whole * BLOCK_ENTRIES].view(whole, BLOCK_ENTRIES)
-        matrix.index_copy_(
-            0,
-            blocks.to(live.device, non_blocking=asynchronous),
-            wanted.to(live.device, non_blocking=asynchronous),
-        )
+        matrix.index_add_(0, blocks.to(live.device), wanted.to(live.device))

@@ -13,8 +13,9 @@ from atoll.agent.runtime.strategy import StaleSparse
 from atoll.agent.runtime.wire.endpoint import Endpoint
 from atoll.agent.runtime.wire.frames import Frame, Kind
 from atoll.agent.runtime.wire.members import Member
-from atoll.agent.runtime.wire.transport import LinkSample, Transport
+from atoll.agent.runtime.wire.transport import Transport
 from atoll.kernels.pipeline import Pipeline
+from atoll.v1.common_pb2 import LinkSample
 
 LINGER_S: Final = 30.0  # the last step's data may still be on a thin link; peers wait for it
 
@@ -58,8 +59,19 @@ class Traffic:
     def tell_digests(self, number: int, payload: bytes) -> None:
         self._transport.broadcast(Kind.DIGEST, number, payload)
 
-    def links(self) -> list[LinkSample]:
-        return self._transport.links()
+    def link_samples(self) -> list[LinkSample]:
+        """What each connection carried since the run began."""
+        return [
+            LinkSample(
+                peer=link.rank,
+                sent_bytes=link.bytes_sent,
+                received_bytes=link.bytes_received,
+                busy_s=link.busy_s,
+                goodput_bps=link.goodput_bps,
+                dropped={str(reason): count for reason, count in link.dropped.items()},
+            )
+            for link in self._transport.links()
+        ]
 
     def sent_bytes(self) -> int:
         """On all links since the run began."""

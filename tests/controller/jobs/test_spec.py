@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from atoll.agent.runtime import strategy
 from atoll.controller.jobs.spec import (
+    EXCHANGES,
     MAX_RATE,
     MOMENTA,
     SCHEDULINGS,
@@ -57,6 +58,7 @@ def test_a_good_spec_survives_both_ways() -> None:
             momentum="as-is",
             scheduling="fcfs",
             digest_every=7,
+            exchange="gradients",
         ),
     )
     assert spec_to_wire(spec_from_wire(full)) == full
@@ -76,13 +78,14 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
     assert strategy.from_spec(spec_to_wire(spec_from_wire(wire(strategy="stale-sparse")))) == strategy.StaleSparse()
     assert strategy.from_spec(wire(strategy="stale-sparse")) == strategy.StaleSparse()
     assert strategy.from_spec(spec_to_wire(spec_from_wire(wire()))) == strategy.Dense()
-    assert (SELECTIONS, VALUES, MOMENTA, SCHEDULINGS, MAX_RATE) == (
-        strategy.SELECTIONS,
-        strategy.VALUES,
-        strategy.MOMENTA,
-        strategy.SCHEDULINGS,
+    assert (
+        get_args(strategy.Selection),
+        get_args(strategy.Exchange),
+        get_args(strategy.Values),
+        get_args(strategy.Momentum),
+        get_args(strategy.Scheduling),
         strategy.MAX_RATE,
-    )
+    ) == (SELECTIONS, EXCHANGES, VALUES, MOMENTA, SCHEDULINGS, MAX_RATE)
     flags = {"strategy": "stale-sparse", "stale_sparse.rate": MAX_RATE}
     assert with_flags(JobFile(), flags).to_spec("a.py").stale_sparse.rate == MAX_RATE
     with pytest.raises(BadInput, match=r"stale_sparse\.rate"):

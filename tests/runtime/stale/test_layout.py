@@ -4,8 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime.stale.layout import adopt_optimizer_state, flat_view, lay_out, own_module_layers
-from atoll.agent.runtime.stale.updates import Updates
+from atoll.agent.runtime.stale.layout import (
+    adopt_optimizer_state,
+    flat_view,
+    lay_out_for_gradients,
+    own_module_layers,
+)
+from atoll.agent.runtime.stale.rates import Rates
 from atoll.errors import BadInput
 
 
@@ -20,7 +25,7 @@ class Tied(nn.Module):
 
 
 def laid_out(model: nn.Module, optimizer: torch.optim.Optimizer, *, lazy: bool = True):
-    return lay_out(model, optimizer, Updates(optimizer), lazy=lazy)
+    return lay_out_for_gradients(model, optimizer, Rates(optimizer), lazy=lazy)
 
 
 def test_layers_are_the_trained_parameters_once_each_in_the_models_order() -> None:
@@ -87,8 +92,8 @@ def test_moments_of_a_checkpoint_are_gone_on_from_and_seen_in_the_optimizers_sta
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     expected = optimizer.state[model.weight]["exp_avg"].clone()
-    updates = Updates(optimizer)
-    layers = lay_out(model, optimizer, updates, lazy=True)
+    updates = Rates(optimizer)
+    layers = lay_out_for_gradients(model, optimizer, updates, lazy=True)
     assert adopt_optimizer_state(layers, optimizer, updates) == 1
     assert layers[0].first is not None
     assert torch.equal(layers[0].shaped(layers[0].first), expected)

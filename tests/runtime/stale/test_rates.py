@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from atoll.agent.runtime.stale.updates import Moments, Updates
+from atoll.agent.runtime.stale.rates import Moments, Rates
 from atoll.errors import BadInput
 
 Parameters = list[torch.nn.Parameter]
@@ -42,7 +42,7 @@ def parameters() -> Parameters:
 def test_the_families_and_their_rates(
     make: Callable[[Parameters], torch.optim.Optimizer], rule: str, rates: tuple[float, ...], moments: Moments
 ) -> None:
-    updates = Updates(make(parameters()))
+    updates = Rates(make(parameters()))
     assert updates.rules == [rule]
     assert updates.rates() == [rates]
     assert updates.moments(0) == moments
@@ -51,7 +51,7 @@ def test_the_families_and_their_rates(
 def test_groups_are_read_at_every_step() -> None:
     first, second = parameters()
     optimizer = torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": [second], "lr": 0.2}], momentum=0.9)
-    updates = Updates(optimizer)
+    updates = Rates(optimizer)
     optimizer.param_groups[1]["lr"] = torch.tensor(0.05)
     assert [rates[0] for rates in updates.rates()] == [0.1, pytest.approx(0.05)]
 
@@ -70,7 +70,7 @@ def test_groups_are_read_at_every_step() -> None:
 )
 def test_what_has_no_sparse_form_is_refused(make: Callable[[Parameters], torch.optim.Optimizer], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        Updates(make(parameters()))
+        Rates(make(parameters()))
 
 
 def test_an_optimizer_of_the_users_own_is_refused_even_if_it_is_derived() -> None:
@@ -78,12 +78,12 @@ def test_an_optimizer_of_the_users_own_is_refused_even_if_it_is_derived() -> Non
         pass
 
     with pytest.raises(BadInput, match="no sparse form of Own"):
-        Updates(Own(parameters(), lr=0.1))
+        Rates(Own(parameters(), lr=0.1))
 
 
 def test_what_changes_the_rule_on_the_run_is_refused() -> None:
     optimizer = torch.optim.SGD(parameters(), lr=0.1)
-    updates = Updates(optimizer)
+    updates = Rates(optimizer)
     optimizer.param_groups[0]["momentum"] = 0.9
     with pytest.raises(BadInput, match="group 0 of the optimizer turned momentum"):
         updates.rates()

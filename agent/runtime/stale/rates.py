@@ -21,7 +21,7 @@ class Moments:
     second: str | None
 
 
-class Updates:
+class Rates:
     """Reads an optimizer's groups. Its own `step` finds no gradients and does nothing: sparse rules stand in for it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:

@@ -1,0 +1,236 @@
+"""Exchange of gradients: sparse parts with error feedback leave in the backward hooks, and a sparse optimizer applies
+their sum to the masters. optimizer.step() only tells the rates; torch's own step finds no gradients and does nothing.
+
+Source: StellaTrain (SIGCOMM '24), sections 3.1 to 3.3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.control import Agreed
+from atoll.agent.runtime.gradients import squared_norm, total
+from atoll.agent.runtime.session import Session
+from atoll.agent.runtime.stale import held_back
+from atoll.agent.runtime.stale.layout import Layer, adopt_optimizer_state, flat_view, lay_out_for_gradients
+from atoll.agent.runtime.stale.offload import Offload
+from atoll.agent.runtime.stale.rates import Rates
+from atoll.agent.runtime.stale.synchroniser import StaleSynchroniser
+from atoll.agent.runtime.stale.taken import TakenGradient
+from atoll.agent.runtime.strategy import StaleSparse
+from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
+from atoll.errors import BadInput
+from atoll.kernels import scatter_blocks
+from atoll.kernels.pipeline import Pipeline
+
+
+class GradientExchange(StaleSynchroniser):
+    """A round is a pass: with gradient accumulation several rounds make one update."""
+
+    def __init__(
+        self,
+        session: Session,
+        settings: StaleSparse,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        callbacks: Callbacks,
+        agreed: Agreed,
+    ) -> None:
+        """Raises BadInput for what cannot be trained so."""
+        self._model, self._optimizer = model, optimizer
+        self._rates = Rates(optimizer)
+        self._lazy = settings.momentum == "lazy"
+        super().__init__(session, settings, model, callbacks=callbacks, agreed=agreed)
+        self._taken = [TakenGradient.like(layer.parameter) for layer in self._layers]
+        self._resolved = 0  # rounds whose update was ordered, or carried over to the next
+        self._weight, self._clip_norm, self._sampled = 0.0, 0.0, False
+        self._local_sqnorms: list[torch.Tensor | float] = []
+        self._came: set[int] = set()
+        self._offload: Offload | None = None
+        self._hooks += [
+            layer.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, layer))  # type: ignore[no-untyped-call]
+            for layer in self._layers
+        ]
+
+    def _lay_out(self) -> list[Layer]:
+        return lay_out_for_gradients(self._model, self._optimizer, self._rates, lazy=self._lazy)
+
+    def _adopt(self, saved: Mapping[str, torch.Tensor]) -> int:
+        for layer in self._layers:
+            if layer.last_step is not None and f"last_step.{layer.name}" in saved:
+                layer.last_step.copy_(saved[f"last_step.{layer.name}"])
+        return adopt_optimizer_state(self._layers, self._optimizer, self._rates)
+
+    def _make_pipeline(self, islands: Sequence[Sequence[int]]) -> Pipeline:
+        settings, session = self._settings, self._session
+        pipeline = Pipeline(
+            rank=session.place.rank,
+            islands=islands,
+            threads=max(1, torch.get_num_threads()),
+            policy=settings.scheduling,
+            values=settings.values,
+            selection=settings.selection,
+            error_feedback=settings.error_feedback,
+            digest_every=settings.digest_every if self._world_size > 1 else 0,
+            seed=session.seed % 2**63,
+            first_step=1,
+            exchange="gradients",
+        )
+        for layer in self._layers:
+            layer.number = pipeline.add_tensor(
+                order=layer.order,
+                rule=layer.rule,
+                master=layer.master,
+                residual=layer.residual,
+                first=layer.first,
+                second=layer.second,
+                last_step=layer.last_step,
+                live=layer.live if layer.on_cpu else None,
+                group=layer.group,
+            )
+        if session.device.type == "cuda":
+            self._offload = Offload(session.device)
+        return pipeline
+
+    def _put_back(self, states: Sequence[held_back.State]) -> None:
+        if self._settings.error_feedback:
+            for state in states:
+                for layer in self._layers:
+                    assert layer.residual is not None
+                    layer.residual += state.owed[layer.name]
+
+    def finish(self) -> None:
+        """What is held back stays with the checkpoint; the masters are the same on every rank."""
+
+    def close(self) -> None:
+        self._clear_taken()
+        if self._offload is not None:
+            self._offload.close()
+        super().close()
+
+    # --- the pass
+
+    def begin(self, opened: Pass) -> None:
+        self._clear_taken()
+        self._came.clear()
+        self._local_sqnorms.clear()
+        super().begin(opened)
+        if self._muted:
+            return
+        if self._round > self._resolved:
+            self._pipeline.carry(self._round)
+            self._resolved = self._round
+        self._round += 1
+        self._weight, self._sampled = opened.cut.weight, opened.sampled and opened.cut.weight > 0
+
+    def end(self) -> Norms:
+        self.open = False
+        if self._muted:
+            return Norms()
+        for layer in self._layers:
+            if layer.number not in self._came:
+                self._compress(layer, None)
+        return Norms(total(self._local_sqnorms) if self._sampled else 0.0)
+
+    def before_update(self) -> None:
+        if self._round == self._resolved:
+            return  # a second step() without a backward pass between has nothing to apply
+        if self.open:
+            raise BadInput("optimizer.step() in the middle of a backward pass; call it after run.backward(loss)")
+        self._clear_taken()
+        self._made += 1
+        self._pipeline.apply(
+            self._round,
+            self._made,
+            self._rates.rates(),
+            maximize=self._rates.maximize,
+            clip_norm=self._clip_norm,
+        )
+        self._clip_norm = 0.0
+        self._resolved = self._round
+
+    def after_update(self) -> None:
+        """The pipeline makes the update."""
+
+    def clip(self, max_norm: float) -> bool:
+        self._clip_norm = max_norm
+        return True
+
+    def boundary(self, *, settle: bool) -> None:
+        self._clear_taken()
+        super().boundary(settle=settle)
+
+    @property
+    def _required(self) -> int:
+        return min(super()._required, self._resolved)  # what waits for optimizer.step() is in nobody's weights
+
+    # --- the state
+
+    def masters(self) -> Mapping[int, torch.Tensor]:
+        for layer in self._layers:
+            if layer.rule in ("adam", "adamw"):
+                self._optimizer.state[layer.parameter]["step"].fill_(float(self._made))
+        return super().masters()
+
+    def extra(self) -> Mapping[str, torch.Tensor]:
+        times = {f"last_step.{layer.name}": layer.last_step for layer in self._layers if layer.last_step is not None}
+        return {**super().extra(), **times}
+
+    def _held_back(self) -> Mapping[str, torch.Tensor]:
+        return {layer.name: layer.residual for layer in self._layers if layer.residual is not None}
+
+    def _publish(self, live: torch.Tensor, index: Any, values: Any) -> None:
+        scatter_blocks(live, index, values)
+
+    # --- gradients
+
+    @torch.no_grad()
+    def _on_gradient(self, layer: Layer, parameter: torch.Tensor) -> None:
+        if not self.open:
+            self._callbacks.begin()
+        gradient = parameter.grad
+        assert gradient is not None  # the hook runs after it was accumulated
+        if layer.number in self._came:
+            raise BadInput(
+                f"parameter {layer.name} got two gradients in one pass. Call run.backward(loss) in place of "
+                "loss.backward() for each of several losses, and use_reentrant=False in activation checkpointing"
+            )
+        if gradient.layout != torch.strided:
+            raise BadInput(f"parameter {layer.name} has a sparse gradient; build its embedding with sparse=False")
+        self._came.add(layer.number)
+        parameter.grad = self._taken[layer.order]
+        if self._muted:
+            return
+        if gradient.stride() != parameter.stride():
+            gradient = torch.empty_like(parameter).copy_(gradient)
+        flat = flat_view(gradient)
+        assert flat is not None  # of the parameter's own layout
+        if self._sampled:
+            self._local_sqnorms.append(squared_norm(flat))
+        self._callbacks.before_launch()
+        if self._offload is None or layer.on_cpu:
+            self._compress(layer, flat)
+        else:
+            self._offload.submit(layer.number, self._round, flat, self._later(layer))
+
+    def _later(self, layer: Layer) -> Callable[[torch.Tensor], None]:
+        number, weight, keep = self._round, self._weight, self._keep[layer.order]
+        return lambda copied: self._pipeline.compress(number, layer.number, copied, weight, keep)
+
+    def _compress(self, layer: Layer, gradient: torch.Tensor | None) -> None:
+        self._pipeline.compress(self._round, layer.number, gradient, self._weight, self._keep[layer.order])
+
+    def _fetch(self, layers: Sequence[Layer], number: int) -> None:
+        if self._offload is not None:
+            self._offload.check()
+        super()._fetch(layers, number)
+
+    def _clear_taken(self) -> None:
+        for layer in self._layers:
+            if type(layer.parameter.grad) is TakenGradient:
+                layer.parameter.grad = None

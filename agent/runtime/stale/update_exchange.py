@@ -1,0 +1,168 @@
+"""Exchange of updates: each rank's own optimizer moves its own weights at once and in full; what it is ahead of the
+masters leaves in sparse parts, and what the others did is added when it comes.
+
+With N ranks, live = master - N * owed at any time, where owed is what this rank has not sent yet: error feedback is in
+the weights themselves. A rank therefore sees the effect of its own gradients without delay, however little is sent and
+however thin the link is, which is what large learning rates need. Gradients are weighted with N * b_i / B before the
+optimizer, and the masters take each rank's update at 1 / N: an optimizer that is linear in the gradient (SGD with or
+without momentum) makes the very update of the whole batch when everything is sent; Adam makes the mean of the ranks'
+own.
+
+Ours; related: EF-SGD (Karimireddy et al., 2019), CHOCO-SGD (Koloskova et al., 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from atoll.agent.runtime.control import Agreed
+from atoll.agent.runtime.gradients import squared_norm, total
+from atoll.agent.runtime.group import collective
+from atoll.agent.runtime.session import Session
+from atoll.agent.runtime.stale import held_back
+from atoll.agent.runtime.stale.layout import Layer, lay_out_for_updates
+from atoll.agent.runtime.stale.publication import add_blocks
+from atoll.agent.runtime.stale.synchroniser import StaleSynchroniser
+from atoll.agent.runtime.strategy import StaleSparse
+from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
+from atoll.errors import BadInput
+from atoll.kernels.pipeline import Pipeline
+
+
+class UpdateExchange(StaleSynchroniser):
+    """A round is an update. Any of torch's optimizers, gradient clipping and scalers work as they do alone."""
+
+    def __init__(
+        self,
+        session: Session,
+        settings: StaleSparse,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        callbacks: Callbacks,
+        agreed: Agreed,
+    ) -> None:
+        """Raises BadInput for what cannot be trained so."""
+        self._model, self._optimizer = model, optimizer
+        super().__init__(session, settings, model, callbacks=callbacks, agreed=agreed)
+        self._factor = 1.0  # of this pass's gradients
+        self._sampled = False
+        self._pinned: dict[int, torch.Tensor] = {}
+        self._hooks += [layer.parameter.register_hook(partial(self._weighted, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]
+
+    def _lay_out(self) -> list[Layer]:
+        return lay_out_for_updates(self._model, self._optimizer)
+
+    def _adopt(self, saved: Mapping[str, torch.Tensor]) -> int:
+        return 0
+
+    def _make_pipeline(self, islands: Sequence[Sequence[int]]) -> Pipeline:
+        settings, session = self._settings, self._session
+        pipeline = Pipeline(
+            rank=session.place.rank,
+            islands=islands,
+            threads=max(1, torch.get_num_threads()),
+            policy=settings.scheduling,
+            values=settings.values,
+            selection=settings.selection,
+            error_feedback=False,  # it is in the live weights
+            digest_every=settings.digest_every if self._world_size > 1 else 0,
+            seed=session.seed % 2**63,
+            first_step=1,
+            exchange="updates",
+        )
+        for layer in self._layers:
+            live = layer.live if layer.on_cpu else None
+            layer.number = pipeline.add_tensor(
+                order=layer.order, rule="sgd", master=layer.master, residual=None, live=live
+            )
+        return pipeline
+
+    @torch.no_grad()
+    def _put_back(self, states: Sequence[held_back.State]) -> None:
+        for state in states:
+            for layer in self._layers:
+                owed = state.owed[layer.name].to(device=layer.live.device)
+                layer.live.sub_(owed, alpha=float(self._world_size))
+            if state.rank == self._session.place.rank and state.optimizer is not None:
+                self._optimizer.load_state_dict(dict(state.optimizer))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Send what is still owed, all of it: the model that is left is the same on every rank."""
+        for layer in self._layers:
+            owed = self._owed(layer)
+            if self._session.group is not None:
+                with collective("sending what compression held back"):
+                    dist.all_reduce(owed, group=self._session.group.control)
+            layer.master -= owed
+            layer.live.copy_(layer.master)
+
+    # --- the pass
+
+    def begin(self, opened: Pass) -> None:
+        super().begin(opened)
+        self._factor = self._world_size * opened.cut.weight
+        self._sampled = opened.sampled and self._factor > 0
+
+    def end(self) -> Norms:
+        self.open = False
+        if not self._sampled:
+            return Norms()
+        gradients = [layer.parameter.grad for layer in self._layers]
+        norm = total([squared_norm(one) for one in gradients if one is not None])
+        return Norms(norm / self._factor**2)
+
+    def before_update(self) -> None:
+        if self.open:
+            raise BadInput("optimizer.step() in the middle of a backward pass; call it after run.backward(loss)")
+        self._pipeline.await_compressed(self._deadline_s)
+
+    def after_update(self) -> None:
+        self._round += 1
+        self._made += 1
+        for layer in self._layers:
+            live = None if layer.on_cpu else self._copied(layer)
+            self._pipeline.compress_live(self._round, layer.number, live, self._keep[layer.order])
+        self._pipeline.apply(self._round, self._round, [(1.0, 0.0, 0.0, 0.0, 0.0)])
+
+    def clip(self, max_norm: float) -> bool:
+        return False  # torch's own, of this rank's gradient
+
+    # --- the state
+
+    def _held_back(self) -> Mapping[str, torch.Tensor]:
+        return {layer.name: self._owed(layer) for layer in self._layers}
+
+    def _own_optimizer_state(self) -> Mapping[str, Any]:
+        state: Mapping[str, Any] = self._optimizer.state_dict()
+        return state
+
+    def _owed(self, layer: Layer) -> torch.Tensor:
+        owed = torch.empty_like(layer.master)
+        self._pipeline.owed(layer.number, None if layer.on_cpu else layer.live.cpu(), owed)
+        return owed
+
+    def _publish(self, live: torch.Tensor, index: Any, values: Any) -> None:
+        add_blocks(live, index, values)
+
+    def _weighted(self, layer: Layer, gradient: torch.Tensor) -> torch.Tensor | None:
+        if not self.open:
+            self._callbacks.begin()
+        if gradient.layout != torch.strided:
+            raise BadInput(f"parameter {layer.name} has a sparse gradient; build its embedding with sparse=False")
+        if self._muted or self._factor == 1.0:
+            return None
+        return gradient * self._factor if self._factor > 0 else torch.zeros_like(gradient)  # 0 * NaN would be NaN
+
+    def _copied(self, layer: Layer) -> torch.Tensor:
+        """The weights of a GPU in pinned memory. Waits for the update, which the next forward pass would too."""
+        pinned = self._pinned.setdefault(
+            layer.number, torch.empty(layer.live.shape, dtype=layer.live.dtype, pin_memory=True)
+        )
+        return pinned.copy_(layer.live)
