@@ -223,7 +223,7 @@ class Run:
         return self._prepared("run.clip_grad_norm").clip(float(max_norm))
 
     def synchronize(self) -> None:
-        """Make the model the same on every rank, for evaluation or export in the middle of training. All ranks together.
+        """Make the model the same on every rank, for evaluation or export in mid-training. All ranks call it together.
 
         Under `stale-sparse` this waits for all updates and exchanges whatever was held back, once, in full. The end of
         training does it by itself; under `dense` there is nothing to do."""

@@ -37,6 +37,7 @@ METHODS: Final[Mapping[str, Mapping[str, Callable[[str], Value]]]] = {
         "values": str,
         "selection": str,
         "error_feedback": _switch,
+        "exchange": str,
         "momentum": str,
         "scheduling": str,
         "digest_every": int,

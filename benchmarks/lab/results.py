@@ -39,6 +39,7 @@ class Result:
     sent_bytes_per_step: float  # of a worker's machine, on the veth, headers and all
     beyond: float | None  # peak memory beyond model and optimizer over the parameters' bytes, the worst worker's
     statistics: Mapping[str, float] = field(default_factory=dict)  # the strategy's own, mean of the workers
+    held_out: float | None = None  # loss on held-out samples of the model at the end, mean of the workers'
 
     @property
     def step_median_s(self) -> float:
@@ -88,6 +89,7 @@ def result(seen: Seen, repeat: int) -> Result:
         step_s=step_s,
         sent_bytes_per_step=statistics.fmean(sent) if sent else 0.0,
         beyond=max((row.beyond_bytes for row in rows[-1]), default=0) / seen.parameter_bytes if rows else None,
+        held_out=statistics.fmean(one["held_out"] for one in told) if told and not seen.ended else None,
         statistics={name: statistics.fmean(one["statistics"].get(name, 0.0) for one in told) for name in names},
     )
 

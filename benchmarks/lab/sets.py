@@ -40,18 +40,23 @@ SETS: Final[Mapping[str, Experiment]] = {
         models=("mlp", "gpt"), rates="100,500", steps=300, to_target=True, max_s=300.0,
         methods="local,stale-sparse:staleness=1,stale-sparse:staleness=0",
     ),
+    # What travels: each rank's updates, or gradients as published.
+    "exchange": Experiment(
+        models=("mlp", "gpt"), rates="100", steps=150,
+        methods="local,ddp,stale-sparse:rate=0.99,stale-sparse:rate=0.9,"
+        "stale-sparse:rate=0.99,exchange=gradients,stale-sparse:rate=0.9,exchange=gradients",
+    ),
     "feedback": Experiment(
-        rates="100", steps=400, to_target=True, max_s=300.0,
-        methods="ddp,"
-        "stale-sparse:rate=0.9,stale-sparse:rate=0.9,error_feedback=false,"
-        "stale-sparse:rate=0.99,stale-sparse:rate=0.99,error_feedback=false,"
-        "stale-sparse:rate=0.999,stale-sparse:rate=0.999,error_feedback=false",
+        rates="none", steps=200,
+        methods="stale-sparse:rate=0.9,exchange=gradients,stale-sparse:rate=0.9,exchange=gradients,error_feedback=false,"
+        "stale-sparse:rate=0.99,exchange=gradients,stale-sparse:rate=0.99,exchange=gradients,error_feedback=false",
     ),
     "momentum": Experiment(
-        models=("mlp", "gpt"), rates="100", steps=400, to_target=True, max_s=300.0,
-        methods="ddp,"
-        "stale-sparse:rate=0.99,momentum=lazy,stale-sparse:rate=0.99,momentum=as-is,"
-        "stale-sparse:rate=0.999,momentum=lazy,stale-sparse:rate=0.999,momentum=as-is",
+        models=("mlp", "gpt"), rates="none", steps=200,
+        methods="stale-sparse:rate=0.9,exchange=gradients,momentum=lazy,"
+        "stale-sparse:rate=0.9,exchange=gradients,momentum=as-is,"
+        "stale-sparse:rate=0.99,exchange=gradients,momentum=lazy,"
+        "stale-sparse:rate=0.99,exchange=gradients,momentum=as-is",
     ),
     "memory": Experiment(models=MODELS, rates="1000", methods=f"local,{BASELINES},dense,stale-sparse", steps=30),
 }  # fmt: skip

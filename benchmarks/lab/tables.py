@@ -42,7 +42,7 @@ def _table(place: tuple[str, int, str, float], results: Sequence[Result], target
     if target is not None:
         table.add_column(f"to loss {target:g}", justify="right")
         table.add_column("DDP's ÷ this", justify="right")
-    for heading in ("final loss", "memory × parameters", "stall", "fresh", "steps"):
+    for heading in ("final loss", "held-out", "memory × parameters", "stall", "fresh", "steps"):
         table.add_column(heading, justify="right")
     methods = list(dict.fromkeys(one.method for one in here))
     floor = _median([one for one in here if one.method == "local"])
@@ -73,12 +73,21 @@ def _row(
         row.append(_ratio(ddp, typical))
     losses = [loss for one in cells if (loss := final_loss(one, unshaped_of(one, results))) is not None]
     row.append(str(sorted(losses, key=lambda loss: loss.loss)[len(losses) // 2]) if losses else NOTHING)
+    held_out = [found for one in cells if (found := _held_out(one, unshaped_of(one, results))) is not None]
+    row.append(held_out[len(held_out) // 2] if held_out else NOTHING)
     beyond = [one.beyond for one in cells if one.beyond is not None]
     row.append(f"{max(beyond):.2f}" if beyond else NOTHING)
     row += [_stall(cells), _fresh(cells)]
     ended = "; ".join(dict.fromkeys(one.ended for one in cells if one.ended))
     row.append(f"{min(len(one.points) for one in cells)}{f' ({ended})' if ended else ''}")
     return row
+
+
+def _held_out(cell: Result, unshaped: Result | None) -> str | None:
+    """Where the cell was cut, that of the unshaped run."""
+    if cell.held_out is not None:
+        return f"{cell.held_out:.3f}"
+    return f"~{unshaped.held_out:.3f}" if unshaped is not None and unshaped.held_out is not None else None
 
 
 def _median(cells: Sequence[Result]) -> float | None:

@@ -41,6 +41,15 @@ class Task:
     optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     batch: int
     state_copies: int  # floats of optimizer state per parameter
+    held_out: int  # samples that nobody trains on
+
+    def split(self, tiny: bool) -> tuple[TensorDataset, TensorDataset]:
+        """What is trained on, and what is not: the last samples."""
+        whole = self.dataset(tiny)
+        held_out = min(self.held_out, len(whole) // 10)
+        return TensorDataset(*(one[:-held_out] for one in whole.tensors)), TensorDataset(
+            *(one[-held_out:] for one in whole.tensors)
+        )
 
 
 def build_mlp(tiny: bool) -> nn.Module:
@@ -113,7 +122,9 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 TASKS: Final[Mapping[str, Task]] = {
-    "mlp": Task(build_mlp, lambda _: data.mnist()[0], flat_cross_entropy, momentum, batch=64, state_copies=1),
-    "gpt": Task(build_gpt, prose, flat_cross_entropy, adamw, batch=4, state_copies=2),
-    "words": Task(build_words, grams, flat_cross_entropy, sgd, batch=256, state_copies=0),
+    "mlp": Task(
+        build_mlp, lambda _: data.mnist()[0], flat_cross_entropy, momentum, batch=64, state_copies=1, held_out=2000
+    ),
+    "gpt": Task(build_gpt, prose, flat_cross_entropy, adamw, batch=4, state_copies=2, held_out=64),
+    "words": Task(build_words, grams, flat_cross_entropy, sgd, batch=256, state_copies=0, held_out=4096),
 }

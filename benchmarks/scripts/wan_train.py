@@ -5,7 +5,8 @@
 Which worker it is stands in RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as under torchrun. Lines on stdout:
 {"event": "ready"} when everything is built and all workers have met; then it waits for a line on stdin, so that the
 links are shaped for training alone. {"event": "step"} with the seconds since then, the loss of this worker's share, the
-bytes sent by its machine and its memory. {"event": "done"} with the strategy's own statistics.
+bytes sent by its machine and its memory. {"event": "done"} with the strategy's own statistics and the loss on held-out
+samples of the model that all ranks share in the end.
 
 Memory: `beyond_bytes` is the peak resident size while training, less the resident size once data, model and optimizer
 were built, less the state that the optimizer makes in its first step. Gradients and activations are in it for every
@@ -82,7 +83,7 @@ def main() -> None:
     method, task = Method.parse(asked.method), TASKS[asked.model]
     prepare = METHODS[method.name](method)  # first, because atoll.init seeds the generators
     torch.manual_seed(SEED)
-    model, dataset = task.build(asked.tiny), task.dataset(asked.tiny)
+    model, (dataset, held_out) = task.build(asked.tiny), task.split(asked.tiny)
     optimizer = task.optimizer(model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
@@ -96,8 +97,20 @@ def main() -> None:
         sent, beyond = sent_bytes(asked.device) - sent_before, status_bytes("VmHWM") - built
         at_s = time.perf_counter() - began
         tell("step", step=step, at_s=at_s, loss=loss, sent_bytes=sent, beyond_bytes=beyond)
-    tell("done", statistics=trained.statistics())
+    statistics = trained.statistics()
+    trained.synchronize()
+    tell("done", statistics=statistics, held_out=held_out_loss(model, held_out, task.loss))
     trained.close()
+
+
+@torch.no_grad()
+def held_out_loss(
+    model: torch.nn.Module, samples: torch.utils.data.TensorDataset, loss: Callable[..., torch.Tensor]
+) -> float:
+    """Of the model that all ranks share at the end (each its own under `local`), on samples nobody trained on."""
+    model.eval()
+    inputs, targets = samples[:]
+    return loss(model(inputs), targets).item()
 
 
 def wait_for_start(limit_s: float) -> None:
@@ -130,6 +143,7 @@ class Trained:
 
     losses: Iterator[float]
     statistics: Callable[[], Mapping[str, float]] = field(default=no_statistics)
+    synchronize: Callable[[], None] = field(default=nothing)  # make the model the same on every rank
     close: Callable[[], None] = field(default=nothing)
 
 
@@ -204,7 +218,7 @@ def with_run(run: atoll.Run) -> Prepare:
                     optimizer.zero_grad()
                     yield loss.item()
 
-        return Trained(steps(), statistics=getattr(run, "statistics", no_statistics), close=run.close)
+        return Trained(steps(), statistics=run.statistics, synchronize=run.synchronize, close=run.close)
 
     return prepare
 
