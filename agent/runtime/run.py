@@ -230,7 +230,9 @@ class Run:
         self._prepared("run.synchronize").synchronize()
 
     def statistics(self) -> dict[str, float]:
-        """What the strategy measured on this worker since the last call; empty under `dense`."""
+        """What the strategy measured on this worker since the run began; empty under `dense`.
+
+        Under `stale-sparse` among others stall_s, fresh_share, sent_bytes, and stall_s.NAME for each parameter."""
         return dict(self._prepared("run.statistics").statistics())
 
     def report(self, **metrics: float) -> None:

@@ -112,7 +112,7 @@ class Synchronisation(Protocol):
         copy: it is called while training goes on. It raises CheckpointError."""
 
     def statistics(self) -> Statistics:
-        """Numbers since the last call, for people and telemetry."""
+        """Numbers since the run began, for people."""
 
     def step_numbers(self) -> StepNumbers:
         """Of the step that ends, for telemetry."""

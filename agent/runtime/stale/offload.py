@@ -1,4 +1,4 @@
-"""Gradients from a GPU into pinned memory, beside the backward pass and without a thread that spins."""
+"""Gradients or weights from a GPU into pinned memory, beside what the GPU does next and without a thread that spins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from atoll.errors import AtollError, PeerLost
+from atoll.errors import AtollError, DeadlineExceeded, PeerLost
 
 DEPTH: Final = 2  # buffers a layer: the part of the pass before the last was selected before this pass began
 _JOIN_S: Final = 5.0
@@ -25,23 +25,36 @@ class Offload:
         self._buffers: dict[int, list[torch.Tensor]] = {}
         self._queue: queue.Queue[tuple[torch.cuda.Event, torch.Tensor, Compress] | None] = queue.Queue()
         self._failed: AtollError | None = None
+        self._under_way = 0
+        self._done = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="atoll-offload", daemon=True)
         self._thread.start()
 
-    def submit(self, layer: int, number: int, gradient: torch.Tensor, compress: Compress) -> None:
-        """Copy the flat gradient of `layer` in pass `number`, then call compress(copy) on this object's thread."""
+    def submit(self, layer: int, number: int, tensor: torch.Tensor, compress: Compress) -> None:
+        """Copy the flat gradient, or weights, of `layer` in round `number`, then call compress(copy) on this object's
+        thread. The caller writes into `tensor` again only after `drain`, or never."""
         self.check()
         buffers = self._buffers.setdefault(
-            layer, [torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=True) for _ in range(DEPTH)]
+            layer, [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for _ in range(DEPTH)]
         )
         pinned = buffers[number % DEPTH]
-        self._stream.wait_stream(torch.cuda.current_stream(gradient.device))
+        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
-            pinned.copy_(gradient, non_blocking=True)
-        gradient.record_stream(self._stream)
+            pinned.copy_(tensor, non_blocking=True)
+        tensor.record_stream(self._stream)
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # its waiter sleeps
         copied.record(self._stream)
+        with self._done:
+            self._under_way += 1
         self._queue.put((copied, pinned, compress))
+
+    def drain(self, deadline_s: float) -> None:
+        """Wait until everything submitted was copied and handed on. Raises what the thread met, or DeadlineExceeded."""
+        with self._done:
+            in_time = self._done.wait_for(lambda: self._under_way == 0 or self._failed is not None, deadline_s)
+        self.check()
+        if not in_time:
+            raise DeadlineExceeded(f"copies from the GPU were still under way after {deadline_s:.0f} s")
 
     def check(self) -> None:
         """Raises what the thread met."""
@@ -58,9 +71,20 @@ class Offload:
             try:
                 copied.synchronize()
                 compress(pinned)
+                self._note_done()
             except AtollError as error:
-                self._failed = error
+                self._give_up(error)
                 return
             except RuntimeError as error:  # the device itself failed; the next hook tells the training thread
-                self._failed = PeerLost(f"copying a gradient from the GPU failed: {error}")
+                self._give_up(PeerLost(f"copying from the GPU failed: {error}"))
                 return
+
+    def _note_done(self) -> None:
+        with self._done:
+            self._under_way -= 1
+            self._done.notify_all()
+
+    def _give_up(self, error: AtollError) -> None:
+        with self._done:
+            self._failed = error
+            self._done.notify_all()

@@ -59,6 +59,7 @@ class StaleSynchroniser(ABC):
         self._stall_s = self._step_stall_s = 0.0
         self._fresh = self._looked = 0
         self._counted: Counter[str] = Counter()
+        self._layer_stalls_s = dict.fromkeys((layer.name for layer in self._layers), 0.0)
         self._sent_bytes = 0
         self._traffic: Traffic | None = None
         self._pipeline: Pipeline
@@ -215,6 +216,7 @@ class StaleSynchroniser(ABC):
         numbers = {name: float(value) for name, value in self._counted.items()}
         looked = numbers.pop("layers", 0.0)
         numbers["fresh_share"] = numbers.pop("fresh_layers", 0.0) / looked if looked else 0.0
+        numbers |= {f"stall_s.{name}": waited_s for name, waited_s in self._layer_stalls_s.items()}
         numbers["rate"] = self._rate
         numbers["sent_bytes"] = float(self._traffic.sent_bytes()) if self._traffic is not None else 0.0
         return numbers
@@ -259,7 +261,7 @@ class StaleSynchroniser(ABC):
             if on_cpu:
                 _, fresh, waited_s = self._pipeline.fetch(on_cpu, number, self._deadline_s)
                 self._fresh += fresh
-                self._stall_s += waited_s
+                self._note_stall([layer for layer in layers if layer.on_cpu], waited_s)
             for layer in layers:
                 if not layer.on_cpu:
                     self._take_changes(layer, number)
@@ -270,9 +272,14 @@ class StaleSynchroniser(ABC):
 
     def _take_changes(self, layer: Layer, number: int) -> None:
         version, waited_s, index, values = self._pipeline.changes(layer.number, number, self._deadline_s)
-        self._stall_s += waited_s
+        self._note_stall([layer], waited_s)
         self._fresh += version > number
         self._publish(layer.live, index, values)
+
+    def _note_stall(self, layers: Sequence[Layer], waited_s: float) -> None:
+        self._stall_s += waited_s
+        for layer in layers:  # of one module: nobody knows which of them it was
+            self._layer_stalls_s[layer.name] += waited_s / len(layers)
 
     @abstractmethod
     def _publish(self, live: torch.Tensor, index: Any, values: Any) -> None:

@@ -12,7 +12,7 @@ Ours; related: EF-SGD (Karimireddy et al., 2019), CHOCO-SGD (Koloskova et al., 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from atoll.agent.runtime.group import collective
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.stale import held_back
 from atoll.agent.runtime.stale.layout import Layer, lay_out_for_updates
+from atoll.agent.runtime.stale.offload import Offload
 from atoll.agent.runtime.stale.publication import add_blocks
 from atoll.agent.runtime.stale.synchroniser import StaleSynchroniser
 from atoll.agent.runtime.strategy import StaleSparse
@@ -52,7 +53,7 @@ class UpdateExchange(StaleSynchroniser):
         super().__init__(session, settings, model, callbacks=callbacks, agreed=agreed)
         self._factor = 1.0  # of this pass's gradients
         self._sampled = False
-        self._pinned: dict[int, torch.Tensor] = {}
+        self._offload: Offload | None = None
         self._hooks += [layer.parameter.register_hook(partial(self._weighted, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]
 
     def _lay_out(self) -> list[Layer]:
@@ -81,6 +82,8 @@ class UpdateExchange(StaleSynchroniser):
             layer.number = pipeline.add_tensor(
                 order=layer.order, rule="sgd", master=layer.master, residual=None, live=live
             )
+        if session.device.type == "cuda":
+            self._offload = Offload(session.device)
         return pipeline
 
     @torch.no_grad()
@@ -121,14 +124,18 @@ class UpdateExchange(StaleSynchroniser):
     def before_update(self) -> None:
         if self.open:
             raise BadInput("optimizer.step() in the middle of a backward pass; call it after run.backward(loss)")
+        if self._offload is not None:
+            self._offload.drain(self._deadline_s)
         self._pipeline.await_compressed(self._deadline_s)
 
     def after_update(self) -> None:
         self._round += 1
         self._made += 1
         for layer in self._layers:
-            live = None if layer.on_cpu else self._copied(layer)
-            self._pipeline.compress_live(self._round, layer.number, live, self._keep[layer.order])
+            if self._offload is None or layer.on_cpu:
+                self._pipeline.compress_live(self._round, layer.number, None, self._keep[layer.order])
+            else:
+                self._offload.submit(layer.number, self._round, layer.live, self._later(layer))
         self._pipeline.apply(self._round, self._round, [(1.0, 0.0, 0.0, 0.0, 0.0)])
 
     def clip(self, max_norm: float) -> bool:
@@ -160,9 +167,23 @@ class UpdateExchange(StaleSynchroniser):
             return None
         return gradient * self._factor if self._factor > 0 else torch.zeros_like(gradient)  # 0 * NaN would be NaN
 
-    def _copied(self, layer: Layer) -> torch.Tensor:
-        """The weights of a GPU in pinned memory. Waits for the update, which the next forward pass would too."""
-        pinned = self._pinned.setdefault(
-            layer.number, torch.empty(layer.live.shape, dtype=layer.live.dtype, pin_memory=True)
-        )
-        return pinned.copy_(layer.live)
+    def _later(self, layer: Layer) -> Callable[[torch.Tensor], None]:
+        number, keep = self._round, self._keep[layer.order]
+        return lambda copied: self._pipeline.compress_live(number, layer.number, copied, keep)
+
+    def _fetch(self, layers: Sequence[Layer], number: int) -> None:
+        if self._offload is not None:
+            self._offload.check()
+        super()._fetch(layers, number)
+
+    def _take_changes(self, layer: Layer, number: int) -> None:
+        if self._offload is not None:
+            # A copy that was taken before the others' part is in the weights must be compared before it is.
+            self._offload.drain(self._deadline_s)
+            self._pipeline.await_compressed(self._deadline_s)
+        super()._take_changes(layer, number)
+
+    def close(self) -> None:
+        if self._offload is not None:
+            self._offload.close()
+        super().close()
