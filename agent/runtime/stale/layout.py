@@ -12,6 +12,7 @@ from torch import nn
 from atoll.agent.runtime.stale.rates import Rates, Rule
 from atoll.errors import BadInput
 from atoll.kernels.compress import block_count
+from atoll.kernels.pages import use_huge_pages
 
 MAX_ENTRIES: Final = 2**31  # of one tensor: a residual or moment of more is beyond what one kernel call takes
 LIVE_TYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -93,9 +94,9 @@ def lay_out_for_gradients(
                 group=group,
                 rule=rates.rules[group],
                 master=master,
-                residual=torch.zeros_like(master),
-                first=torch.zeros_like(master) if moments.first is not None else None,
-                second=torch.zeros_like(master) if moments.second is not None else None,
+                residual=_zeros(master.numel()),
+                first=_zeros(master.numel()) if moments.first is not None else None,
+                second=_zeros(master.numel()) if moments.second is not None else None,
                 last_step=(
                     torch.zeros(block_count(master.numel()), dtype=torch.int32)
                     if lazy and moments.first is not None
@@ -146,7 +147,14 @@ def _master(name: str, parameter: nn.Parameter) -> torch.Tensor:
             f"parameter {name} is {parameter.dtype}, {parameter.numel()} entries, strides {parameter.stride()}; "
             "strategy stale-sparse needs dense float32, float16 or bfloat16 memory of less than 2^31 entries"
         )
-    return flat.to(device="cpu", dtype=torch.float32, copy=True)
+    return _zeros(flat.numel()).copy_(flat)
+
+
+def _zeros(entries: int) -> torch.Tensor:
+    """float32 [entries] on huge pages where the system has them: updates touch blocks all over, a page or more each."""
+    zeros = torch.zeros(entries)
+    use_huge_pages(zeros)
+    return zeros
 
 
 def adopt_optimizer_state(layers: list[Layer], optimizer: torch.optim.Optimizer, rates: Rates) -> int:
