@@ -16,8 +16,9 @@ from types import TracebackType
 
 import zmq
 
-from atoll.v1.agents_pb2 import Launch, Notice
-from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, Metrics, Plan, StepSample, WorkerId
+from atoll.agent.runtime.wire.keys import generate
+from atoll.v1.agents_pb2 import DataKeys, Launch, Member, Notice
+from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, LinkSample, Metrics, Plan, StepSample, WorkerId
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -29,12 +30,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def torchrun_like(script: str, *args: str, world_size: int = 2, deadline_s: float = 60.0) -> list[int]:
-    """Run a script with the variables that torchrun sets, no agent; its exit codes by rank."""
+def torchrun_like(
+    script: str, *args: str, world_size: int = 2, deadline_s: float = 60.0, islands: Sequence[str] = ()
+) -> list[int]:
+    """Run a script with the variables that torchrun sets, no agent; its exit codes by rank. islands: name of each
+    rank's."""
     port = free_port()
     workers = []
     for rank in range(world_size):
         environment = os.environ | torchrun_environment(rank, world_size, port)
+        if islands:
+            environment["ATOLL_ISLAND"] = islands[rank]
         workers.append(subprocess.Popen([sys.executable, str(SCRIPTS / script), *args], env=environment))
     ends_s = time.monotonic() + deadline_s
     try:
@@ -69,12 +75,16 @@ class FakeAgent:
         self.job_directory.mkdir(exist_ok=True)
         self.spec = JobSpec(name="tiny", seed=7, checkpoint=CheckpointPolicy(every_steps=0, keep=3))
         self.shares: Sequence[float] = (1.0,) * world_size
+        self.rate: float | None = None  # of the first plan
         self.later_plans: list[Plan] = []  # told in Welcome
+        self.members: Sequence[Member] = ()
+        self.keys: Sequence[DataKeys] = ()  # by rank
         self.speed = 1.0
         self.own_directories = False  # as if each rank were alone on a machine
         self.answer_hello = True
         self.steps: dict[int, list[StepSample]] = {rank: [] for rank in range(world_size)}
         self.metrics: dict[int, list[Metrics]] = {rank: [] for rank in range(world_size)}
+        self.links: dict[int, dict[int, LinkSample]] = {rank: {} for rank in range(world_size)}  # the newest, by peer
         self.notices: list[Notice] = []
         self.hellos: list[WorkerMessage] = []
         self.alive: dict[int, tuple[int, int]] = {}  # by rank: step, plan
@@ -106,13 +116,25 @@ class FakeAgent:
         with self._changed:
             self._outgoing.append((rank, message))
 
-    def plan(self, plan_id: int, from_step: int, shares: Sequence[float]) -> Plan:
-        return Plan(id=plan_id, run=self.run, from_step=from_step, shares=shares, planner="test")
+    def plan(self, plan_id: int, from_step: int, shares: Sequence[float], rate: float | None = None) -> Plan:
+        return Plan(id=plan_id, run=self.run, from_step=from_step, shares=shares, planner="test", rate=rate)
 
-    def send_plan(self, plan_id: int, from_step: int, shares: Sequence[float], *ranks: int) -> None:
+    def send_plan(
+        self, plan_id: int, from_step: int, shares: Sequence[float], *ranks: int, rate: float | None = None
+    ) -> None:
         """To these ranks; to all where none is named."""
         for rank in ranks or range(self.world_size):
-            self.send(rank, SupervisorMessage(plan=self.plan(plan_id, from_step, shares)))
+            self.send(rank, SupervisorMessage(plan=self.plan(plan_id, from_step, shares, rate)))
+
+    def place(self, nodes: Sequence[str], islands: Sequence[str]) -> None:
+        """Let launches say where each rank is, and hand out the run's data keys."""
+        self.members = [
+            Member(rank=rank, node=node, island=island)
+            for rank, (node, island) in enumerate(zip(nodes, islands, strict=True))
+        ]
+        pairs = [generate() for _ in nodes]
+        public = [own for _, own in pairs]
+        self.keys = [DataKeys(secret=secret, public=public) for secret, _ in pairs]
 
     def send_stop(self, rank: int, grace_s: float = 20.0) -> None:
         self.send(rank, SupervisorMessage(stop=Stop(grace_s=grace_s, reason="the test asked")))
@@ -189,6 +211,7 @@ class FakeAgent:
                 case "telemetry":
                     self.steps[rank].extend(message.telemetry.steps)
                     self.metrics[rank].extend(message.telemetry.metrics)
+                    self.links[rank].update({link.peer: link for link in message.telemetry.links})
                     self.notices.extend(message.telemetry.notices)
                     self.checkpoint_step = max(self.checkpoint_step, message.telemetry.checkpoint_step)
             self._changed.notify_all()
@@ -200,7 +223,9 @@ class FakeAgent:
             local_rank=rank,
             local_world_size=self.world_size,
             spec=self.spec,
-            plan=self.plan(1, 0, self.shares),
+            plan=self.plan(1, 0, self.shares, self.rate),
+            members=self.members,
+            keys=self.keys[rank] if self.keys else None,
         )
         return SupervisorMessage(
             welcome=Welcome(
