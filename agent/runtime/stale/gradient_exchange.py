@@ -166,8 +166,8 @@ class GradientExchange(StaleSynchroniser):
         super().boundary(settle=settle)
 
     @property
-    def _required(self) -> int:
-        return min(super()._required, self._resolved)  # what waits for optimizer.step() is in nobody's weights
+    def _ordered(self) -> int:
+        return self._resolved  # what waits for optimizer.step() is in nobody's weights
 
     # --- the state
 

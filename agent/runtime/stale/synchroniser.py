@@ -168,7 +168,7 @@ class StaleSynchroniser(ABC):
         self._digests.take(self._pipeline.digests())
         self._digests.check()
         if settle:
-            self._fetch(self._layers, self._round)
+            self._fetch(self._layers, self._ordered)
         elif self._unhooked:
             self._fetch([layer for layer in self._layers if layer.number in self._unhooked], self._required)
 
@@ -242,9 +242,14 @@ class StaleSynchroniser(ABC):
     # --- the weights
 
     @property
+    def _ordered(self) -> int:
+        """The newest round whose update was ordered."""
+        return self._round
+
+    @property
     def _required(self) -> int:
         """The round that the next forward must have (StellaTrain, section 3.3: never older)."""
-        return max(0, self._round - self._settings.staleness)
+        return max(0, min(self._round - self._settings.staleness, self._ordered))
 
     def _before_forward(self, held: list[Layer], module: nn.Module, inputs: Any) -> None:
         missing = [layer for layer in held if layer.number not in self._fetched]
