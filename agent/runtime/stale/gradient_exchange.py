@@ -119,9 +119,12 @@ class GradientExchange(StaleSynchroniser):
         self._clear_taken()
         self._came.clear()
         self._local_sqnorms.clear()
+        rehearsed = self._muted
         super().begin(opened)
         if self._muted:
             return
+        if rehearsed:  # undoing that gave the optimizer a state of its own; it shall tell the layers' again
+            adopt_optimizer_state(self._layers, self._optimizer, self._rates)
         if self._round > self._resolved:
             self._pipeline.carry(self._round)
             self._resolved = self._round
@@ -203,9 +206,10 @@ class GradientExchange(StaleSynchroniser):
         if gradient.layout != torch.strided:
             raise BadInput(f"parameter {layer.name} has a sparse gradient; build its embedding with sparse=False")
         self._came.add(layer.number)
-        parameter.grad = self._taken[layer.order]
         if self._muted:
+            parameter.grad = None  # torch's own step comes next and finds nothing
             return
+        parameter.grad = self._taken[layer.order]
         if gradient.stride() != parameter.stride():
             gradient = torch.empty_like(parameter).copy_(gradient)
         flat = flat_view(gradient)
