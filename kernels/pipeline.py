@@ -96,7 +96,9 @@ class Pipeline:
     exchange: "gradients", which a sparse optimizer applies to the masters; or "updates": each rank makes its own full
     update in its live weights, `compress_live` sends what it is ahead of the masters, and `fetch` adds what the others
     did. The masters' rule is then "sgd" at a rate of 1; live = master - ranks * owed at any time, so error feedback is
-    in the weights themselves and needs no residual (pass error_feedback=False).
+    in the weights themselves and needs no residual (pass error_feedback=False). Moments, `carry` and clipping belong to
+    each rank's own optimizer and are refused. Of live weights of 16 bits the masters get what their rounding loses, too:
+    they are then no more precise than the mean of the ranks' live weights.
     """
 
     def __init__(
@@ -171,8 +173,9 @@ class Pipeline:
         """Exchanging updates: queue the choice of at most `keep_blocks` blocks of what this rank's own weights have and
         the masters have not, (master - live) / ranks, less what is on its way.
 
-        live: None, the tensor's own; or a copy of weights that are kept elsewhere. Not to be written until
-        `await_compressed` returned. Otherwise as `compress`.
+        live: None, the tensor's own; for a tensor added without, a copy of the weights kept elsewhere, with all
+        `changes` that were taken before this call, and none that are taken later. Not to be written until
+        `await_compressed` returned. Otherwise as `compress`. A block that is not finite is counted and never sent.
         """
         with _refusals("compress_live"):
             self._native.compress_live(step, tensor, live, keep_blocks)
@@ -182,10 +185,14 @@ class Pipeline:
         with _refusals("await_compressed"):
             self._native.await_compressed(deadline_s)
 
-    def owed(self, tensor: int, live: Any, out: Any) -> None:
-        """Exchanging updates: out, float32 [n], becomes what this rank has not sent yet of a tensor."""
+    def owed(self, tensor: int, live: Any, out: Any) -> int:
+        """Exchanging updates: out, float32 [n], becomes what this rank has not sent yet of a tensor.
+
+        live: as for `compress_live`, a copy with all `changes` that were taken. Returns how many blocks are not finite
+        (counted, never sent); they are 0 in out.
+        """
         with _refusals("owed"):
-            self._native.owed(tensor, live, out)
+            return self._native.owed(tensor, live, out)
 
     def apply(
         self,

@@ -142,7 +142,7 @@ class NativePipeline {
                   std::int64_t keep_blocks);
     void compress_live(std::int64_t step, std::size_t tensor, nb::handle live_object, std::int64_t keep_blocks);
     void await_compressed(double deadline_s);
-    void owed(std::size_t tensor, nb::handle live_object, nb::handle out_object);
+    std::size_t owed(std::size_t tensor, nb::handle live_object, nb::handle out_object);
     void apply(std::int64_t step, std::int64_t number, const std::vector<Rates5>& groups, bool maximize,
                double clip_norm);
     void carry(std::int64_t step) { core().carry(step); }
@@ -250,11 +250,11 @@ void NativePipeline::compress(std::int64_t step, std::size_t tensor, nb::handle 
 // The tensor's own live buffer, or one handed over for it, kept by `buffer`.
 Live NativePipeline::live_for(Pipeline& pipeline, std::size_t tensor, nb::handle object, std::optional<Loaded>& buffer) {
     if (!pipeline.exchanges_updates()) refuse("this pipeline exchanges gradients; it keeps no account of live weights");
-    if (object.is_none()) {
-        const Live live = pipeline.live(tensor);
-        if (live.data == nullptr) refuse("live is None, and the tensor was added without one; pass its present weights");
-        return live;
-    }
+    const Live live = pipeline.live(tensor);
+    if (object.is_none() && live.data == nullptr)
+        refuse("live is None, and the tensor was added without one; pass its present weights");
+    if (!object.is_none() && live.data != nullptr) refuse("the tensor was added with its live weights; pass None");
+    if (object.is_none()) return live;
     buffer.emplace(required(object, "live", Access::read, live_entries));
     check_entries(*buffer, pipeline.entries(tensor), "it must be as long as master");
     return live_of(*buffer);
@@ -278,14 +278,14 @@ void NativePipeline::await_compressed(double deadline_s) {
                          " s; allow more time, or resume what is quiesced");
 }
 
-void NativePipeline::owed(std::size_t tensor, nb::handle live_object, nb::handle out_object) {
+std::size_t NativePipeline::owed(std::size_t tensor, nb::handle live_object, nb::handle out_object) {
     Pipeline& pipeline = core();
     std::optional<Loaded> buffer;
     const Live live = live_for(pipeline, tensor, live_object, buffer);
     const Loaded out = required(out_object, "out", Access::write);
     check_entries(out, pipeline.entries(tensor), "it must be as long as master");
     const GilReleased released(always);
-    pipeline.owed(tensor, live, out.data);
+    return pipeline.owed(tensor, live, out.data);
 }
 
 void NativePipeline::apply(std::int64_t step, std::int64_t number, const std::vector<Rates5>& groups, bool maximize,

@@ -67,4 +67,32 @@ Units sum_of(const std::vector<SharedPart>& inputs, Scratch& scratch) {
     return {index, values, count};
 }
 
+Part plus(const Units& a, const Units& b, float factor) {
+    const Units both[] = {a, b};
+    Part sum(count_union(both, 2, 1));
+    std::size_t at_a = 0, at_b = 0;
+    for (std::size_t k = 0; k < sum.count; ++k) {
+        const bool has_a = at_a < a.count && (at_b == b.count || a.index[at_a] <= b.index[at_b]);
+        const bool has_b = at_b < b.count && (at_a == a.count || b.index[at_b] <= a.index[at_a]);
+        float* const values = sum.values.get() + k * block_entries;
+        sum.index[k] = has_a ? a.index[at_a] : b.index[at_b];
+        if (has_a) {
+            std::copy_n(a.values + at_a++ * block_entries, block_entries, values);
+        } else {
+            std::fill_n(values, block_entries, 0.0F);
+        }
+        if (!has_b) continue;
+        const float* const more = b.values + at_b++ * block_entries;
+        for (std::size_t i = 0; i < block_entries; ++i) values[i] += factor * more[i];
+    }
+    return sum;
+}
+
+Part minus(const Units& a, const Units& b) {
+    Part difference(a.count);
+    std::copy_n(a.index, a.count, difference.index.get());
+    for (std::size_t i = 0; i < a.count * block_entries; ++i) difference.values[i] = a.values[i] - b.values[i];
+    return difference;
+}
+
 }  // namespace atoll_kernels

@@ -49,7 +49,7 @@ class Room {
 };
 
 struct Scratch {
-    Room<float> gradient, scores, values;
+    Room<float> gradient, scores, values, saved;
     Room<std::uint32_t> index;
     Room<unsigned char> bytes;
 };
@@ -77,5 +77,11 @@ const char* read(const Format& format, const Payload& payload, std::size_t count
 Units sum_of(const std::vector<SharedPart>& inputs, Scratch& scratch);
 
 SharedPart copied(const Units& units);
+
+// a + factor * b.
+Part plus(const Units& a, const Units& b, float factor);
+
+// a - b, which have the same blocks.
+Part minus(const Units& a, const Units& b);
 
 }  // namespace atoll_kernels

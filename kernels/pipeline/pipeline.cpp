@@ -44,7 +44,10 @@ Pipeline::Pipeline(Settings settings)
                              [](std::size_t sum, const auto& island) { return sum + island.size(); })),
       planned_(settings_.first_step - 1),
       outbox_(settings_.policy),
-      queue_(settings_.threads, settings_.policy, [this](const std::string& what) { break_down(what); }) {}
+      queue_(settings_.threads, settings_.policy, [this](const std::string& what) { break_down(what); }) {
+    if (settings_.updates && settings_.error_feedback)
+        refuse("error_feedback is on, but exchanging updates it is in the live weights themselves; pass False");
+}
 
 void Pipeline::close() {
     {
@@ -80,6 +83,7 @@ std::size_t Pipeline::add_tensor(const TensorSettings& settings) {
     const std::lock_guard<std::mutex> lock(books_);
     check_open();
     if (begun_) refuse("add_tensor came after the first step; add every tensor before compress, apply and deliver");
+    if (settings_.updates) check_tensor_of_updates(settings);
     tensors_.push_back(std::make_unique<Tensor>(tensors_.size(), settings, settings_, islands_));
     return tensors_.size() - 1;
 }
@@ -93,6 +97,7 @@ void Pipeline::compress(std::int64_t step, std::size_t tensor, Gradient gradient
                text(t.ledger.compressed()) + "; every step once, in order");
     }
     begun_ = true;
+    gradient.takes = t.account.takes();
     t.ledger.begin_step();
     t.gradients.emplace_back(step, std::move(gradient));
     if (!std::exchange(t.compressing, true)) push_compress(t);
@@ -122,6 +127,7 @@ void Pipeline::check_plan(std::int64_t step, const Update* update) const {
         refuse("step = " + text(step) + " cannot be applied or carried after step " + text(planned_) +
                "; every step once, in order");
     }
+    if (settings_.updates) check_plan_of_updates(update);
     if (update == nullptr) return;
     for (const auto& tensor : tensors_) {
         if (tensor->group >= update->groups.size()) {
@@ -191,37 +197,6 @@ bool Pipeline::await(std::span<const std::size_t> tensors, std::int64_t step, Cl
     return in_time;
 }
 
-bool Pipeline::await_compressed(Clock::time_point until) {
-    std::unique_lock<std::mutex> lock(books_);
-    const auto quiet = [](const auto& tensor) { return !tensor->compressing; };
-    const auto over = [&] { return closed_ || failed_ || std::all_of(tensors_.begin(), tensors_.end(), quiet); };
-    const bool in_time = changed_.wait_until(lock, until, over);
-    check_open();
-    if (failed_ && lost_) throw PeerIsLost(failure_);
-    if (failed_) throw std::runtime_error(failure_);
-    return in_time;
-}
-
-void Pipeline::shift_outstanding(Tensor& tensor) {
-    for (const Outstanding& one : tensor.outstanding) tensor.weights.shift(one.part->units(), -one.to_live);
-}
-
-void Pipeline::publish_outstanding(Tensor& tensor) {
-    const auto applied = [&](const Outstanding& one) { return one.step <= tensor.weights_version; };
-    for (const Outstanding& one : tensor.outstanding) {
-        if (applied(one)) tensor.weights.add_to_live(one.part->units(), one.to_live);
-    }
-    std::erase_if(tensor.outstanding, applied);
-}
-
-void Pipeline::owed(std::size_t tensor, const Live& live, float* out) {
-    Tensor& t = at(tensor);
-    const std::lock_guard<std::mutex> lock(t.updating);
-    shift_outstanding(t);
-    difference({t.weights.master(), live.data, live.format, 1 / ranks(), t.weights.entries()}, out, best_path());
-    t.weights.undo();
-}
-
 void Pipeline::note_stall(Clock::duration waited) {
     const std::lock_guard<std::mutex> lock(books_);
     stats_.stall_s += seconds(waited);
@@ -278,7 +253,8 @@ Fetched Pipeline::publish(std::span<const std::size_t> tensors, std::int64_t ste
         Tensor& t = at(tensor);
         const std::lock_guard<std::mutex> lock(t.updating);
         if (settings_.updates) {
-            publish_outstanding(t);
+            t.weights.add_to_live(t.account.due().units());
+            t.account.settle();
         } else {
             t.weights.publish();
         }
@@ -297,7 +273,7 @@ std::pair<std::int64_t, Part> Pipeline::take_changes(std::size_t tensor) {
     {
         const std::lock_guard<std::mutex> lock(t.updating);
         if (settings_.updates) {
-            taken = {t.weights_version, take_outstanding(t)};
+            taken = {t.weights_version, t.account.take()};
         } else {
             taken = {t.weights_version, Part(t.weights.changed_blocks())};
             t.weights.take_changes(taken.second.index.get(), taken.second.values.get());
@@ -305,26 +281,6 @@ std::pair<std::int64_t, Part> Pipeline::take_changes(std::size_t tensor) {
     }
     const std::lock_guard<std::mutex> lock(books_);
     stats_.publish_s += seconds(Clock::now() - begun);
-    return taken;
-}
-
-Part Pipeline::take_outstanding(Tensor& tensor) {
-    const auto applied = [&](const Outstanding& one) { return one.step <= tensor.weights_version; };
-    std::vector<SharedPart> parts;
-    for (const Outstanding& one : tensor.outstanding) {
-        if (!applied(one)) continue;
-        auto scaled = std::make_shared<Part>(one.part->count);
-        std::copy_n(one.part->index.get(), one.part->count, scaled->index.get());
-        for (std::size_t i = 0; i < one.part->count * block_entries; ++i)
-            scaled->values[i] = one.to_live * one.part->values[i];
-        parts.push_back(std::move(scaled));
-    }
-    std::erase_if(tensor.outstanding, applied);
-    Scratch scratch;
-    const Units sum = parts.empty() ? Units{nullptr, nullptr, 0} : sum_of(parts, scratch);
-    Part taken(sum.count);
-    std::copy_n(sum.index, sum.count, taken.index.get());
-    std::copy_n(sum.values, sum.count * block_entries, taken.values.get());
     return taken;
 }
 

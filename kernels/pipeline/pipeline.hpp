@@ -15,6 +15,7 @@
 
 #include "islands.hpp"
 #include "ledger.hpp"
+#include "live_account.hpp"
 #include "outbox.hpp"
 #include "parts.hpp"
 #include "selector.hpp"
@@ -25,7 +26,8 @@
 // The ranks' masters stay equal, bit for bit: all apply the same sums in the same order.
 //
 // Locks: books_ guards what is known about tensors and steps and is held for moments only. Each tensor has a lock for its
-// residual and one for its weights, held while a kernel works on them. None is taken while books_ is held.
+// residual and selector, `owed`, and one for its weights, `updating`, held while a kernel works on them; who needs both
+// takes them in this order. None is taken while books_ is held, nor books_ while one is.
 namespace atoll_kernels {
 
 // Wrong arguments are std::invalid_argument; nothing is changed then.
@@ -129,8 +131,9 @@ class Pipeline {
     std::pair<std::int64_t, Part> take_changes(std::size_t tensor);
     void check_fetchable(std::span<const std::size_t> tensors, bool with_live) const;
 
-    // out [entries]: what this rank has in its own weights and has not sent. live: those weights.
-    void owed(std::size_t tensor, const Live& live, float* out);
+    // out [entries]: what this rank has in its own weights and has not sent. live: those weights. Returns how many blocks
+    // are not finite; they are 0 in out, for they are never sent.
+    std::size_t owed(std::size_t tensor, const Live& live, float* out);
 
     std::vector<std::int64_t> versions() const;
     std::vector<OwnPart> recent_parts() const;
@@ -149,13 +152,6 @@ class Pipeline {
         SharedPayload payload;
     };
 
-    // Exchanging updates: what live does not have yet, or has and master does not have yet.
-    struct Outstanding {
-        std::int64_t step;
-        SharedPart part;
-        float to_live;  // live += to_live * part, once `step` is in the master
-    };
-
     struct Tensor {
         Tensor(std::size_t tensor, const TensorSettings& settings, const Settings& all, const Islands& islands);
 
@@ -171,7 +167,7 @@ class Pipeline {
         std::mutex updating;  // guards weights and their version
         Weights weights;
         std::int64_t weights_version;
-        std::deque<Outstanding> outstanding;
+        LiveAccount account;  // used where updates are exchanged
 
         // Guarded by books_.
         Ledger ledger;
@@ -195,6 +191,8 @@ class Pipeline {
     Format format_of(const Tensor& tensor, std::int64_t step) const;
     void check_open() const;
     void check_plan(std::int64_t step, const Update* update) const;
+    void check_tensor_of_updates(const TensorSettings& settings) const;
+    void check_plan_of_updates(const Update* update) const;
     void put_plan(std::int64_t step, Plan plan);
     const char* refusal(MessageKind kind, std::uint64_t origin, std::uint64_t step, std::uint64_t tensor,
                         std::uint64_t count, std::size_t bytes) const;
@@ -220,9 +218,6 @@ class Pipeline {
     void run_sum(Tensor& tensor, std::int64_t step, Scratch& scratch);
     void run_settle(Tensor& tensor, std::int64_t step, const std::vector<SharedPart>& sums, Scratch& scratch);
     void advance(Tensor& tensor, const Plan& plan, std::int64_t step, const Units* total);  // total null: carried
-    void shift_outstanding(Tensor& tensor);
-    void publish_outstanding(Tensor& tensor);
-    Part take_outstanding(Tensor& tensor);
     float ranks() const { return static_cast<float>(ranks_); }
     Rates rates_of(const Tensor& tensor, const Plan& plan) const;
 

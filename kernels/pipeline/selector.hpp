@@ -20,6 +20,7 @@ struct Gradient {
     std::size_t keep_blocks = 0;
     std::shared_ptr<const void> owner;  // keeps `data` alive
     bool is_live = false;               // no gradient: this rank's own weights, after its own update
+    std::uint64_t takes = 0;            // how often changes for those weights were taken before they were copied
 };
 
 // Two copies of one tensor, of which the difference is what this rank owes the others.

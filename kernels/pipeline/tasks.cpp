@@ -45,17 +45,6 @@ void Pipeline::run_compress(Tensor& tensor, Scratch& scratch) {
     part_is_here(tensor, step, islands_.place, std::move(own.written));
 }
 
-Selected Pipeline::compress_live(Tensor& tensor, std::int64_t step, const Gradient& live, Scratch& scratch) {
-    const std::lock_guard<std::mutex> lock(tensor.updating);
-    shift_outstanding(tensor);
-    Selected own = tensor.selector.select(
-        Copies{tensor.weights.master(), live.data, live.format, 1 / ranks(), live.keep_blocks},
-        format_of(tensor, step), scratch);
-    tensor.weights.undo();
-    tensor.outstanding.push_back({step, own.written.part, ranks()});
-    return own;
-}
-
 void Pipeline::send(MessageKind kind, const Tensor& tensor, std::int64_t step, std::size_t count,
                     SharedPayload payload) {
     stats_.payload_bytes += payload->bytes;
@@ -122,11 +111,10 @@ void Pipeline::run_sum(Tensor& tensor, std::int64_t step, Scratch& scratch) {
     } else {
         sum = written(format_of(tensor, step), units, nullptr, scratch);
     }
-    if (settings_.updates && islands_.leads()) {  // what rounding takes from the sum, the leader alone still owes
-        const SharedPart lost = copied(units);
+    if (settings_.updates && islands_.leads() && settings_.values != ValueFormat::float32) {
+        auto lost = std::make_shared<const Part>(minus(units, sum.part->units()));
         const std::lock_guard<std::mutex> lock(tensor.updating);
-        tensor.outstanding.push_back({step, lost, -ranks()});
-        tensor.outstanding.push_back({step, sum.part, ranks()});
+        tensor.account.note(step, std::move(lost), -ranks());  // the leader alone owes it again
     }
     const double sum_s = seconds(Clock::now() - begun);
     books.lock();
@@ -206,7 +194,7 @@ void Pipeline::advance(Tensor& tensor, const Plan& plan, std::int64_t step, cons
     {
         const std::lock_guard<std::mutex> lock(tensor.updating);
         if (total != nullptr) tensor.weights.update(*total, rates_of(tensor, plan));
-        if (total != nullptr && settings_.updates) tensor.outstanding.push_back({step, copied(*total), -1});
+        if (total != nullptr && settings_.updates) tensor.account.close(step, *total);
         tensor.weights_version = step;
         if (digest_due) digest.value = tensor.weights.digest();
     }

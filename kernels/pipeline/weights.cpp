@@ -31,6 +31,25 @@ void copy_block(const float* master, std::size_t begin, std::size_t n, const Liv
     }
 }
 
+template <std::uint16_t narrow(float), float widen(std::uint16_t)>
+void add_narrow(std::uint16_t* to, std::size_t n, const float* values) {
+#pragma GCC unroll 1
+    for (std::size_t i = 0; i < n; ++i) to[i] = narrow(widen(to[i]) + values[i]);
+}
+
+void add_block(const Live& live, std::size_t begin, std::size_t n, const float* values) {
+    auto* const narrow = static_cast<std::uint16_t*>(live.data) + begin;
+    switch (live.format) {
+        case ValueFormat::float32: {
+            float* const to = static_cast<float*>(live.data) + begin;
+            for (std::size_t i = 0; i < n; ++i) to[i] += values[i];
+            break;
+        }
+        case ValueFormat::float16: add_narrow<to_float16, from_float16>(narrow, n, values); break;
+        case ValueFormat::bfloat16: add_narrow<to_bfloat16, from_bfloat16>(narrow, n, values); break;
+    }
+}
+
 }  // namespace
 
 Weights::Weights(const Parameters& parameters)
@@ -73,45 +92,38 @@ void Weights::publish() {
     });
 }
 
-void Weights::shift(const Units& update, float factor) {
+template <typename Visit>
+void Weights::visit_blocks(const Units& update, const Visit& visit) const {
+    constexpr std::size_t ahead = 16;
     for (std::size_t k = 0; k < update.count; ++k) {
-        const std::size_t begin = update.index[k] * block_entries, n = std::min(block_entries, parameters_.n - begin);
-        auto& [block, values] = shifted_.emplace_back();
-        block = update.index[k];
-        std::copy_n(parameters_.master + begin, n, values.begin());
-        for (std::size_t i = 0; i < n; ++i) parameters_.master[begin + i] += factor * update.values[k * block_entries + i];
+        if (k + ahead < update.count) __builtin_prefetch(parameters_.master + update.index[k + ahead] * block_entries, 1);
+        const std::size_t begin = update.index[k] * block_entries;
+        visit(k * block_entries, begin, std::min(block_entries, parameters_.n - begin));
     }
 }
 
-void Weights::undo() {
-    for (; !shifted_.empty(); shifted_.pop_back()) {  // backwards: a block may have been shifted twice
-        const auto& [block, values] = shifted_.back();
-        const std::size_t begin = block * block_entries;
-        std::copy_n(values.begin(), std::min(block_entries, parameters_.n - begin), parameters_.master + begin);
-    }
+void Weights::shift(const Units& update, float factor, float* saved) {
+    float* const master = parameters_.master;
+    visit_blocks(update, [&](std::size_t at, std::size_t begin, std::size_t n) {
+        std::copy_n(master + begin, n, saved + at);
+        for (std::size_t i = 0; i < n; ++i) master[begin + i] += factor * update.values[at + i];
+    });
 }
 
-void Weights::add_to_live(const Units& update, float factor) {
+void Weights::put_back(const Units& update, const float* saved) {
+    visit_blocks(update, [&](std::size_t at, std::size_t begin, std::size_t n) {
+        std::copy_n(saved + at, n, parameters_.master + begin);
+    });
+}
+
+void Weights::add_to_live(const Units& update) {
+    constexpr std::size_t ahead = 16;
+    const std::size_t bytes = live_.format == ValueFormat::float32 ? 4 : 2;
     for (std::size_t k = 0; k < update.count; ++k) {
+        if (k + ahead < update.count)
+            __builtin_prefetch(static_cast<char*>(live_.data) + update.index[k + ahead] * block_entries * bytes, 1);
         const std::size_t begin = update.index[k] * block_entries, n = std::min(block_entries, parameters_.n - begin);
-        const float* const values = update.values + k * block_entries;
-        switch (live_.format) {
-            case ValueFormat::float32: {
-                float* const live = static_cast<float*>(live_.data) + begin;
-                for (std::size_t i = 0; i < n; ++i) live[i] += factor * values[i];
-                break;
-            }
-            case ValueFormat::float16: {
-                auto* const live = static_cast<std::uint16_t*>(live_.data) + begin;
-                for (std::size_t i = 0; i < n; ++i) live[i] = to_float16(from_float16(live[i]) + factor * values[i]);
-                break;
-            }
-            case ValueFormat::bfloat16: {
-                auto* const live = static_cast<std::uint16_t*>(live_.data) + begin;
-                for (std::size_t i = 0; i < n; ++i) live[i] = to_bfloat16(from_bfloat16(live[i]) + factor * values[i]);
-                break;
-            }
-        }
+        add_block(live_, begin, n, update.values + k * block_entries);
     }
 }
 

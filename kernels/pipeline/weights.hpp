@@ -1,9 +1,7 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "../cpu/sparse_optimizer.hpp"
@@ -27,12 +25,12 @@ class Weights {
     const float* master() const { return parameters_.master; }
     const Live& live() const { return live_; }
 
-    // master += factor * update, for a moment: `undo` puts back the very bits. One at a time.
-    void shift(const Units& update, float factor);
-    void undo();
+    // master += factor * update for a moment. saved [update.count, 16] gets what was there, for `put_back`.
+    void shift(const Units& update, float factor, float* saved);
+    void put_back(const Units& update, const float* saved);
 
-    // live += factor * update.
-    void add_to_live(const Units& update, float factor);
+    // live += update.
+    void add_to_live(const Units& update);
 
     // Copies the blocks changed since the last call into live.
     void publish();
@@ -48,11 +46,12 @@ class Weights {
   private:
     template <typename Visit>
     void visit_changed(const Visit& visit);
+    template <typename Visit>
+    void visit_blocks(const Units& update, const Visit& visit) const;
 
     Parameters parameters_;  // without live
     Live live_;
     std::vector<std::uint64_t> changed_;  // a bit for each block
-    std::vector<std::pair<std::uint32_t, std::array<float, block_entries>>> shifted_;  // blocks as they were, in order
 };
 
 }  // namespace atoll_kernels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -37,9 +37,6 @@ class Tensors:
         self.last_step = torch.zeros(block_count(entries), dtype=torch.int32) if lazy else None
         self.live: Any = None if live is None else self.master.to(live, copy=True)
 
-    def buffers(self) -> dict[str, torch.Tensor | None]:
-        return vars(self)
-
 
 class Job:
     def __init__(
@@ -58,9 +55,12 @@ class Job:
         self.pipelines = [Pipeline(rank=rank, islands=islands, **settings) for rank in ranks]
         for pipeline, mine in zip(self.pipelines, self.of, strict=True):
             for order, tensors in enumerate(mine):
-                assert pipeline.add_tensor(order=order, rule=rule, **tensors.buffers()) == order
+                assert pipeline.add_tensor(order=order, rule=rule, **self.buffers(tensors)) == order
 
-    def __enter__(self) -> Job:
+    def buffers(self, tensors: Tensors) -> dict[str, Any]:
+        return vars(tensors)
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
