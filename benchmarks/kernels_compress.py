@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from atoll import kernels
-from atoll.kernels import block_coo, compress
+from atoll.kernels import _native, block_coo, compress
 from atoll.kernels.pages import use_huge_pages
 from atoll.kernels.sparse_optimizer import adam_blocks, sgd_blocks
 
@@ -89,6 +89,8 @@ def compressions(rig: Rig, rate: float) -> dict[str, Callable[[int], object]]:
         "topk_block, feedback": lambda threads: compress.topk_block(g, r, *blocks, threads=threads),
         "topk_element, feedback": lambda threads: compress.topk_element(g, r, *elements, threads=threads),
         "random_block, feedback": lambda threads: compress.random_block(g, r, 1, *blocks, threads=threads),
+        # The residual, all zeros, stands for live weights.
+        "difference_block": lambda threads: _native.difference_block(g, r, 1.0, block_v, *blocks, threads),
     }
 
 

@@ -23,6 +23,17 @@ def threshold_block(
     *,
     portable: bool = False,
 ) -> tuple[int, int, int]: ...
+def difference_block(
+    master: object,
+    live: object,
+    scale: float,
+    threshold: float,
+    index: object,
+    values: object,
+    threads: int = 0,
+    *,
+    portable: bool = False,
+) -> tuple[int, int, int]: ...
 def threshold_element(
     gradient: object,
     residual: object,

@@ -97,8 +97,8 @@ class Pipeline:
     update in its live weights, `compress_live` sends what it is ahead of the masters, and `fetch` adds what the others
     did. The masters' rule is then "sgd" at a rate of 1; live = master - ranks * owed at any time, so error feedback is
     in the weights themselves and needs no residual (pass error_feedback=False). Moments, `carry` and clipping belong to
-    each rank's own optimizer and are refused. Of live weights of 16 bits the masters get what their rounding loses, too:
-    they are then no more precise than the mean of the ranks' live weights.
+    each rank's own optimizer and are refused. What the rounding of 16-bit live weights loses counts as an update: the
+    masters are then no more precise than the mean of the ranks' live weights.
     """
 
     def __init__(

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <memory>
+
+#include "placing.hpp"
+#include "score.hpp"
 
 namespace atoll_kernels {
 namespace {
-
-constexpr float largest = std::numeric_limits<float>::max();
-constexpr std::size_t ahead_entries = 1024;  // a page: the processor's own prefetcher stops at its end
 
 template <ValueFormat format>
 ATOLL_INLINE float live_at(const void* live, std::size_t i) {
@@ -24,50 +23,87 @@ ATOLL_INLINE void difference_at(const Difference& of, std::size_t begin, std::si
         d[i] = of.scale * (of.master[begin + i] - live_at<format>(of.live, begin + i));
 }
 
-ATOLL_INLINE float score_of(const float* d) {
-    float lanes[8];
-    for (std::size_t i = 0; i < 8; ++i) lanes[i] = std::fabs(d[i]) + std::fabs(d[i + 8]);
-    float four[4];
-    for (std::size_t i = 0; i < 4; ++i) four[i] = lanes[i] + lanes[i + 4];
-    return (four[0] + four[2]) + (four[1] + four[3]);
+template <ValueFormat format>
+ATOLL_INLINE Sixteen sixteen_at(const Difference& of, std::size_t begin) {
+    Sixteen live, d;
+    if constexpr (format == ValueFormat::float32) {
+        const float* const at = static_cast<const float*>(of.live) + begin;
+        load(live.low, at);
+        load(live.high, at + 8);
+    } else {
+        float wide[block_entries];
+        // Unrolled too early, this loop would escape vectorisation.
+#pragma GCC unroll 1
+        for (std::size_t i = 0; i < block_entries; ++i) wide[i] = live_at<format>(of.live, begin + i);
+        load(live.low, wide);
+        load(live.high, wide + 8);
+    }
+    load(d.low, of.master + begin);
+    load(d.high, of.master + begin + 8);
+    d.low = of.scale * (d.low - live.low);
+    d.high = of.scale * (d.high - live.high);
+    return d;
 }
 
 template <ValueFormat format>
-ATOLL_INLINE Selection choose(const Difference& of, float threshold, const Chosen& to) {
-    Selection selection{0, 0, 0};
-    const std::size_t blocks = block_count(of.n);
-    for (std::size_t block = 0; block < blocks; ++block) {
-        const std::size_t begin = block * block_entries;
-        alignas(32) float d[block_entries];
-        if (begin + block_entries <= of.n) {
-            __builtin_prefetch(of.master + begin + ahead_entries);
-            __builtin_prefetch(static_cast<const char*>(of.live) +
-                               (begin + ahead_entries) * (format == ValueFormat::float32 ? 4 : 2));
-            difference_at<format>(of, begin, block_entries, d);
-        } else {
-            std::fill_n(d, block_entries, 0.0F);
-            difference_at<format>(of, begin, of.n - begin, d);
-        }
-        const float score = score_of(d);
-        if (!(score <= largest)) {
-            ++selection.nonfinite;
-        } else if (score > threshold) {
-            ++selection.found;
-            if (selection.kept == to.capacity) continue;
-            to.index[selection.kept] = static_cast<std::uint32_t>(block);
-            std::copy_n(d, block_entries, to.values + block_entries * selection.kept++);
-        }
-    }
-    return selection;
+ATOLL_INLINE void fetch_ahead(const Difference& of, std::size_t begin) {
+    constexpr std::size_t bytes = format == ValueFormat::float32 ? 4 : 2;
+    const std::size_t there = std::min(begin + ahead_entries, of.n - 1);
+    __builtin_prefetch(of.master + there);
+    __builtin_prefetch(static_cast<const char*>(of.live) + there * bytes);
 }
 
-ATOLL_INLINE Selection choose_any(const Difference& of, float threshold, const Chosen& to) {
+// The score, or -1 if it is not finite.
+template <ValueFormat format>
+ATOLL_INLINE float score_at(const Difference& of, std::size_t begin) {
+    float score;
+    if (begin + block_entries <= of.n) {
+        score = total(folded(sixteen_at<format>(of, begin)));
+    } else {
+        float d[block_entries] = {};
+        difference_at<format>(of, begin, of.n - begin, d);
+        Sixteen padded;
+        load(padded.low, d);
+        load(padded.high, d + 8);
+        score = total(folded(padded));
+    }
+    return score <= largest_score ? score : -1.0F;
+}
+
+template <ValueFormat format>
+ATOLL_INLINE std::size_t scan_all(const Difference& of, std::size_t first, std::size_t blocks, float* scores) {
+    const std::size_t whole = std::min(blocks, of.n / block_entries - first);
+    std::size_t nonfinite = 0;
+    const auto one = [&](std::size_t block) {
+        scores[block] = score_at<format>(of, (first + block) * block_entries);
+        nonfinite += scores[block] < 0;
+    };
+    std::size_t block = 0;
+    for (; block + at_once <= whole; block += at_once) {
+        Float4 parts[at_once];
+        for (std::size_t s = 0; s < at_once; ++s) {
+            const std::size_t begin = (first + block + s) * block_entries;
+            fetch_ahead<format>(of, begin);
+            parts[s] = folded(sixteen_at<format>(of, begin));
+        }
+        const Float4 four = totals(parts[0], parts[1], parts[2], parts[3]);
+        if (all_finite(four)) [[likely]] {
+            std::memcpy(scores + block, &four, sizeof four);
+        } else {
+            for (std::size_t s = 0; s < at_once; ++s) one(block + s);
+        }
+    }
+    for (; block < blocks; ++block) one(block);
+    return nonfinite;
+}
+
+ATOLL_INLINE std::size_t scan_any(const Difference& of, std::size_t first, std::size_t blocks, float* scores) {
     switch (of.format) {
-        case ValueFormat::float16: return choose<ValueFormat::float16>(of, threshold, to);
-        case ValueFormat::bfloat16: return choose<ValueFormat::bfloat16>(of, threshold, to);
+        case ValueFormat::float16: return scan_all<ValueFormat::float16>(of, first, blocks, scores);
+        case ValueFormat::bfloat16: return scan_all<ValueFormat::bfloat16>(of, first, blocks, scores);
         case ValueFormat::float32: break;
     }
-    return choose<ValueFormat::float32>(of, threshold, to);
+    return scan_all<ValueFormat::float32>(of, first, blocks, scores);
 }
 
 ATOLL_INLINE void write_any(const Difference& of, std::size_t begin, std::size_t n, float* out) {
@@ -78,31 +114,35 @@ ATOLL_INLINE void write_any(const Difference& of, std::size_t begin, std::size_t
     }
 }
 
-Selection choose_portable(const Difference& of, float threshold, const Chosen& to) {
-    return choose_any(of, threshold, to);
+std::size_t scan_portable(const Difference& of, std::size_t first, std::size_t blocks, float* scores) {
+    return scan_any(of, first, blocks, scores);
 }
-ATOLL_TARGET_AVX2 Selection choose_avx2(const Difference& of, float threshold, const Chosen& to) {
-    return choose_any(of, threshold, to);
+ATOLL_TARGET_AVX2 std::size_t scan_avx2(const Difference& of, std::size_t first, std::size_t blocks, float* scores) {
+    return scan_any(of, first, blocks, scores);
 }
 void write_portable(const Difference& of, float* out) { write_any(of, 0, of.n, out); }
 ATOLL_TARGET_AVX2 void write_avx2(const Difference& of, float* out) { write_any(of, 0, of.n, out); }
 
+void copy_block(const Difference& of, std::size_t block, float* values) {
+    const std::size_t begin = block * block_entries, n = std::min(block_entries, of.n - begin);
+    write_any(of, begin, n, values);
+    std::fill(values + n, values + block_entries, 0.0F);
+}
+
 }  // namespace
 
-Selection difference_block(const Difference& of, float threshold, const Chosen& to, Path path) {
-    return (path == Path::avx2 ? choose_avx2 : choose_portable)(of, threshold, to);
+Selection difference_block(const Difference& of, float threshold, const Chosen& to, int threads, Path path) {
+    const auto scan = path == Path::avx2 ? scan_avx2 : scan_portable;
+    return blocks_above(
+        block_count(of.n), threshold, to, threads, path,
+        [&](std::size_t first, std::size_t count, float* scores) { return scan(of, first, count, scores); },
+        [&](std::size_t block, float* values) { copy_block(of, block, values); });
 }
 
 void difference_scores(const Difference& of, std::uint64_t seed, std::size_t count, float* scores) {
     const auto index = std::make_unique<std::uint32_t[]>(count);
     random_blocks(seed, block_count(of.n), count, index.get());
-    for (std::size_t k = 0; k < count; ++k) {
-        const std::size_t begin = index[k] * block_entries;
-        float d[block_entries] = {};
-        write_any(of, begin, std::min(block_entries, of.n - begin), d);
-        const float score = score_of(d);
-        scores[k] = score <= largest ? score : -1.0F;
-    }
+    for (std::size_t k = 0; k < count; ++k) scan_portable(of, index[k], 1, scores + k);
 }
 
 void difference(const Difference& of, float* out, Path path) {

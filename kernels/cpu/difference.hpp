@@ -10,7 +10,7 @@
 // choice: what is not sent stays in the difference.
 //
 // d = scale * (master - live), each operation rounded to float32. Blocks, scores and non-finite blocks as in compress.hpp.
-// The same bits on every processor. Bound by memory: reads 8n bytes (6n where live has 16 bits).
+// The same bits on every processor and for any number of threads. Bound by memory: reads 8n bytes (6n where live has 16 bits).
 namespace atoll_kernels {
 
 struct Difference {
@@ -22,7 +22,7 @@ struct Difference {
 };
 
 // Blocks whose score exceeds `threshold` >= 0, the first `capacity` of them.
-Selection difference_block(const Difference& of, float threshold, const Chosen& to, Path path);
+Selection difference_block(const Difference& of, float threshold, const Chosen& to, int threads, Path path);
 
 // scores[k] = score of the k-th of random_blocks(seed, blocks, count), or -1 if that is not finite.
 void difference_scores(const Difference& of, std::uint64_t seed, std::size_t count, float* scores);

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <limits>
+
+#include "score.hpp"
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -11,28 +12,6 @@
 
 namespace atoll_kernels {
 namespace {
-
-typedef float Float4 __attribute__((vector_size(16)));
-typedef float Float8 __attribute__((vector_size(32)));
-typedef int Int4 __attribute__((vector_size(16)));
-typedef int Int8 __attribute__((vector_size(32)));
-
-constexpr float largest = std::numeric_limits<float>::max();
-
-// Blocks whose scores are summed side by side.
-constexpr std::size_t at_once = 4;
-
-// How far ahead of its use memory is asked for. Both a gradient and its residual are read, and left to itself the
-// processor keeps too few cache lines in flight to use all the bandwidth one core can have: docs/performance.md.
-constexpr std::size_t ahead_entries = 1024;
-
-ATOLL_INLINE void load(Float8& value, const float* at) { std::memcpy(&value, at, sizeof value); }
-ATOLL_INLINE void store(float* at, const Float8& value) { std::memcpy(at, &value, sizeof value); }
-ATOLL_INLINE Float8 magnitude(const Float8& x) { return (Float8)((Int8)x & 0x7fffffff); }
-
-struct Sixteen {
-    Float8 low, high;
-};
 
 template <bool feedback>
 ATOLL_INLINE Sixteen sum_at(const float* gradient, const float* residual, float weight) {
@@ -51,20 +30,6 @@ ATOLL_INLINE Sixteen sum_at(const float* gradient, const float* residual, float 
     return sum;
 }
 
-ATOLL_INLINE Float4 folded(const Sixteen& x) {
-    const Float8 sum = magnitude(x.low) + magnitude(x.high);
-    return __builtin_shufflevector(sum, sum, 0, 1, 2, 3) + __builtin_shufflevector(sum, sum, 4, 5, 6, 7);
-}
-
-ATOLL_INLINE float total(const Float4& x) { return (x[0] + x[2]) + (x[1] + x[3]); }
-
-// total() of four at once: the same additions in the same order.
-ATOLL_INLINE Float4 totals(const Float4& a, const Float4& b, const Float4& c, const Float4& d) {
-    const Float4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
-    const Float4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
-}
-
 template <bool feedback>
 ATOLL_INLINE void fetch_ahead(const float* gradient, const float* residual, std::size_t at, std::size_t n) {
     const std::size_t there = std::min(at + ahead_entries, n - 1);
@@ -77,7 +42,7 @@ template <bool feedback>
 ATOLL_INLINE bool scan_block(const float* gradient, float* residual, float weight, float* score) {
     const Sixteen sum = sum_at<feedback>(gradient, residual, weight);
     const float s = total(folded(sum));
-    const bool finite = s <= largest;
+    const bool finite = s <= largest_score;
     *score = finite ? s : -1.0F;
     if constexpr (feedback) {
         if (finite) {
@@ -119,9 +84,7 @@ ATOLL_INLINE std::size_t scan_all(const Source& from, std::size_t first, std::si
             sums[s] = sum_at<feedback>(gradient + at, residual_at(block + s), weight);
         }
         const Float4 four = totals(folded(sums[0]), folded(sums[1]), folded(sums[2]), folded(sums[3]));
-        typedef long long Long2 __attribute__((vector_size(16)));
-        const Long2 finite = (Long2)(four <= largest);
-        if ((finite[0] & finite[1]) == -1) [[likely]] {
+        if (all_finite(four)) [[likely]] {
             std::memcpy(scores + block, &four, sizeof four);
             if constexpr (feedback) {
                 for (std::size_t s = 0; s < at_once; ++s) {
@@ -191,7 +154,7 @@ ATOLL_INLINE Word scan_word(const float* gradient, float* residual, float weight
             sum = old + sum;
         }
         const Float8 size = magnitude(sum);
-        const Int8 finite = size <= largest;
+        const Int8 finite = size <= largest_score;
         if constexpr (feedback) store(residual + 8 * v, (Float8)(((Int8)sum & finite) | ((Int8)old & ~finite)));
         above |= bits_of((size > threshold) & finite) << (8 * v);
         nonfinite |= (bits_of(finite) ^ 0xff) << (8 * v);

@@ -9,6 +9,7 @@
 #include "block_coo.hpp"
 #include "call_options.hpp"
 #include "compress.hpp"
+#include "difference.hpp"
 #include "sparse_optimizer.hpp"
 
 namespace atoll_kernels {
@@ -42,6 +43,27 @@ nb::tuple select_top(nb::handle gradient, nb::handle residual, double weight, nb
     {
         const GilReleased released(call.from.n);
         selection = kernel(call.from, call.to, checked, chosen_path(portable));
+    }
+    return as_tuple(selection);
+}
+
+nb::tuple select_difference(nb::handle master_object, nb::handle live_object, double scale, double threshold,
+                            nb::handle index_object, nb::handle values_object, int threads, bool portable) {
+    const int checked = checked_threads(threads);
+    const float narrow = checked_threshold(threshold);
+    const Loaded master = required(master_object, "master", Access::read);
+    const Loaded live = required(live_object, "live", Access::read, live_entries);
+    const Loaded index = required(index_object, "index", Access::write, index_entries);
+    const Loaded values = required(values_object, "values", Access::write);
+    check_entries(live, master.entries, "it must be as long as master");
+    check_entries(values, index.entries * block_entries, "it must hold the values of every index there is room for");
+    refuse_overlap({&master, &live, &index, &values});
+    const Difference of{master.data, live.data, live_of(live).format, checked_weight(scale), master.entries};
+    Selection selection;
+    {
+        const GilReleased released(of.n);
+        selection = difference_block(of, narrow, {index.as<std::uint32_t>(), values.data, index.entries}, checked,
+                                     chosen_path(portable));
     }
     return as_tuple(selection);
 }
@@ -200,6 +222,8 @@ void bind_sparse(nb::module_& m) {
     m.def("threshold_block", select_above<threshold_block, block_entries>, "gradient"_a.none(), "residual"_a.none(),
           "weight"_a, "threshold"_a, "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(),
           "portable"_a = false);
+    m.def("difference_block", select_difference, "master"_a.none(), "live"_a.none(), "scale"_a, "threshold"_a,
+          "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
     m.def("threshold_element", select_above<threshold_element, 1>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
           "threshold"_a, "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
     m.def("topk_block", select_top<topk_block, block_entries>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,

@@ -64,7 +64,7 @@ Selected Selector::select(const Copies& copies, const Format& format, Scratch& s
         selection = choose_above(
             format, to, scratch,
             [&](std::size_t count, float* scores) { difference_scores(of, format.seed, count, scores); },
-            [&](float threshold) { return difference_block(of, threshold, to, best_path()); });
+            [&](float threshold) { return difference_block(of, threshold, to, 1, best_path()); });
     } else {
         float* const d = scratch.gradient.of(entries_);
         difference(of, d, best_path());

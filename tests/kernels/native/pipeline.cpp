@@ -1,5 +1,7 @@
 // The pipeline for driver.cpp: ranks that train at once while messages move, then one that is stopped in the middle.
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -44,25 +46,30 @@ struct Rank {
     std::vector<std::size_t> tensors;
     std::unique_ptr<Pipeline> pipeline;
 
-    Rank(std::size_t rank, SelectionRule selection, ValueFormat values) : number(rank) {
+    Rank(std::size_t rank, SelectionRule selection, ValueFormat values, bool updates) : number(rank) {
         pipeline.reset(new Pipeline({.rank = static_cast<int>(rank),
                                      .islands = islands,
                                      .threads = 3,
                                      .policy = rank == 1 ? Policy::fcfs : Policy::edf,
                                      .values = values,
                                      .selection = selection,
-                                     .error_feedback = true,
+                                     .error_feedback = !updates,
                                      .digest_every = 3,
                                      .seed = 7,
-                                     .first_step = 0}));
+                                     .first_step = 0,
+                                     .updates = updates}));
         for (const std::size_t n : sizes) {
             for (std::vector<Floats>* const buffers : {&master, &residual, &first, &live}) buffers->emplace_back(n);
-            const Parameters parameters{master.back().data(), first.back().data(), nullptr, nullptr,
-                                        {live.back().data(), ValueFormat::float32}, n};
-            tensors.push_back(pipeline->add_tensor(
-                {static_cast<std::int64_t>(tensors.size()), Rule::sgd, parameters, residual.back().data(), 0}));
+            float* const own_live = updates && keeps_live(tensors.size()) ? nullptr : live.back().data();
+            const Parameters parameters{master.back().data(), updates ? nullptr : first.back().data(), nullptr, nullptr,
+                                        {own_live, ValueFormat::float32}, n};
+            tensors.push_back(pipeline->add_tensor({static_cast<std::int64_t>(tensors.size()), Rule::sgd, parameters,
+                                                    updates ? nullptr : residual.back().data(), 0}));
         }
     }
+
+    // Exchanging updates: whether a tensor's live weights are kept here and copied for the pipeline, as a GPU's are.
+    bool keeps_live(std::size_t tensor) const { return (number + tensor) % 2 == 1; }
 
     void compress(std::int64_t step) {
         for (std::size_t tensor = sizes.size(); tensor-- > 0;) {
@@ -92,6 +99,53 @@ struct Rank {
         expect(pipeline->await(tensors, steps - 1, soon()), "the last update did not come", number);
         pipeline->publish(tensors, steps - 1);
     }
+
+    void fetch(std::int64_t step) {
+        for (const std::size_t tensor : tensors) {
+            expect(pipeline->await({&tensor, 1}, step, soon()), "an update did not come", number);
+            if (!keeps_live(tensor)) {
+                pipeline->publish({&tensor, 1}, step);
+                continue;
+            }
+            const auto [version, part] = pipeline->take_changes(tensor);
+            for (std::size_t k = 0; k < part.count; ++k) {
+                const std::size_t begin = part.index[k] * block_entries, n = live[tensor].size();
+                for (std::size_t i = begin; i < std::min(n, begin + block_entries); ++i)
+                    live[tensor][i] += part.values[k * block_entries + i - begin];
+            }
+        }
+    }
+
+    std::shared_ptr<const Floats> owed(std::size_t tensor) {
+        auto out = std::make_shared<Floats>(sizes[tensor]);
+        expect(pipeline->owed(tensor, {live[tensor].data(), ValueFormat::float32}, out->data()) == 0, "not finite", number);
+        return out;
+    }
+
+    void train_updates() {
+        for (std::int64_t step = 0; step < steps; ++step) {
+            expect(pipeline->await_compressed(soon()), "parts are not selected", number);
+            for (const std::size_t tensor : tensors) {
+                const auto moved = random_floats(sizes[tensor], static_cast<std::uint32_t>(number * 1000 + step * 10));
+                for (std::size_t i = 0; i < moved->size(); ++i) live[tensor][i] += (*moved)[i];
+                Gradient gradient{live[tensor].data(), ValueFormat::float32, 0, 9, nullptr, true};
+                if (keeps_live(tensor)) {
+                    const auto copy = std::make_shared<const Floats>(live[tensor]);
+                    gradient.data = copy->data();
+                    gradient.owner = copy;
+                }
+                pipeline->compress(step, tensor, std::move(gradient));
+            }
+            pipeline->apply(step, {static_cast<std::int32_t>(step + 1), {{1, 0, 0, 0, 0}}, false, 0});
+            if (step % 5 != 3) fetch(step - 1);
+            if (step % 5 == 4) {
+                expect(pipeline->quiesce(soon()), "tasks did not end", number);
+                for (const std::size_t tensor : tensors) (void)owed(tensor);
+                pipeline->resume();
+            }
+        }
+        fetch(steps - 1);
+    }
 };
 
 struct Network {
@@ -120,21 +174,41 @@ struct Network {
     }
 };
 
-std::vector<std::unique_ptr<Rank>> new_ranks(SelectionRule selection, ValueFormat values) {
+std::vector<std::unique_ptr<Rank>> new_ranks(SelectionRule selection, ValueFormat values, bool updates = false) {
     std::vector<std::unique_ptr<Rank>> ranks;
-    for (std::size_t rank = 0; rank < 4; ++rank) ranks.push_back(std::make_unique<Rank>(rank, selection, values));
+    for (std::size_t rank = 0; rank < 4; ++rank)
+        ranks.push_back(std::make_unique<Rank>(rank, selection, values, updates));
     return ranks;
+}
+
+void train_all(std::vector<std::unique_ptr<Rank>>& ranks, void (Rank::*train)()) {
+    Network network{ranks};
+    std::thread carrier([&] { network.carry(); });
+    std::vector<std::thread> trainers;
+    for (const auto& rank : ranks) trainers.emplace_back([&rank, train] { (*rank.*train)(); });
+    for (std::thread& trainer : trainers) trainer.join();
+    network.stop = true;
+    carrier.join();
+}
+
+void check_updates(SelectionRule selection, ValueFormat values) {
+    auto ranks = new_ranks(selection, values, true);
+    train_all(ranks, &Rank::train_updates);
+    for (const auto& rank : ranks) {
+        expect(rank->master == ranks[0]->master, "the masters differ", rank->number);
+        for (const std::size_t tensor : rank->tensors) {
+            const auto owed = rank->owed(tensor);
+            for (std::size_t i = 0; i < sizes[tensor]; ++i) {
+                const float expected = rank->master[tensor][i] - 4 * (*owed)[i];
+                expect(std::fabs(rank->live[tensor][i] - expected) < 1e-3F, "live is not master - 4 * owed", rank->number);
+            }
+        }
+    }
 }
 
 void check_training(SelectionRule selection, ValueFormat values) {
     auto ranks = new_ranks(selection, values);
-    Network network{ranks};
-    std::thread carrier([&] { network.carry(); });
-    std::vector<std::thread> trainers;
-    for (const auto& rank : ranks) trainers.emplace_back([&rank] { rank->train(); });
-    for (std::thread& trainer : trainers) trainer.join();
-    network.stop = true;
-    carrier.join();
+    train_all(ranks, &Rank::train);
     const std::vector<Digest> digests = ranks[0]->pipeline->take_digests();
     expect(digests.size() == sizes.size() * steps / 3, "digests are missing", 0);
     for (const auto& rank : ranks) {
@@ -184,6 +258,8 @@ void check_pipeline() {
     check_training(SelectionRule::threshold, ValueFormat::float16);
     check_training(SelectionRule::topk, ValueFormat::float32);
     check_training(SelectionRule::random, ValueFormat::bfloat16);
+    check_updates(SelectionRule::threshold, ValueFormat::float16);
+    check_updates(SelectionRule::random, ValueFormat::float32);
     check_stop_in_the_middle();
     check_damaged();
 }
