@@ -1,8 +1,8 @@
 """A small regression under strategy stale-sparse that writes down everything it did.
 
 OUT/run-N-rank-R.jsonl has a line for each batch. OUT/run-N-rank-R.begin and .end (torch.save) have, by parameter, what
-this rank held back and the masters; .end also what its own gradients, weighted by its part of the batch, add up to,
-and the model's own weights. .end is written however the run ends, short of being killed."""
+this rank held back, the masters, the model's own weights, and what this rank's gradients add up to, each weighted by
+its part of the batch. .end is written however the run ends, short of being killed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ parser.add_argument("--settings", type=json.loads, help="of atoll.StaleSparse, w
 parser.add_argument("--checkpoints", type=Path, help="where to save, without an agent")
 parser.add_argument("--silent-rank", type=int, default=-1, help="this rank's gradients are all zero")
 parser.add_argument("--flip-at", type=int, default=-1, help="rank 1 flips a bit of a master before this step")
+parser.add_argument("--await-stop-at", type=int, default=-1, help="wait in this step until a stop came")
 options = parser.parse_args()
 
 SAMPLES, BATCH = 100, 12  # 8 whole batches and one of 4 in each epoch
@@ -46,18 +47,22 @@ def data() -> torch.utils.data.TensorDataset:
 
 
 model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 33), nn.Tanh(), nn.Linear(33, 1))
+summed = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in model.named_parameters()}
+of_this_pass: dict[str, torch.Tensor] = {}
+for name, parameter in model.named_parameters():  # before anyone else's hooks: gradients as they are
+    parameter.register_hook(lambda gradient, name=name: of_this_pass.update({name: gradient.double()}))
 family = torch.optim.AdamW if options.adamw else torch.optim.SGD
 optimizer = family(model.parameters(), lr=0.01)
 model, optimizer, loader = run.prepare(model, optimizer, data(), batch_size=BATCH)
 begun_step = run.step
 assert run._training is not None
 sync: Any = run._training._sync
-summed = {name: torch.zeros_like(one, dtype=torch.float64) for name, one in model.named_parameters()}
 
 
 def keep(what: str) -> None:
+    shaped = {layer.name: layer.shaped for layer in sync._layers}
     state = {
-        "held_back": {layer.name: layer.shaped(layer.residual).clone() for layer in sync._layers},
+        "held_back": {name: shaped[name](flat).clone() for name, flat in sync._held_back().items()},
         "masters": {layer.name: layer.shaped(layer.master).clone() for layer in sync._layers},
         "live": {name: one.detach().clone() for name, one in model.named_parameters()},
         "summed": summed,
@@ -66,32 +71,33 @@ def keep(what: str) -> None:
     torch.save(state, options.out / f"{NAME}.{what}")
 
 
-def watch(name: str, parameter: nn.Parameter) -> None:
-    def add(gradient: torch.Tensor) -> None:
-        cut = loader.current
-        if cut.step >= begun_step:  # at an epoch's end the last batch is shown again
-            summed[name].add_(gradient.double(), alpha=cut.weight)
-
-    parameter.register_hook(add)
+def await_stop() -> None:
+    ends_s = time.monotonic() + 20
+    while run._link is not None and run._link.stop is None and run.rank == 0:
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
 
 
-for parameter_name, one in model.named_parameters():
-    watch(parameter_name, one)
 keep("begin")
 with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
     try:
         for epoch in run.epochs(options.epochs):
             for x, y, ids in loader:
                 time.sleep(options.sleep_s)
-                if run.rank == 1 and run.step == options.flip_at:
-                    sync._layers[2].master.view(torch.int32)[5] ^= 1
-                loss = nn.functional.mse_loss(model(x), y) * (run.rank != options.silent_rank)
                 cut = loader.current
+                if run.rank == 1 and cut.step == options.flip_at:
+                    sync._layers[2].master.view(torch.int32)[5] ^= 1
+                if cut.step == options.await_stop_at:
+                    await_stop()
+                loss = nn.functional.mse_loss(model(x), y) * (run.rank != options.silent_rank)
                 run.backward(loss)
-                if cut.step >= begun_step:
-                    trained = {"step": cut.step, "epoch": epoch, "ids": ids.tolist() if cut.local else []}
-                    log.write(json.dumps(trained | {"loss": loss.item()}) + "\n")
                 optimizer.step()
                 optimizer.zero_grad()
+                if cut.step >= begun_step:  # at an epoch's end the last batch is shown again
+                    for name, gradient in of_this_pass.items():
+                        summed[name].add_(gradient, alpha=cut.weight)
+                    trained = {"step": cut.step, "epoch": epoch, "ids": ids.tolist() if cut.local else []}
+                    log.write(json.dumps(trained | {"loss": loss.item()}) + "\n")
+            run.report(loss=loss.item())
     finally:
         keep("end")
