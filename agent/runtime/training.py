@@ -217,6 +217,8 @@ class Training:
             self._end_rehearsal(self._rehearsal)
         elif cut is not None:
             self._tell(cut, times)
+        else:
+            self._sync.step_numbers()  # what was waited for between two epochs is of no step
         self._take_plans()
         step = self.loader.position.step
         try:

@@ -1,6 +1,6 @@
 """Strategy stale-sparse that leaves nothing out and waits for every step trains what strategy dense trains.
 
-Started on 2 or 3 ranks with a port for each run. Batches of 7 and a last one of 1 make unequal parts, and empty ones."""
+Started on 2 or 3 ranks with a port for each run. Batches of 7 and a last of 1 make unequal parts, empty ones too."""
 
 from __future__ import annotations
 

@@ -1,0 +1,115 @@
+"""Jobs of strategy stale-sparse through the real command, controller and agents."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from cluster import SCRIPTS, Cluster, kill, trained_samples
+
+from atoll.v1 import common_pb2 as common
+from atoll.v1 import jobs_pb2 as pb
+
+ATOLL = (sys.executable, "-m", "atoll.cli.main")
+SPARSE = ("--strategy", "stale-sparse", "--rate", "0.9")
+
+
+def atoll(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*ATOLL, "--controller", cluster.addresses[0], *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def submitted(cluster: Cluster, *arguments: str) -> str:
+    """With the command; the job's id."""
+    done = atoll(cluster, "submit", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def status(cluster: Cluster, job: str) -> dict[str, Any]:
+    shown: dict[str, Any] = json.loads(atoll(cluster, "status", job, "--json").stdout)
+    return shown
+
+
+def test_a_sparse_job_tells_its_rate_and_links_and_follows_an_adjustment_to_the_end(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    tiny = (str(SCRIPTS / "tiny.py"), "--name", "sparse", "--workers", "2", *SPARSE)
+    job = submitted(cluster, *tiny, "--", f"--out={out}", "--epochs=6")
+    cluster.wait_for(job, "links and steps", lambda j: j.progress.step > 20 and all(w.links for w in j.workers))
+    seen = status(cluster, job)
+    assert seen["spec"]["strategy"] == "stale-sparse"
+    assert seen["progress"]["rate"] == 0.9
+    assert 0 <= seen["progress"]["stall_share"] <= 1
+    assert 0 <= seen["progress"]["fresh_share"] <= 1
+    for rank, worker in enumerate(seen["workers"]):
+        (link,) = worker["links"]
+        assert link.get("peer", 0) == 1 - rank
+        assert int(link["sent_bytes"]) > 0
+        assert int(link["received_bytes"]) > 0
+        assert not link.get("dropped")
+
+    adjusted = atoll(cluster, "adjust", job, "--rate", "0.5")
+    assert adjusted.returncode == 0, adjusted.stderr
+    assert "rate 50.00 %" in adjusted.stdout
+    changed = cluster.wait_for(job, "steps at the new rate", lambda j: j.progress.rate == 0.5)
+    assert changed.run == 1
+    assert "rate 50.00 %" in atoll(cluster, "status", job).stdout
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run, ended.checkpoint_step) == (pb.PHASE_DONE, 1, 300), cluster.story(job)
+    for steps in trained_samples(out).values():
+        assert Counter(sample for batch in steps.values() for sample in batch) == Counter(range(600))
+
+
+def test_a_killed_worker_of_a_sparse_job_costs_the_others_no_sample(cluster: Cluster, tmp_path: Path) -> None:
+    """1. The rate is adjusted, then rank 1 is killed. 2. Run 2 goes on from what the other saved, at the adjusted rate.
+    3. No sample counts twice in an epoch; only the killed worker's last ones may not count at all."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    job = cluster.submit(
+        "tiny.py", f"--out={out}", "--epochs=4", workers=(2, 2), checkpoint_every=1000,
+        strategy="stale-sparse", stale_sparse=common.StaleSparse(rate=0.9),
+    )  # fmt: skip
+    cluster.wait_for_step(job, 10)
+    cluster.client.adjust(job, rate=0.8)
+    before = cluster.wait_for(job, "steps at the new rate", lambda j: j.progress.rate == 0.8)
+    kill(before.workers[1].status.pid)
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 2, 0), cluster.story(job)
+    assert ended.progress.rate == 0.8
+    missing = 0
+    for steps in trained_samples(out).values():
+        counts = Counter(sample for batch in steps.values() for sample in batch)
+        assert set(counts.values()) == {1}
+        missing += 600 - len(counts)
+    assert missing <= 2 * 6  # two steps of half a batch
+    first = min(json.loads(line)["step"] for line in (out / "run-2-rank-0.jsonl").read_text().splitlines())
+    last = max(json.loads(line)["step"] for line in (out / "run-1-rank-0.jsonl").read_text().splitlines())
+    assert first in (last, last + 1)
+
+
+def test_wrong_settings_are_refused_in_words(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.local([1.0])
+    tiny = str(SCRIPTS / "tiny.py")
+    dense = submitted(cluster, tiny, "--name", "dense", "--", f"--out={tmp_path / 'out'}", "--epochs=100")
+    cases = [
+        (("submit", tiny, "--strategy", "sparse"), 2, "stale-sparse"),
+        (("submit", tiny, "--strategy", "stale-sparse", "--rate", "1.5"), 2, "rate"),
+        (("submit", tiny, "--rate", "0.9"), 2, "stale-sparse"),
+        (("adjust", "no-such-job", "--rate", "0.9"), 2, "no-such-job"),
+        (("adjust", dense, "--rate", "1.5"), 2, "rate"),
+        (("adjust", dense, "--rate", "0.9"), 1, "strategy dense, which has no compression rate"),
+    ]
+    for arguments, code, word in cases:
+        refused = atoll(cluster, *arguments)
+        assert refused.returncode == code, (arguments, refused.stdout, refused.stderr)
+        assert word in refused.stderr, refused.stderr
+        assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
+    assert atoll(cluster, "cancel", dense).returncode == 0
+    cluster.wait_for_end(dense)
