@@ -9,6 +9,7 @@
 
 #include "../../../kernels/cpu/block_coo.hpp"
 #include "../../../kernels/cpu/compress.hpp"
+#include "../../../kernels/cpu/difference.hpp"
 #include "../../../kernels/cpu/sparse_optimizer.hpp"
 #include "../../../kernels/cpu/thread_pool.hpp"
 
@@ -87,6 +88,31 @@ void check_selections(std::size_t n) {
             return random_block(from, 7, to, threads, path);
         });
     }
+}
+
+void check_difference(std::size_t n) {
+    Floats master = random_floats(n, 1);
+    if (n > 20) master[n / 2] = std::numeric_limits<float>::quiet_NaN();
+    const Floats live = random_floats(n, 2);
+    std::vector<std::uint16_t> narrow(n);
+    for (std::size_t i = 0; i < n; ++i) narrow[i] = to_bfloat16(live[i]);
+    const std::size_t blocks = block_count(n);
+    for (const ValueFormat format : {ValueFormat::float32, ValueFormat::float16, ValueFormat::bfloat16}) {
+        const void* const data = format == ValueFormat::float32 ? static_cast<const void*>(live.data()) : narrow.data();
+        const Difference of{master.data(), data, format, 0.5F, n};
+        for (const std::size_t capacity : {std::size_t{0}, blocks / 3, blocks}) {
+            const auto run = [&](int threads, Path path) {
+                Result result{{}, Floats(n), Floats(capacity * block_entries), Indices(capacity)};
+                result.selection = difference_block(of, 9.0F, {result.index.data(), result.values.data(), capacity}, threads, path);
+                difference(of, result.residual.data(), path);
+                return result;
+            };
+            const Result expected = run(1, Path::portable);
+            for (const int threads : {1, 2, 5}) expect(run(threads, best_path()) == expected, "a difference differs", n);
+        }
+    }
+    Floats scores(blocks);
+    difference_scores({master.data(), narrow.data(), ValueFormat::bfloat16, 0.5F, n}, 3, blocks, scores.data());
 }
 
 void check_wire(std::size_t n) {
@@ -176,6 +202,7 @@ void check_sum(std::size_t n) {
 void check_sparse() {
     for (const std::size_t n : {0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1023, 1025}) {
         check_selections(n);
+        check_difference(n);
         check_wire(n);
         check_optimizers(n);
         check_sum(n);
