@@ -85,11 +85,6 @@ def test_the_same_input_gives_the_same_bytes() -> None:
     assert list(json.loads(PLANNERS["inverse-time"].run_json(text))) == ["batches", "continuous", "step_time"]
 
 
-@pytest.mark.parametrize("name", sorted(PLANNERS))
-def test_the_example_of_each_planner_runs(name: str) -> None:
-    assert json.loads(PLANNERS[name].run_json(PLANNERS[name].example))["batches"]
-
-
 @given(st.lists(st.tuples(TIMES, st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=4), st.data())
 def test_no_other_whole_split_is_faster(nodes: list[tuple[float, int, int]], data: st.DataObject) -> None:
     """Against trying all splits."""
