@@ -204,4 +204,4 @@ def _ascending(value: Any, where: str, low: float, high: float) -> tuple[float, 
 
 
 def _sqnorm(value: Any, where: str) -> float:
-    return number(value, where, 0, 1e300)
+    return number(value, where, 0, 1e200)  # beyond gradients, and no product overflows

@@ -60,8 +60,6 @@ def estimate_gns(given: GnsInput) -> GnsEstimate:
         )
     combine = _pooled if given.weights == "pooled" else _printed
     trace, sqnorm = combine(b, local, given.global_sqnorm)
-    if not (math.isfinite(trace) and math.isfinite(sqnorm)):
-        raise BadInput(f"squared norms up to {max(local.max(), given.global_sqnorm):g} overflow. Leave this step out")
     return GnsEstimate(trace, sqnorm, noise_scale(trace, sqnorm))
 
 
@@ -93,9 +91,11 @@ def _printed(b: F64, local: F64, mean_sqnorm: float) -> tuple[float, float]:
 
 def _weights(covariance: F64) -> F64:
     """Those of the combination with the least variance: A^-1 1, made to sum to one."""
+    refusal = 'the printed weights do not exist for these batches. Use weights = "pooled"'
     try:
-        raised = np.linalg.solve(covariance, np.ones(len(covariance)))
+        raised: F64 = np.linalg.solve(covariance, np.ones(len(covariance)))
     except np.linalg.LinAlgError as error:
-        raise BadInput('the printed weights do not exist for these batches. Use weights = "pooled"') from error
-    weights: F64 = raised / raised.sum()
-    return weights
+        raise BadInput(refusal) from error
+    if not (math.isfinite(raised.sum()) and raised.sum() != 0):
+        raise BadInput(refusal)
+    return raised / raised.sum()

@@ -105,7 +105,7 @@ class Levels:
     def split(self, level_C: F64) -> F64:
         """The batches [C, N] that end by each level, within bounds."""
         level_C1 = level_C[:, None]
-        batch = (level_C1 - self._offset_2N[0]) * self._rate_2N[0]
+        batch: F64 = (level_C1 - self._offset_2N[0]) * self._rate_2N[0]
         np.minimum(batch, (level_C1 - self._offset_2N[1]) * self._rate_2N[1], out=batch)
         np.maximum(batch, self._times.low_N, out=batch)
         np.minimum(batch, self._times.high_N, out=batch)
