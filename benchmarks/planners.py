@@ -67,7 +67,7 @@ def main() -> None:
 
     rng = np.random.default_rng(1)
     rows = (rng.uniform(0.1, 1, (given.nodes, 4)) * [1e-3, 1e-2, 2e-3, 1e-2]).tolist()
-    models = [NodeModel(*row, Bounds(1, 512)) for row in rows]
+    models = [NodeModel(q, s, k, m, Bounds(1, 512)) for q, s, k, m in rows]
     nodes = [dict(zip("qskm", row, strict=True)) | {"min_batch": 1, "max_batch": 512} for row in rows]
     totals = candidates_between(2 * given.nodes, 400 * given.nodes, given.candidates)
     run = {"candidates": totals, "noise_scale": 30.0 * given.nodes, "initial_batch": 2 * given.nodes, "nodes": nodes}

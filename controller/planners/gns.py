@@ -93,9 +93,9 @@ def _weights(covariance: F64) -> F64:
     """Those of the combination with the least variance: A^-1 1, made to sum to one."""
     refusal = 'the printed weights do not exist for these batches. Use weights = "pooled"'
     try:
-        raised: F64 = np.linalg.solve(covariance, np.ones(len(covariance)))
+        raised = np.linalg.solve(covariance, np.ones(len(covariance)))
     except np.linalg.LinAlgError as error:
         raise BadInput(refusal) from error
     if not (math.isfinite(raised.sum()) and raised.sum() != 0):
         raise BadInput(refusal)
-    return raised / raised.sum()
+    return np.asarray(raised / raised.sum(), dtype=np.float64)

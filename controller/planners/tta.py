@@ -77,12 +77,11 @@ def plan_tta(given: TtaInput) -> TtaPlan:
     device's time, such that every link carries its bytes within T. Raises NoFeasiblePlan.
     """
     search = _Search(given)
-    found = [
-        plan
-        for total, above in search.minima()
-        for whole_total in sorted({math.floor(total), math.ceil(total)})
-        if (plan := search.plan(whole_total, above)) is not None
-    ]
+    places: dict[int, float] = {}  # of the rate, by whole total: that of the best start that ended there
+    for _, total, above in sorted(search.minima()):
+        for whole_total in (math.floor(total), math.ceil(total)):
+            places.setdefault(whole_total, above)
+    found = [plan for total, above in places.items() if (plan := search.plan(total, above)) is not None]
     if not found:
         raise search.links_too_thin()
     return min(found, key=lambda plan: plan.tta * (1 + given.balance * plan.variation))
@@ -114,8 +113,8 @@ class _Search:
                 f"{known_low:g} to {known_high:g}. Profile totals that the devices can hold"
             )
 
-    def minima(self) -> Iterator[tuple[float, float]]:
-        """(total, place of the rate) where Nelder-Mead ends, from each start."""
+    def minima(self) -> Iterator[tuple[float, float, float]]:
+        """(logarithm of the cost, total, place of the rate) where Nelder-Mead ends, from each start."""
         from scipy.optimize import minimize
 
         bounds = [(math.log(self._low), math.log(self._high)), (0.0, 1.0)]
@@ -132,7 +131,8 @@ class _Search:
                 options={"initial_simplex": simplex, "maxfev": _EVALUATIONS, "xatol": 1e-4, "fatol": 1e-7},
             )
             # The logarithm may come back a rounding error outside.
-            yield min(max(math.exp(ended.x[0]), self._low), self._high), float(ended.x[1])
+            total = min(max(math.exp(ended.x[0]), self._low), self._high)
+            yield float(ended.fun), total, float(ended.x[1])
 
     def _log_cost(self, total: float, above: float) -> float:
         total = min(max(total, self._low), self._high)

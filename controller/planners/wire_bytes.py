@@ -42,9 +42,9 @@ class Traffic:
             return 1.0
         # Time is nearly proportional to what is kept: bytes an entry change by 1 % where the share changes by half, so
         # each round is closer by a factor of fifty and more.
-        kept = 1.0
-        for _ in range(8):
-            kept = min(1.0, kept * seconds / self.seconds(kept))
+        kept, before = 1.0, 0.0
+        while abs(kept - before) > 1e-11 * kept:
+            kept, before = min(1.0, kept * seconds / self.seconds(kept)), kept
         return kept * (1 - 1e-9)
 
 

@@ -40,7 +40,7 @@ overlaps = st.builds(Overlap, gamma=st.one_of(st.just(0.0), st.floats(1e-3, 1)),
 
 @st.composite
 def clusters(draw: st.DrawFn) -> OptPerfInput:
-    nodes = tuple(draw(st.lists(node_models(), min_size=1, max_size=8)))
+    nodes = (*draw(st.lists(node_models(), max_size=7)), model(1, 0, 1, 0))
     low = sum(n.bounds.min_batch for n in nodes)
     high = sum(2000 if n.bounds.max_batch is None else n.bounds.max_batch for n in nodes)
     return OptPerfInput(draw(st.integers(max(low, 1), max(high, 1))), nodes, draw(overlaps))
