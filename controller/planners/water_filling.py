@@ -59,7 +59,7 @@ class StepTimes:
     def require(self, total: int) -> None:
         """Raises NoFeasiblePlan where the bounds cannot hold `total` samples."""
         if not self.holds(total):
-            low, high = self.low_N.sum(), self.high_N.sum()
+            low, high = self.low_N.sum(), np.where(np.isinf(self.high_N), total, self.high_N).sum()
             raise NoFeasiblePlan(
                 f"total_batch = {total} does not fit the bounds, which allow {low:g} to {high:g} together. "
                 "Choose a total between them or widen max_batch"
