@@ -31,7 +31,8 @@ from atoll.controller.planners.tta import Device, TtaInput, plan_tta
 from atoll.errors import BadInput
 
 MAX_CANDIDATES: Final = 1000
-MAX_OFFERS: Final = 1000
+MAX_OFFERS: Final = 64
+"""Each costs a plan of the whole run; who waits longer is judged in the next decision."""
 MAX_GRID: Final = 256
 """Rates, and total batches, of a surrogate."""
 MAX_SECONDS: Final = 1e6

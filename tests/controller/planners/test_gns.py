@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,22 +22,30 @@ def run(**data: Any) -> Any:
     return json.loads(PLANNERS["gns"].run_json(json.dumps(data)))
 
 
-def estimates(sqnorm: float, weights: Weights, batches: tuple[int, ...] = BATCHES) -> NDArray[np.float64]:
-    """(trace, sqnorm) [TRIALS, 2] of steps whose per-sample gradients have mean of that squared norm, tr(Sigma) = 1.
+def steps(sqnorm: float) -> Iterator[tuple[tuple[float, ...], float]]:
+    """Squared norms, of each node and of the whole, in steps where |G|^2 = sqnorm and tr(Sigma) = 1.
 
     A node's mean gradient is drawn as such: normal, with variance 1 / DIMENSIONS / b in every dimension."""
     rng = np.random.default_rng(20240817)
-    b = np.array(batches, dtype=np.float64)
-    found = []
+    b = np.array(BATCHES, dtype=np.float64)
     for _ in range(TRIALS):
         local = rng.standard_normal((len(b), DIMENSIONS)) / np.sqrt(DIMENSIONS * b)[:, None] + math.sqrt(
             sqnorm / DIMENSIONS
         )
         whole = (b / b.sum()) @ local
-        norms = tuple((local**2).sum(axis=1).tolist())
-        estimate = estimate_gns(GnsInput(batches, norms, float(whole @ whole), weights))
-        found.append((estimate.trace, estimate.sqnorm))
-    return np.array(found)
+        yield tuple((local**2).sum(axis=1).tolist()), float(whole @ whole)
+
+
+def estimates(sqnorm: float, weights: Weights) -> NDArray[np.float64]:
+    """(trace, sqnorm) [TRIALS, 2]."""
+    found = [estimate_gns(GnsInput(BATCHES, local, whole, weights)) for local, whole in steps(sqnorm)]
+    return np.array([(estimate.trace, estimate.sqnorm) for estimate in found])
+
+
+def plain_means(sqnorm: float) -> NDArray[np.float64]:
+    """Of the nodes' own estimates of the trace, all weighted alike. [TRIALS]"""
+    b, total = np.array(BATCHES), sum(BATCHES)
+    return np.array([(b * total / (total - b) * (np.array(local) - whole)).mean() for local, whole in steps(sqnorm)])
 
 
 @pytest.mark.parametrize("weights", ["pooled", "printed"])
@@ -52,6 +61,7 @@ def test_pooling_has_a_hundredth_of_the_variance_of_the_printed_weights_where_th
     pooled, printed = estimates(10.0, "pooled")[:, 0].var(), estimates(10.0, "printed")[:, 0].var()
     assert pooled == pytest.approx(0.005, rel=0.15)
     assert printed == pytest.approx(0.560, rel=0.15)
+    assert plain_means(10.0).var() == pytest.approx(2.1, rel=0.15)
     assert estimates(0.01, "printed")[:, 0].var() == pytest.approx(0.0082, rel=0.15)
 
 

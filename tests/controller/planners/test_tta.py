@@ -80,6 +80,11 @@ def test_batches_follow_the_devices_speeds_where_all_are_saturated() -> None:
     assert plan["variation"] < 0.03
 
 
+def test_a_profile_of_one_total_and_one_rate_leaves_only_the_split_to_choose() -> None:
+    plan = run(case(125e6, surrogate={"rates": [0.99], "batches": [100], "extra": [[0.5]]}))
+    assert (plan["total_batch"], plan["rate"], plan["extra"]) == (100, pytest.approx(0.99), 0.5)
+
+
 def test_one_island_has_no_link_to_fear() -> None:
     data = case()
     plan = run(data | {"devices": [d | {"island": 0} for d in data["devices"]]})
