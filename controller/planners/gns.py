@@ -71,8 +71,9 @@ def noise_scale(trace: float, sqnorm: float) -> float | None:
 
 def _pooled(b: F64, local: F64, mean_sqnorm: float) -> tuple[float, float]:
     total = b.sum()
-    trace = (b @ local - total * mean_sqnorm) / (len(b) - 1)
-    return float(trace), float(mean_sqnorm - trace / total)
+    # Summed exactly: the two terms are nearly equal where there is little noise.
+    trace = math.fsum([*(b * local).tolist(), -float(total) * mean_sqnorm]) / (len(b) - 1)
+    return trace, float(mean_sqnorm - trace / total)
 
 
 def _printed(b: F64, local: F64, mean_sqnorm: float) -> tuple[float, float]:

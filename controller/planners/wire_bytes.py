@@ -53,5 +53,10 @@ def index_bytes(density: F64) -> F64:
 
     A gap reaches 2^7 with probability (1 - density)^(2^7), and so on.
     """
-    dropped = 1 - density
-    return np.asarray(1 + dropped**2**7 + dropped**2**14 + dropped**2**21)
+    found: F64 = np.ones_like(density)
+    longer: F64 = 1 - density
+    for _ in range(3):
+        for _ in range(7):
+            longer = longer * longer  # a power's last bit would depend on the CPU, and recorded plans on it
+        found += longer
+    return found
