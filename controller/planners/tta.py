@@ -128,7 +128,7 @@ class _Search:
                 simplex[0],
                 method="Nelder-Mead",
                 bounds=bounds,
-                options={"initial_simplex": simplex, "maxfev": _EVALUATIONS, "xatol": 1e-4, "fatol": 1e-7},
+                options={"initial_simplex": simplex, "maxfev": _EVALUATIONS, "xatol": 1e-3, "fatol": 1e-5},
             )
             # The logarithm may come back a rounding error outside.
             total = min(max(math.exp(ended.x[0]), self._low), self._high)
