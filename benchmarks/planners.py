@@ -1,0 +1,95 @@
+"""Planners at 1,000 nodes: OptPerf of 100 candidate totals, and each planner's whole decision through its JSON form.
+
+    python benchmarks/planners.py [--nodes 1000] [--candidates 100] [--repeats 15]
+
+One line each: median and range of the repeats. A decision is text in, text out: what the controller runs and records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from atoll.controller.planners.bounds import Bounds
+from atoll.controller.planners.goodput import candidates_between
+from atoll.controller.planners.optperf import NodeModel, Overlap, optperf_of_totals
+from atoll.controller.planners.registry import PLANNERS
+
+OVERLAP = {"gamma": 0.2, "t_o": 0.05, "t_u": 0.01}
+
+
+def show(what: str, goal: str, repeats: int, call: Callable[[], object]) -> None:
+    call()
+    times_ms = []
+    for _ in range(repeats):
+        began_s = time.perf_counter()
+        call()
+        times_ms.append((time.perf_counter() - began_s) * 1e3)
+    print(f"{what:<58} {statistics.median(times_ms):7.2f} ms [{min(times_ms):.2f}-{max(times_ms):.2f}]  {goal}")
+
+
+def decision(name: str, data: dict[str, Any]) -> Callable[[], object]:
+    text = json.dumps(data)
+    return lambda: PLANNERS[name].run_json(text)
+
+
+def thin_links(rng: np.random.Generator, nodes: int) -> dict[str, Any]:
+    """Devices like an RTX 2080 Ti, 3090 or 4090, in islands of ten."""
+    kinds = [{"alpha": 20, "beta": 99}, {"alpha": 32, "beta": 148}, {"alpha": 28, "beta": 300}]
+    devices = [kinds[int(rng.integers(3))] | {"max_batch": 256, "island": i // 10} for i in range(nodes)]
+    rates, batches = [0.9, 0.97, 0.99, 0.995, 0.999], [0.5 * nodes, 8 * nodes, 64 * nodes, 256 * nodes]
+    extra = [[0.01 / (1 - r) ** 0.5 * (1 + b / (100 * nodes)) for b in batches] for r in rates]
+    return {
+        "devices": devices,
+        "bandwidths": [float(b) for b in rng.uniform(12.5e6, 125e6, -(-nodes // 10))],
+        "entries": 86_000_000,
+        "samples": 10_000_000,
+        "surrogate": {"rates": rates, "batches": batches, "extra": extra},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--candidates", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=15)
+    given = parser.parse_args()
+    print(f"{datetime.date.today()}  {platform.machine()}, {os.cpu_count()} cores, {given.nodes} nodes")
+
+    rng = np.random.default_rng(1)
+    rows = (rng.uniform(0.1, 1, (given.nodes, 4)) * [1e-3, 1e-2, 2e-3, 1e-2]).tolist()
+    models = [NodeModel(q, s, k, m, Bounds(1, 512)) for q, s, k, m in rows]
+    nodes = [dict(zip("qskm", row, strict=True)) | {"min_batch": 1, "max_batch": 512} for row in rows]
+    totals = candidates_between(2 * given.nodes, 400 * given.nodes, given.candidates)
+    run = {"candidates": totals, "noise_scale": 30.0 * given.nodes, "initial_batch": 2 * given.nodes, "nodes": nodes}
+    offers = [nodes[i] | {"name": f"node-{i}/0", "uncertainty": 0.02} for i in range(3)]
+    sqnorms = {"batches": [8] * given.nodes, "local_sqnorms": [2.0] * given.nodes, "global_sqnorm": 1.0}
+
+    show(
+        f"OptPerf of {len(totals)} totals",
+        "goal 10 ms",
+        given.repeats,
+        lambda: optperf_of_totals(models, Overlap(**OVERLAP), totals),
+    )
+    for name, data in [
+        ("optperf", {"total_batch": 100 * given.nodes, "nodes": nodes} | OVERLAP),
+        ("gns", sqnorms),
+        ("goodput", run | OVERLAP),
+        ("tta", thin_links(rng, given.nodes)),
+    ]:
+        show(f"decision: {name}, from text to text", "goal 100 ms", given.repeats, decision(name, data))
+    three = run | OVERLAP | {"offers": offers, "uncertainty": 0.02}
+    show("decision: admission of three devices, from text to text", "", given.repeats, decision("admission", three))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The fastest step of unequal nodes whose communication overlaps their backward pass (OptPerf).
+
+Source: Cannikin (Ma et al., 2024), Eq. 5-7 for the step's time. The search is ours: where the paper looks for the
+overlap state of each node with linear solves, O(n^3 log n), the largest batch a node can finish by a time is the
+minimum of two lines in that time, so one root is the optimum of all states together, O(n log n), with bounds for
+free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from atoll.controller.planners.bounds import Bounds
+from atoll.controller.planners.water_filling import F64, Levels, StepTimes, whole
+from atoll.errors import BadInput
+
+Bottleneck = Literal["compute", "communication"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeModel:
+    """A node with a batch of b: load, forward and update take q b + s seconds, its backward pass k b + m."""
+
+    q: float
+    s: float
+    k: float
+    m: float
+    bounds: Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What is the same for all nodes. gamma: share of the backward pass before the first bucket of gradients is
+    ready. t_o, t_u: seconds to synchronise all buckets but the last, and the last."""
+
+    gamma: float
+    t_o: float
+    t_u: float
+
+
+@dataclass(frozen=True, slots=True)
+class OptPerfInput:
+    """total_batch: samples of one step, over all nodes."""
+
+    total_batch: int
+    nodes: tuple[NodeModel, ...]
+    overlap: Overlap
+
+
+@dataclass(frozen=True, slots=True)
+class OptPerfPlan:
+    """batches: whole samples per node; step_time: seconds with them. continuous, optperf: the optimum before
+    rounding. bottlenecks: what each node's step ends with: its backward pass, or the communication that began in
+    it."""
+
+    batches: tuple[int, ...]
+    continuous: tuple[float, ...]
+    step_time: float
+    optperf: float
+    bottlenecks: tuple[Bottleneck, ...]
+
+
+def plan_optperf(given: OptPerfInput) -> OptPerfPlan:
+    """Minimise the time of the slowest node over all splits of the total batch within bounds. Exact. O(n log n).
+
+    A node whose batch is 0 still takes part in the step, with its fixed cost. Raises NoFeasiblePlan.
+    """
+    times = step_times(given.nodes, given.overlap)
+    times.require(given.total_batch)
+    levels = Levels(times)
+    level = levels.levels(np.array([given.total_batch], dtype=np.float64))
+    continuous = levels.split(level)[0]
+    batches = whole(times, continuous, given.total_batch)
+    compute, communication = times.slope_2N * np.array(batches) + times.offset_2N
+    return OptPerfPlan(
+        tuple(batches),
+        tuple(continuous.tolist()),
+        float(np.maximum(compute, communication).max()),
+        max(float(level[0]), times.floor_s()),
+        tuple("compute" if slower else "communication" for slower in (compute >= communication).tolist()),
+    )
+
+
+def optperf_of_totals(nodes: Sequence[NodeModel], overlap: Overlap, totals: Sequence[int]) -> F64:
+    """Seconds of the fastest step [C] for each of many total batches; NaN where the bounds cannot hold it.
+
+    The breakpoints are sorted once for all of them.
+    """
+    times = step_times(nodes, overlap)
+    total_C = np.array(totals, dtype=np.float64)
+    fits = (times.low_N.sum() <= total_C) & (total_C <= times.high_N.sum())
+    found = np.full(len(total_C), np.nan)
+    if fits.any():
+        found[fits] = np.maximum(Levels(times).levels(total_C[fits]), times.floor_s())
+    return found
+
+
+def step_times(nodes: Sequence[NodeModel], overlap: Overlap) -> StepTimes:
+    """Eq. 7 as two lines per node: first the one bound by its own computing, then the one bound by communication."""
+    q, s, k, m = np.array([(n.q, n.s, n.k, n.m) for n in nodes], dtype=np.float64).T
+    if not (q + k > 0).all():
+        raise BadInput(f"nodes[{int(np.argmin(q + k))}] has q + k = 0: a sample must take time. Measure it again")
+    gamma, t_o, t_u = overlap.gamma, overlap.t_o, overlap.t_u
+    slope = np.stack([q + k, q + gamma * k])
+    offset = np.stack([s + m + t_u, s + gamma * m + t_o + t_u])
+    return StepTimes.of(slope, offset, [n.bounds for n in nodes])
