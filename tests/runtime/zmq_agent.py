@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import IO, Protocol
 
 import zmq
 
@@ -30,18 +31,49 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Worker(Protocol):
+    """What is asked of a worker's process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Start(Protocol):
+    """How workers are started; output goes to `log`, where it is None to the test's own."""
+
+    def __call__(self, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None, /) -> Worker: ...
+
+
+def start_process(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None = None) -> Worker:
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT if log else None)
+
+
 def torchrun_like(
-    script: str, *args: str, world_size: int = 2, deadline_s: float = 60.0, islands: Sequence[str] = ()
+    script: str,
+    *args: str,
+    world_size: int = 2,
+    deadline_s: float = 60.0,
+    islands: Sequence[str] = (),
+    start: Start = start_process,
+    log: IO[bytes] | None = None,
 ) -> list[int]:
     """Run a script with the variables that torchrun sets, no agent; its exit codes by rank. islands: name of each
     rank's."""
     port = free_port()
-    workers = []
+    workers: list[Worker] = []
     for rank in range(world_size):
         environment = os.environ | torchrun_environment(rank, world_size, port)
         if islands:
             environment["ATOLL_ISLAND"] = islands[rank]
-        workers.append(subprocess.Popen([sys.executable, str(SCRIPTS / script), *args], env=environment))
+        workers.append(start([sys.executable, str(SCRIPTS / script), *args], environment, log))
     ends_s = time.monotonic() + deadline_s
     try:
         return [worker.wait(timeout=max(ends_s - time.monotonic(), 0.1)) for worker in workers]
@@ -66,7 +98,15 @@ def torchrun_environment(rank: int, world_size: int, port: int) -> dict[str, str
 class FakeAgent:
     """Answers Hello, records everything, and sends what a test asks for. Owns its thread and the workers it starts."""
 
-    def __init__(self, directory: Path, *, run: int = 1, world_size: int = 1, job: str = "tiny-test") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        run: int = 1,
+        world_size: int = 1,
+        job: str = "tiny-test",
+        start: Start = start_process,
+    ) -> None:
         """directory: for its socket, the workers' output and the job's checkpoints; the same for all runs of a job."""
         self.job, self.run, self.world_size = job, run, world_size
         self.endpoint = f"ipc://{directory}/agent-{run}.sock"
@@ -90,7 +130,8 @@ class FakeAgent:
         self.alive: dict[int, tuple[int, int]] = {}  # by rank: step, plan
         self.alive_count = 0
         self.checkpoint_step = 0
-        self.workers: list[subprocess.Popen[bytes]] = []
+        self.workers: list[Worker] = []
+        self._start = start
         self._outgoing: list[tuple[int, SupervisorMessage]] = []
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -139,6 +180,11 @@ class FakeAgent:
     def send_stop(self, rank: int, grace_s: float = 20.0) -> None:
         self.send(rank, SupervisorMessage(stop=Stop(grace_s=grace_s, reason="the test asked")))
 
+    def send_stop_in(self, step: int, rank: int) -> None:
+        """As soon as this rank said that it is in the step."""
+        self.wait_until(lambda: self.alive.get(rank, (0, 0))[0] >= step)
+        self.send_stop(rank)
+
     def wait_until(self, what: Callable[[], bool], deadline_s: float = 60.0) -> None:
         with self._changed:
             assert self._changed.wait_for(what, timeout=deadline_s), self.said()
@@ -169,7 +215,7 @@ class FakeAgent:
             with log:
                 command = [sys.executable, str(SCRIPTS / script), *args]
                 environment = self.environment(rank, port)
-                self.workers.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+                self.workers.append(self._start(command, environment, log))
 
     def exit_codes(self, deadline_s: float = 60.0) -> list[int]:
         ends_s = time.monotonic() + deadline_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work per step")
+parser.add_argument("--raise-at", type=int, default=-1, help="rank 1 gets --signal in this step, before its gradients")
+parser.add_argument("--signal", type=int, default=signal.SIGKILL)
 parser.add_argument("--adamw", action="store_true")
 parser.add_argument("--settings", type=json.loads, help="of atoll.StaleSparse, where no agent tells them")
 parser.add_argument("--checkpoints", type=Path, help="where to save, without an agent")
 parser.add_argument("--silent-rank", type=int, default=-1, help="this rank's gradients are all zero")
 parser.add_argument("--flip-at", type=int, default=-1, help="rank 1 flips a bit of a master before this step")
-parser.add_argument("--await-stop-at", type=int, default=-1, help="wait in this step until a stop came")
+parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
 options = parser.parse_args()
 
 SAMPLES, BATCH = 100, 12  # 8 whole batches and one of 4 in each epoch
@@ -73,7 +76,7 @@ def keep(what: str) -> None:
 
 def await_stop() -> None:
     ends_s = time.monotonic() + 20
-    while run._link is not None and run._link.stop is None and run.rank == 0:
+    while run.rank == 0 and run._link is not None and run._link.stop is None:
         assert time.monotonic() < ends_s
         time.sleep(0.01)
 
@@ -89,6 +92,8 @@ with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
                     sync._layers[2].master.view(torch.int32)[5] ^= 1
                 if cut.step == options.await_stop_at:
                     await_stop()
+                if run.rank == 1 and cut.step == options.raise_at:
+                    os.kill(os.getpid(), options.signal)
                 loss = nn.functional.mse_loss(model(x), y) * (run.rank != options.silent_rank)
                 run.backward(loss)
                 optimizer.step()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from zmq_agent import FakeAgent, free_port, torchrun_like
+from zmq_agent import FakeAgent, Start, free_port, torchrun_like
 
 from atoll.agent.runtime.checkpoint import files
 from atoll.agent.runtime.wire.limits import Limits
@@ -30,8 +30,9 @@ def ports(count: int) -> str:
     return ",".join(str(free_port()) for _ in range(count))
 
 
-def sparse(agent: FakeAgent, **settings: Any) -> FakeAgent:
-    """Let the agent's job be one of strategy stale-sparse."""
+def sparse(out: Path, world_size: int, *, start: Start, run: int = 1, **settings: Any) -> FakeAgent:
+    """An agent whose job is one of strategy stale-sparse."""
+    agent = FakeAgent(out, run=run, world_size=world_size, start=start)
     agent.spec.strategy = "stale-sparse"
     agent.spec.stale_sparse.CopyFrom(StaleSparse(**settings))
     return agent
@@ -97,73 +98,80 @@ def check_every_sample_once(out: Path, epochs: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_when_nothing_is_left_out_or_late_it_trains_what_dense_trains(world_size: int) -> None:
+def test_when_nothing_is_left_out_or_late_it_trains_what_dense_trains(start: Start, world_size: int) -> None:
     """Each of eleven cases in the same processes by dense and by both exchanges: momentum, Adam, weight decay, groups,
     a schedule, tied and frozen parameters, accumulation, clipping, channels last. Losses, evaluations, weights and
     moments agree to rounding. Adam and clipping agree by gradients only."""
-    codes = torchrun_like("stale_equals_dense.py", ports(40), world_size=world_size)
+    codes = torchrun_like("stale_equals_dense.py", ports(40), world_size=world_size, start=start)
     assert codes == [0] * world_size
 
 
-def test_all_ranks_of_two_islands_end_with_the_same_model(tmp_path: Path) -> None:
+def test_what_scripts_do_works_by_both_exchanges(start: Start, tmp_path: Path) -> None:
+    """Every setting; batch norm, evaluations, loader's workers; bfloat16 parameters and a resume; layers that one rank
+    uses alone. The script says each; all ranks end with the same bits."""
+    assert torchrun_like("stale_cases.py", ports(24), str(tmp_path), start=start) == [0, 0]
+
+
+def test_all_ranks_of_two_islands_end_with_the_same_model(start: Start, tmp_path: Path) -> None:
     """By hand, islands named by a variable; each rank makes its own keys. Updates, rate 0.9, one step late, float16."""
-    settings = json.dumps({"rate": 0.9, "digest_every": 5})
+    arguments = (str(tmp_path), "--settings", json.dumps({"rate": 0.9, "digest_every": 5}))
     islands = ("west", "west", "east", "east")
-    codes = torchrun_like("stale_train.py", str(tmp_path), "--settings", settings, world_size=4, islands=islands)
+    codes = torchrun_like("stale_train.py", *arguments, world_size=4, islands=islands, start=start)
     assert codes == [0] * 4
     begun, ended = ([kept(tmp_path, 0, rank, what) for rank in range(4)] for what in ("begin", "end"))
     masters, live = check_alike(ended, "masters"), check_alike(ended, "live")
-    for name, start in check_alike(begun, "masters").items():
+    for name, first in check_alike(begun, "masters").items():
         assert torch.equal(live[name], masters[name]), name
-        assert not torch.equal(start, masters[name]), name
+        assert not torch.equal(first, masters[name]), name
     assert all(state["step"] == 27 for state in ended)
 
 
-def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(tmp_path: Path) -> None:
+def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(start: Start, tmp_path: Path) -> None:
     """Two islands: the first's ranks share memory, the second's are on two nodes. A plan with another rate and other
     shares comes while they train: it holds from the same step on all ranks, and each step's figures are told."""
-    with sparse(FakeAgent(tmp_path, world_size=4), rate=0.95, digest_every=4, exchange="gradients") as agent:
+    with sparse(tmp_path, 4, start=start, rate=0.95, digest_every=4, exchange="gradients") as agent:
         agent.place(["a", "a", "b", "c"], ["west", "west", "east", "east"])
         agent.shares, agent.rate = (1.0, 1.0, 1.0, 1.0), 0.9
-        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "6", "--sleep-s", "0.03")
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "10", "--sleep-s", "0.02")
         agent.wait_for_step(5)
         agent.send_plan(2, 0, (3.0, 1.0, 1.0, 1.0), rate=0.8)
         assert agent.exit_codes() == [0] * 4, agent.said()
     changes = set()
     for rank in range(4):
         samples = agent.steps[rank]
-        assert [sample.step for sample in samples] == list(range(54))
+        assert [sample.step for sample in samples] == list(range(90))
         assert {(sample.plan, sample.rate) for sample in samples} == {(1, 0.9), (2, 0.8)}
         changes.add(next(sample.step for sample in samples if sample.plan == 2))
         assert {sample.local_batch for sample in samples if sample.total_batch == 12} == {3, 6 if rank == 0 else 2}
         assert all(0 <= sample.stall_s <= sample.step_s for sample in samples)
         assert all(0 <= sample.fresh_share <= 1 for sample in samples)
         told = sum(link.sent_bytes for link in agent.links[rank].values())
-        assert 0 < sum(sample.sent_bytes for sample in samples if sample.step <= 50) <= told
+        assert 0 < sum(sample.sent_bytes for sample in samples if sample.step <= 80) <= told
         assert all(link.received_bytes > 0 and not link.dropped for link in agent.links[rank].values())
     assert len(changes) == 1
     assert {rank: set(links) for rank, links in agent.links.items()} == {0: {1, 2}, 1: {0}, 2: {0, 3}, 3: {2}}
     ended = [kept(tmp_path, 1, rank, "end") for rank in range(4)]
     masters, live = check_alike(ended, "masters"), check_alike(ended, "live")
-    assert all(torch.equal(live[name], masters[name]) for name in masters)
+    assert equal(live, masters)
     assert any(tensor.any() for state in ended for tensor in state["held_back"].values())
 
 
 @EXCHANGES
-def test_drained_and_resumed_by_fewer_nothing_is_trained_or_taken_over_twice(tmp_path: Path, exchange: str) -> None:
+def test_drained_and_resumed_by_fewer_nothing_is_trained_or_taken_over_twice(
+    start: Start, tmp_path: Path, exchange: str
+) -> None:
     """1. Three ranks are asked to stop and end with 85. 2. Two go on: what the three held back is shared out among
     them, each rank's once. 3. Every sample counts exactly once, and all gradients of both runs are either in the
     weights or still held back."""
     settings = {"rate": 0.9, "values": "float32", "digest_every": 3, "exchange": exchange}
-    arguments = (str(tmp_path), "--epochs", "2")
-    with sparse(FakeAgent(tmp_path, run=1, world_size=3), **settings) as agent:
-        agent.start_workers("stale_train.py", *arguments, "--sleep-s", "0.05")
-        agent.wait_for_step(4)
-        agent.send_stop(1)
+    with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--await-stop-at", "5")
+        agent.send_stop_in(5, rank=0)
         assert agent.exit_codes() == [85] * 3, agent.said()
         drained = agent.checkpoint_step
-    with sparse(FakeAgent(tmp_path, run=2, world_size=2), **settings) as agent:
-        agent.start_workers("stale_train.py", *arguments)
+        assert drained == 7  # said in step 5, done after step 6: one step late
+    with sparse(tmp_path, 2, start=start, run=2, **settings) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path))
         assert agent.exit_codes() == [0] * 2, agent.said()
         assert agent.said().count(f"goes on from step {drained}\n") == 2
         assert not agent.notices
@@ -175,27 +183,25 @@ def test_drained_and_resumed_by_fewer_nothing_is_trained_or_taken_over_twice(tmp
     # Rank 1 took over its own, rank 0 its own and that of rank 2, which is no more.
     torch.testing.assert_close(begun[1]["held_back"], first[1]["held_back"], rtol=1e-4, atol=1e-6)
     assert equal(check_alike(begun, "masters"), check_alike(first, "masters"))
-    check_every_sample_once(tmp_path, epochs=2)
-    start: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    check_every_sample_once(tmp_path, epochs=3)
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
     gradients, owed = together([*first, *second], "summed"), together(second, "held_back")
-    check_nothing_was_lost(start, check_alike(second, "masters"), gradients, owed, exchange)
+    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, owed, exchange)
 
 
 @EXCHANGES
-def test_a_stop_at_the_end_of_each_epoch_changes_nothing(tmp_path: Path, exchange: str) -> None:
+def test_a_stop_at_the_end_of_each_epoch_changes_nothing(start: Start, tmp_path: Path, exchange: str) -> None:
     """1. AdamW, everything sent, no step late. 2. The same job again, stopped at the end of epochs 1 and 2: each run
     that goes on shows the last batch of the epoch before once more. 3. The weights are the same: moments went through
     both stops."""
     settings = {"rate": 0.0, "staleness": 0, "values": "float32", "exchange": exchange}
-    arguments = ("--epochs", "3", "--adamw")
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     for out, run, await_stop_at in ((whole, 1, -1), (stopped, 1, 8), (stopped, 2, 17), (stopped, 3, -1)):
         out.mkdir(exist_ok=True)
-        with sparse(FakeAgent(out, run=run, world_size=2), **settings) as agent:
-            agent.start_workers("stale_train.py", str(out), *arguments, "--await-stop-at", str(await_stop_at))
+        with sparse(out, 2, start=start, run=run, **settings) as agent:
+            agent.start_workers("stale_train.py", str(out), "--adamw", "--await-stop-at", str(await_stop_at))
             if await_stop_at > 0:
-                agent.wait_for_step(await_stop_at)
-                agent.send_stop(0)
+                agent.send_stop_in(await_stop_at, rank=0)
             assert agent.exit_codes() == [85 if await_stop_at > 0 else 0] * 2, agent.said()
             assert agent.checkpoint_step == (await_stop_at + 1 if await_stop_at > 0 else 27)
             assert not agent.notices
@@ -205,16 +211,16 @@ def test_a_stop_at_the_end_of_each_epoch_changes_nothing(tmp_path: Path, exchang
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_what_a_lost_machine_held_back_is_missed_aloud(tmp_path: Path) -> None:
+def test_what_a_lost_machine_held_back_is_missed_aloud(start: Start, tmp_path: Path) -> None:
     """Each rank has a directory of its own; that of rank 1 is gone when the next run begins. The others take over their
     own, and a notice names the loss."""
     for run in (1, 2):
-        with sparse(FakeAgent(tmp_path, run=run, world_size=2), rate=0.9, values="float32") as agent:
+        with sparse(tmp_path, 2, start=start, run=run, rate=0.9, values="float32") as agent:
             agent.own_directories = True
-            agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "1", "--sleep-s", "0.03")
+            stop_at = "4" if run == 1 else "-1"
+            agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "1", "--await-stop-at", stop_at)
             if run == 1:
-                agent.wait_for_step(3)
-                agent.send_stop(0)
+                agent.send_stop_in(4, rank=0)
                 assert agent.exit_codes() == [85] * 2, agent.said()
                 shutil.rmtree(agent.directory_of(1))
             else:
@@ -229,21 +235,23 @@ def test_what_a_lost_machine_held_back_is_missed_aloud(tmp_path: Path) -> None:
 
 
 @EXCHANGES
-def test_a_killed_rank_costs_seconds_and_only_what_it_held_back_itself(tmp_path: Path, exchange: str) -> None:
-    """1. Rank 1 is killed (SIGKILL). 2. The others save and end with 75 within seconds. 3. Two ranks go on to the end.
-    Rank 1's gradients were all zero, so it held nothing back: every gradient of the others is in the weights or still
-    held back, whichever step each of them was in when rank 1 died."""
+def test_a_killed_rank_costs_seconds_and_only_what_it_held_back_itself(
+    start: Start, tmp_path: Path, exchange: str
+) -> None:
+    """1. Rank 1 is killed (SIGKILL) in step 13. 2. The others save and end with 75 within seconds. 3. Two ranks go on
+    to the end. Rank 1's gradients were all zero, so it held nothing back: every gradient of the others is in the
+    weights or still held back, whichever step each of them was in when rank 1 died."""
     settings = {"rate": 0.9, "values": "float32", "digest_every": 2, "exchange": exchange}
-    with sparse(FakeAgent(tmp_path, run=1, world_size=3), **settings) as agent:
-        agent.start_workers("stale_train.py", str(tmp_path), "--silent-rank", "1", "--sleep-s", "0.05")
-        agent.wait_for_step(5)
-        agent.workers[1].send_signal(signal.SIGKILL)
+    with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--silent-rank", "1", "--raise-at", "13")
+        assert agent.workers[1].wait(timeout=30) == -signal.SIGKILL, agent.said()
         begun_s = time.monotonic()
         assert agent.exit_codes() == [75, -signal.SIGKILL, 75], agent.said()
         assert time.monotonic() - begun_s < 5
         saved = agent.checkpoint_step
-        assert saved == files.newest(agent.job_directory)[0].step >= 5
-    with sparse(FakeAgent(tmp_path, run=2, world_size=2), **settings) as agent:
+        assert saved == files.newest(agent.job_directory)[0].step
+        assert saved in {13, 14, 15}  # of step 13 rank 1 sent nothing; the forward pass of step 15 needs that
+    with sparse(tmp_path, 2, start=start, run=2, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path))
         assert agent.exit_codes() == [0] * 2, agent.said()
         assert agent.said().count(f"goes on from step {saved}\n") == 2
@@ -251,33 +259,32 @@ def test_a_killed_rank_costs_seconds_and_only_what_it_held_back_itself(tmp_path:
         assert lost.startswith("what rank 1 of run 1 had held back is lost")
     first = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(2)] for what in ("begin", "end"))
-    start: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
     gradients, owed = together(first, "summed"), together(begun, "held_back")
-    check_nothing_was_lost(start, check_alike(begun, "masters"), gradients, owed, exchange)
+    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, owed, exchange)
     gradients, owed = together([*first, *second], "summed"), together(second, "held_back")
-    check_nothing_was_lost(start, check_alike(second, "masters"), gradients, owed, exchange)
+    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, owed, exchange)
     assert {line["step"] for line in trained(tmp_path)} == set(range(27))
 
 
-def test_a_paused_rank_is_lost_within_the_limit_of_silence(tmp_path: Path) -> None:
-    """Rank 1 is stopped (SIGSTOP): its kernel still answers, it does not. Rank 0 saves and ends with 75."""
-    with sparse(FakeAgent(tmp_path, world_size=2), rate=0.9) as agent:
-        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "1000", "--sleep-s", "0.01")
-        agent.wait_for_step(3)
-        agent.workers[1].send_signal(signal.SIGSTOP)
-        assert agent.workers[0].wait(timeout=Limits().silence_s + 4) == 75, agent.said()
+def test_a_paused_rank_is_lost_within_the_limit_of_silence(start: Start, tmp_path: Path) -> None:
+    """Rank 1 is stopped (SIGSTOP) in step 6: its kernel still answers, it does not. Rank 0 saves and ends with 75."""
+    pause = ("--raise-at", "6", "--signal", str(int(signal.SIGSTOP)))
+    with sparse(tmp_path, 2, start=start, rate=0.9) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), *pause)
+        assert agent.workers[0].wait(timeout=Limits().silence_s + 5) == 75, agent.said()
         assert "lost a peer in step" in agent.said()
-        assert files.newest(agent.job_directory)[0].step >= 3
+        assert files.newest(agent.job_directory)[0].step in {6, 7, 8}
 
 
 @EXCHANGES
-def test_a_flipped_bit_stops_the_run_and_names_the_tensor(
-    tmp_path: Path, exchange: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_flipped_bit_stops_the_run_and_names_the_tensor(start: Start, tmp_path: Path, exchange: str) -> None:
     """One bit of one weight of rank 1 changes in memory: the next comparison finds it."""
+    arguments = (str(tmp_path), "--epochs", "1000", "--flip-at", "6")
     settings = json.dumps({"rate": 0.9, "digest_every": 4, "exchange": exchange})
-    codes = torchrun_like("stale_train.py", str(tmp_path), "--settings", settings, "--flip-at", "6", "--epochs", "1000")
-    said = capfd.readouterr().err
+    with (tmp_path / "said").open("wb") as log:
+        codes = torchrun_like("stale_train.py", *arguments, "--settings", settings, start=start, log=log)
+    said = (tmp_path / "said").read_text()
     assert all(codes), said
     assert "the weights of 2.weight differ between ranks" in said
     assert "(1 of 6 tensors differ)" in said

@@ -1,0 +1,160 @@
+"""What scripts do, under both exchanges, on two ranks: python stale_cases.py PORTS DIRECTORY."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from several_runs import check_all_ranks_have, masters, opened
+from torch import nn
+
+import atoll
+
+DIRECTORY = Path(sys.argv[2])
+Exchange = Literal["updates", "gradients"]
+EXCHANGES: tuple[Exchange, ...] = ("updates", "gradients")
+generator = torch.Generator().manual_seed(3)
+INPUTS = torch.randn(50, 8, generator=generator)
+DATA = torch.utils.data.TensorDataset(INPUTS, INPUTS.sum(dim=1, keepdim=True), torch.arange(50))
+Model = nn.Module
+
+
+def network(*extra: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 64), *extra, nn.Tanh(), nn.Linear(64, 33), nn.Tanh(), nn.Linear(33, 1))
+
+
+def live(model: Model) -> dict[str, torch.Tensor]:
+    return {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
+def steps(run: atoll.Run, model: Model, optimizer: Any, loader: Any, epochs: int) -> Iterator[torch.Tensor]:
+    """Train; yields the ids of each batch after its update."""
+    for _ in run.epochs(epochs):
+        for x, y, ids in loader:
+            run.backward(nn.functional.mse_loss(model(x).float(), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            yield ids
+
+
+def every_setting_keeps_all_ranks_alike(exchange: Exchange) -> None:
+    settings: list[dict[str, Any]] = [
+        {"selection": "topk", "values": "bfloat16"},
+        {"selection": "random", "scheduling": "fcfs"},
+        {"staleness": 0, "values": "float32", "rate": 0.99},
+        {"rate": 0.0},
+    ]
+    if exchange == "gradients":
+        settings += [{"momentum": "as-is"}, {"error_feedback": False}]
+    for one in settings:
+        chosen = {"rate": 0.8, "digest_every": 1, **one}
+        with opened(atoll.StaleSparse(exchange=exchange, **chosen)) as run:
+            model = network()
+            begun = live(model)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+            model, optimizer, loader = run.prepare(model, optimizer, DATA, batch_size=7)
+            for _ in steps(run, model, optimizer, loader, 2):
+                pass
+            ended = masters(run, model)
+            check_all_ranks_have(run, ended)
+            check_all_ranks_have(run, live(model))
+            assert all(torch.equal(ended[name], tensor) for name, tensor in live(model).items())
+            assert not any(torch.equal(begun[name], tensor) for name, tensor in ended.items())
+            assert run.statistics()["sent_bytes"] > 0
+
+
+def a_forward_pass_is_never_more_than_a_round_late(exchange: Exchange) -> None:
+    """And batch norm, an evaluation in every epoch, and loader's workers, which look ahead."""
+    with opened(atoll.StaleSparse(exchange=exchange, rate=0.8, digest_every=1)) as run:
+        model = network(nn.BatchNorm1d(64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        model, optimizer, loader = run.prepare(model, optimizer, DATA, batch_size=10, num_workers=2)
+        assert run._training is not None
+        sync: Any = run._training._sync
+        done, versions = 0, []
+
+        def look(*_: object) -> None:
+            versions.append((min(sync._pipeline.versions()[layer.number] for layer in sync._layers[:2]), done))
+
+        model[0].register_forward_pre_hook(look)  # after the strategy's own
+        seen: Counter[int] = Counter()
+        for _ in run.epochs(2):
+            for x, y, ids in loader:
+                run.backward(nn.functional.mse_loss(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+                done += 1
+                seen.update(ids.tolist())
+            run.synchronize()
+            check_all_ranks_have(run, live(model))
+            model.eval()
+            with torch.no_grad():
+                model(INPUTS[:3])
+            model.train()
+        assert all(before - 1 <= version <= before for version, before in versions), versions
+        assert int(model[1].num_batches_tracked) == 10
+        assert run._group is not None
+        counts = run._group.gather_rows([seen[sample] for sample in range(50)])
+        assert [sum(of_ranks) for of_ranks in zip(*counts, strict=True)] == [2] * 50
+
+
+def half_precision_goes_on_from_the_full_one(exchange: Exchange) -> None:
+    """bfloat16 parameters: masters are float32, the same on all ranks, and what a checkpoint keeps."""
+    strategy = atoll.StaleSparse(exchange=exchange, rate=0.5, digest_every=1)
+    kept: dict[str, torch.Tensor] = {}
+    for epochs in (2, 3):
+        with opened(strategy, checkpoints=DIRECTORY / exchange) as run:
+            model = network().bfloat16()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+            model, optimizer, loader = run.prepare(model, optimizer, DATA, batch_size=10, collate_fn=in_half)
+            begun = masters(run, model)
+            assert all(torch.equal(begun[name], tensor) for name, tensor in kept.items())
+            assert run.step == (10 if kept else 0)
+            for _ in steps(run, model, optimizer, loader, epochs):
+                pass
+            kept = masters(run, model)
+            check_all_ranks_have(run, kept)
+            for name, master in kept.items():
+                assert master.dtype == torch.float32
+                assert not torch.equal(master, begun[name]), name
+                assert torch.equal(master.bfloat16(), live(model)[name]), name
+            assert any(not torch.equal(master, master.bfloat16().float()) for master in kept.values())
+
+
+def in_half(rows: list[Any]) -> list[torch.Tensor]:
+    x, y, ids = torch.utils.data.default_collate(rows)
+    return [x.bfloat16(), y, ids]
+
+
+def one_rank_may_use_what_the_other_does_not(exchange: Exchange) -> None:
+    """A layer that only rank 1's batches go through, and not in every step; one that nobody uses."""
+    with opened(atoll.StaleSparse(exchange=exchange, rate=0.5, digest_every=1)) as run:
+        model = nn.ModuleDict({"all": nn.Linear(8, 1), "some": nn.Linear(8, 1), "never": nn.Linear(8, 1)})
+        begun = live(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        model, optimizer, loader = run.prepare(model, optimizer, DATA, batch_size=10)
+        for _ in run.epochs(2):
+            for x, y, _ in loader:
+                out = model["all"](x)
+                if run.rank == 1 and run.step % 2:
+                    out = out + model["some"](x)
+                run.backward(nn.functional.mse_loss(out, y))
+                optimizer.step()
+                optimizer.zero_grad()
+        ended = live(model)
+        check_all_ranks_have(run, ended)
+        moved = {name.split(".")[0] for name in ended if not torch.equal(ended[name], begun[name])}
+        assert moved == {"all", "some"}
+
+
+if __name__ == "__main__":  # loader's workers import this too
+    for kind in EXCHANGES:
+        every_setting_keeps_all_ranks_alike(kind)
+        a_forward_pass_is_never_more_than_a_round_late(kind)
+        half_precision_goes_on_from_the_full_one(kind)
+        one_rank_may_use_what_the_other_does_not(kind)
+    print("all cases hold", file=sys.stderr)

@@ -1,0 +1,234 @@
+"""What strategy stale-sparse refuses and what it allows, alone and in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import nn
+
+import atoll
+from atoll.errors import BadInput, SettingError
+
+Exchange = Literal["updates", "gradients"]
+DATA = torch.utils.data.TensorDataset(torch.arange(80.0).view(20, 4) / 80, torch.arange(20.0).view(20, 1) / 20)
+
+
+class Job:
+    """A small model, trained alone."""
+
+    def __init__(self) -> None:
+        self.run: atoll.Run | None = None
+
+    def prepare(
+        self,
+        exchange: Exchange = "gradients",
+        make: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+        model: nn.Module | None = None,
+        **settings: Any,
+    ) -> None:
+        self.run = atoll.init(seed=5, strategy=atoll.StaleSparse(exchange=exchange, **{"rate": 0.5} | settings))
+        self.model = model if model is not None else nn.Sequential(nn.Linear(4, 40), nn.Tanh(), nn.Linear(40, 1))
+        self.optimizer = make(self.model) if make else torch.optim.SGD(self.model.parameters(), lr=0.05)
+        _, _, self.loader = self.run.prepare(self.model, self.optimizer, DATA, batch_size=5)
+
+    def batches(self, epochs: int = 1) -> Iterator[torch.Tensor]:
+        """The loss of each batch."""
+        assert self.run is not None
+        for _ in self.run.epochs(epochs):
+            for inputs, labels in self.loader:
+                yield nn.functional.mse_loss(self.model(inputs), labels)
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    job = Job()
+    yield job
+    if job.run is not None:
+        job.run.close()
+
+
+@pytest.mark.parametrize("exchange", ["updates", "gradients"])
+@pytest.mark.parametrize("own", [False, True], ids=["run.backward", "loss.backward"])
+def test_alone_it_learns(job: Job, exchange: Exchange, own: bool) -> None:
+    job.prepare(exchange)
+    assert job.run is not None
+    losses = []
+    for loss in job.batches(30):
+        if own:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            job.run.backward(loss)
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+        losses.append(loss.item())
+    assert sum(losses[-4:]) < 0.2 * sum(losses[:4])
+    statistics = job.run.statistics()
+    assert statistics["rate"] == 0.5
+    assert 0 < statistics["kept_blocks"] < statistics["all_blocks"]
+
+
+def test_an_optimizer_without_a_sparse_form_is_refused_by_gradients_only(job: Job) -> None:
+    with pytest.raises(BadInput, match=r"no sparse form of Adagrad.* strategy dense"):
+        job.prepare("gradients", lambda model: torch.optim.Adagrad(model.parameters()))
+    assert job.run is not None
+    job.run.close()
+    job.prepare("updates", lambda model: torch.optim.Adagrad(model.parameters(), lr=0.05))
+    losses = [step(job, loss) for loss in job.batches(10)]
+    assert losses[-1] < losses[0]
+
+
+def step(job: Job, loss: torch.Tensor) -> float:
+    assert job.run is not None
+    job.run.backward(loss)
+    job.optimizer.step()
+    job.optimizer.zero_grad()
+    return loss.item()
+
+
+def test_a_parameter_that_no_group_of_the_optimizer_has_is_named(job: Job) -> None:
+    with pytest.raises(BadInput, match=r"parameter 0\.weight requires a gradient and no group"):
+        job.prepare(make=lambda model: torch.optim.SGD([*model.parameters()][1:], lr=0.1))
+
+
+def test_parameters_that_come_to_the_optimizer_later_are_refused(job: Job) -> None:
+    job.prepare()
+    assert job.run is not None
+    job.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    for loss in job.batches():
+        job.run.backward(loss)
+        with pytest.raises(BadInput, match="got other parameters after run.prepare"):
+            job.optimizer.step()
+        break
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda job: nn.utils.clip_grad_norm_(job.model.parameters(), 1.0),
+        lambda job: nn.utils.clip_grad_value_(job.model.parameters(), 1.0),
+        lambda job: scaled(job.optimizer),
+        lambda job: job.model[0].weight.grad.abs().max(),
+        lambda job: job.model[0].weight.grad.mul_(0.5),
+    ],
+    ids=["clip_grad_norm_", "clip_grad_value_", "GradScaler", "reading", "writing"],
+)
+def test_taken_gradients_cannot_be_used_unawares(job: Job, use: Callable[[Job], object]) -> None:
+    job.prepare("gradients")
+    assert job.run is not None
+    for loss in job.batches():
+        job.run.backward(loss)
+        with pytest.raises(BadInput, match=r"are not in p\.grad afterwards"):
+            use(job)
+        break
+
+
+def scaled(optimizer: torch.optim.Optimizer) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(optimizer)
+
+
+@pytest.mark.parametrize("exchange", ["updates", "gradients"])
+def test_clipping_belongs_between_backward_and_step(job: Job, exchange: Exchange) -> None:
+    """By updates torch's own clipping works too."""
+    job.prepare(exchange)
+    assert job.run is not None
+    for loss in job.batches():
+        with pytest.raises(BadInput, match="before run.backward"):
+            job.run.clip_grad_norm(1.0)
+        job.run.backward(loss)
+        with pytest.raises(BadInput, match="must be above 0"):
+            job.run.clip_grad_norm(0.0)
+        norm = job.run.clip_grad_norm(1e-3)
+        if exchange == "updates":
+            assert norm is not None
+            assert nn.utils.clip_grad_norm_(job.model.parameters(), 1.0) <= 1e-3
+        before = [one.detach().clone() for one in job.model.parameters()]
+        job.optimizer.step()
+        job.run.synchronize()
+        moved = sum(((one - old) ** 2).sum() for one, old in zip(job.model.parameters(), before, strict=True)) ** 0.5
+        assert 0 < moved <= 0.05 * 1e-3 * 1.001
+        break
+
+
+def test_two_losses_in_one_pass_are_named(job: Job) -> None:
+    job.prepare("gradients")
+    assert job.run is not None
+    for loss in job.batches():
+        with pytest.raises(BadInput, match=r"got two gradients in one pass"):
+            job.run.backward(TwoPasses.apply(job, loss))
+        break
+
+
+class TwoPasses(torch.autograd.Function):
+    """What reentrant activation checkpointing does: a backward pass inside the backward pass."""
+
+    @staticmethod
+    def forward(context: Any, job: Job, loss: torch.Tensor) -> torch.Tensor:
+        context.job = job
+        return loss.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+        with torch.enable_grad():
+            context.job.model(torch.ones(2, 4)).sum().backward()
+        return None, gradient
+
+
+@pytest.mark.parametrize("exchange", ["updates", "gradients"])
+def test_sparse_gradients_and_strange_memory_are_refused(job: Job, exchange: Exchange) -> None:
+    strange = nn.Linear(4, 1)
+    strange.weight = nn.Parameter(torch.zeros(1, 8)[:, ::2])
+    with pytest.raises(BadInput, match=r"parameter weight is torch\.float32.*needs dense"):
+        job.prepare(exchange, model=strange)
+    assert job.run is not None
+    job.run.close()
+    job.prepare(exchange, model=Table())
+    for _ in job.run.epochs(1):
+        for _ in job.loader:
+            with pytest.raises(BadInput, match=r"sparse gradient; build its embedding with sparse=False"):
+                job.run.backward(job.model(torch.tensor([1, 2])).sum())
+            return
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(5, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(x, self.rows, sparse=True)
+
+
+@pytest.mark.parametrize("exchange", ["updates", "gradients"])
+def test_a_step_without_a_pass_changes_nothing(job: Job, exchange: Exchange) -> None:
+    job.prepare(exchange)
+    for loss in job.batches():
+        step(job, loss)
+        assert job.run is not None
+        job.run.synchronize()
+        before = [one.detach().clone() for one in job.model.parameters()]
+        job.optimizer.step()
+        job.run.synchronize()
+        assert all(torch.equal(one, old) for one, old in zip(job.model.parameters(), before, strict=True))
+        break
+
+
+def test_synchronizing_in_the_middle_of_a_step_is_refused(job: Job) -> None:
+    job.prepare("updates")
+    assert job.run is not None
+    for loss in job.batches():
+        job.run.backward(loss)
+        with pytest.raises(BadInput, match="run.synchronize between run.backward and optimizer.step"):
+            job.run.synchronize()
+        break
+
+
+def test_settings_without_a_meaning_are_refused_before_anything_is_made(job: Job) -> None:
+    with pytest.raises(SettingError, match="rate = 1.5"):
+        job.prepare(rate=1.5)
+    with pytest.raises(SettingError, match="error_feedback"):
+        job.prepare("updates", error_feedback=False)

@@ -1,0 +1,161 @@
+"""Workers that begin with torch imported already: importing it is most of what a short run costs.
+
+One process imports it and forks a worker whenever it is asked to. A worker is a process of its own that runs its script
+from the first line and ends as an interpreter does."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+
+class WarmWorker:
+    """What a test does with a subprocess.Popen."""
+
+    def __init__(self, pid: int, stock: WarmStock) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._stock = stock
+
+    def poll(self) -> int | None:
+        self._stock.hear(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        ends_s = time.monotonic() + timeout
+        while self.returncode is None:
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout)
+            self._stock.hear(left_s)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class WarmStock:
+    """Owns the process that workers are forked from."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        )
+        self._heard = b""
+        self._workers: dict[int, WarmWorker] = {}
+        self._newest: WarmWorker | None = None
+
+    def __enter__(self) -> WarmStock:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._process.kill()
+        self._process.communicate(timeout=10)
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None = None) -> WarmWorker:
+        """command: as for subprocess, [interpreter, script, arguments...]."""
+        path = log.name if log is not None else None
+        asked = json.dumps({"command": command[1:], "environment": dict(environment), "log": path})
+        assert self._process.stdin is not None
+        self._process.stdin.write(asked.encode() + b"\n")
+        self._newest = None
+        ends_s = time.monotonic() + 30
+        while self._newest is None:
+            assert time.monotonic() < ends_s
+            self.hear(1.0)
+        return self._newest
+
+    def hear(self, timeout_s: float) -> None:
+        """Take in who was born and who ended, waiting for the first such word."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            return
+        *lines, self._heard = (self._heard + os.read(self._process.stdout.fileno(), 65536)).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            if "code" in said:
+                self._workers.pop(said["pid"]).returncode = said["code"]
+            else:
+                self._newest = self._workers[said["pid"]] = WarmWorker(said["pid"], self)
+
+
+def serve() -> dict[str, Any]:
+    """Fork a worker for each line of stdin. Returns in the worker, with what was asked."""
+    ended, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    heard = b""
+    while True:
+        ready, _, _ = select.select([0, ended], [], [])
+        if ended in ready:
+            os.read(ended, 4096)
+            while (one := _reaped()) is not None:
+                os.write(1, json.dumps(one).encode() + b"\n")
+        if 0 not in ready:
+            continue
+        read = os.read(0, 65536)
+        if not read:
+            sys.exit(0)
+        *lines, heard = (heard + read).split(b"\n")
+        for line in lines:
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.close(ended)
+                os.close(wake)
+                asked: dict[str, Any] = json.loads(line)
+                return asked
+            os.write(1, json.dumps({"pid": pid}).encode() + b"\n")
+
+
+def _reaped() -> dict[str, int] | None:
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return {"pid": pid, "code": os.waitstatus_to_exitcode(status)} if pid else None
+
+
+def become(asked: dict[str, Any]) -> None:
+    """Make this process look like one that was started with the command."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(asked["log"], os.O_WRONLY | os.O_APPEND) if asked["log"] is not None else os.dup(2)
+    for descriptor, number in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, number)
+    os.close(nothing)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    sys.argv = asked["command"]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+
+
+if __name__ == "__main__":
+    import torch._dynamo  # noqa: F401 - the first optimizer that is made imports it
+
+    import atoll.agent.runtime.run
+    import atoll.agent.runtime.stale.gradient_exchange
+    import atoll.agent.runtime.stale.update_exchange  # noqa: F401
+
+    become(serve())
+    runpy.run_path(sys.argv[0], run_name="__main__")
