@@ -212,10 +212,12 @@ class StaleSynchroniser(ABC):
     # --- numbers
 
     def statistics(self) -> Mapping[str, float]:
-        self._count()
+        for name, value in self._pipeline.take_stats()._asdict().items():
+            self._counted[name] += value
         numbers = {name: float(value) for name, value in self._counted.items()}
-        looked = numbers.pop("layers", 0.0)
-        numbers["fresh_share"] = numbers.pop("fresh_layers", 0.0) / looked if looked else 0.0
+        looked = numbers.pop("layers", 0.0) + self._looked
+        fresh = numbers.pop("fresh_layers", 0.0) + self._fresh
+        numbers["fresh_share"] = fresh / looked if looked else 0.0
         numbers |= {f"stall_s.{name}": waited_s for name, waited_s in self._layer_stalls_s.items()}
         numbers["rate"] = self._rate
         numbers["sent_bytes"] = float(self._traffic.sent_bytes()) if self._traffic is not None else 0.0
@@ -233,11 +235,6 @@ class StaleSynchroniser(ABC):
 
     def links(self) -> list[LinkSample]:
         return self._traffic.link_samples() if self._traffic is not None else []
-
-    def _count(self) -> None:
-        self.step_numbers()
-        for name, value in self._pipeline.take_stats()._asdict().items():
-            self._counted[name] += value
 
     # --- the weights
 
