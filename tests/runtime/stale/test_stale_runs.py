@@ -146,7 +146,7 @@ def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(start: St
         assert all(0 <= sample.stall_s <= sample.step_s for sample in samples)
         assert all(0 <= sample.fresh_share <= 1 for sample in samples)
         told = sum(link.sent_bytes for link in agent.links[rank].values())
-        assert 0 < sum(sample.sent_bytes for sample in samples if sample.step <= 80) <= told
+        assert told / 2 < sum(sample.sent_bytes for sample in samples if sample.step <= 80) <= told
         assert all(link.received_bytes > 0 and not link.dropped for link in agent.links[rank].values())
     assert len(changes) == 1
     assert {rank: set(links) for rank, links in agent.links.items()} == {0: {1, 2}, 1: {0}, 2: {0, 3}, 3: {2}}
