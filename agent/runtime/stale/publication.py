@@ -15,12 +15,12 @@ def add_blocks(live: torch.Tensor, index: NDArray[np.uint32], values: NDArray[np
 
     index: [k], ascending, each below ceil(n / 16). Of a shorter last block only what there is counts."""
     whole = live.numel() // BLOCK_ENTRIES
-    blocks = torch.from_numpy(index.astype(np.int64))
-    wanted = torch.from_numpy(values).to(live.dtype)
+    blocks = torch.from_numpy(index.astype(np.int64)).to(live.device)
+    added = torch.from_numpy(values).to(live.device)
     if blocks.numel() and int(blocks[-1]) == whole:
         tail = live[whole * BLOCK_ENTRIES :]
-        tail += wanted[-1][: tail.numel()].to(live.device)
-        blocks, wanted = blocks[:-1], wanted[:-1]
+        tail.copy_(tail.float() + added[-1][: tail.numel()])  # rounded once, where live has 16 bits
+        blocks, added = blocks[:-1], added[:-1]
     if blocks.numel():
         matrix = live[: whole * BLOCK_ENTRIES].view(whole, BLOCK_ENTRIES)
-        matrix.index_add_(0, blocks.to(live.device), wanted.to(live.device))
+        matrix.index_copy_(0, blocks, (matrix.index_select(0, blocks).float() + added).to(live.dtype))
