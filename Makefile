@@ -31,7 +31,7 @@ demo: setup  ## train a real model on three unequal local workers
 	$(BIN)/python examples/demo.py
 
 test: setup  ## run the tests; ARGS="tests/kernels -k fork" chooses some
-	$(BIN)/python -m pytest -m "not containers" $(ARGS)
+	$(if $(ARGS),$(BIN)/python -m pytest -m "not containers" $(ARGS),$(BIN)/python scripts/test)
 
 test-compose: setup  ## run docker-compose.yml for real, with an agent killed on the way
 	$(BIN)/python -m pytest tests/compose -m containers -rA
