@@ -6,7 +6,6 @@ samples. Weights sum to 1, so gradients that an earlier pass left in p.grad (acc
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -14,20 +13,15 @@ import torch.distributed as dist
 from torch import nn
 
 from atoll.agent.runtime.buckets import Bucket, Slot, lay_out
-from atoll.agent.runtime.checkpoint.header import Header
 from atoll.agent.runtime.control import Agreed, Control
-from atoll.agent.runtime.gradients import scale_into, squared_norm, total
+from atoll.agent.runtime.gradients import refuse_second, refuse_sparse, scale_into, squared_norm, total
 from atoll.agent.runtime.group import Group, collective
-from atoll.agent.runtime.loader import Position
-from atoll.agent.runtime.synchronisation import Callbacks, Norms, Origin, Pass, Statistics, StepNumbers
+from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass, Synchronous
 from atoll.errors import BadInput, PeerLost
-from atoll.v1.common_pb2 import LinkSample
 
 
-class DenseSynchroniser:
+class DenseSynchroniser(Synchronous):
     """The strategy: an exact all-reduce and an agreement in every pass."""
-
-    survives_update = False
 
     def __init__(self, model: nn.Module, group: Group, callbacks: Callbacks, agreed: Agreed) -> None:
         """agreed: what holds before the first pass."""
@@ -35,8 +29,6 @@ class DenseSynchroniser:
         self._reducer = DenseReducer(model, group, callbacks)
         self._agreed = agreed
         self._waited_s = 0.0
-
-    def start(self, position: Position, origin: Origin | None) -> None: ...
 
     def begin(self, opened: Pass) -> None:
         cut = opened.cut
@@ -54,41 +46,9 @@ class DenseSynchroniser:
     def agreed(self, own: Agreed) -> Agreed:
         return self._agreed
 
-    def before_update(self) -> None: ...
-
-    def after_update(self) -> None: ...
-
-    def boundary(self, *, settle: bool) -> None: ...
-
     def waited(self) -> float:
         waited_s, self._waited_s = self._waited_s, 0.0
         return waited_s
-
-    def clip(self, max_norm: float) -> bool:
-        return False
-
-    def freeze(self) -> None: ...
-
-    def masters(self) -> Mapping[int, torch.Tensor]:
-        return {}
-
-    def extra(self) -> Mapping[str, torch.Tensor]:
-        return {}
-
-    def aside(self, header: Header, *, copy: bool) -> None: ...
-
-    def statistics(self) -> Statistics:
-        return {}
-
-    def step_numbers(self) -> StepNumbers:
-        return StepNumbers()
-
-    def links(self) -> list[LinkSample]:
-        return []
-
-    def finish(self) -> None: ...
-
-    def leave(self) -> None: ...
 
     def close(self) -> None:
         self._reducer.close()
@@ -169,13 +129,8 @@ class DenseReducer:
             self._callbacks.begin()
         gradient = parameter.grad
         assert gradient is not None  # the hook runs after it was accumulated
-        if slot.came:
-            raise BadInput(
-                f"parameter {slot.name} got two gradients in one pass. Call run.backward(loss) in place of "
-                "loss.backward() for each of several losses, and use_reentrant=False in activation checkpointing"
-            )
-        if gradient.layout != torch.strided:
-            raise BadInput(f"parameter {slot.name} has a sparse gradient; build its embedding with sparse=False")
+        refuse_second(slot.name, slot.came)
+        refuse_sparse(slot.name, gradient)
         if self._sampled and self._weight > 0:  # a sample at weight 0 says nothing, and may be NaN
             self._local_sqnorms.append(squared_norm(gradient))
         scale_into(slot.view, gradient, self._weight)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from atoll import kernels
+from atoll.errors import BadInput
 
 
 def _for_kernels(tensor: torch.Tensor) -> bool:
@@ -25,6 +26,21 @@ def scale_into(out: torch.Tensor, gradient: torch.Tensor, weight: float) -> None
         kernels.weighted_sum(out, [gradient], [weight], threads=torch.get_num_threads())
     else:
         torch.mul(gradient, weight, out=out)
+
+
+def refuse_sparse(name: str, gradient: torch.Tensor) -> None:
+    """Raises BadInput for a gradient that is not dense."""
+    if gradient.layout != torch.strided:
+        raise BadInput(f"parameter {name} has a sparse gradient; build its embedding with sparse=False")
+
+
+def refuse_second(name: str, came: bool) -> None:
+    """Raises BadInput where this pass's gradient has left already. came: whether one did."""
+    if came:
+        raise BadInput(
+            f"parameter {name} got two gradients in one pass. Call run.backward(loss) in place of "
+            "loss.backward() for each of several losses, and use_reentrant=False in activation checkpointing"
+        )
 
 
 def squared_norm(tensor: torch.Tensor) -> torch.Tensor | float:

@@ -9,7 +9,7 @@ from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.dense import DenseSynchroniser
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.strategy import StaleSparse
-from atoll.agent.runtime.synchronisation import Alone, Callbacks, Synchronisation
+from atoll.agent.runtime.synchronisation import Callbacks, Synchronisation, Synchronous
 
 
 def build(
@@ -23,4 +23,4 @@ def build(
 
         exchange = UpdateExchange if session.strategy.exchange == "updates" else GradientExchange
         return exchange(session, session.strategy, model, optimizer, callbacks=callbacks, agreed=agreed)
-    return DenseSynchroniser(model, session.group, callbacks, agreed) if session.group is not None else Alone()
+    return DenseSynchroniser(model, session.group, callbacks, agreed) if session.group is not None else Synchronous()

@@ -129,8 +129,9 @@ class Synchronisation(Protocol):
     def close(self) -> None: ...
 
 
-class Alone:
-    """A run of one worker without compression: torch's own backward and step."""
+class Synchronous:
+    """What a strategy does whose weights are the model's own and whose gradients never come late: nothing but torch's
+    own backward and step. As it is, a run of one worker."""
 
     survives_update = False
 

@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.control import Agreed
-from atoll.agent.runtime.gradients import squared_norm, total
+from atoll.agent.runtime.gradients import refuse_second, refuse_sparse, squared_norm, total
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.stale import held_back
 from atoll.agent.runtime.stale.layout import Layer, adopt_optimizer_state, flat_view, lay_out_for_gradients
-from atoll.agent.runtime.stale.offload import Offload
 from atoll.agent.runtime.stale.rates import Rates
 from atoll.agent.runtime.stale.synchroniser import StaleSynchroniser
 from atoll.agent.runtime.stale.taken import TakenGradient
@@ -25,7 +24,6 @@ from atoll.agent.runtime.strategy import StaleSparse
 from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
 from atoll.errors import BadInput
 from atoll.kernels import scatter_blocks
-from atoll.kernels.pipeline import Pipeline
 
 
 class GradientExchange(StaleSynchroniser):
@@ -42,16 +40,14 @@ class GradientExchange(StaleSynchroniser):
         agreed: Agreed,
     ) -> None:
         """Raises BadInput for what cannot be trained so."""
-        self._model, self._optimizer = model, optimizer
         self._rates = Rates(optimizer)
         self._lazy = settings.momentum == "lazy"
-        super().__init__(session, settings, model, callbacks=callbacks, agreed=agreed)
+        super().__init__(session, settings, model, optimizer, callbacks=callbacks, agreed=agreed)
         self._taken = [TakenGradient.like(layer.parameter) for layer in self._layers]
         self._resolved = 0  # rounds whose update was ordered, or carried over to the next
         self._weight, self._clip_norm, self._sampled = 0.0, 0.0, False
         self._local_sqnorms: list[torch.Tensor | float] = []
         self._came: set[int] = set()
-        self._offload: Offload | None = None
         self._hooks += [
             layer.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, layer))  # type: ignore[no-untyped-call]
             for layer in self._layers
@@ -66,37 +62,6 @@ class GradientExchange(StaleSynchroniser):
                 layer.last_step.copy_(saved[f"last_step.{layer.name}"])
         return adopt_optimizer_state(self._layers, self._optimizer, self._rates)
 
-    def _make_pipeline(self, islands: Sequence[Sequence[int]]) -> Pipeline:
-        settings, session = self._settings, self._session
-        pipeline = Pipeline(
-            rank=session.place.rank,
-            islands=islands,
-            threads=max(1, torch.get_num_threads()),
-            policy=settings.scheduling,
-            values=settings.values,
-            selection=settings.selection,
-            error_feedback=settings.error_feedback,
-            digest_every=settings.digest_every if self._world_size > 1 else 0,
-            seed=session.seed % 2**63,
-            first_step=1,
-            exchange="gradients",
-        )
-        for layer in self._layers:
-            layer.number = pipeline.add_tensor(
-                order=layer.order,
-                rule=layer.rule,
-                master=layer.master,
-                residual=layer.residual,
-                first=layer.first,
-                second=layer.second,
-                last_step=layer.last_step,
-                live=layer.live if layer.on_cpu else None,
-                group=layer.group,
-            )
-        if session.device.type == "cuda":
-            self._offload = Offload(session.device)
-        return pipeline
-
     def _put_back(self, states: Sequence[held_back.State]) -> None:
         if self._settings.error_feedback:
             for state in states:
@@ -109,8 +74,6 @@ class GradientExchange(StaleSynchroniser):
 
     def close(self) -> None:
         self._clear_taken()
-        if self._offload is not None:
-            self._offload.close()
         super().close()
 
     # --- the pass
@@ -198,13 +161,8 @@ class GradientExchange(StaleSynchroniser):
             self._callbacks.begin()
         gradient = parameter.grad
         assert gradient is not None  # the hook runs after it was accumulated
-        if layer.number in self._came:
-            raise BadInput(
-                f"parameter {layer.name} got two gradients in one pass. Call run.backward(loss) in place of "
-                "loss.backward() for each of several losses, and use_reentrant=False in activation checkpointing"
-            )
-        if gradient.layout != torch.strided:
-            raise BadInput(f"parameter {layer.name} has a sparse gradient; build its embedding with sparse=False")
+        refuse_second(layer.name, layer.number in self._came)
+        refuse_sparse(layer.name, gradient)
         self._came.add(layer.number)
         if self._muted:
             parameter.grad = None  # torch's own step comes next and finds nothing
@@ -228,11 +186,6 @@ class GradientExchange(StaleSynchroniser):
 
     def _compress(self, layer: Layer, gradient: torch.Tensor | None) -> None:
         self._pipeline.compress(self._round, layer.number, gradient, self._weight, self._keep[layer.order])
-
-    def _fetch(self, layers: Sequence[Layer], number: int) -> None:
-        if self._offload is not None:
-            self._offload.check()
-        super()._fetch(layers, number)
 
     def _clear_taken(self) -> None:
         for layer in self._layers:

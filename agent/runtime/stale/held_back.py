@@ -20,9 +20,9 @@ from atoll.agent.runtime.checkpoint.disk import disk_errors
 from atoll.agent.runtime.checkpoint.files import Checkpoint, Header
 from atoll.agent.runtime.checkpoint.state import pack_state, unpack_state
 from atoll.agent.runtime.stale.layout import Layer
+from atoll.agent.runtime.stale.publication import add_blocks
 from atoll.agent.runtime.synchronisation import Origin
 from atoll.errors import CheckpointError
-from atoll.kernels.compress import BLOCK_ENTRIES
 from atoll.kernels.pipeline import RecentPart
 
 FOLDER: Final = "held-back"
@@ -132,14 +132,8 @@ def read(
             raise CheckpointError("it is of another model")
         for part in state["parts"]:
             if part["pass"] > versions[part["name"]]:
-                _add_back(owed[part["name"]], part["index"], part["values"])
+                add_blocks(owed[part["name"]], part["index"].numpy(), part["values"].numpy())
         return State(found.rank, owed, state["optimizer"])
     except (CheckpointError, KeyError) as error:
         on_skip(f"what rank {found.rank} had held back cannot be read from {found.path}: {error}")
         return None
-
-
-def _add_back(residual: torch.Tensor, index: torch.Tensor, values: torch.Tensor) -> None:
-    entries = (index.to(torch.int64)[:, None] * BLOCK_ENTRIES + torch.arange(BLOCK_ENTRIES)).reshape(-1)
-    inside = entries < residual.numel()
-    residual.index_add_(0, entries[inside], values.reshape(-1)[inside])

@@ -1,6 +1,8 @@
-"""Bringing what the others did into weights that live on a GPU."""
+"""Adding sparse blocks to a flat tensor: what others did to weights on a GPU, parts that are owed again."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from atoll.kernels.compress import BLOCK_ENTRIES
 
 
 @torch.no_grad()
-def add_blocks(live: torch.Tensor, index: NDArray[np.uint32], values: NDArray[np.float32]) -> None:
+def add_blocks(live: torch.Tensor, index: NDArray[np.integer[Any]], values: NDArray[np.float32]) -> None:
     """Add values [k, 16] to blocks of `live` (flat, [n], any device and floating type).
 
     index: [k], ascending, each below ceil(n / 16). Of a shorter last block only what there is counts."""

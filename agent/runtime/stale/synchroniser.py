@@ -22,6 +22,7 @@ from atoll.agent.runtime.stale import held_back, topology
 from atoll.agent.runtime.stale.agreement import Agreement
 from atoll.agent.runtime.stale.digests import Digests
 from atoll.agent.runtime.stale.layout import Layer, own_module_layers
+from atoll.agent.runtime.stale.offload import Offload
 from atoll.agent.runtime.stale.traffic import Traffic
 from atoll.agent.runtime.strategy import StaleSparse
 from atoll.agent.runtime.synchronisation import Callbacks, Norms, Origin, Pass, StepNumbers
@@ -38,10 +39,18 @@ class StaleSynchroniser(ABC):
     survives_update = True
 
     def __init__(
-        self, session: Session, settings: StaleSparse, model: nn.Module, *, callbacks: Callbacks, agreed: Agreed
+        self,
+        session: Session,
+        settings: StaleSparse,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        callbacks: Callbacks,
+        agreed: Agreed,
     ) -> None:
-        """agreed: what holds until all ranks said more."""
+        """agreed: what holds until all ranks said more. Raises BadInput for what cannot be trained so."""
         self._session, self._settings, self._callbacks = session, settings, callbacks
+        self._model, self._optimizer = model, optimizer
         self._world_size = session.place.world_size
         self._layers: list[Layer] = self._lay_out()
         self._deadline_s = session.collective_timeout_s
@@ -62,6 +71,7 @@ class StaleSynchroniser(ABC):
         self._layer_stalls_s = dict.fromkeys((layer.name for layer in self._layers), 0.0)
         self._sent_bytes = 0
         self._traffic: Traffic | None = None
+        self._offload: Offload | None = None
         self._pipeline: Pipeline
         self._hooks: list[Any] = [
             module.register_forward_pre_hook(partial(self._before_forward, held))
@@ -79,9 +89,6 @@ class StaleSynchroniser(ABC):
         """Take over the optimizer's state; masters are set. Returns how many updates were made before."""
 
     @abstractmethod
-    def _make_pipeline(self, islands: Sequence[Sequence[int]]) -> Pipeline: ...
-
-    @abstractmethod
     def _put_back(self, states: Sequence[held_back.State]) -> None:
         """What ranks of the run before had held back, and this one took over, counts again."""
 
@@ -97,6 +104,8 @@ class StaleSynchroniser(ABC):
             self._put_back(self._taken_over(origin))
         members = topology.members(self._session)
         self._pipeline = self._make_pipeline(topology.islands(members))
+        if self._session.device.type == "cuda":
+            self._offload = Offload(self._session.device)
         self._agreement = Agreement(self._session.place.rank, self._world_size, self._tell_agreement)
         names = [layer.name for layer in self._layers]
         self._digests = Digests(self._session.place.rank, names, self._tell_digests)
@@ -111,6 +120,36 @@ class StaleSynchroniser(ABC):
             )
         self._set_rate(self._settings.rate)
 
+    def _make_pipeline(self, islands: Sequence[Sequence[int]]) -> Pipeline:
+        settings, session = self._settings, self._session
+        pipeline = Pipeline(
+            rank=session.place.rank,
+            islands=islands,
+            threads=max(1, torch.get_num_threads()),
+            policy=settings.scheduling,
+            values=settings.values,
+            selection=settings.selection,
+            # Of updates it is in the live weights.
+            error_feedback=settings.error_feedback and settings.exchange == "gradients",
+            digest_every=settings.digest_every if self._world_size > 1 else 0,
+            seed=session.seed % 2**63,
+            first_step=1,
+            exchange=settings.exchange,
+        )
+        for layer in self._layers:
+            layer.number = pipeline.add_tensor(
+                order=layer.order,
+                rule=layer.rule,
+                master=layer.master,
+                residual=layer.residual,
+                first=layer.first,
+                second=layer.second,
+                last_step=layer.last_step,
+                live=layer.live if layer.on_cpu else None,
+                group=layer.group,
+            )
+        return pipeline
+
     @abstractmethod
     def finish(self) -> None: ...
 
@@ -122,6 +161,8 @@ class StaleSynchroniser(ABC):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._offload is not None:
+            self._offload.close()
         if self._traffic is not None:
             self._traffic.close()
         if hasattr(self, "_pipeline"):
@@ -258,6 +299,8 @@ class StaleSynchroniser(ABC):
 
     def _fetch(self, layers: Sequence[Layer], number: int) -> None:
         """Bring these layers' weights to round `number` at least. Raises PeerLost."""
+        if self._offload is not None:
+            self._offload.check()
         try:
             on_cpu = [layer.number for layer in layers if layer.on_cpu]
             if on_cpu:

@@ -21,18 +21,16 @@ import torch.distributed as dist
 from torch import nn
 
 from atoll.agent.runtime.control import Agreed
-from atoll.agent.runtime.gradients import squared_norm, total
+from atoll.agent.runtime.gradients import refuse_sparse, squared_norm, total
 from atoll.agent.runtime.group import collective
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.stale import held_back
 from atoll.agent.runtime.stale.layout import Layer, lay_out_for_updates
-from atoll.agent.runtime.stale.offload import Offload
 from atoll.agent.runtime.stale.publication import add_blocks
 from atoll.agent.runtime.stale.synchroniser import StaleSynchroniser
 from atoll.agent.runtime.strategy import StaleSparse
 from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
 from atoll.errors import BadInput
-from atoll.kernels.pipeline import Pipeline
 
 
 class UpdateExchange(StaleSynchroniser):
@@ -49,11 +47,9 @@ class UpdateExchange(StaleSynchroniser):
         agreed: Agreed,
     ) -> None:
         """Raises BadInput for what cannot be trained so."""
-        self._model, self._optimizer = model, optimizer
-        super().__init__(session, settings, model, callbacks=callbacks, agreed=agreed)
+        super().__init__(session, settings, model, optimizer, callbacks=callbacks, agreed=agreed)
         self._factor = 1.0  # of this pass's gradients
         self._sampled = False
-        self._offload: Offload | None = None
         self._hooks += [layer.parameter.register_hook(partial(self._weighted, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]
 
     def _lay_out(self) -> list[Layer]:
@@ -61,30 +57,6 @@ class UpdateExchange(StaleSynchroniser):
 
     def _adopt(self, saved: Mapping[str, torch.Tensor]) -> int:
         return 0
-
-    def _make_pipeline(self, islands: Sequence[Sequence[int]]) -> Pipeline:
-        settings, session = self._settings, self._session
-        pipeline = Pipeline(
-            rank=session.place.rank,
-            islands=islands,
-            threads=max(1, torch.get_num_threads()),
-            policy=settings.scheduling,
-            values=settings.values,
-            selection=settings.selection,
-            error_feedback=False,  # it is in the live weights
-            digest_every=settings.digest_every if self._world_size > 1 else 0,
-            seed=session.seed % 2**63,
-            first_step=1,
-            exchange="updates",
-        )
-        for layer in self._layers:
-            live = layer.live if layer.on_cpu else None
-            layer.number = pipeline.add_tensor(
-                order=layer.order, rule="sgd", master=layer.master, residual=None, live=live
-            )
-        if session.device.type == "cuda":
-            self._offload = Offload(session.device)
-        return pipeline
 
     @torch.no_grad()
     def _put_back(self, states: Sequence[held_back.State]) -> None:
@@ -161,8 +133,7 @@ class UpdateExchange(StaleSynchroniser):
     def _weighted(self, layer: Layer, gradient: torch.Tensor) -> torch.Tensor | None:
         if not self.open:
             self._callbacks.begin()
-        if gradient.layout != torch.strided:
-            raise BadInput(f"parameter {layer.name} has a sparse gradient; build its embedding with sparse=False")
+        refuse_sparse(layer.name, gradient)
         if self._muted or self._factor == 1.0:
             return None
         return gradient * self._factor if self._factor > 0 else torch.zeros_like(gradient)  # 0 * NaN would be NaN
@@ -171,19 +142,9 @@ class UpdateExchange(StaleSynchroniser):
         number, keep = self._round, self._keep[layer.order]
         return lambda copied: self._pipeline.compress_live(number, layer.number, copied, keep)
 
-    def _fetch(self, layers: Sequence[Layer], number: int) -> None:
-        if self._offload is not None:
-            self._offload.check()
-        super()._fetch(layers, number)
-
     def _take_changes(self, layer: Layer, number: int) -> None:
         if self._offload is not None:
             # A copy that was taken before the others' part is in the weights must be compared before it is.
             self._offload.drain(self._deadline_s)
             self._pipeline.await_compressed(self._deadline_s)
         super()._take_changes(layer, number)
-
-    def close(self) -> None:
-        if self._offload is not None:
-            self._offload.close()
-        super().close()
