@@ -19,10 +19,10 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
+from lab.machine import processor
 
 from atoll import kernels
 from atoll.kernels import _native, block_coo, compress
@@ -226,13 +226,6 @@ def print_dense(rig: Rig, rounds: int) -> None:
         optimizer.step()
         cells.append(cell(measure(optimizer.step, rig.evict, rounds)))
     print(f"| torch SGD momentum, fused, dense | {cells[0]} | {cells[1]} |", flush=True)
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def main() -> None:

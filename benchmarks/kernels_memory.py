@@ -18,9 +18,9 @@ import time
 import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+from lab.machine import processor
 
 from atoll import kernels
 
@@ -134,13 +134,6 @@ def print_call_cost() -> None:
     for name, call in calls:
         times = [t / 10_000 * 1e6 for t in timeit.repeat(call, number=10_000, repeat=5)]
         print(f"| {name} | {statistics.median(times):.2f} [{min(times):.2f}-{max(times):.2f}] |")
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def main() -> None:

@@ -53,6 +53,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from lab import cell, plot, tables, trace
 from lab.cell import Work
+from lab.machine import processor
 from lab.network import Network, refuse_without_tools
 from lab.options import MODELS, Rate, split_methods
 from lab.probe import probe
@@ -208,14 +209,6 @@ class Laboratory:
             self.console.print(table)
         if self.options.plot:
             plot.draw(self.results, {name: self._target(name) for name in MODELS}, self.options.plot)
-
-
-def processor() -> str:
-    """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 @contextmanager

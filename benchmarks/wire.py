@@ -21,7 +21,8 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
+
+from lab.machine import processor
 
 from atoll.agent.runtime.wire.endpoint import Endpoint
 from atoll.agent.runtime.wire.frames import Frame, Kind
@@ -178,13 +179,6 @@ def measure(way: Way, seconds: float, busy: bool) -> list[Result]:
     for process in processes:
         process.join(timeout=10)
     return results
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def main() -> None:
