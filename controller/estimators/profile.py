@@ -1,0 +1,85 @@
+"""What is known of a run: its ranks, its links, its gradients, and how surely. What planners are asked with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEstimate:
+    """A rank with a local batch of b loads, forwards and updates for q b + s seconds and goes backward for k b + m.
+
+    error: relative standard error of the predicted q b + s + k b + m at the batches near those seen.
+    low_batch, high_batch: between which it was fitted.
+    """
+
+    q: float
+    s: float
+    k: float
+    m: float
+    error: float
+    low_batch: int
+    high_batch: int
+
+    def compute_s(self, batch: float) -> float:
+        return (self.q + self.k) * batch + self.s + self.m
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProfile:
+    """compute_s: median under the newest plan, compute_error_s its standard error, over `steps` steps of `local_batch`
+    samples. estimate: None before two distinct batches were measured."""
+
+    plan: int
+    local_batch: int
+    compute_s: float
+    compute_error_s: float
+    steps: int
+    estimate: NodeEstimate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapEstimate:
+    """gamma: share of the backward pass before the first bucket of gradients is ready. t_o, t_u: seconds that all
+    buckets but the last take to synchronise, and the last. error_s: standard error of t_o + t_u."""
+
+    gamma: float
+    t_o: float
+    t_u: float
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseEstimate:
+    """Gradient noise scale tr(Sigma) / |G|^2 in samples, from `steps` sampled steps; error: relative."""
+
+    noise_scale: float
+    error: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEstimate:
+    """What an island's link carries to the others: bits per second, with its relative standard error."""
+
+    bandwidth_bps: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Of one run. step_s: median of the newest steps under plan `plan` from boundary to boundary, on the slowest rank;
+    0 where none is known. entries: trained parameters, 0 where the script has not told. ranks: by rank, those that
+    measured; links: by island. total_batch: the largest seen under the newest plan."""
+
+    plan: int
+    total_batch: int
+    entries: int
+    step_s: float
+    steps: int
+    newest_step: int
+    ranks: Mapping[int, RankProfile] = field(default_factory=dict)
+    overlap: OverlapEstimate | None = None
+    noise: NoiseEstimate | None = None
+    links: Mapping[str, LinkEstimate] = field(default_factory=dict)

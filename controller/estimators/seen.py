@@ -1,0 +1,43 @@
+"""What the estimators are given: a step of one rank as it was measured, free of how it travelled here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeen:
+    """Seconds are differences of the worker's monotonic clock; see atoll.v1.StepSample for what each covers.
+
+    Parts of compute_s (load, forward, backward, update) are all 0 where they were not measured, squared norms where
+    they were not sampled, sync_s and last_sync_s with a strategy that never waits for others.
+    """
+
+    step: int
+    plan: int
+    local_batch: int
+    total_batch: int
+    step_s: float
+    compute_s: float
+    load_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    first_bucket_s: float = 0.0
+    update_s: float = 0.0
+    sync_s: float = 0.0
+    last_sync_s: float = 0.0
+    stall_s: float = 0.0
+    rate: float = 0.0
+    sent_bytes: int = 0
+    local_sqnorm: float = 0.0
+    global_sqnorm: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSeen:
+    """What one rank's connection to a peer carried since the run began: bytes, and seconds with bytes waiting to
+    leave."""
+
+    peer: int
+    sent_bytes: int
+    busy_s: float
