@@ -129,14 +129,31 @@ class AsyncClient:
         """Ask for the job's end. Workers are gone within 5 s; `watch` shows it."""
         return await self._call(f"cancel {job}", lambda stub, s: stub.Cancel(pb.CancelRequest(job=job), timeout=s))
 
-    async def adjust(self, job: str, *, rate: float) -> pb.Job:
-        """Change the compression rate of a running job with strategy stale-sparse; its later runs keep it.
+    async def adjust(
+        self,
+        job: str,
+        *,
+        rate: float | None = None,
+        total_batch: int = 0,
+        shares: Sequence[float] = (),
+        unpin: Sequence[str] = (),
+    ) -> pb.Job:
+        """Pin values of a running job: the controller decides them no more, in later runs neither.
 
-        rate: share of the entries that a step leaves behind, 0 to 0.9999. The returned job's plan says from which step
-        it holds. Raises Conflict for a job that does not run, or not with this strategy.
+        rate: share of the entries that a step leaves behind, 0 to 0.9999 (strategy stale-sparse). total_batch: samples
+        of a step of all ranks. shares: of the batch, one per rank of the present run, which alone keeps them. unpin:
+        "rate", "total-batch" or "shares", to leave to the controller again. The returned job's plan says from which
+        step it holds. Raises Conflict for a job that does not run, BadInput for values that do not fit it.
         """
-        request = pb.AdjustRequest(job=job, rate=rate)
+        request = pb.AdjustRequest(job=job, rate=rate, total_batch=total_batch, shares=shares, unpin=unpin)
         return await self._call(f"adjust {job}", lambda stub, s: stub.Adjust(request, timeout=s))
+
+    async def plans(self, job: str, run: int = 0) -> list[pb.DecidedPlan]:
+        """The plans of the job's newest run, or of another, oldest first, with what each was decided from."""
+        reply = await self._call(
+            f"plans of {job}", lambda stub, s: stub.Plans(pb.PlansRequest(job=job, run=run), timeout=s)
+        )
+        return list(reply.plans)
 
     async def nodes(self) -> pb.ListNodesReply:
         """The nodes and what runs on them; also which controller answered, its version and clock."""
@@ -316,9 +333,22 @@ class Client:
         """See AsyncClient.cancel."""
         return self._run(self._client.cancel(job))
 
-    def adjust(self, job: str, *, rate: float) -> pb.Job:
+    def adjust(
+        self,
+        job: str,
+        *,
+        rate: float | None = None,
+        total_batch: int = 0,
+        shares: Sequence[float] = (),
+        unpin: Sequence[str] = (),
+    ) -> pb.Job:
         """See AsyncClient.adjust."""
-        return self._run(self._client.adjust(job, rate=rate))
+        adjusting = self._client.adjust(job, rate=rate, total_batch=total_batch, shares=shares, unpin=unpin)
+        return self._run(adjusting)
+
+    def plans(self, job: str, run: int = 0) -> list[pb.DecidedPlan]:
+        """See AsyncClient.plans."""
+        return self._run(self._client.plans(job, run))
 
     def nodes(self) -> pb.ListNodesReply:
         """See AsyncClient.nodes."""

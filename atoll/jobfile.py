@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -26,12 +27,13 @@ from pydantic_core import ErrorDetails
 from atoll.errors import BadInput, NotFound
 
 if TYPE_CHECKING:
-    from atoll.v1.common_pb2 import JobSpec, StaleSparse
+    from atoll.v1.common_pb2 import Adaptation, JobSpec, StaleSparse
 
 MAX_WORKERS: Final = 4096
 _MAX_JOB_FILE_BYTES: Final = 1024 * 1024
+_MAX_PROFILE_BYTES: Final = 256 * 1024
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
-Split = Literal["inverse-time", "even"]
+Split = Literal["auto", "inverse-time", "even"]
 Strategy = Literal["dense", "stale-sparse"]
 
 _Text = Annotated[StrictStr, Field(max_length=4096)]
@@ -83,6 +85,29 @@ class StaleSparseSection(_Strict):
     """Steps between comparisons of all workers' weights; 100 where left out."""
 
 
+class AdaptSection(_Strict):
+    """`[adapt]`: what the controller may decide beside the split of the batch."""
+
+    batch: Annotated[tuple[_Count, _Count] | None, Field()] = None
+    """Least and largest total batch; the script's own stays where left out."""
+
+    learning_rate: Literal["adascale", "square-root", "none"] = "adascale"
+    """What happens to the learning rate with the total batch."""
+
+    rate: StrictBool = False
+    """Whether the compression rate follows the links (strategy stale-sparse)."""
+
+    profile: Annotated[StrictStr, Field(max_length=_MAX_PROFILE_BYTES)] | None = None
+    """File that `atoll profile` wrote: what compression and batch cost this model. Its surrogate once it was read."""
+
+    @field_validator("batch")
+    @classmethod
+    def _batch(cls, value: tuple[int, int] | None) -> tuple[int, int] | None:
+        if value is not None and not 1 <= value[0] <= value[1]:
+            raise ValueError("must be the least and the largest total batch, e.g. [128, 1024]")
+        return value
+
+
 class JobFile(_Strict):
     """A job as its user describes it. Relative paths are relative to the job file."""
 
@@ -94,11 +119,12 @@ class JobFile(_Strict):
     workdir: _Text | None = None
     checkpoint: CheckpointSection = CheckpointSection()
     max_restarts: _Count = 3
-    split: Split = "inverse-time"
+    split: Split = "auto"
     seed: Annotated[StrictInt, Field(ge=0, lt=2**64)] = 0
     stall_timeout_s: Annotated[StrictFloat | StrictInt, Field(ge=0, le=86_400)] = 0
     strategy: Strategy = "dense"
     stale_sparse: StaleSparseSection | None = None
+    adapt: AdaptSection = AdaptSection()
 
     @field_validator("name")
     @classmethod
@@ -149,6 +175,19 @@ class JobFile(_Strict):
             stall_timeout_s=self.stall_timeout_s,
             strategy=self.strategy,
             stale_sparse=self._stale_sparse(),
+            adapt=self._adapt(),
+        )
+
+    def _adapt(self) -> Adaptation:
+        from atoll.v1.common_pb2 import Adaptation
+
+        low, high = self.adapt.batch or (0, 0)
+        return Adaptation(
+            min_batch=low,
+            max_batch=high,
+            learning_rate=self.adapt.learning_rate,
+            rate=self.adapt.rate,
+            profile=self.adapt.profile or "",
         )
 
     def _stale_sparse(self) -> StaleSparse | None:
@@ -211,6 +250,27 @@ def load(path: Path) -> JobFile:
         raise BadInput(f"job file {where}: {_explain(first)}") from error
 
 
+def with_profile(job: JobFile, folder: Path) -> JobFile:
+    """The job with the surrogate of its offline profile in place of the file's name. Raises NotFound, BadInput.
+
+    folder: relative paths are relative to it."""
+    if not job.adapt.profile:
+        return job
+    path = folder / job.adapt.profile
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_JOB_FILE_BYTES + 1)
+    except OSError as error:
+        raise NotFound(f"profile {path} cannot be read: {error.strerror}. Write one: atoll profile train.py") from error
+    try:
+        surrogate = json.dumps(json.loads(content)["surrogate"], sort_keys=True)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise BadInput(f"{path} is no profile that `atoll profile` wrote: it has no surrogate ({error})") from error
+    if len(surrogate) > _MAX_PROFILE_BYTES:
+        raise BadInput(f"the surrogate of {path} is larger than {_MAX_PROFILE_BYTES} bytes. Use a coarser grid")
+    return job.model_copy(update={"adapt": job.adapt.model_copy(update={"profile": surrogate})})
+
+
 def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
     """The job with the command's flags on top. Raises BadInput naming the flag.
 
@@ -248,7 +308,11 @@ def _explain(error: ErrorDetails) -> str:
     return f"{field} = {_short(given)} is wrong: {cause.replace('input ', 'it ')}"
 
 
-_SECTIONS: Final[Mapping[str, type[_Strict]]] = {"checkpoint": CheckpointSection, "stale_sparse": StaleSparseSection}
+_SECTIONS: Final[Mapping[str, type[_Strict]]] = {
+    "checkpoint": CheckpointSection,
+    "stale_sparse": StaleSparseSection,
+    "adapt": AdaptSection,
+}
 # pydantic names the branch of a union it tried; users know only the field.
 _NOISE: Final = frozenset({"int", "str", "float"})
 

@@ -1,4 +1,4 @@
-"""atoll jobs, status, adjust, cancel, nodes."""
+"""atoll jobs, status, adjust, plans, cancel, nodes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli import connection, terminal, wire
+from atoll.errors import BadInput, NotFound
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Its id, or its name (then the newest of that name).")]
@@ -60,17 +61,72 @@ def status(context: typer.Context, job: JobName, as_json: Json = False) -> None:
 def adjust(
     context: typer.Context,
     job: JobName,
-    rate: Annotated[float, typer.Option(metavar="SHARE", help="Of each gradient left out of a step, e.g. 0.995.")],
+    *,
+    rate: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Of each gradient left out of a step, e.g. 0.995.")
+    ] = None,
+    total_batch: Annotated[
+        int, typer.Option("--total-batch", metavar="N", min=0, help="Samples of a step of all workers together.")
+    ] = 0,
+    shares: Annotated[str, typer.Option(metavar="A:B:...", help="Of the batch, one for each rank, e.g. 3:2:1.")] = "",
+    unpin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Leave to the controller again: rate, total-batch or shares."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Change how a job trains while it runs; later runs of it keep the change. For strategy stale-sparse."""
-    found = connection.of(context).run(lambda client: client.adjust(job, rate=rate))
+    """Change how a job trains while it runs. What is set here is pinned: the controller decides it no more."""
+    given = parse_shares(shares)
+    found = connection.of(context).run(
+        lambda client: client.adjust(job, rate=rate, total_batch=total_batch, shares=given, unpin=unpin or ())
+    )
     if as_json:
         terminal.print_json(wire.to_plain(found))
-    else:
-        plan = found.plan
-        print(f"{found.id} rate {plan.rate * 100:.2f} % from step {plan.from_step} (plan {plan.id})")
-        terminal.note(f"see it: atoll status {found.id}")
+        return
+    from atoll.cli import views
+
+    print(f"{found.id} {views.pins_text(found)}, plan {found.plan.id} from step {found.plan.from_step}")
+    terminal.note(f"see it: atoll status {found.id}")
+
+
+def parse_shares(text: str) -> list[float]:
+    """'3:2:1' -> [3, 2, 1]. Raises BadInput."""
+    try:
+        return [float(part) for part in text.split(":")] if text else []
+    except ValueError as error:
+        raise BadInput(
+            f"--shares {text!r} must be numbers with ':' between them, one for each rank, e.g. 3:2:1"
+        ) from error
+
+
+def plans(
+    context: typer.Context,
+    job: JobName,
+    run: Annotated[int, typer.Option(metavar="N", min=0, help="Of this run; 0: the newest.")] = 0,
+    of: Annotated[
+        int, typer.Option("--input", metavar="PLAN", min=0, help="Print what this plan was decided from, nothing else.")
+    ] = 0,
+    as_json: Json = False,
+) -> None:
+    """List a job's plans: what was decided when, why, and how the steps it predicted turned out."""
+    found = connection.of(context).run(lambda client: client.plans(job, run))
+    if of:
+        chosen = next((decided for decided in found if decided.plan.id == of), None)
+        if chosen is None:
+            raise NotFound(f"job {job} has no plan {of} in that run. `atoll plans {job}` lists them")
+        print(chosen.input)
+        return
+    if as_json:
+        terminal.print_json({"plans": [wire.to_plain(decided) for decided in found]})
+        return
+    from atoll.cli import views
+
+    if not found:
+        terminal.note("no plans: no such run, or it has not begun")
+        return
+    terminal.print_table(views.PLAN_COLUMNS, [views.plan_row(decided) for decided in found], right=views.PLAN_NUMBERS)
+    newest = found[-1].plan
+    terminal.note(f"derive one again: atoll plans {job} --input {newest.id} | atoll plan {newest.planner}")
 
 
 def cancel(context: typer.Context, job: JobName, as_json: Json = False) -> None:

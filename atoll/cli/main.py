@@ -65,6 +65,7 @@ _RUN, _SEE, _KEEP = "Run", "See", "Keep"
 app.command(rich_help_panel=_RUN)(up.up)
 app.command(rich_help_panel=_RUN)(submit.submit)
 app.command(rich_help_panel=_RUN)(jobs.adjust)
+app.command(rich_help_panel=_RUN)(jobs.plans)
 app.command(rich_help_panel=_RUN)(jobs.cancel)
 app.command(rich_help_panel=_RUN)(daemons.controller)
 app.command(rich_help_panel=_RUN)(daemons.agent)

@@ -40,13 +40,19 @@ def submit(
     checkpoint_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Absolute path on the nodes.")] = None,
     keep: Annotated[int | None, typer.Option(help="Complete checkpoints kept.")] = None,
     max_restarts: Annotated[int | None, typer.Option(help="Failures of the script in a row that are retried.")] = None,
-    split: Annotated[str | None, typer.Option(metavar="even|inverse-time", help="Of the batch over workers.")] = None,
+    split: Annotated[str | None, typer.Option(metavar="auto|inverse-time|even", help="Of the batch.")] = None,
+    adapt_batch: Annotated[
+        str | None, typer.Option(metavar="MIN:MAX", help="Let the controller choose the total batch in this range.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the order of samples.")] = None,
     strategy: Annotated[
         str | None, typer.Option(metavar="dense|stale-sparse", help="How workers exchange gradients.")
     ] = None,
     rate: Annotated[
         float | None, typer.Option(metavar="SHARE", help="stale-sparse: of each gradient left out of a step, e.g. 0.99")
+    ] = None,
+    adapt_rate: Annotated[
+        bool | None, typer.Option("--adapt-rate", help="stale-sparse: let the rate follow the links.")
     ] = None,
     workdir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Ship this whole folder; else *.py under the script's.")
@@ -79,6 +85,8 @@ def submit(
         "seed": seed,
         "strategy": strategy,
         "stale_sparse.rate": rate,
+        "adapt.batch": None if adapt_batch is None else _range(adapt_batch),
+        "adapt.rate": adapt_rate,
     }
     job, bundle = prepare(config, flags)
     try:
@@ -101,7 +109,15 @@ def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle
     job = jobfile.with_flags(job, {**flags, "env": {**job.env, **env} if env else None})
     if job.script is None:
         raise BadInput("no script named. Give it: atoll submit train.py, or `script = ` in the job file")
+    job = jobfile.with_profile(job, root)
     return job, bundle.pack(base / job.script, root / job.workdir if job.workdir else None)
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, separator, high = text.partition(":")
+    if not separator or not (low.isascii() and low.isdigit() and high.isascii() and high.isdigit()):
+        raise BadInput(f"--adapt-batch {text!r} must be MIN:MAX, the least and the largest total batch, e.g. 128:1024")
+    return int(low), int(high)
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from atoll.cli.terminal import ago, bit_rate, duration, printable, seconds, size
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
-    from atoll.v1.jobs_pb2 import Job, Node, WorkerView
+    from atoll.v1.jobs_pb2 import DecidedPlan, Job, Node, WorkerView
 
 JOB_COLUMNS: Final = ("JOB", "PHASE", "WORKERS", "STEP", "LOSS", "SAMPLES/S", "AGE", "REASON")
 JOB_NUMBERS: Final = ("STEP", "LOSS", "SAMPLES/S")
@@ -18,6 +18,9 @@ WORKER_COLUMNS: Final = ("RANK", "NODE", "DEVICE", "STATE", "BATCH", "SHARE", "S
 WORKER_NUMBERS: Final = ("RANK", "DEVICE", "BATCH", "SHARE", "STEP", "TIME", "COMPUTE", "WAIT")
 NODE_COLUMNS: Final = ("NODE", "ISLAND", "STATE", "ADDRESS", "DEVICES", "MEMORY", "WORKERS", "VERSION")
 NODE_NUMBERS: Final = ("MEMORY",)
+PLAN_COLUMNS: Final = ("PLAN", "STEP", "PLANNER", "BATCH", "RATE", "PREDICTED", "MEASURED", "REASON")
+PLAN_NUMBERS: Final = ("PLAN", "STEP", "BATCH", "RATE", "PREDICTED", "MEASURED")
+NOT_PINNED: Final = "nothing pinned"
 _LINKS_SHOWN: Final = 12
 
 
@@ -59,6 +62,10 @@ def status_lines(job: Job, now_s: float) -> list[str]:
         lines.append(
             f"plan {job.plan.id} ({job.plan.planner}) from step {job.plan.from_step}: {printable(job.plan.reason)}"
         )
+        if prediction := prediction_text(job):
+            lines.append(prediction)
+        if pins_text(job) != NOT_PINNED:
+            lines.append(pins_text(job))
     lines.append(strategy_line(job))
     if links := links_line(job):
         lines.append(links)
@@ -82,6 +89,43 @@ def strategy_line(job: Job) -> str:
             f"fresh layers {progress.fresh_share * 100:.0f} %",
         ]
     return f"strategy {name}: " + "  ".join(parts)
+
+
+def prediction_text(job: Job) -> str:
+    """'step 131 ms predicted, 128 ms measured (2.3 % shorter)'; empty where either is not known."""
+    predicted_s, measured_s = job.plan.predicted_step_s, job.progress.step_s
+    if not predicted_s or not measured_s:
+        return ""
+    off = measured_s / predicted_s - 1
+    return (
+        f"step {seconds(predicted_s)} predicted, {seconds(measured_s)} measured "
+        f"({abs(off) * 100:.1f} % {'longer' if off > 0 else 'shorter'})"
+    )
+
+
+def pins_text(job: Job) -> str:
+    """'pinned: rate 99.50 %, batch 256, shares 50 % 30 % 20 %'."""
+    pins = job.pins
+    said = [f"rate {pins.rate * 100:.2f} %"] if pins.HasField("rate") else []
+    said += [f"batch {pins.total_batch}"] if pins.total_batch else []
+    if pins.shares:
+        said.append("shares " + " ".join(f"{share / sum(pins.shares) * 100:.0f} %" for share in pins.shares))
+    return f"pinned: {', '.join(said)}" if said else NOT_PINNED
+
+
+def plan_row(decided: DecidedPlan) -> tuple[str, ...]:
+    """One line of `atoll plans`."""
+    plan = decided.plan
+    return (
+        str(plan.id),
+        str(plan.from_step),
+        plan.planner,
+        str(plan.total_batch) if plan.total_batch else "-",
+        f"{plan.rate * 100:.2f} %" if plan.HasField("rate") else "-",
+        seconds(plan.predicted_step_s) if plan.predicted_step_s else "-",
+        seconds(decided.measured_step_s) if decided.measured_step_s else "-",
+        printable(plan.reason),
+    )
 
 
 def links_line(job: Job) -> str:

@@ -169,9 +169,7 @@ class Ledger:
         entry = await self.store.read(key)
         if entry is None:
             raise BadInput(f"etcd key {key} is missing, though job {job.id} is in run {job.run}")
-        snapshot = await self.store.read_prefix(keys.plans_prefix(job.id, job.run))
-        plans = tuple(decode(PlanRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items()))
-        return decode(RunRecord, key, entry.value), plans
+        return decode(RunRecord, key, entry.value), tuple(await self.plans(job.id, job.run))
 
     def find(self, name: str) -> JobState:
         """By id, or the newest job of a name. Raises NotFound."""
@@ -293,6 +291,11 @@ class Ledger:
             del self.jobs[job.id]
             removed.append(job.id)
         return removed
+
+    async def plans(self, job: str, run: int) -> list[PlanRecord]:
+        """All plans of a run, in order; none where there is no such run."""
+        snapshot = await self.store.read_prefix(keys.plans_prefix(job, run))
+        return [decode(PlanRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items())]
 
     async def events(self, job: str, after: int) -> list[EventRecord]:
         """The kept events of a job (or of the cluster) with numbers above `after`, in order."""

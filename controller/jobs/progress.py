@@ -6,12 +6,13 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from atoll.controller.estimators.throughput import Throughput
-from atoll.controller.jobs.planning import RankSpeed
+from atoll.controller.estimators.profile import Profile
+from atoll.controller.estimators.run import RunEstimators
+from atoll.controller.estimators.seen import LinkSeen, StepSeen
 from atoll.controller.jobs.seen import NewEvent
 from atoll.controller.jobs.wire import level_from_wire
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
@@ -20,6 +21,7 @@ RECENT_S: Final = 5.0
 RECENT_STEPS: Final = 64
 RECENT_WAITS: Final = 512
 KEPT_NOTICES: Final = 64
+KEPT_PLANS: Final = 64
 MAX_METRICS: Final = 64
 MAX_LINKS: Final = 64
 
@@ -27,8 +29,6 @@ MAX_LINKS: Final = 64
 @dataclass(slots=True)
 class RankProgress:
     last: common_pb2.StepSample | None = None
-    local_batch: int = 0  # of the newest whole batch
-    throughput: Throughput = field(default_factory=Throughput)
     links: dict[int, common_pb2.LinkSample] = field(default_factory=dict)  # newest, by peer
 
 
@@ -44,16 +44,20 @@ class Waited:
 
 @dataclass(slots=True)
 class RunProgress:
-    """Of one run; a newer run begins with nothing. `steps`: (heard, seconds) of rank 0's newest steps; `waits`: of the
-    newest steps of all ranks."""
+    """Of one run; a newer run begins with nothing. `islands`: by rank. `steps`: (heard, seconds) of rank 0's newest
+    steps, `steps_of`: the seconds alone by plan; `waits`: of the newest steps of all ranks."""
 
     run: int
+    islands: Mapping[int, str] = field(default_factory=dict)
     ranks: dict[int, RankProgress] = field(default_factory=dict)
+    estimators: RunEstimators = field(default_factory=RunEstimators)
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    steps_of: dict[int, deque[float]] = field(default_factory=dict)
     waits: deque[Waited] = field(default_factory=lambda: deque(maxlen=RECENT_WAITS))
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_step: int = 0
-    total_batch: int = 0  # the largest seen: an epoch's last batch may be short
+    total_batch: int = 0  # the largest under the newest plan: an epoch's last batch may be short
+    plan: int = 0
     checkpoint_step: int = 0
     notices: deque[NewEvent] = field(default_factory=lambda: deque(maxlen=KEPT_NOTICES))
     notices_dropped: int = 0
@@ -67,19 +71,28 @@ class RunProgress:
         """The first that nobody has finished, as far as was heard."""
         return self.newest_step + 1 if any(rank.last for rank in self.ranks.values()) else 0
 
-    def speeds(self) -> dict[int, RankSpeed]:
-        """Of the ranks whose time per sample is known."""
-        found = {}
-        for rank, seen in self.ranks.items():
-            estimate = seen.throughput.estimate()
-            if estimate and seen.local_batch:
-                found[rank] = RankSpeed(
-                    seconds_per_sample=estimate.seconds_per_sample,
-                    error=estimate.error,
-                    plan=seen.throughput.plan,
-                    local_batch=seen.local_batch,
-                )
-        return found
+    def profile(self) -> Profile:
+        return self.estimators.profile()
+
+    def measured_s(self, plan: int) -> float:
+        """Median of rank 0's steps under this plan; 0 where none were heard of."""
+        steps = self.steps_of.get(plan)
+        return statistics.median(steps) if steps else 0.0
+
+    def observe_step(self, rank: int, sample: common_pb2.StepSample, now_s: float) -> None:
+        """The newest step of a rank."""
+        if sample.plan > self.plan:
+            self.plan, self.total_batch = sample.plan, 0
+        if sample.plan == self.plan:
+            self.total_batch = max(self.total_batch, sample.total_batch)
+        self.estimators.observe(rank, step_from_wire(sample))
+        if rank == 0 and math.isfinite(sample.step_s):
+            self.steps.append((now_s, sample.step_s))
+            if sample.plan not in self.steps_of and len(self.steps_of) == KEPT_PLANS:
+                del self.steps_of[min(self.steps_of)]
+            self.steps_of.setdefault(sample.plan, deque(maxlen=RECENT_STEPS)).append(sample.step_s)
+        if sample.step_s > 0 and sample.stall_s >= 0 and 0 <= sample.fresh_share <= 1:  # NaN is none of these
+            self.waits.append(Waited(now_s, sample.step_s, sample.stall_s, sample.fresh_share))
 
     def to_wire(self, now_s: float) -> jobs_pb2.Progress:
         recent = [step_s for heard_s, step_s in self.steps if now_s - heard_s < RECENT_S]
@@ -105,11 +118,11 @@ class ProgressBoard:
         self._clock = clock
         self._runs: dict[str, RunProgress] = {}
 
-    def begin(self, job: str, run: int) -> RunProgress:
-        """The progress of this run; what an older one left is gone."""
+    def begin(self, job: str, run: int, islands: Mapping[int, str]) -> RunProgress:
+        """The progress of this run; what an older one left is gone. islands: by rank."""
         found = self._runs.get(job)
         if found is None or found.run < run:
-            found = self._runs[job] = RunProgress(run)
+            found = self._runs[job] = RunProgress(run, islands)
         return found
 
     def of(self, job: str, run: int) -> RunProgress | None:
@@ -130,19 +143,15 @@ class ProgressBoard:
             if rank.last is not None and sample.step <= rank.last.step:
                 continue
             rank.last = sample
-            found.total_batch = max(found.total_batch, sample.total_batch)
-            if sample.total_batch == found.total_batch:  # a short batch looks slow per sample
-                rank.local_batch = sample.local_batch
-                rank.throughput = rank.throughput.observe(
-                    sample.step, sample.plan, sample.local_batch, sample.compute_s
-                )
-            if telemetry.id.rank == 0 and math.isfinite(sample.step_s):
-                found.steps.append((now_s, sample.step_s))
-            if sample.step_s > 0 and sample.stall_s >= 0 and 0 <= sample.fresh_share <= 1:  # NaN is none of these
-                found.waits.append(Waited(now_s, sample.step_s, sample.stall_s, sample.fresh_share))
+            found.observe_step(telemetry.id.rank, sample, now_s)
+        if telemetry.entries:
+            found.estimators.observe_entries(telemetry.entries)
         for link in telemetry.links:
             if link.peer in rank.links or len(rank.links) < MAX_LINKS:
                 rank.links[link.peer] = link
+        if telemetry.links:
+            links = [LinkSeen(peer=k.peer, sent_bytes=k.sent_bytes, busy_s=k.busy_s) for k in telemetry.links]
+            found.estimators.observe_links(telemetry.id.rank, found.islands, links, now_s)
         self._observe_words(found, telemetry)
 
     def _observe_words(self, found: RunProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
@@ -169,3 +178,26 @@ class ProgressBoard:
         found.notices.clear()
         found.notices_dropped = 0
         return notices
+
+
+def step_from_wire(sample: common_pb2.StepSample) -> StepSeen:
+    return StepSeen(
+        step=sample.step,
+        plan=sample.plan,
+        local_batch=sample.local_batch,
+        total_batch=sample.total_batch,
+        step_s=sample.step_s,
+        compute_s=sample.compute_s,
+        load_s=sample.load_s,
+        forward_s=sample.forward_s,
+        backward_s=sample.backward_s,
+        first_bucket_s=sample.first_bucket_s,
+        update_s=sample.update_s,
+        sync_s=sample.sync_s,
+        last_sync_s=sample.last_sync_s,
+        stall_s=sample.stall_s,
+        rate=sample.rate,
+        sent_bytes=sample.sent_bytes,
+        local_sqnorm=sample.local_grad_sqnorm,
+        global_sqnorm=sample.global_grad_sqnorm,
+    )

@@ -10,10 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from atoll.controller.deciding.first import Place, first_plan
+from atoll.controller.deciding.given import Given
+from atoll.controller.deciding.next import next_plan
 from atoll.controller.jobs.exits import record_exits
 from atoll.controller.jobs.failures import judge, left_early_text, root_cause
 from atoll.controller.jobs.phases import advance
-from atoll.controller.jobs.planning import Place, first_plan, next_plan
+from atoll.controller.jobs.policy import adapted_by, begun_with, planned_total, policy_of
 from atoll.controller.jobs.seen import (
     GROW_STABLE_S,
     LEFT_EARLY_S,
@@ -92,8 +95,8 @@ def _queued(seen: Seen, clock: Telling) -> Step:
     )
     speed = {(device.node, device.index): device.speed for device in seen.free}
     places = [Place(m.node, m.device, speed[m.node, m.device]) for m in run.members]
-    plan = first_plan(number, job.spec.split, places, job.speeds, job.total_batch)
-    plan = replace(plan, rate=_rate(job))
+    total = planned_total(job) or job.total_batch
+    plan = begun_with(job, first_plan(number, job.spec.split, places, job.speeds, total))
     started = replace(advance(job, Phase.STARTING, decision.reason, clock.unix_s), run=number, retry_delay_s=0.0)
     where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
     events = (
@@ -101,13 +104,6 @@ def _queued(seen: Seen, clock: Telling) -> Step:
         NewEvent(Level.INFO, "plan", f"plan 1 ({plan.planner}): {plan.reason}"),
     )
     return Step(started, run, plan, events)
-
-
-def _rate(job: JobRecord) -> float | None:
-    """The compression rate that the job's next run begins with: what a user last asked for."""
-    if job.spec.stale_sparse is None:
-        return None
-    return job.spec.stale_sparse.rate if job.rate is None else job.rate
 
 
 def _settled(run: RunRecord | None) -> frozenset[str]:
@@ -160,16 +156,17 @@ def _running(seen: Seen, run: RunRecord, clock: Telling) -> Step:
 
 
 def _replan(seen: Seen, clock: Telling) -> PlanRecord | None:
-    if not seen.plans:
+    if not seen.plans or seen.profile is None or seen.run is None:
         return None
     return next_plan(
-        now_s=clock.now_s,
-        planned_s=seen.planned_s,
-        split=seen.job.spec.split,
-        current=seen.plans[-1],
-        speeds=seen.speeds,
-        total_batch=seen.total_batch,
-        newest_step=seen.newest_step,
+        Given(
+            now_s=clock.now_s,
+            planned_s=seen.planned_s,
+            current=seen.plans[-1],
+            profile=seen.profile,
+            policy=policy_of(_learned(seen, seen.job)),
+            islands=tuple(m.island for m in seen.run.members),
+        )
     )
 
 
@@ -250,11 +247,19 @@ def _learned(seen: Seen, job: JobRecord) -> JobRecord:
     if seen.run is None:
         return job
     places = {m.rank: f"{m.node}/{m.device}" for m in seen.run.members}
-    measured = {places[rank]: speed.seconds_per_sample for rank, speed in seen.speeds.items() if rank in places}
+    ranks = seen.profile.ranks if seen.profile else {}
+    measured = {
+        places[rank]: known.compute_s / known.local_batch
+        for rank, known in ranks.items()
+        if rank in places and known.local_batch
+    }
+    scripts_own = seen.total_batch if not any(plan.total_batch for plan in seen.plans) else 0
     return replace(
         job,
         speeds={**job.speeds, **measured},
         total_batch=seen.total_batch or job.total_batch,
+        initial_batch=job.initial_batch or scripts_own,
+        adapted=adapted_by(seen.plans[-1]) if seen.plans else job.adapted,
         checkpoint_step=max(seen.checkpoint_step, job.checkpoint_step),
     )
 

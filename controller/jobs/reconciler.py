@@ -17,7 +17,7 @@ from atoll.controller.jobs import wire
 from atoll.controller.jobs.datakeys import new_seed
 from atoll.controller.jobs.exits import is_lost
 from atoll.controller.jobs.ledger import JobState, Ledger
-from atoll.controller.jobs.progress import ProgressBoard
+from atoll.controller.jobs.progress import ProgressBoard, RunProgress
 from atoll.controller.jobs.reconcile import next_step
 from atoll.controller.jobs.seen import (
     Action,
@@ -33,7 +33,7 @@ from atoll.controller.jobs.seen import (
 from atoll.controller.jobs.sessions import Session, Sessions
 from atoll.controller.jobs.start import FreeDevice
 from atoll.controller.jobs.strays import is_stray, stray_actions
-from atoll.controller.state.records import ExitKind, Level, Phase
+from atoll.controller.state.records import ExitKind, Level, Phase, RunRecord
 from atoll.errors import Conflict, LeadershipLost, StoreUnavailable
 from atoll.v1 import agents_pb2
 
@@ -174,7 +174,7 @@ class Reconciler:
 
     def _seen(self, state: JobState, free: Free) -> Seen:
         job, run = state.job, state.run
-        progress = self._progress.begin(job.id, run.run) if run and job.phase.active else None
+        progress = _begin(self._progress, run) if run and job.phase.active else None
         may_take = job.phase is Phase.QUEUED or (job.phase is Phase.RUNNING and self._may_grow(state))
         nodes = {m.node for m in run.members} if run else set()
         sent = {n: self._sessions.connected[n] for n in nodes if n in self._sessions.connected}
@@ -187,7 +187,7 @@ class Reconciler:
             finished_since_s=state.finished_since_s,
             free=tuple(free.devices) if may_take else (),
             ports=free.ports,
-            speeds=progress.speeds() if progress and job.phase is not Phase.STARTING else {},
+            profile=progress.profile() if progress and job.phase is not Phase.STARTING else None,
             total_batch=progress.total_batch if progress else 0,
             newest_step=progress.newest_step if progress else 0,
             checkpoint_step=progress.checkpoint_step if progress else 0,
@@ -309,6 +309,10 @@ class Reconciler:
             plan = next(p for p in state.plans if p.id == action.plan)
             self._last_plan = (key, wire.plan_for_job(action.job, plan))
         return self._last_plan[1]
+
+
+def _begin(board: ProgressBoard, run: RunRecord) -> RunProgress:
+    return board.begin(run.job, run.run, {m.rank: m.island for m in run.members})
 
 
 def _joined(node: SeenNode) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
-from atoll.controller.jobs.planning import RankSpeed
+from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.start import FreeDevice
 from atoll.controller.state.records import Exit, JobRecord, Level, NodeRecord, PlanRecord, RunRecord
 
@@ -74,8 +74,8 @@ class Telling:
 class Seen:
     """One job, what its nodes report, and what is free. `since_s`: when this phase began, as far as this controller
     knows; `finished_since_s`: when the first rank of this run was seen to have finished; `planned_s`: when its newest
-    plan was issued; `plans_sent`: the newest plan that each node was sent over its present stream; `data_seed`: a
-    secret for a run that would begin now, where it needs one."""
+    plan was issued; `profile`: what its workers measured; `plans_sent`: the newest plan that each node was sent over
+    its present stream; `data_seed`: a secret for a run that would begin now, where it needs one."""
 
     job: JobRecord
     run: RunRecord | None
@@ -85,7 +85,7 @@ class Seen:
     finished_since_s: float | None = None
     free: Sequence[FreeDevice] = ()
     ports: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    speeds: Mapping[int, RankSpeed] = field(default_factory=dict)
+    profile: Profile | None = None
     total_batch: int = 0
     newest_step: int = 0
     checkpoint_step: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -9,14 +10,19 @@ from dataclasses import asdict
 from pathlib import PurePosixPath
 from typing import Final
 
-from atoll.controller.state.records import Checkpoint, Spec, StaleSparse
+from atoll.controller.planners import forms
+from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.state.records import Adapt, Checkpoint, Spec, StaleSparse
 from atoll.errors import BadInput
 from atoll.v1 import common_pb2 as pb
 
 MAX_WORKERS: Final = 4096
 MAX_ENTRIES: Final = 256
 MAX_STRING_BYTES: Final = 4096
-SPLITS: Final = ("inverse-time", "even")
+SPLITS: Final = ("auto", "inverse-time", "even")
+LEARNING_RATES: Final = ("adascale", "square-root", "none")
+MAX_BATCH: Final = 2**31 - 1
+MAX_PROFILE_BYTES: Final = 256 * 1024
 STRATEGIES: Final = ("dense", "stale-sparse")
 SELECTIONS: Final = ("threshold", "topk", "random")
 EXCHANGES: Final = ("updates", "gradients")
@@ -55,11 +61,12 @@ def spec_from_wire(spec: pb.JobSpec) -> Spec:
         seed=spec.seed,
         stall_timeout_s=spec.stall_timeout_s,
         stale_sparse=_stale_sparse(spec),
+        adapt=_adapt(spec),
     )
 
 
 def spec_to_wire(spec: Spec) -> pb.JobSpec:
-    """The spec as agents and clients get it."""
+    """The spec as agents and clients get it: without the offline profile, which only planning reads."""
     return pb.JobSpec(
         name=spec.name,
         script=spec.script,
@@ -79,6 +86,7 @@ def spec_to_wire(spec: Spec) -> pb.JobSpec:
         stall_timeout_s=spec.stall_timeout_s,
         strategy=spec.strategy,
         stale_sparse=None if spec.stale_sparse is None else pb.StaleSparse(**asdict(spec.stale_sparse)),
+        adapt=pb.Adaptation(**(asdict(spec.adapt) | {"profile": ""})),
     )
 
 
@@ -171,6 +179,61 @@ def _stale_sparse(spec: pb.JobSpec) -> StaleSparse | None:
         digest_every=wire.digest_every or default.digest_every,
         exchange=_one_of("exchange", wire.exchange, EXCHANGES),
     )
+
+
+def _adapt(spec: pb.JobSpec) -> Adapt:
+    wire = spec.adapt
+    low, high = wire.min_batch, wire.max_batch
+    if (low or high) and not spec.min_workers <= low <= high <= MAX_BATCH:
+        why = f"to {high} is no range of the total batch with at least {spec.min_workers} workers"
+        raise _wrong("adapt.min_batch", low, why, "Give both, e.g. batch = [128, 1024], or neither")
+    if high and spec.split not in ("", "auto"):
+        raise _wrong("adapt.max_batch", high, f'has no meaning with split "{spec.split}"', 'Use split "auto"')
+    if wire.rate and spec.strategy != "stale-sparse":
+        raise _wrong("adapt.rate", True, "needs a compression rate to adapt", 'Use strategy "stale-sparse"')
+    if wire.learning_rate not in ("", *LEARNING_RATES):
+        raise _wrong("adapt.learning_rate", wire.learning_rate, "is not known", f"Use {', '.join(LEARNING_RATES)}")
+    if len(wire.profile) > MAX_PROFILE_BYTES:
+        raise _wrong("adapt.profile", f"{len(wire.profile)} characters", "is too long", "Profile on a coarser grid")
+    if wire.profile:
+        if spec.strategy != "stale-sparse":
+            raise _wrong("adapt.profile", "…", "is of compression", 'Leave it out, or use strategy "stale-sparse"')
+        try:
+            surrogate_of(wire.profile)
+        except BadInput as error:
+            raise BadInput(f"spec.adapt.profile: {error}") from error
+    return Adapt(
+        min_batch=low,
+        max_batch=high,
+        learning_rate=wire.learning_rate or LEARNING_RATES[0],
+        rate=wire.rate,
+        profile=wire.profile,
+    )
+
+
+def surrogate_of(profile: str) -> Surrogate:
+    """The surrogate that a job's profile holds as JSON. Raises BadInput."""
+    try:
+        return forms.surrogate(json.loads(profile))
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"not JSON: {error}. Give the file that `atoll profile` wrote") from error
+
+
+def check_total_batch(total_batch: int, workers: int) -> int:
+    """A total batch that a user asks for. Raises BadInput."""
+    if not workers <= total_batch <= MAX_BATCH:
+        raise BadInput(f"total_batch = {total_batch} must be {workers} (a sample for each worker) to {MAX_BATCH}")
+    return total_batch
+
+
+def check_shares(shares: Sequence[float], workers: int) -> tuple[float, ...]:
+    """Shares that a user asks for. Raises BadInput."""
+    if len(shares) != workers:
+        raise BadInput(f"{len(shares)} shares do not fit a run of {workers} workers. Give one for each rank")
+    for rank, share in enumerate(shares):
+        if not (share > 0 and math.isfinite(share)):
+            raise BadInput(f"the share {share!r} of rank {rank} must be above 0. A rank with little to do gets little")
+    return tuple(shares)
 
 
 def _one_of(field: str, value: str, known: Sequence[str]) -> str:

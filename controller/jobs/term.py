@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
+from atoll.controller.deciding.first import pinned_plan
+from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.code import CodeStore
 from atoll.controller.jobs.ledger import JobState, Ledger
-from atoll.controller.jobs.planning import adjusted_plan
+from atoll.controller.jobs.policy import pins_of
 from atoll.controller.jobs.progress import ProgressBoard
 from atoll.controller.jobs.reconciler import Reconciler
 from atoll.controller.jobs.seen import NewEvent
 from atoll.controller.jobs.sessions import Session, Sessions
+from atoll.controller.jobs.spec import check_shares, check_total_batch
 from atoll.controller.state import keys
 from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.records import JobRecord, Level, NodeRecord, Phase, PlanRecord, encode
 from atoll.controller.state.store import Fence, Put, StateStore
-from atoll.errors import Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
+from atoll.errors import BadInput, Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -128,23 +131,28 @@ class Term:
         entry = await self._store.read(keys.request(request_id))
         return entry.value.decode() if entry else None
 
-    async def adjust(self, name: str, rate: float) -> JobState:
-        """Have the job's run go on with another compression rate, by a plan that is in etcd when this returns.
+    async def adjust(self, name: str, asked: Pins, unpin: Collection[str]) -> JobState:
+        """Pin what a user asked for, by a plan that is in etcd when this returns; leave to the controller again what is
+        named in `unpin`.
 
-        Repeating it makes no second plan. Raises NotFound, and Conflict for a job that has no such rate just now."""
+        Repeating it makes no second plan. Raises NotFound, BadInput for values that do not fit the run, and Conflict
+        for a job that does not run or has no such value."""
         async with self.ledger.writing:
             state = self.ledger.find(name)
             if state.stale:
                 await self.ledger.reread(state.job.id)
                 state = self.ledger.find(state.job.id)
-            job = state.job
-            current = _adjustable(state)
-            if current.rate != rate:
-                progress = self.progress.of(job.id, job.run)
-                plan = adjusted_plan(current, rate, progress.next_step if progress else 0)
-                event = NewEvent(Level.INFO, "plan", f"plan {plan.id}: {plan.reason}")
+            current = _adjustable(state, asked, unpin)
+            job = _pinned(state.job, asked, unpin)
+            progress = self.progress.of(job.id, job.run)
+            plan = pinned_plan(current, pins_of(job), progress.next_step if progress else 0)
+            events = [NewEvent(Level.INFO, "plan", f"plan {plan.id}: {plan.reason}")] if plan else []
+            if unpin:
+                text = f"{', '.join(sorted(unpin))}: left to the controller again (asked by a user)"
+                events.append(NewEvent(Level.INFO, "plan", text))
+            if plan or job != state.job:
                 try:
-                    await self.ledger.write(state, replace(job, rate=rate), plan=plan, events=[event])
+                    await self.ledger.write(state, job, plan=plan, events=events)
                 except StoreUnavailable:
                     self.nudge()
                     raise
@@ -172,15 +180,32 @@ class Term:
         return state
 
 
-def _adjustable(state: JobState) -> PlanRecord:
-    """The newest plan of a run whose compression rate can change now. Raises Conflict."""
+def _adjustable(state: JobState, asked: Pins, unpin: Collection[str]) -> PlanRecord:
+    """The newest plan of a run that can take these values now. Raises BadInput, Conflict."""
     job = state.job
-    if job.spec.stale_sparse is None:
-        raise Conflict(
+    if job.spec.stale_sparse is None and (asked.rate is not None or "rate" in unpin):
+        raise BadInput(
             f"job {job.id} runs with strategy {job.spec.strategy}, which has no compression rate. "
             "Submit it with --strategy stale-sparse"
         )
     if job.phase not in (Phase.STARTING, Phase.RUNNING) or not state.plans:
-        again = "Submit it again with --rate" if job.phase.ended else "Try again when it runs"
+        again = "Submit it again with what you want" if job.phase.ended else "Try again when it runs"
         raise Conflict(f"job {job.id} does not run: it is {job.phase.lower()}. {again}")
-    return state.plans[-1]
+    current = state.plans[-1]
+    if asked.total_batch:
+        check_total_batch(asked.total_batch, len(current.shares))
+    if asked.shares:
+        check_shares(asked.shares, len(current.shares))
+    return current
+
+
+def _pinned(job: JobRecord, asked: Pins, unpin: Collection[str]) -> JobRecord:
+    kept = pins_of(job)
+    shares = asked.shares or (() if "shares" in unpin else kept.shares)
+    return replace(
+        job,
+        rate=asked.rate if asked.rate is not None else None if "rate" in unpin else kept.rate,
+        pinned_batch=asked.total_batch or (0 if "total-batch" in unpin else kept.total_batch),
+        pinned_shares=shares,
+        pinned_run=job.run if shares else 0,
+    )

@@ -101,6 +101,9 @@ def plan_to_wire(plan: PlanRecord) -> common_pb2.Plan:
         planner=plan.planner,
         reason=plan.reason,
         rate=plan.rate,
+        total_batch=plan.total_batch,
+        learning_rate_factor=plan.learning_rate_factor,
+        predicted_step_s=plan.predicted_s,
     )
 
 

@@ -108,8 +108,12 @@ def admission(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def tta(data: dict[str, Any]) -> dict[str, Any]:
+    return asdict(plan_tta(tta_input(data)))
+
+
+def tta_input(data: dict[str, Any]) -> TtaInput:
     required = {"devices", "bandwidths", "entries", "surrogate", "samples"}
-    fields(data, "", required, frozenset({"value_bytes", "balance"}))
+    fields(data, "", required, frozenset({"value_bytes", "balance", "totals"}))
     bandwidths = [
         number(b, f"bandwidths[{i}]", 1, 1e15, " of bytes a second")
         for i, b in enumerate(items(data["bandwidths"], "bandwidths", MAX_NODES))
@@ -118,16 +122,23 @@ def tta(data: dict[str, Any]) -> dict[str, Any]:
         _device(device, f"devices[{i}]", len(bandwidths))
         for i, device in enumerate(items(data["devices"], "devices", MAX_NODES))
     ]
-    given = TtaInput(
+    return TtaInput(
         devices=tuple(devices),
         bandwidths=tuple(bandwidths),
         entries=whole(data["entries"], "entries", 1),
-        surrogate=_surrogate(data["surrogate"]),
+        surrogate=surrogate(data["surrogate"]),
         samples=whole(data["samples"], "samples", 1),
         value_bytes=whole(data.get("value_bytes", 2), "value_bytes", 1, 8),
         balance=number(data.get("balance", 0.1), "balance", 0, 1e3),
+        totals=_totals(data["totals"]) if "totals" in data else None,
     )
-    return asdict(plan_tta(given))
+
+
+def _totals(value: Any) -> tuple[int, int]:
+    low, high = (whole(x, f"totals[{i}]", 1, MAX_BATCH) for i, x in enumerate(items(value, "totals", 2, 2)))
+    if low > high:
+        raise BadInput(f"totals = [{low}, {high}] must be the least and the largest total batch, in this order")
+    return low, high
 
 
 def _models(value: Any) -> tuple[NodeModel, ...]:
@@ -174,16 +185,22 @@ def _offer(value: Any, where: str, run: Overlap) -> Offer:
 
 
 def _device(value: Any, where: str, islands: int) -> Device:
-    device = fields(value, where, {"alpha", "beta"}, BOUNDS | {"island"})
-    return Device(
-        alpha=number(device["alpha"], f"{where}.alpha", 0, MAX_BATCH, " of samples"),
-        beta=number(device["beta"], f"{where}.beta", 1e-6, 1e9, " of samples a second"),
-        island=whole(device.get("island", 0), f"{where}.island", 0, islands - 1),
-        bounds=bounds(device, where),
+    """Either (alpha, beta), or a step's fixed and per-sample times."""
+    measured = isinstance(value, dict) and "q" in value
+    device = fields(value, where, _MODEL if measured else {"alpha", "beta"}, BOUNDS | {"island"})
+    island = whole(device.get("island", 0), f"{where}.island", 0, islands - 1)
+    if measured:
+        node = _model(device, where)
+        return Device(node.q + node.k, node.s + node.m, 0.0, island, node.bounds)
+    return Device.saturating(
+        number(device["alpha"], f"{where}.alpha", 0, MAX_BATCH, " of samples"),
+        number(device["beta"], f"{where}.beta", 1e-6, 1e9, " of samples a second"),
+        island,
+        bounds(device, where),
     )
 
 
-def _surrogate(value: Any) -> Surrogate:
+def surrogate(value: Any) -> Surrogate:
     data = fields(value, "surrogate", {"rates", "batches", "extra"})
     rates = _ascending(data["rates"], "surrogate.rates", 0, 1 - 1e-9)
     batches = _ascending(data["batches"], "surrogate.batches", 1, MAX_BATCH)

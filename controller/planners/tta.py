@@ -11,7 +11,7 @@ of devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,19 +33,26 @@ _INFEASIBLE: Final = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Throughput with a batch of x: min(beta / alpha * x, beta) samples a second. alpha: samples that saturate it."""
+    """A batch of x takes max(per_sample_s x + fixed_s, floor_s) seconds."""
 
-    alpha: float
-    beta: float
+    per_sample_s: float
+    fixed_s: float
+    floor_s: float
     island: int
     bounds: Bounds
+
+    @classmethod
+    def saturating(cls, alpha: float, beta: float, island: int, bounds: Bounds) -> Device:
+        """Eq. 2: throughput min(beta / alpha * x, beta) samples a second. alpha: samples that saturate it."""
+        return cls(1 / beta, 0.0, alpha / beta, island, bounds)
 
 
 @dataclass(frozen=True, slots=True)
 class TtaInput:
     """bandwidths: bytes a second of each island's link to the others, each way. entries: of the model. value_bytes:
     of an entry on the wire. balance: how much unequal times of the devices count; 0 leaves them out. samples: to be
-    trained until the accuracy is reached with neither compression nor staleness."""
+    trained until the accuracy is reached with neither compression nor staleness. totals: the least and the largest
+    total batch to choose from; None: what the surrogate knows."""
 
     devices: tuple[Device, ...]
     bandwidths: tuple[float, ...]
@@ -54,6 +61,7 @@ class TtaInput:
     samples: int
     value_bytes: int = 2
     balance: float = 0.1
+    totals: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +95,21 @@ def plan_tta(given: TtaInput) -> TtaPlan:
     return min(found, key=lambda plan: plan.tta * (1 + given.balance * plan.variation))
 
 
+def assess_tta(given: TtaInput, rate: float, batches: Sequence[int]) -> TtaPlan:
+    """What a rate and batches would do, where links may be too thin for them: then they set the step's time."""
+    return _Search(given).assess(rate, batches)
+
+
 class _Search:
     """A point is the total batch, and where the rate lies between the least the links allow (0) and the largest that
     was profiled (1)."""
 
     def __init__(self, given: TtaInput) -> None:
         self._given = given
-        alpha, beta = np.array([(d.alpha, d.beta) for d in given.devices], dtype=np.float64).T
-        zero = np.zeros_like(beta)
-        slope, offset = np.stack([1 / beta, zero]), np.stack([zero, alpha / beta])
+        per_sample, fixed, floor = np.array(
+            [(d.per_sample_s, d.fixed_s, d.floor_s) for d in given.devices], dtype=np.float64
+        ).T
+        slope, offset = np.stack([per_sample, np.zeros_like(floor)]), np.stack([fixed, floor])
         self._times = StepTimes.of(slope, offset, [d.bounds for d in given.devices])
         self._levels = Levels(self._times)
         devices = np.bincount([d.island for d in given.devices], minlength=len(given.bandwidths))
@@ -104,13 +118,13 @@ class _Search:
         )
         self._most_kept = 1 - given.surrogate.rates[0]
         self._least_kept = 1 - given.surrogate.rates[-1]
-        known_low, known_high = given.surrogate.batches[0], given.surrogate.batches[-1]
+        known_low, known_high = given.totals or (given.surrogate.batches[0], given.surrogate.batches[-1])
         low, high = float(self._times.low_N.sum()), float(self._times.high_N.sum())
         self._low, self._high = math.ceil(max(low, known_low, 1)), math.floor(min(high, known_high))
         if self._low > self._high:
             raise NoFeasiblePlan(
-                f"the devices hold {low:g} to {high:g} samples together, the surrogate knows totals of "
-                f"{known_low:g} to {known_high:g}. Profile totals that the devices can hold"
+                f"the devices hold {low:g} to {high:g} samples together, totals of {known_low:g} to {known_high:g} "
+                "are asked for or profiled. Give totals that the devices can hold"
             )
 
     def minima(self) -> Iterator[tuple[float, float, float]]:
@@ -118,6 +132,16 @@ class _Search:
         from scipy.optimize import minimize
 
         bounds = [(math.log(self._low), math.log(self._high)), (0.0, 1.0)]
+        if self._low == self._high:
+            ended = minimize(
+                lambda point: self._log_cost(self._low, point[0]),
+                [0.0],
+                method="Nelder-Mead",
+                bounds=bounds[1:],
+                options={"initial_simplex": [[0.0], [0.3]], "maxfev": _EVALUATIONS, "xatol": 1e-3, "fatol": 1e-5},
+            )
+            yield float(ended.fun), float(self._low), float(ended.x[0])
+            return
         width = bounds[0][1] - bounds[0][0]
         for start in range(_STARTS):
             at = bounds[0][0] + width * (start + 0.5) / _STARTS
@@ -170,6 +194,23 @@ class _Search:
             extra=extra,
             variation=variation,
             tta=given.samples * (1 + extra) * step_s / total,
+        )
+
+    def assess(self, rate: float, batches: Sequence[int]) -> TtaPlan:
+        total, compute_s_and_cv = sum(batches), self._slowest(np.array(batches, dtype=np.float64))
+        communication_s = self._traffic.seconds(1 - rate)
+        step_s = max(compute_s_and_cv[0], communication_s)
+        extra = self._given.surrogate.at(rate, total)
+        return TtaPlan(
+            rate=rate,
+            total_batch=total,
+            batches=tuple(batches),
+            step_time=step_s,
+            communication_time=communication_s,
+            throughput=total / step_s,
+            extra=extra,
+            variation=compute_s_and_cv[1],
+            tta=self._given.samples * (1 + extra) * step_s / total,
         )
 
     def _slowest(self, batch_N: F64) -> tuple[float, float]:

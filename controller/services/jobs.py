@@ -12,6 +12,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Final
 
+from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.bundle import check_bundle
 from atoll.controller.jobs.ledger import JobState
 from atoll.controller.jobs.spec import check_rate, spec_from_wire
@@ -19,7 +20,7 @@ from atoll.controller.jobs.term import Term
 from atoll.controller.jobs.wire import event_to_wire
 from atoll.controller.services.gate import Context, Office
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog
-from atoll.controller.services.views import job_to_wire, node_to_wire
+from atoll.controller.services.views import job_to_wire, node_to_wire, plans_to_wire
 from atoll.controller.state import keys
 from atoll.controller.state.records import JobRecord, Spec
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound
@@ -32,6 +33,7 @@ SUBMIT_DEADLINE_S: Final = 120.0
 LAST_WORDS_S: Final = 1.0
 """A worker's last output may arrive a little after its end."""
 ENDED: Final = (pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED)
+PINS: Final = frozenset({"rate", "total-batch", "shares"})
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -85,9 +87,24 @@ class JobServicer(JobServiceServicer):
 
     async def Adjust(self, request: pb.AdjustRequest, context: Context) -> pb.Job:
         term = self._office.leading()
-        if not request.HasField("rate"):
-            raise BadInput("the request changes nothing. Give a rate")
-        return job_to_wire(term, await term.adjust(request.job, check_rate("rate", request.rate)))
+        asked = Pins(
+            rate=check_rate("rate", request.rate) if request.HasField("rate") else None,
+            total_batch=request.total_batch,
+            shares=tuple(request.shares),
+        )
+        unknown = sorted(set(request.unpin) - PINS)
+        if unknown:
+            raise BadInput(f"unpin = {unknown[0][:80]!r} is not known. Use {', '.join(sorted(PINS))}")
+        if asked == Pins() and not request.unpin:
+            raise BadInput("the request changes nothing. Give a rate, a total batch, shares, or what to unpin")
+        return job_to_wire(term, await term.adjust(request.job, asked, set(request.unpin)))
+
+    async def Plans(self, request: pb.PlansRequest, context: Context) -> pb.PlansReply:
+        term = self._office.leading()
+        job = term.ledger.find(request.job).job
+        return plans_to_wire(
+            term, job.id, await term.ledger.plans(job.id, request.run or job.run), request.run or job.run
+        )
 
     async def Events(self, request: pb.EventsRequest, context: Context) -> None:  # type: ignore[override]
         term = self._office.leading()

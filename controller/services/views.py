@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from atoll.controller.jobs import wire
 from atoll.controller.jobs.ledger import JobState
+from atoll.controller.jobs.policy import pins_of
 from atoll.controller.jobs.seen import SeenNode, WorkerKey
 from atoll.controller.jobs.spec import spec_to_wire
 from atoll.controller.jobs.term import Term
-from atoll.controller.state.records import Phase
+from atoll.controller.state.records import Phase, PlanRecord
 from atoll.v1 import common_pb2, jobs_pb2
 
+MAX_PLANS_BYTES: Final = 3 * 1024 * 1024
 MAX_LINKS: Final = 4096
 """Of all workers of a job together: a message has its limit."""
 _PHASES: Final = {phase: jobs_pb2.Phase.Value(f"PHASE_{phase}") for phase in Phase}
@@ -36,7 +39,26 @@ def job_to_wire(term: Term, state: JobState) -> jobs_pb2.Job:
         plan=wire.plan_to_wire(state.plans[-1]) if state.plans else None,
         checkpoint_step=max(job.checkpoint_step, progress.checkpoint_step if progress else 0),
         exit_code=job.exit_code,
+        pins=jobs_pb2.Pins(rate=job.rate, total_batch=job.pinned_batch, shares=pins_of(job).shares),
     )
+
+
+def plans_to_wire(term: Term, job: str, plans: Sequence[PlanRecord], run: int) -> jobs_pb2.PlansReply:
+    """The newest plans of a run, as many as a message holds."""
+    progress = term.progress.of(job, run)
+    reply, bytes_left = jobs_pb2.PlansReply(), MAX_PLANS_BYTES
+    for plan in reversed(plans):
+        decided = jobs_pb2.DecidedPlan(
+            plan=wire.plan_to_wire(plan),
+            input=plan.input,
+            output=plan.output,
+            measured_step_s=progress.measured_s(plan.id) if progress else 0.0,
+        )
+        bytes_left -= decided.ByteSize()
+        if bytes_left < 0:
+            break
+        reply.plans.insert(0, decided)
+    return reply
 
 
 def _workers(term: Term, state: JobState) -> list[jobs_pb2.WorkerView]:

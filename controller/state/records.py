@@ -95,6 +95,18 @@ class StaleSparse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adapt:
+    """A validated atoll.v1.Adaptation. min_batch, max_batch: both 0 where the total batch is fixed. profile: the
+    surrogate of the offline profile as JSON, empty where there is none."""
+
+    min_batch: int = 0
+    max_batch: int = 0
+    learning_rate: str = "adascale"
+    rate: bool = False
+    profile: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """A validated atoll.v1.JobSpec, field by field."""
 
@@ -107,10 +119,11 @@ class Spec:
     code_sha256: str
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     max_restarts: int = 0
-    split: str = "inverse-time"
+    split: str = "auto"
     seed: int = 0
     stall_timeout_s: float = 0.0
     stale_sparse: StaleSparse | None = field(default=None, metadata=_LATER)  # None: strategy dense
+    adapt: Adapt = field(default_factory=Adapt, metadata=_LATER)
 
     @property
     def strategy(self) -> str:
@@ -139,8 +152,19 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Adapted:
+    """What a plan says beside the split; as in PlanRecord."""
+
+    rate: float | None = None
+    total_batch: int = 0
+    learning_rate_factor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """`rate`: what a user adjusted the compression to, for this run and later ones."""
+    """`rate`, `pinned_batch`, `pinned_shares`: what a user pinned, for this run and later ones (None, 0 and empty: not
+    pinned; shares are of the ranks of run `pinned_run`). `initial_batch`: the script's own total batch, 0 before it is
+    known. `adapted`: what the controller decided last, for the first plan of the next run."""
 
     id: str
     spec: Spec
@@ -161,6 +185,11 @@ class JobRecord:
     last_failure: Failure | None = None
     history: tuple[Change, ...] = ()
     rate: float | None = field(default=None, metadata=_LATER)
+    pinned_batch: int = field(default=0, metadata=_LATER)
+    pinned_shares: tuple[float, ...] = field(default=(), metadata=_LATER)
+    pinned_run: int = field(default=0, metadata=_LATER)
+    initial_batch: int = field(default=0, metadata=_LATER)
+    adapted: Adapted | None = field(default=None, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +238,8 @@ class PlanRecord:
     """A plan, and the text that went into its planner and came out: `atoll plan PLANNER < input` gives `output`.
 
     measured_s: how long the slowest rank computed a step when this was decided; 0 where nothing was measured yet.
-    rate: the compression rate that holds with it; None with strategy dense.
+    rate: the compression rate that holds with it; None with strategy dense. total_batch: 0 for the script's own;
+    learning_rate_factor: times what the script set, 0 for 1. predicted_s: of a step with it; 0 where nothing was.
     """
 
     run: int
@@ -222,6 +252,9 @@ class PlanRecord:
     output: str
     measured_s: float = 0.0
     rate: float | None = field(default=None, metadata=_LATER)
+    total_batch: int = field(default=0, metadata=_LATER)
+    learning_rate_factor: float = field(default=0.0, metadata=_LATER)
+    predicted_s: float = field(default=0.0, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,131 @@
+"""The total batch of strategy `dense`: the one that learns fastest, as the gradients' noise grows over training."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from atoll.controller.deciding.given import GAIN, Given
+from atoll.controller.deciding.split import doubt, following, least_batch, node_form, overlap_form
+from atoll.controller.deciding.words import changed, listed
+from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, RankProfile
+from atoll.controller.planners.goodput import candidates_between
+from atoll.controller.planners.registry import PLANNERS, canonical
+from atoll.controller.state.records import PlanRecord
+
+CANDIDATES: Final = 32
+REACH: Final = 2.0
+"""A plan changes the total batch by this factor at most: predictions far from what was measured are not trusted."""
+EXPLORE: Final = 1.25
+"""Ranks that were measured with one batch only are shown another: without it no model of their step can be had."""
+FACTOR_GAIN: Final = 0.10
+"""How far the learning rate's factor may be from what the present noise asks for."""
+
+
+def explore_batch(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
+    """Another total batch, once, where it may change and the ranks' step models are not known yet."""
+    policy, total = given.policy, sum(rank.local_batch for rank in ranks)
+    if given.current.total_batch or not total or not policy.initial_batch:
+        return None
+    other = min(math.ceil(total * EXPLORE), policy.max_batch)
+    if other <= total:
+        other = max(int(total / EXPLORE), policy.min_batch, len(ranks))
+    if other == total:
+        return None
+    times = [rank.compute_s / max(rank.local_batch, 1) for rank in ranks]
+    low = least_batch(other, len(ranks))
+    text = canonical({"nodes": [{"min_batch": low, "seconds_per_sample": t} for t in times], "total_batch": other})
+    output = PLANNERS["inverse-time"].run_json(text)
+    batches = json.loads(output)["batches"]
+    return following(
+        given,
+        "inverse-time",
+        text,
+        output,
+        shares=tuple(float(batch) for batch in batches),
+        total_batch=other,
+        learning_rate_factor=_factor(given, other, None),
+        reason=f"batch {total} → {other}: to learn how the step's time depends on it",
+        measured_s=max(rank.compute_s for rank in ranks),
+        predicted_s=0.0,
+    )
+
+
+def next_batch(
+    given: Given, ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate], noise: NoiseEstimate
+) -> PlanRecord | None:
+    """Total batch, split and learning rate that promise more goodput than the present ones, beyond all doubt."""
+    policy, before = given.policy, [rank.local_batch for rank in ranks]
+    total = sum(before)
+    text = canonical(
+        {
+            "candidates": _candidates(given, total),
+            "initial_batch": policy.initial_batch,
+            "noise_scale": noise.noise_scale,
+            "nodes": [node_form(e, 1) for e in estimates],
+            "rule": "square-root" if policy.rule == "square-root" else "adascale",
+            **overlap_form(given.profile.overlap),
+        }
+    )
+    output = PLANNERS["goodput"].run_json(text)
+    planned = json.loads(output)
+    now = next(c for c in planned["candidates"] if c["total_batch"] == total)
+    gain = planned["goodput"] / now["goodput"] - 1 if now["goodput"] else math.inf
+    uncertain = math.hypot(
+        doubt(given, estimates, now["optperf"] or planned["step_time"]), _noise_doubt(noise, total, planned)
+    )
+    if planned["total_batch"] == total:
+        factor, present = planned["learning_rate_factor"], given.current.learning_rate_factor or 1.0
+        if policy.rule == "none" or abs(math.log(factor / present)) <= FACTOR_GAIN:
+            return None
+        return _plan(given, before, noise, (text, output), f"it was x {present:.3g}")
+    if gain <= max(GAIN, uncertain):
+        return None
+    return _plan(given, before, noise, (text, output), f"{100 * gain:.0f} % more progress a second predicted")
+
+
+def _plan(
+    given: Given, before: Sequence[int], noise: NoiseEstimate, derived: tuple[str, str], promise: str
+) -> PlanRecord:
+    """derived: the planner's input and output."""
+    planned = json.loads(derived[1])
+    factor = _factor(given, planned["total_batch"], planned["learning_rate_factor"])
+    reason = (
+        f"gradient noise scale {noise.noise_scale:.0f}: {changed('batch', sum(before), planned['total_batch'])}, "
+        f"local batches {listed(before)} → {listed(planned['batches'])}, learning rate x {factor:.3g}, {promise}"
+    )
+    return following(
+        given,
+        "goodput",
+        *derived,
+        shares=tuple(float(batch) for batch in planned["batches"]),
+        total_batch=planned["total_batch"],
+        learning_rate_factor=factor,
+        reason=reason,
+        measured_s=max(rank.compute_s for rank in given.profile.ranks.values()),
+        predicted_s=planned["step_time"],
+    )
+
+
+def _candidates(given: Given, total: int) -> list[int]:
+    policy = given.policy
+    low = max(policy.min_batch, math.ceil(total / REACH), given.world_size)
+    high = min(policy.max_batch, math.floor(total * REACH))
+    between = candidates_between(low, high, CANDIDATES) if low <= high else ()
+    return sorted({*between, total})
+
+
+def _factor(given: Given, total: int, planned: float | None) -> float:
+    """planned: by the planner's rule. Without one (nothing is known of the noise) the present factor stays: a step of
+    EXPLORE is too small to retune for."""
+    if given.policy.rule == "none":
+        return 1.0
+    return planned if planned is not None else given.current.learning_rate_factor or 1.0
+
+
+def _noise_doubt(noise: NoiseEstimate, total: int, planned: dict[str, Any]) -> float:
+    """How much of the promised gain hangs on the noise scale's own error: d ln(efficiency ratio) for two errors."""
+    scale = noise.noise_scale
+    return 2 * noise.error * abs(scale / (scale + total) - scale / (scale + planned["total_batch"]))

@@ -1,0 +1,96 @@
+"""The plan that a run begins with, and those that a user asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from atoll.controller.deciding.given import Pins
+from atoll.controller.deciding.words import changed, listed, percent, ratios
+from atoll.controller.planners.registry import PLANNERS, canonical
+from atoll.controller.state.records import PlanRecord
+
+NOMINAL_BATCH: Final = 1000
+"""Stands in for the total batch before the script has told it; only the shares' ratios count then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs and what its agent was told of the device's speed (1.0 = full)."""
+
+    node: str
+    device: int
+    speed: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.node}/{self.device}"
+
+
+def first_plan(
+    run: int, split: str, places: Sequence[Place], learned: Mapping[str, float], total_batch: int
+) -> PlanRecord:
+    """The plan a run starts with, from what was learned of its devices in earlier runs, else from their set speeds.
+
+    learned: seconds per sample by "node/device". total_batch: 0 where no earlier run told it.
+    """
+    if split == "even":
+        return _even(run, len(places), total_batch)
+    if all(place.name in learned for place in places):
+        times, why = [learned[place.name] for place in places], "speeds learned in earlier runs"
+    else:
+        times, why = [0.001 / place.speed for place in places], "set speeds of the devices; none are measured yet"
+    if len(set(times)) == 1:
+        return _even(run, len(places), total_batch)
+    # Every rank gets a sample: an idle rank would never be measured again.
+    total = total_batch or NOMINAL_BATCH
+    low = 1 if total >= len(places) else 0
+    text = canonical({"nodes": [{"min_batch": low, "seconds_per_sample": t} for t in times], "total_batch": total})
+    output = PLANNERS["inverse-time"].run_json(text)
+    planned = json.loads(output)
+    shares = planned["batches"] if total_batch >= len(places) else planned["continuous"]
+    return PlanRecord(
+        run=run,
+        id=1,
+        from_step=0,
+        shares=tuple(float(share) for share in shares),
+        planner="inverse-time",
+        reason=f"{why}: {ratios(times)}",
+        input=text,
+        output=output,
+    )
+
+
+def _even(run: int, ranks: int, total_batch: int) -> PlanRecord:
+    text = canonical({"nodes": ranks, "total_batch": max(total_batch, ranks)})
+    output = PLANNERS["even"].run_json(text)
+    shares = tuple(float(batch) for batch in json.loads(output)["batches"])
+    reason = "one worker" if ranks == 1 else f"the same for all {ranks} workers"
+    return PlanRecord(
+        run=run, id=1, from_step=0, shares=shares, planner="even", reason=reason, input=text, output=output
+    )
+
+
+def pinned_plan(current: PlanRecord, pins: Pins, from_step: int) -> PlanRecord | None:
+    """The plan that follows `current` with what a user pinned; None where all of it holds already."""
+    said, asked = [], current
+    if pins.rate is not None and pins.rate != current.rate:
+        said.append(changed("rate", percent(current.rate or 0.0), percent(pins.rate), " %"))
+        asked = replace(asked, rate=pins.rate)
+    if pins.total_batch and pins.total_batch != current.total_batch:
+        said.append(changed("batch", current.total_batch or "of the script", pins.total_batch))
+        asked = replace(asked, total_batch=pins.total_batch, shares=_scaled(asked.shares, pins.total_batch))
+    if pins.shares and pins.shares != current.shares:
+        said.append(f"shares {listed([round(100 * s / sum(pins.shares)) for s in pins.shares])} %")
+        asked = replace(asked, shares=pins.shares)
+    if not said:
+        return None
+    # The planner's input stays that of the last decision: a user's wish is derived from nothing.
+    reason = f"{', '.join(said)} (asked by a user)"
+    return replace(asked, id=current.id + 1, from_step=from_step, reason=reason, predicted_s=0.0)
+
+
+def _scaled(shares: Sequence[float], total: int) -> tuple[float, ...]:
+    return tuple(share * total / sum(shares) for share in shares)

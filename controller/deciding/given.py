@@ -1,0 +1,90 @@
+"""What a decision is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from atoll.controller.estimators.profile import Profile, RankProfile
+from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.state.records import PlanRecord
+
+GAIN: Final = 0.05
+"""A new plan must promise to shorten the step by this part at least, and by two standard errors of what was measured,
+or noise would move batches."""
+MIN_INTERVAL_S: Final = 2.0
+LEAD_STEPS: Final = 5
+
+PRIOR: Final = Surrogate(
+    rates=(0.9, 0.95, 0.99, 0.995, 0.999, 0.9999),
+    batches=(1.0, 2.0**30),
+    extra=((0.010,) * 2, (0.017,) * 2, (0.027,) * 2, (0.040,) * 2, (0.08,) * 2, (0.25,) * 2),
+)
+"""Extra loss where no offline profile is at hand: at 0.95 and 0.99 the byte GPT of docs/performance.md, beyond that a
+guess that only says: the less is sent, the worse. With a fixed total batch all it decides is not to drop more than the
+links ask for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """What a user has taken out of the controller's hands. total_batch: 0 where it is not pinned; shares: empty."""
+
+    rate: float | None = None
+    total_batch: int = 0
+    shares: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What may be decided about a job. min_batch, max_batch: of the total batch, both 0 where it is fixed. rule: of
+    the learning rate, "adascale", "square-root" or "none". initial_batch: the script's own total batch, 0 where it is
+    not known yet. surrogate: of the offline profile; None: there is none."""
+
+    split: str = "auto"
+    sparse: bool = False
+    adapt_rate: bool = False
+    min_batch: int = 0
+    max_batch: int = 0
+    rule: str = "adascale"
+    initial_batch: int = 0
+    value_bytes: int = 2
+    surrogate: Surrogate | None = None
+    pins: Pins = field(default_factory=Pins)
+
+    @property
+    def adapts_batch(self) -> bool:
+        return bool(self.max_batch) and not self.pins.total_batch and not self.fixed_split
+
+    @property
+    def adapts_rate(self) -> bool:
+        return self.sparse and self.adapt_rate and self.pins.rate is None
+
+    @property
+    def fixed_split(self) -> bool:
+        return self.split == "even" or bool(self.pins.shares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """One run as it is. now_s, planned_s: monotonic; planned_s is when `current` was issued. islands: by rank, empty
+    where there is one."""
+
+    now_s: float
+    planned_s: float
+    current: PlanRecord
+    profile: Profile
+    policy: Policy
+    islands: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return len(self.current.shares)
+
+    def ranks(self) -> list[RankProfile] | None:
+        """All ranks as measured under the present plan; None while one of them is not."""
+        found: Mapping[int, RankProfile] = self.profile.ranks
+        ranks = [found[rank] for rank in range(self.world_size) if rank in found]
+        if len(ranks) < self.world_size or any(rank.plan != self.current.id for rank in ranks):
+            return None
+        return ranks

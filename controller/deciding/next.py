@@ -1,0 +1,39 @@
+"""When a run gets a new plan, and which. The planner's input and output are recorded with every plan."""
+
+from __future__ import annotations
+
+from atoll.controller.deciding.batch import explore_batch, next_batch
+from atoll.controller.deciding.given import MIN_INTERVAL_S, Given
+from atoll.controller.deciding.sparse import next_sparse
+from atoll.controller.deciding.split import next_split
+from atoll.controller.estimators.profile import RankProfile
+from atoll.controller.state.records import PlanRecord
+
+
+def next_plan(given: Given) -> PlanRecord | None:
+    """The plan that should follow the present one, or None while that is good enough or too little is known.
+
+    A plan must promise more than its uncertainty. That switching costs nothing (training does not pause for it) is why
+    nothing is added for it."""
+    if given.now_s < given.planned_s + MIN_INTERVAL_S:
+        return None
+    ranks = given.ranks()
+    if ranks is None:
+        return None
+    policy = given.policy
+    if policy.sparse and (policy.adapts_rate or policy.adapts_batch):
+        return next_sparse(given, ranks) or _split(given, ranks)
+    if policy.adapts_batch:
+        estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
+        noise = given.profile.noise
+        if len(estimates) < len(ranks):
+            return _split(given, ranks) or explore_batch(given, ranks)
+        if noise is not None and policy.initial_batch:
+            return next_batch(given, ranks, estimates, noise) or _split(given, ranks)
+    return _split(given, ranks)
+
+
+def _split(given: Given, ranks: list[RankProfile]) -> PlanRecord | None:
+    if given.policy.fixed_split or len(ranks) < 2:
+        return None
+    return next_split(given, ranks)

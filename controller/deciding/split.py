@@ -1,0 +1,136 @@
+"""The split of a fixed total batch: Eq. 8 until every rank was measured with two batches, then OptPerf."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from atoll.controller.deciding.given import GAIN, LEAD_STEPS, Given
+from atoll.controller.deciding.words import listed, ratios
+from atoll.controller.estimators.profile import NodeEstimate, OverlapEstimate, RankProfile
+from atoll.controller.planners.registry import PLANNERS, canonical
+from atoll.controller.state.records import PlanRecord
+
+NO_OVERLAP: Final = OverlapEstimate(gamma=0.0, t_o=0.0, t_u=0.0, error_s=0.0)
+
+
+def next_split(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
+    """The split that should follow the present one; None while it is good enough."""
+    estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
+    if len(estimates) < len(ranks) or given.policy.split == "inverse-time":
+        return _by_inverse_time(given, ranks)
+    return _by_optperf(given, ranks, estimates)
+
+
+def following(given: Given, planner: str, text: str, output: str, **changes: Any) -> PlanRecord:
+    """A plan after the present one with what its planner said."""
+    current = given.current
+    return replace(
+        current,
+        id=current.id + 1,
+        from_step=given.profile.newest_step + LEAD_STEPS,
+        planner=planner,
+        input=text,
+        output=output,
+        **changes,
+    )
+
+
+def node_form(estimate: NodeEstimate, low: int) -> dict[str, float]:
+    return {"q": estimate.q, "s": estimate.s, "k": estimate.k, "m": estimate.m, "min_batch": low}
+
+
+def overlap_form(overlap: OverlapEstimate | None) -> dict[str, float]:
+    known = overlap or NO_OVERLAP
+    return {"gamma": known.gamma, "t_o": known.t_o, "t_u": known.t_u}
+
+
+def least_batch(total_batch: int, ranks: int) -> int:
+    """Every rank gets a sample where there are enough: an idle rank would never be measured again."""
+    return 1 if total_batch >= ranks else 0
+
+
+def step_at(estimates: Sequence[NodeEstimate], overlap: OverlapEstimate | None, batches: Sequence[int]) -> float:
+    """Cannikin (2024), Eq. 7: seconds of a step with these batches."""
+    known = overlap or NO_OVERLAP
+    return max(
+        max(
+            e.compute_s(b) + known.t_u,
+            e.q * b + e.s + known.gamma * (e.k * b + e.m) + known.t_o + known.t_u,
+        )
+        for e, b in zip(estimates, batches, strict=True)
+    )
+
+
+def doubt(given: Given, estimates: Sequence[NodeEstimate], step_s: float) -> float:
+    """Two relative standard errors of a predicted step."""
+    overlap = given.profile.overlap
+    shared = overlap.error_s / step_s if overlap else 0.0
+    return 2 * (max(e.error for e in estimates) + shared)
+
+
+def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
+    total = sum(rank.local_batch for rank in ranks)
+    if total < len(ranks) or any(rank.local_batch == 0 for rank in ranks):
+        return None
+    times = [rank.compute_s / rank.local_batch for rank in ranks]
+    low = least_batch(total, len(ranks))
+    text = canonical({"nodes": [{"min_batch": low, "seconds_per_sample": t} for t in times], "total_batch": total})
+    output = PLANNERS["inverse-time"].run_json(text)
+    planned = json.loads(output)
+    before = [rank.local_batch for rank in ranks]
+    old_s, new_s = max(rank.compute_s for rank in ranks), float(planned["step_time"])
+    doubt_s = 2 * max(rank.compute_error_s for rank in ranks)
+    if not new_s < old_s - max(GAIN * old_s, doubt_s) or _won_nothing(given.current, old_s):
+        return None
+    reason = (
+        f"device speeds {ratios(times)}: local batches {listed(before)} → {listed(planned['batches'])}, "
+        f"step {old_s:.3g} → {new_s:.3g} s predicted"
+    )
+    return following(
+        given,
+        "inverse-time",
+        text,
+        output,
+        shares=tuple(float(batch) for batch in planned["batches"]),
+        reason=reason,
+        measured_s=old_s,
+        predicted_s=new_s + max(given.profile.step_s - old_s, 0.0),
+    )
+
+
+def _won_nothing(current: PlanRecord, measured_s: float) -> bool:
+    """Whether `current` left the step as long as it was: then time does not follow the batch (a fixed cost rules), and
+    more of the same would only starve the slower ranks. A step that became much longer is another matter."""
+    return current.measured_s * (1 - GAIN / 2) < measured_s < current.measured_s * (1 + 2 * GAIN)
+
+
+def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate]) -> PlanRecord | None:
+    before = [rank.local_batch for rank in ranks]
+    total = sum(before)
+    low, overlap = least_batch(total, len(ranks)), given.profile.overlap
+    text = canonical({"nodes": [node_form(e, low) for e in estimates], "total_batch": total, **overlap_form(overlap)})
+    old_s = step_at(estimates, overlap, before)
+    output = PLANNERS["optperf"].run_json(text)
+    planned = json.loads(output)
+    new_s = float(planned["step_time"])
+    if not new_s < old_s * (1 - max(GAIN, doubt(given, estimates, old_s))):
+        return None
+    bound = planned["bottlenecks"].count("communication")
+    reason = (
+        f"device speeds {ratios([e.compute_s(total / len(ranks)) for e in estimates])}: local batches {listed(before)} "
+        f"→ {listed(planned['batches'])}, step {old_s:.3g} → {new_s:.3g} s predicted"
+        + (f" ({bound} of {len(ranks)} ranks wait for communication)" if bound else "")
+    )
+    return following(
+        given,
+        "optperf",
+        text,
+        output,
+        shares=tuple(float(batch) for batch in planned["batches"]),
+        reason=reason,
+        measured_s=max(rank.compute_s for rank in ranks),
+        predicted_s=new_s,
+    )

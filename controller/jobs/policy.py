@@ -1,0 +1,63 @@
+"""What may be decided about a job, and what its next run begins with: from what its record keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from atoll.controller.deciding.given import Pins, Policy
+from atoll.controller.jobs.spec import surrogate_of
+from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.state.records import Adapted, JobRecord, PlanRecord
+
+
+def policy_of(job: JobRecord) -> Policy:
+    sparse, adapt = job.spec.stale_sparse, job.spec.adapt
+    return Policy(
+        split=job.spec.split,
+        sparse=sparse is not None,
+        adapt_rate=adapt.rate,
+        min_batch=adapt.min_batch,
+        max_batch=adapt.max_batch,
+        rule=adapt.learning_rate,
+        initial_batch=job.initial_batch,
+        value_bytes=4 if sparse is not None and sparse.values == "float32" else 2,
+        surrogate=_surrogate(adapt.profile) if adapt.profile else None,
+        pins=pins_of(job),
+    )
+
+
+def pins_of(job: JobRecord) -> Pins:
+    """Shares count only in the run whose ranks they were given for."""
+    shares = job.pinned_shares if job.pinned_run == job.run else ()
+    return Pins(rate=job.rate, total_batch=job.pinned_batch, shares=shares)
+
+
+@lru_cache(maxsize=64)
+def _surrogate(profile: str) -> Surrogate:
+    return surrogate_of(profile)
+
+
+def begun_with(job: JobRecord, plan: PlanRecord) -> PlanRecord:
+    """A run's first plan with what the job has beside its split: pinned, else decided in its last run, else the
+    spec's."""
+    adapted = job.adapted or Adapted()
+    sparse = job.spec.stale_sparse
+    rate = None if sparse is None else _first_of(job.rate, adapted.rate if job.spec.adapt.rate else None, sparse.rate)
+    total = planned_total(job)
+    factor = adapted.learning_rate_factor if job.spec.adapt.max_batch and total else 0.0
+    return replace(plan, rate=rate, total_batch=total, learning_rate_factor=factor)
+
+
+def planned_total(job: JobRecord) -> int:
+    """The total batch that the next run begins with; 0: the script's own."""
+    adapted = job.adapted.total_batch if job.adapted and job.spec.adapt.max_batch else 0
+    return job.pinned_batch or adapted
+
+
+def adapted_by(plan: PlanRecord) -> Adapted:
+    return Adapted(rate=plan.rate, total_batch=plan.total_batch, learning_rate_factor=plan.learning_rate_factor)
+
+
+def _first_of(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)

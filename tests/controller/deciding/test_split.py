@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from runs import EVEN, PLACES, given, measured, ranks
+
+from atoll.controller.deciding.first import Place, first_plan, pinned_plan
+from atoll.controller.deciding.given import Given, Pins, Policy
+from atoll.controller.deciding.next import next_plan
+from atoll.controller.estimators.profile import OverlapEstimate
+from atoll.controller.planners.registry import PLANNERS
+from atoll.controller.state.records import PlanRecord
+
+UNEQUAL = (0.001, 0.00164, 0.00263)
+
+
+def test_the_reason_tells_speeds_batches_and_what_is_won() -> None:
+    plan = next_plan(given(ranks(*UNEQUAL)))
+    assert plan is not None
+    assert plan.reason == (
+        "device speeds 1.00 : 0.61 : 0.38: local batches 86/85/85 → 129/78/49, step 0.224 → 0.129 s predicted"
+    )
+    assert (plan.run, plan.id, plan.from_step, plan.shares) == (1, 2, 25, (129.0, 78.0, 49.0))
+    assert plan.predicted_s == pytest.approx(0.129)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        EVEN,
+        next_plan(given(ranks(*UNEQUAL))),
+        next_plan(given(measured((0.001, 0.02), (0.002, 0.02), (0.004, 0.02)), current=replace(EVEN, id=2))),
+        first_plan(3, "auto", PLACES, {"a/0": 1, "b/0": 2, "c/0": 4}, 0),
+    ],
+)
+def test_every_plan_can_be_derived_again_byte_for_byte(plan: PlanRecord) -> None:
+    assert PLANNERS[plan.planner].run_json(plan.input) == plan.output
+    planned = json.loads(plan.output)
+    assert list(plan.shares) in (planned["batches"], planned.get("continuous"))
+
+
+@pytest.mark.parametrize(
+    "nothing_new",
+    [
+        given(ranks(*UNEQUAL), planned_s=98.5),  # the last plan is younger than 2 s
+        given(ranks(*UNEQUAL), policy=Policy(split="even")),
+        given(ranks(*UNEQUAL), policy=Policy(pins=Pins(shares=(3.0, 2.0, 1.0)))),
+        given(ranks(*UNEQUAL, batches=(1, 1, 0))),  # not a sample for each
+        given(ranks(0.001, 0.00102, 0.00103)),  # less than 5 % to win
+        given(dict(list(ranks(*UNEQUAL).items())[:2])),  # rank 2 is not known yet
+        given(ranks(*UNEQUAL, plan=2)),  # measured under another plan
+        given(ranks(0.001, 0.0012, 0.0014, error=2e-4)),  # within the noise
+    ],
+)
+def test_no_new_plan(nothing_new: Given) -> None:
+    assert next_plan(nothing_new) is None
+
+
+def test_a_plan_is_not_followed_by_another_for_the_same_speeds() -> None:
+    plan = next_plan(given(ranks(*UNEQUAL)))
+    assert plan is not None
+    batches = tuple(int(share) for share in plan.shares)
+    assert next_plan(given(ranks(*UNEQUAL, plan=2, batches=batches), current=plan)) is None
+
+
+def test_a_plan_that_won_nothing_is_not_followed_by_more_of_the_same() -> None:
+    """With a fixed cost a step, fewer samples look slower each, and every plan would move more of them away. When a
+    device really slows down later, there is a new plan all the same."""
+    plan = next_plan(given(ranks(*UNEQUAL)))
+    assert plan is not None
+    assert plan.measured_s == pytest.approx(85 * 0.00263)
+    batches = (129, 78, 49)
+    fixed = ranks(*(0.2236 / batch for batch in batches), plan=2, batches=batches)
+    assert next_plan(given(fixed, current=plan)) is None
+    slower = ranks(0.2236 / 129, 0.2236 / 78, 0.5 / 49, plan=2, batches=batches)
+    assert next_plan(given(slower, current=plan)) is not None
+
+
+def test_optperf_serves_once_every_rank_was_measured_with_two_batches() -> None:
+    """A fixed cost that rules rank 2: by time per sample it would get still less, though that wins nothing."""
+    models = ((0.001, 0.01), (0.001, 0.01), (0.001, 0.06))
+    plan = next_plan(given(measured(*models), current=replace(EVEN, id=2)))
+    assert plan is not None
+    assert plan.planner == "optperf"
+    assert plan.shares == (102.0, 102.0, 52.0)  # all take 0.112 s
+    assert plan.predicted_s == pytest.approx(0.112)
+    assert "local batches 86/85/85 → 102/102/52, step 0.145 → 0.112 s predicted" in plan.reason
+
+
+def test_a_user_may_keep_to_time_per_sample() -> None:
+    models = ((0.001, 0.01), (0.001, 0.01), (0.001, 0.06))
+    plan = next_plan(given(measured(*models), current=replace(EVEN, id=2), policy=Policy(split="inverse-time")))
+    assert plan is not None
+    assert plan.planner == "inverse-time"
+
+
+def test_a_split_that_promises_less_than_its_doubt_is_no_plan() -> None:
+    models = ((0.001, 0.01), (0.001, 0.01), (0.001, 0.06))
+    current = replace(EVEN, id=2)
+    assert next_plan(given(measured(*models, error=0.12), current=current)) is None
+    overlap = OverlapEstimate(gamma=0.2, t_o=0.01, t_u=0.002, error_s=0.02)
+    assert next_plan(given(measured(*models), current=current, overlap=overlap)) is None
+    sure = replace(overlap, error_s=0.0005)
+    assert next_plan(given(measured(*models), current=current, overlap=sure)) is not None
+
+
+def test_ranks_that_wait_for_communication_are_told() -> None:
+    overlap = OverlapEstimate(gamma=0.2, t_o=0.3, t_u=0.01, error_s=0.001)
+    plan = next_plan(
+        given(measured((0.0005, 0.01), (0.001, 0.01), (0.004, 0.01)), current=replace(EVEN, id=2), overlap=overlap)
+    )
+    assert plan is not None
+    assert "wait for communication" in plan.reason
+
+
+def test_a_pin_keeps_the_shares_and_later_shares_keep_it() -> None:
+    first = replace(EVEN, rate=0.99)
+    adjusted = pinned_plan(first, Pins(rate=0.995), 7)
+    assert adjusted is not None
+    assert (adjusted.id, adjusted.from_step, adjusted.shares, adjusted.rate) == (2, 7, first.shares, 0.995)
+    assert adjusted.reason == "rate 99.00 → 99.50 % (asked by a user)"
+    assert PLANNERS[adjusted.planner].run_json(adjusted.input) == adjusted.output
+    assert pinned_plan(adjusted, Pins(rate=0.995), 7) is None
+    plan = next_plan(given(ranks(*UNEQUAL, plan=2), current=adjusted))
+    assert plan is not None
+    assert (plan.id, plan.shares, plan.rate) == (3, (129.0, 78.0, 49.0), 0.995)
+
+
+def test_a_pinned_batch_keeps_the_proportions_and_pinned_shares_replace_them() -> None:
+    current = replace(EVEN, shares=(128.0, 64.0, 64.0))
+    plan = pinned_plan(current, Pins(total_batch=512, shares=()), 9)
+    assert plan is not None
+    assert (plan.total_batch, plan.shares) == (512, (256.0, 128.0, 128.0))
+    shared = pinned_plan(plan, Pins(total_batch=512, shares=(2.0, 1.0, 1.0)), 9)
+    assert shared is not None
+    assert (shared.total_batch, shared.shares, shared.reason) == (
+        512, (2.0, 1.0, 1.0), "shares 50/25/25 % (asked by a user)",
+    )  # fmt: skip
+
+
+def test_every_rank_gets_a_sample_however_slow_it_is() -> None:
+    plan = next_plan(given(ranks(0.001, 0.001, 9.0)))
+    assert plan is not None
+    assert min(plan.shares) == 1.0
+
+
+def test_shares_are_positive_where_no_batch_is_known() -> None:
+    slow = [Place("a", 0, 1.0), Place("b", 0, 0.0001)]
+    assert min(first_plan(1, "auto", slow, {}, 0).shares) > 0
+    assert min(first_plan(1, "auto", PLACES, {}, 2).shares) > 0
+
+
+def test_one_worker_needs_no_plan() -> None:
+    alone = first_plan(1, "auto", PLACES[:1], {}, 64)
+    assert (alone.shares, alone.reason) == ((64.0,), "one worker")
+    assert next_plan(given(ranks(0.1, batches=(64,)), current=alone)) is None
+
+
+def test_many_ranks_are_not_all_listed() -> None:
+    current = first_plan(1, "auto", [Place(f"n{i}", 0, 1.0) for i in range(100)], {}, 1000)
+    many = ranks(*(0.001 * (1 + rank % 2) for rank in range(100)), batches=(10,) * 100)
+    plan = next_plan(given(many, current=current))
+    assert plan is not None
+    assert len(plan.reason) < 250
+    assert "(100 ranks)" in plan.reason
+
+
+def test_any_run_is_decided_upon_without_an_error() -> None:
+    odd: list[dict[str, Any]] = [{}, {"step_s": 0.0}]
+    for _ in odd:
+        assert next_plan(given({})) is None
