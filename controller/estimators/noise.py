@@ -1,4 +1,4 @@
-"""Gradient noise scale over the steps of a run: unbiased trace and squared norm of each sampled step, averaged, divided.
+"""Gradient noise scale over the steps of a run: trace and squared norm of each sampled step, averaged, then divided.
 
 Sources: planners/gns.py for one step of ranks with unequal batches (the pooled form); AdaptDL / Pollux (Qiao et al.,
 2021) for smoothing both parts before dividing, and for two successive steps in place of two ranks where there is one.

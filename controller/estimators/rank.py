@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import astuple
 from typing import Final
 
 from atoll.controller.estimators.profile import RankProfile
@@ -107,5 +106,18 @@ def _sound(seen: StepSeen) -> bool:
     """Whether all numbers are finite and not negative, and something was computed."""
     if seen.local_batch < 0 or seen.total_batch < seen.local_batch or seen.total_batch == 0:
         return False
-    numbers = astuple(seen)
+    numbers = (
+        seen.step_s,
+        seen.compute_s,
+        seen.load_s,
+        seen.forward_s,
+        seen.backward_s,
+        seen.first_bucket_s,
+        seen.update_s,
+        seen.sync_s,
+        seen.last_sync_s,
+        seen.stall_s,
+        seen.local_sqnorm,
+        seen.global_sqnorm,
+    )
     return math.isfinite(sum(numbers)) and min(numbers) >= 0 and seen.compute_s > 0

@@ -49,11 +49,15 @@ class ChangeDetector:
         self._up = self._down = 0.0
         self._up_since = self._down_since = 0
 
+    @property
+    def suspicious(self) -> bool:
+        return self._up > 0 or self._down > 0
+
     def suspects_from(self, step: int) -> int:
         """The step with which a change may have begun; `step` while nothing speaks for one."""
-        if self._up > self._down:
-            return self._up_since
-        return self._down_since if self._down > 0 else step
+        if not self.suspicious:
+            return step
+        return self._up_since if self._up > self._down else self._down_since
 
     def observe(self, step: int, deviation: float, noise: float) -> bool:
         """Whether the level has changed for good; `suspects_from` then says since when.

@@ -31,10 +31,11 @@ class RunEstimators:
 
     def observe(self, rank: int, seen: StepSeen) -> None:
         """One more step of a rank; its steps come in ascending order, some may be missing."""
-        known = self._ranks.get(rank)
-        if known is None:
-            known = self._ranks[rank] = RankEstimator()
-        if not known.observe(seen):
+        known = self._ranks.get(rank) or RankEstimator()
+        measured = known.observe(seen)
+        if known.last_step >= 0:
+            self._ranks[rank] = known
+        if not measured:
             return
         self._overlap.observe(rank, seen)
         if seen.local_sqnorm > 0 and seen.global_sqnorm > 0:

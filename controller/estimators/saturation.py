@@ -1,8 +1,9 @@
 """Throughput of a device that saturates: f(x) = min(beta / alpha * x, beta) samples a second at a local batch of x.
 
-Source: StellaTrain (Lim et al., 2024), Eq. 2, which fits with Nelder-Mead. With the knee between two
-neighbouring batches the sum of squares is a parabola in slope and plateau, so trying each gap and each batch for the
-knee finds the least exactly; Nelder-Mead from any start ends no lower (tests/controller/estimators/test_saturation.py) and takes a hundred times as long.
+Source: StellaTrain (Lim et al., 2024), Eq. 2, which fits with Nelder-Mead. With the knee between two neighbouring
+batches the sum of squares is a parabola in slope and plateau, so trying each gap and each batch for the knee finds the
+least exactly. Nelder-Mead from any start ends no lower (tests/controller/estimators/test_saturation.py), and takes a
+hundred times as long.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import Final
 
 from atoll.controller.estimators.profile import BatchPoint, NodeEstimate
@@ -29,84 +31,99 @@ _LEAST_SLOPE: Final = 0.01
 """Samples take at least this part of the time: planners need q + k > 0."""
 _EDGE: Final = 0.1
 """The error is that of a prediction this part below and above the batches seen."""
+_OWN_STEPS: Final = 6
+"""With so many, a batch's own median is what its next steps are held against; before, the model is."""
+_RENEWED: Final = 4
+"""Steps after which that median is found again."""
+_CURVED: Final = 0.1
+"""How far a device may be off a straight line: a new batch that takes so much longer than the model says is no sign
+that the device has become slower."""
+_FIRST_NOISE: Final = 0.03
+_NOISE_GAIN: Final = 0.05
+_NOISE_CLIP: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """Medians in seconds. noise: relative standard deviation of one step. steps: measured."""
+    """Seconds. error: relative standard error of compute_s."""
 
     others_s: float
     backward_s: float
-    noise: float
-    steps: int
+    error: float
 
     @property
     def compute_s(self) -> float:
         return self.others_s + self.backward_s
 
-    @property
-    def error(self) -> float:
-        """Relative standard error of compute_s."""
-        return math.hypot(median_error(self.noise, self.steps), _SURE)
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """What the next steps of a batch should take while nothing changes. noise: relative standard deviation of a step's
+    time from that. seen: steps of the batch when this was found; 0 where it is the model's word."""
+
+    level: _Level
+    noise: float
+    seen: int
 
 
 class _Batch:
-    """The newest steps with one local batch: (step, others_s, backward_s). stale: measured before the device's speed
-    changed."""
+    """The newest steps with one local batch. stale: measured before the device's speed changed."""
 
-    __slots__ = ("_level", "stale", "steps")
+    __slots__ = ("_level", "backward_s", "others_s", "reference", "seen", "stale", "steps")
 
     def __init__(self) -> None:
-        self.steps: deque[tuple[int, float, float]] = deque(maxlen=WINDOW_STEPS)
         self.stale = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.steps: deque[int] = deque(maxlen=WINDOW_STEPS)
+        self.others_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self.backward_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self.reference: _Reference | None = None
+        self.seen = 0  # since it was new or stale
         self._level: _Level | None = None
 
     @property
     def newest(self) -> int:
-        return self.steps[-1][0] if self.steps else -1
+        return self.steps[-1] if self.steps else -1
 
     def add(self, step: int, others_s: float, backward_s: float) -> None:
-        if self.stale:
-            self.steps.clear()
-            self.stale = False
-        self.steps.append((step, others_s, backward_s))
+        self.steps.append(step)
+        self.others_s.append(others_s)
+        self.backward_s.append(backward_s)
+        self.seen += 1
         self._level = None
+
+    def renew(self) -> None:
+        """Forget what is stale, before a step of now."""
+        if self.stale:
+            self._begin()
+            self.stale = False
 
     def level(self) -> _Level | None:
-        """None while too few steps were seen."""
-        if self._level is None:
-            self._level = _level(list(self.steps))
+        """Medians; None while too few steps were seen."""
+        if self._level is None and len(self.steps) >= NEEDED_STEPS:
+            self._level = _level(self.others_s, self.backward_s)
         return self._level
 
-    def level_before(self, step: int) -> _Level | None:
-        """Of the steps before this one."""
-        if self.newest < step:
-            return self.level()
-        return _level([each for each in self.steps if each[0] < step])
-
     def forget_before(self, step: int) -> None:
-        while self.steps and self.steps[0][0] < step:
+        while self.steps and self.steps[0] < step:
             self.steps.popleft()
-        self._level = None
+            self.others_s.popleft()
+            self.backward_s.popleft()
+        self.reference, self.seen, self._level = None, len(self.steps), None
 
     def scale(self, others: float, backward: float) -> None:
-        scaled = [(step, a * others, p * backward) for step, a, p in self.steps]
-        self.steps.clear()
-        self.steps.extend(scaled)
+        self.others_s = deque((a * others for a in self.others_s), WINDOW_STEPS)
+        self.backward_s = deque((p * backward for p in self.backward_s), WINDOW_STEPS)
         self._level = None
 
 
-def _level(steps: list[tuple[int, float, float]]) -> _Level | None:
-    if len(steps) < NEEDED_STEPS:
-        return None
-    sums = [a + p for _, a, p in steps]
+def _level(others_s: Sequence[float], backward_s: Sequence[float]) -> _Level:
+    sums = list(map(add, others_s, backward_s))
     centre = median(sums)
-    return _Level(
-        median([a for _, a, _ in steps]),
-        median([p for _, _, p in steps]),
-        spread(sums, centre) / centre if centre > 0 else 0.0,
-        len(steps),
-    )
+    error = median_error(spread(sums, centre), len(sums)) / centre
+    return _Level(median(others_s), median(backward_s), math.hypot(error, _SURE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +145,11 @@ class StepModel:
     def _forget(self) -> None:
         self._batches: dict[int, _Batch] = {}
         self._change = ChangeDetector()
+        self._noise = _FIRST_NOISE
         self._anchor: _Anchor | None = None
+        self._points: tuple[BatchPoint, ...] = ()
         self._estimate: NodeEstimate | None = None
-        self._fresh = True  # whether _estimate is of all steps seen
+        self._fresh = True  # whether these two are of all steps seen
 
     def observe(self, step: int, local_batch: int, others_s: float, backward_s: float) -> int | None:
         """One more step; others_s: load, forward and update. Where parts were not measured: all of it, backward_s 0.
@@ -142,37 +161,45 @@ class StepModel:
             self._forget()  # times in parts and times as a whole have no model in common
         self._in_parts = backward_s > 0
         self._newest = step
-        batch = self._batches.get(local_batch)
-        before = self._expected(step, local_batch, batch)
+        batch = self._batches.get(local_batch) or self._open(local_batch)
+        batch.renew()
+        reference = batch.reference = self._reference(local_batch, batch)
         changed = False
-        if before is None:
-            self._change.reset()
-        else:
-            deviation = math.log((others_s + backward_s) / before.compute_s)
-            changed = self._change.observe(step, deviation, before.noise)
-        if batch is None:
-            batch = self._open(local_batch)
+        if reference is not None:
+            deviation = math.log((others_s + backward_s) / reference.level.compute_s)
+            changed = self._change.observe(step, deviation, reference.noise)
+            if reference.seen:
+                self._noise += _NOISE_GAIN * (1.2533 * min(abs(deviation), _NOISE_CLIP) - self._noise)
         batch.add(step, others_s, backward_s)
         self._fresh = False
-        if not changed or before is None:
+        if not changed or reference is None:
             return None
         since = self._change.suspects_from(step)
-        self._begin_anew(since, _Anchor(local_batch, before))
+        self._begin_anew(since, _Anchor(local_batch, reference.level))
         return since
 
-    def _expected(self, step: int, local_batch: int, batch: _Batch | None) -> _Level | None:
-        """What this batch should take if nothing changed: as before, else as the model says with its error."""
-        if batch is not None and not batch.stale:
-            before = batch.level_before(self._change.suspects_from(step))
-            if before is not None and before.compute_s > 0:
-                return before
+    def _reference(self, local_batch: int, batch: _Batch) -> _Reference | None:
+        """What this batch should take: as it did, else as the model says with its error."""
+        known = batch.reference
+        if batch.seen < _OWN_STEPS:
+            return known or self._modelled(local_batch)
+        if known is not None and known.seen and (self._change.suspicious or batch.seen < known.seen + _RENEWED):
+            return known  # while a change is suspected the median may be of both speeds
+        if known is None or not known.seen:
+            self._change.reset()  # what spoke for a change may have been the model's error
+        level = batch.level()
+        return _Reference(level, self._noise, batch.seen) if level is not None else None
+
+    def _modelled(self, local_batch: int) -> _Reference | None:
         estimate = self.estimate()
-        if estimate is None or not estimate.compute_s(local_batch) > 0:
+        if estimate is None:
             return None
-        a, p = estimate.q * local_batch + estimate.s, estimate.k * local_batch + estimate.m
-        noise = max((level.noise for b in self._batches.values() if (level := b.level())), default=0.0)
         beyond = 1 if estimate.low_batch <= local_batch <= estimate.high_batch else 3
-        return _Level(a, p, math.hypot(noise, beyond * estimate.error), WINDOW_STEPS)
+        error = beyond * estimate.error
+        a, p = estimate.q * local_batch + estimate.s, estimate.k * local_batch + estimate.m
+        if not a + p > 0:
+            return None
+        return _Reference(_Level(a, p, error), math.hypot(self._noise, error, _CURVED), 0)
 
     def _open(self, local_batch: int) -> _Batch:
         if len(self._batches) == KEPT_BATCHES:
@@ -212,76 +239,85 @@ class StepModel:
         backward = now.backward_s / before.backward_s if before.backward_s > 0 else 1.0
         return others, backward, math.hypot(now.error, before.error)
 
-    def _levels(self) -> list[tuple[int, _Level, float]]:
-        """(local batch, medians as of now, their relative standard error), ascending."""
+    def _levels(self) -> list[tuple[int, _Level]]:
+        """(local batch, medians as of now), ascending."""
         others, backward, scale_error = self._scale()
         found = []
         for local_batch, batch in sorted(self._batches.items()):
             level = batch.level()
-            if level is None or not level.compute_s > 0:
+            if level is None:
                 continue
             error = math.hypot(level.error, _WALK * math.sqrt(self._newest - batch.newest))
             if batch.stale:
-                level = _Level(level.others_s * others, level.backward_s * backward, level.noise, level.steps)
-                error = math.hypot(error, scale_error)
-            found.append((local_batch, level, error))
+                level = _Level(level.others_s * others, level.backward_s * backward, math.hypot(error, scale_error))
+            else:
+                level = _Level(level.others_s, level.backward_s, error)
+            found.append((local_batch, level))
         return found
+
+    def _refresh(self) -> None:
+        if self._fresh:
+            return
+        levels = self._levels()
+        self._estimate = _fit(levels) if len(levels) > 1 else None
+        self._points = tuple(
+            BatchPoint(local_batch=batch, compute_s=level.compute_s, error=level.error) for batch, level in levels
+        )
+        self._fresh = True
 
     def points(self) -> tuple[BatchPoint, ...]:
         """What each local batch takes as of now, by ascending batch."""
-        return tuple(
-            BatchPoint(local_batch=batch, compute_s=level.compute_s, error=error)
-            for batch, level, error in self._levels()
-        )
+        self._refresh()
+        return self._points
 
     def estimate(self) -> NodeEstimate | None:
         """None before two distinct local batches were seen often enough."""
-        if not self._fresh:
-            self._estimate = _fit(self._levels())
-            self._fresh = True
+        self._refresh()
         return self._estimate
 
 
-def _fit(levels: list[tuple[int, _Level, float]]) -> NodeEstimate | None:
-    """Weighted least squares, each coefficient at least 0."""
-    if len(levels) < 2:
-        return None
-    batches = [float(batch) for batch, _, _ in levels]
-    weights = [1 / (error * level.compute_s) ** 2 for _, level, error in levels]
-    q, s = _line(batches, [level.others_s for _, level, _ in levels], weights)
-    k, m = _line(batches, [level.backward_s for _, level, _ in levels], weights)
+def _fit(levels: list[tuple[int, _Level]]) -> NodeEstimate:
+    """Weighted least squares, each coefficient at least 0; two distinct batches or more."""
+    # Plain sums, as a controller does this for a thousand ranks every second.
+    weight = batches = others = backward = 0.0
+    weighted = []
+    for batch, level in levels:
+        w = 1 / (level.error * level.compute_s) ** 2
+        weighted.append((w, batch, level))
+        weight += w
+        batches += w * batch
+        others += w * level.others_s
+        backward += w * level.backward_s
+    mean_b, mean_a, mean_p = batches / weight, others / weight, backward / weight
+    lever = with_a = with_p = 0.0
+    for w, batch, level in weighted:
+        off = batch - mean_b
+        lever += w * off * off
+        with_a += w * off * level.others_s
+        with_p += w * off * level.backward_s
+    square = lever + weight * mean_b * mean_b
+    q, s = _line(with_a / lever, mean_b, mean_a, (with_a + weight * mean_b * mean_a) / square)
+    k, m = _line(with_p / lever, mean_b, mean_p, (with_p + weight * mean_b * mean_p) / square)
     low, high = levels[0][0], levels[-1][0]
     least = _LEAST_SLOPE * ((q + k) * high + s + m) / high
     if q + k < least:
         more = least - (q + k)
         q, s = q + more, max(s - more * high, 0.0)
-    # Of the sum, as both lines were fitted with the same weights.
-    weight = math.fsum(weights)
-    middle = math.fsum(w * b for w, b in zip(weights, batches, strict=True)) / weight
-    lever = math.fsum(w * (b - middle) ** 2 for w, b in zip(weights, batches, strict=True))
     misfit = 1.0
     if len(levels) > 2:
-        residuals = (level.compute_s - (q + k) * batch - s - m for batch, level, _ in levels)
-        square = math.fsum(w * r * r for w, r in zip(weights, residuals, strict=True))
-        misfit = max(1.0, square / (len(levels) - 2))
+        off_square = sum(w * (level.compute_s - (q + k) * batch - s - m) ** 2 for w, batch, level in weighted)
+        misfit = max(1.0, off_square / (len(levels) - 2))
+    # Both lines have the same weights, so their sum is the line of the sums.
     error = max(
-        math.sqrt(misfit * (1 / weight + (batch - middle) ** 2 / lever)) / ((q + k) * batch + s + m)
-        for batch in (low * (1 - _EDGE), high * (1 + _EDGE))
-        if (q + k) * batch + s + m > 0
+        math.sqrt(misfit * (1 / weight + (batch - mean_b) ** 2 / lever)) / ((q + k) * batch + s + m)
+        for batch in (max(low * (1 - _EDGE), 1.0), high * (1 + _EDGE))
     )
     return NodeEstimate(q=q, s=s, k=k, m=m, error=error, low_batch=low, high_batch=high)
 
 
-def _line(x: list[float], y: list[float], weights: list[float]) -> tuple[float, float]:
-    """Slope and intercept, neither negative, with the least weighted sum of squares."""
-    weight = math.fsum(weights)
-    mean_x = math.fsum(w * a for w, a in zip(weights, x, strict=True)) / weight
-    mean_y = math.fsum(w * b for w, b in zip(weights, y, strict=True)) / weight
-    lever = math.fsum(w * (a - mean_x) ** 2 for w, a in zip(weights, x, strict=True))
-    slope = math.fsum(w * (a - mean_x) * b for w, a, b in zip(weights, x, y, strict=True)) / lever
+def _line(slope: float, mean_x: float, mean_y: float, slope_from_origin: float) -> tuple[float, float]:
+    """Slope and intercept of the best line, or of the best of those with neither negative."""
     if slope <= 0:
         return 0.0, mean_y
-    if mean_y >= slope * mean_x:
-        return slope, mean_y - slope * mean_x
-    square = math.fsum(w * a * a for w, a in zip(weights, x, strict=True))
-    return math.fsum(w * a * b for w, a, b in zip(weights, x, y, strict=True)) / square, 0.0
+    intercept = mean_y - slope * mean_x
+    return (slope, intercept) if intercept >= 0 else (slope_from_origin, 0.0)
