@@ -27,9 +27,19 @@ class NodeEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPoint:
+    """A rank computes a step of local_batch samples in compute_s seconds; error: its relative standard error."""
+
+    local_batch: int
+    compute_s: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankProfile:
     """compute_s: median under the newest plan, compute_error_s its standard error, over `steps` steps of `local_batch`
-    samples. estimate: None before two distinct batches were measured."""
+    samples. estimate: None before two distinct batches were measured. points: what each local batch seen lately takes
+    as of now, ascending; estimators.saturation makes (alpha, beta) of them."""
 
     plan: int
     local_batch: int
@@ -37,6 +47,7 @@ class RankProfile:
     compute_error_s: float
     steps: int
     estimate: NodeEstimate | None = None
+    points: tuple[BatchPoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,190 @@
+"""What the links between islands carry: measured goodput, and whether training waits for it.
+
+Source: StellaTrain (Lim et al., 2024), section 4.2: a feedback loop over the idle rate of the devices. There, devices
+that idle for less than 5 % of the time are said to show an overestimated bandwidth; it is the other way round, and so
+it is here: nobody waits, so the link may carry more. The loop only corrects, as every transfer's bytes and busy time
+are known. A link that was busy nearly all the time told what it carries. One that was not told less: much of a short
+burst's busy time is the way to the other side and back.
+
+Cut fast, raise slowly: too high an estimate makes every step wait, too low a one only compresses more than it must.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.controller.estimators.profile import LinkEstimate
+from atoll.controller.estimators.robust import median, median_error, spread
+from atoll.controller.estimators.seen import LinkSeen
+
+INTERVAL_S: Final = 0.5
+"""Reports nearer to each other are taken together."""
+STALE_S: Final = 3.0
+"""What a rank sent longer ago says nothing of now."""
+LEAST_BYTES: Final = 64 * 1024
+"""An island that sent less in an interval told of delays."""
+MAX_PEERS: Final = 4096
+SATURATED: Final = 0.8
+"""Busy for this share of the time: what was sent is what the link carries."""
+LOADED: Final = 0.5
+"""Busy for less, it is not what training waits for."""
+IDLE_SHARE: Final = 0.05
+"""Of its time, that training may wait before the estimate is cut."""
+CUT: Final = 0.9
+RAISE_PER_S: Final = 0.15
+"""At most, and only to what was measured."""
+PROBE_PER_S: Final = 0.02
+"""Above what was measured, while nobody waits."""
+PROBE_UP_TO: Final = 4.0
+WINDOW: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Of one rank to other islands, since the run began. now_s: when it was told."""
+
+    now_s: float
+    sent_bytes: dict[int, int]
+    busy_s: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Of one rank to other islands, in its newest interval. idle: share of it in which nothing waited to leave."""
+
+    now_s: float
+    bps: float
+    idle: float
+
+
+class BandwidthEstimator:
+    """Of one run: by island, what it carries to the others. Bounded: two records a rank, WINDOW numbers an island."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, _Counts] = {}
+        self._sent: dict[str, dict[int, _Sent]] = {}
+        self._links: dict[str, _Link] = {}
+
+    def observe(
+        self, rank: int, island_of: Mapping[int, str], links: Iterable[LinkSeen], now_s: float, stall_share: float
+    ) -> None:
+        """What one rank's connections carried until now_s.
+
+        stall_share: of the newest steps, the share that the rank waited that waited least. (Only what all wait for is
+        the network: faster ranks also wait for slower ones.)
+        """
+        island = island_of.get(rank)
+        if island is None:
+            return
+        away = [link for link in links if _sound(link) and island_of.get(link.peer, island) != island][:MAX_PEERS]
+        counts = _Counts(now_s, {link.peer: link.sent_bytes for link in away}, {p.peer: p.busy_s for p in away})
+        before = self._counts.get(rank)
+        if before is not None and 0 <= now_s - before.now_s < INTERVAL_S:
+            return
+        self._counts[rank] = counts
+        if before is None or not away or not (sent := _between(before, counts)):
+            return
+        ranks = self._sent.setdefault(island, {})
+        ranks[rank] = sent
+        current = [each for each in ranks.values() if now_s - each.now_s <= STALE_S]
+        # Ranks and peers share the link and seldom send at the same moments: the time in which any of them sends.
+        busy = 1 - math.prod(each.idle for each in current)
+        bps = sum(each.bps for each in current)
+        if bps * (now_s - before.now_s) < 8 * LEAST_BYTES or not busy > 0:
+            return
+        link = self._links.get(island)
+        if link is None:
+            link = self._links[island] = _Link(now_s)
+        link.observe(bps / busy, busy, stall_share, now_s)
+
+    def estimates(self) -> dict[str, LinkEstimate]:
+        return {island: link.estimate() for island, link in sorted(self._links.items())}
+
+
+def _sound(link: LinkSeen) -> bool:
+    return link.sent_bytes >= 0 and math.isfinite(link.busy_s) and link.busy_s >= 0
+
+
+def _between(before: _Counts, after: _Counts) -> _Sent | None:
+    """What was sent between two reports; None where a counter went back: that connection began anew."""
+    interval_s = after.now_s - before.now_s
+    if not interval_s > 0:
+        return None
+    total, idle = 0, 1.0
+    for peer, sent_bytes in after.sent_bytes.items():
+        grown = sent_bytes - before.sent_bytes.get(peer, 0)
+        busy_s = after.busy_s[peer] - before.busy_s.get(peer, 0.0)
+        if grown < 0 or busy_s < 0:
+            return None
+        total += grown
+        idle *= 1 - min(busy_s / interval_s, 1.0)
+    return _Sent(after.now_s, 8 * total / interval_s, idle)
+
+
+class _Link:
+    """Of one island."""
+
+    __slots__ = ("_bps", "_heard_s", "_known_s", "_measured", "_saturated_bps", "_usual")
+
+    def __init__(self, now_s: float) -> None:
+        self._bps = 0.0
+        self._saturated_bps = 0.0  # what it carried when last busy nearly all the time; 0 where it never was
+        self._known_s = -math.inf  # since when that is known
+        self._usual: tuple[float, float] | None = None  # goodput and busy share while not saturated
+        self._heard_s = now_s
+        self._measured: deque[float] = deque(maxlen=WINDOW)
+
+    def observe(self, goodput_bps: float, busy: float, stall_share: float, now_s: float) -> None:
+        """One interval: bits a second while busy, and the share of it that the link was busy for."""
+        elapsed_s = max(now_s - self._heard_s, 0.0)
+        self._heard_s = now_s
+        self._measured.append(goodput_bps)
+        newest_bps = median(list(self._measured)[-3:])
+        if self._bps == 0:
+            self._bps = goodput_bps
+        if busy >= SATURATED:
+            self._saturate(newest_bps, elapsed_s, now_s)
+        elif stall_share >= IDLE_SHARE and busy >= LOADED:
+            self._bps = min(self._bps, max(self._bps * CUT, newest_bps * busy))
+        else:
+            self._compare(newest_bps, busy)
+            self._raise(newest_bps, busy, elapsed_s, nobody_waits=stall_share < IDLE_SHARE)
+
+    def _saturate(self, newest_bps: float, elapsed_s: float, now_s: float) -> None:
+        self._saturated_bps, self._known_s, self._usual = newest_bps, now_s, None
+        if newest_bps < 0.8 * self._bps:
+            while len(self._measured) > 2:  # the rest is of before
+                self._measured.popleft()
+        self._bps = min(newest_bps, self._bps * (1 + RAISE_PER_S) ** elapsed_s)
+
+    def _compare(self, newest_bps: float, busy: float) -> None:
+        """A link that was never seen saturated and takes longer for its bursts than it used to has become thinner."""
+        if self._usual is None:
+            self._usual = (newest_bps, busy)
+            return
+        usual_bps, usual_busy = self._usual
+        if newest_bps < 0.7 * usual_bps and busy >= usual_busy:
+            thinner = newest_bps / usual_bps
+            self._bps, self._saturated_bps = self._bps * thinner, self._saturated_bps * thinner
+            self._usual = (newest_bps, busy)
+            return
+        self._usual = (usual_bps + 0.1 * (newest_bps - usual_bps), usual_busy + 0.1 * (busy - usual_busy))
+
+    def _raise(self, newest_bps: float, busy: float, elapsed_s: float, *, nobody_waits: bool) -> None:
+        if newest_bps > self._bps:
+            self._bps = min(newest_bps, self._bps * (1 + RAISE_PER_S) ** elapsed_s)
+        elif nobody_waits:
+            most = max(self._saturated_bps, newest_bps) * (PROBE_UP_TO if busy < LOADED else 1.0)
+            self._bps = max(self._bps, min(most, self._bps * (1 + PROBE_PER_S) ** elapsed_s))
+
+    def estimate(self) -> LinkEstimate:
+        newest = list(self._measured)
+        centre = median(newest)
+        error = max(median_error(spread(newest, centre), len(newest)) / centre, 0.02)
+        # What a saturated link told is sure for some minutes; a link that never was one is guessed.
+        aged = 0.01 * math.sqrt(self._heard_s - self._known_s) if self._saturated_bps > 0 else 0.3
+        return LinkEstimate(bandwidth_bps=self._bps, error=math.hypot(error, aged))

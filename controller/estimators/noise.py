@@ -1,0 +1,128 @@
+"""Gradient noise scale over the steps of a run: trace and squared norm of each sampled step, averaged, then divided.
+
+Sources: planners/gns.py for one step of ranks with unequal batches (the pooled form); AdaptDL / Pollux (Qiao et al.,
+2021) for smoothing both parts before dividing, and for two successive steps in place of two ranks where there is one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from atoll.controller.estimators.profile import NoiseEstimate
+from atoll.controller.estimators.robust import median, spread
+from atoll.controller.estimators.seen import StepSeen
+from atoll.controller.planners.gns import GnsInput, estimate_gns, noise_scale
+
+KEEP: Final = 0.96
+"""Weight of what was known at each new sampled step: about 50 of them count."""
+NEEDED_STEPS: Final = 5
+PENDING_STEPS: Final = 16
+_OUTLIER: Final = 10.0
+"""Spreads from the median: beyond, a step is left out, unless the one before it was too."""
+_SAME: Final = 1e-5
+"""Relative difference below which a lone rank's two squared norms are those of one gradient."""
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """A step of which not all ranks have told yet."""
+
+    total_batch: int
+    batches: list[int] = field(default_factory=list)
+    local_sqnorms: list[float] = field(default_factory=list)
+    global_sqnorm: float = 0.0
+    told: int = 0
+
+
+class NoiseEstimator:
+    """Of one run. Bounded: PENDING_STEPS steps, and a few sums."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, _Sampled] = {}
+        self._alone: tuple[int, float] | None = None  # batch and squared norm of a lone rank's sampled step before
+        self._recent: deque[tuple[float, float]] = deque(maxlen=PENDING_STEPS)
+        self._skipped = False
+        self._steps = 0
+        self._weight = self._weight_square = 0.0
+        # Sums with weights that decay: trace, sqnorm, their squares and product.
+        self._sums = [0.0] * 5
+
+    def observe(self, seen: StepSeen) -> None:
+        """One rank's step in which it sampled: both squared norms finite and positive, batches at least 0.
+
+        With one rank alone, global_sqnorm is that of the mean over the samples of this sampled step and the one
+        before; where it is the step's own there is nothing to learn from it.
+        """
+        sampled = self._pending.get(seen.step)
+        if sampled is None:
+            if len(self._pending) == PENDING_STEPS:
+                del self._pending[next(iter(self._pending))]
+            sampled = self._pending[seen.step] = _Sampled(seen.total_batch)
+        sampled.batches.append(seen.local_batch)
+        sampled.local_sqnorms.append(seen.local_sqnorm)
+        sampled.global_sqnorm = seen.global_sqnorm
+        sampled.told += seen.local_batch
+        if sampled.told < sampled.total_batch:
+            return
+        del self._pending[seen.step]
+        given = self._given(sampled)
+        if given is not None:
+            found = estimate_gns(given)
+            self._add(found.trace, found.sqnorm)
+
+    def _given(self, sampled: _Sampled) -> GnsInput | None:
+        told = [each for each in zip(sampled.batches, sampled.local_sqnorms, strict=True) if each[0] > 0]
+        if len(told) == 1:
+            before, self._alone = self._alone, told[0]
+            if before is None or math.isclose(sampled.global_sqnorm, told[0][1], rel_tol=_SAME):
+                return None
+            told = [before, told[0]]
+        if sampled.told > sampled.total_batch or not told:
+            return None
+        batches, local_sqnorms = zip(*told, strict=True)
+        return GnsInput(batches, local_sqnorms, sampled.global_sqnorm)
+
+    def _add(self, trace: float, sqnorm: float) -> None:
+        if not (math.isfinite(trace) and math.isfinite(sqnorm)):
+            return
+        self._recent.append((trace, sqnorm))
+        if self._is_outlier() and not self._skipped:
+            self._skipped = True
+            return
+        self._skipped = False
+        self._steps += 1
+        self._weight = KEEP * self._weight + 1
+        self._weight_square = KEEP * KEEP * self._weight_square + 1
+        values = (trace, sqnorm, trace * trace, sqnorm * sqnorm, trace * sqnorm)
+        self._sums = [KEEP * known + new for known, new in zip(self._sums, values, strict=True)]
+
+    def _is_outlier(self) -> bool:
+        if len(self._recent) < PENDING_STEPS // 2:
+            return False
+        for values in zip(*self._recent, strict=True):
+            centre = median(values)
+            if abs(values[-1] - centre) > _OUTLIER * max(spread(values, centre), 1e-6 * abs(centre)):
+                return True
+        return False
+
+    def estimate(self) -> NoiseEstimate | None:
+        """None before enough sampled steps, and while the gradient's squared norm is not surely above 0."""
+        if self._steps < NEEDED_STEPS:
+            return None
+        trace, sqnorm, traces, sqnorms, products = (total / self._weight for total in self._sums)
+        scale = noise_scale(trace, sqnorm)
+        if scale is None or not trace > 0:
+            return None
+        # Of weighted means: variance of one step over the number of steps that the weights are worth.
+        share = self._weight_square / self._weight**2
+        share /= 1 - share
+        of_trace = max(traces - trace**2, 0.0) * share
+        of_sqnorm = max(sqnorms - sqnorm**2, 0.0) * share
+        if of_sqnorm >= sqnorm**2:
+            return None
+        both = (products - trace * sqnorm) * share
+        square = of_trace / trace**2 + of_sqnorm / sqnorm**2 - 2 * both / (trace * sqnorm)
+        return NoiseEstimate(noise_scale=scale, error=math.sqrt(max(square, 0.0)), steps=self._steps)

@@ -1,0 +1,123 @@
+"""What is known of one rank of a run: how long it computes, waits, and takes for a whole step."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Final
+
+from atoll.controller.estimators.profile import RankProfile
+from atoll.controller.estimators.robust import median, median_error, spread
+from atoll.controller.estimators.seen import StepSeen
+from atoll.controller.estimators.step_model import StepModel
+
+SKIPPED_STEPS: Final = 2
+"""The first steps of a run pay for allocations, autotuning and cold caches."""
+NEEDED_STEPS: Final = 5
+WINDOW_STEPS: Final = 32
+WHOLE_STEPS: Final = 16
+"""Of which the time from boundary to boundary is remembered: half as many follow a lasting change."""
+_STALL_GAIN: Final = 0.2
+
+
+class RankEstimator:
+    """Bounded: WINDOW_STEPS steps under the newest plan, and a step model."""
+
+    def __init__(self) -> None:
+        self.plan = 0
+        self.total_batch = 0  # the largest under the plan: an epoch's last batch may be short
+        self.last_step = -1
+        self.stall_share = 0.0
+        self._skipped = 0
+        self._local_batch = 0
+        self._computed: deque[tuple[int, float]] = deque(maxlen=WINDOW_STEPS)  # (step, seconds)
+        self._whole: deque[float] = deque(maxlen=WHOLE_STEPS)
+        self._model = StepModel()
+        self._profile: RankProfile | None = None
+        self._fresh = True  # whether _profile is of all steps seen
+
+    def observe(self, seen: StepSeen) -> bool:
+        """One more step. False, and nothing changes, for repeated, older and senseless ones and a run's first."""
+        if seen.step <= self.last_step or seen.plan < self.plan or not _sound(seen):
+            return False
+        self.last_step = seen.step
+        if seen.plan > self.plan or seen.total_batch > self.total_batch:
+            self.plan, self.total_batch = seen.plan, seen.total_batch
+            self._forget()
+        if self._skipped < SKIPPED_STEPS:
+            self._skipped += 1
+            return False
+        parts_s = seen.load_s + seen.forward_s + seen.update_s
+        in_parts = seen.backward_s > 0
+        changed_since = self._model.observe(
+            seen.step, seen.local_batch, parts_s if in_parts else seen.compute_s, seen.backward_s
+        )
+        if seen.total_batch == self.total_batch:
+            self._observe_window(seen)
+        if changed_since is not None:
+            while self._computed and self._computed[0][0] < changed_since:
+                self._computed.popleft()
+        if seen.step_s > 0:
+            self.stall_share += _STALL_GAIN * (min(seen.stall_s / seen.step_s, 1.0) - self.stall_share)
+        self._fresh = False
+        return True
+
+    def _observe_window(self, seen: StepSeen) -> None:
+        if seen.local_batch != self._local_batch:
+            self._local_batch = seen.local_batch
+            self._forget()
+        self._computed.append((seen.step, seen.compute_s))
+        if seen.step_s > 0:
+            self._whole.append(seen.step_s)
+
+    def _forget(self) -> None:
+        self._computed.clear()
+        self._whole.clear()
+        self._fresh = False
+
+    def whole_step(self) -> tuple[float, int]:
+        """Median seconds from boundary to boundary under the newest plan, of so many steps; (0, 0) without any."""
+        return (median(self._whole), len(self._whole)) if self._whole else (0.0, 0)
+
+    def profile(self) -> RankProfile | None:
+        """None before enough steps under the newest plan."""
+        if not self._fresh:
+            self._profile = self._estimate()
+            self._fresh = True
+        return self._profile
+
+    def _estimate(self) -> RankProfile | None:
+        if len(self._computed) < NEEDED_STEPS:
+            return None
+        times = [seconds for _, seconds in self._computed]
+        centre = median(times)
+        return RankProfile(
+            plan=self.plan,
+            local_batch=self._local_batch,
+            compute_s=centre,
+            compute_error_s=median_error(spread(times, centre), len(times)),
+            steps=len(times),
+            estimate=self._model.estimate(),
+            points=self._model.points(),
+        )
+
+
+def _sound(seen: StepSeen) -> bool:
+    """Whether all numbers are finite and not negative, and something was computed."""
+    if seen.local_batch < 0 or seen.total_batch < seen.local_batch or seen.total_batch == 0:
+        return False
+    numbers = (
+        seen.step_s,
+        seen.compute_s,
+        seen.load_s,
+        seen.forward_s,
+        seen.backward_s,
+        seen.first_bucket_s,
+        seen.update_s,
+        seen.sync_s,
+        seen.last_sync_s,
+        seen.stall_s,
+        seen.local_sqnorm,
+        seen.global_sqnorm,
+    )
+    return math.isfinite(sum(numbers)) and min(numbers) >= 0 and seen.compute_s > 0

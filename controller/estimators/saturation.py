@@ -1,0 +1,65 @@
+"""Throughput of a device that saturates: f(x) = min(beta / alpha * x, beta) samples a second at a local batch of x.
+
+Source: StellaTrain (Lim et al., 2024), Eq. 2, which fits with Nelder-Mead. With the knee between two neighbouring
+batches the sum of squares is a parabola in slope and plateau, so trying each gap and each batch for the knee finds the
+least exactly. Nelder-Mead from any start ends no lower (tests/controller/estimators/test_saturation.py), and takes a
+hundred times as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from atoll.controller.estimators.profile import BatchPoint
+
+
+@dataclass(frozen=True, slots=True)
+class SaturationEstimate:
+    """alpha: samples that saturate the device; beta: samples a second from there on. error: relative standard error of
+    the throughput at the batches seen.
+
+    Where no batch seen saturates it, alpha is the largest seen: it is not believed to become any faster beyond. Where
+    all do, the smallest.
+    """
+
+    alpha: float
+    beta: float
+    error: float
+
+    def throughput(self, batch: float) -> float:
+        return min(self.beta / self.alpha * batch, self.beta)
+
+
+def fit_saturation(points: Sequence[BatchPoint]) -> SaturationEstimate | None:
+    """Weighted least squares of the throughput. None before two distinct batches, of one sample at least, were seen."""
+    usable = sorted((p for p in points if p.local_batch > 0 and p.compute_s > 0), key=lambda p: p.local_batch)
+    if len(usable) < 2:
+        return None
+    x = [float(p.local_batch) for p in usable]
+    f = [p.local_batch / p.compute_s for p in usable]
+    weights = [1 / (max(p.error, 1e-3) * f_i) ** 2 for p, f_i in zip(usable, f, strict=True)]
+    knees = [*x, *(alpha for low, high in pairwise(range(len(x))) if (alpha := _between(x, f, weights, low, high)))]
+    square, alpha, beta = min(_at(alpha, x, f, weights) for alpha in knees)
+    mean_error = math.sqrt(len(x) / math.fsum(w * f_i * f_i for w, f_i in zip(weights, f, strict=True)))
+    misfit = max(1.0, square / (len(x) - 2)) if len(x) > 2 else 1.0
+    return SaturationEstimate(alpha, beta, mean_error * math.sqrt(misfit))
+
+
+def _between(x: list[float], f: list[float], weights: list[float], low: int, high: int) -> float | None:
+    """The best knee with batches up to x[low] on the slope and those from x[high] on above it, if it lies between."""
+    rising = list(zip(x[:high], f[:high], weights[:high], strict=True))
+    slope = math.fsum(w * a * b for a, b, w in rising) / math.fsum(w * a * a for a, _, w in rising)
+    flat = math.fsum(w * b for b, w in zip(f[high:], weights[high:], strict=True)) / math.fsum(weights[high:])
+    return flat / slope if x[low] < flat / slope < x[high] else None
+
+
+def _at(alpha: float, x: list[float], f: list[float], weights: list[float]) -> tuple[float, float, float]:
+    """(weighted sum of squares, alpha, beta) of the best beta for this knee."""
+    shape = [min(a / alpha, 1.0) for a in x]
+    beta = math.fsum(w * h * b for w, h, b in zip(weights, shape, f, strict=True)) / math.fsum(
+        w * h * h for w, h in zip(weights, shape, strict=True)
+    )
+    return math.fsum(w * (b - beta * h) ** 2 for w, h, b in zip(weights, shape, f, strict=True)), alpha, beta

@@ -1,0 +1,323 @@
+"""How long a device computes with a local batch of b: q b + s for load, forward and update, k b + m for backward.
+
+Source: Cannikin (Ma et al., 2024), Eq. 1-3 and section 4.5: least squares over at least two distinct local batches,
+recent ones weigh more. Ours: each batch counts by the median of its newest steps, so outliers move nothing; how much
+an old batch still says falls as if the device's speed walked at random; and a device that becomes slower or faster as
+a whole, which shows at one batch only, takes the steps at all others along.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import add
+from typing import Final
+
+from atoll.controller.estimators.profile import BatchPoint, NodeEstimate
+from atoll.controller.estimators.robust import ChangeDetector, median, median_error, spread
+
+WINDOW_STEPS: Final = 16
+"""Of each batch: half of them move the median, so a change too small to be told as one is followed within eight."""
+NEEDED_STEPS: Final = 3
+"""A batch seen fewer times is not used: its median would be an outlier's if one of two were."""
+KEPT_BATCHES: Final = 8
+_SURE: Final = 0.005
+"""Relative error below which no batch's median is believed to be."""
+_WALK: Final = 0.002
+"""Standard deviation of the random walk of a device's speed: relative, after one step."""
+_LEAST_SLOPE: Final = 0.01
+"""Samples take at least this part of the time: planners need q + k > 0."""
+_EDGE: Final = 0.1
+"""The error is that of a prediction this part below and above the batches seen."""
+_OWN_STEPS: Final = 6
+"""With so many, a batch's own median is what its next steps are held against; before, the model is."""
+_RENEWED: Final = 4
+"""Steps after which that median is found again."""
+_CURVED: Final = 0.1
+"""How far a device may be off a straight line: a new batch that takes so much longer than the model says is no sign
+that the device has become slower."""
+_FIRST_NOISE: Final = 0.03
+_NOISE_GAIN: Final = 0.05
+_NOISE_CLIP: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Seconds. error: relative standard error of compute_s."""
+
+    others_s: float
+    backward_s: float
+    error: float
+
+    @property
+    def compute_s(self) -> float:
+        return self.others_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """What the next steps of a batch should take while nothing changes. noise: relative standard deviation of a step's
+    time from that. seen: steps of the batch when this was found; 0 where it is the model's word."""
+
+    level: _Level
+    noise: float
+    seen: int
+
+
+class _Batch:
+    """The newest steps with one local batch. stale: measured before the device's speed changed."""
+
+    __slots__ = ("_level", "backward_s", "others_s", "reference", "seen", "stale", "steps")
+
+    def __init__(self) -> None:
+        self.stale = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.steps: deque[int] = deque(maxlen=WINDOW_STEPS)
+        self.others_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self.backward_s: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self.reference: _Reference | None = None
+        self.seen = 0  # since it was new or stale
+        self._level: _Level | None = None
+
+    @property
+    def newest(self) -> int:
+        return self.steps[-1] if self.steps else -1
+
+    def add(self, step: int, others_s: float, backward_s: float) -> None:
+        self.steps.append(step)
+        self.others_s.append(others_s)
+        self.backward_s.append(backward_s)
+        self.seen += 1
+        self._level = None
+
+    def renew(self) -> None:
+        """Forget what is stale, before a step of now."""
+        if self.stale:
+            self._begin()
+            self.stale = False
+
+    def level(self) -> _Level | None:
+        """Medians; None while too few steps were seen."""
+        if self._level is None and len(self.steps) >= NEEDED_STEPS:
+            self._level = _level(self.others_s, self.backward_s)
+        return self._level
+
+    def forget_before(self, step: int) -> None:
+        while self.steps and self.steps[0] < step:
+            self.steps.popleft()
+            self.others_s.popleft()
+            self.backward_s.popleft()
+        self.reference, self.seen, self._level = None, len(self.steps), None
+
+    def scale(self, others: float, backward: float) -> None:
+        self.others_s = deque((a * others for a in self.others_s), WINDOW_STEPS)
+        self.backward_s = deque((p * backward for p in self.backward_s), WINDOW_STEPS)
+        self._level = None
+
+
+def _level(others_s: Sequence[float], backward_s: Sequence[float]) -> _Level:
+    sums = list(map(add, others_s, backward_s))
+    centre = median(sums)
+    error = median_error(spread(sums, centre), len(sums)) / centre
+    return _Level(median(others_s), median(backward_s), math.hypot(error, _SURE))
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    """Where a change of speed showed: what this batch took before. What it takes now tells by how much all changed."""
+
+    batch: int
+    before: _Level
+
+
+class StepModel:
+    """Of one rank. Bounded: KEPT_BATCHES local batches of WINDOW_STEPS steps each."""
+
+    def __init__(self) -> None:
+        self._newest = -1
+        self._in_parts: bool | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._batches: dict[int, _Batch] = {}
+        self._change = ChangeDetector()
+        self._noise = _FIRST_NOISE
+        self._anchor: _Anchor | None = None
+        self._points: tuple[BatchPoint, ...] = ()
+        self._estimate: NodeEstimate | None = None
+        self._fresh = True  # whether these two are of all steps seen
+
+    def observe(self, step: int, local_batch: int, others_s: float, backward_s: float) -> int | None:
+        """One more step; others_s: load, forward and update. Where parts were not measured: all of it, backward_s 0.
+
+        Returns None, or the step from which the device has had another speed, once that is sure. Steps must ascend and
+        times be finite, not negative and not both 0.
+        """
+        if self._in_parts != (backward_s > 0):
+            self._forget()  # times in parts and times as a whole have no model in common
+        self._in_parts = backward_s > 0
+        self._newest = step
+        batch = self._batches.get(local_batch) or self._open(local_batch)
+        batch.renew()
+        reference = batch.reference = self._reference(local_batch, batch)
+        changed = False
+        if reference is not None:
+            deviation = math.log((others_s + backward_s) / reference.level.compute_s)
+            changed = self._change.observe(step, deviation, reference.noise)
+            if reference.seen:
+                self._noise += _NOISE_GAIN * (1.2533 * min(abs(deviation), _NOISE_CLIP) - self._noise)
+        batch.add(step, others_s, backward_s)
+        self._fresh = False
+        if not changed or reference is None:
+            return None
+        since = self._change.suspects_from(step)
+        self._begin_anew(since, _Anchor(local_batch, reference.level))
+        return since
+
+    def _reference(self, local_batch: int, batch: _Batch) -> _Reference | None:
+        """What this batch should take: as it did, else as the model says with its error."""
+        known = batch.reference
+        if batch.seen < _OWN_STEPS:
+            return known or self._modelled(local_batch)
+        if known is not None and known.seen and (self._change.suspicious or batch.seen < known.seen + _RENEWED):
+            return known  # while a change is suspected the median may be of both speeds
+        if known is None or not known.seen:
+            self._change.reset()  # what spoke for a change may have been the model's error
+        level = batch.level()
+        return _Reference(level, self._noise, batch.seen) if level is not None else None
+
+    def _modelled(self, local_batch: int) -> _Reference | None:
+        estimate = self.estimate()
+        if estimate is None:
+            return None
+        beyond = 1 if estimate.low_batch <= local_batch <= estimate.high_batch else 3
+        error = beyond * estimate.error
+        a, p = estimate.q * local_batch + estimate.s, estimate.k * local_batch + estimate.m
+        if not a + p > 0:
+            return None
+        return _Reference(_Level(a, p, error), math.hypot(self._noise, error, _CURVED), 0)
+
+    def _open(self, local_batch: int) -> _Batch:
+        if len(self._batches) == KEPT_BATCHES:
+            oldest = min(self._batches, key=lambda each: self._batches[each].newest)
+            if self._anchor is not None and self._anchor.batch == oldest:
+                self._settle()
+            del self._batches[oldest]
+        return self._batches.setdefault(local_batch, _Batch())
+
+    def _begin_anew(self, since: int, anchor: _Anchor) -> None:
+        """The device has had another speed from step `since` on."""
+        self._settle()
+        for batch in self._batches.values():
+            if batch.newest >= since:
+                batch.forget_before(since)
+            else:
+                batch.stale = True
+        self._anchor = anchor
+        self._change.reset()
+
+    def _settle(self) -> None:
+        """Stale steps are scaled for good to what the device's speed is now."""
+        others, backward, _ = self._scale()
+        for batch in self._batches.values():
+            if batch.stale:
+                batch.scale(others, backward)
+        self._anchor = None
+
+    def _scale(self) -> tuple[float, float, float]:
+        """Factors for others_s and backward_s of stale steps, and the relative error that they add."""
+        anchor = self._anchor
+        now = self._batches[anchor.batch].level() if anchor is not None and anchor.batch in self._batches else None
+        if anchor is None or now is None:
+            return 1.0, 1.0, 0.0
+        before = anchor.before
+        others = now.others_s / before.others_s if before.others_s > 0 else 1.0
+        backward = now.backward_s / before.backward_s if before.backward_s > 0 else 1.0
+        return others, backward, math.hypot(now.error, before.error)
+
+    def _levels(self) -> list[tuple[int, _Level]]:
+        """(local batch, medians as of now), ascending."""
+        others, backward, scale_error = self._scale()
+        found = []
+        for local_batch, batch in sorted(self._batches.items()):
+            level = batch.level()
+            if level is None:
+                continue
+            error = math.hypot(level.error, _WALK * math.sqrt(self._newest - batch.newest))
+            if batch.stale:
+                level = _Level(level.others_s * others, level.backward_s * backward, math.hypot(error, scale_error))
+            else:
+                level = _Level(level.others_s, level.backward_s, error)
+            found.append((local_batch, level))
+        return found
+
+    def _refresh(self) -> None:
+        if self._fresh:
+            return
+        levels = self._levels()
+        self._estimate = _fit(levels) if len(levels) > 1 else None
+        self._points = tuple(
+            BatchPoint(local_batch=batch, compute_s=level.compute_s, error=level.error) for batch, level in levels
+        )
+        self._fresh = True
+
+    def points(self) -> tuple[BatchPoint, ...]:
+        """What each local batch takes as of now, by ascending batch."""
+        self._refresh()
+        return self._points
+
+    def estimate(self) -> NodeEstimate | None:
+        """None before two distinct local batches were seen often enough."""
+        self._refresh()
+        return self._estimate
+
+
+def _fit(levels: list[tuple[int, _Level]]) -> NodeEstimate:
+    """Weighted least squares, each coefficient at least 0; two distinct batches or more."""
+    # Plain sums, as a controller does this for a thousand ranks every second.
+    weight = batches = others = backward = 0.0
+    weighted = []
+    for batch, level in levels:
+        w = 1 / (level.error * level.compute_s) ** 2
+        weighted.append((w, batch, level))
+        weight += w
+        batches += w * batch
+        others += w * level.others_s
+        backward += w * level.backward_s
+    mean_b, mean_a, mean_p = batches / weight, others / weight, backward / weight
+    lever = with_a = with_p = 0.0
+    for w, batch, level in weighted:
+        off = batch - mean_b
+        lever += w * off * off
+        with_a += w * off * level.others_s
+        with_p += w * off * level.backward_s
+    square = lever + weight * mean_b * mean_b
+    q, s = _line(with_a / lever, mean_b, mean_a, (with_a + weight * mean_b * mean_a) / square)
+    k, m = _line(with_p / lever, mean_b, mean_p, (with_p + weight * mean_b * mean_p) / square)
+    low, high = levels[0][0], levels[-1][0]
+    least = _LEAST_SLOPE * ((q + k) * high + s + m) / high
+    if q + k < least:
+        more = least - (q + k)
+        q, s = q + more, max(s - more * high, 0.0)
+    misfit = 1.0
+    if len(levels) > 2:
+        off_square = sum(w * (level.compute_s - (q + k) * batch - s - m) ** 2 for w, batch, level in weighted)
+        misfit = max(1.0, off_square / (len(levels) - 2))
+    # Both lines have the same weights, so their sum is the line of the sums.
+    error = max(
+        math.sqrt(misfit * (1 / weight + (batch - mean_b) ** 2 / lever)) / ((q + k) * batch + s + m)
+        for batch in (max(low * (1 - _EDGE), 1.0), high * (1 + _EDGE))
+    )
+    return NodeEstimate(q=q, s=s, k=k, m=m, error=error, low_batch=low, high_batch=high)
+
+
+def _line(slope: float, mean_x: float, mean_y: float, slope_from_origin: float) -> tuple[float, float]:
+    """Slope and intercept of the best line, or of the best of those with neither negative."""
+    if slope <= 0:
+        return 0.0, mean_y
+    intercept = mean_y - slope * mean_x
+    return (slope, intercept) if intercept >= 0 else (slope_from_origin, 0.0)
