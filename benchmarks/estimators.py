@@ -62,7 +62,8 @@ def cost(ranks: int, repeats: int) -> None:
         batch = 32 + 8 * (second // 3 % 4)
         told = telemetry(rng, ranks, 5 * second, 1 + second // 3, batch)
         links = [
-            [LinkSeen(peer=(rank + 10) % ranks, sent_bytes=second * 10**6, busy_s=0.4 * second)] for rank in range(ranks)
+            [LinkSeen(peer=(rank + 10) % ranks, sent_bytes=second * 10**6, busy_s=0.4 * second)]
+            for rank in range(ranks)
         ]
         began_s = time.perf_counter()
         for rank, steps in enumerate(told):

@@ -109,8 +109,9 @@ def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle
     job = jobfile.with_flags(job, {**flags, "env": {**job.env, **env} if env else None})
     if job.script is None:
         raise BadInput("no script named. Give it: atoll submit train.py, or `script = ` in the job file")
+    script = base / job.script
     job = jobfile.with_profile(job, root)
-    return job, bundle.pack(base / job.script, root / job.workdir if job.workdir else None)
+    return job, bundle.pack(script, root / job.workdir if job.workdir else None)
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from atoll.controller.deciding.given import GAIN, Given
 from atoll.controller.deciding.split import doubt, following, least_batch, node_form, overlap_form
@@ -74,7 +74,8 @@ def next_batch(
     now = next(c for c in planned["candidates"] if c["total_batch"] == total)
     gain = planned["goodput"] / now["goodput"] - 1 if now["goodput"] else math.inf
     uncertain = math.hypot(
-        doubt(given, estimates, now["optperf"] or planned["step_time"]), _noise_doubt(noise, total, planned)
+        doubt(given, estimates, now["optperf"] or planned["step_time"]),
+        _noise_doubt(noise, total, planned["total_batch"]),
     )
     if planned["total_batch"] == total:
         factor, present = planned["learning_rate_factor"], given.current.learning_rate_factor or 1.0
@@ -125,7 +126,7 @@ def _factor(given: Given, total: int, planned: float | None) -> float:
     return planned if planned is not None else given.current.learning_rate_factor or 1.0
 
 
-def _noise_doubt(noise: NoiseEstimate, total: int, planned: dict[str, Any]) -> float:
+def _noise_doubt(noise: NoiseEstimate, total: int, planned_total: int) -> float:
     """How much of the promised gain hangs on the noise scale's own error: d ln(efficiency ratio) for two errors."""
     scale = noise.noise_scale
-    return 2 * noise.error * abs(scale / (scale + total) - scale / (scale + planned["total_batch"]))
+    return 2 * noise.error * abs(scale / (scale + total) - scale / (scale + planned_total))

@@ -128,6 +128,8 @@ class Servicer(JobServiceServicer):
         if job.spec.strategy != "stale-sparse":
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {job.id} has no compression rate")
         job.plan.id, job.plan.rate = job.plan.id + 1, request.rate
+        pins = pb.Pins(rate=request.rate, total_batch=request.total_batch, shares=request.shares)
+        job.pins.CopyFrom(pins)
         return job
 
     async def Logs(self, request: pb.LogsRequest, context: Any) -> AsyncIterator[pb.LogChunk]:

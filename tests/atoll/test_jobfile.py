@@ -62,7 +62,7 @@ def test_a_whole_job_file_becomes_a_spec(tmp_path: Path) -> None:
 def test_an_empty_job_file_means_the_defaults(tmp_path: Path) -> None:
     spec = load(written(tmp_path, "")).to_spec("My Script.py")
     assert (spec.name, spec.min_workers, spec.max_workers) == ("my-script", 1, 1)
-    assert (spec.split, spec.max_restarts, spec.checkpoint.keep) == ("inverse-time", 3, 2)
+    assert (spec.split, spec.max_restarts, spec.checkpoint.keep) == ("auto", 3, 2)
     assert (spec.strategy, spec.HasField("stale_sparse")) == ("dense", False)
 
 
@@ -83,7 +83,7 @@ def test_an_empty_job_file_means_the_defaults(tmp_path: Path) -> None:
         ("seed = 1.5", "line 1: seed = 1.5 is wrong: it should be a valid integer"),
         ("seed = -1", "line 1: seed = -1 is wrong: it should be greater than or equal to 0"),
         ("name = 'Vit'", "line 1: name = 'Vit' must be 1 to 40 of a-z, 0-9 and '-'"),
-        ("split = 'fair'", "line 1: split = 'fair' is wrong: it should be 'inverse-time' or 'even'"),
+        ("split = 'fair'", "line 1: split = 'fair' is wrong: it should be 'auto', 'inverse-time' or 'even'"),
         ("args = [1]", "line 1: args.0 = 1 is wrong: it should be a valid string"),
         ("[env]\nA = 1", "line 2: env.A = 1 is wrong: it should be a valid string"),
         ("[env]\n'A=B' = 'x'", "env = {'A=B': 'x'} 'A=B' cannot be the name of an environment variable"),

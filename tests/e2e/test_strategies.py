@@ -104,7 +104,7 @@ def test_wrong_settings_are_refused_in_words(cluster: Cluster, tmp_path: Path) -
         (("submit", tiny, "--rate", "0.9"), 2, "stale-sparse"),
         (("adjust", "no-such-job", "--rate", "0.9"), 2, "no-such-job"),
         (("adjust", dense, "--rate", "1.5"), 2, "rate"),
-        (("adjust", dense, "--rate", "0.9"), 1, "strategy dense, which has no compression rate"),
+        (("adjust", dense, "--rate", "0.9"), 2, "strategy dense, which has no compression rate"),
     ]
     for arguments, code, word in cases:
         refused = atoll(cluster, *arguments)

@@ -39,6 +39,13 @@ LAST = {
     "fresh_share": 0.0,
     "rate": 0.0,
     "sent_bytes": 0,
+    "load_s": 0.0,
+    "forward_s": 0.0,
+    "backward_s": 0.0,
+    "first_bucket_s": 0.0,
+    "update_s": 0.0,
+    "sync_s": 0.0,
+    "last_sync_s": 0.0,
 }
 LINK = {
     "peer": 1,
@@ -65,6 +72,7 @@ JOB = {
         "stall_timeout_s": 0.0,
         "strategy": "dense",
         "stale_sparse": None,
+        "adapt": None,
     },
     "phase": "running",
     "reason": "every rank reported step 0",
@@ -73,8 +81,10 @@ JOB = {
     "submitted_unix_s": 1.7e9,
     "ended_unix_s": 0.0,
     "workers": [
-        {"rank": 0, "node": "local-0", "device": 0, "status": STATUS, "share": 0.625, "last": LAST, "links": [LINK]},
-        {"rank": 1, "node": "local-1", "device": 1, "status": None, "share": 0.375, "last": None, "links": []},
+        {"rank": 0, "node": "local-0", "device": 0, "status": STATUS, "share": 0.625, "last": LAST, "links": [LINK]}
+        | {"dropped_steps": 0},
+        {"rank": 1, "node": "local-1", "device": 1, "status": None, "share": 0.375, "last": None, "links": []}
+        | {"dropped_steps": 0},
     ],
     "progress": {
         "step": 1240,
@@ -94,9 +104,14 @@ JOB = {
         "planner": "inverse-time",
         "reason": "local-1 is slower",
         "rate": None,
+        "total_batch": 0,
+        "learning_rate_factor": 0.0,
+        "predicted_step_s": 0.0,
     },
     "checkpoint_step": 1200,
     "exit_code": 0,
+    "standby": [],
+    "pins": None,
 }
 
 
@@ -269,7 +284,8 @@ def test_nodes(runner: CliRunner, controller: ScriptedController) -> None:
         "island": "default",
         "address": "",
         "memory_bytes": 0,
-        "devices": [{"index": 0, "kind": "cpu", "model": "Xeon", "memory_bytes": 0, "speed": 0.3}],
+        "devices": [{"index": 0, "kind": "cpu", "model": "Xeon", "memory_bytes": 0, "speed": 0.3, "work_per_s": 0.0}],
+        "samples": [],
         "connected": False,
         "seen_s_ago": 12.0,
         "workers": [],
@@ -327,11 +343,13 @@ def test_cancel(runner: CliRunner, controller: ScriptedController) -> None:
 def test_adjust(runner: CliRunner, controller: ScriptedController) -> None:
     controller.script.jobs["vit-3f9a"] = sparse_job()
     code, out, err = atoll(runner, controller, "adjust", "vit-3f9a", "--rate", "0.9975")
-    assert (code, out) == (0, "vit-3f9a rate 99.75 % from step 900 (plan 4)\n")
+    assert (code, out) == (0, "vit-3f9a pinned: rate 99.75 %, plan 4 from step 900\n")
     assert "atoll status vit-3f9a" in err
     assert json.loads(atoll(runner, controller, "adjust", "vit-3f9a", "--rate", "0", "--json")[1])["plan"]["rate"] == 0
-    code, _, err = atoll(runner, controller, "adjust", "vit-3f9a")
-    assert (code, "Missing option '--rate'" in err) == (2, True)
+    code, out, _ = atoll(runner, controller, "adjust", "vit-3f9a", "--total-batch", "512", "--shares", "3:1")
+    assert (code, "batch 512, shares 75 % 25 %" in out) == (0, True)
+    code, _, err = atoll(runner, controller, "adjust", "vit-3f9a", "--shares", "3;1")
+    assert (code, "--shares '3;1' must be numbers" in err) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel", "events"])

@@ -43,7 +43,10 @@ def submit(runner: CliRunner, controller: ScriptedController, *args: str) -> Res
         (["train.py", "--workers", "4:2"], "error: workers = '4:2' has a minimum of 4 above its maximum of 2"),
         (["train.py", "--workers", "many"], "error: workers = 'many' must be N or 'MIN:MAX'"),
         (["train.py", "--name", "My Job"], "error: name = 'My Job' must be 1 to 40 of a-z"),
-        (["train.py", "--split", "fair"], "error: split = 'fair' is wrong: it should be 'inverse-time' or 'even'"),
+        (
+            ["train.py", "--split", "fair"],
+            "error: split = 'fair' is wrong: it should be 'auto', 'inverse-time' or 'even'",
+        ),
         (
             ["train.py", "--strategy", "ring"],
             "error: strategy = 'ring' is wrong: it should be 'dense'",

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from runs import EVEN, PLACES, given, measured, ranks
+from measured_runs import EVEN, PLACES, given, measured, ranks
 
 from atoll.controller.deciding.first import Place, first_plan, pinned_plan
 from atoll.controller.deciding.given import Given, Pins, Policy

@@ -9,20 +9,20 @@ def test_an_epochs_short_last_batch_is_no_measure_of_speed_nor_of_the_total_batc
     """1. Twenty whole batches of 64. 2. The epoch's last has 4 samples and costs almost as much. 3. The planner is told
     64 and the time per sample of whole batches; in the demo it once planned for a total of 96 instead of 256."""
     board = ProgressBoard()
-    progress = board.begin("vit-1234", 1)
+    progress = board.begin("vit-1234", 1, {0: "here"})
     worker = WorkerId(job="vit-1234", run=1, rank=0)
     whole = [StepSample(step=s, plan=1, local_batch=32, total_batch=64, compute_s=0.32) for s in range(20)]
     short = StepSample(step=20, plan=1, local_batch=2, total_batch=4, compute_s=0.3)
     board.observe(WorkerTelemetry(id=worker, steps=[*whole, short]))
     assert progress.total_batch == 64
-    speed = progress.speeds()[0]
-    assert (speed.local_batch, round(speed.seconds_per_sample, 6)) == (32, 0.01)
+    rank = progress.profile().ranks[0]
+    assert (rank.local_batch, round(rank.compute_s, 6)) == (32, 0.32)
     assert progress.to_wire(0.0).step == 21  # steps completed
 
 
 def test_waiting_and_fresh_layers_are_means_over_the_ranks_and_nonsense_does_not_count() -> None:
     board = ProgressBoard(clock=lambda: 10.0)
-    progress = board.begin("vit-1234", 1)
+    progress = board.begin("vit-1234", 1, {0: "here"})
     for rank, stall_s, fresh in ((0, 0.1, 1.0), (1, 0.3, 0.5), (2, float("nan"), 0.5), (3, 0.1, 7.0)):
         sample = StepSample(step=4, total_batch=8, step_s=1.0, stall_s=stall_s, fresh_share=fresh, rate=0.9 + rank)
         board.observe(WorkerTelemetry(id=WorkerId(job="vit-1234", run=1, rank=rank), steps=[sample]))
@@ -34,7 +34,7 @@ def test_waiting_and_fresh_layers_are_means_over_the_ranks_and_nonsense_does_not
 
 def test_of_each_link_the_newest_is_kept_and_not_more_than_64() -> None:
     board = ProgressBoard()
-    progress = board.begin("vit-1234", 1)
+    progress = board.begin("vit-1234", 1, {0: "here"})
     worker = WorkerId(job="vit-1234", run=1, rank=0)
     board.observe(WorkerTelemetry(id=worker, links=[LinkSample(peer=peer, sent_bytes=1) for peer in range(64)]))
     board.observe(WorkerTelemetry(id=worker, links=[LinkSample(peer=3, sent_bytes=9), LinkSample(peer=64)]))
@@ -44,7 +44,7 @@ def test_of_each_link_the_newest_is_kept_and_not_more_than_64() -> None:
 
 def test_the_next_step_is_the_first_while_none_was_reported() -> None:
     board = ProgressBoard()
-    progress = board.begin("vit-1234", 1)
+    progress = board.begin("vit-1234", 1, {0: "here"})
     assert progress.next_step == 0
     board.observe(WorkerTelemetry(id=WorkerId(job="vit-1234", run=1, rank=0), steps=[StepSample(step=0)]))
     assert progress.next_step == 1

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from made import JOB, NOW_S, clock, ended, exited, free, job, node, run, seen, spec, worker
 
+from atoll.controller.estimators.profile import Profile, RankProfile
 from atoll.controller.jobs.ledger import Ledger
-from atoll.controller.jobs.planning import RankSpeed
 from atoll.controller.jobs.reconcile import next_step
 from atoll.controller.jobs.seen import (
     Alive,
@@ -247,12 +247,16 @@ def test_growing_gives_time_to_reach_a_step_boundary() -> None:
 
 def test_unequal_devices_get_a_new_plan_and_what_was_learned_is_kept() -> None:
     nodes = node("a", {0: worker()}), node("b", {1: worker()})
-    speeds = {0: RankSpeed(0.001, 1, 100), 1: RankSpeed(0.003, 1, 100)}
-    step = next_step(seen(job(), run("a", "b"), *nodes, speeds=speeds, total_batch=200, newest_step=40), clock())
+    ranks = {
+        rank: RankProfile(plan=1, local_batch=100, compute_s=compute_s, compute_error_s=0.0, steps=20)
+        for rank, compute_s in enumerate((0.1, 0.3))
+    }
+    profile = Profile(plan=1, total_batch=200, entries=0, step_s=0.3, steps=20, newest_step=40, ranks=ranks)
+    step = next_step(seen(job(), run("a", "b"), *nodes, profile=profile, total_batch=200), clock())
     assert step.plan is not None
     assert (step.plan.id, step.plan.from_step, step.plan.shares) == (2, 45, (150.0, 50.0))
     assert step.job.speeds == {"a/0": 0.001, "b/0": 0.003}
-    assert step.job.total_batch == 200
+    assert (step.job.total_batch, step.job.initial_batch) == (200, 200)
 
 
 def test_a_plan_goes_to_every_node_that_its_stream_has_not_carried_it_to() -> None:

@@ -21,6 +21,7 @@ from atoll.jobfile import JobFile, with_flags
 from atoll.v1 import common_pb2 as pb
 
 SHA = "ab" * 32
+SURROGATE = '{"rates": [0.9, 0.99], "batches": [64, 256], "extra": [[0.0, 0.1], [0.2, 0.3]]}'
 
 
 def wire(**fields: Any) -> pb.JobSpec:
@@ -60,13 +61,17 @@ def test_a_good_spec_survives_both_ways() -> None:
             digest_every=7,
             exchange="gradients",
         ),
+        adapt=pb.Adaptation(learning_rate="none", rate=True, profile=SURROGATE),
     )
-    assert spec_to_wire(spec_from_wire(full)) == full
+    back = spec_to_wire(spec_from_wire(full))
+    assert back.adapt.profile == ""  # only planning reads it
+    back.adapt.profile = SURROGATE
+    assert back == full
 
 
 def test_what_was_left_out_gets_its_meaning() -> None:
     spec = spec_from_wire(wire(script="./examples/train.py"))
-    assert (spec.split, spec.checkpoint.keep, spec.script) == ("inverse-time", 1, "examples/train.py")
+    assert (spec.split, spec.checkpoint.keep, spec.script) == ("auto", 1, "examples/train.py")
     assert spec_to_wire(spec).strategy == "dense"
     sparse = spec_to_wire(spec_from_wire(wire(strategy="stale-sparse")))
     assert sparse.stale_sparse.HasField("rate")
@@ -115,7 +120,7 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
         ({"min_workers": 5}, "spec.max_workers = 4 must be at least min_workers = 5"),
         ({"max_workers": 5000}, "spec.max_workers = 5000"),
         ({"code_sha256": "AB" * 32}, "spec.code_sha256"),
-        ({"split": "fair"}, "spec.split = 'fair' is not known. Use one of inverse-time, even"),
+        ({"split": "fair"}, "spec.split = 'fair' is not known. Use one of auto, inverse-time, even"),
         ({"strategy": "ring"}, "spec.strategy = 'ring' is not known. Use one of dense, stale-sparse"),
         ({"stale_sparse": pb.StaleSparse()}, "spec.strategy = 'dense' takes no stale_sparse settings. Leave them out"),
         (sparse(rate=1.0), "spec.stale_sparse.rate = 1.0 must be 0 to 0.9999"),

@@ -69,7 +69,7 @@ async def test_a_dense_job_has_neither_members_nor_keys_nor_a_rate(etcd: str, he
     assert (len(launch.members), launch.HasField("keys"), launch.plan.HasField("rate")) == (0, False, False)
     assert (await run_record(etcd, job, 1)).data_seed == ""
     assert await refusal(head, job, 0.99) == (
-        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
         f"job {job} runs with strategy dense, which has no compression rate. Submit it with --strategy stale-sparse",
     )
     await a.disconnect()
@@ -86,11 +86,11 @@ async def test_a_rate_holds_from_the_next_step_on_all_agents_and_for_later_runs(
     for _ in range(2):
         plan = (await adjust(head, job, 0.995)).plan
         assert (plan.id, plan.from_step, plan.rate) == (2, 8, 0.995)
-        assert (list(plan.shares), plan.reason) == ([1.0, 1.0], "rate 98.00 -> 99.50 % (asked by a user)")
+        assert (list(plan.shares), plan.reason) == ([1.0, 1.0], "rate 98.00 → 99.50 % (asked by a user)")
     for agent in (a, b):
         await agent.until(lambda agent=agent: bool(agent.plans))  # type: ignore[misc]
         assert [told.plan.rate for told in agent.plans] == [0.995]
-    assert "plan 2: rate 98.00 -> 99.50 % (asked by a user)" in await head.events(job)
+    assert "plan 2: rate 98.00 → 99.50 % (asked by a user)" in await head.events(job)
 
     for _ in range(2):
         await a.train((job, 1, 0), range(9, 40), local=32, total=64, compute_s=0.032, plan=2)
@@ -117,7 +117,10 @@ async def test_what_cannot_be_adjusted_says_why(head: Controller) -> None:
         grpc.StatusCode.NOT_FOUND,
         "no job 'nothing'. `atoll jobs --all` lists them",
     )
-    for rate, text in ((None, "the request changes nothing. Give a rate"), (1.0, "rate = 1.0 must be 0 to 0.9999")):
+    for rate, text in (
+        (None, "the request changes nothing. Give a rate, a total batch"),
+        (1.0, "rate = 1.0 must be 0 to 0.9999"),
+    ):
         code, said = await refusal(head, job, rate)
         assert (code, text in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     code, said = await refusal(head, job, float("nan"))

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from measured_runs import EVEN, given, measured, ranks
+
+from atoll.controller.deciding.given import Pins, Policy
+from atoll.controller.deciding.next import next_plan
+from atoll.controller.estimators.profile import NoiseEstimate, OverlapEstimate
+from atoll.controller.planners.registry import PLANNERS
+
+ADAPTIVE = Policy(min_batch=64, max_batch=4096, initial_batch=256)
+LIKE = ((0.001, 0.05),) * 3
+SHARED = OverlapEstimate(gamma=0.2, t_o=0.05, t_u=0.01, error_s=0.0005)
+SECOND = replace(EVEN, id=2, total_batch=256, learning_rate_factor=1.0)
+
+
+def noise(scale: float, error: float = 0.1) -> NoiseEstimate:
+    return NoiseEstimate(noise_scale=scale, error=error, steps=50)
+
+
+def test_noisy_gradients_bear_a_larger_batch_and_a_higher_learning_rate() -> None:
+    plan = next_plan(given(measured(*LIKE), current=SECOND, policy=ADAPTIVE, noise=noise(4000), overlap=SHARED))
+    assert plan is not None
+    assert plan.planner == "goodput"
+    assert plan.total_batch == 512  # twice at most
+    assert sum(plan.shares) == 512
+    assert plan.learning_rate_factor == pytest.approx(2 * (4000 + 256) / (4000 + 512))
+    assert plan.reason.startswith("gradient noise scale 4000: batch 256 → 512, local batches 86/85/85 → 171/171/170")
+    assert PLANNERS["goodput"].run_json(plan.input) == plan.output
+    assert plan.predicted_s == json.loads(plan.output)["step_time"]
+
+
+def test_quiet_gradients_bear_a_smaller_one_within_the_users_range() -> None:
+    quiet = {"current": SECOND, "noise": noise(10), "overlap": SHARED}
+    plan = next_plan(given(measured(*LIKE), policy=ADAPTIVE, **quiet))
+    assert plan is not None
+    assert (plan.total_batch, plan.learning_rate_factor < 1) == (128, True)
+    assert next_plan(given(measured(*LIKE), policy=replace(ADAPTIVE, min_batch=256), **quiet)) is None
+
+
+def test_what_is_gained_must_exceed_what_is_not_known() -> None:
+    unsure = given(measured(*LIKE, error=0.2), current=SECOND, policy=ADAPTIVE, noise=noise(4000), overlap=SHARED)
+    assert next_plan(unsure) is None
+    unknown_noise = noise(900, error=3.0)
+    assert next_plan(given(measured(*LIKE), current=SECOND, policy=ADAPTIVE, noise=unknown_noise)) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "factor"),
+    [
+        (replace(ADAPTIVE, rule="square-root"), 2**0.5),
+        (replace(ADAPTIVE, rule="none"), 1.0),
+    ],
+)
+def test_the_learning_rates_rule_is_the_users(policy: Policy, factor: float) -> None:
+    plan = next_plan(given(measured(*LIKE), current=SECOND, policy=policy, noise=noise(4000), overlap=SHARED))
+    assert plan is not None
+    assert plan.learning_rate_factor == pytest.approx(factor)
+
+
+def test_a_learning_rate_that_no_longer_fits_the_noise_is_mended_without_another_batch() -> None:
+    policy = replace(ADAPTIVE, min_batch=256, max_batch=512)
+    current = replace(SECOND, total_batch=512, learning_rate_factor=1.2)
+    at_512 = measured(*LIKE, batches=(171, 171, 170))
+    plan = next_plan(given(at_512, current=current, policy=policy, noise=noise(4000), overlap=SHARED))
+    assert plan is not None
+    assert (plan.total_batch, round(plan.learning_rate_factor, 2)) == (512, 1.89)
+    assert "it was x 1.2" in plan.reason
+    assert next_plan(given(at_512, current=replace(plan, id=2), policy=policy, noise=noise(4000))) is None
+
+
+def test_ranks_measured_with_one_batch_only_are_shown_another_once() -> None:
+    same = ranks(0.001, 0.001, 0.001)
+    plan = next_plan(given(same, policy=ADAPTIVE, noise=noise(4000)))
+    assert plan is not None
+    assert (plan.total_batch, sum(plan.shares), plan.reason) == (
+        320, 320.0, "batch 256 → 320: to learn how the step's time depends on it",
+    )  # fmt: skip
+    again = given(ranks(0.001, 0.001, 0.001, plan=2, batches=(107, 107, 106)), current=plan, policy=ADAPTIVE)
+    assert next_plan(again) is None
+    assert next_plan(given(same, policy=replace(ADAPTIVE, initial_batch=0))) is None
+    full = replace(ADAPTIVE, max_batch=256)
+    smaller = next_plan(given(same, policy=full))
+    assert smaller is not None
+    assert smaller.total_batch == 204
+
+
+def test_a_pinned_batch_is_left_alone_and_its_split_is_not() -> None:
+    policy = replace(ADAPTIVE, pins=Pins(total_batch=256))
+    assert next_plan(given(measured(*LIKE), current=SECOND, policy=policy, noise=noise(4000))) is None
+    uneven = measured((0.001, 0.0), (0.001, 0.0), (0.004, 0.0))
+    plan = next_plan(given(uneven, current=SECOND, policy=policy, noise=noise(4000)))
+    assert plan is not None
+    assert (plan.planner, plan.total_batch) == ("optperf", 256)

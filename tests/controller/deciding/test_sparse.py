@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from measured_runs import EVEN, given, measured, ranks
+
+from atoll.controller.deciding.given import Given, Pins, Policy
+from atoll.controller.deciding.next import next_plan
+from atoll.controller.planners.registry import PLANNERS
+from atoll.controller.planners.surrogate import Surrogate
+
+SITES = ("paris", "paris", "lyon")
+FOLLOWING = Policy(sparse=True, adapt_rate=True, initial_batch=256)
+CURRENT = replace(EVEN, rate=0.97)
+LIKE = (0.002, 0.002, 0.002)
+PROFILE = Surrogate(
+    rates=(0.9, 0.99, 0.999), batches=(64.0, 256.0, 1024.0), extra=((0.0, 0.01, 0.05),) * 2 + ((0.1, 0.12, 0.2),)
+)
+
+
+def run(mbit: float, current: object = CURRENT, policy: Policy = FOLLOWING, **changes: object) -> Given:
+    links = {"paris": mbit * 1e6, "lyon": mbit * 1e6}
+    seen = changes.pop("ranks", ranks(*LIKE))
+    return given(seen, current=current, policy=policy, links=links, islands=SITES, **changes)  # type: ignore[arg-type]
+
+
+def test_a_thinner_link_raises_the_rate_at_once_and_says_why() -> None:
+    wide = next_plan(run(480))
+    assert wide is not None
+    assert wide.rate is not None
+    seen = ranks(*LIKE, plan=wide.id)
+    thin = next_plan(run(20, current=wide, ranks=seen))
+    assert thin is not None
+    assert thin.rate is not None
+    assert thin.rate > wide.rate
+    assert thin.reason.startswith(f"bandwidth 480 → 20 Mbit/s: rate {100 * wide.rate:.2f} → {100 * thin.rate:.2f} %")
+    assert "batch 256," in thin.reason
+    assert PLANNERS["tta"].run_json(thin.input) == thin.output
+    assert thin.total_batch == 0  # the script's own stays
+    assert sum(thin.shares) == 256
+
+
+def test_a_wider_link_lowers_the_rate_and_then_nothing_changes() -> None:
+    tight = replace(CURRENT, rate=0.999)
+    plan = next_plan(run(50, current=tight))
+    assert plan is not None
+    assert plan.rate is not None
+    assert plan.rate < 0.999
+    seen = ranks(*LIKE, plan=plan.id)
+    assert next_plan(run(50, current=plan, ranks=seen)) is None
+    assert next_plan(run(55, current=plan, ranks=seen)) is None  # within the hysteresis
+    assert next_plan(run(200, current=plan, ranks=seen)) is not None
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        run(20, policy=replace(FOLLOWING, adapt_rate=False)),
+        run(20, policy=replace(FOLLOWING, pins=Pins(rate=0.97))),
+        given(ranks(*LIKE), current=CURRENT, policy=FOLLOWING, islands=SITES),  # nothing is known of the links
+        run(0.001),  # nothing profiled fits
+    ],
+)
+def test_the_rate_stays(quiet: Given) -> None:
+    assert next_plan(quiet) is None
+
+
+def test_unequal_devices_get_their_split_with_the_rate() -> None:
+    plan = next_plan(run(100, ranks=ranks(0.002, 0.004, 0.004)))
+    assert plan is not None
+    assert plan.shares == (128.0, 64.0, 64.0)
+    even = next_plan(run(100, policy=replace(FOLLOWING, split="even"), ranks=ranks(0.002, 0.004, 0.004)))
+    assert even is not None
+    assert even.shares == (86.0, 85.0, 85.0)
+
+
+def test_with_an_offline_profile_the_batch_follows_too() -> None:
+    """On a thin link a larger batch makes steps longer, and each carries more."""
+    policy = replace(FOLLOWING, min_batch=64, max_batch=1024, surrogate=PROFILE)
+    plan = next_plan(run(5, policy=policy, ranks=measured(*(((0.0004, 0.05),) * 3), plan=1)))
+    assert plan is not None
+    assert 256 < plan.total_batch <= 512
+    assert plan.learning_rate_factor == pytest.approx((plan.total_batch / 256) ** 0.5)
+    assert f"batch 256 → {plan.total_batch}" in plan.reason
+
+
+def test_a_pinned_rate_leaves_the_batch_to_the_plan() -> None:
+    policy = replace(FOLLOWING, min_batch=64, max_batch=1024, surrogate=PROFILE, pins=Pins(rate=0.97))
+    plan = next_plan(run(1000, policy=policy, ranks=measured(*(((0.0004, 0.05),) * 3), plan=1)))
+    assert plan is not None
+    assert plan.rate == 0.97
+    assert plan.total_batch > 256
+
+
+def test_one_island_has_no_thin_link() -> None:
+    plan = next_plan(given(ranks(*LIKE), current=CURRENT, policy=FOLLOWING))
+    assert plan is not None
+    assert plan.rate == pytest.approx(0.9)
