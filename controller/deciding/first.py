@@ -73,8 +73,10 @@ def _even(run: int, ranks: int, total_batch: int) -> PlanRecord:
     )
 
 
-def pinned_plan(current: PlanRecord, pins: Pins, from_step: int) -> PlanRecord | None:
-    """The plan that follows `current` with what a user pinned; None where all of it holds already."""
+def pinned_plan(current: PlanRecord, pins: Pins, from_step: int, *, adapts: bool = False) -> PlanRecord | None:
+    """The plan that follows `current` with what a user pinned; None where all of it holds already.
+
+    adapts: the controller may choose the total batch. Where it may not, one that is pinned no more ends."""
     said, asked = [], current
     if pins.rate is not None and pins.rate != current.rate:
         said.append(changed("rate", percent(current.rate or 0.0), percent(pins.rate), " %"))
@@ -82,6 +84,9 @@ def pinned_plan(current: PlanRecord, pins: Pins, from_step: int) -> PlanRecord |
     if pins.total_batch and pins.total_batch != current.total_batch:
         said.append(changed("batch", current.total_batch or "of the script", pins.total_batch))
         asked = replace(asked, total_batch=pins.total_batch, shares=_scaled(asked.shares, pins.total_batch))
+    if current.total_batch and not pins.total_batch and not adapts:
+        said.append(changed("batch", current.total_batch, "of the script"))
+        asked = replace(asked, total_batch=0, learning_rate_factor=0.0)
     if pins.shares and pins.shares != current.shares:
         said.append(f"shares {listed([round(100 * s / sum(pins.shares)) for s in pins.shares])} %")
         asked = replace(asked, shares=pins.shares)

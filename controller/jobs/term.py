@@ -145,7 +145,8 @@ class Term:
             current = _adjustable(state, asked, unpin)
             job = _pinned(state.job, asked, unpin)
             progress = self.progress.of(job.id, job.run)
-            plan = pinned_plan(current, pins_of(job), progress.next_step if progress else 0)
+            step, adapts = progress.next_step if progress else 0, bool(job.spec.adapt.max_batch)
+            plan = pinned_plan(current, pins_of(job), step, adapts=adapts)
             events = [NewEvent(Level.INFO, "plan", f"plan {plan.id}: {plan.reason}")] if plan else []
             if unpin:
                 text = f"{', '.join(sorted(unpin))}: left to the controller again (asked by a user)"

@@ -21,6 +21,7 @@ from atoll.jobfile import JobFile, with_flags
 from atoll.v1 import common_pb2 as pb
 
 SHA = "ab" * 32
+SPARSE: dict[str, Any] = {"strategy": "stale-sparse"}
 SURROGATE = '{"rates": [0.9, 0.99], "batches": [64, 256], "extra": [[0.0, 0.1], [0.2, 0.3]]}'
 
 
@@ -121,6 +122,19 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
         ({"max_workers": 5000}, "spec.max_workers = 5000"),
         ({"code_sha256": "AB" * 32}, "spec.code_sha256"),
         ({"split": "fair"}, "spec.split = 'fair' is not known. Use one of auto, inverse-time, even"),
+        ({"adapt": pb.Adaptation(min_batch=64)}, "spec.adapt.min_batch = 64 to 0 is no range of the total batch"),
+        ({"adapt": pb.Adaptation(min_batch=64, max_batch=32)}, "spec.adapt.min_batch = 64 to 32 is no range"),
+        ({"adapt": pb.Adaptation(max_batch=32)}, "spec.adapt.min_batch = 0 to 32 is no range"),
+        (
+            {"adapt": pb.Adaptation(min_batch=8, max_batch=32), "split": "even"},
+            'spec.adapt.max_batch = 32 has no meaning with split "even"',
+        ),
+        ({"adapt": pb.Adaptation(rate=True)}, 'spec.adapt.rate = True needs a compression rate.*"stale-sparse"'),
+        ({"adapt": pb.Adaptation(learning_rate="double")}, "spec.adapt.learning_rate = 'double' is not known"),
+        ({"adapt": pb.Adaptation(profile="{}")}, "spec.adapt.profile = '…' is of compression"),
+        ({"adapt": pb.Adaptation(profile="{"), **SPARSE}, "spec.adapt.profile: not JSON"),
+        ({"adapt": pb.Adaptation(profile="{}"), **SPARSE}, "spec.adapt.profile: field surrogate.batches is missing"),
+        ({"adapt": pb.Adaptation(profile=" " * 300_000), **SPARSE}, "spec.adapt.profile = '300000 char.* too long"),
         ({"strategy": "ring"}, "spec.strategy = 'ring' is not known. Use one of dense, stale-sparse"),
         ({"stale_sparse": pb.StaleSparse()}, "spec.strategy = 'dense' takes no stale_sparse settings. Leave them out"),
         (sparse(rate=1.0), "spec.stale_sparse.rate = 1.0 must be 0 to 0.9999"),

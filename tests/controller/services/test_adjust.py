@@ -16,6 +16,7 @@ from fake_agent import FakeAgent
 
 from atoll.cli.wire import to_plain
 from atoll.controller.jobs.datakeys import private_key, public_keys
+from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state import keys
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.records import RunRecord, decode
@@ -104,6 +105,48 @@ async def test_a_rate_holds_from_the_next_step_on_all_agents_and_for_later_runs(
     old, new = (next(x for x in a.launches if x.id.run == run) for run in (1, 2))
     assert new.plan.rate == 0.995
     assert new.keys.secret != old.keys.secret
+    await asyncio.gather(a.disconnect(), b.disconnect())
+
+
+async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again(head: Controller) -> None:
+    """1. A dense job's batch and shares are pinned: one plan, and no faster device moves them. 2. What does not fit is
+    refused. 3. Unpinned, the next plan follows the speeds. 4. Every plan's input gives its output."""
+    a, b = await two_agents(head)
+    job = await head.submit((2, 2))
+    await head.phase(job, pb.PHASE_RUNNING)
+    seen = await head.stub.Adjust(pb.AdjustRequest(job=job, total_batch=96, shares=[2.0, 1.0]), timeout=5)
+    assert (seen.plan.total_batch, list(seen.plan.shares)) == (96, [2.0, 1.0])
+    assert (seen.pins.total_batch, list(seen.pins.shares)) == (96, [2.0, 1.0])
+    assert "batch of the script → 96, shares 67/33 % (asked by a user)" in seen.plan.reason
+    for request, text in (
+        (pb.AdjustRequest(job=job, shares=[1.0]), "1 shares do not fit a run of 2 workers"),
+        (pb.AdjustRequest(job=job, shares=[1.0, 0.0]), "the share 0.0 of rank 1 must be above 0"),
+        (pb.AdjustRequest(job=job, total_batch=1), "total_batch = 1 must be 2"),
+        (pb.AdjustRequest(job=job, unpin=["speed"]), "unpin = 'speed' is not known. Use rate, shares, total-batch"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await head.stub.Adjust(request, timeout=5)
+        assert (refused.value.code(), text in (refused.value.details() or "")) == (
+            grpc.StatusCode.INVALID_ARGUMENT, True,
+        ), refused.value.details()  # fmt: skip
+
+    await a.train((job, 1, 0), range(40), local=64, total=96, compute_s=0.064, plan=2)
+    await b.train((job, 1, 1), range(40), local=32, total=96, compute_s=0.128, plan=2)
+    await shown_step(head, job, 40)
+    unpinned = await head.stub.Adjust(pb.AdjustRequest(job=job, unpin=["shares", "total-batch"]), timeout=5)
+    assert (unpinned.pins.total_batch, list(unpinned.pins.shares)) == (0, [])
+    assert (unpinned.plan.id, unpinned.plan.total_batch) == (3, 0)
+    for agent, rank, compute_s in ((a, 0, 0.064), (b, 1, 0.128)):
+        await agent.train((job, 1, rank), range(41, 81), local=64 - 32 * rank, total=96, compute_s=compute_s, plan=3)
+    await a.until(lambda: len(a.plans) == 3)
+    assert a.plans[2].plan.planner == "inverse-time"
+    assert "shares, total-batch: left to the controller again (asked by a user)" in await head.events(job)
+
+    decided = (await head.stub.Plans(pb.PlansRequest(job=job), timeout=5)).plans
+    assert [d.plan.id for d in decided] == [1, 2, 3, 4]
+    for d in decided:
+        assert PLANNERS[d.plan.planner].run_json(d.input) == d.output
+    assert list((await head.stub.Plans(pb.PlansRequest(job=job, run=7), timeout=5)).plans) == []
     await asyncio.gather(a.disconnect(), b.disconnect())
 
 
