@@ -167,7 +167,7 @@ class StepModel:
         changed = False
         if reference is not None:
             deviation = math.log((others_s + backward_s) / reference.level.compute_s)
-            changed = self._change.observe(step, deviation, reference.noise)
+            changed = self._change.observe(step, deviation, reference.noise, reference.level.error)
             if reference.seen:
                 self._noise += _NOISE_GAIN * (1.2533 * min(abs(deviation), _NOISE_CLIP) - self._noise)
         batch.add(step, others_s, backward_s)
@@ -188,7 +188,10 @@ class StepModel:
         if known is None or not known.seen:
             self._change.reset()  # what spoke for a change may have been the model's error
         level = batch.level()
-        return _Reference(level, self._noise, batch.seen) if level is not None else None
+        if level is None:
+            return None
+        spread_here = level.error * math.sqrt(len(batch.steps)) / median_error(1.0, 1)
+        return _Reference(level, max(self._noise, spread_here), batch.seen)
 
     def _modelled(self, local_batch: int) -> _Reference | None:
         estimate = self.estimate()
