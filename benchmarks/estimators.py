@@ -86,7 +86,8 @@ def cost(ranks: int, repeats: int) -> None:
 
 def prediction(noise: float, trials: int) -> None:
     rng = np.random.default_rng(2)
-    errors, said = [], []
+    errors: list[float] = []
+    said: list[float] = []
     for _ in range(trials):
         q, s, k, m = rng.uniform(0.3, 1.7, 4) * (Q, S, K, M)
         model = StepModel()
@@ -98,8 +99,7 @@ def prediction(noise: float, trials: int) -> None:
                 model.observe(step, batch, slow * factor * (q * batch + s), slow * factor * (k * batch + m))
         estimate = model.estimate()
         assert estimate is not None
-        for batch in (24, 40, 56, 80):
-            errors.append(abs(estimate.compute_s(batch) / ((q + k) * batch + s + m) - 1))
+        errors += [abs(estimate.compute_s(batch) / ((q + k) * batch + s + m) - 1) for batch in (24, 40, 56, 80)]
         said.append(estimate.error)
     high, highest = np.quantile(errors, [0.95, 1.0])
     print(

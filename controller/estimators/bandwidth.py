@@ -39,7 +39,7 @@ RAISE_PER_S: Final = 0.15
 """At most, and only to what was measured."""
 PROBE_PER_S: Final = 0.02
 """Above what was measured, while nobody waits."""
-PROBE_UP_TO: Final = 4.0
+PROBE_UP_TO: Final = 1.5
 WINDOW: Final = 8
 
 
