@@ -27,6 +27,8 @@ STALE_S: Final = 3.0
 """What a rank sent longer ago says nothing of now."""
 LEAST_BYTES: Final = 64 * 1024
 """An island that sent less in an interval told of delays."""
+FORGET_S: Final = 10.0
+"""What an island measured longer ago, as saturated or not, is no part of a median any more."""
 MAX_PEERS: Final = 4096
 SATURATED: Final = 0.8
 """Busy for this share of the time: what was sent is what the link carries."""
@@ -136,17 +138,19 @@ class _Link:
         self._known_s = -math.inf  # since when that is known
         self._usual: tuple[float, float] | None = None  # goodput and busy share while not saturated
         self._heard_s = now_s
-        # Newest goodput while saturated, and while not.
-        self._full: deque[float] = deque(maxlen=WINDOW)
-        self._bursts: deque[float] = deque(maxlen=WINDOW)
+        # When, and goodput: of the newest intervals in which it was saturated, and in which it was not.
+        self._full: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._bursts: deque[tuple[float, float]] = deque(maxlen=WINDOW)
 
     def observe(self, goodput_bps: float, busy: float, stall_share: float, now_s: float) -> None:
         """One interval: bits a second while busy, and the share of it that the link was busy for."""
         elapsed_s = max(now_s - self._heard_s, 0.0)
         self._heard_s = now_s
         measured = self._full if busy >= SATURATED else self._bursts
-        measured.append(goodput_bps)
-        newest_bps = median(list(measured)[-3:])
+        if measured and now_s - measured[-1][0] > FORGET_S:
+            measured.clear()
+        measured.append((now_s, goodput_bps))
+        newest_bps = median([bps for _, bps in list(measured)[-3:]])
         if self._bps == 0:
             self._bps = goodput_bps
         if busy >= SATURATED:
@@ -185,7 +189,7 @@ class _Link:
             self._bps = max(self._bps, min(most, self._bps * (1 + PROBE_PER_S) ** elapsed_s))
 
     def estimate(self) -> LinkEstimate:
-        newest = list(self._full or self._bursts)
+        newest = [bps for _, bps in self._full or self._bursts]
         centre = median(newest)
         error = max(median_error(spread(newest, centre), len(newest)) / centre, 0.02)
         # What a saturated link told is sure for some minutes; a link that never was one is guessed.
