@@ -28,23 +28,23 @@ STEPS_A_BATCH = 20
 
 
 def telemetry(rng: np.random.Generator, ranks: int, first: int, plan: int, batch: int) -> list[list[StepSeen]]:
-    """Of each rank five steps from `first` on."""
+    """Of each rank five steps from `first` on. Every third rank has the batch, the next one more, the next two."""
+    total_batch = sum(batch + rank % 3 for rank in range(ranks))
     found = []
     for rank in range(ranks):
-        noise = rng.lognormal(0, 0.04, 5)
         local = batch + rank % 3
-        a, p = noise * (Q * local + S), noise * (K * local + M)
-        found.append(
-            [
+        steps = []
+        for step, noise in enumerate(rng.lognormal(0, 0.04, 5).tolist(), first):
+            a, p = noise * (Q * local + S), noise * (K * local + M)
+            norm = 1.0 if step % 10 == 0 else 0.0
+            steps.append(
                 StepSeen(
-                    step=first + i, plan=plan, local_batch=local, total_batch=batch * ranks + sum(r % 3 for r in range(3)) * (ranks // 3) + (ranks % 3 == 2),
-                    step_s=0.5, compute_s=a[i] + p[i], load_s=0.1 * a[i], forward_s=0.6 * a[i], backward_s=p[i],
-                    first_bucket_s=0.2 * p[i], update_s=0.3 * a[i], sync_s=0.03, last_sync_s=0.01,
-                    local_sqnorm=2.0 * ((first + i) % 10 == 0), global_sqnorm=1.0 * ((first + i) % 10 == 0),
+                    step=step, plan=plan, local_batch=local, total_batch=total_batch, step_s=0.5, compute_s=a + p,
+                    load_s=0.1 * a, forward_s=0.6 * a, backward_s=p, first_bucket_s=0.2 * p, update_s=0.3 * a,
+                    sync_s=0.03, last_sync_s=0.01, local_sqnorm=2 * norm, global_sqnorm=norm,
                 )
-                for i in range(5)
-            ]
-        )  # fmt: skip
+            )  # fmt: skip
+        found.append(steps)
     return found
 
 
@@ -79,27 +79,27 @@ def cost(ranks: int, repeats: int) -> None:
             step_s.append((heard_s - began_s) / (5 * ranks))
             links_s.append((linked_s - heard_s) / ranks)
             profile_s.append(done_s - linked_s)
-    print(f"a step of one rank                    {shown(step_s, 1e6, 'us')}  goal 20 us")
-    print(f"a report of one rank's links          {shown(links_s, 1e6, 'us')}")
-    print(f"profile of {ranks} ranks               {shown(profile_s, 1e3, 'ms')}  goal 30 ms")
+    print(f"a step of one rank                 {shown(step_s, 1e6, 'us')}  goal 20 us")
+    print(f"a report of one rank's links       {shown(links_s, 1e6, 'us')}")
+    print(f"{f'profile of {ranks} ranks':<34} {shown(profile_s, 1e3, 'ms')}  goal 30 ms")
 
 
 def prediction(noise: float, trials: int) -> None:
     rng = np.random.default_rng(2)
-    errors, said = [], []
+    errors: list[float] = []
+    said: list[float] = []
     for _ in range(trials):
         q, s, k, m = rng.uniform(0.3, 1.7, 4) * (Q, S, K, M)
         model = StepModel()
         step = 0
         for batch in TRAINED_BATCHES:
-            for factor in rng.lognormal(0, noise, STEPS_A_BATCH):
+            for factor in rng.lognormal(0, noise, STEPS_A_BATCH).tolist():
                 step += 1
                 slow = 3.0 if rng.random() < 0.05 else 1.0
                 model.observe(step, batch, slow * factor * (q * batch + s), slow * factor * (k * batch + m))
         estimate = model.estimate()
         assert estimate is not None
-        for batch in (24, 40, 56, 80):
-            errors.append(abs(estimate.compute_s(batch) / ((q + k) * batch + s + m) - 1))
+        errors += [abs(estimate.compute_s(batch) / ((q + k) * batch + s + m) - 1) for batch in (24, 40, 56, 80)]
         said.append(estimate.error)
     high, highest = np.quantile(errors, [0.95, 1.0])
     print(

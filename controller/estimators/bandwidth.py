@@ -27,6 +27,8 @@ STALE_S: Final = 3.0
 """What a rank sent longer ago says nothing of now."""
 LEAST_BYTES: Final = 64 * 1024
 """An island that sent less in an interval told of delays."""
+FORGET_S: Final = 10.0
+"""What an island measured longer ago, as saturated or not, is no part of a median any more."""
 MAX_PEERS: Final = 4096
 SATURATED: Final = 0.8
 """Busy for this share of the time: what was sent is what the link carries."""
@@ -39,7 +41,7 @@ RAISE_PER_S: Final = 0.15
 """At most, and only to what was measured."""
 PROBE_PER_S: Final = 0.02
 """Above what was measured, while nobody waits."""
-PROBE_UP_TO: Final = 4.0
+PROBE_UP_TO: Final = 1.5
 WINDOW: Final = 8
 
 
@@ -128,7 +130,7 @@ def _between(before: _Counts, after: _Counts) -> _Sent | None:
 class _Link:
     """Of one island."""
 
-    __slots__ = ("_bps", "_heard_s", "_known_s", "_measured", "_saturated_bps", "_usual")
+    __slots__ = ("_bps", "_bursts", "_full", "_heard_s", "_known_s", "_saturated_bps", "_usual")
 
     def __init__(self, now_s: float) -> None:
         self._bps = 0.0
@@ -136,14 +138,19 @@ class _Link:
         self._known_s = -math.inf  # since when that is known
         self._usual: tuple[float, float] | None = None  # goodput and busy share while not saturated
         self._heard_s = now_s
-        self._measured: deque[float] = deque(maxlen=WINDOW)
+        # When, and goodput: of the newest intervals in which it was saturated, and in which it was not.
+        self._full: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._bursts: deque[tuple[float, float]] = deque(maxlen=WINDOW)
 
     def observe(self, goodput_bps: float, busy: float, stall_share: float, now_s: float) -> None:
         """One interval: bits a second while busy, and the share of it that the link was busy for."""
         elapsed_s = max(now_s - self._heard_s, 0.0)
         self._heard_s = now_s
-        self._measured.append(goodput_bps)
-        newest_bps = median(list(self._measured)[-3:])
+        measured = self._full if busy >= SATURATED else self._bursts
+        if measured and now_s - measured[-1][0] > FORGET_S:
+            measured.clear()
+        measured.append((now_s, goodput_bps))
+        newest_bps = median([bps for _, bps in list(measured)[-3:]])
         if self._bps == 0:
             self._bps = goodput_bps
         if busy >= SATURATED:
@@ -157,8 +164,8 @@ class _Link:
     def _saturate(self, newest_bps: float, elapsed_s: float, now_s: float) -> None:
         self._saturated_bps, self._known_s, self._usual = newest_bps, now_s, None
         if newest_bps < 0.8 * self._bps:
-            while len(self._measured) > 2:  # the rest is of before
-                self._measured.popleft()
+            while len(self._full) > 2:  # the rest is of before
+                self._full.popleft()
         self._bps = min(newest_bps, self._bps * (1 + RAISE_PER_S) ** elapsed_s)
 
     def _compare(self, newest_bps: float, busy: float) -> None:
@@ -182,7 +189,7 @@ class _Link:
             self._bps = max(self._bps, min(most, self._bps * (1 + PROBE_PER_S) ** elapsed_s))
 
     def estimate(self) -> LinkEstimate:
-        newest = list(self._measured)
+        newest = [bps for _, bps in self._full or self._bursts]
         centre = median(newest)
         error = max(median_error(spread(newest, centre), len(newest)) / centre, 0.02)
         # What a saturated link told is sure for some minutes; a link that never was one is guessed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +27,7 @@ class NodeEstimate:
         return (self.q + self.k) * batch + self.s + self.m
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPoint:
+class BatchPoint(NamedTuple):
     """A rank computes a step of local_batch samples in compute_s seconds; error: its relative standard error."""
 
     local_batch: int

@@ -59,12 +59,13 @@ class ChangeDetector:
             return step
         return self._up_since if self._up > self._down else self._down_since
 
-    def observe(self, step: int, deviation: float, noise: float) -> bool:
+    def observe(self, step: int, deviation: float, noise: float, doubt: float) -> bool:
         """Whether the level has changed for good; `suspects_from` then says since when.
 
-        deviation: log(measured / expected) of this step. noise: its standard deviation while nothing changes.
+        deviation: log(measured / expected) of this step. noise: its standard deviation while nothing changes. doubt:
+        standard error of what was expected, by which all steps are off together.
         """
-        drift = max(_DRIFT, 0.75 * noise)
+        drift = max(_DRIFT, 0.75 * noise) + doubt
         clip = max(_CLIP, 3 * noise)
         deviation = min(max(deviation, -clip), clip)
         if self._up == 0:

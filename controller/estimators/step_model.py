@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
-from typing import Final
+from typing import Final, NamedTuple
 
 from atoll.controller.estimators.profile import BatchPoint, NodeEstimate
 from atoll.controller.estimators.robust import ChangeDetector, median, median_error, spread
@@ -43,17 +43,17 @@ _NOISE_GAIN: Final = 0.05
 _NOISE_CLIP: Final = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """Seconds. error: relative standard error of compute_s."""
+class _Level(NamedTuple):
+    """Seconds; compute_s: of both together. error: its relative standard error."""
 
     others_s: float
     backward_s: float
+    compute_s: float
     error: float
 
-    @property
-    def compute_s(self) -> float:
-        return self.others_s + self.backward_s
+    def times(self, others: float, backward: float, error: float) -> _Level:
+        others_s, backward_s = self.others_s * others, self.backward_s * backward
+        return _Level(others_s, backward_s, others_s + backward_s, error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,8 @@ def _level(others_s: Sequence[float], backward_s: Sequence[float]) -> _Level:
     sums = list(map(add, others_s, backward_s))
     centre = median(sums)
     error = median_error(spread(sums, centre), len(sums)) / centre
-    return _Level(median(others_s), median(backward_s), math.hypot(error, _SURE))
+    others, backward = median(others_s), median(backward_s)
+    return _Level(others, backward, others + backward, math.hypot(error, _SURE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class StepModel:
         changed = False
         if reference is not None:
             deviation = math.log((others_s + backward_s) / reference.level.compute_s)
-            changed = self._change.observe(step, deviation, reference.noise)
+            changed = self._change.observe(step, deviation, reference.noise, reference.level.error)
             if reference.seen:
                 self._noise += _NOISE_GAIN * (1.2533 * min(abs(deviation), _NOISE_CLIP) - self._noise)
         batch.add(step, others_s, backward_s)
@@ -188,7 +189,10 @@ class StepModel:
         if known is None or not known.seen:
             self._change.reset()  # what spoke for a change may have been the model's error
         level = batch.level()
-        return _Reference(level, self._noise, batch.seen) if level is not None else None
+        if level is None:
+            return None
+        spread_here = level.error * math.sqrt(len(batch.steps)) / median_error(1.0, 1)
+        return _Reference(level, max(self._noise, spread_here), batch.seen)
 
     def _modelled(self, local_batch: int) -> _Reference | None:
         estimate = self.estimate()
@@ -199,7 +203,7 @@ class StepModel:
         a, p = estimate.q * local_batch + estimate.s, estimate.k * local_batch + estimate.m
         if not a + p > 0:
             return None
-        return _Reference(_Level(a, p, error), math.hypot(self._noise, error, _CURVED), 0)
+        return _Reference(_Level(a, p, a + p, error), math.hypot(self._noise, error, _CURVED), 0)
 
     def _open(self, local_batch: int) -> _Batch:
         if len(self._batches) == KEPT_BATCHES:
@@ -249,9 +253,9 @@ class StepModel:
                 continue
             error = math.hypot(level.error, _WALK * math.sqrt(self._newest - batch.newest))
             if batch.stale:
-                level = _Level(level.others_s * others, level.backward_s * backward, math.hypot(error, scale_error))
-            else:
-                level = _Level(level.others_s, level.backward_s, error)
+                level = level.times(others, backward, math.hypot(error, scale_error))
+            elif error != level.error:
+                level = level.times(1.0, 1.0, error)
             found.append((local_batch, level))
         return found
 
@@ -260,9 +264,7 @@ class StepModel:
             return
         levels = self._levels()
         self._estimate = _fit(levels) if len(levels) > 1 else None
-        self._points = tuple(
-            BatchPoint(local_batch=batch, compute_s=level.compute_s, error=level.error) for batch, level in levels
-        )
+        self._points = tuple([BatchPoint(batch, level.compute_s, level.error) for batch, level in levels])
         self._fresh = True
 
     def points(self) -> tuple[BatchPoint, ...]:
@@ -303,15 +305,18 @@ def _fit(levels: list[tuple[int, _Level]]) -> NodeEstimate:
     if q + k < least:
         more = least - (q + k)
         q, s = q + more, max(s - more * high, 0.0)
+    slope, intercept = q + k, s + m
     misfit = 1.0
     if len(levels) > 2:
-        off_square = sum(w * (level.compute_s - (q + k) * batch - s - m) ** 2 for w, batch, level in weighted)
+        off_square = sum([w * (level.compute_s - slope * batch - intercept) ** 2 for w, batch, level in weighted])
         misfit = max(1.0, off_square / (len(levels) - 2))
     # Both lines have the same weights, so their sum is the line of the sums.
+    below, above = max(low * (1 - _EDGE), 1.0), high * (1 + _EDGE)
     error = max(
-        math.sqrt(misfit * (1 / weight + (batch - mean_b) ** 2 / lever)) / ((q + k) * batch + s + m)
-        for batch in (max(low * (1 - _EDGE), 1.0), high * (1 + _EDGE))
+        math.sqrt(1 / weight + (below - mean_b) ** 2 / lever) / (slope * below + intercept),
+        math.sqrt(1 / weight + (above - mean_b) ** 2 / lever) / (slope * above + intercept),
     )
+    error *= math.sqrt(misfit)
     return NodeEstimate(q=q, s=s, k=k, m=m, error=error, low_batch=low, high_batch=high)
 
 
