@@ -22,6 +22,8 @@ from atoll.controller.state.records import Cause, Change, Growth, JobRecord, Lev
 JUDGE_EVERY_S: Final = 10.0
 UNMEASURED_S: Final = 15.0
 """How long a run that reports no measured steps is waited for before devices are taken in without a prediction."""
+TRIAL_S: Final = 60.0
+"""How long devices wait while those that were taken in before them are held against the run without them."""
 SETTLED_S: Final = 10.0
 SETTLED_STEPS: Final = 20
 SLOWER: Final = 0.1
@@ -67,7 +69,8 @@ def look_at_devices(seen: Seen, run: RunRecord, clock: Telling) -> Look:
 
 def _offering(seen: Seen, run: RunRecord, clock: Telling) -> list[FreeDevice]:
     """Free for a while, of the run's kind, and not sent back from a run as large as this one."""
-    if len(run.members) >= seen.job.spec.max_workers or clock.now_s - seen.since_s < GROW_STABLE_S:
+    wait_s = GROW_STABLE_S if seen.job.growth is None else TRIAL_S
+    if len(run.members) >= seen.job.spec.max_workers or clock.now_s - seen.since_s < wait_s:
         return []
     first = run.members[0]
     kinds = {device.kind for device in seen.nodes[first.node].record.devices}
@@ -209,8 +212,10 @@ def restart_s(history: Sequence[Change]) -> float:
 
 
 def _growth(seen: Seen, run: RunRecord, added: Sequence[str]) -> Growth | None:
-    """What to hold the larger run against; None where this one is not measured."""
-    profile = seen.profile
+    """What to hold the larger run against; None where this one is not measured. Who is still on trial stays on it."""
+    profile, trial = seen.profile, seen.job.growth
+    if trial is not None:
+        return replace(trial, run=run.run, added=(*trial.added, *added))
     if profile is None or profile.step_s <= 0 or profile.total_batch < 1:
         return None
     return Growth(
