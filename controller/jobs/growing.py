@@ -15,6 +15,7 @@ from typing import Final
 
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.admitting import Answer, Candidate, Question, answer, dispensable
+from atoll.controller.jobs.policy import policy_of
 from atoll.controller.jobs.seen import GROW_STABLE_S, NewEvent, Seen, Telling
 from atoll.controller.jobs.start import FreeDevice, same_work
 from atoll.controller.state.records import Cause, Change, Growth, JobRecord, Level, Phase, RunRecord, Standby
@@ -125,13 +126,14 @@ _UNKNOWN: Final = "how fast it is for this job is not known, so the run will sho
 def _question(
     seen: Seen, run: RunRecord, profile: Profile, free: Sequence[FreeDevice] = (), known: Mapping[str, float] = _NOTHING
 ) -> Question:
+    policy = policy_of(seen.job)
     return Question(
         profile=profile,
         workers=_workers(seen, run),
         offers=[Candidate(d.name, d.work_per_s) for d in free],
         learned=known,
         split=seen.job.spec.split,
-        batch_range=None,
+        batch_range=(policy.min_batch, policy.max_batch) if policy.adapts_batch else None,
         restart_s=restart_s(seen.job.history),
     )
 

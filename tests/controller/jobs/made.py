@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.estimators.profile import NodeEstimate, Profile, RankProfile
-from atoll.controller.jobs.planning import Place, first_plan
 from atoll.controller.jobs.seen import Alive, Seen, SeenNode, SeenWorker, Telling, WorkerKey
 from atoll.controller.jobs.start import FreeDevice
 from atoll.controller.state.records import (

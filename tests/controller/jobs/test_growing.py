@@ -149,7 +149,8 @@ def test_a_run_that_gained_keeps_what_it_took_in_and_says_so() -> None:
 
 
 def test_a_run_is_compared_only_once_it_has_settled_under_its_newest_plan() -> None:
-    slow = profile(1, 1, 1, 0.2, step_s=0.5)
+    slow = profile(1, 1, 1, 1, step_s=0.5)
+    assert look(grown(slow, before=2400.0)).job.phase is Phase.STOPPING
     unsettled = (
         grown(slow, before=2400.0, planned_s=NOW_S - 9),
         grown(slow, before=2400.0, since_s=NOW_S - 9),
@@ -173,7 +174,7 @@ def test_a_device_that_comes_while_the_last_ones_are_on_trial_waits_a_minute_and
 
 
 def test_a_run_that_lost_others_meanwhile_is_not_compared() -> None:
-    view = grown(profile(1, 1, 0.2, step_s=0.5), before=2400.0, added=("c/0",))
+    view = grown(profile(1, 1, 1, step_s=0.5), before=2400.0, added=("c/0",))
     assert view.job.growth is not None
     fewer = replace(view, job=replace(view.job, growth=replace(view.job.growth, workers=3)))
     step = look(fewer)
