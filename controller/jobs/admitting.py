@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from atoll.controller.estimators.profile import Profile, RankProfile
+from atoll.controller.estimators.profile import NodeEstimate, Profile, RankProfile
 from atoll.controller.planners.goodput import candidates_between
 from atoll.controller.planners.registry import PLANNERS, canonical
 from atoll.errors import NoFeasiblePlan
@@ -26,6 +26,8 @@ ONE_WORKER_ERROR: Final = 0.25
 """Of the same, where a single worker shows no spread."""
 FIXED_ERROR: Final = 0.05
 """Of the run's step where only seconds per sample are known: what a step costs whatever its batch is not."""
+UNSURE: Final = 0.1
+"""A model of a worker that errs by more, in a larger run, says less of it than its seconds per sample."""
 ALONE_ERROR: Final = 0.1
 """Of the run's step where a single worker trains: synchronising costs something that nobody has seen yet."""
 PAYBACK_S: Final = 600.0
@@ -70,13 +72,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """As planners.optperf.NodeModel; error: relative, of its time at the present batch."""
+    """As planners.optperf.NodeModel; error: relative, of its time with its part of the batch in a larger run. coarse:
+    what a step costs whatever its batch is not known, and counted as none."""
 
     q: float
     s: float
     k: float
     m: float
     error: float
+    coarse: bool = False
 
     def per_sample_s(self, batch: float) -> float:
         return self.q + self.k + (self.s + self.m) / batch
@@ -125,7 +129,7 @@ def dispensable(question: Question) -> Dispensable | None:
     costs of all workers are known: without them nothing is slower than no help."""
     profile, ranks = question.profile, len(question.workers)
     models = _models(profile, ranks)
-    if models is None or ranks < 2 or not all(profile.ranks[rank].estimate for rank in range(ranks)):
+    if models is None or ranks < 2 or any(model.coarse for model in models):
         return None
     rank = max(range(ranks), key=lambda r: (models[r].per_sample_s(profile.ranks[r].local_batch), r))
     others = [model for r, model in enumerate(models) if r != rank]
@@ -176,18 +180,30 @@ def _models(profile: Profile, ranks: int) -> list[_Model] | None:
     """One for each rank; None before all have measured."""
     if profile.total_batch < 1 or any(not _measured(profile.ranks.get(rank)) for rank in range(ranks)):
         return None
-    return [_model(profile.ranks[rank]) for rank in range(ranks)]
+    return [_model(profile.ranks[rank], ranks / (ranks + 1)) for rank in range(ranks)]
 
 
 def _measured(rank: RankProfile | None) -> bool:
     return rank is not None and rank.local_batch > 0 and rank.compute_s > 0
 
 
-def _model(rank: RankProfile) -> _Model:
+def _model(rank: RankProfile, smaller: float) -> _Model:
+    """smaller: what becomes of its batch when another worker joins."""
     known = rank.estimate
     if known is not None and known.q + known.k > 0:
-        return _Model(known.q, known.s, known.k, known.m, known.error)
-    return _Model(rank.compute_s / rank.local_batch, 0.0, 0.0, 0.0, rank.compute_error_s / rank.compute_s)
+        error = known.error * _reach(known, rank.local_batch * smaller)
+        if error <= UNSURE:
+            return _Model(known.q, known.s, known.k, known.m, error)
+    per_sample_s = rank.compute_s / rank.local_batch
+    return _Model(per_sample_s, 0.0, 0.0, 0.0, rank.compute_error_s / rank.compute_s, coarse=True)
+
+
+def _reach(known: NodeEstimate, batch: float) -> float:
+    """How much less sure a line is outside of what it was fitted between: two batches close together say little about
+    a third that is far."""
+    half = (known.high_batch - known.low_batch) / 2
+    away = abs(batch - known.low_batch - half)
+    return math.hypot(1, away / half) if half > 0 else math.inf
 
 
 def _predicted(question: Question, models: Sequence[_Model], offer: Candidate) -> _Model | None:
@@ -214,7 +230,7 @@ def _uncertainty(profile: Profile, models: Sequence[_Model]) -> float:
     batches = [profile.ranks[rank].local_batch for rank in range(len(models))]
     total = sum(batches)
     known = math.sqrt(sum((b / total * model.error) ** 2 for b, model in zip(batches, models, strict=True)))
-    fixed = 0.0 if all(profile.ranks[rank].estimate for rank in range(len(models))) else FIXED_ERROR
+    fixed = FIXED_ERROR if any(model.coarse for model in models) else 0.0
     alone = ALONE_ERROR if len(models) == 1 else 0.0
     return min(math.hypot(known, fixed, alone), 10.0)
 

@@ -164,7 +164,7 @@ def learned(job: JobRecord, devices: Iterable[FreeDevice]) -> dict[str, float]:
 def _waiting(
     job: JobRecord, reasons: Mapping[str, str], work: Mapping[str, float]
 ) -> tuple[JobRecord, tuple[NewEvent, ...]]:
-    """The job with these verdicts. One that says the same with other numbers is not written and not told again."""
+    """The job with these verdicts. One that says the same with other numbers is not written again."""
     new = {
         name: Standby(reason=reason, work_per_s=work.get(name, 0.0))
         for name, reason in reasons.items()
@@ -176,14 +176,15 @@ def _waiting(
 def stood_by(
     job: JobRecord, new: Mapping[str, Standby], present: Collection[str]
 ) -> tuple[JobRecord, tuple[NewEvent, ...]]:
-    """The job with new standbys, each told once. Of too many those that are not `present` are forgotten first."""
+    """The job with these standbys. A device that waited before for another reason is not told of again, or every change
+    of what is measured would be an event. Of too many those that are not `present` are forgotten first."""
     if not new:
         return job, ()
     every = {**job.standby, **new}
     kept = sorted(every, key=lambda name: (name not in new, name not in present, name))[:KEPT_STANDBYS]
     events = tuple(
-        NewEvent(Level.INFO, "admission", f"{name} waits as a standby: {standby.reason}")
-        for name, standby in list(new.items())[:KEPT_STANDBYS]
+        NewEvent(Level.INFO, "admission", f"{name} waits as a standby: {new[name].reason}")
+        for name in [name for name in new if name not in job.standby][:KEPT_STANDBYS]
     )
     return replace(job, standby={name: every[name] for name in sorted(kept)}), events
 

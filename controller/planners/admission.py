@@ -151,7 +151,7 @@ def _judge(offer: Offer, without: GoodputPlan, with_it: GoodputPlan, needed: flo
     step = f"step {without.step_time:.3g} → {with_it.step_time:.3g} s"
     batch = f"batch {without.total_batch} → {with_it.total_batch}, {with_it.batches[-1]} of it here"
     if improvement <= 0:
-        why = f"the run would take {-100 * improvement:.1f} % longer"
+        why = f"the run would take {abs(100 * improvement):.1f} % longer"
     elif not admitted:
         why = f"the run would take {100 * improvement:.1f} % less time, within the uncertainty of {100 * needed:.1f} %"
     else:

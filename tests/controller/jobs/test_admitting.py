@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from made import profile
 
-from atoll.controller.estimators.profile import NoiseEstimate, OverlapEstimate, Profile
+from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, OverlapEstimate, Profile
 from atoll.controller.jobs.admitting import MAX_JUDGED, Answer, Candidate, Question, answer, dispensable
 
 
@@ -142,3 +142,16 @@ def test_a_worker_whose_fixed_cost_alone_is_longer_than_the_others_step_is_dispe
     assert dispensable(known_as(profile(1, 0.6, 0.3))) is None
     assert dispensable(known_as(profile(1, 1, 1, 0.02, modelled=False))) is None
     assert dispensable(known_as(profile(1))) is None
+
+
+def test_a_line_through_batches_close_together_is_not_believed_far_from_them() -> None:
+    """1. Noise made the workers' steps look as long for 78 samples as for 82: a fourth would bring nothing. 2. Such a
+    line errs at 60 samples by more than a tenth. 3. Seconds per sample serve, and the device is admitted."""
+    flat = {"q": 0.00001, "s": 0.09, "k": 0.0, "m": 0.0, "error": 0.03}
+    for low, high, admitted in ((78, 82, True), (20, 82, False)):
+        known = profile(1, 1, 1)
+        ranks = {
+            rank: replace(seen, estimate=NodeEstimate(**flat, low_batch=low, high_batch=high))
+            for rank, seen in known.ranks.items()
+        }
+        assert bool(judged(replace(known, ranks=ranks), Candidate("n/0", 0.5)).admitted) == admitted
