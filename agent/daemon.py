@@ -16,6 +16,7 @@ from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor.leftovers import end_leftovers
 from atoll.agent.supervisor.shell import Supervisor
 from atoll.agent.telemetry.devices import find_devices
+from atoll.agent.telemetry.work import measured
 from atoll.errors import BadInput, Conflict
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ async def serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         settings.tls.read()
     with _state_directory(settings.state_dir):
         end_leftovers(settings.state_dir / "pids")
-        devices = find_devices(settings.speed)
+        devices = await measured(find_devices(settings.speed), settings.threads, stop)
         logger.info("%s has %s", settings.name, ", ".join(f"{d.kind} {d.index}: {d.model}" for d in devices))
         news = News()
         link = Link(settings, devices, news)

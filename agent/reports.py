@@ -57,7 +57,14 @@ def register(
         address=address,
         memory_bytes=memory_bytes(),
         devices=[
-            common_pb2.Device(index=d.index, kind=d.kind, model=d.model, memory_bytes=d.memory_bytes, speed=d.speed)
+            common_pb2.Device(
+                index=d.index,
+                kind=d.kind,
+                model=d.model,
+                memory_bytes=d.memory_bytes,
+                speed=d.speed,
+                work_per_s=d.work_per_s,
+            )
             for d in devices
         ],
         rendezvous_ports=ports,

@@ -29,6 +29,8 @@ class Device:
     """1.0, or the share of its speed it is slowed down to."""
     visible_as: str = ""
     """What CUDA_VISIBLE_DEVICES names it by (with CUDA_DEVICE_ORDER=PCI_BUS_ID); empty for a CPU."""
+    work_per_s: float = 0.0
+    """Of a fixed calculation, slowed by `speed`; 0 where it was not measured. Only compared within one kind."""
 
 
 def find_devices(speed: float = 1.0) -> tuple[Device, ...]:

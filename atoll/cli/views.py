@@ -22,6 +22,7 @@ PLAN_COLUMNS: Final = ("PLAN", "STEP", "PLANNER", "BATCH", "RATE", "PREDICTED", 
 PLAN_NUMBERS: Final = ("PLAN", "STEP", "BATCH", "RATE", "PREDICTED", "MEASURED")
 NOT_PINNED: Final = "nothing pinned"
 _LINKS_SHOWN: Final = 12
+_STANDBYS_SHOWN: Final = 8
 
 
 def job_row(job: Job, now_s: float) -> tuple[str, ...]:
@@ -69,7 +70,14 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     lines.append(strategy_line(job))
     if links := links_line(job):
         lines.append(links)
-    return lines
+    return lines + standby_lines(job)
+
+
+def standby_lines(job: Job) -> list[str]:
+    """'standby d/0: the run would take 20.1 % longer (...)' for each device that waits."""
+    shown = [f"standby {s.node}/{s.device}: {printable(s.reason)}" for s in job.standby[:_STANDBYS_SHOWN]]
+    rest = len(job.standby) - len(shown)
+    return [*shown, f"standby: and {rest} more"] if rest else shown
 
 
 def strategy_line(job: Job) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -52,7 +53,8 @@ class JobState:
     """A job with its newest run and that run's plans. `revision` and `created` are etcd's, of the job's key.
 
     The rest is this controller's own: since when the phase lasts, since when a rank has finished, when the newest
-    plan was issued (monotonic). `stale`: a write had an unknown outcome, so read before the next one.
+    plan was issued, when free devices were last looked at (monotonic). `stale`: a write had an unknown outcome, so
+    read before the next one.
     """
 
     job: JobRecord
@@ -63,6 +65,7 @@ class JobState:
     plans: tuple[PlanRecord, ...] = ()
     finished_since_s: float | None = None
     planned_s: float = 0.0
+    judged_s: float = -math.inf
     stale: bool = False
 
 
@@ -159,7 +162,7 @@ class Ledger:
         state = JobState(job, entry.mod_revision, entry.create_revision, self._clock(), run, plans)
         if before and (before.job.phase, before.job.run) == (job.phase, job.run):
             state.since_s, state.finished_since_s = before.since_s, before.finished_since_s
-            state.planned_s = before.planned_s
+            state.planned_s, state.judged_s = before.planned_s, before.judged_s
         self.jobs[name] = state
 
     async def _read_run(self, job: JobRecord) -> tuple[RunRecord | None, tuple[PlanRecord, ...]]:
@@ -223,7 +226,7 @@ class Ledger:
         if job != state.job:
             state.revision = revision
         if job.phase is not state.job.phase or job.run != state.job.run:
-            state.since_s, state.finished_since_s = now_s, None
+            state.since_s, state.finished_since_s, state.judged_s = now_s, None, -math.inf
         if plan is not None:
             state.plans = (*state.plans, plan) if plan.run == state.job.run else (plan,)
             state.planned_s = now_s

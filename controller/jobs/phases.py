@@ -16,7 +16,7 @@ EDGES: Final[Mapping[tuple[Phase, Phase], str]] = {
     (Phase.STARTING, Phase.RUNNING): "every worker of the run is alive, or ended already",
     (Phase.STARTING, Phase.STOPPING): "a worker could not start, a node was lost, 60 s passed, or it was cancelled",
     (Phase.RUNNING, Phase.DONE): "every rank finished",
-    (Phase.RUNNING, Phase.STOPPING): "a worker was lost or failed, more devices are free, or it was cancelled",
+    (Phase.RUNNING, Phase.STOPPING): "a worker was lost or failed, other devices suit it better, or it was cancelled",
     (Phase.STOPPING, Phase.QUEUED): "no process of the fenced run is left; the job goes on with the next run",
     (Phase.STOPPING, Phase.DONE): "none is left, and every rank had finished before the stop reached it",
     (Phase.STOPPING, Phase.FAILED): "none is left; another try would not help, or the restarts are used up",

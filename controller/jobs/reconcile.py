@@ -6,7 +6,7 @@ Nothing here remembers: an action that was lost is asked for again as long as wh
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -15,10 +15,10 @@ from atoll.controller.deciding.given import Given
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.jobs.exits import record_exits
 from atoll.controller.jobs.failures import judge, left_early_text, root_cause
+from atoll.controller.jobs.growing import Look, learned, look_at_devices, stood_by
 from atoll.controller.jobs.phases import advance
 from atoll.controller.jobs.policy import adapted_by, begun_with, planned_total, policy_of
 from atoll.controller.jobs.seen import (
-    GROW_STABLE_S,
     LEFT_EARLY_S,
     START_DEADLINE_S,
     Action,
@@ -34,7 +34,7 @@ from atoll.controller.jobs.seen import (
     Telling,
     WorkerKey,
 )
-from atoll.controller.jobs.start import Wanted, decide_start
+from atoll.controller.jobs.start import StartDecision, Wanted, decide_start
 from atoll.controller.state.records import (
     Cause,
     Exit,
@@ -52,7 +52,7 @@ LOST_GRACE_S: Final = 3.0
 EXIT_EVENTS: Final = 32
 """Ends that are told one by one: a run of thousands may end at one moment, and all is one transaction of etcd."""
 _GOOD_ENDS: Final = (ExitKind.FINISHED, ExitKind.DRAINED, ExitKind.STOPPED)
-GRACE_S: Final[Mapping[Cause, float]] = {Cause.GROW: 10.0, Cause.CANCEL: 2.0}
+GRACE_S: Final[Mapping[Cause, float]] = {Cause.GROW: 10.0, Cause.SHRINK: 10.0, Cause.CANCEL: 2.0}
 
 
 def next_step(seen: Seen, clock: Telling) -> Step:
@@ -79,6 +79,9 @@ def _queued(seen: Seen, clock: Telling) -> Step:
         since_s=seen.since_s,
         retry_delay_s=job.retry_delay_s,
         settled=_settled(seen.run),
+        standby=job.standby,
+        learned=learned(job, seen.free),
+        total_batch=planned_total(job) or job.total_batch,
     )
     decision = decide_start(clock.now_s, wanted, seen.free, seen.ports)
     if not decision.members:
@@ -95,15 +98,26 @@ def _queued(seen: Seen, clock: Telling) -> Step:
     )
     speed = {(device.node, device.index): device.speed for device in seen.free}
     places = [Place(m.node, m.device, speed[m.node, m.device]) for m in run.members]
-    total = planned_total(job) or job.total_batch
-    plan = begun_with(job, first_plan(number, job.spec.split, places, job.speeds, total))
+    plan = begun_with(job, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch))
     started = replace(advance(job, Phase.STARTING, decision.reason, clock.unix_s), run=number, retry_delay_s=0.0)
+    started, told = _left_waiting(started, decision, places)
     where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
     events = (
         NewEvent(Level.INFO, "phase", f"run {number}: {decision.reason} ({where})"),
         NewEvent(Level.INFO, "plan", f"plan 1 ({plan.planner}): {plan.reason}"),
+        *told,
     )
     return Step(started, run, plan, events)
+
+
+def _left_waiting(
+    job: JobRecord, decision: StartDecision, places: Sequence[Place]
+) -> tuple[JobRecord, tuple[NewEvent, ...]]:
+    """The job with its standbys: without those that train now, with those that the start left out."""
+    trains = {place.name for place in places}
+    job = replace(job, standby={name: s for name, s in job.standby.items() if name not in trains})
+    new = {name: standby for name, standby in decision.standby.items() if job.standby.get(name) != standby}
+    return stood_by(job, new, decision.standby)
 
 
 def _settled(run: RunRecord | None) -> frozenset[str]:
@@ -146,13 +160,26 @@ def _running(seen: Seen, run: RunRecord, clock: Telling) -> Step:
         text = f"all {len(run.members)} ranks finished"
         ended = replace(run, ended_unix_s=clock.unix_s, why=text)
         return _moved(advance(_learned(seen, job), Phase.DONE, text, clock.unix_s), ended)
-    if stop := _must_stop(seen, run, clock) or _left_early(seen, run, clock) or _grow(seen, run, clock):
+    if stop := _must_stop(seen, run, clock) or _left_early(seen, run, clock):
         return stop
+    look = _look(seen, run, clock)
+    if look.cause is not None:
+        stop = _stop(look.job, run, look.cause, look.text, clock)
+        return replace(stop, events=(*look.events, *stop.events), judged=True)
     plan = _replan(seen, clock)
     if plan is not None:
         text = f"plan {plan.id} from step {plan.from_step}: {plan.reason}"
-        return Step(_learned(seen, job), run, plan, (NewEvent(Level.INFO, "plan", text),))
-    return Step(job, run, actions=tuple(_plans(seen, run)))
+        event = NewEvent(Level.INFO, "plan", text)
+        return Step(_learned(seen, look.job), run, plan, (*look.events, event), judged=look.judged)
+    return Step(look.job, run, events=look.events, actions=tuple(_plans(seen, run)), judged=look.judged)
+
+
+def _look(seen: Seen, run: RunRecord, clock: Telling) -> Look:
+    """At free devices, where the run could take some in: its workers all live and can stop at a step boundary."""
+    workers = _workers(seen, run)
+    if any(m.exit or m.rank not in workers or not workers[m.rank].uses_atoll for m in run.members):
+        return Look(job=seen.job)
+    return look_at_devices(seen, run, clock)
 
 
 def _replan(seen: Seen, clock: Telling) -> PlanRecord | None:
@@ -191,24 +218,6 @@ def _left_early(seen: Seen, run: RunRecord, clock: Telling) -> Step | None:
     if not any(workers[m.rank].uses_atoll for m in run.members if not m.exit and m.rank in workers):
         return None
     return _stop(seen.job, run, Cause.LEFT_EARLY, left_early_text(finished), clock)
-
-
-def _grow(seen: Seen, run: RunRecord, clock: Telling) -> Step | None:
-    """More devices of the run's kind are free, and stably so. Only for scripts that can stop at a step boundary."""
-    job, workers = seen.job, _workers(seen, run)
-    room = job.spec.max_workers - len(run.members)
-    if room <= 0 or clock.now_s - seen.since_s < GROW_STABLE_S or any(m.exit for m in run.members):
-        return None
-    if not all(m.rank in workers and workers[m.rank].uses_atoll for m in run.members):
-        return None
-    kinds = {device.kind for m in run.members[:1] for device in seen.nodes[m.node].record.devices}
-    stable = [d for d in seen.free if d.kind in kinds and clock.now_s - d.since_s >= GROW_STABLE_S]
-    if not stable:
-        return None
-    where = ", ".join(sorted({d.node for d in stable})[:8])
-    after = len(run.members) + min(room, len(stable))
-    text = f"growing from {len(run.members)} to {after} workers: devices are free on {where}"
-    return _stop(job, run, Cause.GROW, text, clock)
 
 
 def _stopping(seen: Seen, run: RunRecord, clock: Telling) -> Step:
@@ -254,9 +263,11 @@ def _learned(seen: Seen, job: JobRecord) -> JobRecord:
         if rank in places and known.local_batch
     }
     scripts_own = seen.total_batch if not any(plan.total_batch for plan in seen.plans) else 0
+    work = {f"{name}/{d.index}": d.work_per_s for name, node in seen.nodes.items() for d in node.record.devices}
     return replace(
         job,
         speeds={**job.speeds, **measured},
+        learned_at={**job.learned_at, **{name: work.get(name, 0.0) for name in measured}},
         total_batch=seen.total_batch or job.total_batch,
         initial_batch=job.initial_batch or scripts_own,
         adapted=adapted_by(seen.plans[-1]) if seen.plans else job.adapted,

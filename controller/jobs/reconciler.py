@@ -154,6 +154,8 @@ class Reconciler:
             before = (state.job, state.run)
             step = next_step(self._seen(state, free), self._telling())
             await self._ledger.write(state, step.job, step.run, step.plan, step.events)
+            if step.judged:
+                state.judged_s = self._clock()
             self._note_finished(state)
             for action in step.actions:
                 self._act(state, action)
@@ -193,6 +195,7 @@ class Reconciler:
             checkpoint_step=progress.checkpoint_step if progress else 0,
             planned_s=state.planned_s,
             plans_sent={n: s.plans_sent.get((job.id, run.run), 1) for n, s in sent.items()} if run else {},
+            judged_s=state.judged_s,
             data_seed=new_seed() if job.phase is Phase.QUEUED and job.spec.stale_sparse else "",
         )
 
@@ -231,7 +234,7 @@ class Reconciler:
             for d in session.record.devices:
                 if (name, d.index) not in held:
                     since_s = max(self._free_since.get((name, d.index), now_s), session.began_s)
-                    devices.append(FreeDevice(name, d.index, d.kind, d.speed, since_s))
+                    devices.append(FreeDevice(name, d.index, d.kind, d.speed, since_s, d.work_per_s))
         self._free_since = {(d.node, d.index): d.since_s for d in devices}
         return Free(devices, ports)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -75,7 +76,8 @@ class Seen:
     """One job, what its nodes report, and what is free. `since_s`: when this phase began, as far as this controller
     knows; `finished_since_s`: when the first rank of this run was seen to have finished; `planned_s`: when its newest
     plan was issued; `profile`: what its workers measured; `plans_sent`: the newest plan that each node was sent over
-    its present stream; `data_seed`: a secret for a run that would begin now, where it needs one."""
+    its present stream; `data_seed`: a secret for a run that would begin now, where it needs one; `judged_s`: when free
+    devices were last looked at."""
 
     job: JobRecord
     run: RunRecord | None
@@ -92,6 +94,7 @@ class Seen:
     planned_s: float = 0.0
     plans_sent: Mapping[str, int] = field(default_factory=dict)
     data_seed: str = field(default="", repr=False)
+    judged_s: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,8 @@ class NewEvent:
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one look at a job calls for. `job`, `run` and `plan` are what to write, where they changed; actions are
-    sent after that is written. `held`: devices that the job waits with, kept from jobs behind it."""
+    sent after that is written. `held`: devices that the job waits with, kept from jobs behind it. `judged`: free
+    devices were looked at."""
 
     job: JobRecord
     run: RunRecord | None
@@ -146,3 +150,4 @@ class Step:
     events: tuple[NewEvent, ...] = ()
     actions: tuple[Action, ...] = ()
     held: tuple[FreeDevice, ...] = ()
+    judged: bool = False

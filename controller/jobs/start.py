@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
-from atoll.controller.state.records import Member
+from atoll.controller.state.records import Member, Standby
 
 GRACE_S: Final = 1.0
 """How long a start waits for more devices when there are enough but not as many as the job can use."""
+MUCH_SLOWER: Final = 10.0
+"""A device this many times slower than the fastest waits until the run has shown what a step costs."""
+SETTLED_BONUS: Final = 1.25
+"""A device that trained in the last run is passed over only for one that is faster by more than measuring errs."""
+SAME_WORK: Final = 1.5
+"""What a device measures may differ by this factor between two starts of its agent and it still counts as the same."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -23,27 +29,39 @@ class FreeDevice:
     kind: str
     speed: float
     since_s: float
+    work_per_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.node}/{self.index}"
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a job asks of a start. `settled`: nodes of its last run that lived through it, best for rank 0."""
+    """What a job asks of a start. `settled`: nodes of its last run that lived through it, best for rank 0. By
+    "node/device": `standby`, what the job left out before; `learned`, seconds per sample. `total_batch`: samples of a
+    step, 0 where no run told it yet."""
 
     min_workers: int
     max_workers: int
     since_s: float
     retry_delay_s: float = 0.0
     settled: frozenset[str] = frozenset()
+    standby: Mapping[str, Standby] = field(default_factory=dict)
+    learned: Mapping[str, float] = field(default_factory=dict)
+    total_batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StartDecision:
-    """`members` is empty while the job waits. `held` devices are kept from other jobs meanwhile."""
+    """`members` is empty while the job waits. `held` devices are kept from other jobs meanwhile. `standby`: why free
+    devices were left out of a run that starts."""
 
     members: tuple[Member, ...]
     reason: str
     master_port: int = 0
     held: tuple[FreeDevice, ...] = ()
+    standby: Mapping[str, Standby] = field(default_factory=dict)
 
 
 def decide_start(
@@ -60,16 +78,74 @@ def decide_start(
     delay_left_s = wanted.since_s + wanted.retry_delay_s - now_s
     if delay_left_s > 0:
         return StartDecision((), f"waiting {math.ceil(delay_left_s)} s before the next try")
-    usable = _one_kind(free, wanted.min_workers)
-    if len(usable) < wanted.min_workers:
-        return StartDecision((), f"waiting: {len(usable)} of at least {wanted.min_workers} free devices")
+    kind = _one_kind(free, wanted.min_workers)
+    if len(kind) < wanted.min_workers:
+        return StartDecision((), f"waiting: {len(kind)} of at least {wanted.min_workers} free devices")
+    standby = _left_out(kind, wanted)
+    usable = [device for device in kind if device.name not in standby]
     changed_s = max(wanted.since_s, *(device.since_s for device in usable))
     left_s = changed_s + grace_s - now_s
     if len(usable) < wanted.max_workers and left_s > 0:
         text = f"{len(usable)} of at most {wanted.max_workers} devices are free; waiting {left_s:.1f} s for more"
         return StartDecision((), text, held=tuple(usable))
-    chosen = sorted(usable, key=lambda d: (-d.speed, d.node not in wanted.settled, d.node, d.index))
-    return _lay_out(chosen[: wanted.max_workers], wanted.settled, ports)
+    rates, _ = _rates(usable, wanted.learned)
+
+    def best_first(device: FreeDevice) -> tuple[float, bool, str, int]:
+        settled = device.node in wanted.settled
+        return (-rates[device.name] * (SETTLED_BONUS if settled else 1), not settled, device.node, device.index)
+
+    decision = _lay_out(sorted(usable, key=best_first)[: wanted.max_workers], wanted.settled, ports)
+    return replace(decision, standby=standby) if decision.members else decision
+
+
+def same_work(before: float, now: float) -> bool:
+    """Whether a device that measured `before` and now measures `now` (0: not measured) is as fast as it was."""
+    return not (before and now) or 1 / SAME_WORK < now / before < SAME_WORK
+
+
+def _rates(devices: Sequence[FreeDevice], learned: Mapping[str, float]) -> tuple[dict[str, float], bool]:
+    """How fast devices are against each other, and whether that was measured: learned of all of them in earlier runs,
+    or by what all measured of the same work; else as they were set to."""
+    if all(learned.get(d.name, 0.0) > 0 for d in devices):
+        return {d.name: 1 / learned[d.name] for d in devices}, True
+    if all(d.work_per_s > 0 for d in devices):
+        return {d.name: d.work_per_s for d in devices}, True
+    return {d.name: d.speed for d in devices}, False
+
+
+def _left_out(devices: Sequence[FreeDevice], wanted: Wanted) -> dict[str, Standby]:
+    """Devices that would hold up every step, as far as is known before it is measured. Never so many that the job
+    could not start."""
+    rates, measured = _rates(devices, wanted.learned)
+    waiting = {
+        d.name: wanted.standby[d.name]
+        for d in devices
+        if d.name in wanted.standby and same_work(wanted.standby[d.name].work_per_s, d.work_per_s)
+    }
+    if measured:
+        waiting |= _too_slow([d for d in devices if d.name not in waiting], rates, wanted.total_batch)
+    missing = wanted.min_workers - (len(devices) - len(waiting))
+    for name in sorted(waiting, key=lambda name: (-rates[name], name))[: max(missing, 0)]:
+        del waiting[name]
+    return waiting
+
+
+def _too_slow(devices: Sequence[FreeDevice], rates: Mapping[str, float], total_batch: int) -> dict[str, Standby]:
+    """Slowest first: those whose fair share of the batch is less than a sample; without a batch, much slower ones."""
+    slowest_first = sorted(devices, key=lambda d: (rates[d.name], d.name))
+    together, waiting = sum(rates[d.name] for d in devices), {}
+    for device in slowest_first[:-1]:
+        rate = rates[device.name]
+        ratio = rates[slowest_first[-1].name] / rate
+        if total_batch and total_batch * rate >= together:
+            break
+        if not total_batch and ratio <= MUCH_SLOWER:
+            break
+        why = "its fair share of the batch is less than a sample" if total_batch else "no step was measured yet"
+        text = f"{ratio:.0f} times slower than the fastest device, and {why}"
+        waiting[device.name] = Standby(reason=text, work_per_s=device.work_per_s)
+        together -= rate
+    return waiting
 
 
 def _one_kind(free: Sequence[FreeDevice], enough: int) -> list[FreeDevice]:

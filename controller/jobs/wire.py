@@ -71,7 +71,14 @@ def node_from_wire(register: agents_pb2.Register) -> NodeRecord:
         address=register.address,
         memory_bytes=register.memory_bytes,
         devices=tuple(
-            DeviceRecord(index=d.index, kind=d.kind, model=d.model, memory_bytes=d.memory_bytes, speed=d.speed)
+            DeviceRecord(
+                index=d.index,
+                kind=d.kind,
+                model=d.model,
+                memory_bytes=d.memory_bytes,
+                speed=d.speed,
+                work_per_s=d.work_per_s,
+            )
             for d in register.devices
         ),
         version=register.version,
@@ -85,6 +92,7 @@ def device_to_wire(device: DeviceRecord) -> common_pb2.Device:
         model=device.model,
         memory_bytes=device.memory_bytes,
         speed=device.speed,
+        work_per_s=device.work_per_s,
     )
 
 

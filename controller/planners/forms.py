@@ -6,7 +6,7 @@ import itertools
 from dataclasses import asdict
 from typing import Any, Final, cast
 
-from atoll.controller.planners.admission import AdmissionInput, Offer, plan_admission
+from atoll.controller.planners.admission import AdmissionInput, Offer, Split, plan_admission
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.planners.fields import (
     BOUNDS,
@@ -93,7 +93,7 @@ def goodput(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def admission(data: dict[str, Any]) -> dict[str, Any]:
-    fields(data, "", _RUN | {"offers", "uncertainty"}, frozenset({"rule"}))
+    fields(data, "", _RUN | {"offers", "uncertainty"}, frozenset({"rule", "cost", "split"}))
     run = _run(data)
     offers = tuple(
         _offer(offer, f"offers[{i}]", run.overlap)
@@ -104,7 +104,9 @@ def admission(data: dict[str, Any]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise BadInput(f"offers name {twice!r} twice. Give each device once")
     uncertainty = number(data["uncertainty"], "uncertainty", 0, 10)
-    return asdict(plan_admission(AdmissionInput(run, offers, uncertainty)))
+    cost = number(data.get("cost", 0.0), "cost", 0, 1)
+    split = cast(Split, choice(data.get("split", "best"), "split", ("best", "even")))
+    return asdict(plan_admission(AdmissionInput(run, offers, uncertainty, cost, split)))
 
 
 def tta(data: dict[str, Any]) -> dict[str, Any]:

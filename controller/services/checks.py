@@ -23,6 +23,7 @@ MAX_ISLAND: Final = 255
 MAX_TEXT_BYTES: Final = 4096
 MAX_LOG_BYTES: Final = 256 * 1024
 MAX_RANK: Final = 4096
+MAX_WORK_PER_S: Final = 1e18
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
@@ -67,6 +68,8 @@ def _check_device(device: common_pb2.Device) -> None:
     _text(f"{where}.model", device.model)
     if not 0 < device.speed <= 1:
         raise BadInput(f"{where}.speed = {device.speed} must be above 0 and at most 1")
+    if not 0 <= device.work_per_s <= MAX_WORK_PER_S:  # NaN too
+        raise BadInput(f"{where}.work_per_s = {device.work_per_s} must be between 0 and {MAX_WORK_PER_S:g}")
 
 
 def check_statuses(workers: Sequence[common_pb2.WorkerStatus], ports: Sequence[int]) -> None:

@@ -40,6 +40,7 @@ def job_to_wire(term: Term, state: JobState) -> jobs_pb2.Job:
         checkpoint_step=max(job.checkpoint_step, progress.checkpoint_step if progress else 0),
         exit_code=job.exit_code,
         pins=jobs_pb2.Pins(rate=job.rate, total_batch=job.pinned_batch, shares=pins_of(job).shares),
+        standby=_standby(term, state),
     )
 
 
@@ -59,6 +60,20 @@ def plans_to_wire(term: Term, job: str, plans: Sequence[PlanRecord], run: int) -
             break
         reply.plans.insert(0, decided)
     return reply
+
+
+def _standby(term: Term, state: JobState) -> list[jobs_pb2.Standby]:
+    """Devices that are there and wait. A job that is over has none, nor one that takes no more workers."""
+    job = state.job
+    trains = {f"{m.node}/{m.device}" for m in state.run.members} if state.run and job.phase.active else set()
+    if job.phase.ended or len(trains) >= job.spec.max_workers:
+        return []
+    waiting = []
+    for name, standby in sorted(job.standby.items()):
+        node, _, device = name.rpartition("/")
+        if name not in trains and node in term.sessions.connected:
+            waiting.append(jobs_pb2.Standby(node=node, device=int(device), reason=standby.reason))
+    return waiting
 
 
 def _workers(term: Term, state: JobState) -> list[jobs_pb2.WorkerView]:

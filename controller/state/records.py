@@ -61,6 +61,7 @@ class Cause(StrEnum):
 
     LOSS = "LOSS"  # a worker ended in some other way than by finishing, or its node is gone
     GROW = "GROW"  # more devices are free
+    SHRINK = "SHRINK"  # it is faster without some of its devices
     CANCEL = "CANCEL"
     LATE = "LATE"  # not all workers started in time
     LEFT_EARLY = "LEFT_EARLY"  # a rank finished while the others went on
@@ -161,10 +162,37 @@ class Adapted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Standby:
+    """A device that a job leaves out, and why. work_per_s: what it measured then; a device that measures otherwise is
+    looked at anew. slowed: how many workers the run had that was measured to be faster without it; 0: predicted."""
+
+    reason: str
+    work_per_s: float = 0.0
+    slowed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How fast a job was when it last took devices in, until it is known whether they helped.
+
+    run: the last one without them. added: "node/device". workers: of that run. samples_per_s: of it, at total_batch
+    samples a step, with the relative standard error `error`.
+    """
+
+    run: int
+    added: tuple[str, ...]
+    workers: int
+    samples_per_s: float
+    total_batch: int
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """`rate`, `pinned_batch`, `pinned_shares`: what a user pinned, for this run and later ones (None, 0 and empty: not
     pinned; shares are of the ranks of run `pinned_run`). `initial_batch`: the script's own total batch, 0 before it is
-    known. `adapted`: what the controller decided last, for the first plan of the next run."""
+    known. `adapted`: what the controller decided last, for the first plan of the next run. By "node/device": `speeds`,
+    seconds per sample; `learned_at`, what those devices measured as work_per_s then; `standby`."""
 
     id: str
     spec: Spec
@@ -190,6 +218,9 @@ class JobRecord:
     pinned_run: int = field(default=0, metadata=_LATER)
     initial_batch: int = field(default=0, metadata=_LATER)
     adapted: Adapted | None = field(default=None, metadata=_LATER)
+    learned_at: Mapping[str, float] = field(default_factory=dict, metadata=_LATER)
+    standby: Mapping[str, Standby] = field(default_factory=dict, metadata=_LATER)
+    growth: Growth | None = field(default=None, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +295,7 @@ class DeviceRecord:
     model: str
     memory_bytes: int
     speed: float
+    work_per_s: float = field(default=0.0, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.controller.deciding.first import Place, first_plan
+from atoll.controller.estimators.profile import NodeEstimate, Profile, RankProfile
 from atoll.controller.jobs.seen import Alive, Seen, SeenNode, SeenWorker, Telling, WorkerKey
 from atoll.controller.jobs.start import FreeDevice
 from atoll.controller.state.records import (
@@ -72,16 +73,45 @@ def node(
     workers: dict[int, SeenWorker] | None = None,
     connected: bool = True,
     heard_s: float | None = NOW_S,
+    *,
     run: int = 1,
+    work_per_s: float = 0.0,
 ) -> SeenNode:
-    device = DeviceRecord(index=0, kind="cpu", model="fake", memory_bytes=1, speed=1.0)
+    device = DeviceRecord(index=0, kind="cpu", model="fake", memory_bytes=1, speed=1.0, work_per_s=work_per_s)
     record = NodeRecord(name=name, island="here", address=f"{name}.lan", memory_bytes=1, devices=(device,), version="0")
     keyed = {WorkerKey(JOB, run, rank): seen for rank, seen in (workers or {}).items()}
     return SeenNode(record, connected, heard_s, keyed, (29500,))
 
 
-def free(name: str, since_s: float = 0.0, speed: float = 1.0, kind: str = "cpu", index: int = 0) -> FreeDevice:
-    return FreeDevice(name, index, kind, speed, since_s)
+def free(name: str, since_s: float = 0.0, speed: float = 1.0, kind: str = "cpu", **fields: Any) -> FreeDevice:
+    return FreeDevice(name, fields.pop("index", 0), kind, speed, since_s, **fields)
+
+
+def profile(*speeds: float, total_batch: int = 240, modelled: bool = True, plan: int = 1, **fields: Any) -> Profile:
+    """Of ranks of these speeds: a sample takes 1 ms at speed 1, a step 20 ms more; batches equal the split by speed."""
+    ranks = {}
+    for rank, speed in enumerate(speeds):
+        batch = round(total_batch * speed / sum(speeds))
+        estimate = NodeEstimate(
+            q=0.0004 / speed,
+            s=0.01 / speed,
+            k=0.0006 / speed,
+            m=0.01 / speed,
+            error=0.01,
+            low_batch=1,
+            high_batch=batch,
+        )
+        ranks[rank] = RankProfile(
+            plan=plan,
+            local_batch=batch,
+            compute_s=estimate.compute_s(batch),
+            compute_error_s=0.001,
+            steps=40,
+            estimate=estimate if modelled else None,
+        )
+    step_s = max(rank.compute_s for rank in ranks.values())
+    values = {"entries": 1000, "step_s": step_s, "steps": 40, "newest_step": 90, "ranks": ranks, **fields}
+    return Profile(plan=plan, total_batch=total_batch, **values)
 
 
 def seen(job: JobRecord, run: RunRecord | None, *nodes: SeenNode, since_s: float = NOW_S - 20, **fields: Any) -> Seen:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from made import free
 
-from atoll.controller.jobs.start import StartDecision, Wanted, decide_start
+from atoll.controller.jobs.start import StartDecision, Wanted, decide_start, same_work
+from atoll.controller.state.records import Standby
 
 PORTS = {"a": (29500, 29501), "b": (29500,), "c": (29500,)}
 
@@ -70,3 +71,55 @@ def test_a_failed_job_waits_before_its_next_try() -> None:
     wanted = Wanted(1, 1, since_s=100.0, retry_delay_s=4.0)
     assert decide_start(101.0, wanted, [free("a")], PORTS).reason == "waiting 3 s before the next try"
     assert ranks(decide_start(104.0, wanted, [free("a")], PORTS)) == [("a", 0)]
+
+
+def test_a_device_far_slower_than_the_fastest_waits_until_a_step_was_measured() -> None:
+    devices = [free("a", work_per_s=50.0), free("b", work_per_s=20.0), free("c", work_per_s=4.0)]
+    decision = decide_start(9.0, Wanted(1, 3, 0.0), devices, PORTS)
+    assert ranks(decision) == [("a", 0), ("b", 0)]
+    assert decision.standby == {
+        "c/0": Standby(reason="12 times slower than the fastest device, and no step was measured yet", work_per_s=4.0)
+    }
+    assert len(decide_start(9.0, Wanted(3, 3, 0.0), devices, PORTS).members) == 3  # so many were asked for
+
+
+def test_where_the_batch_is_known_a_device_waits_whose_share_of_it_is_less_than_a_sample() -> None:
+    devices = [free("a", work_per_s=50.0), free("b", work_per_s=50.0), free("c", work_per_s=1.0)]
+    small = decide_start(9.0, Wanted(1, 3, 0.0, total_batch=64), devices, PORTS)
+    assert ranks(small) == [("a", 0), ("b", 0)]
+    assert small.standby["c/0"].reason.endswith("its fair share of the batch is less than a sample")
+    assert len(decide_start(9.0, Wanted(1, 3, 0.0, total_batch=128), devices, PORTS).members) == 3
+
+
+def test_devices_that_were_not_all_measured_are_taken_as_they_are() -> None:
+    devices = [free("a", work_per_s=50.0), free("b", work_per_s=0.1), free("c")]
+    assert len(decide_start(9.0, Wanted(1, 3, 0.0), devices, PORTS).members) == 3
+    learned = Wanted(1, 3, 0.0, learned={"a/0": 0.001, "b/0": 0.02, "c/0": 0.001})
+    assert ranks(decide_start(9.0, learned, devices, PORTS)) == [("a", 0), ("c", 0)]
+
+
+def test_a_standby_stays_out_of_the_next_start_unless_it_is_needed_or_has_changed() -> None:
+    standby = {"b/0": Standby(reason="the run was slower with it", work_per_s=1.0, slowed=1)}
+    devices = [free("a", work_per_s=1.0), free("b", work_per_s=1.1)]
+    assert ranks(decide_start(9.0, Wanted(1, 2, 0.0, standby=standby), devices, PORTS)) == [("a", 0)]
+    assert len(decide_start(9.0, Wanted(2, 2, 0.0, standby=standby), devices, PORTS).members) == 2
+    changed = [free("a", work_per_s=1.0), free("b", work_per_s=2.0)]
+    assert len(decide_start(9.0, Wanted(1, 2, 0.0, standby=standby), changed, PORTS).members) == 2
+    alone = decide_start(9.0, Wanted(1, 2, 0.0, standby=standby), devices[1:], PORTS)
+    assert (ranks(alone), alone.standby) == ([("b", 0)], {})
+
+
+def test_devices_are_ranked_by_what_they_measured_and_a_settled_one_is_not_passed_over_for_noise() -> None:
+    wanted = Wanted(1, 1, 0.0, settled=frozenset({"a"}))
+    devices = [free("a", work_per_s=1.0), free("b", work_per_s=1.2)]
+    assert ranks(decide_start(9.0, wanted, devices, PORTS)) == [("a", 0)]
+    devices = [free("a", work_per_s=1.0), free("b", work_per_s=1.3)]
+    assert ranks(decide_start(9.0, wanted, devices, PORTS)) == [("b", 0)]
+
+
+def test_work_that_was_not_measured_changes_nothing() -> None:
+    assert same_work(0.0, 5.0)
+    assert same_work(5.0, 0.0)
+    assert same_work(1.0, 1.4)
+    assert not same_work(1.0, 1.6)
+    assert not same_work(1.6, 1.0)

@@ -55,10 +55,42 @@ def test_a_device_of_half_speed_is_admitted_and_makes_the_run_faster() -> None:
 
 
 def test_a_gain_within_the_uncertainty_is_not_enough_and_the_reason_says_so() -> None:
-    sure, unsure = run(offer("late", 0.5)), run(offer("late", 0.5, uncertainty=0.9))
+    sure, unsure = run(offer("late", 0.5)), run(offer("late", 0.5, uncertainty=0.0), uncertainty=0.9)
     assert sure["verdicts"][0]["improvement"] == unsure["verdicts"][0]["improvement"]
     assert not unsure["verdicts"][0]["admitted"]
     assert "less time, within the uncertainty of 90.0 %" in unsure["verdicts"][0]["reason"]
+
+
+def test_doubt_about_a_device_counts_by_what_it_does_to_the_run() -> None:
+    """Of a device that gets a tenth of the batch, 30 % of doubt makes the run's time 3 % less sure, not 30 %."""
+    [small] = run(offer("late", 0.2, uncertainty=0.3), uncertainty=0.0)["verdicts"]
+    [large] = run(offer("late", 2, uncertainty=0.3), uncertainty=0.0)["verdicts"]
+    assert 0 < small["needed"] < 0.05 < large["needed"] < 0.3
+    assert small["admitted"]
+    assert large["admitted"]
+
+
+def test_devices_that_together_do_not_pay_for_the_restart_all_wait() -> None:
+    cheap = run(offer("late", 0.5), offer("later", 0.5), cost=0.05)
+    assert cheap["admitted"] == ["late", "later"]
+    dear = run(offer("late", 0.5), offer("later", 0.5), cost=0.5)
+    assert (dear["admitted"], len(dear["batches"]), dear["time_to_accuracy"]) == ([], 3, 1)
+    gained = 100 * (1 - cheap["time_to_accuracy"])
+    assert [verdict["reason"] for verdict in dear["verdicts"]] == [
+        f"standby: with 2 devices the run would take {gained:.1f} % less time, but the restart costs 50.0 %"
+    ] * 2
+
+
+def test_where_batches_are_equal_a_slower_device_holds_every_step_up() -> None:
+    """The best split gives a device of a fifth of the speed little to do and gains; an even one waits for it."""
+    assert run(offer("slow", 0.2))["verdicts"][0]["admitted"]
+    even = run(offer("slow", 0.2), split="even")
+    assert not even["verdicts"][0]["admitted"]
+    assert even["verdicts"][0]["improvement"] < 0
+    assert even["batches"] == [86, 85, 85]
+    equal = run(offer("twin", 0.3), split="even")
+    assert equal["verdicts"][0]["admitted"]
+    assert equal["batches"] == [64, 64, 64, 64]
 
 
 def test_a_fast_device_behind_a_slow_link_is_kept_out() -> None:

@@ -1,0 +1,100 @@
+"""How fast this node's devices calculate now: a fixed matrix product, measured once when the agent starts.
+
+In a short process of its own: the daemon stays free of thread pools and of torch, and the product runs with the threads
+that a worker would get. What a busy device has left is what is measured, and what counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from atoll.agent.supervisor.process import BOOTSTRAP
+from atoll.agent.telemetry.devices import Device
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_S: Final = {"cpu": 10.0, "cuda": 60.0}
+"""Importing torch from a cold disk and making a context on each GPU takes a while; numpy and one CPU do not."""
+_PROGRAMS: Final = {"cpu": "atoll.agent.telemetry.cpu_work", "cuda": "atoll.agent.runtime.cuda_work"}
+
+
+async def measured(devices: Sequence[Device], threads: int | None, stop: asyncio.Event) -> tuple[Device, ...]:
+    """The devices, all of one kind, with `work_per_s` slowed by their speed; 0 where it could not be measured.
+
+    threads: of a worker on a CPU; None: as many as there are cores. Ends early when `stop` is set.
+    """
+    kind = devices[0].kind
+    if kind == "cuda" and importlib.util.find_spec("torch") is None:
+        logger.info("torch is not installed here: the speed of %d GPUs is not measured", len(devices))
+        return tuple(devices)
+    measuring = asyncio.create_task(_ask(kind, _environment(devices, threads)), name="measure devices")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait((measuring, stopping), timeout=DEADLINE_S[kind], return_when=asyncio.FIRST_COMPLETED)
+        if not measuring.done():
+            if not stop.is_set():
+                logger.warning("the speed of %s was not measured within %g s", kind, DEADLINE_S[kind])
+            return tuple(devices)
+        rates = rates_from(measuring.result(), len(devices))
+    finally:
+        measuring.cancel()
+        stopping.cancel()
+        await asyncio.gather(measuring, stopping, return_exceptions=True)
+    return tuple(replace(device, work_per_s=rate * device.speed) for device, rate in zip(devices, rates, strict=True))
+
+
+def rates_from(printed: bytes, count: int) -> list[float]:
+    """What the program printed: a rate for each device, or all 0 where it makes no sense."""
+    try:
+        rates = [float(rate) for rate in json.loads(printed)]
+    except (ValueError, TypeError):
+        rates = []
+    if len(rates) != count or not all(0 <= rate < math.inf for rate in rates):  # NaN is neither
+        logger.warning("measuring the devices' speed gave %r: it is not known", printed[-200:])
+        return [0.0] * count
+    return rates
+
+
+def _environment(devices: Sequence[Device], threads: int | None) -> Mapping[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
+    if devices[0].kind == "cuda":
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(device.visible_as for device in devices)
+    elif threads is not None:
+        env["OMP_NUM_THREADS"] = env["OPENBLAS_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(threads)
+    return env
+
+
+async def _ask(kind: str, env: Mapping[str, str]) -> bytes:
+    """What the program for this kind prints. Cancelling kills it; so does the agent's death."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(BOOTSTRAP), str(os.getpid())),
+            *(sys.executable, "-m", _PROGRAMS[kind]),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+        )
+    except OSError as error:
+        logger.warning("cannot start a process that measures the devices: %s", error)
+        return b""
+    try:
+        printed, complaint = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        logger.warning("measuring the devices' speed failed: %s", complaint[-500:].decode(errors="replace").strip())
+    return printed

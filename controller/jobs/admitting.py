@@ -1,0 +1,253 @@
+"""What a run's profile says about devices that are not in it: the input of planner `admission`, and its verdicts. Pure.
+
+A device that was in the job before is predicted from what was learned of it. Another one is predicted from the run's
+own workers, scaled by what both measured of the same fixed calculation (`work_per_s`): how well that carries over to
+this training is seen from how well it does so among the workers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from atoll.controller.estimators.profile import NodeEstimate, Profile, RankProfile
+from atoll.controller.planners.goodput import candidates_between
+from atoll.controller.planners.registry import PLANNERS, canonical
+from atoll.errors import NoFeasiblePlan
+
+LEARNED_ERROR: Final = 0.05
+WORK_ERROR: Final = 0.1
+"""Of a prediction by `work_per_s`, beside the spread among the workers: a matrix product is not this training."""
+ONE_WORKER_ERROR: Final = 0.25
+"""Of the same, where a single worker shows no spread."""
+FIXED_ERROR: Final = 0.05
+"""Of the run's step where only seconds per sample are known: what a step costs whatever its batch is not."""
+UNSURE: Final = 0.1
+"""A model of a worker that errs by more, in a larger run, says less of it than its seconds per sample."""
+ALONE_ERROR: Final = 0.1
+"""Of the run's step where a single worker trains: synchronising costs something that nobody has seen yet."""
+PAYBACK_S: Final = 600.0
+"""Within which the restart that takes devices in must have paid for itself. How long a job still trains is unknown."""
+CANDIDATES: Final = 20
+MAX_JUDGED: Final = 64
+_WORK_AT_ONCE: Final = 16_000  # workers times offers, some 0.3 s of planning
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Candidate:
+    """A device by "node/device", with what its agent measured; 0 where it did not."""
+
+    name: str
+    work_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """workers: by rank. learned: seconds per sample by name, of devices that are what they were then. batch_range:
+    of the total batch; None where it stays. restart_s: seconds without training that taking devices in costs."""
+
+    profile: Profile
+    workers: Sequence[Candidate]
+    offers: Sequence[Candidate]
+    learned: Mapping[str, float] = field(default_factory=dict)
+    split: str
+    batch_range: tuple[int, int] | None
+    restart_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Reasons by name, of those the run should take (`admitted`, the best first), of those it should not, and of
+    those that nothing is known of (`unknown`). gain: part of its time that the run saves with the admitted."""
+
+    admitted: Mapping[str, str]
+    waiting: Mapping[str, str]
+    unknown: tuple[str, ...]
+    gain: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """As planners.optperf.NodeModel; error: relative, of its time with its part of the batch in a larger run. coarse:
+    what a step costs whatever its batch is not known, and counted as none."""
+
+    q: float
+    s: float
+    k: float
+    m: float
+    error: float
+    coarse: bool = False
+
+    def per_sample_s(self, batch: float) -> float:
+        return self.q + self.k + (self.s + self.m) / batch
+
+    def times(self, factor: float, error: float) -> _Model:
+        return _Model(self.q * factor, self.s * factor, self.k * factor, self.m * factor, error)
+
+
+def answer(question: Question) -> Answer | None:
+    """Judge the offers; those beyond MAX_JUDGED, or beyond what is planned in time, wait for the next look. None where
+    the run itself is not known well enough to be compared with."""
+    models = _models(question.profile, len(question.workers))
+    if models is None:
+        return None
+    predicted = {offer.name: _predicted(question, models, offer) for offer in question.offers}
+    unknown = tuple(name for name, model in predicted.items() if model is None)
+    batch = question.profile.total_batch / (len(models) + 1)
+    known = [(name, model) for name, model in predicted.items() if model is not None]
+    known.sort(key=lambda pair: (pair[1].per_sample_s(batch), pair[0]))
+    known = known[: max(4, min(MAX_JUDGED, _WORK_AT_ONCE // len(models)))]
+    if not known:
+        return Answer({}, {}, unknown)
+    overlap, larger = _overlaps(question.profile, models)
+    data = _planner_input(question, models, known, overlap, larger)
+    data |= {"uncertainty": _uncertainty(question.profile, models)}
+    try:
+        output = json.loads(PLANNERS["admission"].run_json(canonical(data)))
+    except NoFeasiblePlan as error:
+        return Answer({}, {name: str(error) for name, _ in known}, unknown)
+    reasons = {verdict["name"]: verdict["reason"].partition(": ")[2] for verdict in output["verdicts"]}
+    admitted = {name: reasons[name] for name in output["admitted"]}
+    waiting = {name: reason for name, reason in reasons.items() if name not in admitted}
+    return Answer(admitted, waiting, unknown, 1 - output["time_to_accuracy"])
+
+
+@dataclass(frozen=True, slots=True)
+class Dispensable:
+    """A worker without which the run is predicted to be faster, and by how much, in words."""
+
+    rank: int
+    reason: str
+
+
+def dispensable(question: Question) -> Dispensable | None:
+    """The slowest worker, where the run gains more without it than prediction and restart take. Only where the fixed
+    costs of all workers are known: without them nothing is slower than no help."""
+    profile, ranks = question.profile, len(question.workers)
+    models = _models(profile, ranks)
+    if models is None or ranks < 2 or any(model.coarse for model in models):
+        return None
+    rank = max(range(ranks), key=lambda r: (models[r].per_sample_s(profile.ranks[r].local_batch), r))
+    others = [model for r, model in enumerate(models) if r != rank]
+    overlap, _ = _overlaps(profile, models)
+    data = _planner_input(question, others, [(question.workers[rank].name, models[rank])], overlap, overlap)
+    data |= {"uncertainty": _uncertainty(profile, models)}
+    try:
+        [verdict] = json.loads(PLANNERS["admission"].run_json(canonical(data)))["verdicts"]
+    except NoFeasiblePlan:
+        return None
+    longer, needed = -(verdict["improvement"] or 0.0), verdict["needed"] + data["cost"]
+    if longer <= 0 or longer / (1 + longer) <= needed:
+        return None
+    return Dispensable(rank, verdict["reason"].partition(": ")[2])
+
+
+def _planner_input(
+    question: Question,
+    models: Sequence[_Model],
+    offers: Sequence[tuple[str, _Model]],
+    overlap: Mapping[str, float],
+    larger: Mapping[str, float],
+) -> dict[str, Any]:
+    """The input of planner `admission` without `uncertainty`. overlap, larger: of the run, and with an offer."""
+    profile = question.profile
+    low, high = question.batch_range or (profile.total_batch, profile.total_batch)
+    return {
+        "candidates": candidates_between(low, high, CANDIDATES if high > low else 1),
+        "nodes": [_node(model) for model in models],
+        **overlap,
+        "noise_scale": profile.noise.noise_scale if profile.noise else 0.0,
+        "initial_batch": profile.total_batch,
+        "offers": [
+            _node(model) | {"name": name, "uncertainty": model.error, "t_o": larger["t_o"], "t_u": larger["t_u"]}
+            for name, model in offers
+        ],
+        "cost": min(question.restart_s / PAYBACK_S, 1.0),
+        "split": "even" if question.split == "even" else "best",
+    }
+
+
+def _node(model: _Model) -> dict[str, float | int]:
+    # Every rank gets a sample: an idle one would never be measured again.
+    return {"q": model.q, "s": model.s, "k": model.k, "m": model.m, "min_batch": 1}
+
+
+def _models(profile: Profile, ranks: int) -> list[_Model] | None:
+    """One for each rank; None before all have measured."""
+    if profile.total_batch < 1 or any(not _measured(profile.ranks.get(rank)) for rank in range(ranks)):
+        return None
+    return [_model(profile.ranks[rank], ranks / (ranks + 1)) for rank in range(ranks)]
+
+
+def _measured(rank: RankProfile | None) -> bool:
+    return rank is not None and rank.local_batch > 0 and rank.compute_s > 0
+
+
+def _model(rank: RankProfile, smaller: float) -> _Model:
+    """smaller: what becomes of its batch when another worker joins."""
+    known = rank.estimate
+    if known is not None and known.q + known.k > 0:
+        error = known.error * _reach(known, rank.local_batch * smaller)
+        if error <= UNSURE:
+            return _Model(known.q, known.s, known.k, known.m, error)
+    per_sample_s = rank.compute_s / rank.local_batch
+    return _Model(per_sample_s, 0.0, 0.0, 0.0, rank.compute_error_s / rank.compute_s, coarse=True)
+
+
+def _reach(known: NodeEstimate, batch: float) -> float:
+    """How much less sure a line is outside of what it was fitted between: two batches close together say little about
+    a third that is far."""
+    half = (known.high_batch - known.low_batch) / 2
+    away = abs(batch - known.low_batch - half)
+    return math.hypot(1, away / half) if half > 0 else math.inf
+
+
+def _predicted(question: Question, models: Sequence[_Model], offer: Candidate) -> _Model | None:
+    """Of an offered device; None where neither it nor anything to compare it with was measured."""
+    ranks = question.profile.ranks
+    per_sample_s = [model.per_sample_s(max(ranks[rank].local_batch, 1)) for rank, model in enumerate(models)]
+    if (learned_s := question.learned.get(offer.name, 0.0)) > 0:
+        # Its fixed costs are those of the worker most like it: what was learned was learned near its batch.
+        like = min(range(len(models)), key=lambda rank: abs(math.log(per_sample_s[rank] / learned_s)))
+        return models[like].times(learned_s / per_sample_s[like], LEARNED_ERROR)
+    work = {rank: worker.work_per_s for rank, worker in enumerate(question.workers) if worker.work_per_s > 0}
+    if not work or offer.work_per_s <= 0:
+        return None
+    needs = {rank: per_sample_s[rank] * each for rank, each in work.items()}  # calculations per sample
+    error = ONE_WORKER_ERROR
+    if len(needs) > 1:
+        error = math.hypot(WORK_ERROR, statistics.stdev(math.log(need) for need in needs.values()))
+    middle = sorted(needs, key=lambda rank: (needs[rank], rank))[len(needs) // 2]
+    return models[middle].times(work[middle] / offer.work_per_s, min(error, 1.0))
+
+
+def _uncertainty(profile: Profile, models: Sequence[_Model]) -> float:
+    """Of the run's predicted step. Errors of its workers count by their part of the batch, and are independent."""
+    batches = [profile.ranks[rank].local_batch for rank in range(len(models))]
+    total = sum(batches)
+    known = math.sqrt(sum((b / total * model.error) ** 2 for b, model in zip(batches, models, strict=True)))
+    fixed = FIXED_ERROR if any(model.coarse for model in models) else 0.0
+    alone = ALONE_ERROR if len(models) == 1 else 0.0
+    return min(math.hypot(known, fixed, alone), 10.0)
+
+
+def _overlaps(profile: Profile, models: Sequence[_Model]) -> tuple[dict[str, float], dict[str, float]]:
+    """Of the run, and with one more worker: a ring carries (n - 1) / n of the gradients twice. What the step takes
+    beyond what the models explain is the same on both sides, so it counts as time after everything."""
+    ranks, overlap = len(models), profile.overlap
+    gamma, t_o, t_u = (overlap.gamma, overlap.t_o, overlap.t_u) if overlap else (0.0, 0.0, 0.0)
+    step_s = 0.0
+    for rank, model in enumerate(models):
+        batch = profile.ranks[rank].local_batch
+        own_s, backward_s = (model.q * batch + model.s), (model.k * batch + model.m)
+        step_s = max(step_s, own_s + backward_s + t_u, own_s + gamma * backward_s + t_o + t_u)
+    rest_s = max(profile.step_s - step_s, 0.0)
+    more = ranks**2 / (ranks**2 - 1) if ranks > 1 else 1.0
+    return (
+        {"gamma": gamma, "t_o": t_o, "t_u": t_u + rest_s},
+        {"gamma": gamma, "t_o": t_o * more, "t_u": t_u * more + rest_s},
+    )
