@@ -26,6 +26,8 @@ LARGEST_RATE: Final = 0.999
 class OptPerf:
     """Cannikin's split of a fixed total: by time per sample until every node has a model, then `optperf`."""
 
+    splits_evenly = False
+
     def decide(self, given: Situation) -> Choice | None:
         times = given.measured()
         if times is None:
@@ -49,6 +51,8 @@ class OptPerf:
 
 class Goodput:
     """Total batch and split with the highest goodput; OptPerf's split until the noise scale is known."""
+
+    splits_evenly = False
 
     def __init__(self) -> None:
         self._split = OptPerf()
@@ -77,6 +81,8 @@ class Goodput:
 
 class AdaptDl:
     """Goodput as AdaptDL has it: one model for all nodes, fitted to steps that the slowest sets; an even split."""
+
+    splits_evenly = True
 
     def decide(self, given: Situation) -> Choice | None:
         times, nodes, noise = given.measured(), models(given), given.profile.noise
@@ -116,6 +122,8 @@ class AdaptDl:
 class RateOnly:
     """Strategy stale-sparse with a fixed total batch: the least rate that the links carry within a step."""
 
+    splits_evenly = False
+
     def decide(self, given: Situation) -> Choice | None:
         times = given.measured()
         if times is None:
@@ -140,6 +148,8 @@ class RateOnly:
 
 class RateAndBatch:
     """Strategy stale-sparse: rate, total batch and split with the least time to accuracy (`tta`)."""
+
+    splits_evenly = False
 
     def decide(self, given: Situation) -> Choice | None:
         times = given.measured()

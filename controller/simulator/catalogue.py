@@ -9,8 +9,10 @@ from typing import Final
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.simulator.adaptive import AdaptDl, Goodput, OptPerf, RateAndBatch, RateOnly
 from atoll.controller.simulator.cluster import Cluster
+from atoll.controller.simulator.outcome import Outcome
 from atoll.controller.simulator.policies import Even, InverseTime, LbBsp, Policy
-from atoll.controller.simulator.run import Estimators, Outcome, Simulation
+from atoll.controller.simulator.run import Simulation
+from atoll.controller.simulator.telemetry import Estimators
 from atoll.errors import BadInput
 
 POLICIES: Final[Mapping[str, tuple[Callable[[], Policy], str]]] = {

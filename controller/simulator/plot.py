@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from atoll.controller.simulator.outcome import Outcome, Point
 from atoll.controller.simulator.report import MAX_POINTS
-from atoll.controller.simulator.run import Outcome, Point
 
 
 def draw(title: str, outcomes: Sequence[Outcome], path: Path) -> None:

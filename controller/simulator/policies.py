@@ -56,7 +56,9 @@ class Situation:
 
 
 class Policy(Protocol):
-    """One for each run that is simulated: it may remember."""
+    """One for each simulated job: it may remember. splits_evenly: whatever is known of the devices."""
+
+    splits_evenly: bool
 
     def decide(self, given: Situation) -> Choice | None:
         """The plan that should follow `given.current`; None while that is good enough or too little is known."""
@@ -66,12 +68,16 @@ class Policy(Protocol):
 class Even:
     """The same for every rank, for ever: DistributedDataParallel."""
 
+    splits_evenly = True
+
     def decide(self, given: Situation) -> Choice | None:
         return None
 
 
 class InverseTime:
     """Cannikin (2024), Eq. 8, again and again: shares by the time per sample at the present split."""
+
+    splits_evenly = False
 
     def decide(self, given: Situation) -> Choice | None:
         times = given.measured()
@@ -95,6 +101,8 @@ class LbBsp:
 
     Kinder than a fixed step: a move never overshoots the point where both would compute equally long.
     """
+
+    splits_evenly = False
 
     def __init__(self, step: int = 5) -> None:
         self._step = step

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from atoll.controller.simulator.run import Outcome, PlanLog
+from atoll.controller.simulator.outcome import Outcome, PlanLog
 
 MAX_POINTS: Final = 300
 """Of a curve, thinned evenly."""

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.controller.planners.optperf import Overlap
 from atoll.controller.planners.water_filling import F64
 from atoll.controller.planners.wire_bytes import Traffic
 from atoll.controller.simulator.devices import Computing
@@ -39,17 +40,7 @@ class Timed:
     busy_J: F64
 
 
-@dataclass(frozen=True, slots=True)
-class Overlapping:
-    """The all-reduces of one step. gamma: share of the backward pass before the first bucket is ready. t_o, t_u:
-    seconds of all buckets but the last, and of the last."""
-
-    gamma: float
-    t_o: float
-    t_u: float
-
-
-def dense_step(computing: Computing, overlap: Overlapping, begins_s: float, islands: int) -> Timed:
+def dense_step(computing: Computing, overlap: Overlap, begins_s: float, islands: int) -> Timed:
     """Cannikin (2024), Eq. 7: every rank waits for the last bucket, which waits for all backward passes and for the
     buckets before it, which wait for everybody's first."""
     first_N = computing.before_N + overlap.gamma * computing.backward_N
@@ -69,14 +60,10 @@ def dense_step(computing: Computing, overlap: Overlapping, begins_s: float, isla
     )
 
 
-def ring_overlap(
-    gamma: float, *, entries: int, bucket_bytes: float, ranks: int, mbit_s: float, noise: float
-) -> Overlapping:
-    """A ring all-reduce of float32 gradients over links of this rate. noise: a factor on its seconds."""
+def ring_overlap(entries: int, bucket_bytes: float, ranks: int, mbit_s: float) -> tuple[float, float]:
+    """Seconds of a ring all-reduce of float32 gradients over links of this rate, and the last bucket's share of it."""
     size = entries * GRADIENT_BYTES
-    seconds = noise * 2 * (ranks - 1) / ranks * size / (mbit_s * 125_000)
-    last = min(1.0, bucket_bytes / size)
-    return Overlapping(gamma, seconds * (1 - last), seconds * last)
+    return 2 * (ranks - 1) / ranks * size / (mbit_s * 125_000), min(1.0, bucket_bytes / size)
 
 
 class SparseRounds:
