@@ -20,6 +20,9 @@ from atoll.errors import NoFeasiblePlan
 
 RATE_GAIN: Final = 0.05
 """What is kept must change by this part at least before a new rate is worth a plan."""
+import os
+HEADROOM: Final = float(os.environ.get("HR", "0.75"))
+"""Share of the estimated bandwidth that is planned with: all wait where the estimate is too high."""
 LARGEST_RATE: Final = 0.999
 
 
@@ -205,7 +208,7 @@ def known_traffic(given: Situation) -> Traffic | None:
     if len(islands) < 2 or any(link is None for link in links):
         return None
     part_J = np.array([given.islands.count(island) for island in islands], dtype=np.float64) / len(given.islands)
-    bandwidth_J = np.array([link.bandwidth_bps / 8 for link in links if link is not None])
+    bandwidth_J = np.array([HEADROOM * link.bandwidth_bps / 8 for link in links if link is not None])
     return Traffic(given.entries, VALUE_BYTES, part_J, bandwidth_J)
 
 
