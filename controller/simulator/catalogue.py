@@ -7,23 +7,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from atoll.controller.estimators.run import RunEstimators
-from atoll.controller.simulator.adaptive import AdaptDl, Goodput, OptPerf, RateAndBatch, RateOnly
+from atoll.controller.simulator.adaptdl import AdaptDl
 from atoll.controller.simulator.cluster import Cluster
+from atoll.controller.simulator.deciding import Allowed, Deciding
 from atoll.controller.simulator.outcome import Outcome
-from atoll.controller.simulator.policies import Even, InverseTime, LbBsp, Policy
+from atoll.controller.simulator.policies import Even, LbBsp, Policy
 from atoll.controller.simulator.run import Simulation
 from atoll.controller.simulator.telemetry import Estimators
 from atoll.errors import BadInput
 
 POLICIES: Final[Mapping[str, tuple[Callable[[], Policy], str]]] = {
     "even": (Even, "the same for every rank, for ever"),
-    "inverse-time": (InverseTime, "shares by time per sample; nothing else changes"),
     "lb-bsp": (LbBsp, "up to five samples from a slow to a fast rank at each decision (Chen et al., 2020)"),
-    "optperf": (OptPerf, "the fastest split of a fixed total batch"),
-    "goodput": (Goodput, "total batch and split with the highest goodput"),
     "adaptdl": (AdaptDl, "total batch with the highest goodput if all ranks were as the slowest; even split"),
-    "rate": (RateOnly, "stale-sparse: the rate that the links allow; total batch fixed"),
-    "rate-batch": (RateAndBatch, "stale-sparse: rate and batches with the least time to accuracy"),
+    "inverse-time": (lambda: Deciding(Allowed(split="inverse-time")), "shares by time per sample"),
+    "optperf": (lambda: Deciding(Allowed()), "the fastest split of a fixed total batch, as the controller decides"),
+    "goodput": (lambda: Deciding(Allowed(batch=True)), "split and total batch, as the controller decides"),
+    "rate": (lambda: Deciding(Allowed(rate=True)), "stale-sparse: split and compression rate"),
+    "rate-batch": (
+        lambda: Deciding(Allowed(rate=True, batch=True)),
+        "stale-sparse: split, rate and total batch, with the least time to accuracy",
+    ),
 }
 
 

@@ -36,13 +36,17 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """reached: whether the target was, before max_s and max_steps. samples: trained; progress: what they were worth."""
+    """ended: why; "target reached" is how it should. samples: trained; progress: what they were worth."""
 
     policy: str
-    reached: bool
+    ended: str
     seconds: float
     steps: int
     progress: float
     samples: int
     plans: tuple[PlanLog, ...]
     points: tuple[Point, ...]
+
+    @property
+    def reached(self) -> bool:
+        return self.ended == "target reached"

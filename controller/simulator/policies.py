@@ -1,18 +1,16 @@
-"""Who decides: given what is known of a run, the next plan or none. The baselines that know the least are here."""
+"""Who decides: given what is known of a run, the next plan or none. Baselines that know little are here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.planners.bounds import Bounds
-from atoll.controller.planners.inverse_time import InverseTimeInput, split_by_inverse_time
 from atoll.controller.planners.surrogate import Surrogate
 
 GAIN: Final = 0.02
-"""A new plan must promise to shorten the time by this part at least, or noise would move batches."""
+"""Baselines leave a plan alone that is within this part of the best they know of, or noise would move batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,34 +23,34 @@ class Choice:
     planner: str
     reason: str
     predicted_s: float = 0.0
+    learning_rate_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """current: the newest plan, whose number is `plan`, in force or not. candidates: total batches to choose from.
-    surrogate: with strategy stale-sparse. samples: what is still to be trained. bounds, islands: by rank."""
+    """current: the newest plan, whose number within the run is `plan`, in force or not, decided at planned_s.
+    candidates: total batches to choose from, ascending. surrogate: with strategy stale-sparse. bounds, islands: by
+    rank."""
 
     now_s: float
-    newest_step: int
+    planned_s: float
+    run: int
     plan: int
     current: Choice
     profile: Profile
     bounds: tuple[Bounds, ...]
     islands: tuple[str, ...]
-    entries: int
     initial_batch: int
     candidates: tuple[int, ...]
     rule: str
+    sparse: bool
     surrogate: Surrogate | None
-    samples: float
 
     def measured(self) -> tuple[float, ...] | None:
         """Seconds that each rank computes under the newest plan; None before all were measured."""
         ranks = self.profile.ranks
-        rows = [ranks.get(rank) for rank in range(len(self.bounds))]
-        if any(row is None or row.plan != self.plan or row.compute_s <= 0 or row.local_batch <= 0 for row in rows):
-            return None
-        return tuple(row.compute_s for row in rows if row is not None)
+        known = [ranks[rank] for rank in range(len(self.bounds)) if rank in ranks and ranks[rank].plan == self.plan]
+        return tuple(rank.compute_s for rank in known) if len(known) == len(self.bounds) else None
 
 
 class Policy(Protocol):
@@ -72,27 +70,6 @@ class Even:
 
     def decide(self, given: Situation) -> Choice | None:
         return None
-
-
-class InverseTime:
-    """Cannikin (2024), Eq. 8, again and again: shares by the time per sample at the present split."""
-
-    splits_evenly = False
-
-    def decide(self, given: Situation) -> Choice | None:
-        times = given.measured()
-        return None if times is None else by_inverse_time(given, times)
-
-
-def by_inverse_time(given: Situation, times: Sequence[float]) -> Choice | None:
-    """None where it would not shorten the slowest rank's computing by more than GAIN."""
-    before = given.current.batches
-    per_sample = tuple(seconds / batch for seconds, batch in zip(times, before, strict=True))
-    planned = split_by_inverse_time(InverseTimeInput(sum(before), per_sample, given.bounds))
-    if planned.step_time > (1 - GAIN) * max(times):
-        return None
-    reason = f"slowest rank computes {max(times):.3g} s, {planned.step_time:.3g} s predicted"
-    return Choice(batches=planned.batches, rate=given.current.rate, planner="inverse-time", reason=reason)
 
 
 class LbBsp:

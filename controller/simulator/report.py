@@ -57,7 +57,7 @@ def _row(outcome: Outcome, first: Outcome) -> list[str]:
     both = outcome.reached and first.reached
     return [
         outcome.policy,
-        f"{outcome.seconds:.1f}" if outcome.reached else f"> {outcome.seconds:.1f}",
+        f"{outcome.seconds:.1f}" if outcome.reached else f"{outcome.seconds:.1f}: {outcome.ended}",
         str(outcome.steps),
         f"{1000 * mean_step_s(outcome):.1f} ms",
         f"{outcome.samples / outcome.seconds:.1f}",
@@ -83,7 +83,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
     thinned = outcome.points[::-stride][::-1]  # the last one stays
     return {
         "policy": outcome.policy,
-        "reached": outcome.reached,
+        "ended": outcome.ended,
         "seconds": outcome.seconds,
         "steps": outcome.steps,
         "samples": outcome.samples,
@@ -118,6 +118,7 @@ def _plan(plan: PlanLog) -> dict[str, Any]:
         "reason": choice.reason,
         "batches": list(choice.batches),
         "rate": choice.rate,
+        "learning_rate_factor": choice.learning_rate_factor,
         "predicted_s": choice.predicted_s or None,
         "measured_s": statistics.median(plan.seconds) if plan.seconds else None,
         "steps": len(plan.seconds),

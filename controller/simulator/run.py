@@ -39,21 +39,22 @@ class Simulation:
             np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, stream]))) for stream in range(3)
         )
         scenario = cluster.scenario
-        sparse = scenario.strategy == "stale-sparse"
+        self._sparse = scenario.strategy == "stale-sparse"
         self._learning = Learning(
             scenario.learning.samples,
             cluster.initial_batch,
             scenario.learning.noise_scale,
-            cluster.surrogate if sparse else None,
+            cluster.surrogate if self._sparse else None,
         )
         self._speeds = {device.name: device.speed for device in cluster.devices}
         self._links: dict[str, Link] = dict(cluster.links)
         self._changes = list(cluster.changes)
         self._now_s, self._step, self._samples, self._run = 0.0, 0, 0, 0
+        self._ended = ""  # why, where it was not for the target
         self._learned: dict[str, float] = {}  # seconds per sample by device, in earlier runs
         self._plans: list[PlanLog] = []
         self._points: list[Point] = []
-        self._form(scenario.rate if sparse else 0.0, scenario.total_batch)
+        self._form(scenario.rate if self._sparse else 0.0, scenario.total_batch)
 
     def run(self) -> Outcome:
         tell_s = self._cluster.scenario.decide_s
@@ -65,7 +66,7 @@ class Simulation:
                 tell_s = self._now_s + self._cluster.scenario.decide_s
         return Outcome(
             policy=self._name,
-            reached=self._learning.share >= 1,
+            ended=self._ended or "target reached",
             seconds=self._now_s,
             steps=self._step,
             progress=self._learning.progress,
@@ -76,7 +77,11 @@ class Simulation:
 
     def _goes_on(self) -> bool:
         scenario = self._cluster.scenario
-        return self._learning.share < 1 and self._now_s < scenario.max_s and self._step < scenario.max_steps
+        if self._now_s >= scenario.max_s:
+            self._ended = "max_s"
+        elif self._step >= scenario.max_steps:
+            self._ended = "max_steps"
+        return not self._ended and self._learning.share < 1
 
     def _present(self) -> tuple[Device, ...]:
         return tuple(d for d in self._cluster.devices if d.joins_s <= self._now_s < d.leaves_s)
@@ -127,6 +132,9 @@ class Simulation:
 
     def _take_effect(self) -> None:
         self._in_force = plan = self._newest
+        for device, batch in zip(self._ranks.devices, plan.choice.batches, strict=True):
+            if device.bounds.max_batch is not None and batch > device.bounds.max_batch:
+                self._ended = f"out of memory: {device.name} got {batch} samples and holds {device.bounds.max_batch}"
         now = (self._now_s, self._speeds, self._links)
         plan.exact_s = self._ranks.exact_s(plan.choice, *now)
         plan.optimum_s = self._ranks.optimum_s(sum(plan.choice.batches), *now)
@@ -144,7 +152,7 @@ class Simulation:
             network_rng=self._network_rng,
         )
         norms = (np.zeros(len(choice.batches)), 0.0)
-        if self._step % NORMS_EVERY == 0 and self._cluster.scenario.strategy == "dense":
+        if self._step % NORMS_EVERY == 0 and not self._sparse:
             norms = self._learning.norms(choice.batches, self._norms_rng)
         self._telemetry.measure(self._step, self._in_force, computing, timed, norms)
         total, step_s = sum(choice.batches), timed.ends_s - self._now_s
@@ -161,18 +169,18 @@ class Simulation:
         choice = self._policy.decide(
             Situation(
                 now_s=self._now_s,
-                newest_step=self._step - 1,
+                planned_s=self._newest.at_s,
+                run=self._run,
                 plan=self._newest.plan,
                 current=self._newest.choice,
                 profile=profile,
                 bounds=self._ranks.bounds,
                 islands=self._ranks.island_of,
-                entries=self._cluster.entries,
                 initial_batch=self._cluster.initial_batch,
                 candidates=self._cluster.candidates,
                 rule=self._cluster.scenario.learning.rule,
+                sparse=self._sparse,
                 surrogate=self._cluster.surrogate,
-                samples=self._learning.target - self._learning.progress,
             )
         )
         if choice is not None:
