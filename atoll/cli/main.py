@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from atoll.cli import certs, connection, daemons, doctor, jobs, plan, streams, submit, terminal, up
+from atoll.cli import certs, connection, daemons, doctor, jobs, plan, simulate, streams, submit, terminal, up
 from atoll.cli.group import AtollGroup
 
 app = typer.Typer(
@@ -75,6 +75,7 @@ app.command(rich_help_panel=_SEE)(streams.logs)
 app.command(rich_help_panel=_SEE)(streams.events)
 app.command(rich_help_panel=_SEE)(jobs.nodes)
 app.command(rich_help_panel=_SEE)(plan.plan)
+app.command(rich_help_panel=_SEE)(simulate.simulate)
 app.command(rich_help_panel=_KEEP)(doctor.doctor)
 app.add_typer(certs.app, name="certs", rich_help_panel=_KEEP)
 app.command(rich_help_panel=_KEEP)(version)

@@ -29,12 +29,14 @@ class Traffic:
 
     def seconds(self, kept: float) -> float:
         """Seconds that the slowest link needs for a step that keeps this share of all entries; 0 for one island."""
+        return float((np.maximum(*self.carried(kept)) / self.bandwidth_J).max())
+
+    def carried(self, kept: float) -> tuple[F64, F64]:
+        """Bytes that each island sends, and those it receives, in a step that keeps this share of all entries."""
         density_J = kept * self.part_J
         sum_J = self.entries * density_J * (self.value_bytes + index_bytes(density_J) / BLOCK_ENTRIES)
         there_J = self.part_J > 0
-        sent_J = (np.count_nonzero(there_J) - 1) * sum_J
-        received_J = there_J * (sum_J.sum() - sum_J)
-        return float((np.maximum(sent_J, received_J) / self.bandwidth_J).max())
+        return (np.count_nonzero(there_J) - 1) * sum_J, there_J * (sum_J.sum() - sum_J)
 
     def kept_within(self, seconds: float) -> float:
         """The largest share of entries that every link carries in this time, to 1e-9 below; 1 where all fit."""

@@ -21,7 +21,7 @@ from atoll.cli.main import app
 ATOLL = (sys.executable, "-m", "atoll.cli.main")
 COMMANDS = (
     *("up", "controller", "agent", "submit", "jobs", "status", "logs", "adjust", "cancel", "nodes", "events", "plan"),
-    *("doctor", "certs", "version"),
+    *("simulate", "doctor", "certs", "version"),
 )
 
 

@@ -1,0 +1,58 @@
+"""What a step is worth, and the gradients' norms that tell it: the part of training that is not time.
+
+Legend of suffixes: N = ranks, D = dimensions of the simulated gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from atoll.controller.planners.goodput import efficiency
+from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.planners.water_filling import F64
+
+DIMENSIONS: Final = 64
+"""Enough that squared norms vary as those of a large model's layers do, and cheap for 1,000 ranks."""
+
+
+class Learning:
+    """Progress in samples of the initial batch, from 0 to `target`.
+
+    noise_scales: at 0 and at the target, geometric in between: it grows as a model learns. surrogate: where there is
+    one (strategy stale-sparse), a step of X samples at rate r is worth X / (1 + g(r, X)) instead.
+    """
+
+    def __init__(
+        self, target: float, initial_batch: int, noise_scales: tuple[float, float], surrogate: Surrogate | None
+    ) -> None:
+        self.target, self.progress = target, 0.0
+        self._initial_batch, self._noise_scales, self._surrogate = initial_batch, noise_scales, surrogate
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self.progress / self.target)
+
+    @property
+    def noise_scale(self) -> float:
+        first, last = self._noise_scales
+        return float(first * (last / first) ** self.share)
+
+    def step(self, total_batch: int, rate: float) -> None:
+        if self._surrogate is None:
+            worth = efficiency(self.noise_scale, self._initial_batch, total_batch)
+        else:
+            worth = 1 / (1 + self._surrogate.at(rate, total_batch))
+        self.progress += total_batch * worth
+
+    def norms(self, batches: Sequence[int], rng: np.random.Generator) -> tuple[F64, float]:
+        """Squared norms of each rank's mean gradient [N], and of the mean over all samples, of one step.
+
+        |G|^2 = 1 and tr(Sigma) = the noise scale, spread evenly over all dimensions."""
+        batch_N = np.array(batches, dtype=np.float64)
+        deviation_N1 = np.sqrt(self.noise_scale / (DIMENSIONS * batch_N))[:, None]
+        local_ND = deviation_N1 * rng.standard_normal((len(batches), DIMENSIONS)) + DIMENSIONS**-0.5
+        mean_D = (batch_N / batch_N.sum()) @ local_ND
+        return np.asarray((local_ND**2).sum(axis=1)), float((mean_D**2).sum())

@@ -1,0 +1,187 @@
+"""One policy on one cluster: steps, telemetry, decisions and changes, in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from atoll.controller.planners.even import EvenInput, split_evenly
+from atoll.controller.planners.inverse_time import InverseTimeInput, split_by_inverse_time
+from atoll.controller.simulator.cluster import Cluster, is_called
+from atoll.controller.simulator.devices import Device
+from atoll.controller.simulator.learning import Learning
+from atoll.controller.simulator.links import Link
+from atoll.controller.simulator.outcome import Outcome, PlanLog, Point
+from atoll.controller.simulator.policies import Choice, Policy, Situation
+from atoll.controller.simulator.ranks import Ranks
+from atoll.controller.simulator.telemetry import Estimators, Telemetry
+
+LEAD_STEPS: Final = 5
+"""A plan holds from this many steps after the newest that was seen, as the controller has it."""
+NORMS_EVERY: Final = 5
+"""Steps between two whose gradients' norms are told."""
+
+
+class Simulation:
+    """Deterministic: the same cluster, policy and seed give the same outcome.
+
+    Times, gradients and network draw from streams of their own, so two policies see the same noise in the same step as
+    long as the same devices are there.
+    """
+
+    def __init__(
+        self, cluster: Cluster, name: str, policy: Policy, new_estimators: Callable[[], Estimators], seed: int
+    ) -> None:
+        self._cluster, self._name, self._policy, self._new_estimators = cluster, name, policy, new_estimators
+        self._times_rng, self._norms_rng, self._network_rng = (
+            np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, stream]))) for stream in range(3)
+        )
+        scenario = cluster.scenario
+        self._sparse = scenario.strategy == "stale-sparse"
+        self._learning = Learning(
+            scenario.learning.samples,
+            cluster.initial_batch,
+            scenario.learning.noise_scale,
+            cluster.surrogate if self._sparse else None,
+        )
+        self._speeds = {device.name: device.speed for device in cluster.devices}
+        self._links: dict[str, Link] = dict(cluster.links)
+        self._changes = list(cluster.changes)
+        self._now_s, self._step, self._samples, self._run = 0.0, 0, 0, 0
+        self._ended = ""  # why, where it was not for the target
+        self._learned: dict[str, float] = {}  # seconds per sample by device, in earlier runs
+        self._plans: list[PlanLog] = []
+        self._points: list[Point] = []
+        self._form(scenario.rate if self._sparse else 0.0, scenario.total_batch)
+
+    def run(self) -> Outcome:
+        tell_s = self._cluster.scenario.decide_s
+        while self._goes_on():
+            self._change()
+            self._one_step()
+            if self._now_s >= tell_s:
+                self._decide()
+                tell_s = self._now_s + self._cluster.scenario.decide_s
+        return Outcome(
+            policy=self._name,
+            ended=self._ended or "target reached",
+            seconds=self._now_s,
+            steps=self._step,
+            progress=self._learning.progress,
+            samples=self._samples,
+            plans=tuple(self._plans),
+            points=tuple(self._points),
+        )
+
+    def _goes_on(self) -> bool:
+        scenario = self._cluster.scenario
+        if self._now_s >= scenario.max_s:
+            self._ended = "max_s"
+        elif self._step >= scenario.max_steps:
+            self._ended = "max_steps"
+        return not self._ended and self._learning.share < 1
+
+    def _present(self) -> tuple[Device, ...]:
+        return tuple(d for d in self._cluster.devices if d.joins_s <= self._now_s < d.leaves_s)
+
+    def _change(self) -> None:
+        """What the scenario says of this time: speeds, links, and who is there."""
+        while self._changes and self._changes[0].at_s <= self._now_s:
+            change = self._changes.pop(0)
+            if change.device is not None and change.speed is not None:
+                called = (d.name for d in self._cluster.devices if is_called(d, change.device))
+                self._speeds.update(dict.fromkeys(called, change.speed))
+            elif change.island is not None and change.mbit_s is not None:
+                self._links[change.island] = Link.constant(change.mbit_s)
+        if self._present() == self._ranks.devices:
+            return
+        for rank, known in self._telemetry.tell(self._now_s).ranks.items():
+            self._learned[self._ranks.devices[rank].name] = known.compute_s / max(known.local_batch, 1)
+        self._now_s += self._cluster.scenario.restart_s
+        if not self._present():  # the job waits for a device
+            later = (d.joins_s for d in self._cluster.devices if d.joins_s > self._now_s)
+            self._now_s = min(later, default=self._cluster.scenario.max_s)
+        if self._present():
+            before = self._in_force.choice
+            self._form(before.rate, sum(before.batches))
+
+    def _form(self, rate: float, total: int) -> None:
+        """A new run with whoever is there."""
+        self._run += 1
+        self._ranks = Ranks(self._cluster, self._present(), self._now_s)
+        self._telemetry = Telemetry(self._new_estimators(), self._ranks, self._cluster.entries)
+        self._in_force = self._newest = self._log(1, self._first(rate, total), self._step)
+        self._take_effect()
+
+    def _first(self, rate: float, total: int) -> Choice:
+        """By what was learned of all devices in earlier runs; else even."""
+        times = [self._learned.get(device.name) for device in self._ranks.devices]
+        known = tuple(seconds for seconds in times if seconds)
+        if len(known) < len(times) or self._policy.splits_evenly:
+            batches = split_evenly(EvenInput(total, self._ranks.bounds)).batches
+            return Choice(batches=batches, rate=rate, planner="even", reason="not all devices are known yet")
+        batches = split_by_inverse_time(InverseTimeInput(total, known, self._ranks.bounds)).batches
+        return Choice(batches=batches, rate=rate, planner="inverse-time", reason="learned in earlier runs")
+
+    def _log(self, plan: int, choice: Choice, from_step: int) -> PlanLog:
+        log = PlanLog(run=self._run, plan=plan, at_s=self._now_s, from_step=from_step, choice=choice)
+        self._plans.append(log)
+        return log
+
+    def _take_effect(self) -> None:
+        self._in_force = plan = self._newest
+        for device, batch in zip(self._ranks.devices, plan.choice.batches, strict=True):
+            if device.bounds.max_batch is not None and batch > device.bounds.max_batch:
+                self._ended = f"out of memory: {device.name} got {batch} samples and holds {device.bounds.max_batch}"
+        now = (self._now_s, self._speeds, self._links)
+        plan.exact_s = self._ranks.exact_s(plan.choice, *now)
+        plan.optimum_s = self._ranks.optimum_s(sum(plan.choice.batches), *now)
+
+    def _one_step(self) -> None:
+        if self._newest is not self._in_force and self._newest.from_step <= self._step:
+            self._take_effect()
+        choice = self._in_force.choice
+        computing, timed = self._ranks.step(
+            choice,
+            self._now_s,
+            self._speeds,
+            self._links,
+            times_rng=self._times_rng,
+            network_rng=self._network_rng,
+        )
+        norms = (np.zeros(len(choice.batches)), 0.0)
+        if self._step % NORMS_EVERY == 0 and not self._sparse:
+            norms = self._learning.norms(choice.batches, self._norms_rng)
+        self._telemetry.measure(self._step, self._in_force, computing, timed, norms)
+        total, step_s = sum(choice.batches), timed.ends_s - self._now_s
+        self._now_s = timed.ends_s
+        self._learning.step(total, choice.rate)
+        self._samples += total
+        self._step += 1
+        self._in_force.seconds.append(step_s)
+        self._points.append(Point(self._now_s, self._learning.progress, step_s, total, choice.rate))
+
+    def _decide(self) -> None:
+        """All telemetry since the last time arrives, and the policy is asked."""
+        profile = self._telemetry.tell(self._now_s)
+        choice = self._policy.decide(
+            Situation(
+                now_s=self._now_s,
+                planned_s=self._newest.at_s,
+                run=self._run,
+                plan=self._newest.plan,
+                current=self._newest.choice,
+                profile=profile,
+                bounds=self._ranks.bounds,
+                islands=self._ranks.island_of,
+                initial_batch=self._cluster.initial_batch,
+                candidates=self._cluster.candidates,
+                rule=self._cluster.scenario.learning.rule,
+                sparse=self._sparse,
+                surrogate=self._cluster.surrogate,
+            )
+        )
+        if choice is not None:
+            self._newest = self._log(self._newest.plan + 1, choice, self._step - 1 + LEAD_STEPS)

@@ -1,0 +1,261 @@
+"""A scenario file: what a user may say about a cluster in simulated time, checked before anything runs."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from atoll.errors import BadInput, NotFound
+
+MAX_DEVICES: Final = 10_000
+_MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+_MAX_ENTRIES: Final = 10_000
+
+_Name = Annotated[StrictStr, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")]
+_Positive = Annotated[StrictFloat | StrictInt, Field(gt=0, le=1e12, allow_inf_nan=False)]
+_Seconds = Annotated[StrictFloat | StrictInt, Field(ge=0, le=1e9, allow_inf_nan=False)]
+_Count = Annotated[StrictInt, Field(ge=1, le=2**40)]
+_Share = Annotated[StrictFloat | StrictInt, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DeviceSection(_Section):
+    """`[[devices]]`: `count` alike. Costs are a preset's, or (q, s, k, m), or (alpha, beta)."""
+
+    preset: _Name | None = None
+    name: _Name | None = None
+    count: Annotated[StrictInt, Field(ge=1, le=MAX_DEVICES)] = 1
+    island: _Name = "a"
+    q: _Seconds | None = None
+    s: _Seconds | None = None
+    k: _Seconds | None = None
+    m: _Seconds | None = None
+    alpha: _Positive | None = None
+    beta: _Positive | None = None
+    max_batch: _Count | None = None
+    speed: _Positive = 1.0
+    noise: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1, allow_inf_nan=False)] = 0.03
+    """Sigma of the log-normal factor on each part of a step."""
+
+    spikes: _Share = 0.0
+    """Probability that a step takes `spike_factor` times as long."""
+
+    spike_factor: Annotated[StrictFloat | StrictInt, Field(ge=1, le=1000)] = 3.0
+    joins_s: _Seconds = 0.0
+    leaves_s: _Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_cost(self) -> DeviceSection:
+        linear = [name for name in "qskm" if getattr(self, name) is not None]
+        curve = [name for name in ("alpha", "beta") if getattr(self, name) is not None]
+        ways = [bool(self.preset), bool(linear), bool(curve)]
+        if sum(ways) != 1 or 0 < len(linear) < 4 or len(curve) == 1:
+            raise ValueError("needs either preset, or all of q, s, k, m, or alpha and beta")
+        if linear and not (self.q or 0) + (self.k or 0) > 0:
+            raise ValueError("has q + k = 0: a sample must take time")
+        if self.leaves_s is not None and self.leaves_s <= self.joins_s:
+            raise ValueError(f"leaves_s = {self.leaves_s:g} must be later than joins_s = {self.joins_s:g}")
+        return self
+
+
+class LinkSection(_Section):
+    """`[links.ISLAND]`: what the island's link to the others carries each way."""
+
+    mbit_s: _Positive | None = None
+    trace: StrictStr | None = None
+    """A CSV of `seconds,mbit_s`; its path is relative to the scenario."""
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> LinkSection:
+        if (self.mbit_s is None) == (self.trace is None):
+            raise ValueError("needs either mbit_s or trace")
+        return self
+
+
+class ChangeSection(_Section):
+    """`[[changes]]`: from `at_s` on, another speed of a device (all of the name), or another rate of a link."""
+
+    at_s: _Seconds
+    device: _Name | None = None
+    speed: _Positive | None = None
+    island: _Name | None = None
+    mbit_s: _Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_change(self) -> ChangeSection:
+        given = (self.device is not None, self.speed is not None, self.island is not None, self.mbit_s is not None)
+        if given not in {(True, True, False, False), (False, False, True, True)}:
+            raise ValueError("needs either device and speed, or island and mbit_s")
+        return self
+
+
+class OverlapSection(_Section):
+    """`[overlap]`: the all-reduces of strategy dense. t_o and t_u in seconds, or a ring over mbit_s."""
+
+    gamma: _Share = 0.2
+    t_o: _Seconds | None = None
+    t_u: _Seconds | None = None
+    mbit_s: _Positive = 10_000.0
+    """Within an island; between islands their links count."""
+
+    bucket_mib: _Positive = 25.0
+    noise: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1, allow_inf_nan=False)] = 0.05
+
+    @model_validator(mode="after")
+    def _both(self) -> OverlapSection:
+        if (self.t_o is None) != (self.t_u is None):
+            raise ValueError("needs both t_o and t_u, or neither")
+        return self
+
+
+class ExtraSection(_Section):
+    """`[learning.extra]`: g(r, X) on a grid, a row per rate: extra samples that strategy stale-sparse needs."""
+
+    rates: Annotated[tuple[_Share, ...], Field(min_length=1, max_length=256)]
+    batches: Annotated[tuple[_Positive, ...], Field(min_length=1, max_length=256)]
+    extra: tuple[tuple[Annotated[StrictFloat | StrictInt, Field(gt=-1, le=1e6)], ...], ...]
+
+    @model_validator(mode="after")
+    def _grid(self) -> ExtraSection:
+        if list(self.rates) != sorted(set(self.rates)) or self.rates[-1] >= 1:
+            raise ValueError("rates must ascend and stay below 1")
+        if list(self.batches) != sorted(set(self.batches)):
+            raise ValueError("batches must ascend")
+        if len(self.extra) != len(self.rates) or any(len(row) != len(self.batches) for row in self.extra):
+            raise ValueError(f"extra must have {len(self.rates)} rows of {len(self.batches)}")
+        return self
+
+
+class LearningSection(_Section):
+    """`[learning]`: what a sample is worth. Progress is counted in samples of the initial batch."""
+
+    samples: _Positive = 1_000_000
+    """The run ends when this much progress is made."""
+
+    initial_batch: _Count | None = None
+    """The model's, or the total batch, where left out."""
+
+    noise_scale: tuple[_Positive, _Positive] = (1000.0, 1000.0)
+    """Gradient noise scale in samples at the start and at the end; geometric in between."""
+
+    batches: tuple[_Count, _Count] | None = None
+    """Total batches that a policy may choose from, lowest and highest; the total batch alone where left out."""
+
+    rule: Literal["adascale", "square-root"] = "adascale"
+    extra: ExtraSection | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LearningSection:
+        if self.batches is not None and self.batches[0] > self.batches[1]:
+            raise ValueError(f"batches = {list(self.batches)} must be lowest and highest")
+        return self
+
+
+class Scenario(_Section):
+    """The whole file."""
+
+    name: _Name = "scenario"
+    strategy: Literal["dense", "stale-sparse"] = "dense"
+    model: _Name | None = None
+    """A preset: entries and initial batch, and with device presets what a sample costs."""
+
+    entries: Annotated[StrictInt, Field(ge=1, le=10**13)] | None = None
+    cluster: _Name | None = None
+    """A preset of devices, in one island, before those of the file."""
+
+    total_batch: _Count
+    rate: Annotated[StrictFloat | StrictInt, Field(ge=0, le=0.9999)] = 0.99
+    """Share of the entries that a step leaves behind, with strategy stale-sparse, at the start."""
+
+    policies: Annotated[tuple[StrictStr, ...], Field(min_length=1, max_length=32)] = ("even", "optperf")
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
+    decide_s: _Positive = 1.0
+    """How often the telemetry arrives and a policy is asked, in simulated seconds."""
+
+    restart_s: _Seconds = 3.0
+    """What a join or a leave costs all ranks."""
+
+    max_s: _Positive = 1e6
+    max_steps: Annotated[StrictInt, Field(ge=1, le=10_000_000)] = 100_000
+    devices: Annotated[tuple[DeviceSection, ...], Field(max_length=_MAX_ENTRIES)] = ()
+    links: Annotated[dict[_Name, LinkSection], Field(max_length=_MAX_ENTRIES)] = {}
+    changes: Annotated[tuple[ChangeSection, ...], Field(max_length=_MAX_ENTRIES)] = ()
+    overlap: OverlapSection = OverlapSection()
+    learning: LearningSection = LearningSection()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Scenario:
+        if not self.devices and self.cluster is None:
+            raise ValueError("a scenario needs [[devices]] or a cluster")
+        if self.entries is None and self.model is None:
+            raise ValueError("a scenario needs entries (trained parameters) or a model")
+        if self.strategy == "stale-sparse" and self.learning.extra is None:
+            raise ValueError("strategy = 'stale-sparse' needs [learning.extra]: what compression costs")
+        return self
+
+
+def load(path: Path) -> Scenario:
+    """Read a scenario file. Raises NotFound or BadInput naming file, field and the nearest valid one."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except FileNotFoundError as error:
+        raise NotFound(f"scenario {path} is not there. Check the path") from error
+    except OSError as error:
+        raise BadInput(f"scenario {path} cannot be read: {error.strerror}. Check the path") from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise BadInput(f"scenario {path} is larger than 4 MiB. Use count = N for devices that are alike")
+    try:
+        document = tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise BadInput(f"scenario {path} is not UTF-8 at byte {error.start}. Save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"scenario {path} is not valid TOML: {error}. Check that line") from error
+    except RecursionError as error:
+        raise BadInput(f"scenario {path} is nested too deeply. A scenario is a few lines of TOML") from error
+    return parse(document, str(path))
+
+
+def parse(document: dict[str, Any], where: str) -> Scenario:
+    """Raises BadInput for the first field that is wrong."""
+    try:
+        return Scenario.model_validate(document)
+    except ValidationError as error:
+        raise BadInput(f"scenario {where}: {_explain(error.errors(include_url=False)[0])}") from error
+
+
+_SECTIONS: Final[dict[str, type[_Section]]] = {
+    "devices": DeviceSection,
+    "links": LinkSection,
+    "changes": ChangeSection,
+    "overlap": OverlapSection,
+    "learning": LearningSection,
+    "extra": ExtraSection,
+}
+_NOISE: Final = frozenset({"int", "float"})  # pydantic names the branch of a union that it tried
+
+
+def _explain(error: ErrorDetails) -> str:
+    parts = [part for part in error["loc"] if part not in _NOISE]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
+    if error["type"] == "extra_forbidden":
+        sections = [_SECTIONS[str(part)] for part in parts[:-1] if str(part) in _SECTIONS]
+        known = list((sections[-1] if sections else Scenario).model_fields)
+        close = difflib.get_close_matches(str(parts[-1]), known, n=1, cutoff=0.5)
+        return f"unknown field '{field}'. " + (f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}")
+    if error["type"] == "value_error":
+        return f"{field} {error['ctx']['error']}".lstrip()
+    if error["type"] == "missing":
+        return f"field '{field}' is missing. Add it"
+    given = repr(error["input"])
+    cause = error["msg"][0].lower() + error["msg"][1:]
+    shown = given if len(given) <= 80 else given[:77] + "..."
+    return f"{field} = {shown} is wrong: {cause.replace('input ', 'it ')}"

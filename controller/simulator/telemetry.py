@@ -1,0 +1,103 @@
+"""What the ranks of a simulated run measure, and tell the estimators as agents do: rank by rank, now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Protocol
+
+import numpy as np
+
+from atoll.controller.estimators.profile import Profile
+from atoll.controller.estimators.seen import LinkSeen, StepSeen
+from atoll.controller.planners.water_filling import F64
+from atoll.controller.simulator.devices import Computing
+from atoll.controller.simulator.outcome import PlanLog
+from atoll.controller.simulator.ranks import Ranks
+from atoll.controller.simulator.rounds import Timed
+
+_LOAD_SHARE: Final = 0.1
+_UPDATE_SHARE: Final = 0.1
+"""Of what a step computes before its backward pass, as Eq. 1 of Cannikin (2024) counts it; the rest is forward."""
+
+
+class Estimators(Protocol):
+    """What is needed of atoll.controller.estimators.run.RunEstimators; one for each run of a job."""
+
+    def observe(self, rank: int, seen: StepSeen) -> None: ...
+
+    def observe_links(
+        self, rank: int, island_of: Mapping[int, str], links: Iterable[LinkSeen], now_s: float
+    ) -> None: ...
+
+    def observe_entries(self, entries: int) -> None: ...
+
+    def profile(self) -> Profile: ...
+
+
+class Telemetry:
+    """Of one run."""
+
+    def __init__(self, estimators: Estimators, ranks: Ranks, entries: int) -> None:
+        self._estimators, self._ranks = estimators, ranks
+        self._island_of = dict(enumerate(ranks.island_of))
+        self._seen: list[list[StepSeen]] = [[] for _ in ranks.devices]
+        self._sent_J, self._busy_J = np.zeros(len(ranks.islands)), np.zeros(len(ranks.islands))
+        estimators.observe_entries(entries)
+
+    def measure(self, step: int, plan: PlanLog, computing: Computing, timed: Timed, norms: tuple[F64, float]) -> None:
+        """norms: squared, of each rank's gradient and of the mean; 0 where they were not sampled."""
+        self._sent_J += timed.sent_J
+        self._busy_J += timed.busy_J
+        sent_N = np.zeros(len(self._seen))
+        sent_N[self._ranks.leaders] = timed.sent_J
+        columns = (
+            timed.step_N,
+            computing.before_N,
+            computing.backward_N,
+            timed.first_bucket_N,
+            timed.sync_N,
+            timed.last_sync_N,
+            timed.stall_N,
+            sent_N,
+            norms[0],
+        )
+        batches = plan.choice.batches
+        rows = zip(self._seen, batches, *(column.tolist() for column in columns), strict=True)
+        for seen, batch, step_s, before_s, backward_s, first_s, sync_s, last_s, stall_s, sent, sqnorm in rows:
+            seen.append(
+                StepSeen(
+                    step=step,
+                    plan=plan.plan,
+                    local_batch=batch,
+                    total_batch=sum(batches),
+                    step_s=step_s,
+                    compute_s=before_s + backward_s,
+                    load_s=_LOAD_SHARE * before_s,
+                    forward_s=(1 - _LOAD_SHARE - _UPDATE_SHARE) * before_s,
+                    backward_s=backward_s,
+                    first_bucket_s=first_s,
+                    update_s=_UPDATE_SHARE * before_s,
+                    sync_s=sync_s,
+                    last_sync_s=last_s,
+                    stall_s=stall_s,
+                    rate=plan.choice.rate,
+                    sent_bytes=round(sent),
+                    local_sqnorm=sqnorm,
+                    global_sqnorm=norms[1],
+                )
+            )
+
+    def tell(self, now_s: float) -> Profile:
+        """Everything since the last time; what is known then."""
+        for rank, seen in enumerate(self._seen):
+            for step in seen:
+                self._estimators.observe(rank, step)
+            seen.clear()
+        others = len(self._ranks.leaders) - 1
+        sent = zip(self._ranks.leaders, self._sent_J.tolist(), self._busy_J.tolist(), strict=True)
+        for leader, sent_bytes, busy_s in sent:
+            peers = [peer for peer in self._ranks.leaders if peer != leader] if sent_bytes else []
+            links = [LinkSeen(peer=peer, sent_bytes=round(sent_bytes / others), busy_s=busy_s) for peer in peers]
+            if links:
+                self._estimators.observe_links(leader, self._island_of, links, now_s)
+        return self._estimators.profile()

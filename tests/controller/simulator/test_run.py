@@ -1,0 +1,170 @@
+"""Whole simulations: the real estimators and deciding code on small clusters."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.controller.simulator.catalogue import POLICIES, simulate
+from atoll.controller.simulator.cluster import build
+from atoll.controller.simulator.outcome import Outcome, PlanLog
+from atoll.controller.simulator.report import document, errors, optimum_at, rows
+from atoll.controller.simulator.scenario import parse
+from atoll.errors import BadInput, NoFeasiblePlan
+
+FAST = {"name": "fast", "q": 0.001, "s": 0.005, "k": 0.002, "m": 0.005}
+MIDDLE = {"name": "middle", "q": 0.0016, "s": 0.005, "k": 0.0034, "m": 0.005}
+SLOW = {"name": "slow", "q": 0.0033, "s": 0.005, "k": 0.0067, "m": 0.005}
+THREE: dict[str, Any] = {
+    "entries": 25_000_000,
+    "total_batch": 192,
+    "devices": [FAST, MIDDLE, SLOW],
+    "learning": {"samples": 30_000},
+}
+GRID = {
+    "rates": [0.8, 0.9, 0.97, 0.99, 0.999],
+    "batches": [16, 64, 512],
+    "extra": [[0.0, 0.01, 0.1], [0.01, 0.02, 0.11], [0.03, 0.04, 0.13], [0.08, 0.1, 0.2], [0.4, 0.4, 0.5]],
+}
+TWO_ISLANDS: dict[str, Any] = {
+    "strategy": "stale-sparse",
+    "entries": 25_000_000,
+    "total_batch": 128,
+    "rate": 0.95,
+    "devices": [FAST, {**MIDDLE, "island": "b"}],
+    "links": {"a": {"mbit_s": 480}, "b": {"mbit_s": 480}},
+    "learning": {"samples": 60_000, "extra": GRID},
+}
+
+
+def run(policy: str, scenario: dict[str, Any], seed: int = 1) -> Outcome:
+    return next(simulate(build(parse(scenario, "x"), Path()), [policy], seed))
+
+
+def later_median_s(outcome: Outcome, after_s: float) -> float:
+    return statistics.median(point.step_s for point in outcome.points if point.now_s > after_s)
+
+
+def last(outcome: Outcome) -> PlanLog:
+    return outcome.plans[-1]
+
+
+@pytest.mark.parametrize("scenario", [THREE, TWO_ISLANDS], ids=["dense", "stale-sparse"])
+def test_the_same_scenario_and_seed_give_the_same_bytes(scenario: dict[str, Any]) -> None:
+    cluster = build(parse({**scenario, "learning": {**scenario["learning"], "samples": 8000}}, "x"), Path())
+    texts = [json.dumps(document("x", seed, list(simulate(cluster, list(POLICIES), seed)))) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_optperf_is_near_the_optimum_by_its_third_plan_and_lb_bsp_is_not() -> None:
+    """Cannikin (2024), Figure 9."""
+    optperf, lb_bsp = run("optperf", THREE), run("lb-bsp", THREE)
+    third = optperf.plans[:3][-1]
+    assert third.exact_s <= 1.05 * third.optimum_s
+    fourth = lb_bsp.plans[3]
+    assert fourth.exact_s > 1.2 * fourth.optimum_s
+    best = optimum_at(lb_bsp)
+    assert best is not None
+    assert best.plan > 4
+    assert optperf.seconds < lb_bsp.seconds < run("even", THREE).seconds
+
+
+def test_predictions_are_within_7_percent_of_what_is_measured() -> None:
+    for seed in range(5):
+        found = errors(run("optperf", THREE, seed))
+        assert found is not None
+        assert found.largest < 0.07
+
+
+def test_a_second_load_on_a_device_is_followed() -> None:
+    change = {"at_s": 20, "device": "fast", "speed": 0.5}
+    scenario = {**THREE, "changes": [change]}
+    even, optperf = run("even", scenario), run("optperf", scenario)
+    assert last(optperf).at_s > 20
+    assert last(optperf).exact_s <= 1.06 * last(optperf).optimum_s
+    assert later_median_s(optperf, 40) < 0.8 * later_median_s(even, 40)
+
+
+def test_a_device_that_joins_and_one_that_leaves_begin_new_runs() -> None:
+    late = {**FAST, "name": "late", "joins_s": 10}
+    scenario = {**THREE, "devices": [FAST, {**MIDDLE, "leaves_s": 25}, SLOW, late], "restart_s": 2}
+    outcome = run("optperf", scenario)
+    sizes = {plan.run: len(plan.choice.batches) for plan in outcome.plans}
+    assert sizes == {1: 3, 2: 4, 3: 3}
+    assert all(sum(plan.choice.batches) == 192 for plan in outcome.plans)
+    third = next(plan for plan in outcome.plans if plan.run == 3)
+    assert third.choice.reason == "learned in earlier runs"
+    gaps = [b.now_s - a.now_s - b.step_s for a, b in zip(outcome.points, outcome.points[1:], strict=False)]
+    assert [gap for gap in gaps if gap > 1e-6] == pytest.approx([2.0, 2.0])
+
+
+def test_a_job_without_devices_waits_for_the_next_one() -> None:
+    alone = {**THREE, "total_batch": 16, "devices": [{**FAST, "leaves_s": 5}, {**SLOW, "joins_s": 50}]}
+    outcome = run("optperf", alone)
+    times = [point.now_s for point in outcome.points]
+    assert not [now for now in times if 6 < now < 50]
+    assert outcome.reached
+
+
+def test_the_last_device_that_leaves_ends_the_run() -> None:
+    outcome = run("even", {**THREE, "devices": [{**FAST, "leaves_s": 5}], "max_s": 100})
+    assert outcome.ended == "max_s"
+    assert not outcome.reached
+
+
+def test_a_plan_beyond_a_devices_memory_ends_the_run_and_says_so() -> None:
+    tight = {**THREE, "devices": [{**FAST, "max_batch": 70}, MIDDLE, SLOW]}
+    assert run("even", tight).reached
+    assert run("optperf", tight).ended.startswith("out of memory: fast got ")
+
+
+def test_a_batch_that_no_split_can_hold_is_no_feasible_plan() -> None:
+    with pytest.raises(NoFeasiblePlan):
+        run("even", {**THREE, "devices": [{**FAST, "max_batch": 70}]})
+
+
+def test_goodput_lets_the_batch_grow_with_the_noise() -> None:
+    noisy = {
+        **THREE,
+        "devices": [FAST, SLOW],
+        "total_batch": 96,
+        "learning": {"samples": 100_000, "noise_scale": [500, 5000], "batches": [96, 1536]},
+    }
+    fixed, goodput = run("optperf", noisy), run("goodput", noisy)
+    totals = [sum(plan.choice.batches) for plan in goodput.plans]
+    assert totals[-1] > 4 * totals[0]
+    assert goodput.plans[-1].choice.learning_rate_factor > 2
+    assert goodput.seconds < 0.8 * fixed.seconds
+
+
+def test_the_rate_follows_the_bandwidth() -> None:
+    thinner = {**TWO_ISLANDS, "changes": [{"at_s": 20, "island": name, "mbit_s": 95} for name in "ab"]}
+    outcome = run("rate", {**thinner, "learning": {"samples": 60_000, "extra": GRID}})
+    before = [point.rate for point in outcome.points if 15 < point.now_s < 20]
+    after = [point.rate for point in outcome.points if point.now_s > 40]
+    assert min(after) > max(before)
+    exact_s = last(outcome).exact_s
+    assert later_median_s(outcome, 40) < 1.1 * exact_s
+    assert any("Mbit/s" in plan.choice.reason for plan in outcome.plans)
+
+
+def test_an_unknown_policy_is_refused_before_anything_runs() -> None:
+    with pytest.raises(BadInput, match="no policy 'optprf'. Did you mean 'optperf'?"):
+        list(simulate(build(parse(THREE, "x"), Path()), ["even", "optprf"], 1))
+
+
+def test_a_row_says_what_came_of_each_policy() -> None:
+    short = {**THREE, "max_steps": 100}
+    cluster = build(parse(short, "x"), Path())
+    table = rows(list(simulate(cluster, ["even", "optperf"], 1)))
+    assert [row[0] for row in table] == ["even", "optperf"]
+    assert table[0][1].endswith(": max_steps")
+    plain = document("x", 1, list(simulate(cluster, ["even"], 1)))["policies"][0]
+    assert plain["steps"] == 100
+    assert plain["curve"][-1]["at_s"] == plain["seconds"]
+    assert plain["plans"][0]["batches"] == [64, 64, 64]
