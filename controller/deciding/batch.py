@@ -11,7 +11,7 @@ from atoll.controller.deciding.given import GAIN, Given
 from atoll.controller.deciding.split import doubt, following, least_batch, node_form, overlap_form
 from atoll.controller.deciding.words import changed, listed
 from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, RankProfile
-from atoll.controller.planners.goodput import candidates_between
+from atoll.controller.planners.goodput import Rule, candidates_between, learning_rate_factor
 from atoll.controller.planners.registry import PLANNERS, canonical
 from atoll.controller.state.records import PlanRecord
 
@@ -20,6 +20,8 @@ REACH: Final = 2.0
 """A plan changes the total batch by this factor at most: predictions far from what was measured are not trusted."""
 EXPLORE: Final = 1.25
 """Ranks that were measured with one batch only are shown another: without it no model of their step can be had."""
+MOST_NOISE: Final = 1e9
+"""Stands in where the gradient may be nothing but noise."""
 FACTOR_GAIN: Final = 0.10
 """How far the learning rate's factor may be from what the present noise asks for."""
 
@@ -56,45 +58,66 @@ def explore_batch(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | No
 def next_batch(
     given: Given, ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate], noise: NoiseEstimate
 ) -> PlanRecord | None:
-    """Total batch, split and learning rate that promise more goodput than the present ones, beyond all doubt."""
-    policy, before = given.policy, [rank.local_batch for rank in ranks]
+    """Total batch, split and learning rate that promise more goodput than the present ones, beyond all doubt.
+
+    A larger batch must be worth it with the least noise that the gradients may have, a smaller one with the most."""
+    before = [rank.local_batch for rank in ranks]
     total = sum(before)
-    text = canonical(
+    for scale, grows in ((noise.low, True), (min(noise.high, MOST_NOISE), False)):
+        text = _input(given, estimates, total, scale)
+        output = PLANNERS["goodput"].run_json(text)
+        planned = json.loads(output)
+        if planned["total_batch"] != total and (planned["total_batch"] > total) is grows:
+            now = next(c for c in planned["candidates"] if c["total_batch"] == total)
+            gain = planned["goodput"] / now["goodput"] - 1 if now["goodput"] else math.inf
+            if gain > max(GAIN, doubt(given, estimates, now["optperf"] or planned["step_time"])):
+                promise = f"{100 * gain:.0f} % more progress a second predicted"
+                return _plan(given, before, scale, (text, output), promise)
+    return _mended_factor(given, before, estimates, noise)
+
+
+def _mended_factor(
+    given: Given, before: Sequence[int], estimates: Sequence[NodeEstimate], noise: NoiseEstimate
+) -> PlanRecord | None:
+    """The present batch with another learning rate, where the noise has changed too much for the one it has."""
+    policy, total, present = given.policy, sum(before), given.current.learning_rate_factor or 1.0
+    if policy.rule == "none" or not given.current.total_batch:
+        return None
+    rule: Rule = "square-root" if policy.rule == "square-root" else "adascale"
+    wanted = [
+        learning_rate_factor(rule, s, policy.initial_batch, total) for s in (noise.low, min(noise.high, MOST_NOISE))
+    ]
+    if any(abs(math.log(factor / present)) <= FACTOR_GAIN for factor in wanted):
+        return None
+    if (wanted[0] > present) is not (wanted[1] > present):
+        return None  # it lies between them
+    text = _input(given, estimates, total, noise.noise_scale, totals=[total])
+    return _plan(
+        given, before, noise.noise_scale, (text, PLANNERS["goodput"].run_json(text)), f"it was x {present:.3g}"
+    )
+
+
+def _input(
+    given: Given, estimates: Sequence[NodeEstimate], total: int, scale: float, totals: Sequence[int] = ()
+) -> str:
+    return canonical(
         {
-            "candidates": _candidates(given, total),
-            "initial_batch": policy.initial_batch,
-            "noise_scale": noise.noise_scale,
+            "candidates": totals or _candidates(given, total),
+            "initial_batch": given.policy.initial_batch,
+            "noise_scale": scale,
             "nodes": [node_form(e, 1) for e in estimates],
-            "rule": "square-root" if policy.rule == "square-root" else "adascale",
+            "rule": "square-root" if given.policy.rule == "square-root" else "adascale",
             **overlap_form(given.profile.overlap),
         }
     )
-    output = PLANNERS["goodput"].run_json(text)
-    planned = json.loads(output)
-    now = next(c for c in planned["candidates"] if c["total_batch"] == total)
-    gain = planned["goodput"] / now["goodput"] - 1 if now["goodput"] else math.inf
-    uncertain = math.hypot(
-        doubt(given, estimates, now["optperf"] or planned["step_time"]),
-        _noise_doubt(noise, total, planned["total_batch"]),
-    )
-    if planned["total_batch"] == total:
-        factor, present = planned["learning_rate_factor"], given.current.learning_rate_factor or 1.0
-        if policy.rule == "none" or abs(math.log(factor / present)) <= FACTOR_GAIN:
-            return None
-        return _plan(given, before, noise, (text, output), f"it was x {present:.3g}")
-    if gain <= max(GAIN, uncertain):
-        return None
-    return _plan(given, before, noise, (text, output), f"{100 * gain:.0f} % more progress a second predicted")
 
 
-def _plan(
-    given: Given, before: Sequence[int], noise: NoiseEstimate, derived: tuple[str, str], promise: str
-) -> PlanRecord:
+def _plan(given: Given, before: Sequence[int], scale: float, derived: tuple[str, str], promise: str) -> PlanRecord:
     """derived: the planner's input and output."""
     planned = json.loads(derived[1])
     factor = _factor(given, planned["total_batch"], planned["learning_rate_factor"])
     reason = (
-        f"gradient noise scale {noise.noise_scale:.0f}: {changed('batch', sum(before), planned['total_batch'])}, "
+        f"gradient noise scale {scale:.0f}: {changed('batch', sum(before), planned['total_batch'])}, "
         f"local batches {listed(before)} → {listed(planned['batches'])}, learning rate x {factor:.3g}, {promise}"
     )
     return following(
@@ -124,9 +147,3 @@ def _factor(given: Given, total: int, planned: float | None) -> float:
     if given.policy.rule == "none":
         return 1.0
     return planned if planned is not None else given.current.learning_rate_factor or 1.0
-
-
-def _noise_doubt(noise: NoiseEstimate, total: int, planned_total: int) -> float:
-    """How much of the promised gain hangs on the noise scale's own error: d ln(efficiency ratio) for two errors."""
-    scale = noise.noise_scale
-    return 2 * noise.error * abs(scale / (scale + total) - scale / (scale + planned_total))

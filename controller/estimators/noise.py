@@ -14,7 +14,7 @@ from typing import Final
 from atoll.controller.estimators.profile import NoiseEstimate
 from atoll.controller.estimators.robust import median, spread
 from atoll.controller.estimators.seen import StepSeen
-from atoll.controller.planners.gns import GnsInput, estimate_gns, noise_scale
+from atoll.controller.planners.gns import GnsInput, estimate_gns
 
 KEEP: Final = 0.96
 """Weight of what was known at each new sampled step: about 50 of them count."""
@@ -109,20 +109,28 @@ class NoiseEstimator:
         return False
 
     def estimate(self) -> NoiseEstimate | None:
-        """None before enough sampled steps, and while the gradient's squared norm is not surely above 0."""
+        """None before enough sampled steps, and where they contradict each other: a trace, or a squared norm with all
+        its doubt, below 0."""
         if self._steps < NEEDED_STEPS:
             return None
         trace, sqnorm, traces, sqnorms, products = (total / self._weight for total in self._sums)
-        scale = noise_scale(trace, sqnorm)
-        if scale is None or not trace > 0:
-            return None
         # Of weighted means: variance of one step over the number of steps that the weights are worth.
         share = self._weight_square / self._weight**2
         share /= 1 - share
         of_trace = max(traces - trace**2, 0.0) * share
         of_sqnorm = max(sqnorms - sqnorm**2, 0.0) * share
-        if of_sqnorm >= sqnorm**2:
-            return None
         both = (products - trace * sqnorm) * share
+        doubt = 2 * math.sqrt(of_sqnorm)
+        if not trace > 0 or not sqnorm + doubt > 0:
+            return None
+        low = trace / (sqnorm + doubt)
+        if sqnorm <= doubt / 2:
+            return NoiseEstimate(noise_scale=low, error=math.inf, low=low, high=math.inf, steps=self._steps)
         square = of_trace / trace**2 + of_sqnorm / sqnorm**2 - 2 * both / (trace * sqnorm)
-        return NoiseEstimate(noise_scale=scale, error=math.sqrt(max(square, 0.0)), steps=self._steps)
+        return NoiseEstimate(
+            noise_scale=trace / sqnorm,
+            error=math.sqrt(max(square, 0.0)),
+            low=low,
+            high=trace / (sqnorm - doubt) if sqnorm > doubt else math.inf,
+            steps=self._steps,
+        )

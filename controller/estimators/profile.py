@@ -63,10 +63,14 @@ class OverlapEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseEstimate:
-    """Gradient noise scale tr(Sigma) / |G|^2 in samples, from `steps` sampled steps; error: relative."""
+    """Gradient noise scale tr(Sigma) / |G|^2 in samples, from `steps` sampled steps. error: its relative standard
+    error, infinite where |G|^2 drowns in the noise: then noise_scale is the least it may well be. low, high: two
+    standard errors of |G|^2 from it; high is infinite where |G|^2 may be 0."""
 
     noise_scale: float
     error: float
+    low: float
+    high: float
     steps: int
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -17,8 +18,9 @@ SHARED = OverlapEstimate(gamma=0.2, t_o=0.05, t_u=0.01, error_s=0.0005)
 SECOND = replace(EVEN, id=2, total_batch=256, learning_rate_factor=1.0)
 
 
-def noise(scale: float, error: float = 0.1) -> NoiseEstimate:
-    return NoiseEstimate(noise_scale=scale, error=error, steps=50)
+def noise(scale: float, error: float = 0.0) -> NoiseEstimate:
+    high = scale / (1 - 2 * error) if error < 0.5 else math.inf
+    return NoiseEstimate(noise_scale=scale, error=error, low=scale / (1 + 2 * error), high=high, steps=50)
 
 
 def test_noisy_gradients_bear_a_larger_batch_and_a_higher_learning_rate() -> None:
@@ -44,8 +46,12 @@ def test_quiet_gradients_bear_a_smaller_one_within_the_users_range() -> None:
 def test_what_is_gained_must_exceed_what_is_not_known() -> None:
     unsure = given(measured(*LIKE, error=0.2), current=SECOND, policy=ADAPTIVE, noise=noise(4000), overlap=SHARED)
     assert next_plan(unsure) is None
-    unknown_noise = noise(900, error=3.0)
-    assert next_plan(given(measured(*LIKE), current=SECOND, policy=ADAPTIVE, noise=unknown_noise)) is None
+    sure = given(measured(*LIKE), current=SECOND, policy=ADAPTIVE, noise=noise(1500), overlap=SHARED)
+    assert next_plan(sure) is not None
+    perhaps_less = given(measured(*LIKE), current=SECOND, policy=ADAPTIVE, noise=noise(1500, error=2.5), overlap=SHARED)
+    assert next_plan(perhaps_less) is None
+    much_or_more = given(measured(*LIKE), current=SECOND, policy=ADAPTIVE, noise=noise(9000, error=0.6), overlap=SHARED)
+    assert next_plan(much_or_more) is not None
 
 
 @pytest.mark.parametrize(

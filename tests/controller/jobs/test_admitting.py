@@ -107,7 +107,7 @@ def test_with_even_batches_a_slow_device_waits_that_a_split_by_speed_would_take(
 
 
 def test_a_batch_that_may_grow_makes_room_for_a_device_that_a_small_one_has_no_use_for() -> None:
-    noise = NoiseEstimate(noise_scale=5000.0, error=0.1, steps=50)
+    noise = NoiseEstimate(noise_scale=5000.0, error=0.1, low=5000.0, high=5000.0, steps=50)
     small = profile(1, 1, 1, total_batch=24, noise=noise)
     offer = Candidate("n/0", 0.5)
     assert judged(small, offer).waiting

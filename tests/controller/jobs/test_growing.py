@@ -198,7 +198,7 @@ def test_a_job_that_asked_for_so_many_workers_keeps_a_slow_one_and_warns() -> No
 
 def test_samples_of_a_larger_batch_are_worth_less_when_runs_are_compared() -> None:
     """20 % more samples a second in batches of ten times the size, where the noise is that of the first: slower."""
-    noise = NoiseEstimate(noise_scale=240.0, error=0.1, steps=50)
+    noise = NoiseEstimate(noise_scale=240.0, error=0.1, low=240.0, high=240.0, steps=50)
     larger = profile(1, 1, 1, 1, total_batch=2400, step_s=2400 / 2880, noise=noise)
     assert look(grown(larger, before=2400.0)).job.phase is Phase.STOPPING
     assert look(grown(replace(larger, noise=None), before=2400.0)).job.phase is Phase.RUNNING

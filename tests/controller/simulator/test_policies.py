@@ -85,7 +85,7 @@ def test_lb_bsp_waits_until_all_were_measured_under_the_newest_plan() -> None:
 
 FAST = NodeEstimate(q=0.001, s=0.01, k=0.002, m=0.01, error=0.01, low_batch=20, high_batch=40)
 SLOW = NodeEstimate(q=0.004, s=0.01, k=0.008, m=0.01, error=0.01, low_batch=20, high_batch=40)
-NOISE = NoiseEstimate(noise_scale=10_000.0, error=0.1, steps=50)
+NOISE = NoiseEstimate(noise_scale=10_000.0, error=0.1, low=10_000.0, high=10_000.0, steps=50)
 OVERLAP = OverlapEstimate(gamma=0.2, t_o=0.1, t_u=0.02, error_s=0.001)
 TOTALS = (80, 120, 160, 320, 640)
 
