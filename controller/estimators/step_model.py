@@ -31,6 +31,11 @@ _LEAST_SLOPE: Final = 0.01
 """Samples take at least this part of the time: planners need q + k > 0."""
 _EDGE: Final = 0.1
 """The error is that of a prediction this part below and above the batches seen."""
+_LIKELY_SLOPE: Final = 0.75
+_SLOPE_DOUBT: Final = 0.3
+"""What is believed before two batches far apart were seen: about so much of the time at the mean batch goes with the
+samples, as all of it does in Eq. 8, which serves until then. Of batches near each other noise alone would say that
+samples are free, and a planner would give such a device all of them."""
 _OWN_STEPS: Final = 6
 """With so many, a batch's own median is what its next steps are held against; before, the model is."""
 _RENEWED: Final = 4
@@ -279,7 +284,7 @@ class StepModel:
 
 
 def _fit(levels: list[tuple[int, _Level]]) -> NodeEstimate:
-    """Weighted least squares, each coefficient at least 0; two distinct batches or more."""
+    """Weighted least squares with a prior of the slopes, each coefficient at least 0; two distinct batches or more."""
     # Plain sums, as a controller does this for a thousand ranks every second.
     weight = batches = others = backward = 0.0
     weighted = []
@@ -297,9 +302,20 @@ def _fit(levels: list[tuple[int, _Level]]) -> NodeEstimate:
         lever += w * off * off
         with_a += w * off * level.others_s
         with_p += w * off * level.backward_s
-    square = lever + weight * mean_b * mean_b
-    q, s = _line(with_a / lever, mean_b, mean_a, (with_a + weight * mean_b * mean_a) / square)
-    k, m = _line(with_p / lever, mean_b, mean_p, (with_p + weight * mean_b * mean_p) / square)
+    prior = (mean_b / (_SLOPE_DOUBT * (mean_a + mean_p))) ** 2
+    from_origin = lever + weight * mean_b * mean_b
+    q, s = _line(
+        (with_a + prior * _LIKELY_SLOPE * mean_a / mean_b) / (lever + prior),
+        mean_b,
+        mean_a,
+        (with_a + weight * mean_b * mean_a) / from_origin,
+    )
+    k, m = _line(
+        (with_p + prior * _LIKELY_SLOPE * mean_p / mean_b) / (lever + prior),
+        mean_b,
+        mean_p,
+        (with_p + weight * mean_b * mean_p) / from_origin,
+    )
     low, high = levels[0][0], levels[-1][0]
     least = _LEAST_SLOPE * ((q + k) * high + s + m) / high
     if q + k < least:
@@ -313,8 +329,8 @@ def _fit(levels: list[tuple[int, _Level]]) -> NodeEstimate:
     # Both lines have the same weights, so their sum is the line of the sums.
     below, above = max(low * (1 - _EDGE), 1.0), high * (1 + _EDGE)
     error = max(
-        math.sqrt(1 / weight + (below - mean_b) ** 2 / lever) / (slope * below + intercept),
-        math.sqrt(1 / weight + (above - mean_b) ** 2 / lever) / (slope * above + intercept),
+        math.sqrt(1 / weight + (below - mean_b) ** 2 / (lever + prior)) / (slope * below + intercept),
+        math.sqrt(1 / weight + (above - mean_b) ** 2 / (lever + prior)) / (slope * above + intercept),
     )
     error *= math.sqrt(misfit)
     return NodeEstimate(q=q, s=s, k=k, m=m, error=error, low_batch=low, high_batch=high)
