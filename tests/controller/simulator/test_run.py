@@ -133,11 +133,12 @@ def test_goodput_lets_the_batch_grow_with_the_noise() -> None:
         **THREE,
         "devices": [FAST, SLOW],
         "total_batch": 96,
-        "learning": {"samples": 100_000, "noise_scale": [500, 5000], "batches": [96, 1536]},
+        "overlap": {"mbit_s": 2000},
+        "learning": {"samples": 60_000, "noise_scale": [500, 2000], "batches": [96, 1536]},
     }
     fixed, goodput = run("optperf", noisy), run("goodput", noisy)
     totals = [sum(plan.choice.batches) for plan in goodput.plans]
-    assert totals[-1] > 4 * totals[0]
+    assert totals[-1] > 2 * totals[0]
     assert goodput.plans[-1].choice.learning_rate_factor > 2
     assert goodput.seconds < 0.8 * fixed.seconds
 
