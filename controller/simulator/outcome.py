@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from atoll.controller.simulator.joining import Verdict
 from atoll.controller.simulator.policies import Choice
 
 
@@ -46,6 +47,7 @@ class Outcome:
     samples: int
     plans: tuple[PlanLog, ...]
     points: tuple[Point, ...]
+    verdicts: tuple[Verdict, ...]
 
     @property
     def reached(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from atoll.controller.simulator.outcome import Outcome, PlanLog
@@ -94,16 +94,8 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
         else {"plans": wrong.plans, "median_error": wrong.median, "largest_error": wrong.largest},
         "best_split": None if best is None else {"run": best.run, "plan": best.plan, "at_s": best.at_s},
         "plans": [_plan(plan) for plan in outcome.plans],
-        "curve": [
-            {
-                "at_s": p.now_s,
-                "progress": p.progress,
-                "step_s": p.step_s,
-                "total_batch": p.total_batch,
-                "rate": p.rate,
-            }
-            for p in thinned
-        ],
+        "verdicts": [asdict(verdict) for verdict in outcome.verdicts],
+        "curve": [asdict(point) for point in thinned],
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.planners.inverse_time import InverseTimeInput, split_by_inverse_time
 from atoll.controller.simulator.cluster import Cluster, is_called
-from atoll.controller.simulator.devices import Device
+from atoll.controller.simulator.joining import Joining
 from atoll.controller.simulator.learning import Learning
 from atoll.controller.simulator.links import Link
 from atoll.controller.simulator.outcome import Outcome, PlanLog, Point
@@ -52,6 +52,7 @@ class Simulation:
         self._now_s, self._step, self._samples, self._run = 0.0, 0, 0, 0
         self._ended = ""  # why, where it was not for the target
         self._learned: dict[str, float] = {}  # seconds per sample by device, in earlier runs
+        self._joining = Joining(cluster)
         self._plans: list[PlanLog] = []
         self._points: list[Point] = []
         self._form(scenario.rate if self._sparse else 0.0, scenario.total_batch)
@@ -73,6 +74,7 @@ class Simulation:
             samples=self._samples,
             plans=tuple(self._plans),
             points=tuple(self._points),
+            verdicts=tuple(self._joining.verdicts),
         )
 
     def _goes_on(self) -> bool:
@@ -83,9 +85,6 @@ class Simulation:
             self._ended = "max_steps"
         return not self._ended and self._learning.share < 1
 
-    def _present(self) -> tuple[Device, ...]:
-        return tuple(d for d in self._cluster.devices if d.joins_s <= self._now_s < d.leaves_s)
-
     def _change(self) -> None:
         """What the scenario says of this time: speeds, links, and who is there."""
         while self._changes and self._changes[0].at_s <= self._now_s:
@@ -95,22 +94,22 @@ class Simulation:
                 self._speeds.update(dict.fromkeys(called, change.speed))
             elif change.island is not None and change.mbit_s is not None:
                 self._links[change.island] = Link.constant(change.mbit_s)
-        if self._present() == self._ranks.devices:
+        if self._joining.present(self._now_s) == self._ranks.devices:
             return
         for rank, known in self._telemetry.tell(self._now_s).ranks.items():
             self._learned[self._ranks.devices[rank].name] = known.compute_s / max(known.local_batch, 1)
         self._now_s += self._cluster.scenario.restart_s
-        if not self._present():  # the job waits for a device
+        if not self._joining.present(self._now_s):  # the job waits for a device
             later = (d.joins_s for d in self._cluster.devices if d.joins_s > self._now_s)
             self._now_s = min(later, default=self._cluster.scenario.max_s)
-        if self._present():
+        if self._joining.present(self._now_s):
             before = self._in_force.choice
             self._form(before.rate, sum(before.batches))
 
     def _form(self, rate: float, total: int) -> None:
         """A new run with whoever is there."""
         self._run += 1
-        self._ranks = Ranks(self._cluster, self._present(), self._now_s)
+        self._ranks = Ranks(self._cluster, self._joining.present(self._now_s), self._now_s)
         self._telemetry = Telemetry(self._new_estimators(), self._ranks, self._cluster.entries)
         self._in_force = self._newest = self._log(1, self._first(rate, total), self._step)
         self._take_effect()
@@ -166,6 +165,10 @@ class Simulation:
     def _decide(self) -> None:
         """All telemetry since the last time arrives, and the policy is asked."""
         profile = self._telemetry.tell(self._now_s)
+        split = "even" if self._policy.splits_evenly else "auto"
+        self._joining.judge(
+            self._now_s, profile, self._ranks.devices, learned=self._learned, speeds=self._speeds, split=split
+        )
         choice = self._policy.decide(
             Situation(
                 now_s=self._now_s,

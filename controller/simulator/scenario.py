@@ -7,7 +7,17 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from atoll.errors import BadInput, NotFound
@@ -179,6 +189,9 @@ class Scenario(_Section):
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
     decide_s: _Positive = 1.0
     """How often the telemetry arrives and a policy is asked, in simulated seconds."""
+
+    admission: StrictBool = False
+    """Whether the controller's admission is asked before a device joins."""
 
     restart_s: _Seconds = 3.0
     """What a join or a leave costs all ranks."""
