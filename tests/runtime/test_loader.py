@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from atoll.agent.runtime import loader as loader_module
 from atoll.agent.runtime.loader import Cut, Loader, Position
-from atoll.agent.runtime.schedule import ShareSchedule
+from atoll.agent.runtime.schedule import PlanSchedule
 from atoll.agent.runtime.split import split_batch
+from atoll.agent.runtime.terms import Terms
 from atoll.errors import AtollError, BadInput
 
 
@@ -53,7 +54,7 @@ class AheadOfTime(DataLoader[Any]):
 
 
 def make(samples: int = 20, *, rank: int = 0, world_size: int = 1, **options: Any) -> Loader[Any]:
-    options.setdefault("schedule", ShareSchedule(world_size))
+    options.setdefault("schedule", PlanSchedule(world_size))
     options.setdefault("boundary", lambda: None)
     options.setdefault("global_batch", 6)
     return Loader(Numbers(samples), rank=rank, world_size=world_size, **{"seed": 3, **options})
@@ -72,7 +73,8 @@ class Members:
     """All ranks of one run in lockstep: the control collective is a function call."""
 
     def __init__(self, world_size: int, position: Position, lead: int, **options: Any) -> None:
-        self.schedules = [ShareSchedule(world_size) for _ in range(world_size)]
+        samples = options.get("samples")
+        self.schedules = [PlanSchedule(world_size, samples=samples) for _ in range(world_size)]
         self.loaders = [
             make(
                 rank=rank,
@@ -87,8 +89,8 @@ class Members:
         for loader in self.loaders:
             loader.seek(position)
 
-    def tell(self, rank: int, plan_id: int, from_step: int, shares: list[float]) -> None:
-        self.schedules[rank].add(plan_id, from_step, shares)
+    def tell(self, rank: int, plan_id: int, from_step: int, terms: Terms) -> None:
+        self.schedules[rank].add(plan_id, from_step, terms)
 
     def agree(self, step: int) -> None:
         common = min(schedule.newest_contiguous() for schedule in self.schedules)
@@ -99,7 +101,8 @@ class Members:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject) -> None:
-    """Runs of any size follow one another, are stopped at any step, and change shares as plans reach their ranks."""
+    """Runs of any size follow one another, are stopped at any step, and change shares and total batch as plans reach
+    their ranks, which may also be plans that cannot be trained."""
     samples, batch = data.draw(st.integers(1, 60), "samples"), data.draw(st.integers(1, 17), "batch")
     drop_last = data.draw(st.booleans(), "drop_last") and samples >= batch
     epochs = data.draw(st.integers(1, 3), "epochs")
@@ -125,16 +128,20 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
                         (step, epoch, first.start, first.total)
                     }
                     # Telemetry names the plan of a step, so batches that were cut ahead must follow it too.
-                    assert counts == split_batch(first.total, members.schedules[0].shares_at(step))
+                    terms = members.schedules[0].terms_at(step)
+                    assert counts == split_batch(first.total, terms.shares)
+                    assert world_size <= terms.total_batch <= samples or terms.total_batch == 0
+                    assert first.total == min(terms.total_batch or batch, samples - first.start)
                     assert [cut.weight * cut.total for cut in cuts if cut is not None] == pytest.approx(counts)
                     for rows, count in zip(batches, counts, strict=True):
                         assert len(rows) == max(count, 1)
                         counted[epoch].update(rows.tolist()[:count])
                     if data.draw(st.booleans(), "plan"):
                         plans += 1
+                        total = data.draw(st.integers(0, samples + 2), "total batch")
+                        shares = tuple(float(1 + (plans * 7 + other) % 5) for other in range(world_size))
                         for rank in range(world_size):
-                            shares = [float(1 + (plans * 7 + other) % 5) for other in range(world_size)]
-                            members.tell(rank, plans, step + plans % 3, shares)
+                            members.tell(rank, plans, step + plans % 3, Terms(shares, total_batch=total))
                     members.agree(step)
                     step, ends_after = step + 1, ends_after - 1
                     if ends_after <= 0:
@@ -259,8 +266,8 @@ def test_tensors_are_indexed_as_a_whole_and_look_as_torch_would_collate_them() -
     chosen = Subset(Subset(data, list(range(19, -1, -1))), [0, 2, 4, 6, 8, 10, 12])
     for dataset in (data, chosen):
         common: dict[str, Any] = {"global_batch": 4, "rank": 0, "world_size": 1, "seed": 1, "boundary": lambda: None}
-        fast = list(Loader[Any](dataset, schedule=ShareSchedule(1), **common))
-        slow = list(Loader[Any](dataset, schedule=ShareSchedule(1), collate_fn=_collate_slowly, **common))
+        fast = list(Loader[Any](dataset, schedule=PlanSchedule(1), **common))
+        slow = list(Loader[Any](dataset, schedule=PlanSchedule(1), collate_fn=_collate_slowly, **common))
         assert len(fast) == len(slow) == -(-len(dataset) // 4)
         for mine, theirs in zip(fast, slow, strict=True):
             assert type(mine) is type(theirs) is list
@@ -279,7 +286,7 @@ def test_a_dataset_may_answer_for_a_batch_at_once() -> None:
 
     asked: list[list[int]] = []
     loader: Loader[Any] = Loader(
-        Batched(8), global_batch=4, rank=0, world_size=1, seed=0, schedule=ShareSchedule(1), boundary=lambda: None
+        Batched(8), global_batch=4, rank=0, world_size=1, seed=0, schedule=PlanSchedule(1), boundary=lambda: None
     )
     assert [batch.tolist() for batch in loader] == asked
     assert sorted(flat(asked)) == list(range(8))
@@ -292,7 +299,7 @@ def test_batches_are_moved_to_the_device_whatever_their_shape() -> None:
         rank=0,
         world_size=1,
         seed=0,
-        schedule=ShareSchedule(1),
+        schedule=PlanSchedule(1),
         boundary=lambda: None,
         collate_fn=lambda samples: {"x": (torch.tensor(samples), "text"), "y": [torch.ones(2)]},
         device=torch.device("meta"),
@@ -331,7 +338,7 @@ class Endless(IterableDataset[int]):
                 rank=0,
                 world_size=1,
                 seed=0,
-                schedule=ShareSchedule(1),
+                schedule=PlanSchedule(1),
                 boundary=lambda: None,
             ),
             "Endless has no length",
@@ -349,7 +356,7 @@ def test_stop_iteration_from_a_dataset_is_not_taken_for_the_end_of_the_epoch() -
             raise StopIteration
 
     loader: Loader[Any] = Loader(
-        Broken(8), global_batch=4, rank=0, world_size=1, seed=0, schedule=ShareSchedule(1), boundary=lambda: None
+        Broken(8), global_batch=4, rank=0, world_size=1, seed=0, schedule=PlanSchedule(1), boundary=lambda: None
     )
     with pytest.raises((BadInput, RuntimeError), match="StopIteration"):
         list(loader)
@@ -378,8 +385,8 @@ def worker_server() -> Iterator[None]:
 def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persistent: bool) -> None:
     """1. Two workers cut 4 steps ahead. 2. A plan agreed in step 1 holds from step 1 + 1 + 4. 3. A break ends both."""
 
-    def loader(num_workers: int) -> tuple[Loader[Any], ShareSchedule]:
-        schedule = ShareSchedule(2, [1, 1])
+    def loader(num_workers: int) -> tuple[Loader[Any], PlanSchedule]:
+        schedule = PlanSchedule(2, Terms((1, 1)))
         data = TensorDataset(torch.arange(64))
         made = Loader[Any](
             data,
@@ -392,7 +399,7 @@ def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persi
             num_workers=num_workers,
             persistent_workers=persistent and num_workers > 0,
         )
-        schedule.add(2, 0, [3, 1])
+        schedule.add(2, 0, Terms((3, 1)))
         return made, schedule
 
     ahead, schedule = loader(2)
