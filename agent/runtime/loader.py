@@ -50,8 +50,8 @@ class Loader(Generic[BatchT]):
         multiprocessing_context: str = "forkserver",
         device: torch.device | None = None,
     ) -> None:
-        """dataset: map-style. global_batch: samples per step of all ranks where no plan says otherwise. boundary: called at the start of every
-        __next__, also of the one that ends the epoch; what it raises ends the iteration.
+        """dataset: map-style. global_batch: samples per step of all ranks, where no plan says otherwise. boundary:
+        called at the start of every __next__, also of the one that ends the epoch; what it raises ends the iteration.
 
         multiprocessing_context: how worker processes are made. Not "fork": this process has threads (its link to the
         agent, gloo, NCCL, OpenMP) whose locks a forked child would inherit locked. The training script must therefore

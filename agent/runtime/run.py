@@ -244,9 +244,11 @@ class Run:
     def statistics(self) -> dict[str, float]:
         """total_batch and learning_rate_factor of this step, and what the strategy measured since the run began.
 
-        Under `dense` that is nothing, under `stale-sparse` among others stall_s, fresh_share, sent_bytes, and stall_s.NAME for each parameter."""
-        now = {"total_batch": float(self.total_batch), "learning_rate_factor": self.learning_rate_factor}
-        return {**self._prepared("run.statistics").statistics(), **now}
+        Under `dense` that is nothing, under `stale-sparse` among others stall_s, fresh_share, sent_bytes, and
+        stall_s.NAME for each parameter."""
+        measured = self._prepared("run.statistics").statistics()
+        plan = {"total_batch": float(self.total_batch), "learning_rate_factor": self.learning_rate_factor}
+        return {**measured, **plan}
 
     def report(self, **metrics: float) -> None:
         """Numbers for `atoll status` and the job's curves, at the current step. At most 64, under any names."""

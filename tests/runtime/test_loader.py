@@ -107,6 +107,7 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
     drop_last = data.draw(st.booleans(), "drop_last") and samples >= batch
     epochs = data.draw(st.integers(1, 3), "epochs")
     counted: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs)}
+    consumed = dict.fromkeys(range(epochs), 0)
     position, step = Position(0, 0, 0), 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader_module, "DataLoader", AheadOfTime)
@@ -151,13 +152,44 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
                     assert loader.position == members.loaders[0].position
                 position = members.loaders[0].position
                 assert position.step == step
+                consumed[epoch] = position.consumed
                 if ends_after <= 0:
                     break
-            if members.loaders[0]._cutter.batches_left(position.consumed) == 0:
+                assert members.loaders[0].batches_left == 0
+                assert drop_last or position.consumed == samples
+            if members.loaders[0].batches_left == 0:
                 position = Position(position.epoch + 1, 0, position.step)
-    for counter in counted.values():
+    for epoch, counter in counted.items():
         assert set(counter.values()) <= {1}
-        assert len(counter) == (samples - samples % batch if drop_last else samples)
+        assert len(counter) == consumed[epoch]
+
+
+@given(st.data())
+def test_what_ended_an_epoch_is_shown_again_alone_whatever_the_batches_were(data: st.DataObject) -> None:
+    """1. A run goes on at the end of an epoch, with another total batch than the last step had. 2. One batch is handed
+    out that ends there, nothing after it, and the position is what it was. 3. The next epoch is whole."""
+    samples, world_size = data.draw(st.integers(5, 40), "samples"), data.draw(st.integers(1, 3), "world")
+    drop_last, total = data.draw(st.booleans(), "drop_last"), data.draw(st.integers(3, samples), "total batch")
+    consumed = data.draw(st.integers(samples - total + 1, samples), "consumed") if drop_last else samples
+    end = Position(1, consumed, data.draw(st.integers(1, 30), "step"))
+    handed_out: list[int] = []
+    for rank in range(world_size):
+        plans = PlanSchedule(world_size, Terms((1.0,) * world_size, total_batch=total), samples=samples)
+        loader = make(samples, rank=rank, world_size=world_size, schedule=plans, global_batch=5, drop_last=drop_last)
+        loader.seek(end)
+        assert loader.batches_left == 0
+        loader.show_again()
+        for batch in loader:
+            cut = loader.current
+            assert cut is not None
+            assert (cut.step, cut.start + cut.total) == (end.step - 1, consumed)
+            handed_out += batch.tolist()[: cut.local]
+        assert loader.position == end
+        assert len(list(loader)) == (samples // total if drop_last else -(-samples // total))
+        assert loader.position.epoch == 2
+    whole = flat(epoch_of(make(samples), 1))
+    assert 0 < len(handed_out) <= total
+    assert handed_out == whole[consumed - len(handed_out) : consumed]
 
 
 def test_the_order_comes_from_seed_and_epoch_alone() -> None:
@@ -241,6 +273,23 @@ def test_the_length_is_that_of_a_whole_epoch_also_after_a_resume_in_the_middle()
     assert len(list(loader)) == 3
     assert (len(loader), loader.batches_left) == (4, 0)
     assert len(make(drop_last=True)) == 3
+
+
+def test_the_total_batch_follows_the_plan_and_the_length_stays_the_scripts() -> None:
+    """1. Batches of 6, then one of 10 by plan 1; 2. a plan with shares alone brings back the script's own 6."""
+    plans = PlanSchedule(1, samples=20)
+    loader = make(schedule=plans)
+    totals = []
+    for batch in loader:
+        totals.append((len(batch), loader.total_batch, loader.batches_left))
+        if len(totals) == 1:
+            plans.add(1, 0, Terms((1.0,), total_batch=10))
+            plans.agree(0, 1, lead=0)
+        elif len(totals) == 2:
+            plans.add(2, 0, Terms((1.0,)))
+            plans.agree(1, 2, lead=0)
+    assert totals == [(6, 6, 4), (10, 10, 2), (4, 6, 1)]
+    assert len(loader) == 4
 
 
 def test_a_rank_without_samples_gets_one_at_weight_zero() -> None:
