@@ -209,7 +209,7 @@ def test_the_batch_and_the_learning_rate_change_and_nothing_is_trained_twice(
         assert agent.exit_codes() == [85] * 3, agent.said()
         for rank, local in enumerate(((15, 5), (10, 3), (5, 2))):
             told = [(sample.plan, sample.total_batch, sample.local_batch) for sample in agent.steps[rank]]
-            assert told[4:7] == [(1, 12, (6, 4, 2)[rank]), (2, 30, local[0]), (2, 10, local[1])]
+            assert told[4:7] == [(1, 12, 4), (2, 30, local[0]), (2, 10, local[1])]
             assert told[7:] == [(3, 30, local[0])] * 2
         (refusal,) = [notice.text for notice in agent.notices]
         assert refusal.startswith("plan 3 cannot be trained")
