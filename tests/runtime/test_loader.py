@@ -432,7 +432,8 @@ def worker_server() -> Iterator[None]:
 @pytest.mark.usefixtures("worker_server")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persistent: bool) -> None:
-    """1. Two workers cut 4 steps ahead. 2. A plan agreed in step 1 holds from step 1 + 1 + 4. 3. A break ends both."""
+    """1. Two workers cut 4 steps ahead. 2. A plan agreed in step 1, with another total batch, holds from step 1 + 1 + 4.
+    3. A break ends both."""
 
     def loader(num_workers: int) -> tuple[Loader[Any], PlanSchedule]:
         schedule = PlanSchedule(2, Terms((1, 1)))
@@ -448,7 +449,7 @@ def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persi
             num_workers=num_workers,
             persistent_workers=persistent and num_workers > 0,
         )
-        schedule.add(2, 0, Terms((3, 1)))
+        schedule.add(2, 0, Terms((3, 1), total_batch=8))
         return made, schedule
 
     ahead, schedule = loader(2)
@@ -461,7 +462,7 @@ def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persi
             schedule.agree(1, 2, ahead.lead)
         if ahead.position.step == 9:
             break
-    assert (ahead.lead, sizes) == (4, [2] * 6 + [3] * 4)
+    assert (ahead.lead, sizes) == (4, [2] * 6 + [6] * 4)
     assert bool(_children_of_the_server()) == persistent
     ahead.begin_epoch(1)
     rows += [batch.tolist() for (batch,) in ahead]
