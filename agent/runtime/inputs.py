@@ -107,7 +107,7 @@ def check_alike(session: Session, model: nn.Module, settings: LoaderSettings) ->
     tensors = [(name, tuple(one.shape), one.dtype) for name, one in state if isinstance(one, torch.Tensor)]
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     mine = {
-        "model": int.from_bytes(blake2b(repr((tensors, trained)).encode(), digest_size=7).digest(), "little"),
+        "model": _digest((tensors, trained)),
         "length of the dataset": len(settings.dataset),  # type: ignore[arg-type]
         "batch_size": settings.batch_size,
         "shuffle": int(settings.shuffle),
@@ -115,12 +115,17 @@ def check_alike(session: Session, model: nn.Module, settings: LoaderSettings) ->
         "seed": session.seed % 2**63,
         "checkpoint_every": session.checkpoint.every_steps,
         "checkpoint_directory": int(session.checkpoint.directory is not None),
+        "the run's first plan": _digest(session.first),
     }
     rows = session.group.gather_rows(list(mine.values()))
     for column, what in enumerate(mine):
         differing = [rank for rank, row in enumerate(rows) if row[column] != rows[0][column]]
         if differing:
             raise BadInput(f"{what} on rank {differing[0]} differs from rank 0's; every rank must run the same script")
+
+
+def _digest(value: object) -> int:
+    return int.from_bytes(blake2b(repr(value).encode(), digest_size=7).digest(), "little")
 
 
 def check_loss(loss: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 """The loader: this rank's part of every global batch, and the step boundary.
 
 Batches come from torch's DataLoader, which is told by a batch sampler which samples to fetch. With worker processes it
-asks for batches ahead of time, so a change of shares takes effect that many steps later (`Loader.lead`)."""
+asks for batches ahead of time, so a new plan takes effect that many steps later (`Loader.lead`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from atoll.agent.runtime.rows import as_is, move, tensor_rows
 from atoll.agent.runtime.sampler import Cut, Cutter, EpochOrder, Position, after, mixed_seed
-from atoll.agent.runtime.schedule import ShareSchedule
+from atoll.agent.runtime.schedule import PlanSchedule
 from atoll.errors import AtollError, BadInput
 
 __all__ = ["Cut", "Loader", "Position"]
@@ -37,7 +37,7 @@ class Loader(Generic[BatchT]):
         rank: int,
         world_size: int,
         seed: int,
-        schedule: ShareSchedule,
+        schedule: PlanSchedule,
         boundary: Callable[[], None],
         shuffle: bool = True,
         drop_last: bool = False,
@@ -50,14 +50,14 @@ class Loader(Generic[BatchT]):
         multiprocessing_context: str = "forkserver",
         device: torch.device | None = None,
     ) -> None:
-        """dataset: map-style. global_batch: samples per step of all ranks. boundary: called at the start of every
-        __next__, also of the one that ends the epoch; what it raises ends the iteration.
+        """dataset: map-style. global_batch: samples per step of all ranks, where no plan says otherwise. boundary:
+        called at the start of every __next__, also of the one that ends the epoch; what it raises ends the iteration.
 
         multiprocessing_context: how worker processes are made. Not "fork": this process has threads (its link to the
         agent, gloo, NCCL, OpenMP) whose locks a forked child would inherit locked. The training script must therefore
         guard its code with `if __name__ == "__main__":` when it uses workers, and the dataset must be picklable.
         device: where batches are moved to; None leaves them. Raises BadInput."""
-        samples = _count(dataset)
+        samples = sample_count(dataset)
         if global_batch < 1:
             raise BadInput(f"global_batch = {global_batch} must be at least 1")
         if not 0 <= rank < world_size or world_size != schedule.world_size:
@@ -83,6 +83,7 @@ class Loader(Generic[BatchT]):
         self._seeds = (seed, rank)
         self._ahead: deque[Cut] = deque()  # cut, not handed out yet
         self._handed_out = False  # `current` is being trained on: not complete yet
+        self._shown_again: tuple[Cut, list[int]] | None = None  # all that the next pass hands out
         self._exhausted = False  # the last iteration came to its epoch's end
         self._pass = 0
         self._persistent = persistent_workers and num_workers > 0
@@ -104,13 +105,19 @@ class Loader(Generic[BatchT]):
         )
 
     def __len__(self) -> int:
-        """Global batches of a whole epoch, as schedules count them; the same after a resume in the middle of one."""
-        return self._cutter.batches_left(0)
+        """Global batches of a whole epoch, as schedules count them, of the script's own size; the same after a resume
+        in the middle of one, and whatever the plan says."""
+        return self._cutter.own_batches()
 
     @property
     def batches_left(self) -> int:
-        """Of this epoch, from the position."""
-        return self._cutter.batches_left(self.position.consumed)
+        """Of this epoch, from the position, if no other plan comes."""
+        return self._cutter.batches_left(self.position)
+
+    @property
+    def total_batch(self) -> int:
+        """Samples of all ranks in the step under way; an epoch's last batch may be shorter."""
+        return self._cutter.batch_at(self.position.step)
 
     def begin_epoch(self, epoch: int) -> None:
         """Go on with `epoch` where it was left, or start it. A batch that was handed out counts as completed."""
@@ -120,6 +127,7 @@ class Loader(Generic[BatchT]):
         self._complete()
         if epoch != self.position.epoch:
             self.position = Position(epoch, 0, self.position.step)
+        self._shown_again = None
         self._exhausted = False
 
     def seek(self, position: Position) -> None:
@@ -131,7 +139,14 @@ class Loader(Generic[BatchT]):
         self._stop_pass()
         self.current, self._handed_out = None, False
         self.position = position
+        self._shown_again = None
         self._exhausted = False
+
+    def show_again(self) -> None:
+        """At an epoch's end: the next pass hands out the batch that led here once more, and nothing else."""
+        made = self._cutter.cut_ending(self.position)
+        self.seek(Position(made[0].epoch, made[0].start, made[0].step))
+        self._shown_again = made
 
     def __iter__(self) -> Iterator[BatchT]:
         """The rest of the epoch. Iterating again after its end begins the next one. One iterator at a time."""
@@ -182,6 +197,11 @@ class Loader(Generic[BatchT]):
 
     def _cut_ahead(self) -> Iterator[list[int]]:
         """What DataLoader draws from, `lead` batches before it hands them out."""
+        if self._shown_again is not None:
+            (cut, indices), self._shown_again = self._shown_again, None
+            self._ahead.append(cut)
+            yield indices
+            return
         next_position = self.position
         while (made := self._cutter.cut(next_position)) is not None:
             cut, indices = made
@@ -221,7 +241,8 @@ class _Ahead:
         return self._cuts()
 
 
-def _count(dataset: Dataset[Any]) -> int:
+def sample_count(dataset: Dataset[Any]) -> int:
+    """Raises BadInput where it has no length, no index or no sample."""
     if isinstance(dataset, IterableDataset) or not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
         raise BadInput(
             f"{type(dataset).__name__} has no length or no index; both are needed to give each sample to one rank "

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.agent.runtime.loader import Position
 from atoll.agent.runtime.snapshot import Tracked
 
 
@@ -30,12 +29,6 @@ class Rehearsal:
         """Put everything back as it was."""
         for thing, state in self._states:
             thing.load_state_dict(state)
-
-
-def last_batch(position: Position, global_batch: int) -> Position:
-    """Where the batch began that ended the epoch. position: the epoch's end, with at least one sample consumed."""
-    start = (position.consumed - 1) // global_batch * global_batch
-    return Position(position.epoch, start, position.step - 1)
 
 
 def _kept(value: Any) -> Any:

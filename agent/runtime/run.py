@@ -25,6 +25,7 @@ from atoll.agent.runtime.randomness import seed_alike
 from atoll.agent.runtime.session import CheckpointSettings, Session
 from atoll.agent.runtime.snapshot import Tracked
 from atoll.agent.runtime.strategy import Dense, StaleSparse, Strategy
+from atoll.agent.runtime.terms import Terms, terms_from_wire
 from atoll.agent.runtime.throttle import Throttle
 from atoll.agent.runtime.training import Training
 from atoll.errors import BadInput, PeerLost, SettingError
@@ -132,6 +133,17 @@ class Run:
         """The epoch that is being trained, from 0."""
         return self._training.loader.position.epoch if self._training is not None else 0
 
+    @property
+    def total_batch(self) -> int:
+        """Samples of this step of the whole job: `batch_size`, or what the plan says in its place. An epoch's last
+        batch may be shorter."""
+        return self._prepared("run.total_batch").loader.total_batch
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """What the plan multiplies the optimizer's learning rates by in this step, while optimizer.step() runs."""
+        return self._prepared("run.learning_rate_factor").learning_rate_factor
+
     def prepare(
         self,
         model: ModelT,
@@ -230,10 +242,13 @@ class Run:
         self._prepared("run.synchronize").synchronize()
 
     def statistics(self) -> dict[str, float]:
-        """What the strategy measured on this worker since the run began; empty under `dense`.
+        """total_batch and learning_rate_factor of this step, and what the strategy measured since the run began.
 
-        Under `stale-sparse` among others stall_s, fresh_share, sent_bytes, and stall_s.NAME for each parameter."""
-        return dict(self._prepared("run.statistics").statistics())
+        Under `dense` that is nothing, under `stale-sparse` among others stall_s, fresh_share, sent_bytes, and
+        stall_s.NAME for each parameter."""
+        measured = self._prepared("run.statistics").statistics()
+        plan = {"total_batch": float(self.total_batch), "learning_rate_factor": self.learning_rate_factor}
+        return {**measured, **plan}
 
     def report(self, **metrics: float) -> None:
         """Numbers for `atoll status` and the job's curves, at the current step. At most 64, under any names."""
@@ -266,14 +281,14 @@ class Run:
 
     def _join(self, seed: int, strategy: Strategy, checkpoint: CheckpointSettings) -> Session:
         place, link = self._place, self._link
-        timeout_s, speed, first_shares, first_rate = COLLECTIVE_TIMEOUT_S, 1.0, None, None
+        timeout_s, speed = COLLECTIVE_TIMEOUT_S, 1.0
+        first: Terms | None = None
         if link is not None:
             welcome, spec = link.welcome, link.welcome.launch.spec
             seed = spec.seed or seed
             timeout_s, speed = max(timeout_s, spec.stall_timeout_s), welcome.speed
             strategy = strategies.from_spec(spec)
-            first_shares = tuple(welcome.launch.plan.shares) or None
-            first_rate = welcome.launch.plan.rate if welcome.launch.plan.HasField("rate") else None
+            first = terms_from_wire(welcome.launch.plan) if welcome.launch.plan.shares else None
             checkpoint = CheckpointSettings(
                 directory=Path(welcome.job_directory) if welcome.job_directory else None,
                 every_steps=spec.checkpoint.every_steps,
@@ -294,8 +309,7 @@ class Run:
             seed=seed,
             strategy=strategy,
             checkpoint=checkpoint,
-            first_shares=first_shares,
-            first_rate=first_rate,
+            first=first,
             group=self._group,
             collective_timeout_s=timeout_s,
             link=link,

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import torch
 
-from atoll.agent.runtime.schedule import ShareSchedule
+from atoll.agent.runtime.schedule import PlanSchedule
 from atoll.agent.runtime.split import split_batch
 from atoll.errors import BadInput
 
@@ -57,11 +57,12 @@ class EpochOrder:
 
 
 class Cutter:
-    """Cuts global batches and this rank's slice out of them."""
+    """Cuts global batches, as large as the plan says, and this rank's slice out of them."""
 
     def __init__(
-        self, order: EpochOrder, global_batch: int, drop_last: bool, rank: int, schedule: ShareSchedule
+        self, order: EpochOrder, global_batch: int, drop_last: bool, rank: int, schedule: PlanSchedule
     ) -> None:
+        """global_batch: the script's own, which holds where the plan says nothing."""
         self._order = order
         self._global_batch = global_batch
         self._drop_last = drop_last
@@ -69,17 +70,36 @@ class Cutter:
         self._schedule = schedule
         self._last_split: tuple[int, Sequence[float], list[int]] = (0, (), [])
 
-    def batches_left(self, consumed: int) -> int:
-        left = self._order.samples - consumed
-        return left // self._global_batch if self._drop_last else -(-left // self._global_batch)
+    def batch_at(self, step: int) -> int:
+        """Samples of all ranks in `step`, unless it is an epoch's last."""
+        return self._schedule.terms_at(step).total_batch or self._global_batch
+
+    def own_batches(self) -> int:
+        """Of a whole epoch, were all as large as the script gave them."""
+        return self._batches(self._order.samples, self._global_batch)
+
+    def batches_left(self, position: Position) -> int:
+        """Of the epoch, if no other plan comes."""
+        return self._batches(self._order.samples - position.consumed, self.batch_at(position.step))
 
     def cut(self, position: Position) -> tuple[Cut, list[int]] | None:
         """The batch that begins at `position` and this rank's dataset indices; None at the end of the epoch."""
-        if self.batches_left(position.consumed) == 0:
+        if self.batches_left(position) == 0:
             return None
+        return self._slice(position, min(self.batch_at(position.step), self._order.samples - position.consumed))
+
+    def cut_ending(self, end: Position) -> tuple[Cut, list[int]]:
+        """The batch that ended the epoch at `end`; another that ends there where batches had other sizes than now."""
+        batch = self.batch_at(end.step - 1)
+        total = min(batch, end.consumed) if self._drop_last else (end.consumed - 1) % batch + 1
+        return self._slice(Position(end.epoch, end.consumed - total, end.step - 1), total)
+
+    def _batches(self, samples: int, batch: int) -> int:
+        return samples // batch if self._drop_last else -(-samples // batch)
+
+    def _slice(self, position: Position, total: int) -> tuple[Cut, list[int]]:
         start = position.consumed
-        total = min(self._global_batch, self._order.samples - start)
-        counts = self._split(total, self._schedule.shares_at(position.step))
+        counts = self._split(total, self._schedule.terms_at(position.step).shares)
         local = counts[self._rank]
         cut = Cut(position.step, position.epoch, start, total, local, local / total)
         begin = start + sum(counts[: self._rank])

@@ -12,6 +12,7 @@ from atoll.agent.runtime.group import Group
 from atoll.agent.runtime.link import Link
 from atoll.agent.runtime.place import Place
 from atoll.agent.runtime.strategy import Strategy
+from atoll.agent.runtime.terms import Terms
 from atoll.agent.runtime.throttle import Throttle
 from atoll.v1.common_pb2 import Level
 
@@ -36,8 +37,7 @@ class Session:
     seed: int
     strategy: Strategy
     checkpoint: CheckpointSettings
-    first_shares: tuple[float, ...] | None  # of the plan it was launched with, whose id is 1
-    first_rate: float | None  # likewise; None where it says nothing
+    first: Terms | None  # of the plan it was launched with, whose id is 1
     group: Group | None
     collective_timeout_s: float
     link: Link | None

@@ -14,17 +14,19 @@ from atoll.agent.runtime.clock import StepClock, StepTimes
 from atoll.agent.runtime.consistency import Consistency
 from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.inputs import LoaderSettings, check_alike, check_loss
-from atoll.agent.runtime.loader import Cut, Loader
+from atoll.agent.runtime.learningrate import LearningRate
+from atoll.agent.runtime.loader import Cut, Loader, sample_count
 from atoll.agent.runtime.randomness import seed_step
-from atoll.agent.runtime.rehearsal import Rehearsal, last_batch
+from atoll.agent.runtime.rehearsal import Rehearsal
 from atoll.agent.runtime.resuming import Resumed
 from atoll.agent.runtime.sampler import after
 from atoll.agent.runtime.saving import Saver
-from atoll.agent.runtime.schedule import ShareSchedule
+from atoll.agent.runtime.schedule import PlanSchedule
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.strategies import build
 from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
+from atoll.agent.runtime.terms import terms_from_wire
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.common_pb2 import LEVEL_WARNING, StepSample
 
@@ -48,7 +50,7 @@ class Training:
         self._resumed: Resumed | None = None
         self._rehearsal: Rehearsal | None = None
         place = session.place
-        self._schedule = ShareSchedule(place.world_size, session.first_shares, session.first_rate)
+        self._schedule = PlanSchedule(place.world_size, session.first, samples=sample_count(settings.dataset))
         self.loader: Loader[Any] = Loader(
             settings.dataset,
             global_batch=settings.batch_size,
@@ -81,6 +83,7 @@ class Training:
         self._gradients_pending = False  # a backward pass since the last optimizer.step()
         self._updated = False  # an optimizer.step() since the last snapshot, which no longer tells the whole state
         self._lead = self.loader.lead  # the longest of all ranks, so that a plan holds from the same step on each
+        self._learning_rate = LearningRate(optimizer)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_update),
             optimizer.register_step_post_hook(self._after_update),
@@ -146,7 +149,7 @@ class Training:
             and not self.loader.batches_left
         ):
             self._rehearsal = Rehearsal(self._model, self._optimizer, self._tracked)
-            self.loader.seek(last_batch(position, self._settings.batch_size))
+            self.loader.show_again()
 
     @property
     def stuck(self) -> bool:
@@ -181,6 +184,13 @@ class Training:
         except PeerLost as error:
             self.lost(error)
 
+    @property
+    def learning_rate_factor(self) -> float:
+        """Of the step under way; between two epochs that of the last."""
+        cut = self.loader.current
+        step = cut.step if cut is not None else max(self.loader.position.step - 1, 0)
+        return self._schedule.terms_at(step).learning_rate_factor
+
     def statistics(self) -> Mapping[str, float]:
         return self._sync.statistics()
 
@@ -203,6 +213,7 @@ class Training:
         self.loader.close()
         for hook in self._hooks:
             hook.remove()
+        self._learning_rate.close()
         self._sync.close()
 
     # --- the boundary
@@ -212,6 +223,7 @@ class Training:
         if self._pass_open:
             raise BadInput("the loader was asked for the next batch in the middle of a backward pass")
         times = self._clock.boundary_begins()
+        self._learning_rate.restore()  # of an optimizer.step() that raised
         cut = self.loader.current
         if cut is not None and self._rehearsal is not None:
             self._end_rehearsal(self._rehearsal)
@@ -223,13 +235,13 @@ class Training:
         step = self.loader.position.step
         try:
             self._agreed = self._sync.agreed(Agreed(self._schedule.newest_contiguous(), self._stop_wanted))
+            self._agree(max(step - 1, 0))  # now: how large the next batch is decides whether this is an epoch's end
             whole = not self._gradients_pending
             due = whole and (self._agreed.stop or self.saver.due(step))
             self._sync.boundary(settle=due or not self.loader.batches_left)
             self._clock.waited(self._sync.waited(), at_boundary=True)
         except PeerLost as error:
             self.lost(error)
-        self._schedule.agree(max(step - 1, 0), self._agreed.plan_id, self._lead)
         if self._session.link is not None:
             self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
         if not self._gradients_pending:  # in the middle of an accumulation, the last whole update is what counts
@@ -244,6 +256,12 @@ class Training:
         seed_step(self._session.seed, self._session.place.rank, step)
         self._clock.boundary_ends()
         self._session.throttle.resume()
+
+    def _agree(self, step: int) -> None:
+        self._schedule.agree(step, self._agreed.plan_id, self._lead)
+        for refusal in self._schedule.take_refusals():
+            if self._session.place.is_main:  # every rank refuses alike
+                self._session.notice(LEVEL_WARNING, refusal)
 
     def _end_rehearsal(self, rehearsal: Rehearsal) -> None:
         rehearsal.undo()
@@ -303,7 +321,7 @@ class Training:
             cut=cut,
             plan_id=self._schedule.newest_contiguous(),
             stop=self._stop_wanted,
-            rate=self._schedule.rate_at(cut.step),
+            rate=self._schedule.terms_at(cut.step).rate,
             # Accumulated gradients are no longer this rank's own.
             sampled=not self._gradients_pending and cut.step % NORMS_EVERY_STEPS == 0,
         )
@@ -335,8 +353,7 @@ class Training:
             return
         for plan in self._session.link.take_plans():
             try:
-                rate = plan.rate if plan.HasField("rate") else None
-                self._schedule.add(plan.id, plan.from_step, list(plan.shares), rate)
+                self._schedule.add(plan.id, plan.from_step, terms_from_wire(plan))
             except BadInput as error:
                 self._session.notice(LEVEL_WARNING, f"rank {self._session.place.rank} refused a plan: {error}")
 
@@ -348,11 +365,15 @@ class Training:
 
     def _before_update(self, *_: object) -> None:
         self._consistency.begin_update()
+        self._learning_rate.multiply(self.learning_rate_factor)
         if self._rehearsal is None:
             try:
                 self._sync.before_update()
-            except (PeerLost, DeadlineExceeded) as error:
-                self.lost(error)
+            except AtollError as error:
+                self._learning_rate.restore()
+                if isinstance(error, PeerLost | DeadlineExceeded):
+                    self.lost(error)
+                raise
 
     def _after_update(self, *_: object) -> None:
         self._gradients_pending = False

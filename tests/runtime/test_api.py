@@ -272,3 +272,54 @@ def test_only_worker_of_an_agent_obeys_its_stop(
         job.run.close()
         assert [sample.step for sample in agent.steps[0]] == list(range(6))
         assert agent.checkpoint_step == 6
+
+
+def test_a_batch_that_changed_between_two_runs_is_that_of_an_undisturbed_run(
+    runs: list[atoll.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Batches of 8 with a factor of 2 in the first epoch, of 5 with 1.25 after it. 2. The same job again, stopped at
+    the end of the first epoch: the run that goes on has the second plan from its start, shows another batch again than
+    the first run trained last, and comes to the same losses and weights. 3. Scripts can see what holds; their schedule
+    has the rates of the script's own batch."""
+
+    def train(directory: Path, run: int, first: tuple[int, float], then: int = 0, stop_at: int = -1) -> dict[int, str]:
+        with FakeAgent(directory, run=run) as agent:
+            agent.total_batch, agent.learning_rate_factor = first
+            if then:
+                agent.later_plans = [agent.plan(2, then, [1.0], total_batch=5, learning_rate_factor=1.25)]
+            for name, value in agent.environment(0, free_port()).items():
+                monkeypatch.setenv(name, value)
+            job = Job(runs)
+            losses: dict[int, str] = {}
+
+            def look(step: int) -> None:
+                expected = (8, 2.0) if step < 3 else (5, 1.25)
+                if step != 2 or run == 1:  # run 2 shows a batch of its own plan
+                    assert (job.run.total_batch, job.run.learning_rate_factor) == expected
+                    assert job.run.statistics()["total_batch"] == expected[0]
+                assert job.optimizer.param_groups[0]["lr"] == job.scheduler.get_last_lr()[0]
+                if step == stop_at:
+                    agent.send_stop(0)
+                    link = job.run._link
+                    assert link is not None
+                    agent.wait_until(lambda: link.stop is not None)
+
+            try:
+                losses = job.train(3, look)
+                weights.append(job.weights())
+            except SystemExit as ended:
+                assert ended.code == 85  # noqa: PT017 - of the run that is stopped
+            job.run.close()
+            assert len(job.loader) == 4
+            return losses
+
+    weights: list[Any] = []
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    whole = train(tmp_path / "whole", 1, (8, 2.0), then=3)
+    assert list(whole) == list(range(3 + 4 + 4))
+    assert train(tmp_path / "stopped", 1, (8, 2.0), stop_at=2) == {}
+    resumed = train(tmp_path / "stopped", 2, (5, 1.25))
+    del resumed[2]
+    assert resumed == {step: whole[step] for step in range(3, 11)}
+    assert weights[0] == weights[1]

@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from atoll.agent.runtime import loader as loader_module
 from atoll.agent.runtime.loader import Cut, Loader, Position
-from atoll.agent.runtime.schedule import ShareSchedule
+from atoll.agent.runtime.schedule import PlanSchedule
 from atoll.agent.runtime.split import split_batch
+from atoll.agent.runtime.terms import Terms
 from atoll.errors import AtollError, BadInput
 
 
@@ -53,7 +54,7 @@ class AheadOfTime(DataLoader[Any]):
 
 
 def make(samples: int = 20, *, rank: int = 0, world_size: int = 1, **options: Any) -> Loader[Any]:
-    options.setdefault("schedule", ShareSchedule(world_size))
+    options.setdefault("schedule", PlanSchedule(world_size))
     options.setdefault("boundary", lambda: None)
     options.setdefault("global_batch", 6)
     return Loader(Numbers(samples), rank=rank, world_size=world_size, **{"seed": 3, **options})
@@ -72,7 +73,8 @@ class Members:
     """All ranks of one run in lockstep: the control collective is a function call."""
 
     def __init__(self, world_size: int, position: Position, lead: int, **options: Any) -> None:
-        self.schedules = [ShareSchedule(world_size) for _ in range(world_size)]
+        samples = options.get("samples")
+        self.schedules = [PlanSchedule(world_size, samples=samples) for _ in range(world_size)]
         self.loaders = [
             make(
                 rank=rank,
@@ -87,8 +89,8 @@ class Members:
         for loader in self.loaders:
             loader.seek(position)
 
-    def tell(self, rank: int, plan_id: int, from_step: int, shares: list[float]) -> None:
-        self.schedules[rank].add(plan_id, from_step, shares)
+    def tell(self, rank: int, plan_id: int, from_step: int, terms: Terms) -> None:
+        self.schedules[rank].add(plan_id, from_step, terms)
 
     def agree(self, step: int) -> None:
         common = min(schedule.newest_contiguous() for schedule in self.schedules)
@@ -99,11 +101,13 @@ class Members:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject) -> None:
-    """Runs of any size follow one another, are stopped at any step, and change shares as plans reach their ranks."""
+    """Runs of any size follow one another, are stopped at any step, and change shares and total batch as plans reach
+    their ranks, which may also be plans that cannot be trained."""
     samples, batch = data.draw(st.integers(1, 60), "samples"), data.draw(st.integers(1, 17), "batch")
     drop_last = data.draw(st.booleans(), "drop_last") and samples >= batch
     epochs = data.draw(st.integers(1, 3), "epochs")
     counted: dict[int, Counter[int]] = {epoch: Counter() for epoch in range(epochs)}
+    consumed = dict.fromkeys(range(epochs), 0)
     position, step = Position(0, 0, 0), 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader_module, "DataLoader", AheadOfTime)
@@ -125,16 +129,20 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
                         (step, epoch, first.start, first.total)
                     }
                     # Telemetry names the plan of a step, so batches that were cut ahead must follow it too.
-                    assert counts == split_batch(first.total, members.schedules[0].shares_at(step))
+                    terms = members.schedules[0].terms_at(step)
+                    assert counts == split_batch(first.total, terms.shares)
+                    assert world_size <= terms.total_batch <= samples or terms.total_batch == 0
+                    assert first.total == min(terms.total_batch or batch, samples - first.start)
                     assert [cut.weight * cut.total for cut in cuts if cut is not None] == pytest.approx(counts)
                     for rows, count in zip(batches, counts, strict=True):
                         assert len(rows) == max(count, 1)
                         counted[epoch].update(rows.tolist()[:count])
                     if data.draw(st.booleans(), "plan"):
                         plans += 1
+                        total = data.draw(st.integers(0, samples + 2), "total batch")
+                        shares = tuple(float(1 + (plans * 7 + other) % 5) for other in range(world_size))
                         for rank in range(world_size):
-                            shares = [float(1 + (plans * 7 + other) % 5) for other in range(world_size)]
-                            members.tell(rank, plans, step + plans % 3, shares)
+                            members.tell(rank, plans, step + plans % 3, Terms(shares, total_batch=total))
                     members.agree(step)
                     step, ends_after = step + 1, ends_after - 1
                     if ends_after <= 0:
@@ -144,13 +152,44 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
                     assert loader.position == members.loaders[0].position
                 position = members.loaders[0].position
                 assert position.step == step
+                consumed[epoch] = position.consumed
                 if ends_after <= 0:
                     break
-            if members.loaders[0]._cutter.batches_left(position.consumed) == 0:
+                assert members.loaders[0].batches_left == 0
+                assert drop_last or position.consumed == samples
+            if members.loaders[0].batches_left == 0:
                 position = Position(position.epoch + 1, 0, position.step)
-    for counter in counted.values():
+    for epoch, counter in counted.items():
         assert set(counter.values()) <= {1}
-        assert len(counter) == (samples - samples % batch if drop_last else samples)
+        assert len(counter) == consumed[epoch]
+
+
+@given(st.data())
+def test_what_ended_an_epoch_is_shown_again_alone_whatever_the_batches_were(data: st.DataObject) -> None:
+    """1. A run goes on at the end of an epoch, with another total batch than the last step had. 2. One batch is handed
+    out that ends there, nothing after it, and the position is what it was. 3. The next epoch is whole."""
+    samples, world_size = data.draw(st.integers(5, 40), "samples"), data.draw(st.integers(1, 3), "world")
+    drop_last, total = data.draw(st.booleans(), "drop_last"), data.draw(st.integers(3, samples), "total batch")
+    consumed = data.draw(st.integers(samples - total + 1, samples), "consumed") if drop_last else samples
+    end = Position(1, consumed, data.draw(st.integers(1, 30), "step"))
+    handed_out: list[int] = []
+    for rank in range(world_size):
+        plans = PlanSchedule(world_size, Terms((1.0,) * world_size, total_batch=total), samples=samples)
+        loader = make(samples, rank=rank, world_size=world_size, schedule=plans, global_batch=5, drop_last=drop_last)
+        loader.seek(end)
+        assert loader.batches_left == 0
+        loader.show_again()
+        for batch in loader:
+            cut = loader.current
+            assert cut is not None
+            assert (cut.step, cut.start + cut.total) == (end.step - 1, consumed)
+            handed_out += batch.tolist()[: cut.local]
+        assert loader.position == end
+        assert len(list(loader)) == (samples // total if drop_last else -(-samples // total))
+        assert loader.position.epoch == 2
+    whole = flat(epoch_of(make(samples), 1))
+    assert 0 < len(handed_out) <= total
+    assert handed_out == whole[consumed - len(handed_out) : consumed]
 
 
 def test_the_order_comes_from_seed_and_epoch_alone() -> None:
@@ -236,6 +275,23 @@ def test_the_length_is_that_of_a_whole_epoch_also_after_a_resume_in_the_middle()
     assert len(make(drop_last=True)) == 3
 
 
+def test_the_total_batch_follows_the_plan_and_the_length_stays_the_scripts() -> None:
+    """1. Batches of 6, then one of 10 by plan 1; 2. a plan with shares alone brings back the script's own 6."""
+    plans = PlanSchedule(1, samples=20)
+    loader = make(schedule=plans)
+    totals = []
+    for batch in loader:
+        totals.append((len(batch), loader.total_batch, loader.batches_left))
+        if len(totals) == 1:
+            plans.add(1, 0, Terms((1.0,), total_batch=10))
+            plans.agree(0, 1, lead=0)
+        elif len(totals) == 2:
+            plans.add(2, 0, Terms((1.0,)))
+            plans.agree(1, 2, lead=0)
+    assert totals == [(6, 6, 4), (10, 10, 2), (4, 6, 1)]
+    assert len(loader) == 4
+
+
 def test_a_rank_without_samples_gets_one_at_weight_zero() -> None:
     loader = make(7, rank=2, world_size=3)
     batches = epoch_of(loader, 0)
@@ -259,8 +315,8 @@ def test_tensors_are_indexed_as_a_whole_and_look_as_torch_would_collate_them() -
     chosen = Subset(Subset(data, list(range(19, -1, -1))), [0, 2, 4, 6, 8, 10, 12])
     for dataset in (data, chosen):
         common: dict[str, Any] = {"global_batch": 4, "rank": 0, "world_size": 1, "seed": 1, "boundary": lambda: None}
-        fast = list(Loader[Any](dataset, schedule=ShareSchedule(1), **common))
-        slow = list(Loader[Any](dataset, schedule=ShareSchedule(1), collate_fn=_collate_slowly, **common))
+        fast = list(Loader[Any](dataset, schedule=PlanSchedule(1), **common))
+        slow = list(Loader[Any](dataset, schedule=PlanSchedule(1), collate_fn=_collate_slowly, **common))
         assert len(fast) == len(slow) == -(-len(dataset) // 4)
         for mine, theirs in zip(fast, slow, strict=True):
             assert type(mine) is type(theirs) is list
@@ -279,7 +335,7 @@ def test_a_dataset_may_answer_for_a_batch_at_once() -> None:
 
     asked: list[list[int]] = []
     loader: Loader[Any] = Loader(
-        Batched(8), global_batch=4, rank=0, world_size=1, seed=0, schedule=ShareSchedule(1), boundary=lambda: None
+        Batched(8), global_batch=4, rank=0, world_size=1, seed=0, schedule=PlanSchedule(1), boundary=lambda: None
     )
     assert [batch.tolist() for batch in loader] == asked
     assert sorted(flat(asked)) == list(range(8))
@@ -292,7 +348,7 @@ def test_batches_are_moved_to_the_device_whatever_their_shape() -> None:
         rank=0,
         world_size=1,
         seed=0,
-        schedule=ShareSchedule(1),
+        schedule=PlanSchedule(1),
         boundary=lambda: None,
         collate_fn=lambda samples: {"x": (torch.tensor(samples), "text"), "y": [torch.ones(2)]},
         device=torch.device("meta"),
@@ -331,7 +387,7 @@ class Endless(IterableDataset[int]):
                 rank=0,
                 world_size=1,
                 seed=0,
-                schedule=ShareSchedule(1),
+                schedule=PlanSchedule(1),
                 boundary=lambda: None,
             ),
             "Endless has no length",
@@ -349,7 +405,7 @@ def test_stop_iteration_from_a_dataset_is_not_taken_for_the_end_of_the_epoch() -
             raise StopIteration
 
     loader: Loader[Any] = Loader(
-        Broken(8), global_batch=4, rank=0, world_size=1, seed=0, schedule=ShareSchedule(1), boundary=lambda: None
+        Broken(8), global_batch=4, rank=0, world_size=1, seed=0, schedule=PlanSchedule(1), boundary=lambda: None
     )
     with pytest.raises((BadInput, RuntimeError), match="StopIteration"):
         list(loader)
@@ -376,10 +432,11 @@ def worker_server() -> Iterator[None]:
 @pytest.mark.usefixtures("worker_server")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persistent: bool) -> None:
-    """1. Two workers cut 4 steps ahead. 2. A plan agreed in step 1 holds from step 1 + 1 + 4. 3. A break ends both."""
+    """1. Two workers cut 4 steps ahead. 2. A plan agreed in step 1, with another total batch, holds from step 1 + 1 + 4.
+    3. A break ends both."""
 
-    def loader(num_workers: int) -> tuple[Loader[Any], ShareSchedule]:
-        schedule = ShareSchedule(2, [1, 1])
+    def loader(num_workers: int) -> tuple[Loader[Any], PlanSchedule]:
+        schedule = PlanSchedule(2, Terms((1, 1)))
         data = TensorDataset(torch.arange(64))
         made = Loader[Any](
             data,
@@ -392,7 +449,7 @@ def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persi
             num_workers=num_workers,
             persistent_workers=persistent and num_workers > 0,
         )
-        schedule.add(2, 0, [3, 1])
+        schedule.add(2, 0, Terms((3, 1), total_batch=8))
         return made, schedule
 
     ahead, schedule = loader(2)
@@ -405,7 +462,7 @@ def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persi
             schedule.agree(1, 2, ahead.lead)
         if ahead.position.step == 9:
             break
-    assert (ahead.lead, sizes) == (4, [2] * 6 + [3] * 4)
+    assert (ahead.lead, sizes) == (4, [2] * 6 + [6] * 4)
     assert bool(_children_of_the_server()) == persistent
     ahead.begin_epoch(1)
     rows += [batch.tolist() for (batch,) in ahead]

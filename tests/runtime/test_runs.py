@@ -47,7 +47,7 @@ def folder(parent: Path, name: str) -> Path:
 
 
 def check_equals_one_process(by_rank: list[list[Line]]) -> None:
-    """Train on whole batches in this process, in the order that the workers logged."""
+    """Train on whole batches in this process, in the order that the workers logged, with the factors that they saw."""
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(100, 8, generator=generator)
     targets = inputs @ torch.randn(8, 1, generator=generator)
@@ -56,19 +56,25 @@ def check_equals_one_process(by_rank: list[list[Line]]) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
     seen: dict[int, list[int]] = defaultdict(list)
-    assert [line["step"] for line in by_rank[0]] == list(range(STEPS))
+    epoch = 0
     for step, parts in enumerate(zip(*by_rank, strict=True)):
+        assert {(part["step"], part["factor"], part["total_batch"]) for part in parts} == {
+            (step, parts[0]["factor"], parts[0]["total_batch"])
+        }
         ids = [sample for part in parts for sample in part["ids"]]
+        if parts[0]["epoch"] != epoch:
+            scheduler.step()
         epoch = parts[0]["epoch"]
+        assert parts[0]["lr"] == scheduler.get_last_lr()[0]
         seen[epoch] += ids
         together = sum(part["weight"] * float.fromhex(part["loss"]) for part in parts)
         loss = nn.functional.mse_loss(model(inputs[ids]), targets[ids])
         assert together == pytest.approx(loss.item(), rel=1e-5), step
         loss.backward()
+        optimizer.param_groups[0]["lr"] *= parts[0]["factor"]
         optimizer.step()
+        optimizer.param_groups[0]["lr"] = scheduler.get_last_lr()[0]
         optimizer.zero_grad()
-        if step % 9 == 8:
-            scheduler.step()
     assert {epoch: sorted(ids) for epoch, ids in seen.items()} == {epoch: list(range(100)) for epoch in range(EPOCHS)}
 
 
@@ -98,6 +104,7 @@ def test_stops_and_deaths_leave_no_trace_in_the_losses(tmp_path: Path) -> None:
     end. 5. Every loss, learning rate and random number of both jobs has the same bits."""
     expected = undisturbed(tmp_path)
     check_equals_one_process(expected)
+    assert len(expected[0]) == STEPS
 
     out = folder(tmp_path, "disturbed")
     arguments = (str(out), "--epochs", str(EPOCHS), "--sleep-s", "0.05")
@@ -130,6 +137,40 @@ def test_stops_and_deaths_leave_no_trace_in_the_losses(tmp_path: Path) -> None:
 def plans_after(agent: FakeAgent, step: int) -> tuple[Sequence[float], list[Plan]]:
     """What a controller would send to a run that goes on from `step`, so that shares are those of the first run."""
     return (FIRST, [agent.plan(2, CHANGE_AT, SECOND)]) if step < CHANGE_AT else (SECOND, [])
+
+
+def test_the_batch_and_the_learning_rate_change_and_every_sample_counts_once(tmp_path: Path) -> None:
+    """1. Three ranks begin with batches of 12. 2. From step 11 on, in the middle of an epoch, plan 2 wants 30 and a
+    learning rate 1.5 times the script's; plan 3 wants more than the dataset has: all refuse it alike, rank 0 says so.
+    3. Asked to stop, they save. 4. Two ranks go on with 40 samples, from step 24 on with the script's own 12 again.
+    5. All of it equals one process with the same batches and rates, and schedulers know nothing of the factors."""
+    arguments = (str(tmp_path), "--epochs", str(EPOCHS))
+    with FakeAgent(tmp_path, run=1, world_size=3) as agent:
+        agent.shares = FIRST
+        agent.later_plans = [
+            agent.plan(2, 11, SECOND, total_batch=30, learning_rate_factor=1.5),
+            agent.plan(3, 14, FIRST, total_batch=101),
+        ]
+        agent.start_workers("regression.py", *arguments, "--await-stop-at", "17")
+        agent.send_stop_in(17, rank=0)
+        assert agent.exit_codes() == [85, 85, 85], agent.said()
+        assert agent.checkpoint_step == 18
+        for rank, whole in enumerate([5, 10, 15]):
+            told = {sample.step: (sample.plan, sample.total_batch, sample.local_batch) for sample in agent.steps[rank]}
+            assert [told[step][:2] for step in (10, 11, 12, 14)] == [(1, 12), (2, 30), (2, 30), (3, 30)]
+            assert told[14][2] == whole
+        (refusal,) = [notice.text for notice in agent.notices]
+        assert refusal.startswith("plan 3 cannot be trained: its total batch of 101 is more than the dataset's 100")
+    with FakeAgent(tmp_path, run=2, world_size=2) as agent:
+        agent.total_batch, agent.learning_rate_factor = 40, 1.75
+        agent.later_plans = [agent.plan(2, 24, (1.0, 1.0))]
+        agent.start_workers("regression.py", *arguments)
+        assert agent.exit_codes() == [0, 0], agent.said()
+        assert {(sample.plan, sample.total_batch) for sample in agent.steps[0]} >= {(1, 40), (2, 12)}
+    by_rank = lines(tmp_path)
+    by_rank[2] += [{**line, "ids": [], "weight": 0.0} for line in by_rank[0][18:]]
+    check_equals_one_process(by_rank)
+    assert [by_rank[0][step]["factor"] for step in (10, 11, 17, 18, 23, 24)] == [1.0, 1.5, 1.5, 1.75, 1.75, 1.0]
 
 
 def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_path: Path) -> None:

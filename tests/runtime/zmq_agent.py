@@ -116,6 +116,8 @@ class FakeAgent:
         self.spec = JobSpec(name="tiny", seed=7, checkpoint=CheckpointPolicy(every_steps=0, keep=3))
         self.shares: Sequence[float] = (1.0,) * world_size
         self.rate: float | None = None  # of the first plan
+        self.total_batch = 0  # likewise
+        self.learning_rate_factor = 0.0
         self.later_plans: list[Plan] = []  # told in Welcome
         self.members: Sequence[Member] = ()
         self.keys: Sequence[DataKeys] = ()  # by rank
@@ -157,8 +159,26 @@ class FakeAgent:
         with self._changed:
             self._outgoing.append((rank, message))
 
-    def plan(self, plan_id: int, from_step: int, shares: Sequence[float], rate: float | None = None) -> Plan:
-        return Plan(id=plan_id, run=self.run, from_step=from_step, shares=shares, planner="test", rate=rate)
+    def plan(
+        self,
+        plan_id: int,
+        from_step: int,
+        shares: Sequence[float],
+        rate: float | None = None,
+        *,
+        total_batch: int = 0,
+        learning_rate_factor: float = 0.0,
+    ) -> Plan:
+        return Plan(
+            id=plan_id,
+            run=self.run,
+            from_step=from_step,
+            shares=shares,
+            planner="test",
+            rate=rate,
+            total_batch=total_batch,
+            learning_rate_factor=learning_rate_factor,
+        )
 
     def send_plan(
         self, plan_id: int, from_step: int, shares: Sequence[float], *ranks: int, rate: float | None = None
@@ -269,7 +289,14 @@ class FakeAgent:
             local_rank=rank,
             local_world_size=self.world_size,
             spec=self.spec,
-            plan=self.plan(1, 0, self.shares, self.rate),
+            plan=self.plan(
+                1,
+                0,
+                self.shares,
+                self.rate,
+                total_batch=self.total_batch,
+                learning_rate_factor=self.learning_rate_factor,
+            ),
             members=self.members,
             keys=self.keys[rank] if self.keys else None,
         )

@@ -73,7 +73,20 @@ RUN = RunRecord(
     cause=Cause.LOSS,
     data_seed="5e" * 32,
 )
-PLAN = PlanRecord(run=2, id=1, from_step=0, shares=(1.0, 0.5), planner="even", reason="r", input="{}", output="{}")
+PLAN = PlanRecord(
+    run=2,
+    id=1,
+    from_step=0,
+    shares=(1.0, 0.5),
+    planner="even",
+    reason="r",
+    input="{}",
+    output="{}",
+    rate=0.9,
+    total_batch=96,
+    learning_rate_factor=1.5,
+    predicted_s=0.25,
+)
 NODE = NodeRecord(name="a", island="x", address="h", memory_bytes=2**40, devices=(), version="1")
 EVENT = EventRecord(sequence=1, unix_s=0.5, level=Level.WARNING, job="", run=0, kind="node", text="→")
 
@@ -87,12 +100,12 @@ def test_what_was_written_is_read_again(record: Any) -> None:
 LATER = {
     JobRecord: ("rate", "spec.stale_sparse"),
     RunRecord: ("data_seed", "members.0.island", "members.1.island"),
-    PlanRecord: ("rate",),
+    PlanRecord: ("rate", "total_batch", "learning_rate_factor", "predicted_s"),
 }
 
 
 @pytest.mark.parametrize("record", [JOB, RUN, PLAN])
-def test_what_a_version_before_stale_sparse_wrote_is_read_with_defaults(record: Any) -> None:
+def test_what_earlier_versions_wrote_is_read_with_defaults(record: Any) -> None:
     data = json.loads(encode(record))
     for path in LATER[type(record)]:
         *above, last = path.split(".")
@@ -107,7 +120,7 @@ def test_what_a_version_before_stale_sparse_wrote_is_read_with_defaults(record: 
     elif isinstance(read, RunRecord):
         assert (read.data_seed, {m.island for m in read.members}) == ("", {""})
     else:
-        assert read == replace(PLAN, rate=None)
+        assert read == replace(PLAN, rate=None, total_batch=0, learning_rate_factor=0.0, predicted_s=0.0)
 
 
 def test_the_secret_of_a_run_is_not_printed_with_it() -> None:

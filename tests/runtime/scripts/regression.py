@@ -21,6 +21,7 @@ parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work p
 parser.add_argument("--own-backward", action="store_true", help="call loss.backward(), as unported scripts do")
 parser.add_argument("--checkpoints", type=Path, help="where to save, without an agent")
 parser.add_argument("--leave-at", type=int, default=-1, help="rank 1 calls sys.exit(3) in this step")
+parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
 options = parser.parse_args()
 
 SAMPLES, BATCH = 100, 12  # 8 whole batches and one of 4 in each epoch
@@ -45,6 +46,13 @@ class Model(nn.Sequential):
         return super().forward(x)
 
 
+def await_stop() -> None:
+    ends_s = time.monotonic() + 20
+    while run.rank == 0 and run._link is not None and run._link.stop is None:
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+
+
 run = atoll.init(seed=7, checkpoint_directory=options.checkpoints)
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -67,11 +75,15 @@ with (options.out / name).open("a", buffering=1) as log:
                     "loss": loss.item().hex(),
                     "weight": cut.weight,
                     "lr": optimizer.param_groups[0]["lr"],
+                    "factor": run.learning_rate_factor,
+                    "total_batch": run.total_batch,
                     "random": torch.rand(()).item().hex(),
                     "passes": int(model.passes),
                 }
                 if run.rank == 1 and cut.step == options.leave_at:
                     sys.exit(3)
+                if cut.step == options.await_stop_at:
+                    await_stop()
                 if options.own_backward:
                     loss.backward()
                 else:

@@ -2,7 +2,8 @@
 
 OUT/run-N-rank-R.jsonl has a line for each batch. OUT/run-N-rank-R.begin and .end (torch.save) have, by parameter, what
 this rank held back, the masters, the model's own weights, and what this rank's gradients add up to, each weighted by
-its part of the batch. .end is written however the run ends, short of being killed."""
+its part of the batch and by the plan's factor of the learning rate. .end is written however the run ends, short of
+being killed."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
                 optimizer.zero_grad()
                 if cut.step >= begun_step:  # at an epoch's end the last batch is shown again
                     for name, gradient in of_this_pass.items():
-                        summed[name].add_(gradient, alpha=cut.weight)
+                        summed[name].add_(gradient, alpha=cut.weight * run.learning_rate_factor)
                     trained = {"step": cut.step, "epoch": epoch, "ids": ids.tolist() if cut.local else []}
                     log.write(json.dumps(trained | {"loss": loss.item()}) + "\n")
             run.report(loss=loss.item())

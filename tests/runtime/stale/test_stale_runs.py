@@ -190,6 +190,43 @@ def test_drained_and_resumed_by_fewer_nothing_is_trained_or_taken_over_twice(
 
 
 @EXCHANGES
+def test_the_batch_and_the_learning_rate_change_and_nothing_is_trained_twice(
+    start: Start, tmp_path: Path, exchange: str
+) -> None:
+    """1. Three ranks go over from batches of 12 to 30 in step 5, and to a learning rate 1.5 times the script's; a plan
+    for more than the dataset has is refused. 2. They are stopped; two ranks go on with batches of 40 and factor 2.
+    3. Every sample counts once, and all gradients of both runs, each times its step's factor, are in the weights or,
+    by updates, still held back."""
+    settings = {"rate": 0.9 if exchange == "updates" else 0.0, "values": "float32", "exchange": exchange}
+    with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
+        shares = (6.0, 4.0, 2.0)
+        agent.later_plans = [
+            agent.plan(2, 5, shares, total_batch=30, learning_rate_factor=1.5),
+            agent.plan(3, 7, shares, total_batch=101),
+        ]
+        agent.start_workers("stale_train.py", str(tmp_path), "--await-stop-at", "7")
+        agent.send_stop_in(7, rank=0)
+        assert agent.exit_codes() == [85] * 3, agent.said()
+        for rank, local in enumerate(((15, 5), (10, 3), (5, 2))):
+            told = [(sample.plan, sample.total_batch, sample.local_batch) for sample in agent.steps[rank]]
+            assert told[4:7] == [(1, 12, 4), (2, 30, local[0]), (2, 10, local[1])]
+            assert told[7:] == [(3, 30, local[0])] * 2
+        (refusal,) = [notice.text for notice in agent.notices]
+        assert refusal.startswith("plan 3 cannot be trained")
+    with sparse(tmp_path, 2, start=start, run=2, **settings) as agent:
+        agent.total_batch, agent.learning_rate_factor = 40, 2.0
+        agent.start_workers("stale_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 2, agent.said()
+        assert [sample.total_batch for sample in agent.steps[1]] == [40, 40, 40, 20]
+    check_every_sample_once(tmp_path, epochs=3)
+    first = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
+    second = [kept(tmp_path, 2, rank, "end") for rank in range(2)]
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    gradients, owed = together([*first, *second], "summed"), together(second, "held_back")
+    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, owed, exchange)
+
+
+@EXCHANGES
 def test_a_stop_at_the_end_of_each_epoch_changes_nothing(start: Start, tmp_path: Path, exchange: str) -> None:
     """1. AdamW, everything sent, no step late. 2. The same job again, stopped at the end of epochs 1 and 2: each run
     that goes on shows the last batch of the epoch before once more. 3. The weights are the same: moments went through

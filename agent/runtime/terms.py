@@ -1,0 +1,42 @@
+"""What a plan asks of the steps in which it holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from atoll.v1.common_pb2 import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Of one plan. Ranks that train the same step have the same."""
+
+    shares: tuple[float, ...]  # one per rank, relative
+    rate: float | None = None  # share of the gradients that is held back; None: as before
+    total_batch: int = 0  # samples of a step of all ranks; 0: as the script gave it
+    learning_rate_factor: float = 1.0  # times the rates that the script and its schedulers set
+
+
+def terms_from_wire(plan: Plan) -> Terms:
+    """Not checked: PlanSchedule does that."""
+    return Terms(
+        shares=tuple(plan.shares),
+        rate=plan.rate if plan.HasField("rate") else None,
+        total_batch=plan.total_batch,
+        learning_rate_factor=plan.learning_rate_factor or 1.0,
+    )
+
+
+def why_refused(terms: Terms, world_size: int, samples: int | None) -> str | None:
+    """Why this run cannot train so, None where it can. From what is equal on all ranks alone: all refuse alike.
+
+    samples: of the dataset; None where that does not matter."""
+    total, factor = terms.total_batch, terms.learning_rate_factor
+    if total and total < world_size:
+        return f"its total batch of {total} is less than a sample for each of the {world_size} workers"
+    if total and samples is not None and total > samples:
+        return f"its total batch of {total} is more than the dataset's {samples} samples"
+    if not (factor > 0 and math.isfinite(factor)):  # "not >", so that NaN is refused too
+        return f"its factor of the learning rate is {factor}; it must be finite and above 0"
+    return None
