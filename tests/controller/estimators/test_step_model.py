@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.controller.estimators.profile import NodeEstimate
@@ -50,6 +50,7 @@ class Device:
         return abs(self.estimate().compute_s(batch) / self.takes(batch) - 1)
 
 
+@settings(deadline=None)
 @given(
     q=st.floats(0, 1e-2), s=st.floats(0, 0.1), k=st.floats(1e-4, 1e-2), m=st.floats(0, 0.1), batches=st.sets(
         st.integers(1, 500), min_size=2, max_size=KEPT_BATCHES
