@@ -11,7 +11,7 @@ from typing import NamedTuple
 class NodeEstimate:
     """A rank with a local batch of b loads, forwards and updates for q b + s seconds and goes backward for k b + m.
 
-    error: relative standard error of the predicted q b + s + k b + m at the batches near those seen.
+    error: relative standard error of the predicted q b + s + k b + m at a fifth below and above the newest batch.
     low_batch, high_batch: between which it was fitted.
     """
 

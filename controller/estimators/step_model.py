@@ -29,8 +29,8 @@ _WALK: Final = 0.002
 """Standard deviation of the random walk of a device's speed: relative, after one step."""
 _LEAST_SLOPE: Final = 0.01
 """Samples take at least this part of the time: planners need q + k > 0."""
-_EDGE: Final = 0.1
-"""The error is that of a prediction this part below and above the batches seen."""
+_AROUND: Final = 0.2
+"""The error is that of a prediction this part below and above the newest batch: about as far as a plan moves it."""
 _LIKELY_SLOPE: Final = 0.75
 _SLOPE_DOUBT: Final = 0.3
 """What is believed before two batches far apart were seen: about so much of the time at the mean batch goes with the
@@ -268,7 +268,8 @@ class StepModel:
         if self._fresh:
             return
         levels = self._levels()
-        self._estimate = _fit(levels) if len(levels) > 1 else None
+        newest = max((batch for batch, _ in levels), key=lambda batch: self._batches[batch].newest, default=0)
+        self._estimate = _fit(levels, newest) if len(levels) > 1 else None
         self._points = tuple([BatchPoint(batch, level.compute_s, level.error) for batch, level in levels])
         self._fresh = True
 
@@ -283,7 +284,7 @@ class StepModel:
         return self._estimate
 
 
-def _fit(levels: list[tuple[int, _Level]]) -> NodeEstimate:
+def _fit(levels: list[tuple[int, _Level]], newest: int) -> NodeEstimate:
     """Weighted least squares with a prior of the slopes, each coefficient at least 0; two distinct batches or more."""
     # Plain sums, as a controller does this for a thousand ranks every second.
     weight = batches = others = backward = 0.0
@@ -327,7 +328,7 @@ def _fit(levels: list[tuple[int, _Level]]) -> NodeEstimate:
         off_square = sum([w * (level.compute_s - slope * batch - intercept) ** 2 for w, batch, level in weighted])
         misfit = max(1.0, off_square / (len(levels) - 2))
     # Both lines have the same weights, so their sum is the line of the sums.
-    below, above = max(low * (1 - _EDGE), 1.0), high * (1 + _EDGE)
+    below, above = max(newest * (1 - _AROUND), 1.0), max(newest * (1 + _AROUND), 1.0)
     error = max(
         math.sqrt(1 / weight + (below - mean_b) ** 2 / (lever + prior)) / (slope * below + intercept),
         math.sqrt(1 / weight + (above - mean_b) ** 2 / (lever + prior)) / (slope * above + intercept),

@@ -96,13 +96,13 @@ def test_the_step_of_a_batch_never_seen_is_predicted_within_seven_percent(noise:
 
 
 def test_the_error_said_is_the_error_made() -> None:
-    """At the edge of what was seen, where the error is said for. Neither too sure nor too unsure."""
+    """A fifth above the newest batch, which is what the error is said for. Neither too sure nor too unsure."""
     off, said = [], []
     for seed in range(150):
         device = Device(noise=0.04, seed=seed)
         device.run(32, 16)
         device.run(64, 16)
-        off.append(device.estimate().compute_s(0.9 * 32) / device.takes(0.9 * 32) - 1)
+        off.append(device.estimate().compute_s(1.2 * 64) / device.takes(1.2 * 64) - 1)
         said.append(device.estimate().error)
     assert 0.6 < statistics.pstdev(off) / statistics.median(said) < 1.5
 
@@ -223,7 +223,7 @@ def test_a_slow_drift_is_followed_where_it_is_seen_and_widens_the_error_where_no
         device.speed = 1 / (1 + 0.0002 * i)
         device.run(64, 1)
     assert device.off(64) < 0.02
-    assert device.estimate().error > 1.5 * sure
+    assert device.estimate().error > 1.3 * sure
 
 
 def test_only_so_much_is_remembered() -> None:
