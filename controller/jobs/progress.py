@@ -22,6 +22,7 @@ RECENT_STEPS: Final = 64
 RECENT_WAITS: Final = 512
 KEPT_NOTICES: Final = 64
 KEPT_PLANS: Final = 64
+PROFILE_EVERY_S: Final = 0.5
 MAX_METRICS: Final = 64
 MAX_LINKS: Final = 64
 
@@ -61,6 +62,8 @@ class RunProgress:
     checkpoint_step: int = 0
     notices: deque[NewEvent] = field(default_factory=lambda: deque(maxlen=KEPT_NOTICES))
     notices_dropped: int = 0
+    _profile: Profile | None = None
+    _profiled_s: float = 0.0
 
     @property
     def newest_step(self) -> int:
@@ -71,8 +74,13 @@ class RunProgress:
         """The first that nobody has finished, as far as was heard."""
         return self.newest_step + 1 if any(rank.last for rank in self.ranks.values()) else 0
 
-    def profile(self) -> Profile:
-        return self.estimators.profile()
+    def profile(self, now_s: float) -> tuple[Profile, bool]:
+        """What is known of the run, and whether that is news since the last call. Made anew once in PROFILE_EVERY_S
+        only: with a thousand ranks it is work, and passes come in bursts."""
+        if self._profile is not None and now_s < self._profiled_s + PROFILE_EVERY_S:
+            return self._profile, False
+        self._profile, self._profiled_s = self.estimators.profile(), now_s
+        return self._profile, True
 
     def measured_s(self, plan: int) -> float:
         """Median of rank 0's steps under this plan; 0 where none were heard of."""

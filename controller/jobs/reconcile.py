@@ -183,7 +183,7 @@ def _look(seen: Seen, run: RunRecord, clock: Telling) -> Look:
 
 
 def _replan(seen: Seen, clock: Telling) -> PlanRecord | None:
-    if not seen.plans or seen.profile is None or seen.run is None:
+    if not seen.plans or seen.profile is None or not seen.profile_is_news or seen.run is None:
         return None
     return next_plan(
         Given(

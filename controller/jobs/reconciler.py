@@ -177,6 +177,9 @@ class Reconciler:
     def _seen(self, state: JobState, free: Free) -> Seen:
         job, run = state.job, state.run
         progress = _begin(self._progress, run) if run and job.phase.active else None
+        profile, news = (
+            progress.profile(self._clock()) if progress and job.phase is not Phase.STARTING else (None, False)
+        )
         may_take = job.phase is Phase.QUEUED or (job.phase is Phase.RUNNING and self._may_grow(state))
         nodes = {m.node for m in run.members} if run else set()
         sent = {n: self._sessions.connected[n] for n in nodes if n in self._sessions.connected}
@@ -189,7 +192,8 @@ class Reconciler:
             finished_since_s=state.finished_since_s,
             free=tuple(free.devices) if may_take else (),
             ports=free.ports,
-            profile=progress.profile() if progress and job.phase is not Phase.STARTING else None,
+            profile=profile,
+            profile_is_news=news,
             total_batch=progress.total_batch if progress else 0,
             newest_step=progress.newest_step if progress else 0,
             checkpoint_step=progress.checkpoint_step if progress else 0,

@@ -15,7 +15,7 @@ def test_an_epochs_short_last_batch_is_no_measure_of_speed_nor_of_the_total_batc
     short = StepSample(step=20, plan=1, local_batch=2, total_batch=4, compute_s=0.3)
     board.observe(WorkerTelemetry(id=worker, steps=[*whole, short]))
     assert progress.total_batch == 64
-    rank = progress.profile().ranks[0]
+    rank = progress.profile(0.0)[0].ranks[0]
     assert (rank.local_batch, round(rank.compute_s, 6)) == (32, 0.32)
     assert progress.to_wire(0.0).step == 21  # steps completed
 

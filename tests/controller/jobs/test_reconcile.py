@@ -252,7 +252,9 @@ def test_unequal_devices_get_a_new_plan_and_what_was_learned_is_kept() -> None:
         for rank, compute_s in enumerate((0.1, 0.3))
     }
     profile = Profile(plan=1, total_batch=200, entries=0, step_s=0.3, steps=20, newest_step=40, ranks=ranks)
-    step = next_step(seen(job(), run("a", "b"), *nodes, profile=profile, total_batch=200), clock())
+    step = next_step(
+        seen(job(), run("a", "b"), *nodes, profile=profile, profile_is_news=True, total_batch=200), clock()
+    )
     assert step.plan is not None
     assert (step.plan.id, step.plan.from_step, step.plan.shares) == (2, 45, (150.0, 50.0))
     assert step.job.speeds == {"a/0": 0.001, "b/0": 0.003}
