@@ -432,8 +432,8 @@ def worker_server() -> Iterator[None]:
 @pytest.mark.usefixtures("worker_server")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persistent: bool) -> None:
-    """1. Two workers cut 4 steps ahead. 2. A plan agreed in step 1, with another total batch, holds from step 1 + 1 + 4.
-    3. A break ends both."""
+    """1. Two workers cut 4 steps ahead. 2. A plan agreed in step 1, with another total batch, holds from step 6 on: 1 +
+    1 + 4. 3. A break ends both."""
 
     def loader(num_workers: int) -> tuple[Loader[Any], PlanSchedule]:
         schedule = PlanSchedule(2, Terms((1, 1)))
