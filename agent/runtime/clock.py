@@ -65,16 +65,16 @@ class DeviceMark:
     __slots__ = ("_event",)
 
     def __init__(self) -> None:
-        self._event = torch.cuda.Event(enable_timing=True)
+        self._event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._event.record()
 
     def since(self, earlier: Mark, /) -> float:
         assert isinstance(earlier, DeviceMark)
         self._event.synchronize()
-        return earlier._event.elapsed_time(self._event) / 1000
+        return float(earlier._event.elapsed_time(self._event)) / 1000
 
     def reached(self) -> bool:
-        return self._event.query()
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
 
 
 def host_mark() -> HostMark:

@@ -157,9 +157,7 @@ class ProgressBoard:
         self._observe_dropped(found, rank, telemetry)
         self._observe_words(found, telemetry)
 
-    def _observe_dropped(
-        self, found: RunProgress, rank: RankProgress, telemetry: agents_pb2.WorkerTelemetry
-    ) -> None:
+    def _observe_dropped(self, found: RunProgress, rank: RankProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
         """The first of a run is an event; how many there are is for `atoll status`."""
         first = telemetry.dropped_steps and not any(other.dropped_steps for other in found.ranks.values())
         rank.dropped_steps = max(rank.dropped_steps, telemetry.dropped_steps)
