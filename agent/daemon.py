@@ -16,6 +16,8 @@ from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor.leftovers import end_leftovers
 from atoll.agent.supervisor.shell import Supervisor
 from atoll.agent.telemetry.devices import find_devices
+from atoll.agent.telemetry.gauges import gauges_of
+from atoll.agent.telemetry.sampler import Sampler
 from atoll.agent.telemetry.work import measured
 from atoll.errors import BadInput, Conflict
 
@@ -37,14 +39,15 @@ async def serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         devices = await measured(find_devices(settings.speed), settings.threads, stop)
         logger.info("%s has %s", settings.name, ", ".join(f"{d.kind} {d.index}: {d.model}" for d in devices))
         news = News()
-        link = Link(settings, devices, news)
-        supervisor = Supervisor(
-            settings, devices, link.fetch_code, changed=news.worker_changed, printed=news.output_came
-        )
-        try:
-            await _run(supervisor, link, stop)
-        finally:
-            await supervisor.close()
+        with Sampler(gauges_of(devices)) as sampler:
+            link = Link(settings, devices, news, sampler.take)
+            supervisor = Supervisor(
+                settings, devices, link.fetch_code, changed=news.worker_changed, printed=news.output_came
+            )
+            try:
+                await _run(supervisor, link, stop)
+            finally:
+                await supervisor.close()
 
 
 async def _run(supervisor: Supervisor, link: Link, stop: asyncio.Event) -> None:

@@ -7,7 +7,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -22,8 +22,16 @@ from atoll.agent.supervisor.shell import Supervisor
 from atoll.agent.telemetry.devices import Device
 from atoll.errors import AtollError, BadInput, Conflict, ControllerUnreachable, NotAllowed
 from atoll.rpc import CODE_CHUNK_BYTES, controller_errors, leader_hint, open_channel, split_address, translate
-from atoll.v1.agents_pb2 import AgentMessage, ControllerMessage, FetchCodeRequest, Heartbeat, Registered
+from atoll.v1.agents_pb2 import (
+    AgentMessage,
+    ControllerMessage,
+    FetchCodeRequest,
+    Heartbeat,
+    Registered,
+    Telemetry,
+)
 from atoll.v1.agents_pb2_grpc import AgentServiceStub
+from atoll.v1.common_pb2 import DeviceSample
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +72,17 @@ class News:
 class Link:
     """Dials, registers, reports and obeys. `run` ends only by cancelling, or by a refusal that is for good."""
 
-    def __init__(self, settings: AgentSettings, devices: Sequence[Device], news: News) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        devices: Sequence[Device],
+        news: News,
+        samples: Callable[[], Sequence[DeviceSample]],
+    ) -> None:
+        """samples: what the devices said of themselves since it was last called, newest."""
         self._settings = settings
         self._devices = devices
+        self._samples = samples
         self._news = news
         self._session = secrets.token_hex(8)
         self._next_controller = 0
@@ -259,8 +275,8 @@ class Link:
             self._news.woken.clear()
             beats = self._news.changed or now_s >= beat_s
             if beats or now_s >= telemetry_s:
-                for telemetry in supervisor.collector.take():  # before an exit is told: after that it may be too late
-                    await self._write(call, AgentMessage(telemetry=telemetry), registered.lease_s)
+                # Before an exit is told: after that it may be too late.
+                await self._tell_measured(call, supervisor, registered.lease_s)
                 telemetry_s = now_s + TELEMETRY_S
             if beats:
                 self._news.changed = False
@@ -275,6 +291,16 @@ class Link:
                 self._news.settled.set()
             await asyncio.sleep(_PACE_S)
             await _wait_until(self._news.woken, min(beat_s, telemetry_s))
+
+    async def _tell_measured(self, call: Call, supervisor: Supervisor, deadline_s: float) -> None:
+        if samples := self._samples():
+            await self._write(call, AgentMessage(telemetry=Telemetry(devices=samples)), deadline_s)
+        for telemetry in supervisor.collector.take():
+            try:
+                await self._write(call, AgentMessage(telemetry=telemetry), deadline_s)
+            except BaseException:  # also where the stream's other side failed and this one is cancelled
+                supervisor.collector.lost(telemetry)
+                raise
 
     async def _write(self, call: Call, message: AgentMessage, deadline_s: float) -> None:
         try:

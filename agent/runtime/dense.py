@@ -13,10 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 from atoll.agent.runtime.buckets import Bucket, Slot, lay_out
+from atoll.agent.runtime.clock import marks_of
 from atoll.agent.runtime.control import Agreed, Control
+from atoll.agent.runtime.exchange_times import ExchangeTimes
 from atoll.agent.runtime.gradients import refuse_second, refuse_sparse, scale_into, squared_norm, total
 from atoll.agent.runtime.group import Group, collective
-from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass, Synchronous
+from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass, StepNumbers, Synchronous
 from atoll.errors import BadInput, PeerLost
 
 
@@ -39,9 +41,9 @@ class DenseSynchroniser(Synchronous):
         self._reducer.launch_rest()
         begun_s = time.monotonic()
         self._agreed = self._control.finish()
-        norms = self._reducer.wait()
+        self._reducer.wait()
         self._waited_s += time.monotonic() - begun_s
-        return norms
+        return self._reducer.norms()
 
     def agreed(self, own: Agreed) -> Agreed:
         return self._agreed
@@ -49,6 +51,10 @@ class DenseSynchroniser(Synchronous):
     def waited(self) -> float:
         waited_s, self._waited_s = self._waited_s, 0.0
         return waited_s
+
+    def step_numbers(self) -> StepNumbers:
+        sync_s, last_s = self._reducer.times.take()
+        return StepNumbers(sync_s=sync_s, last_sync_s=last_s)
 
     def close(self) -> None:
         self._reducer.close()
@@ -66,6 +72,8 @@ class DenseReducer:
         self._buckets: list[Bucket] = lay_out(model.named_parameters())
         self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
         self._works: list[dist.Work] = []
+        self._gpu = next((b.flat.device for b in self._buckets if b.flat.device.type == "cuda"), None)
+        self.times = ExchangeTimes(marks_of(self._gpu or torch.device("cpu")))
         self._weight = 0.0
         self._sampled = False
         self._local_sqnorms: list[torch.Tensor | float] = []
@@ -89,6 +97,7 @@ class DenseReducer:
                 )
         self._weight, self._sampled = weight, sampled
         self._local_sqnorms.clear()
+        self.times.begin()
         for bucket in self._buckets:
             bucket.missing = len(bucket.slots)
             for slot in bucket.slots:
@@ -96,15 +105,18 @@ class DenseReducer:
         self.open = True
 
     def launch_rest(self) -> None:
-        """The backward pass is over: parameters without a gradient contribute zeros. Raises PeerLost."""
+        """The backward pass is over: parameters without a gradient contribute zeros. Returns when this rank's device is
+        done with it: what follows is waiting for others. Raises PeerLost."""
         with torch.no_grad():
             for bucket in self._buckets[len(self._works) :]:
                 for slot in bucket.slots:
                     if not slot.came:
                         self._fill_missing(slot)
                 self._launch(bucket)
+        if self._gpu is not None:
+            torch.cuda.current_stream(self._gpu).synchronize()  # costs nothing: the buckets end later still
 
-    def wait(self) -> Norms:
+    def wait(self) -> None:
         """Wait for every bucket, put the combined gradients into p.grad, close the pass. Raises PeerLost."""
         with collective("combining gradients"):
             for work in self._works:
@@ -114,6 +126,9 @@ class DenseReducer:
         for bucket in self._buckets:
             if bucket.missing:
                 self._adopt_missing(bucket)
+
+    def norms(self) -> Norms:
+        """Of the gradients of this pass, while they are still in the buckets."""
         if not self._sampled:
             return Norms()
         return Norms(total(self._local_sqnorms), total([squared_norm(bucket.gradients) for bucket in self._buckets]))
@@ -150,9 +165,11 @@ class DenseReducer:
                 if not slot.came:
                     slot.used.zero_()
         self._callbacks.before_launch()
+        launched = self.times.launching()
         with collective("combining gradients"):
             work = dist.all_reduce(bucket.flat, group=self._group.data, async_op=True)
         assert work is not None  # async_op
+        work.get_future().add_done_callback(launched)
         self._works.append(work)
 
     def _fill_missing(self, slot: Slot) -> None:

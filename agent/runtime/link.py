@@ -162,13 +162,15 @@ class Link:
             say(f"a message of {len(frames[-1])} bytes from the agent is malformed and was dropped")
             return None
 
-    def _send(self, message: WorkerMessage) -> None:
+    def _send(self, message: WorkerMessage) -> bool:
+        """Returns whether it is on its way."""
         try:
             self._socket.send(message.SerializeToString(), zmq.NOBLOCK)
         except zmq.Again:
-            return  # the agent is away and the queue is full: everything here is repeated or counted
+            return False  # the agent is away and the queue is full: everything here is repeated or counted
+        return True
 
     def _send_telemetry(self) -> None:
         telemetry = self.outbox.take(self.id)
-        if telemetry is not None:
-            self._send(WorkerMessage(id=self.id, telemetry=telemetry))
+        if telemetry is not None and not self._send(WorkerMessage(id=self.id, telemetry=telemetry)):
+            self.outbox.lost(telemetry)

@@ -39,6 +39,7 @@ class Loader(Generic[BatchT]):
         seed: int,
         schedule: PlanSchedule,
         boundary: Callable[[], None],
+        handed_out: Callable[[], None] = lambda: None,
         shuffle: bool = True,
         drop_last: bool = False,
         num_workers: int = 0,
@@ -52,6 +53,7 @@ class Loader(Generic[BatchT]):
     ) -> None:
         """dataset: map-style. global_batch: samples per step of all ranks, where no plan says otherwise. boundary:
         called at the start of every __next__, also of the one that ends the epoch; what it raises ends the iteration.
+        handed_out: called when the batch is there, before the script gets it.
 
         multiprocessing_context: how worker processes are made. Not "fork": this process has threads (its link to the
         agent, gloo, NCCL, OpenMP) whose locks a forked child would inherit locked. The training script must therefore
@@ -77,7 +79,7 @@ class Loader(Generic[BatchT]):
         self.position = Position(0, 0, 0)
         self.current: Cut | None = None
         self._samples = samples
-        self._boundary = boundary
+        self._boundary, self._tell_handed_out = boundary, handed_out
         self._device = device
         self._cutter = Cutter(EpochOrder(samples, seed, shuffle), global_batch, drop_last, rank, schedule)
         self._seeds = (seed, rank)
@@ -181,7 +183,10 @@ class Loader(Generic[BatchT]):
                     self._exhausted = True
                     return
                 self.current, self._handed_out = self._ahead.popleft(), True
-                yield batch if self._device is None else move(batch, self._device, non_blocking=self._pinned)
+                if self._device is not None:
+                    batch = move(batch, self._device, non_blocking=self._pinned)
+                self._tell_handed_out()
+                yield batch
         finally:
             if this_pass == self._pass:
                 self._stop_pass()

@@ -26,6 +26,7 @@ class Outbox:
         self._notices: deque[Notice] = deque(maxlen=MAX_NOTICES)
         self._links: dict[int, LinkSample] = {}
         self._dropped = 0
+        self._entries = 0
         self._checkpoint_step = 0
         self._changed = False
 
@@ -45,6 +46,18 @@ class Outbox:
     def notice(self, level: Level.ValueType, text: str) -> None:
         with self._lock:
             self._notices.append(Notice(level=level, text=text[:4096]))
+            self._changed = True
+
+    def entries(self, count: int) -> None:
+        """So many entries have the parameters that are trained."""
+        with self._lock:
+            self._entries = count
+            self._changed = True
+
+    def lost(self, telemetry: WorkerTelemetry) -> None:
+        """What `take` gave could not be sent. Its steps count as dropped."""
+        with self._lock:
+            self._dropped += len(telemetry.steps)
             self._changed = True
 
     def checkpoint(self, step: int) -> None:
@@ -75,6 +88,7 @@ class Outbox:
                 notices=self._notices,
                 checkpoint_step=self._checkpoint_step,
                 links=[self._links.pop(peer) for peer in list(self._links)[:MAX_LINKS]],
+                entries=self._entries,
             )
             self._steps.clear()
             self._metrics.clear()

@@ -57,9 +57,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class StepNumbers:
-    """What a sparse strategy tells of one step; zeros for others."""
+    """What a strategy tells of one step; zeros where it knows no such thing."""
 
-    stall_s: float = 0.0  # waiting for updates
+    sync_s: float = 0.0  # dense: what all all-reduces but the last took, without the gaps between them
+    last_sync_s: float = 0.0  # the last one
+    stall_s: float = 0.0  # sparse: waiting for updates
     fresh_share: float = 0.0  # of layers that ran with the newest update
     rate: float = 0.0  # held back
     sent_bytes: int = 0

@@ -26,6 +26,10 @@ class Throttle:
         """Compute begins again here; what lies between the last `pay` and now was waiting."""
         self._since_s = time.monotonic()
 
+    def waited(self, seconds: float) -> None:
+        """So much of the time since the last `resume` or `pay` was waiting for others."""
+        self._since_s += seconds
+
     def pay(self) -> None:
         """Sleep for the compute since the last `pay` or `resume`. What one sleep overshoots the next ones leave out."""
         if self._added_per_second == 0:

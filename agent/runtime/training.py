@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from atoll.agent.runtime import exits, resuming
-from atoll.agent.runtime.clock import StepClock, StepTimes
+from atoll.agent.runtime.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.consistency import Consistency
 from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.inputs import LoaderSettings, check_alike, check_loss
@@ -26,9 +26,10 @@ from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.strategies import build
 from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
+from atoll.agent.runtime.teller import Teller
 from atoll.agent.runtime.terms import terms_from_wire
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
-from atoll.v1.common_pb2 import LEVEL_WARNING, StepSample
+from atoll.v1.common_pb2 import LEVEL_WARNING
 
 NORMS_EVERY_STEPS: Final = 10
 LINKS_EVERY_STEPS: Final = 10
@@ -59,6 +60,7 @@ class Training:
             seed=session.seed,
             schedule=self._schedule,
             boundary=self._boundary,
+            handed_out=self._handed_out,
             shuffle=settings.shuffle,
             drop_last=settings.drop_last,
             num_workers=settings.num_workers,
@@ -70,10 +72,11 @@ class Training:
             device=session.device,
         )
         model.to(session.device)
-        self._clock = StepClock()
+        self._clock = StepClock(marks_of(session.device))
+        self._teller = Teller(session.link.outbox) if session.link is not None else None
         self._consistency = Consistency()
         self._agreed = Agreed(self._schedule.newest_contiguous(), False)
-        callbacks = Callbacks(self._begin_from_hook, session.throttle.pay, self.lost)
+        callbacks = Callbacks(self._begin_from_hook, self._before_launch, self.lost)
         self._sync = build(session, model, optimizer, callbacks, self._agreed)
         self._snapshot = Snapshot(model, optimizer, tracked, self._sync)
         self.saver = Saver(session, self._snapshot)
@@ -119,6 +122,9 @@ class Training:
         if directory is not None:
             self._snapshot.take(self.loader.position)
             self.saver.check_packable()
+        if session.link is not None:
+            trained = (parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
+            session.link.outbox.entries(sum(trained))
         seed_step(session.seed, session.place.rank, self.loader.position.step)
 
     def _compare_seed(self, saved: int) -> None:
@@ -205,6 +211,7 @@ class Training:
         except PeerLost as error:
             self.lost(error)
         self._sync.leave()
+        self._tell_all()
         if not self._updated:  # else gradients wait for an update that never comes; the last checkpoint stays
             self.saver.save()
 
@@ -222,13 +229,13 @@ class Training:
         """Between two steps. Called by the loader before it cuts the next batch, and after an epoch's last."""
         if self._pass_open:
             raise BadInput("the loader was asked for the next batch in the middle of a backward pass")
-        times = self._clock.boundary_begins()
+        lap = self._clock.boundary_begins()
         self._learning_rate.restore()  # of an optimizer.step() that raised
         cut = self.loader.current
         if cut is not None and self._rehearsal is not None:
             self._end_rehearsal(self._rehearsal)
         elif cut is not None:
-            self._tell(cut, times)
+            self._tell(cut, lap)
         else:
             self._sync.step_numbers()  # what was waited for between two epochs is of no step
         self._take_plans()
@@ -271,35 +278,23 @@ class Training:
                 parameter.grad = None
             self._gradients_pending = False
 
-    def _tell(self, cut: Cut, times: StepTimes) -> None:
-        if self._session.link is None:
+    def _tell(self, cut: Cut, lap: Lap) -> None:
+        if self._teller is None:
             return
-        numbers = self._sync.step_numbers()
-        self._session.link.outbox.step(
-            StepSample(
-                step=cut.step,
-                epoch=cut.epoch,
-                local_batch=cut.local,
-                total_batch=cut.total,
-                step_s=times.step,
-                compute_s=times.compute,
-                wait_s=times.wait,
-                local_grad_sqnorm=self._norms.local,
-                global_grad_sqnorm=self._norms.together,
-                plan=self._schedule.plan_at(cut.step),
-                stall_s=numbers.stall_s,
-                fresh_share=numbers.fresh_share,
-                rate=numbers.rate,
-                sent_bytes=numbers.sent_bytes,
-            )
-        )
+        plan = self._schedule.plan_at(cut.step)
+        self._teller.tell(cut, lap, plan=plan, norms=self._norms, numbers=self._sync.step_numbers())
         if cut.step % LINKS_EVERY_STEPS == 0:
-            self._session.link.outbox.links(self._sync.links())
+            self._teller.links(self._sync.links())
+
+    def _tell_all(self) -> None:
+        if self._teller is not None:
+            self._teller.finish()
 
     def _drain(self, step: int) -> NoReturn:
         link = self._session.link
         if link is not None:
             link.obeyed = True
+        self._tell_all()
         where = self.saver.save()
         self._sync.leave()
         reason = link.stop.reason if link is not None and link.stop is not None else "another worker was asked to"
@@ -309,13 +304,20 @@ class Training:
 
     # --- the backward pass
 
-    def _begin_pass(self) -> None:
+    def _handed_out(self) -> None:
+        self._session.throttle.pay()
+        self._clock.handed_out()
+
+    def _begin_pass(self, *, seen: bool = True) -> None:
+        """seen: the backward pass begins here; else it came to its first gradient already."""
         cut = self.loader.current
         if cut is None:
             raise BadInput("run.backward outside the loop over the loader: there is no batch that is being trained")
         if self._pass_open:
             raise BadInput("an earlier backward pass failed half-way; the other ranks wait for the rest of it")
+        self._waited()
         self._session.throttle.pay()
+        self._clock.backward_begins(seen=seen and not self._gradients_pending)
         self._take_plans()
         opened = Pass(
             cut=cut,
@@ -334,8 +336,18 @@ class Training:
 
     def _begin_from_hook(self) -> None:
         """The user called loss.backward() himself: the pass must still be closed before he sees the gradients."""
-        self._begin_pass()
+        self._begin_pass(seen=False)
         Variable._execution_engine.queue_callback(self._end_pass)
+
+    def _before_launch(self) -> None:
+        self._session.throttle.pay()
+        self._clock.bucket_ready()
+
+    def _waited(self) -> None:
+        """Take down what the training thread waited for others since it was last asked."""
+        waited_s = self._sync.waited()
+        self._session.throttle.waited(waited_s)
+        self._clock.waited(waited_s)
 
     def _end_pass(self) -> None:
         throttle = self._session.throttle
@@ -344,7 +356,8 @@ class Training:
             self._norms = self._sync.end()
         except PeerLost as error:
             self.lost(error)
-        self._clock.waited(self._sync.waited())
+        self._waited()
+        self._clock.backward_ends()
         throttle.resume()
         self._pass_open = False
 
@@ -381,6 +394,7 @@ class Training:
         self._session.throttle.pay()
         if self._rehearsal is None:
             self._sync.after_update()
+        self._clock.updated()
 
     # --- when others fail
 

@@ -21,6 +21,12 @@ MAX_LINKS: Final = 64
 MAX_PEERS: Final = 4096
 MAX_DROP_REASONS: Final = 16
 MAX_DROP_REASON: Final = 256
+STEP_SECONDS: Final = (
+    *("step_s", "compute_s", "wait_s", "stall_s", "load_s", "forward_s", "backward_s", "first_bucket_s", "update_s"),
+    *("sync_s", "last_sync_s"),
+)
+STEP_NORMS: Final = ("local_grad_sqnorm", "global_grad_sqnorm")
+STEP_SHARES: Final = ("fresh_share", "rate")
 MESSAGE_BYTES: Final = 1024 * 1024
 """A Telemetry message is closed beyond this, so that none comes near gRPC's limit."""
 
@@ -34,6 +40,7 @@ class _Collected:
         self.dropped_here = 0
         self.dropped_by_worker = 0
         self.checkpoint_step = 0
+        self.entries = 0
         self.changed = False
         self.forgotten = False
 
@@ -48,9 +55,10 @@ class Collector:
         """Take over what a worker sent; more than the protocol allows is cut off."""
         into = self._workers.setdefault(key, _Collected())
         into.changed = True
-        surplus = max(0, len(into.steps) + len(telemetry.steps) - MAX_STEPS)
-        into.dropped_here += surplus
-        into.steps.extend(telemetry.steps)
+        sound = [sample for sample in telemetry.steps if _makes_sense(sample)]
+        surplus = max(0, len(into.steps) + len(sound) - MAX_STEPS)
+        into.dropped_here += surplus + len(telemetry.steps) - len(sound)
+        into.steps.extend(sound)
         into.metrics.extend(_cut(metrics) for metrics in telemetry.metrics[-MAX_METRICS:])
         for notice in telemetry.notices[-MAX_NOTICES:]:
             into.notices.append(Notice(level=notice.level, text=notice.text[:MAX_NOTICE_CHARACTERS]))
@@ -59,6 +67,15 @@ class Collector:
                 into.links[link.peer] = _trimmed(link)
         into.dropped_by_worker = max(into.dropped_by_worker, telemetry.dropped_steps)
         into.checkpoint_step = max(into.checkpoint_step, telemetry.checkpoint_step)
+        into.entries = telemetry.entries or into.entries
+
+    def lost(self, telemetry: Telemetry) -> None:
+        """What `take` gave could not be sent. Its steps count as dropped."""
+        for worker in telemetry.workers:
+            key = Key(worker.id.job, worker.id.run, worker.id.rank)
+            if key in self._workers and worker.steps:
+                self._workers[key].dropped_here += len(worker.steps)
+                self._workers[key].changed = True
 
     def note(self, key: Key, level: Level.ValueType, text: str) -> None:
         """Something the agent itself has to say about a worker."""
@@ -100,12 +117,20 @@ def _to_wire(key: Key, collected: _Collected) -> WorkerTelemetry:
         notices=collected.notices,
         checkpoint_step=collected.checkpoint_step,
         links=[collected.links.pop(peer) for peer in peers],
+        entries=collected.entries,
     )
     collected.steps.clear()
     collected.metrics.clear()
     collected.notices.clear()
     collected.changed = bool(collected.links)
     return worker
+
+
+def _makes_sense(sample: StepSample) -> bool:
+    """Whether the controller takes it. It ends the stream of an agent that sends anything else."""
+    amounts = (getattr(sample, name) for name in (*STEP_SECONDS, *STEP_NORMS))
+    shares = (getattr(sample, name) for name in STEP_SHARES)
+    return all(0 <= amount < math.inf for amount in amounts) and all(0 <= share <= 1 for share in shares)
 
 
 def _cut(metrics: Metrics) -> Metrics:

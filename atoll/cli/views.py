@@ -16,7 +16,7 @@ JOB_COLUMNS: Final = ("JOB", "PHASE", "WORKERS", "STEP", "LOSS", "SAMPLES/S", "A
 JOB_NUMBERS: Final = ("STEP", "LOSS", "SAMPLES/S")
 WORKER_COLUMNS: Final = ("RANK", "NODE", "DEVICE", "STATE", "BATCH", "SHARE", "STEP", "TIME", "COMPUTE", "WAIT")
 WORKER_NUMBERS: Final = ("RANK", "DEVICE", "BATCH", "SHARE", "STEP", "TIME", "COMPUTE", "WAIT")
-NODE_COLUMNS: Final = ("NODE", "ISLAND", "STATE", "ADDRESS", "DEVICES", "MEMORY", "WORKERS", "VERSION")
+NODE_COLUMNS: Final = ("NODE", "ISLAND", "STATE", "ADDRESS", "DEVICES", "LOAD", "MEMORY", "WORKERS", "VERSION")
 NODE_NUMBERS: Final = ("MEMORY",)
 PLAN_COLUMNS: Final = ("PLAN", "STEP", "PLANNER", "BATCH", "RATE", "PREDICTED", "MEASURED", "REASON")
 PLAN_NUMBERS: Final = ("PLAN", "STEP", "BATCH", "RATE", "PREDICTED", "MEASURED")
@@ -70,6 +70,8 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     lines.append(strategy_line(job))
     if links := links_line(job):
         lines.append(links)
+    if dropped := dropped_line(job):
+        lines.append(dropped)
     return lines + standby_lines(job)
 
 
@@ -144,6 +146,14 @@ def links_line(job: Job) -> str:
     return "links " + "  ".join([*shown, *rest]) if known else ""
 
 
+def dropped_line(job: Job) -> str:
+    """'dropped telemetry of 12 steps of rank 3'; empty where all came through."""
+    dropped = [worker for worker in job.workers if worker.dropped_steps]
+    shown = [f"{worker.dropped_steps} steps of rank {worker.rank}" for worker in dropped[:_LINKS_SHOWN]]
+    rest = [f"of {len(dropped) - _LINKS_SHOWN} more ranks"] if len(dropped) > _LINKS_SHOWN else []
+    return "dropped telemetry of " + ", ".join([*shown, *rest]) if dropped else ""
+
+
 def progress_line(job: Job) -> str:
     """'step 1240  epoch 3  loss 0.1234  1830 samples/s  140 ms a step'."""
     progress = job.progress
@@ -197,10 +207,22 @@ def node_row(node: Node) -> tuple[str, ...]:
         "connected" if node.connected else "lost",
         node.address,
         devices or "-",
+        load_text(node) or "-",
         size(node.memory_bytes) if node.memory_bytes else "-",
         ", ".join(running) or "-",
         node.version or "-",
     )
+
+
+def load_text(node: Node) -> str:
+    """'97 % 18 GiB 64 °C': of several devices the mean, the sum and the hottest. What none can tell is left out."""
+    busy = [sample.utilisation for sample in node.samples if sample.HasField("utilisation")]
+    used = [sample.memory_used_bytes for sample in node.samples if sample.HasField("memory_used_bytes")]
+    warm_c = [sample.temperature_c for sample in node.samples if sample.HasField("temperature_c")]
+    parts = [f"{sum(busy) / len(busy) * 100:.0f} %"] if busy else []
+    parts += [size(sum(used))] if used else []
+    parts += [f"{max(warm_c):.0f} °C"] if warm_c else []
+    return " ".join(parts)
 
 
 def event_line(event: Event) -> str:

@@ -15,6 +15,7 @@ from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.estimators.seen import LinkSeen, StepSeen
 from atoll.controller.jobs.seen import NewEvent
 from atoll.controller.jobs.wire import level_from_wire
+from atoll.controller.state.records import Level
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
 RECENT_S: Final = 5.0
@@ -31,6 +32,7 @@ MAX_LINKS: Final = 64
 class RankProgress:
     last: common_pb2.StepSample | None = None
     links: dict[int, common_pb2.LinkSample] = field(default_factory=dict)  # newest, by peer
+    dropped_steps: int = 0  # that this controller never heard of, since the run began
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +162,25 @@ class ProgressBoard:
         if telemetry.links:
             links = [LinkSeen(peer=k.peer, sent_bytes=k.sent_bytes, busy_s=k.busy_s) for k in telemetry.links]
             found.estimators.observe_links(telemetry.id.rank, found.islands, links, now_s)
+        self._observe_dropped(found, rank, telemetry)
         self._observe_words(found, telemetry)
+
+    def _observe_dropped(self, found: RunProgress, rank: RankProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
+        """The first of a run is an event; how many there are is for `atoll status`."""
+        first = telemetry.dropped_steps and not any(other.dropped_steps for other in found.ranks.values())
+        rank.dropped_steps = max(rank.dropped_steps, telemetry.dropped_steps)
+        if first:
+            text = (
+                f"rank {telemetry.id.rank}: measurements of {telemetry.dropped_steps} steps were dropped on their way "
+                "here. Training is not touched; plans rest on the steps that came. `atoll status` counts them"
+            )
+            self._notice(found, NewEvent(Level.WARNING, "notice", text))
+
+    @staticmethod
+    def _notice(found: RunProgress, event: NewEvent) -> None:
+        if len(found.notices) == KEPT_NOTICES:
+            found.notices_dropped += 1
+        found.notices.append(event)
 
     def _observe_words(self, found: RunProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
         for metrics in telemetry.metrics:
@@ -169,10 +189,8 @@ class ProgressBoard:
                 found.metrics = dict(metrics.values)
         found.checkpoint_step = max(found.checkpoint_step, telemetry.checkpoint_step)
         for notice in telemetry.notices:
-            if len(found.notices) == KEPT_NOTICES:
-                found.notices_dropped += 1
             text = f"rank {telemetry.id.rank}: {notice.text[:1000]}"
-            found.notices.append(NewEvent(level_from_wire(notice.level), "notice", text))
+            self._notice(found, NewEvent(level_from_wire(notice.level), "notice", text))
 
     def take_notices(self, job: str, run: int) -> tuple[NewEvent, ...]:
         """Notices since the last call, at most KEPT_NOTICES; then they are the caller's to write."""

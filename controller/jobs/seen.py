@@ -75,9 +75,9 @@ class Telling:
 class Seen:
     """One job, what its nodes report, and what is free. `since_s`: when this phase began, as far as this controller
     knows; `finished_since_s`: when the first rank of this run was seen to have finished; `planned_s`: when its newest
-    plan was issued; `profile`: what its workers measured, `profile_is_news`: the last look did not see it; `plans_sent`:
-    the newest plan that each node was sent over its present stream; `data_seed`: a secret for a run that would begin
-    now, where it needs one; `judged_s`: when free devices were last looked at."""
+    plan was issued; `profile`: what its workers measured, `profile_is_news`: the last look did not see it;
+    `plans_sent`: the newest plan that each node was sent over its present stream; `data_seed`: a secret for a run that
+    would begin now, where it needs one; `judged_s`: when free devices were last looked at."""
 
     job: JobRecord
     run: RunRecord | None

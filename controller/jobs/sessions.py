@@ -40,6 +40,7 @@ class Session:
         self.ports: tuple[int, ...] = ()
         self.workers: dict[WorkerKey, SeenWorker] = {}
         self.statuses: dict[WorkerKey, common_pb2.WorkerStatus] = {}
+        self.samples: tuple[common_pb2.DeviceSample, ...] = ()
         self.ended = asyncio.Event()
         self.why: AtollError | None = None
         self.plans_sent: dict[tuple[str, int], int] = {}
@@ -99,6 +100,11 @@ class Session:
         )
         self.workers, self.statuses, self.ports = workers, raw, offered
         return changed
+
+    def sampled(self, samples: Iterable[common_pb2.DeviceSample]) -> None:
+        """What the node's devices said of themselves, all of them; nothing where there is nothing new."""
+        own = {device.index for device in self.record.devices}
+        self.samples = tuple(sample for sample in samples if sample.index in own) or self.samples
 
     @property
     def live_workers(self) -> bool:

@@ -120,6 +120,7 @@ class AgentServicer(AgentServiceServicer):
                         term.nudge()
                 case "telemetry":
                     check_telemetry(message.telemetry)
+                    session.sampled(message.telemetry.devices)
                     for worker in message.telemetry.workers:
                         if _may_speak_for(term, session, worker.id):
                             term.progress.observe(worker)

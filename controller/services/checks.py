@@ -24,6 +24,12 @@ MAX_TEXT_BYTES: Final = 4096
 MAX_LOG_BYTES: Final = 256 * 1024
 MAX_RANK: Final = 4096
 MAX_WORK_PER_S: Final = 1e18
+MAX_CELSIUS: Final = 1000.0
+_STEP_AMOUNTS: Final = (
+    *("step_s", "compute_s", "wait_s", "stall_s", "load_s", "forward_s", "backward_s", "first_bucket_s", "update_s"),
+    *("sync_s", "last_sync_s", "local_grad_sqnorm", "global_grad_sqnorm"),
+)
+_STEP_SHARES: Final = ("fresh_share", "rate")
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
@@ -97,8 +103,32 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
             _text("telemetry.workers.notices.text", notice.text)
         if any(len(metrics.values) > MAX_METRICS for metrics in worker.metrics):
             raise BadInput(f"telemetry.workers.metrics.values has more than {MAX_METRICS} entries")
+        for sample in worker.steps:
+            _check_step(sample)
         for link in worker.links:
             _check_link(link)
+    _check_samples(telemetry.devices)
+
+
+def _check_step(sample: common_pb2.StepSample) -> None:
+    for field in _STEP_AMOUNTS:
+        if not 0 <= (value := getattr(sample, field)) < math.inf:
+            raise BadInput(f"telemetry.workers.steps.{field} = {value} must be a number of at least 0")
+    for field in _STEP_SHARES:
+        if not 0 <= (value := getattr(sample, field)) <= 1:
+            raise BadInput(f"telemetry.workers.steps.{field} = {value} must be 0 to 1")
+
+
+def _check_samples(samples: Sequence[common_pb2.DeviceSample]) -> None:
+    if len(samples) > MAX_DEVICES:
+        raise BadInput(f"telemetry.devices has {len(samples)} entries, at most {MAX_DEVICES} are taken")
+    if len({sample.index for sample in samples}) != len(samples):
+        raise BadInput("telemetry.devices has one index twice")
+    for sample in samples:  # absent fields read as 0
+        if not 0 <= sample.utilisation <= 1:
+            raise BadInput(f"telemetry.devices.utilisation = {sample.utilisation} must be 0 to 1")
+        if not -MAX_CELSIUS <= sample.temperature_c <= MAX_CELSIUS:
+            raise BadInput(f"telemetry.devices.temperature_c = {sample.temperature_c} is no temperature")
 
 
 def _check_link(link: common_pb2.LinkSample) -> None:

@@ -102,6 +102,7 @@ def _workers(term: Term, state: JobState) -> list[jobs_pb2.WorkerView]:
                 share=share / total,
                 last=rank.last if rank else None,
                 links=links,
+                dropped_steps=rank.dropped_steps if rank else 0,
             )
         )
     return views
@@ -120,4 +121,5 @@ def node_to_wire(term: Term, node: SeenNode) -> jobs_pb2.Node:
         seen_s_ago=now_s - (node.heard_s if node.heard_s is not None else term.reconciler.leading_since_s),
         workers=session.statuses.values() if session else (),
         version=node.record.version,
+        samples=session.samples if session else (),
     )

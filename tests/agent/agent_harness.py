@@ -52,6 +52,7 @@ class ScriptedController(agents_pb2_grpc.AgentServiceServicer):
         self.heartbeats = 0
         self.ports: tuple[int, ...] = ()
         self.telemetry: list[agents_pb2.WorkerTelemetry] = []
+        self.samples: list[common_pb2.DeviceSample] = []
         self.output: dict[tuple[str, int, int], bytes] = {}
         self.acks = True
         self.bundles: dict[str, bytes] = {}
@@ -157,6 +158,7 @@ class ScriptedController(agents_pb2_grpc.AgentServiceServicer):
                     self._see(message.heartbeat.workers, message.heartbeat.rendezvous_ports)
                 case "telemetry":
                     self.telemetry += message.telemetry.workers
+                    self.samples += message.telemetry.devices
                 case "log":
                     self._keep(message.log, outgoing)
 

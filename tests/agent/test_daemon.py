@@ -30,6 +30,15 @@ async def test_agent_tells_what_it_has(agent: RunningAgent, controller: Scripted
     assert all(20_000 <= port <= 31_999 for port in register.rendezvous_ports)
 
 
+async def test_agent_tells_how_its_devices_do(agent: RunningAgent, controller: ScriptedController) -> None:
+    devices = controller.registers[0].devices
+    own = {device.index for device in devices}
+    await until("two samples of each", lambda: len(controller.samples) >= 2 * len(own))
+    assert {sample.index for sample in controller.samples} == own
+    assert all(0 < sample.memory_used_bytes <= devices[sample.index].memory_bytes for sample in controller.samples)
+    assert all(0 <= sample.utilisation <= 1 for sample in controller.samples)
+
+
 async def test_worker_is_started_as_torchrun_would_and_its_end_is_reported(
     agent: RunningAgent, controller: ScriptedController
 ) -> None:

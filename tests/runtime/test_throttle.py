@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from atoll.agent.runtime.clock import StepClock, StepTimes
 from atoll.agent.runtime.throttle import Throttle
 from atoll.errors import BadInput
 
@@ -53,15 +52,12 @@ def test_impossible_speed_is_refused(speed: float) -> None:
         Throttle(speed)
 
 
-def test_step_times_tell_compute_from_waiting_and_leave_checkpoints_out() -> None:
-    now_s = 0.0
-    clock = StepClock(lambda: now_s)
-    clock.boundary_begins()
-    now_s = 2.0  # a checkpoint is copied
-    clock.boundary_ends()
-    now_s = 5.0
-    clock.waited(1.0)
-    assert clock.boundary_begins() == StepTimes(step=5.0, compute=2.0, wait=1.0)
-    clock.boundary_ends()
-    now_s = 5.5
-    assert clock.boundary_begins() == StepTimes(step=0.5, compute=0.5, wait=0.0)
+def test_waiting_in_the_middle_of_compute_is_not_stretched() -> None:
+    """A forward pass over thin links: layers wait for their updates between one piece of compute and the next."""
+    throttle = Throttle(0.5)
+    throttle.resume()
+    work(0.2)  # stands for a wait
+    throttle.waited(0.2)
+    begun_s = time.monotonic()
+    throttle.pay()
+    assert time.monotonic() - begun_s < 0.1

@@ -122,6 +122,7 @@ class FakeAgent:
         self.members: Sequence[Member] = ()
         self.keys: Sequence[DataKeys] = ()  # by rank
         self.speed = 1.0
+        self.speeds: dict[int, float] = {}  # of ranks that have another
         self.own_directories = False  # as if each rank were alone on a machine
         self.answer_hello = True
         self.steps: dict[int, list[StepSample]] = {rank: [] for rank in range(world_size)}
@@ -132,6 +133,7 @@ class FakeAgent:
         self.alive: dict[int, tuple[int, int]] = {}  # by rank: step, plan
         self.alive_count = 0
         self.checkpoint_step = 0
+        self.entries: dict[int, int] = {}  # of parameters, by rank
         self.workers: list[Worker] = []
         self._start = start
         self._outgoing: list[tuple[int, SupervisorMessage]] = []
@@ -280,6 +282,7 @@ class FakeAgent:
                     self.links[rank].update({link.peer: link for link in message.telemetry.links})
                     self.notices.extend(message.telemetry.notices)
                     self.checkpoint_step = max(self.checkpoint_step, message.telemetry.checkpoint_step)
+                    self.entries[rank] = message.telemetry.entries
             self._changed.notify_all()
 
     def _welcome(self, rank: int) -> SupervisorMessage:
@@ -302,6 +305,9 @@ class FakeAgent:
         )
         return SupervisorMessage(
             welcome=Welcome(
-                launch=launch, job_directory=str(self.directory_of(rank)), speed=self.speed, plans=self.later_plans
+                launch=launch,
+                job_directory=str(self.directory_of(rank)),
+                speed=self.speeds.get(rank, self.speed),
+                plans=self.later_plans,
             )
         )

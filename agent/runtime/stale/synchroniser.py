@@ -272,7 +272,12 @@ class StaleSynchroniser(ABC):
         stall_s, self._step_stall_s = self._step_stall_s, 0.0
         before = self._sent_bytes
         self._sent_bytes = self._traffic.sent_bytes() if self._traffic is not None else 0
-        return StepNumbers(stall_s, fresh / looked if looked else 0.0, self._rate, self._sent_bytes - before)
+        return StepNumbers(
+            stall_s=stall_s,
+            fresh_share=fresh / looked if looked else 0.0,
+            rate=self._rate,
+            sent_bytes=self._sent_bytes - before,
+        )
 
     def links(self) -> list[LinkSample]:
         return self._traffic.link_samples() if self._traffic is not None else []

@@ -184,6 +184,31 @@ def test_links_are_told_64_at_a_time_the_newest_of_each_and_no_nonsense() -> Non
     assert list(collector.take()) == []
 
 
+def test_steps_that_make_no_sense_are_dropped_and_counted() -> None:
+    collector = Collector()
+    good = StepSample(step=3, step_s=0.1, backward_s=0.05, fresh_share=1.0, rate=0.99, local_grad_sqnorm=1e30)
+    nonsense = [
+        StepSample(step_s=float("nan")),
+        StepSample(load_s=-1e-9),
+        StepSample(last_sync_s=float("inf")),
+        StepSample(global_grad_sqnorm=float("inf")),
+        StepSample(fresh_share=1.5),
+    ]
+    collector.add(KEY, WorkerTelemetry(steps=[good, *nonsense], entries=77))
+    ((mine,),) = [message.workers for message in collector.take()]
+    assert (list(mine.steps), mine.dropped_steps, mine.entries) == ([good], len(nonsense), 77)
+
+
+def test_steps_that_could_not_be_sent_are_told_as_dropped_with_the_next_message() -> None:
+    collector = Collector()
+    collector.add(KEY, WorkerTelemetry(steps=[StepSample(step=n) for n in range(7)], entries=5))
+    (lost,) = collector.take()
+    collector.lost(lost)
+    ((mine,),) = [message.workers for message in collector.take()]
+    assert (len(mine.steps), mine.dropped_steps, mine.entries) == (0, 7, 5)
+    assert list(collector.take()) == []
+
+
 def test_last_words_of_a_forgotten_worker_are_still_told() -> None:
     collector = Collector()
     collector.add(KEY, WorkerTelemetry(checkpoint_step=8))

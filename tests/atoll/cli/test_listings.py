@@ -238,6 +238,14 @@ def test_status_of_a_job_over_thin_links(
     assert (document["plan"]["rate"], document["progress"]["stall_share"]) == (0.995, 0.031)
 
 
+def test_status_says_whose_telemetry_was_dropped(runner: CliRunner, controller: ScriptedController) -> None:
+    job = full_job()
+    job.workers[0].dropped_steps, job.workers[1].dropped_steps = 3, 12
+    controller.script.jobs["vit-3f9a"] = job
+    lines = atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
+    assert "dropped telemetry of 3 steps of rank 0, 12 steps of rank 1" in lines
+
+
 def test_jobs_reads_like_this(runner: CliRunner, controller: ScriptedController) -> None:
     controller.script.jobs["vit-3f9a"] = full_job()
     _, out, _ = atoll(runner, controller, "jobs")
@@ -270,15 +278,26 @@ def test_nodes(runner: CliRunner, controller: ScriptedController) -> None:
     running = common.WorkerStatus(id=common.WorkerId(job="vit-3f9a", run=2, rank=1), state=common.WORKER_STATE_RUNNING)
     slow = common.Device(kind="cpu", model="Xeon", speed=0.3)
     lost = pb.Node(name="local-1", island="default", devices=[slow], seen_s_ago=12)
-    controller.script.nodes = pb.ListNodesReply(nodes=[node(connected=True, workers=[running]), lost])
+    samples = [
+        common.DeviceSample(index=0, utilisation=0.95, memory_used_bytes=2**34, temperature_c=61),
+        common.DeviceSample(index=1, utilisation=0.05, memory_used_bytes=2**30),
+    ]
+    found = node(connected=True, workers=[running], samples=samples)
+    controller.script.nodes = pb.ListNodesReply(nodes=[found, lost])
     lines = atoll(runner, controller, "nodes")[1].splitlines()
     assert lines == [
-        "NODE     ISLAND   STATE      ADDRESS   DEVICES                 MEMORY  WORKERS     VERSION",
-        "gpu-1    lab      connected  10.0.0.2  2 x cuda: RTX 3090      64 GiB  vit-3f9a/1  0.1.0",
-        "local-1  default  lost                 cpu: Xeon at 0.3 speed       -  -           -",
+        "NODE     ISLAND   STATE      ADDRESS   DEVICES                 LOAD               MEMORY  WORKERS     VERSION",
+        "gpu-1    lab      connected  10.0.0.2  2 x cuda: RTX 3090      50 % 17 GiB 61 °C  64 GiB  vit-3f9a/1  0.1.0",
+        "local-1  default  lost                 cpu: Xeon at 0.3 speed  -                       -  -           -",
     ]
     document = json.loads(atoll(runner, controller, "nodes", "--json")[1])
     assert list(document) == ["nodes"]
+    assert document["nodes"][0]["samples"][1] == {
+        "index": 1,
+        "utilisation": 0.05,
+        "memory_used_bytes": 2**30,
+        "temperature_c": None,
+    }
     assert document["nodes"][1] == {
         "name": "local-1",
         "island": "default",

@@ -43,6 +43,16 @@ def test_a_name_is_held_by_a_live_agent_and_free_when_it_went_silent() -> None:
     assert len(changes) == 2
 
 
+def test_a_nodes_devices_are_as_they_last_said_and_no_others() -> None:
+    one = session()
+    own = [device.index for device in one.record.devices]
+    one.sampled([common_pb2.DeviceSample(index=index, utilisation=0.5) for index in (*own, 99)])
+    one.sampled([])  # of the workers only
+    assert [(sample.index, sample.utilisation) for sample in one.samples] == [(index, 0.5) for index in own]
+    one.sampled([common_pb2.DeviceSample(index=own[0])])  # it fell off the bus
+    assert [(sample.index, sample.HasField("utilisation")) for sample in one.samples] == [(own[0], False)]
+
+
 def test_what_nodes_there_are() -> None:
     sessions = Sessions(3.0, lambda: None, Clock())
     sessions.remembered = {"old": node("old").record, "a": node("a").record}

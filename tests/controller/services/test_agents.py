@@ -16,9 +16,11 @@ from daemons import Controller, bundle, controller, leading
 from fake_agent import FakeAgent
 
 from atoll.controller.planners.registry import PLANNERS
+from atoll.controller.services.checks import check_telemetry
 from atoll.controller.state import keys
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.records import PlanRecord, decode
+from atoll.errors import BadInput
 from atoll.rpc import open_channel
 from atoll.v1 import agents_pb2, common_pb2
 from atoll.v1 import jobs_pb2 as pb
@@ -164,6 +166,73 @@ async def test_a_bad_message_ends_the_stream_and_nothing_else(
     await a.disconnect()
     await a.connect(head.address)
     assert a.failure is None
+    await a.disconnect()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        common_pb2.StepSample(backward_s=float("nan")),
+        common_pb2.StepSample(last_sync_s=-0.1),
+        common_pb2.StepSample(local_grad_sqnorm=float("inf")),
+        common_pb2.StepSample(fresh_share=1.1),
+        common_pb2.StepSample(rate=float("nan")),
+    ],
+    ids=lambda step: next(field.name for field, _ in step.ListFields()),
+)
+def test_a_step_that_makes_no_sense_is_refused_by_field(step: common_pb2.StepSample) -> None:
+    field = next(field.name for field, _ in step.ListFields())
+    id_ = common_pb2.WorkerId(job="a-1", run=1)
+    report = agents_pb2.WorkerTelemetry(id=id_, steps=[common_pb2.StepSample(step=1, step_s=0.1), step])
+    with pytest.raises(BadInput, match=rf"steps\.{field} = "):
+        check_telemetry(agents_pb2.Telemetry(workers=[report]))
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ([common_pb2.DeviceSample(index=n) for n in range(65)], "has 65 entries"),
+        ([common_pb2.DeviceSample()] * 2, "one index twice"),
+        ([common_pb2.DeviceSample(utilisation=1.5)], "utilisation = 1.5 must be 0 to 1"),
+        ([common_pb2.DeviceSample(temperature_c=float("nan"))], "temperature_c = nan"),
+    ],
+)
+def test_samples_of_devices_that_make_no_sense_are_refused(
+    devices: list[common_pb2.DeviceSample], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        check_telemetry(agents_pb2.Telemetry(devices=devices))
+
+
+async def test_how_a_nodes_devices_do_is_in_the_list_of_nodes(head: Controller) -> None:
+    a = await FakeAgent("a", devices=2).connect(head.address)
+    samples = [common_pb2.DeviceSample(index=0, utilisation=0.75, temperature_c=-3), common_pb2.DeviceSample(index=1)]
+    await a.say(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(devices=samples)))
+
+    async def told() -> list[common_pb2.DeviceSample]:
+        reply = await head.stub.ListNodes(pb.ListNodesRequest(), timeout=5)
+        return [sample for node in reply.nodes for sample in node.samples]
+
+    async with asyncio.timeout(5):
+        while await told() != samples:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await a.disconnect()
+
+
+async def test_dropped_measurements_are_counted_by_rank_and_are_one_event(head: Controller) -> None:
+    a = await FakeAgent("a", devices=2).connect(head.address)
+    job = await head.submit((2, 2))
+    await head.phase(job, pb.PHASE_RUNNING)
+    for rank, dropped in ((1, 7), (0, 4), (1, 9)):
+        report = agents_pb2.WorkerTelemetry(id=common_pb2.WorkerId(job=job, run=1, rank=rank), dropped_steps=dropped)
+        await a.say(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[report])))
+    async with asyncio.timeout(5):
+        while [w.dropped_steps for w in (await head.get(job)).workers] != [4, 9]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        while not (found := [text for text in await head.events(job) if "were dropped on their way" in text]):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    (event,) = found
+    assert event.startswith("rank 1: measurements of 7 steps")
     await a.disconnect()
 
 
