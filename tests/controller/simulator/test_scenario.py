@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from atoll.controller.simulator import presets
 from atoll.controller.simulator.cluster import build
-from atoll.controller.simulator.scenario import load, parse
+from atoll.controller.simulator.scenario import Scenario, load, parse
 from atoll.errors import BadInput, NotFound
 
 DEVICE = {"q": 0.001, "s": 0.0, "k": 0.002, "m": 0.0}
@@ -108,3 +109,12 @@ def test_presets_are_those_of_the_papers() -> None:
     assert (slow.q + slow.k) / (fast.q + fast.k) == pytest.approx(3.42)
     assert sum(count for _, count in presets.CLUSTERS["cannikin-b"]) == 16
     assert len(presets.listed()) == 2 + len(presets.MODELS) + 9 + 30
+
+
+def test_the_scenario_of_the_manual_can_be_simulated() -> None:
+    manual = (SCENARIOS.parents[1] / "docs" / "simulator.md").read_text()
+    text = manual.partition("```toml\n")[2].partition("```")[0]
+    scenario = parse(tomllib.loads(text), "docs/simulator.md")
+    assert build(scenario, SCENARIOS).devices[0].bounds.max_batch == 128
+    told = set(tomllib.loads(text))
+    assert set(Scenario.model_fields) - told == {"model", "cluster"}
