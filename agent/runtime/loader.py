@@ -78,7 +78,7 @@ class Loader(Generic[BatchT]):
         """How many steps ahead batches are cut."""
         self.position = Position(0, 0, 0)
         self.current: Cut | None = None
-        self._samples = samples
+        self.samples = samples
         self._boundary, self._tell_handed_out = boundary, handed_out
         self._device = device
         self._cutter = Cutter(EpochOrder(samples, seed, shuffle), global_batch, drop_last, rank, schedule)
@@ -134,9 +134,9 @@ class Loader(Generic[BatchT]):
 
     def seek(self, position: Position) -> None:
         """Go on from here, e.g. from a checkpoint. What was handed out and not completed is forgotten."""
-        if min(position.epoch, position.consumed, position.step) < 0 or position.consumed > self._samples:
+        if min(position.epoch, position.consumed, position.step) < 0 or position.consumed > self.samples:
             raise BadInput(
-                f"{position} is not in this dataset of {self._samples} samples. Was the checkpoint of another?"
+                f"{position} is not in this dataset of {self.samples} samples. Was the checkpoint of another?"
             )
         self._stop_pass()
         self.current, self._handed_out = None, False

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from atoll.v1.agents_pb2 import Notice, WorkerTelemetry
+from atoll.v1.agents_pb2 import Notice, Prepared, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
 
 MAX_STEPS: Final = 256
@@ -26,7 +26,7 @@ class Outbox:
         self._notices: deque[Notice] = deque(maxlen=MAX_NOTICES)
         self._links: dict[int, LinkSample] = {}
         self._dropped = 0
-        self._entries = 0
+        self._prepared: Prepared | None = None
         self._checkpoint_step = 0
         self._changed = False
 
@@ -48,10 +48,9 @@ class Outbox:
             self._notices.append(Notice(level=level, text=text[:4096]))
             self._changed = True
 
-    def entries(self, count: int) -> None:
-        """So many entries have the parameters that are trained."""
+    def prepared(self, what: Prepared) -> None:
         with self._lock:
-            self._entries = count
+            self._prepared = what
             self._changed = True
 
     def lost(self, telemetry: WorkerTelemetry) -> None:
@@ -88,7 +87,7 @@ class Outbox:
                 notices=self._notices,
                 checkpoint_step=self._checkpoint_step,
                 links=[self._links.pop(peer) for peer in list(self._links)[:MAX_LINKS]],
-                entries=self._entries,
+                prepared=self._prepared,
             )
             self._steps.clear()
             self._metrics.clear()

@@ -29,6 +29,7 @@ from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
 from atoll.agent.runtime.teller import Teller
 from atoll.agent.runtime.terms import terms_from_wire
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
+from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 NORMS_EVERY_STEPS: Final = 10
@@ -124,7 +125,8 @@ class Training:
             self.saver.check_packable()
         if session.link is not None:
             trained = (parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
-            session.link.outbox.entries(sum(trained))
+            samples, batch_size = self.loader.samples, self._settings.batch_size
+            session.link.outbox.prepared(Prepared(entries=sum(trained), samples=samples, batch_size=batch_size))
         seed_step(session.seed, session.place.rank, self.loader.position.step)
 
     def _compare_seed(self, saved: int) -> None:

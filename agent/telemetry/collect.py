@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from atoll.agent.supervisor.events import Key
-from atoll.v1.agents_pb2 import Notice, Telemetry, WorkerTelemetry
+from atoll.v1.agents_pb2 import Notice, Prepared, Telemetry, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
 
 MAX_STEPS: Final = 256
@@ -40,7 +40,7 @@ class _Collected:
         self.dropped_here = 0
         self.dropped_by_worker = 0
         self.checkpoint_step = 0
-        self.entries = 0
+        self.prepared: Prepared | None = None
         self.changed = False
         self.forgotten = False
 
@@ -67,7 +67,8 @@ class Collector:
                 into.links[link.peer] = _trimmed(link)
         into.dropped_by_worker = max(into.dropped_by_worker, telemetry.dropped_steps)
         into.checkpoint_step = max(into.checkpoint_step, telemetry.checkpoint_step)
-        into.entries = telemetry.entries or into.entries
+        if telemetry.HasField("prepared"):
+            into.prepared = telemetry.prepared
 
     def lost(self, telemetry: Telemetry) -> None:
         """What `take` gave could not be sent. Its steps count as dropped."""
@@ -117,7 +118,7 @@ def _to_wire(key: Key, collected: _Collected) -> WorkerTelemetry:
         notices=collected.notices,
         checkpoint_step=collected.checkpoint_step,
         links=[collected.links.pop(peer) for peer in peers],
-        entries=collected.entries,
+        prepared=collected.prepared,
     )
     collected.steps.clear()
     collected.metrics.clear()

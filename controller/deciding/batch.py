@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from atoll.controller.deciding.given import GAIN, Given
-from atoll.controller.deciding.split import doubt, following, least_batch, node_form, overlap_form
+from atoll.controller.deciding.split import doubt_s, following, least_batch, node_form, overlap_form
 from atoll.controller.deciding.words import changed, listed
 from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, RankProfile
 from atoll.controller.planners.goodput import Rule, candidates_between, learning_rate_factor
@@ -18,6 +18,7 @@ from atoll.controller.state.records import PlanRecord
 CANDIDATES: Final = 32
 REACH: Final = 2.0
 """A plan changes the total batch by this factor at most: predictions far from what was measured are not trusted."""
+SETTLED_STEPS: Final = 20
 EXPLORE: Final = 1.25
 """Ranks that were measured with one batch only are shown another: without it no model of their step can be had."""
 MOST_NOISE: Final = 1e9
@@ -70,10 +71,26 @@ def next_batch(
         if planned["total_batch"] != total and (planned["total_batch"] > total) is grows:
             now = next(c for c in planned["candidates"] if c["total_batch"] == total)
             gain = planned["goodput"] / now["goodput"] - 1 if now["goodput"] else math.inf
-            if gain > max(GAIN, doubt(given, estimates, now["optperf"] or planned["step_time"])):
+            if gain > max(GAIN, doubt_s(ranks, estimates, planned["batches"]) / planned["step_time"]):
                 promise = f"{100 * gain:.0f} % more progress a second predicted"
                 return _plan(given, before, scale, (text, output), promise)
+            if gain > GAIN:
+                return _towards(given, ranks, estimates, planned["total_batch"], scale)
     return _mended_factor(given, before, estimates, noise)
+
+
+def _towards(
+    given: Given, ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate], wanted: int, scale: float
+) -> PlanRecord | None:
+    """A small step to the batch that is wanted but too far away to be sure of: what it takes will be measured there."""
+    total = sum(rank.local_batch for rank in ranks)
+    if given.current.planner == "goodput" and given.profile.steps < SETTLED_STEPS:
+        return None
+    near = min(wanted, math.ceil(total * EXPLORE)) if wanted > total else max(wanted, math.floor(total / EXPLORE))
+    text = _input(given, estimates, total, scale, totals=[near])
+    before = [rank.local_batch for rank in ranks]
+    promise = f"a step towards {wanted}, which is too far from what was measured"
+    return _plan(given, before, scale, (text, PLANNERS["goodput"].run_json(text)), promise)
 
 
 def _mended_factor(

@@ -22,8 +22,9 @@ SAMPLES: Final = 1_000_000
 """Stands in for the samples until the accuracy is reached, which nobody knows; only ratios of predictions count."""
 RATE_GAIN: Final = 1.25
 """Where time to accuracy hardly changes, the rate still follows when what is sent would change by this factor."""
-USED: Final = 0.9
-"""Of the estimated bandwidth that a plan may fill: over-estimates hurt more (StellaTrain, section 6)."""
+USED: Final = 0.6
+"""Of the estimated bandwidth that a plan may fill. What is sent comes in bursts, and bandwidth changes before a plan
+can follow: a rate that just fits stalls (docs/simulator.md). Over-estimates hurt more (StellaTrain, section 6)."""
 REACH: Final = 2.0
 """A plan changes the total batch by this factor at most: predictions far from what was measured are not trusted."""
 

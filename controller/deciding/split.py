@@ -13,6 +13,10 @@ from atoll.controller.estimators.profile import NodeEstimate, OverlapEstimate, R
 from atoll.controller.planners.registry import PLANNERS, canonical
 from atoll.controller.state.records import PlanRecord
 
+FAR_SHARE: Final = 0.2
+"""Of its newest batch: so far away lies what the error of a NodeEstimate is of."""
+SPLIT_GAIN: Final = 0.03
+"""As GAIN, where the step's model is known: plans that it makes do not lead away from the best."""
 NO_OVERLAP: Final = OverlapEstimate(gamma=0.0, t_o=0.0, t_u=0.0, error_s=0.0)
 
 
@@ -64,11 +68,16 @@ def step_at(estimates: Sequence[NodeEstimate], overlap: OverlapEstimate | None, 
     )
 
 
-def doubt(given: Given, estimates: Sequence[NodeEstimate], step_s: float) -> float:
-    """Two relative standard errors of a predicted step."""
-    overlap = given.profile.overlap
-    shared = overlap.error_s / step_s if overlap else 0.0
-    return 2 * (max(e.error for e in estimates) + shared)
+def doubt_s(ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate], batches: Sequence[int]) -> float:
+    """Two standard errors of how much a step changes with these batches, in seconds.
+
+    What the present batches take is measured; a model is doubted for what it says beyond them. Its error is that of a
+    prediction FAR_SHARE away, and grows with the way. What synchronisation takes is the same before and after."""
+    far = [
+        abs(batch - rank.local_batch) / max(FAR_SHARE * rank.local_batch, 1.0)
+        for rank, batch in zip(ranks, batches, strict=True)
+    ]
+    return 2 * max(e.error * e.compute_s(b) * way for e, b, way in zip(estimates, batches, far, strict=True))
 
 
 def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
@@ -116,7 +125,7 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
     output = PLANNERS["optperf"].run_json(text)
     planned = json.loads(output)
     new_s = float(planned["step_time"])
-    if not new_s < old_s * (1 - max(GAIN, doubt(given, estimates, old_s))):
+    if not new_s < old_s - max(SPLIT_GAIN * old_s, doubt_s(ranks, estimates, planned["batches"])):
         return None
     bound = planned["bottlenecks"].count("communication")
     reason = (

@@ -11,14 +11,15 @@ from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.state.records import Adapted, JobRecord, PlanRecord
 
 
-def policy_of(job: JobRecord) -> Policy:
+def policy_of(job: JobRecord, samples: int = 0) -> Policy:
+    """samples: of the dataset, which no batch may exceed; 0 where that is not known."""
     sparse, adapt = job.spec.stale_sparse, job.spec.adapt
     return Policy(
         split=job.spec.split,
         sparse=sparse is not None,
         adapt_rate=adapt.rate,
         min_batch=adapt.min_batch,
-        max_batch=adapt.max_batch,
+        max_batch=min(adapt.max_batch, samples) if samples else adapt.max_batch,
         rule=adapt.learning_rate,
         initial_batch=job.initial_batch,
         value_bytes=4 if sparse is not None and sparse.values == "float32" else 2,

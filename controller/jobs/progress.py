@@ -61,6 +61,8 @@ class RunProgress:
     metrics_step: int = 0
     total_batch: int = 0  # the largest under the newest plan: an epoch's last batch may be short
     plan: int = 0
+    batch_size: int = 0  # of the whole job as its script gave it; 0 before it told
+    samples: int = 0  # of its dataset
     checkpoint_step: int = 0
     notices: deque[NewEvent] = field(default_factory=lambda: deque(maxlen=KEPT_NOTICES))
     notices_dropped: int = 0
@@ -154,8 +156,9 @@ class ProgressBoard:
                 continue
             rank.last = sample
             found.observe_step(telemetry.id.rank, sample, now_s)
-        if telemetry.entries:
-            found.estimators.observe_entries(telemetry.entries)
+        if telemetry.HasField("prepared"):
+            found.batch_size, found.samples = telemetry.prepared.batch_size, telemetry.prepared.samples
+            found.estimators.observe_entries(telemetry.prepared.entries)
         for link in telemetry.links:
             if link.peer in rank.links or len(rank.links) < MAX_LINKS:
                 rank.links[link.peer] = link

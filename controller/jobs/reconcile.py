@@ -191,7 +191,7 @@ def _replan(seen: Seen, clock: Telling) -> PlanRecord | None:
             planned_s=seen.planned_s,
             current=seen.plans[-1],
             profile=seen.profile,
-            policy=policy_of(_learned(seen, seen.job)),
+            policy=policy_of(_learned(seen, seen.job), seen.samples),
             islands=tuple(m.island for m in seen.run.members),
         )
     )
@@ -262,14 +262,13 @@ def _learned(seen: Seen, job: JobRecord) -> JobRecord:
         for rank, known in ranks.items()
         if rank in places and known.local_batch
     }
-    scripts_own = seen.total_batch if not any(plan.total_batch for plan in seen.plans) else 0
     work = {f"{name}/{d.index}": d.work_per_s for name, node in seen.nodes.items() for d in node.record.devices}
     return replace(
         job,
         speeds={**job.speeds, **measured},
         learned_at={**job.learned_at, **{name: work.get(name, 0.0) for name in measured}},
         total_batch=seen.total_batch or job.total_batch,
-        initial_batch=job.initial_batch or scripts_own,
+        initial_batch=seen.batch_size or job.initial_batch,
         adapted=adapted_by(seen.plans[-1]) if seen.plans else job.adapted,
         checkpoint_step=max(seen.checkpoint_step, job.checkpoint_step),
     )

@@ -195,6 +195,8 @@ class Reconciler:
             profile=profile,
             profile_is_news=news,
             total_batch=progress.total_batch if progress else 0,
+            batch_size=progress.batch_size if progress else 0,
+            samples=progress.samples if progress else 0,
             newest_step=progress.newest_step if progress else 0,
             checkpoint_step=progress.checkpoint_step if progress else 0,
             planned_s=state.planned_s,

@@ -77,7 +77,8 @@ class Seen:
     knows; `finished_since_s`: when the first rank of this run was seen to have finished; `planned_s`: when its newest
     plan was issued; `profile`: what its workers measured, `profile_is_news`: the last look did not see it;
     `plans_sent`: the newest plan that each node was sent over its present stream; `data_seed`: a secret for a run that
-    would begin now, where it needs one; `judged_s`: when free devices were last looked at."""
+    would begin now, where it needs one; `judged_s`: when free devices were last looked at. `total_batch`: the largest
+    under the newest plan; `batch_size`, `samples`: what the script gave, of the whole job and its dataset; 0 before."""
 
     job: JobRecord
     run: RunRecord | None
@@ -90,6 +91,8 @@ class Seen:
     profile: Profile | None = None
     profile_is_news: bool = False
     total_batch: int = 0
+    batch_size: int = 0
+    samples: int = 0
     newest_step: int = 0
     checkpoint_step: int = 0
     planned_s: float = 0.0

@@ -17,6 +17,7 @@ MAX_WORKERS: Final = 1024
 MAX_STEPS: Final = 256
 MAX_METRICS: Final = 64
 MAX_NOTICES: Final = 64
+MAX_COUNT: Final = 2**40
 MAX_LINKS: Final = 64
 MAX_DROP_REASONS: Final = 16
 MAX_ISLAND: Final = 255
@@ -103,6 +104,9 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
             _text("telemetry.workers.notices.text", notice.text)
         if any(len(metrics.values) > MAX_METRICS for metrics in worker.metrics):
             raise BadInput(f"telemetry.workers.metrics.values has more than {MAX_METRICS} entries")
+        for field in ("entries", "samples", "batch_size"):
+            if (value := getattr(worker.prepared, field)) > MAX_COUNT:
+                raise BadInput(f"telemetry.workers.prepared.{field} = {value} must be at most {MAX_COUNT}")
         for sample in worker.steps:
             _check_step(sample)
         for link in worker.links:

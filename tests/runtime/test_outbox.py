@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from atoll.agent.runtime.outbox import MAX_STEPS, Outbox
+from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import StepSample, WorkerId
 
 ID = WorkerId(job="a", run=1)
@@ -22,10 +23,10 @@ def test_steps_beyond_the_bound_and_those_that_could_not_leave_are_counted_as_dr
 
 def test_the_number_of_entries_is_in_every_message_so_that_a_controller_that_comes_later_hears_it() -> None:
     outbox = Outbox()
-    outbox.entries(25_000_000)
+    outbox.prepared(Prepared(entries=25_000_000))
     first = outbox.take(ID)
     outbox.step(StepSample(step=1))
     second = outbox.take(ID)
     assert first is not None
     assert second is not None
-    assert (first.entries, second.entries) == (25_000_000, 25_000_000)
+    assert (first.prepared.entries, second.prepared.entries) == (25_000_000, 25_000_000)

@@ -282,7 +282,7 @@ class FakeAgent:
                     self.links[rank].update({link.peer: link for link in message.telemetry.links})
                     self.notices.extend(message.telemetry.notices)
                     self.checkpoint_step = max(self.checkpoint_step, message.telemetry.checkpoint_step)
-                    self.entries[rank] = message.telemetry.entries
+                    self.entries[rank] = message.telemetry.prepared.entries
             self._changed.notify_all()
 
     def _welcome(self, rank: int) -> SupervisorMessage:

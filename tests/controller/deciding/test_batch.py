@@ -45,7 +45,9 @@ def test_quiet_gradients_bear_a_smaller_one_within_the_users_range() -> None:
 
 def test_what_is_gained_must_exceed_what_is_not_known() -> None:
     unsure = given(measured(*LIKE, error=0.2), current=SECOND, policy=ADAPTIVE, noise=noise(4000), overlap=SHARED)
-    assert next_plan(unsure) is None
+    step = next_plan(unsure)
+    assert step is not None
+    assert (step.total_batch, "a step towards 512" in step.reason) == (320, True)
     sure = given(measured(*LIKE), current=SECOND, policy=ADAPTIVE, noise=noise(1500), overlap=SHARED)
     assert next_plan(sure) is not None
     perhaps_less = given(measured(*LIKE), current=SECOND, policy=ADAPTIVE, noise=noise(1500, error=2.5), overlap=SHARED)

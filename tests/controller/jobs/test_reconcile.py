@@ -253,12 +253,13 @@ def test_unequal_devices_get_a_new_plan_and_what_was_learned_is_kept() -> None:
     }
     profile = Profile(plan=1, total_batch=200, entries=0, step_s=0.3, steps=20, newest_step=40, ranks=ranks)
     step = next_step(
-        seen(job(), run("a", "b"), *nodes, profile=profile, profile_is_news=True, total_batch=200), clock()
+        seen(job(), run("a", "b"), *nodes, profile=profile, profile_is_news=True, total_batch=200, batch_size=256),
+        clock(),
     )
     assert step.plan is not None
     assert (step.plan.id, step.plan.from_step, step.plan.shares) == (2, 45, (150.0, 50.0))
     assert step.job.speeds == {"a/0": 0.001, "b/0": 0.003}
-    assert (step.job.total_batch, step.job.initial_batch) == (200, 200)
+    assert (step.job.total_batch, step.job.initial_batch) == (200, 256)
 
 
 def test_a_plan_goes_to_every_node_that_its_stream_has_not_carried_it_to() -> None:
