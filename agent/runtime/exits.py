@@ -8,6 +8,7 @@ import os
 import sys
 from typing import Final, NoReturn
 
+FINISHED: Final = 0
 PEER_LOST: Final = 75
 DRAINED: Final = 85
 

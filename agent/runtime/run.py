@@ -21,6 +21,7 @@ from atoll.agent.runtime.inputs import LoaderSettings, check_model, check_optimi
 from atoll.agent.runtime.link import Link
 from atoll.agent.runtime.loader import Loader
 from atoll.agent.runtime.place import Place
+from atoll.agent.runtime.probe import Probe
 from atoll.agent.runtime.randomness import seed_alike
 from atoll.agent.runtime.session import CheckpointSettings, Session
 from atoll.agent.runtime.snapshot import Tracked
@@ -72,15 +73,27 @@ def init(
     chosen = strategies.from_name(strategy) if isinstance(strategy, str) else strategy
     if not isinstance(chosen, Dense | StaleSparse):
         raise BadInput(f"strategy is a {type(chosen).__name__}; pass a name or atoll.StaleSparse(...)")
-    _current = Run(place, seed, chosen, own)
+    probe = Probe.from_environment(place.rank) if place.agent is None else None
+    if probe is not None:
+        seed, chosen = probe.seed(seed), probe.strategy(chosen)
+        own = CheckpointSettings(directory=None, every_steps=0, keep=2)  # a trial neither goes on nor leaves anything
+    _current = Run(place, seed, chosen, own, probe)
     return _current
 
 
 class Run:
     """This worker's part in the job."""
 
-    def __init__(self, place: Place, seed: int, strategy: Strategy, checkpoint: CheckpointSettings) -> None:
+    def __init__(
+        self,
+        place: Place,
+        seed: int,
+        strategy: Strategy,
+        checkpoint: CheckpointSettings,
+        probe: Probe | None = None,
+    ) -> None:
         self._place = place
+        self._probe = probe
         self._pid = os.getpid()
         self._training: Training | None = None
         self._tracked: dict[str, Tracked] = {}
@@ -187,6 +200,8 @@ class Run:
         check_optimizer(model, optimizer)
         if scheduler is not None:
             self.track("scheduler", scheduler)
+        if self._probe is not None:
+            settings = self._probe.begin(settings, model, optimizer)
         training = Training(self._session, model, optimizer, settings, self._tracked)
         try:
             training.start()
@@ -273,6 +288,8 @@ class Run:
             self._training.close()
         if self._link is not None:
             self._link.close()
+        if self._probe is not None:
+            self._probe.close()
         if self._group is not None and not stuck and self._leaving_with is None:
             self._group.close()
             self._group = None
@@ -314,6 +331,7 @@ class Run:
             collective_timeout_s=timeout_s,
             link=link,
             throttle=Throttle(speed, sync),
+            probe=self._probe,
         )
 
     def _prepared(self, what: str) -> Training:

@@ -11,6 +11,7 @@ from atoll.agent.runtime.exits import say
 from atoll.agent.runtime.group import Group
 from atoll.agent.runtime.link import Link
 from atoll.agent.runtime.place import Place
+from atoll.agent.runtime.probe import Probe
 from atoll.agent.runtime.strategy import Strategy
 from atoll.agent.runtime.terms import Terms
 from atoll.agent.runtime.throttle import Throttle
@@ -42,6 +43,7 @@ class Session:
     collective_timeout_s: float
     link: Link | None
     throttle: Throttle
+    probe: Probe | None = None  # of `atoll profile`, which then says what is trained
 
     def notice(self, level: Level.ValueType, text: str) -> None:
         """Tell people: in this worker's output, and through the agent in the job's events."""

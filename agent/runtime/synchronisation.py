@@ -43,6 +43,7 @@ class Pass:
     stop: bool  # it was asked to stop
     rate: float | None  # compression rate that holds in this step; None: the strategy's own
     sampled: bool  # measure squared norms on the way
+    muted: bool = False  # nothing of it counts, on any rank
 
 
 @dataclass(frozen=True, slots=True)

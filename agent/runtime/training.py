@@ -16,6 +16,7 @@ from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.inputs import LoaderSettings, check_alike, check_loss
 from atoll.agent.runtime.learningrate import LearningRate
 from atoll.agent.runtime.loader import Cut, Loader, sample_count
+from atoll.agent.runtime.probe import Probe
 from atoll.agent.runtime.randomness import seed_step
 from atoll.agent.runtime.rehearsal import Rehearsal
 from atoll.agent.runtime.resuming import Resumed
@@ -167,6 +168,8 @@ class Training:
     def backward(self, loss: torch.Tensor) -> None:
         check_loss(loss)
         self._begin_pass()
+        if self._session.probe is not None and self.loader.current is not None:
+            self._session.probe.saw(self.loader.current, loss)
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         except Exception:
@@ -242,6 +245,8 @@ class Training:
             self._sync.step_numbers()  # what was waited for between two epochs is of no step
         self._take_plans()
         step = self.loader.position.step
+        if self._session.probe is not None:
+            self._advance_probe(self._session.probe, step)
         try:
             self._agreed = self._sync.agreed(Agreed(self._schedule.newest_contiguous(), self._stop_wanted))
             self._agree(max(step - 1, 0))  # now: how large the next batch is decides whether this is an epoch's end
@@ -304,6 +309,27 @@ class Training:
         self.leaving_with = exits.DRAINED
         raise exits.WorkerExit(exits.DRAINED)
 
+    def _advance_probe(self, probe: Probe, step: int) -> None:
+        """Once the trial has trained enough, the model becomes the same on every rank; once it was judged, the run
+        ends, whatever the script would still do."""
+        if probe.trained(step) and not self._gradients_pending:
+            statistics = self._sync.statistics()  # before what follows, which is none of it
+            self.synchronize()
+            probe.judge(step, self._model, statistics)
+        if probe.over(step):
+            if self._session.group is not None:
+                self._session.group.barrier()
+            self._sync.leave()
+            probe.end()
+            self.leaving_with = exits.FINISHED
+            raise exits.WorkerExit(exits.FINISHED)
+
+    @property
+    def _muted(self) -> bool:
+        """What the script does now changes nothing that others or later steps see."""
+        probe = self._session.probe
+        return self._rehearsal is not None or (probe is not None and probe.judging)
+
     # --- the backward pass
 
     def _handed_out(self) -> None:
@@ -328,6 +354,7 @@ class Training:
             rate=self._schedule.terms_at(cut.step).rate,
             # Accumulated gradients are no longer this rank's own.
             sampled=not self._gradients_pending and cut.step % NORMS_EVERY_STEPS == 0,
+            muted=self._muted,
         )
         try:
             self._sync.begin(opened)
@@ -381,7 +408,7 @@ class Training:
     def _before_update(self, *_: object) -> None:
         self._consistency.begin_update()
         self._learning_rate.multiply(self.learning_rate_factor)
-        if self._rehearsal is None:
+        if not self._muted:
             try:
                 self._sync.before_update()
             except AtollError as error:
@@ -394,8 +421,10 @@ class Training:
         self._gradients_pending = False
         self._updated = True
         self._session.throttle.pay()
-        if self._rehearsal is None:
+        if not self._muted:
             self._sync.after_update()
+        elif self._session.probe is not None:
+            self._session.probe.undo_update()
         self._clock.updated()
 
     # --- when others fail

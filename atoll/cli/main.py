@@ -8,7 +8,20 @@ from typing import Annotated, Final
 
 import typer
 
-from atoll.cli import certs, connection, daemons, doctor, jobs, plan, simulate, streams, submit, terminal, up
+from atoll.cli import (
+    certs,
+    connection,
+    daemons,
+    doctor,
+    jobs,
+    plan,
+    profile,
+    simulate,
+    streams,
+    submit,
+    terminal,
+    up,
+)
 from atoll.cli.group import AtollGroup
 
 app = typer.Typer(
@@ -64,6 +77,7 @@ def version(as_json: jobs.Json = False) -> None:
 _RUN, _SEE, _KEEP = "Run", "See", "Keep"
 app.command(rich_help_panel=_RUN)(up.up)
 app.command(rich_help_panel=_RUN)(submit.submit)
+app.command(rich_help_panel=_RUN)(profile.profile)
 app.command(rich_help_panel=_RUN)(jobs.adjust)
 app.command(rich_help_panel=_RUN)(jobs.plans)
 app.command(rich_help_panel=_RUN)(jobs.cancel)

@@ -171,7 +171,7 @@ class StaleSynchroniser(ABC):
     # --- the pass
 
     def begin(self, opened: Pass) -> None:
-        self._muted = opened.cut.step < self._first_step
+        self._muted = opened.muted or opened.cut.step < self._first_step
         self.open = True
         if self._muted:
             return
@@ -208,6 +208,8 @@ class StaleSynchroniser(ABC):
         self._fetched.clear()
         self._digests.take(self._pipeline.digests())
         self._digests.check()
+        if self._traffic is not None and self._session.probe is not None:
+            self._traffic.deliver_up_to(self._ordered if settle else self._required)
         if settle:
             self._fetch(self._layers, self._ordered)
         elif self._unhooked:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from atoll.agent.runtime.session import Session
@@ -14,6 +16,7 @@ from atoll.agent.runtime.wire.endpoint import Endpoint
 from atoll.agent.runtime.wire.frames import Frame, Kind
 from atoll.agent.runtime.wire.members import Member
 from atoll.agent.runtime.wire.transport import Transport
+from atoll.errors import AtollError
 from atoll.kernels.pipeline import Pipeline
 from atoll.v1.common_pb2 import LinkSample
 
@@ -36,6 +39,9 @@ class Traffic:
         """Collective: all ranks meet here. Raises PeerLost, DeadlineExceeded."""
         assert session.group is not None
         self._pipeline, self._agreement, self._digests = pipeline, agreement, digests
+        self._lock = threading.Lock()
+        self._up_to: int | None = None if session.probe is None else 0  # rounds that are delivered; None: all
+        self._kept: list[Frame] = []  # of later rounds
         self._transport = Transport(
             session.place.rank,
             members,
@@ -58,6 +64,17 @@ class Traffic:
 
     def tell_digests(self, number: int, payload: bytes) -> None:
         self._transport.broadcast(Kind.DIGEST, number, payload)
+
+    def deliver_up_to(self, number: int) -> None:
+        """For a trial: parts of later rounds are kept until they are asked for. So weights are as stale as they may be,
+        as over a thin link, where all ranks are on one machine and every part would come at once."""
+        with self._lock:
+            self._up_to = number
+            due = [frame for frame in self._kept if frame.step <= number]
+            self._kept = [frame for frame in self._kept if frame.step > number]
+            for frame in due:
+                if (flaw := self._deliver(frame)) is not None:
+                    raise AtollError(f"a part of round {frame.step} that was kept is refused: {flaw}")
 
     def link_samples(self) -> list[LinkSample]:
         """What each connection carried since the run began."""
@@ -87,15 +104,25 @@ class Traffic:
     def _hear(self, frame: Frame) -> str | None:
         match frame.kind:
             case Kind.PART | Kind.SUM:
-                return self._pipeline.deliver(
-                    int(frame.kind), frame.origin, frame.step, frame.tensor, frame.count, frame.payload
-                )
+                return self._hear_part(frame)
             case Kind.CONTROL:
                 return self._agreement.heard(frame.step, frame.origin, frame.payload)
             case Kind.DIGEST:
                 return self._digests.heard(frame.step, frame.origin, frame.payload)
             case _:
                 return "unknown kind"
+
+    def _hear_part(self, frame: Frame) -> str | None:
+        with self._lock:
+            if self._up_to is None or frame.step <= self._up_to:
+                return self._deliver(frame)
+            self._kept.append(replace(frame, payload=bytes(frame.payload)))  # its memory is the transport's
+            return None
+
+    def _deliver(self, frame: Frame) -> str | None:
+        return self._pipeline.deliver(
+            int(frame.kind), frame.origin, frame.step, frame.tensor, frame.count, frame.payload
+        )
 
     def _lost(self, reason: str) -> None:
         self._agreement.fail(reason)

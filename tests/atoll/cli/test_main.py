@@ -20,7 +20,21 @@ from atoll.cli.main import app
 
 ATOLL = (sys.executable, "-m", "atoll.cli.main")
 COMMANDS = (
-    *("up", "controller", "agent", "submit", "jobs", "status", "logs", "adjust", "cancel", "nodes", "events", "plan"),
+    *(
+        "up",
+        "controller",
+        "agent",
+        "submit",
+        "profile",
+        "jobs",
+        "status",
+        "logs",
+        "adjust",
+        "cancel",
+        "nodes",
+        "events",
+        "plan",
+    ),
     *("simulate", "doctor", "certs", "version"),
 )
 

@@ -1,0 +1,1 @@
+"""The offline profile of a model: what compression and the total batch cost it in convergence (`atoll profile`)."""

@@ -1,0 +1,87 @@
+"""What a profile is to be of, and whether the one on disk is of the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from atoll.errors import BadInput
+from atoll.profiling import surrogate, trials
+from atoll.profiling.document import Conditions, Document, Model
+from atoll.profiling.trials import Command
+
+OWN_BATCH_FACTOR: Final = 4
+"""How far below and above the script's own batch is tried where nothing else is asked."""
+STEPS_AT_LEAST: Final = 10
+"""Of a trial with the largest batch that is chosen without being asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the user asked for. None: as the script's own batch and dataset suggest."""
+
+    probes: int
+    workers: int
+    rates: Literal["log-uniform", "uniform"]
+    seed: int
+    stale_sparse: Mapping[str, str | bool | int | float]
+    samples: int | None = None
+    batches: tuple[int, int] | None = None
+
+
+def begin(prepared: Mapping[str, Any], command: Command, wanted: Wanted) -> Document:
+    """A profile without trials. prepared: what the script told. Raises BadInput for batches that it cannot have."""
+    model = Model(**trials.description_of(prepared))
+    samples = wanted.samples if wanted.samples is not None else max(1, model.samples // 2)
+    low, high = wanted.batches or _around(prepared["batch"], wanted.workers, samples, model.samples)
+    if low < wanted.workers:
+        raise BadInput(f"batches {low}:{high} begin below the number of workers, {wanted.workers}. Begin them there")
+    if high > model.samples:
+        raise BadInput(f"batches {low}:{high} end above the dataset's {model.samples} samples. End them there")
+    batches = surrogate.candidate_batches(low, high)
+    return Document(
+        model=model,
+        conditions=Conditions(
+            script=command.script.name,
+            script_sha256=sha256(command.script.read_bytes()).hexdigest(),
+            args=command.args,
+            workers=wanted.workers,
+            samples=samples,
+            batches=batches,
+            rates=wanted.rates,
+            seed=wanted.seed,
+            stale_sparse=dict(wanted.stale_sparse),
+        ),
+        reference_batch=surrogate.reference_batch(batches),
+        wanted_probes=wanted.probes,
+    )
+
+
+def _around(own: int, workers: int, samples: int, dataset: int) -> tuple[int, int]:
+    low = max(workers, own // OWN_BATCH_FACTOR)
+    return low, max(low, min(own * OWN_BATCH_FACTOR, samples // STEPS_AT_LEAST, dataset))
+
+
+def go_on(old: Document, new: Document, path: Path) -> Document:
+    """`old`, to be completed as `new` asks. Raises BadInput where it is of another model or made otherwise."""
+    another = f"Name another --out, or remove {path}"
+    if old.model.fingerprint != new.model.fingerprint:
+        raise BadInput(
+            f"profile {path} is of another model: {_of(old.model)}; this script prepares {_of(new.model)}. Names, "
+            f"shapes and the optimizer's settings count too. {another}"
+        )
+    for field in Conditions.model_fields:
+        before, now = getattr(old.conditions, field), getattr(new.conditions, field)
+        if before != now and field not in {"script", "script_sha256"}:  # it is the model that counts
+            raise BadInput(f"profile {path} was begun with {field} = {before!r}, not {now!r}. {another}")
+    if old.complete and len(old.probes) >= new.wanted_probes:
+        return old
+    changes = {"wanted_probes": new.wanted_probes, "surrogate": None, "compression": None, "error": None}
+    return old.model_copy(update=changes)
+
+
+def _of(model: Model) -> str:
+    return f"{model.entries:,} entries in {model.tensors} tensors, {model.optimizer}, {model.samples:,} samples"

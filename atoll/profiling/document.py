@@ -1,0 +1,164 @@
+"""The profile as a file: JSON that says of what model it is, what was tried, and what came out. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from atoll.errors import BadInput, NotFound
+
+MAX_BYTES: Final = 256 * 1024  # what a job may carry
+MAX_PROBES: Final = 1000
+
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1, lt=2**40)]
+_Loss = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Rate = Annotated[float, Field(ge=0, lt=1)]
+_Extra = Annotated[float, Field(ge=-0.999, le=1e6)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Model(_Strict):
+    """What was trained. `fingerprint` is equal exactly where parameters (names, shapes, dtypes), the dataset's length
+    and the optimizer's kind and settings are."""
+
+    fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    tensors: _Count
+    entries: _Count
+    """Trained ones."""
+    samples: _Count
+    """In the dataset."""
+    optimizer: Annotated[str, Field(max_length=256)]
+
+
+class Conditions(_Strict):
+    """Under which all trials of a profile ran."""
+
+    script: Annotated[str, Field(max_length=4096)]
+    script_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    args: tuple[str, ...] = ()
+    workers: _Count
+    samples: _Count
+    """Trained in each trial."""
+    batches: Annotated[tuple[_Count, ...], Field(min_length=1, max_length=64)]
+    """Total batches that are tried, ascending."""
+    rates: Literal["log-uniform", "uniform"]
+    seed: Annotated[int, Field(ge=0, lt=2**64)]
+    stale_sparse: dict[str, str | bool | int | float]
+    """The job's settings beside rate and staleness."""
+
+
+class Baseline(_Strict):
+    """A trial with neither compression nor staleness. loss: of the model that it ended with, on samples that follow.
+    training_loss: smoothed, at the end."""
+
+    batch: _Count
+    loss: _Loss
+    training_loss: _Number
+    seconds: _Number
+
+
+class Probe(_Strict):
+    """A trial with both; losses as a baseline's, None where training diverged."""
+
+    rate: _Rate
+    batch: _Count
+    loss: _Loss | None
+    training_loss: _Number | None
+    seconds: _Number
+
+
+class Grid(_Strict):
+    """extra[i][j]: relative extra loss at rates[i] and batches[j], as planner `tta` takes it."""
+
+    rates: tuple[_Rate, ...]
+    batches: tuple[_Count, ...]
+    extra: tuple[tuple[_Extra, ...], ...]
+
+    @model_validator(mode="after")
+    def _is_a_grid(self) -> Grid:
+        for name, knots in (("rates", self.rates), ("batches", self.batches)):
+            if list(knots) != sorted(set(knots)) or not knots:
+                raise ValueError(f"{name} must be ascending and not empty")
+        if len(self.extra) != len(self.rates) or any(len(row) != len(self.batches) for row in self.extra):
+            raise ValueError("extra must have a row for each rate and a value for each batch")
+        return self
+
+
+class Document(_Strict):
+    """surrogate: against the baseline at `reference_batch`, for planner `tta`. compression: against the baseline at the
+    same batch, so what rate and staleness alone cost. error: standard error of both, relative to 1 + extra."""
+
+    kind: Literal["atoll-profile"] = "atoll-profile"
+    version: Literal[1] = 1
+    model: Model
+    conditions: Conditions
+    reference_batch: _Count
+    wanted_probes: Annotated[int, Field(ge=1, le=MAX_PROBES)]
+    baselines: tuple[Baseline, ...] = ()
+    probes: tuple[Probe, ...] = ()
+    surrogate: Grid | None = None
+    compression: Grid | None = None
+    error: tuple[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], ...] | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.surrogate is not None
+
+
+def load_profile(path: Path) -> dict[str, Any]:
+    """A complete profile as JSON data, checked, for a job to carry; `surrogate` in it is what planner `tta` takes.
+
+    Raises NotFound, and BadInput for a file that is no profile or is not complete yet."""
+    document = read(path)
+    if not document.complete:
+        raise BadInput(
+            f"profile {path} has {len(document.probes)} of {document.wanted_probes} probes. Run the same "
+            "`atoll profile` again: it goes on where it stopped"
+        )
+    found: dict[str, Any] = document.model_dump(mode="json")
+    return found
+
+
+def read(path: Path) -> Document:
+    """Raises NotFound or BadInput naming file and field."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise NotFound(f"profile {path} is not there. `atoll profile train.py` makes one") from error
+    except OSError as error:
+        raise BadInput(f"profile {path} cannot be read: {error.strerror}. Check the path") from error
+    if len(content) > MAX_BYTES:
+        raise BadInput(f"profile {path} is larger than {MAX_BYTES >> 10} KiB. Was it made by `atoll profile`?")
+    try:
+        return Document.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "as a whole"
+        raise BadInput(
+            f"profile {path}, {where}: {first['msg']}. Make it anew: atoll profile train.py --out FILE"
+        ) from error
+
+
+def write(document: Document, path: Path) -> None:
+    """All of it or nothing: whoever is interrupted goes on from the file that was there before."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            json.dump(document.model_dump(mode="json"), file, indent=1, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+            os.chmod(file.name, 0o644)  # a temporary file is nobody else's to read
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise

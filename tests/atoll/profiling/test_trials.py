@@ -1,0 +1,47 @@
+"""What a trial's workers are held to once they have ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import BadInput
+from atoll.profiling import trials
+from atoll.profiling.losses import StepLoss
+from atoll.profiling.trials import Command, Told, Trial
+
+COMMAND = Command(script=Path("train.py"), args=(), env={}, logs=Path("logs"))
+TRIAL = Trial(workers=1, steps=10, judged_steps=2, batch=24)
+STEPS = [StepLoss(step, 24, 1.0) for step in range(10)]
+
+
+def test_one_that_did_what_was_asked_is_fine() -> None:
+    trials.check(COMMAND, TRIAL, [Told(prepared={}, steps=STEPS, judged=STEPS[:2], ended={})])
+    trials.check(COMMAND, Trial(workers=1), [Told(prepared={})])
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (Told(), "train.py ended without run.prepare; only scripts that train through atoll.init"),
+        (Told(prepared={}, ended={}), "train.py trained without run.backward"),
+        (Told(prepared={}, steps=STEPS), r"ended by itself after 10 of 12 steps \(batch 24, dense\). Let it train for"),
+    ],
+)
+def test_what_the_script_did_otherwise_is_said(told: Told, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        trials.check(COMMAND, TRIAL, [told])
+
+
+def test_the_fingerprint_is_of_what_is_trained_not_of_its_batch() -> None:
+    prepared = {"parameters": [["w", [2, 3], "float32", True]], "samples": 9, "batch": 4, "optimizer": {"kind": "SGD"}}
+    first = trials.description_of(prepared)
+    assert first["entries"] == 6
+    assert trials.description_of(prepared | {"batch": 8}) == first
+    assert trials.description_of(prepared | {"samples": 8}) != first
+
+
+def test_the_last_lines_of_a_long_log_are_found(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"line {number}\n\n" for number in range(5000)))
+    assert trials.last_lines(tmp_path / "log")[-2:] == ["line 4998", "line 4999"]
