@@ -26,7 +26,7 @@ UNMEASURED_S: Final = 15.0
 TRIAL_S: Final = 60.0
 """How long devices wait while those that were taken in before them are held against the run without them."""
 SETTLED_S: Final = 10.0
-SETTLED_STEPS: Final = 20
+SETTLED_STEPS: Final = 10
 SLOWER: Final = 0.1
 """A run is slower than the one before it where it trains at least this part fewer samples a second, and two standard
 errors of both."""

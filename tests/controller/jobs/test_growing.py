@@ -154,7 +154,7 @@ def test_a_run_is_compared_only_once_it_has_settled_under_its_newest_plan() -> N
     unsettled = (
         grown(slow, before=2400.0, planned_s=NOW_S - 9),
         grown(slow, before=2400.0, since_s=NOW_S - 9),
-        grown(replace(slow, steps=19), before=2400.0),
+        grown(replace(slow, steps=9), before=2400.0),
         grown(replace(slow, plan=0), before=2400.0),
     )
     for view in unsettled:
