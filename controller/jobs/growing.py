@@ -26,10 +26,12 @@ UNMEASURED_S: Final = 15.0
 TRIAL_S: Final = 60.0
 """How long devices wait while those that were taken in before them are held against the run without them."""
 SETTLED_S: Final = 10.0
-SETTLED_STEPS: Final = 20
+SETTLED_STEPS: Final = 10
 SLOWER: Final = 0.1
 """A run is slower than the one before it where it trains at least this part fewer samples a second, and two standard
 errors of both."""
+MOST_DOUBT: Final = 0.3
+"""However unsteady its steps are, a run that lost this part is slower."""
 RESTART_S: Final = 8.0
 """Stands for what a restart costs before this job has seen one."""
 KEPT_STANDBYS: Final = 64
@@ -92,16 +94,12 @@ def _slowed(standby: Standby | None, device: FreeDevice, run: RunRecord) -> bool
 
 def _offered(seen: Seen, run: RunRecord, free: Sequence[FreeDevice], clock: Telling) -> Look:
     job, room = seen.job, seen.job.spec.max_workers - len(run.members)
-    profile = seen.profile
-    known = None if profile is None else answer(_question(seen, run, profile, free, learned(job, free)))
-    if known is None:  # an unmeasured device is taken in at once, as nothing would be learned of it by waiting
-        found = Answer({}, {}, tuple(d.name for d in free if not _foreseeable(seen, run, d)))
-        if clock.now_s - seen.since_s >= UNMEASURED_S:
-            found = Answer({}, {}, tuple(sorted(d.name for d in free)))
+    profile = seen.profile if _measured(seen) else None
+    found = None if profile is None else answer(_question(seen, run, profile, free, learned(job, free)))
+    if found is None:
+        found = _unmeasured(seen, run, free, clock)
         if not found.unknown:
             return Look(job=job)
-    else:
-        found = known
     job, events = _waiting(job, found.waiting, {d.name: d.work_per_s for d in free})
     take = [*found.admitted, *found.unknown][:room]
     if not take:
@@ -143,6 +141,16 @@ def _workers(seen: Seen, run: RunRecord) -> list[Candidate]:
         (name, device.index): device.work_per_s for name, node in seen.nodes.items() for device in node.record.devices
     }
     return [Candidate(f"{m.node}/{m.device}", work.get((m.node, m.device), 0.0)) for m in run.members]
+
+
+def _unmeasured(seen: Seen, run: RunRecord, free: Sequence[FreeDevice], clock: Telling) -> Answer:
+    """What cannot be predicted is taken in at once, as nothing would be learned of it by waiting; the rest where the
+    run, or one of its ranks, measures nothing though it had the time. Who waits by a verdict waits on."""
+    profile, began_s = seen.profile, max(seen.since_s, seen.planned_s)
+    silent = profile is None or profile.total_batch == 0 or profile.steps >= SETTLED_STEPS
+    hopeless = silent and clock.now_s - began_s >= UNMEASURED_S
+    new = (d for d in free if d.name not in seen.job.standby)
+    return Answer({}, {}, tuple(sorted(d.name for d in new if hopeless or not _foreseeable(seen, run, d))))
 
 
 def _foreseeable(seen: Seen, run: RunRecord, device: FreeDevice) -> bool:
@@ -219,7 +227,7 @@ def _growth(seen: Seen, run: RunRecord, added: Sequence[str]) -> Growth | None:
     profile, trial = seen.profile, seen.job.growth
     if trial is not None:
         return replace(trial, run=run.run, added=(*trial.added, *added))
-    if profile is None or profile.step_s <= 0 or profile.total_batch < 1:
+    if profile is None or not _measured(seen):
         return None
     return Growth(
         run=run.run,
@@ -235,13 +243,19 @@ def _error(profile: Profile) -> float:
     return max((rank.compute_error_s / rank.compute_s for rank in profile.ranks.values() if rank.compute_s), default=0)
 
 
-def _settled(seen: Seen, run: RunRecord, clock: Telling) -> bool:
-    """Whether the run has trained for a while under its newest plan, and measured it."""
+def _measured(seen: Seen) -> bool:
+    """Whether the run has measured enough steps under its newest plan."""
     profile = seen.profile
     if profile is None or not seen.plans or profile.plan != seen.plans[-1].id or profile.step_s <= 0:
         return False
+    return profile.steps >= SETTLED_STEPS
+
+
+def _settled(seen: Seen, run: RunRecord, clock: Telling) -> bool:
+    """Whether the run has trained for a while under its newest plan, and every rank measured it."""
     long_enough = clock.now_s - max(seen.planned_s, seen.since_s) >= SETTLED_S
-    return long_enough and profile.steps >= SETTLED_STEPS and len(profile.ranks) == len(run.members)
+    profile = seen.profile
+    return long_enough and _measured(seen) and profile is not None and len(profile.ranks) == len(run.members)
 
 
 def _compared(seen: Seen, run: RunRecord, clock: Telling) -> Look:
@@ -257,7 +271,8 @@ def _compared(seen: Seen, run: RunRecord, clock: Telling) -> Look:
     now, before = profile.total_batch / profile.step_s, growth.samples_per_s
     worth = _worth(profile, growth)
     rates = f"{before:.4g} → {now:.4g} samples/s"
-    if now * worth >= before * (1 - max(SLOWER, 2 * math.hypot(growth.error, _error(profile)))):
+    doubt = min(2 * math.hypot(growth.error, _error(profile)), MOST_DOUBT)
+    if now * worth >= before * (1 - max(SLOWER, doubt)):
         text = f"grown from {growth.workers} to {len(run.members)} workers: {rates}"
         return Look(job=replace(job, growth=None), events=(NewEvent(Level.INFO, "admission", text),))
     dropped = _slowest_half(added, profile)

@@ -73,6 +73,7 @@ def plan_admission(given: AdmissionInput) -> AdmissionPlan:
     """Judge the offers one by one, the fastest device first, each against the run with those already admitted; then
     all that were admitted together against the cost of taking them in.
 
+    One by one by batches in fractions of samples: among a hundred nodes one more changes no whole batch, fifty do.
     Raises NoFeasiblePlan where the run as it is has none.
     """
     run = given.run
@@ -116,6 +117,11 @@ def _plan(run: GoodputInput, split: Split) -> GoodputPlan:
     return max(plans, key=lambda plan: (plan.goodput, -plan.total_batch))
 
 
+def _fine(plan: GoodputPlan) -> float:
+    """Its goodput before batches were rounded."""
+    return max(c.goodput for c in plan.candidates if c.goodput is not None)
+
+
 def _evenly(nodes: Sequence[NodeModel], total: int) -> tuple[NodeModel, ...]:
     share, left = divmod(total, len(nodes))
     return tuple(replace(n, bounds=Bounds(share + (i < left), share + (i < left))) for i, n in enumerate(nodes))
@@ -126,7 +132,7 @@ def _doubt(run: GoodputInput, plan: GoodputPlan, offer: Offer, split: Split) -> 
     uncertainty: a device that gets a small part of the batch makes the run little less sure."""
     slower, node = 1 + offer.uncertainty, run.nodes[-1]
     node = replace(node, q=node.q * slower, s=node.s * slower, k=node.k * slower, m=node.m * slower)
-    return plan.goodput / _plan(replace(run, nodes=(*run.nodes[:-1], node)), split).goodput - 1
+    return _fine(plan) / _fine(_plan(replace(run, nodes=(*run.nodes[:-1], node)), split)) - 1
 
 
 def _fastest_first(offers: Sequence[Offer], plan: GoodputPlan) -> list[int]:
@@ -146,7 +152,7 @@ def _slower(run: Overlap, offer: Overlap) -> Overlap:
 
 
 def _judge(offer: Offer, without: GoodputPlan, with_it: GoodputPlan, needed: float) -> Verdict:
-    improvement = 1 - without.goodput / with_it.goodput
+    improvement = 1 - _fine(without) / _fine(with_it)
     admitted = improvement > needed
     step = f"step {without.step_time:.3g} → {with_it.step_time:.3g} s"
     batch = f"batch {without.total_batch} → {with_it.total_batch}, {with_it.batches[-1]} of it here"

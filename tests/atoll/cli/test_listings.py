@@ -246,6 +246,20 @@ def test_status_says_whose_telemetry_was_dropped(runner: CliRunner, controller: 
     assert "dropped telemetry of 3 steps of rank 0, 12 steps of rank 1" in lines
 
 
+def test_status_names_the_devices_that_wait_and_counts_very_many(
+    runner: CliRunner, controller: ScriptedController
+) -> None:
+    job = full_job()
+    job.standby.extend(pb.Standby(node=f"n{i}", device=i, reason="it would take \x1b[2J 9 % longer") for i in range(10))
+    controller.script.jobs["vit-3f9a"] = job
+    lines = atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
+    shown = [line for line in lines if line.startswith("standby")]
+    assert len(shown) == 9
+    assert shown[3].startswith("standby n3/3: it would take")
+    assert "\x1b" not in shown[3]
+    assert shown[8] == "standby: and 2 more"
+
+
 def test_jobs_reads_like_this(runner: CliRunner, controller: ScriptedController) -> None:
     controller.script.jobs["vit-3f9a"] = full_job()
     _, out, _ = atoll(runner, controller, "jobs")

@@ -97,10 +97,11 @@ class Agent:
     started: list[Key] = field(default_factory=list)
     doubles: list[str] = field(default_factory=list)
     up: bool = True
+    work_per_s: float = 0.0
 
     @property
     def record(self) -> NodeRecord:
-        device = DeviceRecord(index=0, kind="cpu", model="fake", memory_bytes=1, speed=1.0)
+        device = DeviceRecord(index=0, kind="cpu", model="fake", memory_bytes=1, speed=1.0, work_per_s=self.work_per_s)
         return NodeRecord(
             name=self.name, island="x", address="127.0.0.1", memory_bytes=1, devices=(device,), version="0"
         )

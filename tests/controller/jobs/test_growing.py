@@ -91,6 +91,23 @@ def test_a_device_that_can_be_predicted_waits_for_the_first_measurements_but_not
     assert look(replace(early, since_s=NOW_S - 16)).job.phase is Phase.STOPPING
 
 
+def test_a_new_plan_that_is_not_measured_yet_lets_nobody_in() -> None:
+    """1. A device waits by a verdict, another has just come. 2. A new plan holds; the ranks have few steps under it, or
+    one of them has none. 3. Both wait, however long the run has trained, unless a rank stays silent for long."""
+    known = profile(1, 1, 1, plan=2)
+    waiting = job(spec=spec(max_workers=8), standby={"x/0": Standby(reason="it was slow", work_per_s=0.5)})
+    view = running(known, free("x", work_per_s=0.5), free("y", work_per_s=1.0), of=waiting, planned_s=NOW_S - 2)
+    view = replace(view, plans=(*view.plans, replace(view.plans[0], id=2)), since_s=NOW_S - 1000)
+    early = replace(view, profile=replace(known, steps=9))
+    silent = replace(view, profile=replace(known, ranks={0: known.ranks[0]}))
+    for unmeasured in (early, silent, replace(view, profile=replace(known, plan=1))):
+        assert look(unmeasured).job == waiting
+    assert look(view).job.phase is Phase.STOPPING
+    assert look(replace(early, planned_s=NOW_S - 100)).job == waiting
+    step = look(replace(silent, planned_s=NOW_S - 16))
+    assert step.job.reason == "growing from 3 to 4 workers: devices are free on y"
+
+
 def test_no_more_devices_are_taken_in_than_the_job_asked_for_and_the_best_come_first() -> None:
     wants_two_more = job(spec=spec(max_workers=5))
     offers = [free("x", work_per_s=0.5), free("y", work_per_s=1.0), free("z", work_per_s=2.0)]
@@ -154,7 +171,7 @@ def test_a_run_is_compared_only_once_it_has_settled_under_its_newest_plan() -> N
     unsettled = (
         grown(slow, before=2400.0, planned_s=NOW_S - 9),
         grown(slow, before=2400.0, since_s=NOW_S - 9),
-        grown(replace(slow, steps=19), before=2400.0),
+        grown(replace(slow, steps=9), before=2400.0),
         grown(replace(slow, plan=0), before=2400.0),
     )
     for view in unsettled:

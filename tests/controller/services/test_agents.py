@@ -112,6 +112,8 @@ async def test_a_wrong_token_is_refused_and_written_nowhere(
         ({"devices": [common_pb2.Device(kind="tpu", speed=1.0)]}, "kind = 'tpu' must be one of cuda, cpu"),
         ({"devices": [common_pb2.Device(kind="cpu", speed=0.0)]}, "speed = 0.0 must be above 0"),
         ({"devices": [common_pb2.Device(kind="cpu", speed=1.0)] * 2}, "one index twice"),
+        ({"devices": [common_pb2.Device(kind="cpu", speed=1.0, work_per_s=-1.0)]}, "work_per_s = -1.0 must be between"),
+        ({"devices": [common_pb2.Device(kind="cpu", speed=1.0, work_per_s=float("nan"))]}, "work_per_s = nan must be"),
         ({"rendezvous_ports": [70000]}, "rendezvous_ports"),
         ({"unix_s": float("nan")}, "register.unix_s = nan"),
         ({"workers": [common_pb2.WorkerStatus(id=common_pb2.WorkerId(job="../x", run=1))]}, "is no worker's id"),

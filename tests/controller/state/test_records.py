@@ -12,10 +12,12 @@ from atoll.controller.state.records import (
     Cause,
     Change,
     Checkpoint,
+    DeviceRecord,
     EventRecord,
     Exit,
     ExitKind,
     Failure,
+    Growth,
     JobRecord,
     Level,
     Member,
@@ -25,6 +27,7 @@ from atoll.controller.state.records import (
     RunRecord,
     Spec,
     StaleSparse,
+    Standby,
     decode,
     encode,
 )
@@ -48,6 +51,9 @@ JOB = JobRecord(
     speeds={"a/0": 0.25},
     last_failure=Failure(kind=ExitKind.FAILED, step=3, code=1, reason="ValueError"),
     rate=0.25,
+    learned_at={"a/0": 1e9},
+    standby={"b/0": Standby(reason="slow", work_per_s=1e8, slowed=3)},
+    growth=Growth(run=1, added=("c/1",), workers=2, samples_per_s=90.5, total_batch=64, error=0.01),
     history=(Change(before=Phase.QUEUED, after=Phase.STARTING, cause="go", unix_s=1.5),),
 )
 MEMBER = Member(rank=0, node="a", device=0, node_rank=0, local_rank=0, local_world_size=1)
@@ -87,7 +93,8 @@ PLAN = PlanRecord(
     learning_rate_factor=1.5,
     predicted_s=0.25,
 )
-NODE = NodeRecord(name="a", island="x", address="h", memory_bytes=2**40, devices=(), version="1")
+DEVICE = DeviceRecord(index=0, kind="cpu", model="x", memory_bytes=1, speed=0.5, work_per_s=1e9)
+NODE = NodeRecord(name="a", island="x", address="h", memory_bytes=2**40, devices=(DEVICE,), version="1")
 EVENT = EventRecord(sequence=1, unix_s=0.5, level=Level.WARNING, job="", run=0, kind="node", text="→")
 
 
@@ -98,13 +105,14 @@ def test_what_was_written_is_read_again(record: Any) -> None:
 
 
 LATER = {
-    JobRecord: ("rate", "spec.stale_sparse"),
+    JobRecord: ("rate", "spec.stale_sparse", "learned_at", "standby", "growth"),
     RunRecord: ("data_seed", "members.0.island", "members.1.island"),
     PlanRecord: ("rate", "total_batch", "learning_rate_factor", "predicted_s"),
+    NodeRecord: ("devices.0.work_per_s",),
 }
 
 
-@pytest.mark.parametrize("record", [JOB, RUN, PLAN])
+@pytest.mark.parametrize("record", [JOB, RUN, PLAN, NODE])
 def test_what_earlier_versions_wrote_is_read_with_defaults(record: Any) -> None:
     data = json.loads(encode(record))
     for path in LATER[type(record)]:
@@ -116,9 +124,14 @@ def test_what_earlier_versions_wrote_is_read_with_defaults(record: Any) -> None:
     read = decode(type(record), KEY, json.dumps(data).encode())
     if isinstance(read, JobRecord):
         assert (read.rate, read.spec.strategy) == (None, "dense")
-        assert replace(read, rate=JOB.rate, spec=replace(read.spec, stale_sparse=SPEC.stale_sparse)) == JOB
+        assert (read.learned_at, read.standby, read.growth) == ({}, {}, None)
+        spec = replace(read.spec, stale_sparse=SPEC.stale_sparse)
+        known = replace(read, rate=JOB.rate, spec=spec, learned_at=JOB.learned_at)
+        assert replace(known, standby=JOB.standby, growth=JOB.growth) == JOB
     elif isinstance(read, RunRecord):
         assert (read.data_seed, {m.island for m in read.members}) == ("", {""})
+    elif isinstance(read, NodeRecord):
+        assert read == replace(NODE, devices=(replace(DEVICE, work_per_s=0.0),))
     else:
         assert read == replace(PLAN, rate=None, total_batch=0, learning_rate_factor=0.0, predicted_s=0.0)
 
