@@ -1,0 +1,107 @@
+"""What benchmarks/telemetry.py submits: trains blocks of steps with telemetry and without, in turn, and writes the
+seconds of each step of rank 0.
+
+"Without" takes the measuring out of the very run: no marks, no samples, no call when an all-reduce ends, no norms."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from unequal_train import make
+
+BLOCK = 20
+NEVER = 2**62
+
+
+class NoClock:
+    """A StepClock that looks at no clock."""
+
+    def boundary_begins(self) -> None: ...
+
+    def boundary_ends(self) -> None: ...
+
+    def handed_out(self) -> None: ...
+
+    def backward_begins(self, *, seen: bool) -> None: ...
+
+    def bucket_ready(self) -> None: ...
+
+    def backward_ends(self) -> None: ...
+
+    def updated(self) -> None: ...
+
+    def waited(self, seconds: float, *, at_boundary: bool = False) -> None: ...
+
+
+class NoTeller:
+    def tell(self, *_: object, **__: object) -> None: ...
+
+    def links(self, samples: object) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def switch(run: Any) -> Callable[[bool], None]:
+    """What turns the measuring of this run on and off, between two boundaries."""
+    from atoll.agent.runtime import training as module
+
+    training = run._training
+    reducer = training._sync._reducer
+    clock, teller, timed = training._clock, training._teller, reducer._launch
+
+    def untimed(bucket: Any) -> None:
+        bucket.used.fill_(1)
+        reducer._callbacks.before_launch()
+        reducer._works.append(dist.all_reduce(bucket.flat, group=reducer._group.data, async_op=True))
+
+    def to(measuring: bool) -> None:
+        training._clock = clock if measuring else NoClock()
+        training._teller = teller if measuring else NoTeller()
+        reducer._launch = timed if measuring else untimed
+        module.NORMS_EVERY_STEPS = 10 if measuring else NEVER  # type: ignore[misc]
+
+    return to
+
+
+def main() -> None:
+    import atoll
+
+    out, blocks = Path(sys.argv[1]), int(sys.argv[2])
+    run = atoll.init(seed=1)
+    model, dataset = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=256)
+    turn = switch(run)
+    took: list[list[float]] = []
+    before = 0.0
+    for _ in run.epochs(10_000):
+        for inputs, labels in loader:
+            block, place = divmod(run.step, BLOCK)
+            if place == 0:  # this step is neither one nor the other
+                turn(block % 2 == 0)
+                took.append([])
+            run.backward(nn.functional.cross_entropy(model(inputs), labels))
+            optimizer.step()
+            optimizer.zero_grad()
+            now = time.perf_counter()
+            if place:
+                took[-1].append(now - before)
+            before = now
+            if run.step == BLOCK * blocks - 1:
+                break
+        if run.step >= BLOCK * blocks - 1:
+            break
+    if run.is_main:
+        out.write_text(json.dumps(took))
+
+
+if __name__ == "__main__":
+    main()
