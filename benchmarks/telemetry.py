@@ -116,7 +116,7 @@ def parts() -> None:
 def exchange() -> None:
     """One all-reduce among one: what is added is the same for many, the network is not."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     tensor, times = torch.ones(1000), ExchangeTimes(host_mark)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -12,17 +13,21 @@ from atoll.controller.deciding.words import changed, listed, percent, ratios
 from atoll.controller.planners.registry import PLANNERS, canonical
 from atoll.controller.state.records import PlanRecord
 
+ALIKE: Final = 1.2
+"""Times that differ by no more than this are the same, as far as a benchmark of a fraction of a second can tell."""
 NOMINAL_BATCH: Final = 1000
 """Stands in for the total batch before the script has told it; only the shares' ratios count then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank runs and what its agent was told of the device's speed (1.0 = full)."""
+    """Where a rank runs, what its agent was told of the device's speed (1.0 = full), and what it measured of its
+    work on a fixed calculation (0: nothing)."""
 
     node: str
     device: int
     speed: float
+    work_per_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -38,11 +43,8 @@ def first_plan(
     """
     if split == "even":
         return _even(run, len(places), total_batch)
-    if all(place.name in learned for place in places):
-        times, why = [learned[place.name] for place in places], "speeds learned in earlier runs"
-    else:
-        times, why = [0.001 / place.speed for place in places], "set speeds of the devices; none are measured yet"
-    if len(set(times)) == 1:
+    times, why = _times(places, learned)
+    if max(times) <= ALIKE * min(times):
         return _even(run, len(places), total_batch)
     # Every rank gets a sample: an idle rank would never be measured again.
     total = total_batch or NOMINAL_BATCH
@@ -61,6 +63,19 @@ def first_plan(
         input=text,
         output=output,
     )
+
+
+def _times(places: Sequence[Place], learned: Mapping[str, float]) -> tuple[list[float], str]:
+    """Seconds per sample of each, as far as anything is known of them, and how."""
+    if all(place.name in learned for place in places):
+        return [learned[place.name] for place in places], "speeds learned in earlier runs"
+    known = [place for place in places if place.name in learned and place.work_per_s]
+    if all(place.work_per_s for place in places):
+        # A sample is so much work; without a device that trained any, every sample is the same.
+        work = statistics.median(learned[p.name] * p.work_per_s for p in known) if known else 1.0
+        why = "speeds learned in earlier runs, new devices by their benchmark" if known else "the devices' benchmarks"
+        return [learned.get(place.name, work / place.work_per_s) for place in places], why
+    return [0.001 / place.speed for place in places], "set speeds of the devices; none are measured yet"
 
 
 def _even(run: int, ranks: int, total_batch: int) -> PlanRecord:

@@ -96,8 +96,9 @@ def _queued(seen: Seen, clock: Telling) -> Step:
         began_unix_s=clock.unix_s,
         data_seed=seen.data_seed,
     )
-    speed = {(device.node, device.index): device.speed for device in seen.free}
-    places = [Place(m.node, m.device, speed[m.node, m.device]) for m in run.members]
+    free = {(device.node, device.index): device for device in seen.free}
+    taken = [free[m.node, m.device] for m in run.members]
+    places = [Place(d.node, d.index, d.speed, d.work_per_s) for d in taken]
     plan = begun_with(job, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch))
     started = replace(advance(job, Phase.STARTING, decision.reason, clock.unix_s), run=number, retry_delay_s=0.0)
     started, told = _left_waiting(started, decision, places)

@@ -154,6 +154,18 @@ def test_shares_are_positive_where_no_batch_is_known() -> None:
     assert min(first_plan(1, "auto", PLACES, {}, 2).shares) > 0
 
 
+def test_a_device_that_is_new_to_the_job_is_placed_by_its_benchmark() -> None:
+    """a and b trained at 1 and 2 ms a sample; c does as much work a second as b."""
+    places = [Place("a", 0, 1.0, 100.0), Place("b", 0, 1.0, 50.0), Place("c", 0, 1.0, 50.0)]
+    known = first_plan(2, "auto", places, {"a/0": 0.001, "b/0": 0.002}, 200)
+    assert (known.shares, known.reason) == (
+        (100.0, 50.0, 50.0), "speeds learned in earlier runs, new devices by their benchmark: 1.00 : 0.50 : 0.50",
+    )  # fmt: skip
+    assert first_plan(1, "auto", places, {}, 200).reason == "the devices' benchmarks: 1.00 : 0.50 : 0.50"
+    nearly = [replace(place, work_per_s=100.0 + i) for i, place in enumerate(places)]
+    assert first_plan(1, "auto", nearly, {}, 200).planner == "even"
+
+
 def test_one_worker_needs_no_plan() -> None:
     alone = first_plan(1, "auto", PLACES[:1], {}, 64)
     assert (alone.shares, alone.reason) == ((64.0,), "one worker")
