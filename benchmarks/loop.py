@@ -2,10 +2,11 @@
 
     python benchmarks/loop.py [--base 0.5] [--watch 12]
 
-A real local cluster (controller, etcd, three agents) trains the CNN of unequal.py with 256 samples a step, one thread a
-worker, at speeds 1 : 0.6 : 0.3 times `--base`. The split is pinned even, measured, and left to the controller: its plans
-are counted until no better one follows. Then another program takes half of the core that the fastest worker is alone
-on. Steps are rank 0's, from telemetry; what a plan predicted is held against the median of its own steps.
+A real local cluster (controller, etcd, three agents) trains the CNN of unequal.py with 256 samples a step, one
+thread a worker, at speeds 1 : 0.6 : 0.3 times `--base`. The split is pinned even, measured, and left to the
+controller: its plans are counted until no better one follows. Then another program takes half of the core that the
+fastest worker is alone on. Steps are rank 0's, from telemetry; what a plan predicted is held against the median of
+its own steps.
 """
 
 from __future__ import annotations
