@@ -23,6 +23,7 @@ parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--samples", type=int, default=600)
 parser.add_argument("--batch-size", type=int, default=12)
 parser.add_argument("--step-s", type=float, default=0.02, help="pretended work per step and worker")
+parser.add_argument("--sample-s", type=float, default=0.0, help="pretended work per sample, beside that of a step")
 parser.add_argument("--dropout", type=float, default=0.1)
 options = parser.parse_args()
 
@@ -39,7 +40,7 @@ options.out.mkdir(parents=True, exist_ok=True)
 with (options.out / f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}.jsonl").open("a") as log:
     for epoch in run.epochs(options.epochs):
         for x, y, ids in loader:
-            time.sleep(options.step_s)  # this is the pretended work, not a wait for anything
+            time.sleep(options.step_s + options.sample_s * len(x))  # pretended work, not a wait for anything
             loss = nn.functional.mse_loss(model(x), y)
             cut = loader.current
             line = {
