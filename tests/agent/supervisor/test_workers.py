@@ -15,7 +15,7 @@ from agent_harness import until
 from atoll.agent.supervisor.events import Key
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import MAX_STEPS, Collector
-from atoll.v1.agents_pb2 import Launch, Notice, PlanForJob, WorkerTelemetry
+from atoll.v1.agents_pb2 import Launch, Notice, PlanForJob, Prepared, WorkerTelemetry
 from atoll.v1.common_pb2 import LinkSample, Metrics, Plan, StepSample, WorkerId
 from atoll.v1.worker_pb2 import Alive, Hello, SupervisorMessage, Welcome, WorkerMessage
 
@@ -194,18 +194,18 @@ def test_steps_that_make_no_sense_are_dropped_and_counted() -> None:
         StepSample(global_grad_sqnorm=float("inf")),
         StepSample(fresh_share=1.5),
     ]
-    collector.add(KEY, WorkerTelemetry(steps=[good, *nonsense], entries=77))
+    collector.add(KEY, WorkerTelemetry(steps=[good, *nonsense], prepared=Prepared(entries=77)))
     ((mine,),) = [message.workers for message in collector.take()]
-    assert (list(mine.steps), mine.dropped_steps, mine.entries) == ([good], len(nonsense), 77)
+    assert (list(mine.steps), mine.dropped_steps, mine.prepared.entries) == ([good], len(nonsense), 77)
 
 
 def test_steps_that_could_not_be_sent_are_told_as_dropped_with_the_next_message() -> None:
     collector = Collector()
-    collector.add(KEY, WorkerTelemetry(steps=[StepSample(step=n) for n in range(7)], entries=5))
+    collector.add(KEY, WorkerTelemetry(steps=[StepSample(step=n) for n in range(7)], prepared=Prepared(entries=5)))
     (lost,) = collector.take()
     collector.lost(lost)
     ((mine,),) = [message.workers for message in collector.take()]
-    assert (len(mine.steps), mine.dropped_steps, mine.entries) == (0, 7, 5)
+    assert (len(mine.steps), mine.dropped_steps, mine.prepared.entries) == (0, 7, 5)
     assert list(collector.take()) == []
 
 

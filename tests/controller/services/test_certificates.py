@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from daemons import Controller, controller
+from daemons import Controller, controller, leading
 from fake_agent import FakeAgent
 
 from atoll.certs import create_authority, identity, issue
@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture
 async def head(etcd: str, tmp_path: Path, made: Certificates) -> AsyncIterator[Controller]:
     async with controller(tmp_path, etcd, client_tls=made.alice, tls=made.controller) as one:
-        yield one
+        yield await leading(one)
 
 
 async def list_jobs(address: str, tls: Tls | None) -> grpc.StatusCode:
