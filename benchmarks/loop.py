@@ -1,6 +1,6 @@
 """The live loop on workers of unequal speed: even start, plans until the best split, and a second load in mid-run.
 
-    python benchmarks/loop.py [--base 0.5] [--watch 12]
+    python benchmarks/loop.py [--base 1.0] [--watch 12]
 
 A real local cluster (controller, etcd, three agents) trains the CNN of unequal.py with 256 samples a step, one
 thread a worker, at speeds 1 : 0.6 : 0.3 times `--base`. The split is pinned even, measured, and left to the
@@ -72,29 +72,29 @@ def show_plans(cluster: Cluster, job: str, after: int) -> None:
         )
 
 
-def pin_to_cores(cluster: Cluster, job: str) -> None:
-    """The fastest worker has a core of its own, as a device would; the others share the rest."""
+def pin_to_cores(cluster: Cluster) -> None:
+    """The fastest agent, and the worker it will start, has a core of its own, as a device would; the others share."""
     cores = sorted(os.sched_getaffinity(0))
-    for rank, pid in enumerate(cluster.worker_pids(job)):
-        for thread in psutil.Process(pid).threads():
-            os.sched_setaffinity(thread.id, {cores[-1]} if rank == 0 else set(cores[:-1]))
+    for index in range(len(SPEEDS)):
+        for thread in psutil.Process(cluster.processes[f"agent-{index}"].pid).threads():
+            os.sched_setaffinity(thread.id, {cores[-1]} if index == 0 else set(cores[:-1]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--base", type=float, default=0.5)
+    parser.add_argument("--base", type=float, default=1.0)
     parser.add_argument("--watch", type=float, default=12)
     options = parser.parse_args()
     print(f"{datetime.date.today()}  {processor()}, {os.cpu_count()} cores, speeds {SPEEDS} times {options.base:g}")
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
         cluster.local([speed * options.base for speed in SPEEDS])
+        pin_to_cores(cluster)
         script = str(HERE / "scripts" / "unequal_train.py")
         out = str(Path(folder, "steps.json"))
         job = cluster.submit(script, out, str(SECONDS), workers=(3, 3), checkpoint_every=0)
-        cluster.wait_for(job, "training", lambda j: j.phase == pb.PHASE_RUNNING and j.progress.step > 0, 90)
-        pin_to_cores(cluster, job)
-        cluster.client.adjust(job, shares=[1.0, 1.0, 1.0])
-        even = cluster.wait_for_step(job, cluster.job(job).progress.step + 40, deadline_s=90)
+        cluster.wait_for(job, "a plan", lambda j: bool(j.plan.id))
+        cluster.client.adjust(job, shares=[1.0, 1.0, 1.0])  # before the first step: an even start
+        even = cluster.wait_for_step(job, 60, deadline_s=90)
         even_s = step_s(cluster, job, options.watch)
         print(f"even split: step {even_s * 1e3:.1f} ms, shares {[round(w.share, 2) for w in even.workers]}", flush=True)
 

@@ -296,8 +296,13 @@ def _nodes(seen: Seen, members: Iterable[Member]) -> Iterator[str]:
 
 
 def _plans(seen: Seen, run: RunRecord) -> Iterator[Action]:
-    """Plans after the first, which came with the launch: all that a node's present stream has not carried, in order."""
-    for node in _nodes(seen, (m for m in run.members if not m.exit)):
+    """Plans after the first, which came with the launch: all that a node's present stream has not carried, in order.
+
+    An agent hands plans to workers that it has started; what came while it still fetches their code would be lost."""
+    workers = _workers(seen, run)
+    living = [m for m in run.members if not m.exit]
+    fetching = {m.node for m in living if m.rank not in workers or workers[m.rank].alive is Alive.STARTING}
+    for node in _nodes(seen, (m for m in living if m.node not in fetching)):
         newest = seen.plans_sent.get(node, 1)
         yield from (SendPlan(node, run.job, run.run, plan.id) for plan in seen.plans if plan.id > newest)
 

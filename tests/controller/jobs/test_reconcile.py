@@ -270,6 +270,14 @@ def test_a_plan_goes_to_every_node_that_its_stream_has_not_carried_it_to() -> No
     assert next_step(view, clock()).actions == (SendPlan("b", JOB, 1, 2), SendPlan("b", JOB, 1, 3))
 
 
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING])
+def test_an_agent_that_still_fetches_code_is_sent_no_plan_it_would_lose(phase: Phase) -> None:
+    nodes = node("a", {0: worker()}), node("b", {1: worker(Alive.STARTING)})
+    view = seen(job(phase), run("a", "b"), *nodes)
+    view = replace(view, plans=(view.plans[0], replace(view.plans[0], id=2)))
+    assert next_step(view, clock()).actions == (SendPlan("a", JOB, 1, 2),)
+
+
 # STOPPING
 
 STOPPING = {"fenced": True, "cause": Cause.LOSS, "grace_s": 3.0, "why": "rank 1 on b was killed"}
