@@ -43,6 +43,9 @@ class Domains:
         self._levels = len(LEVELS) if site_safe else len(LEVELS) - 1
         self._link_bps = [math.inf if each.link_bps is None else each.link_bps for each in machines]
         self._keys = [_keys(i, each) for i, each in enumerate(machines)]
+        self._shared = [  # levels on which anything can be shared
+            level for level in range(self._levels) if len({keys[level] for keys in self._keys}) < len(machines)
+        ]
 
     def blocks(self, pool: Sequence[int]) -> list[Block]:
         """All of the pool, at least m machines, in groups of m and, where that leaves some over, one ring, the last.
@@ -96,11 +99,21 @@ class Domains:
     def sharing(self, blocks: Sequence[Block]) -> Sharing:
         found = [0, 0, 0]
         for block in blocks:
-            for level in range(self._levels):
+            for level in self._shared:
                 names = [self._keys[i][level] for i in block]
                 if len(set(names)) < len(names):
                     found[level] += sum(self._replicas - len(set(kept)) for kept in held(names, self._replicas))
         return found[0], found[1], found[2]
+
+    def separable(self, block: Block, other: Block) -> bool:
+        """Whether, on the widest level on which the block shares anything, one exchange makes it share less and the
+        other no more."""
+        for level in reversed(self._shared):
+            mine = Counter(self._keys[i][level] for i in block)
+            if len(mine) < len(block):
+                theirs = {self._keys[i][level] for i in other}
+                return bool(theirs - mine.keys()) and any(n > 1 and key not in theirs for key, n in mine.items())
+        return False
 
     def fatal(self, blocks: Sequence[Block]) -> Iterator[tuple[str, str]]:
         """Level and name of every domain whose loss alone takes all replicas of some checkpoint."""

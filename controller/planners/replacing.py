@@ -6,15 +6,16 @@ who held each other's replicas stay together, and improved by exchanging two mac
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from atoll.controller.planners.failure_domains import Block, Domains, held
+from atoll.controller.planners.failure_domains import Block, Domains, Sharing, held
 
-MAX_TRIED: Final = 4000
-"""Exchanges that are looked at, a few microseconds each. Where many machines change at once, most replicas move in any
-case, and the fresh placement is there to compare with."""
+MAX_TRIED: Final = 1000
+"""Exchanges that are looked at, some 20 microseconds each. Where many machines change at once, most replicas of theirs
+move in any case."""
 
 Cost = tuple[int, int, int, int]
 """Replicas that share a host, rack, island, then those that are moved: compared in this order."""
@@ -76,9 +77,8 @@ def adapt(
     for block in kept:
         sizes.remove(len(block))
     exchange = _Exchange([*_fill(loose, sizes), *kept], replicas, domains, previous)
-    exchange.improve(len(sizes), len(sizes))
-    if domains.sharing(exchange.blocks) > domains.sharing(fresh):
-        exchange.improve(len(sizes), len(exchange.blocks))
+    exchange.improve(len(sizes))
+    exchange.separate(len(sizes), domains.sharing(fresh))
     changed = _Exchange(fresh, replicas, domains, previous)
     return exchange.blocks if exchange.total() <= changed.total() else list(fresh)
 
@@ -134,15 +134,25 @@ class _Exchange:
     def total(self) -> Cost:
         return _sum(self._costs)
 
-    def improve(self, first: int, last: int) -> None:
-        """Exchange machines of the first so many blocks with such of the first `last`."""
+    def improve(self, first: int) -> None:
+        """Exchange machines among the first so many blocks."""
         tried, again = 0, True
         while again and tried < MAX_TRIED:
             again = False
-            for a in range(first):
-                for b in range(a, last):
-                    tried += len(self.blocks[a]) * len(self.blocks[b])
-                    again |= tried < MAX_TRIED and self._between(a, b)
+            for a, b in itertools.combinations_with_replacement(range(first), 2):
+                tried += len(self.blocks[a]) * len(self.blocks[b])
+                if tried >= MAX_TRIED:
+                    break
+                again |= self._between(a, b)
+
+    def separate(self, first: int, goal: Sharing) -> None:
+        """Exchange machines of the first so many blocks, where those share a domain, with any others, until no more is
+        shared than the goal says."""
+        for a, b in itertools.product(range(first), range(len(self.blocks))):
+            if b == 0 and self.total()[:3] <= goal:
+                return
+            if self._costs[a][:3] != (0, 0, 0) and self._domains.separable(self.blocks[a], self.blocks[b]):
+                self._between(a, b)
 
     def _between(self, a: int, b: int) -> bool:
         return any(
