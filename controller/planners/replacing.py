@@ -6,8 +6,9 @@ who held each other's replicas stay together, and improved by exchanging two mac
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -16,6 +17,8 @@ from atoll.controller.planners.failure_domains import Block, Domains, Sharing, h
 MAX_TRIED: Final = 1000
 """Exchanges that are looked at, some 20 microseconds each. Where many machines change at once, most replicas of theirs
 move in any case."""
+MAX_COMPARED: Final = 50_000
+"""Pairs of blocks, a microsecond or two each, among which an exchange that separates is looked for."""
 
 Cost = tuple[int, int, int, int]
 """Replicas that share a host, rack, island, then those that are moved: compared in this order."""
@@ -73,9 +76,9 @@ def adapt(
         released = min(kept, key=lambda block: (domains.sharing([block + loose_members]), block))
         kept.remove(released)
         loose.append(released)
-    sizes = [len(block) for block in fresh]
-    for block in kept:
-        sizes.remove(len(block))
+    missing = Counter(map(len, fresh))
+    missing.subtract(map(len, kept))
+    sizes = sorted(missing.elements())
     exchange = _Exchange([*_fill(loose, sizes), *kept], replicas, domains, previous)
     exchange.improve(len(sizes))
     exchange.separate(len(sizes), domains.sharing(fresh))
@@ -111,15 +114,21 @@ def _fill(fragments: Sequence[Block], sizes: Sequence[int]) -> list[Block]:
     """Blocks of these sizes: the largest fragment first, where it leaves the least room; cut only where it fits in
     none."""
     blocks: list[list[int]] = [[] for _ in sizes]
-    todo = sorted(fragments, key=lambda f: (-len(f), f))
+    by_room: defaultdict[int, list[int]] = defaultdict(list)
+    for b, size in reversed(list(enumerate(sizes))):
+        by_room[size].append(b)
+    todo = [(-len(fragment), fragment) for fragment in fragments]
+    heapq.heapify(todo)
     while todo:
-        fragment = todo.pop(0)
-        room = {b: size - len(blocks[b]) for b, size in enumerate(sizes) if size > len(blocks[b])}
-        fitting = [b for b in room if room[b] >= len(fragment)]
-        b = min(fitting, key=lambda b: (room[b], b)) if fitting else max(room, key=lambda b: (room[b], -b))
-        blocks[b] += fragment[: room[b]]
-        if fragment[room[b] :]:
-            todo = sorted([*todo, fragment[room[b] :]], key=lambda f: (-len(f), f))
+        _, fragment = heapq.heappop(todo)
+        rooms = [room for room, found in by_room.items() if found]
+        room = min((room for room in rooms if room >= len(fragment)), default=max(rooms))
+        b = by_room[room].pop()
+        blocks[b] += fragment[:room]
+        if len(fragment) < room:
+            by_room[room - len(fragment)].append(b)
+        elif rest := fragment[room:]:
+            heapq.heappush(todo, (-len(rest), rest))
     return [tuple(block) for block in blocks]
 
 
@@ -148,7 +157,8 @@ class _Exchange:
     def separate(self, first: int, goal: Sharing) -> None:
         """Exchange machines of the first so many blocks, where those share a domain, with any others, until no more is
         shared than the goal says."""
-        for a, b in itertools.product(range(first), range(len(self.blocks))):
+        pairs = itertools.product(range(first), range(len(self.blocks)))
+        for a, b in itertools.islice(pairs, MAX_COMPARED):
             if b == 0 and self.total()[:3] <= goal:
                 return
             if self._costs[a][:3] != (0, 0, 0) and self._domains.separable(self.blocks[a], self.blocks[b]):

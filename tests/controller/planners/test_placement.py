@@ -225,3 +225,42 @@ def test_a_replacement_in_the_rack_of_the_survivor_is_exchanged_with_one_elsewhe
     found = plan(at(now), 2, previous=holders_of(who, first))
     assert all(len({racks[now[i]] for i in kept}) == 2 for kept in found["holders"])
     assert found["moved"] <= 4
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_after_any_change_of_any_machines_all_are_placed_soundly_and_share_no_more_than_afresh(
+    data: st.DataObject,
+) -> None:
+    """Previous holders may be of another number of replicas, and of other racks."""
+    everyone = "abcdefghijklmnop"
+    before = data.draw(st.lists(st.sampled_from(everyone), min_size=2, unique=True))
+    now = data.draw(st.lists(st.sampled_from(everyone), min_size=2, unique=True))
+    had = plan(named("".join(before)), data.draw(st.integers(1, min(len(before), 4))))
+    previous = holders_of("".join(before), had)
+    machines = [{"name": name, "rack": data.draw(st.sampled_from("rst"))} for name in now]
+    replicas = data.draw(st.integers(1, min(len(now), 4)))
+    found = plan(machines, replicas, previous=previous)
+    require_sound(found, len(now), replicas)
+    kept = [(now[each[0]], now[i]) for each in found["holders"] for i in each[1:]]
+    assert found["moved"] == sum(holder not in previous.get(owner, []) for owner, holder in kept)
+    fresh = plan(machines, replicas)
+    assert shared_racks(machines, found) <= shared_racks(machines, fresh)
+
+
+def shared_racks(machines: list[dict[str, Any]], found: Any) -> int:
+    return sum(len(kept) - len({machines[i]["rack"] for i in kept}) for kept in found["holders"])
+
+
+@pytest.mark.parametrize(
+    ("previous", "says"),
+    [
+        ([["a"]], r"previous = \[\['a'\]\] must be an object"),
+        ({"a": []}, r"previous\['a'\] must be a list of 1 to 1000 entries"),
+        ({"a": ["a", 3]}, r"previous\['a'\]\[1\] = 3 must be a name"),
+        ({"": ["a"]}, "previous: a machine's name = '' must be a name"),
+    ],
+)
+def test_holders_that_are_none_are_refused_by_their_place(previous: Any, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        plan(named("ab"), 2, previous=previous)
