@@ -57,6 +57,28 @@ def thin_links(rng: np.random.Generator, nodes: int) -> dict[str, Any]:
     }
 
 
+def racks(machines: int, gone: int = 0) -> list[dict[str, Any]]:
+    """Two on a host, sixteen in a rack, 256 on an island; the first `gone` replaced by others."""
+    return [
+        {
+            "name": f"new-{i}" if i < gone else f"m{i}",
+            "host": f"h{i // 2}",
+            "rack": f"r{i // 16}",
+            "island": f"i{i // 256}",
+            "link_bps": 10e9,
+        }
+        for i in range(machines)
+    ]
+
+
+def replaced(machines: int) -> dict[str, Any]:
+    """Ten machines of the first placement gone, ten others in their place."""
+    given = {"machines": racks(machines), "replicas": 2}
+    before = json.loads(PLANNERS["placement"].run_json(json.dumps(given)))
+    previous = {f"m{kept[0]}": [f"m{i}" for i in kept] for kept in before["holders"]}
+    return {"machines": racks(machines, 10), "replicas": 2, "previous": previous}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nodes", type=int, default=1000)
@@ -88,6 +110,15 @@ def main() -> None:
     ]:
         show(f"decision: {name}, from text to text", "goal 100 ms", given.repeats, decision(name, data))
     three = run | OVERLAP | {"offers": offers, "uncertainty": 0.02}
+    for what, data in [
+        ("placement, two replicas", {"machines": given.nodes, "replicas": 2}),
+        ("placement, three replicas, racks", {"machines": racks(given.nodes), "replicas": 3}),
+        ("placement, ten replaced", replaced(given.nodes)),
+    ]:
+        show(f"decision: {what}, from text to text", "goal 100 ms", given.repeats, decision("placement", data))
+    chunks = {"idle_spans": [0.01] * 100, "checkpoint_bytes": 30 * 10**9, "replicas": 2, "buffers": 4}
+    chunks |= {"buffer_bytes": 128 << 20, "bandwidth": 1.25e9, "alpha": 1e-4, "mu": 0.9}
+    show("decision: chunks, 30 GB in 100 spans, from text to text", "", given.repeats, decision("chunks", chunks))
     show("decision: admission of three devices, from text to text", "", given.repeats, decision("admission", three))
 
 

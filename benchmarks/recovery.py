@@ -1,9 +1,11 @@
 """How long users wait: submit to first step, worker killed to training again, and what a controller restart costs.
+And, simulated, what failures leave of the training time, by where checkpoints are kept.
 
-    python benchmarks/recovery.py [--repeats 10]
+    python benchmarks/recovery.py [cluster] [simulated] [--repeats 10]
 
-A warm local cluster of two agents. Times are read from what the workers themselves write per step, not from telemetry.
-"Beyond importing torch" subtracts what two processes that import torch and atoll at the same time take on this machine.
+Both parts where none is named. The cluster is a warm local one of two agents; times are read from what the workers
+themselves write per step, not from telemetry. "Beyond importing torch" subtracts what two processes that import torch
+and atoll at the same time take on this machine.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
 
 from cluster import Cluster, kill, wait_until
+from lab.survival import simulated
 
 
 def steps(out: Path, run: int) -> list[dict[str, float]]:
@@ -87,23 +90,31 @@ def spread(values: list[float]) -> str:
     return f"median {statistics.median(ordered):.2f} s [{ordered[0]:.2f}-{ordered[-1]:.2f}], n = {len(ordered)}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=10)
-    repeats = parser.parse_args().repeats
-    print(f"{datetime.date.today()}  {platform.machine()}, {os.cpu_count()} cores")
+def cluster(repeats: int) -> None:
     imports = [import_s() for _ in range(3)]
     print(f"importing torch and atoll in two processes at once: {spread(imports)}")
-    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
-        cluster.local([1.0, 1.0])
-        submit_to_first_step(cluster, Path(folder))
-        first = [submit_to_first_step(cluster, Path(folder)) for _ in range(repeats)]
+    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as local:
+        local.local([1.0, 1.0])
+        submit_to_first_step(local, Path(folder))
+        first = [submit_to_first_step(local, Path(folder)) for _ in range(repeats)]
         print(f"submit to first step: {spread(first)}")
         print(f"  beyond importing torch: {statistics.median(first) - statistics.median(imports):.2f} s")
-        killed = [killed_to_training(cluster, Path(folder), repeat % 2) for repeat in range(repeats)]
+        killed = [killed_to_training(local, Path(folder), repeat % 2) for repeat in range(repeats)]
         print(f"worker killed to training again: {spread([took for took, _ in killed])}")
         print(f"  completed steps lost: {sorted(lost for _, lost in killed)}")
-        print(controller_restart(cluster, Path(folder)))
+        print(controller_restart(local, Path(folder)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*", choices=[[], "cluster", "simulated"], metavar="PART")
+    parser.add_argument("--repeats", type=int, default=10)
+    given = parser.parse_args()
+    print(f"{datetime.date.today()}  {platform.machine()}, {os.cpu_count()} cores")
+    if "cluster" in (given.parts or ["cluster"]):
+        cluster(given.repeats)
+    if "simulated" in (given.parts or ["simulated"]):
+        simulated()
 
 
 if __name__ == "__main__":

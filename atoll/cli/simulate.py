@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +15,9 @@ from atoll.errors import BadInput
 
 
 def simulate(
-    scenario: Annotated[Path | None, typer.Argument(help="A TOML file: devices, links, changes, learning.")] = None,
+    scenario: Annotated[
+        Path | None, typer.Argument(help="A TOML file: devices, links, changes, learning; or failures.")
+    ] = None,
     *,
     policy: Annotated[
         list[str] | None, typer.Option(help="Who decides; may be repeated. The scenario's where left out.")
@@ -25,7 +27,7 @@ def simulate(
     list_presets: Annotated[bool, typer.Option("--list-presets", help="Devices, models, clusters, policies.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Simulate a cluster and compare who decides about batches and compression.
+    """Simulate a cluster and compare who decides about batches and compression, or how it recovers from failures.
 
     The same scenario and seed give the same output, to the byte.
     """
@@ -40,7 +42,13 @@ def simulate(
     from atoll.controller.simulator import cluster, report
     from atoll.controller.simulator import scenario as scenarios
 
-    read = scenarios.load(scenario)
+    document = scenarios.read(scenario)
+    if document.get("kind") == "failures":
+        if plot is not None:
+            raise BadInput("--plot draws scenarios of devices; of failures there is a table, and --json")
+        _failures(document, scenario, policy, seed, as_json)
+        return
+    read = scenarios.parse(document, str(scenario))
     chosen = read.seed if seed is None else seed
     built = cluster.build(read, scenario.parent)
     outcomes = []
@@ -58,6 +66,18 @@ def simulate(
             draw(read.name, outcomes, plot)
         except (OSError, ValueError) as error:  # matplotlib says ValueError of an ending it cannot write
             raise BadInput(f"--plot {plot} cannot be written: {error}") from error
+
+
+def _failures(document: dict[str, Any], path: Path, policy: list[str] | None, seed: int | None, as_json: bool) -> None:
+    from atoll.controller.simulator import failure_scenario, recovery, recovery_report
+
+    read = failure_scenario.parse(document, str(path))
+    chosen = read.seed if seed is None else seed
+    outcomes = list(recovery.survive(read, policy or read.policies, chosen))
+    if as_json:
+        terminal.print_json(recovery_report.document(read.name, chosen, outcomes))
+    else:
+        terminal.print_table(recovery_report.COLUMNS, recovery_report.rows(outcomes), right=recovery_report.NUMBERS)
 
 
 def _list_presets(as_json: bool) -> None:

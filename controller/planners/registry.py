@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from atoll.controller.planners import forms
+from atoll.controller.planners import checkpoint_forms, forms
 from atoll.errors import BadInput
 
 
@@ -96,6 +96,19 @@ PLANNERS: Final[Mapping[str, Planner]] = {
             f'{{"candidates": [256], "noise_scale": 900, "initial_batch": 256, "uncertainty": 0.03, {_TWO_NODES}, '
             '"offers": [{"name": "slow", "q": 0.01, "s": 0.1, "k": 0.02, "m": 0.05, "uncertainty": 0.05}]}',
             forms.admission,
+        ),
+        Planner(
+            "placement",
+            "whose memory holds the replicas of whose checkpoint, and how probable recovery from memory is",
+            '{"machines": [{"host": "a"}, {"host": "a"}, {"host": "b"}, {"host": "b"}], "replicas": 2}',
+            checkpoint_forms.placement,
+        ),
+        Planner(
+            "chunks",
+            "when a checkpoint is sent: in chunks that fit between the training's own traffic",
+            '{"idle_spans": [0.05, 0.2, 0.1], "checkpoint_bytes": 30000000, "replicas": 2, "buffers": 4, '
+            '"buffer_bytes": 32000000, "bandwidth": 125000000, "alpha": 0.0005, "mu": 0.9}',
+            checkpoint_forms.chunks,
         ),
     )
 }

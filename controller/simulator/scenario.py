@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -33,11 +34,14 @@ _Count = Annotated[StrictInt, Field(ge=1, le=2**40)]
 _Share = Annotated[StrictFloat | StrictInt, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class DeviceSection(_Section):
+Checked = TypeVar("Checked", bound=Section)
+
+
+class DeviceSection(Section):
     """`[[devices]]`: `count` alike. Costs are a preset's, or (q, s, k, m), or (alpha, beta)."""
 
     preset: _Name | None = None
@@ -76,7 +80,7 @@ class DeviceSection(_Section):
         return self
 
 
-class LinkSection(_Section):
+class LinkSection(Section):
     """`[links.ISLAND]`: what the island's link to the others carries each way."""
 
     mbit_s: _Positive | None = None
@@ -90,7 +94,7 @@ class LinkSection(_Section):
         return self
 
 
-class ChangeSection(_Section):
+class ChangeSection(Section):
     """`[[changes]]`: from `at_s` on, another speed of a device (all of the name), or another rate of a link."""
 
     at_s: _Seconds
@@ -107,7 +111,7 @@ class ChangeSection(_Section):
         return self
 
 
-class OverlapSection(_Section):
+class OverlapSection(Section):
     """`[overlap]`: the all-reduces of strategy dense. t_o and t_u in seconds, or a ring over mbit_s."""
 
     gamma: _Share = 0.2
@@ -126,7 +130,7 @@ class OverlapSection(_Section):
         return self
 
 
-class ExtraSection(_Section):
+class ExtraSection(Section):
     """`[learning.extra]`: g(r, X) on a grid, a row per rate: extra samples that strategy stale-sparse needs."""
 
     rates: Annotated[tuple[_Share, ...], Field(min_length=1, max_length=256)]
@@ -144,7 +148,7 @@ class ExtraSection(_Section):
         return self
 
 
-class LearningSection(_Section):
+class LearningSection(Section):
     """`[learning]`: what a sample is worth. Progress is counted in samples of the initial batch."""
 
     samples: _Positive = 1_000_000
@@ -169,7 +173,7 @@ class LearningSection(_Section):
         return self
 
 
-class Scenario(_Section):
+class Scenario(Section):
     """The whole file."""
 
     name: _Name = "scenario"
@@ -217,6 +221,11 @@ class Scenario(_Section):
 
 def load(path: Path) -> Scenario:
     """Read a scenario file. Raises NotFound or BadInput naming file, field and the nearest valid one."""
+    return parse(read(path), str(path))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A scenario file of any kind. Raises NotFound, or BadInput where it is not TOML."""
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
@@ -227,25 +236,30 @@ def load(path: Path) -> Scenario:
     if len(content) > _MAX_FILE_BYTES:
         raise BadInput(f"scenario {path} is larger than 4 MiB. Use count = N for devices that are alike")
     try:
-        document = tomllib.loads(content.decode())
+        return tomllib.loads(content.decode())
     except UnicodeDecodeError as error:
         raise BadInput(f"scenario {path} is not UTF-8 at byte {error.start}. Save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"scenario {path} is not valid TOML: {error}. Check that line") from error
     except RecursionError as error:
         raise BadInput(f"scenario {path} is nested too deeply. A scenario is a few lines of TOML") from error
-    return parse(document, str(path))
 
 
 def parse(document: dict[str, Any], where: str) -> Scenario:
     """Raises BadInput for the first field that is wrong."""
+    return check(Scenario, _SECTIONS, document, where)
+
+
+def check(root: type[Checked], sections: Mapping[str, type[Section]], document: dict[str, Any], where: str) -> Checked:
+    """A document as `root`, whose sections have these names. Raises BadInput for the first field that is wrong."""
     try:
-        return Scenario.model_validate(document)
+        return root.model_validate(document)
     except ValidationError as error:
-        raise BadInput(f"scenario {where}: {_explain(error.errors(include_url=False)[0])}") from error
+        told = _explain(error.errors(include_url=False)[0], root, sections)
+        raise BadInput(f"scenario {where}: {told}") from error
 
 
-_SECTIONS: Final[dict[str, type[_Section]]] = {
+_SECTIONS: Final[Mapping[str, type[Section]]] = {
     "devices": DeviceSection,
     "links": LinkSection,
     "changes": ChangeSection,
@@ -256,12 +270,12 @@ _SECTIONS: Final[dict[str, type[_Section]]] = {
 _NOISE: Final = frozenset({"int", "float"})  # pydantic names the branch of a union that it tried
 
 
-def _explain(error: ErrorDetails) -> str:
+def _explain(error: ErrorDetails, root: type[Section], sections: Mapping[str, type[Section]]) -> str:
     parts = [part for part in error["loc"] if part not in _NOISE]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     if error["type"] == "extra_forbidden":
-        sections = [_SECTIONS[str(part)] for part in parts[:-1] if str(part) in _SECTIONS]
-        known = list((sections[-1] if sections else Scenario).model_fields)
+        within = [sections[str(part)] for part in parts[:-1] if str(part) in sections]
+        known = list((within[-1] if within else root).model_fields)
         close = difflib.get_close_matches(str(parts[-1]), known, n=1, cutoff=0.5)
         return f"unknown field '{field}'. " + (f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}")
     if error["type"] == "value_error":

@@ -101,3 +101,16 @@ def test_a_field_that_does_not_exist_is_refused_by_its_name(runner: CliRunner, s
     done = runner.invoke(app, ["simulate", scenario])
     assert done.exit_code == 2
     assert "unknown field 'devices[0].colour'" in done.stderr
+
+
+def test_failures_have_a_table_and_a_document_of_their_own(runner: CliRunner, tmp_path: Path) -> None:
+    path = tmp_path / "failures.toml"
+    path.write_text('kind = "failures"\nmachines = 16\nstep_s = 60\npolicies = ["memory"]\n')
+    table = runner.invoke(app, ["simulate", str(path)])
+    assert table.exit_code == 0
+    assert table.output.splitlines()[0].split()[:2] == ["POLICY", "EFFECTIVE"]
+    done = runner.invoke(app, ["simulate", str(path), "--json", "--seed", "3", "--policy", "storage-seldom"])
+    document = json.loads(done.stdout)
+    assert (document["seed"], document["policies"][0]["policy"]) == (3, "storage-seldom")
+    refused = runner.invoke(app, ["simulate", str(path), "--plot", "x.png"])
+    assert refused.exit_code == 2

@@ -12,7 +12,7 @@ from atoll.controller.planners.registry import PLANNERS
 from atoll.errors import AtollError, BadInput
 
 NAMES = sorted(PLANNERS)
-MUST_SAY = {"gns": "noise_scale", "admission": "verdicts"}
+MUST_SAY = {"gns": "noise_scale", "admission": "verdicts", "placement": "holders", "chunks": "chunks"}
 SENSELESS = [None, True, -1, 1e999, 10**400, "1", [], {}, [[]], [None], {"a": 1}, 0.5]
 
 

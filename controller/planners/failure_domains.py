@@ -1,0 +1,140 @@
+"""Machines that fail together: hosts within racks within islands, and blocks whose members share as little as may be.
+
+A block is a group (m machines, each holding a replica of all) or a ring (m + 1 to 2m - 1, each holding those of the
+m - 1 before it). No two machines of a ring of that size are m apart in both directions, so that, as in a group, one
+always holds a replica of the other: a block shares nothing if and only if its members are all in distinct domains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+Block = tuple[int, ...]
+"""Machines by index, in the order of the ring."""
+Sharing = tuple[int, int, int]
+"""Replicas that are in a host, rack, island with another one of the same checkpoint. Compared in this order."""
+LEVELS: Final = ("host", "rack", "island")
+Key = tuple[str, str | int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """host, rack, island: names of what fails as one; None where it is not known, then taken for its own (an island:
+    one with all others that name none). link_bps: bits a second that leave it. memory_bytes: free for checkpoints."""
+
+    name: str | None = None
+    host: str | None = None
+    rack: str | None = None
+    island: str | None = None
+    link_bps: float | None = None
+    memory_bytes: int | None = None
+
+
+class Domains:
+    """Who shares what. site_safe: whether an island is a failure domain too."""
+
+    def __init__(self, machines: Sequence[Machine], replicas: int, site_safe: bool) -> None:
+        self._replicas = replicas
+        self._levels = len(LEVELS) if site_safe else len(LEVELS) - 1
+        self._link_bps = [math.inf if each.link_bps is None else each.link_bps for each in machines]
+        self._keys = [_keys(i, each) for i, each in enumerate(machines)]
+        self._shared = [  # levels on which anything can be shared
+            level for level in range(self._levels) if len({keys[level] for keys in self._keys}) < len(machines)
+        ]
+
+    def blocks(self, pool: Sequence[int]) -> list[Block]:
+        """All of the pool, at least m machines, in groups of m and, where that leaves some over, one ring, the last.
+
+        Consecutive ones, the fastest links first, where that shares nothing; else dealt out.
+        """
+        m = self._replicas
+        order = sorted(pool, key=lambda i: (-self._link_bps[i], i))
+        groups = len(pool) // m
+        cut = groups - 1 if len(pool) % m else groups
+        found = [tuple(order[m * g : m * g + m]) for g in range(cut)]
+        if cut < groups:
+            found.append(tuple(order[m * cut :]))
+        return found if self.sharing(found) == (0, 0, 0) else self._dealt(order)
+
+    def _dealt(self, order: Sequence[int]) -> list[Block]:
+        """Domains in runs, dealt out like cards: a domain of no more machines than blocks gets no two in one block, a
+        larger one gets as equally many in each as can be. As runs lie within runs, this holds on all levels at once."""
+        m, over = self._replicas, len(order) % self._replicas
+        ring = self._spread(order, m + over) if over else ()
+        taken = set(ring)
+        left = sorted((i for i in order if i not in taken), key=self._run)
+        groups = len(left) // m
+        return [tuple(left[g::groups]) for g in range(groups)] + ([ring] if ring else [])
+
+    def _run(self, i: int) -> tuple[object, ...]:
+        return (*reversed(self._keys[i][: self._levels]), -self._link_bps[i], i)
+
+    def _spread(self, order: Sequence[int], count: int) -> Block:
+        """The members of the ring: from as many domains as there are, the largest first, so that what is left can be
+        dealt out too."""
+        left = list(order)
+        size = [Counter(self._keys[i][level] for i in left) for level in range(self._levels)]
+        used: list[Counter[Key]] = [Counter() for _ in range(self._levels)]
+        ring: list[int] = []
+        for _ in range(count):
+            best = min(
+                left,
+                key=lambda i: (
+                    [used[level][self._keys[i][level]] for level in range(self._levels)],
+                    [-size[level][self._keys[i][level]] for level in reversed(range(self._levels))],
+                ),
+            )
+            left.remove(best)
+            ring.append(best)
+            for level in range(self._levels):
+                used[level][self._keys[best][level]] += 1
+                size[level][self._keys[best][level]] -= 1
+        return tuple(ring)
+
+    def sharing(self, blocks: Sequence[Block]) -> Sharing:
+        found = [0, 0, 0]
+        for block in blocks:
+            for level in self._shared:
+                names = [self._keys[i][level] for i in block]
+                if len(set(names)) < len(names):
+                    found[level] += sum(self._replicas - len(set(kept)) for kept in held(names, self._replicas))
+        return found[0], found[1], found[2]
+
+    def separable(self, block: Block, other: Block) -> bool:
+        """Whether, on the widest level on which the block shares anything, one exchange makes it share less and the
+        other no more."""
+        for level in reversed(self._shared):
+            mine = Counter(self._keys[i][level] for i in block)
+            if len(mine) < len(block):
+                theirs = {self._keys[i][level] for i in other}
+                return bool(theirs - mine.keys()) and any(n > 1 and key not in theirs for key, n in mine.items())
+        return False
+
+    def fatal(self, blocks: Sequence[Block]) -> Iterator[tuple[str, str]]:
+        """Level and name of every domain whose loss alone takes all replicas of some checkpoint."""
+        for level, what in enumerate(LEVELS):
+            keys = {
+                key
+                for block in blocks
+                for key, *others in held([self._keys[i][level] for i in block], self._replicas)
+                if key[0] == what and all(other == key for other in others)
+            }
+            yield from ((what, str(name)) for _, name in sorted(keys))
+
+
+def _keys(i: int, machine: Machine) -> tuple[Key, Key, Key]:
+    """What stands for a domain that is not named: the smaller one within it. So runs lie within runs."""
+    host: Key = ("machine", i) if machine.host is None else ("host", machine.host)
+    rack = host if machine.rack is None else ("rack", machine.rack)
+    return host, rack, rack if machine.island is None else ("island", machine.island)
+
+
+def held(block: Sequence[T], replicas: int) -> Iterator[tuple[T, ...]]:
+    """For each member of a block, itself and those after it: the holders of its replicas."""
+    for at in range(len(block)):
+        yield tuple(block[(at + j) % len(block)] for j in range(replicas))
