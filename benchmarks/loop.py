@@ -1,12 +1,13 @@
 """The live loop on workers of unequal speed: even start, plans until the best split, and a second load in mid-run.
 
-    python benchmarks/loop.py [--base 1.0] [--watch 12]
+    python benchmarks/loop.py [--computing] [--base 0.35] [--watch 12]
 
-A real local cluster (controller, etcd, three agents) trains the CNN of unequal.py with 256 samples a step, one
-thread a worker, at speeds 1 : 0.6 : 0.3 times `--base`. The split is pinned even, measured, and left to the
-controller: its plans are counted until no better one follows. Then another program takes half of the core that the
-fastest worker is alone on. Steps are rank 0's, from telemetry; what a plan predicted is held against the median of
-its own steps.
+A real local cluster (controller, etcd, three agents) trains with 256 samples a step at speeds 1 : 0.6 : 0.3. The
+passes of its script wait in place of computing (scripts/paced_train.py), so that the workers are as independent as
+devices are; with `--computing` they compute on the cores of this machine, and slow each other down. The split is
+pinned even, measured, and left to the controller: its plans are counted until no better one follows. Then the
+fastest worker takes twice as long. Steps are rank 0's, from telemetry; what a plan predicted is held against the
+median of its own steps.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import datetime
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,10 +24,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "e2e")]
 
-import psutil
 from cluster import Cluster
 from lab.machine import processor
 
+from atoll.controller.deciding.given import LEAD_STEPS
 from atoll.v1 import jobs_pb2 as pb
 
 SPEEDS = (1.0, 0.6, 0.3)
@@ -72,26 +72,34 @@ def show_plans(cluster: Cluster, job: str, after: int) -> None:
         )
 
 
-def pin_to_cores(cluster: Cluster) -> None:
-    """The fastest agent, and the worker it will start, has a core of its own, as a device would; the others share."""
-    cores = sorted(os.sched_getaffinity(0))
-    for index in range(len(SPEEDS)):
-        for thread in psutil.Process(cluster.processes[f"agent-{index}"].pid).threads():
-            os.sched_setaffinity(thread.id, {cores[-1]} if index == 0 else set(cores[:-1]))
+def slow_down(cluster: Cluster, job: str, out: Path, watch_s: float) -> None:
+    """The fastest worker takes twice as long from now on."""
+    before = cluster.job(job)
+    out.write_text("2")
+    followed = cluster.wait_for(job, "a plan", lambda j: j.plan.id > before.plan.id, 90)
+    made_at = followed.plan.from_step - LEAD_STEPS
+    print(
+        f"rank 0 slower from step {before.progress.step}: the next plan {made_at - before.progress.step} steps later: "
+        f"{followed.plan.reason}",
+        flush=True,
+    )
+    settle(cluster, job)
+    show_plans(cluster, job, before.plan.id)
+    print(f"settled: step {step_s(cluster, job, watch_s) * 1e3:.1f} ms", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--base", type=float, default=1.0)
+    parser.add_argument("--computing", action="store_true", help="train the CNN of unequal.py, on this machine's cores")
+    parser.add_argument("--base", type=float, default=0.35, help="with --computing: times all speeds, to leave room")
     parser.add_argument("--watch", type=float, default=12)
     options = parser.parse_args()
-    print(f"{datetime.date.today()}  {processor()}, {os.cpu_count()} cores, speeds {SPEEDS} times {options.base:g}")
+    base, name = (options.base, "unequal") if options.computing else (1.0, "paced")
+    print(f"{datetime.date.today()}  {processor()}, {os.cpu_count()} cores, {name}, speeds {SPEEDS} times {base:g}")
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
-        cluster.local([speed * options.base for speed in SPEEDS])
-        pin_to_cores(cluster)
-        script = str(HERE / "scripts" / "unequal_train.py")
-        out = str(Path(folder, "steps.json"))
-        job = cluster.submit(script, out, str(SECONDS), workers=(3, 3), checkpoint_every=0)
+        cluster.local([speed * base for speed in SPEEDS])
+        script, out = HERE / "scripts" / f"{name}_train.py", Path(folder, "out")
+        job = cluster.submit(str(script), str(out), str(SECONDS), workers=(3, 3), checkpoint_every=0)
         cluster.wait_for(job, "a plan", lambda j: bool(j.plan.id))
         cluster.client.adjust(job, shares=[1.0, 1.0, 1.0])  # before the first step: an even start
         even = cluster.wait_for_step(job, 60, deadline_s=90)
@@ -108,24 +116,8 @@ def main() -> None:
             flush=True,
         )
 
-        core = max(os.sched_getaffinity(0))
-        load = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        try:
-            os.sched_setaffinity(load.pid, {core})
-            before = cluster.job(job)
-            followed = cluster.wait_for(job, "a plan", lambda j: j.plan.id > before.plan.id, 90)
-            print(
-                f"second load at step {before.progress.step}: the next plan was made at step "
-                f"{followed.plan.from_step - 5}, {followed.plan.from_step - 5 - before.progress.step} steps later: "
-                f"{followed.plan.reason}",
-                flush=True,
-            )
-            settle(cluster, job)
-            show_plans(cluster, job, before.plan.id)
-            print(f"settled under load: step {step_s(cluster, job, options.watch) * 1e3:.1f} ms", flush=True)
-        finally:
-            load.kill()
-            load.wait(5)
+        if not options.computing:
+            slow_down(cluster, job, out, options.watch)
         cluster.client.cancel(job)
 
 

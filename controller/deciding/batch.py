@@ -9,6 +9,7 @@ from typing import Final
 
 from atoll.controller.deciding.given import GAIN, Given
 from atoll.controller.deciding.split import doubt_s, following, least_batch, node_form, overlap_form
+from atoll.controller.deciding.stepping import predicted, rank_times, slowest
 from atoll.controller.deciding.words import changed, listed
 from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, RankProfile
 from atoll.controller.planners.goodput import Rule, candidates_between, learning_rate_factor
@@ -146,8 +147,16 @@ def _plan(given: Given, before: Sequence[int], scale: float, derived: tuple[str,
         learning_rate_factor=factor,
         reason=reason,
         measured_s=max(rank.compute_s for rank in given.profile.ranks.values()),
-        predicted_s=planned["step_time"],
+        predicted_s=_predicted(given, planned["batches"]),
     )
+
+
+def _predicted(given: Given, batches: Sequence[int]) -> float:
+    ranks = [given.profile.ranks[rank] for rank in range(given.world_size)]
+    estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
+    overlap = given.profile.overlap
+    now_s = slowest(ranks, rank_times(estimates, overlap, [rank.local_batch for rank in ranks]))
+    return predicted(given.profile, now_s, slowest(ranks, rank_times(estimates, overlap, batches)))
 
 
 def _candidates(given: Given, total: int) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from atoll.controller.deciding.given import GAIN, PRIOR, Given
 from atoll.controller.deciding.split import following, least_batch
+from atoll.controller.deciding.stepping import predicted, slowest
 from atoll.controller.deciding.words import changed, listed, mbit, percent
 from atoll.controller.estimators.profile import RankProfile
 from atoll.controller.planners import forms
@@ -63,7 +64,7 @@ def next_sparse(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None
         learning_rate_factor=_factor(given, planned["total_batch"]) if adapted else given.current.learning_rate_factor,
         reason=_reason(given, sight, planned, before),
         measured_s=max(rank.compute_s for rank in ranks),
-        predicted_s=planned["step_time"],
+        predicted_s=_predicted(given, ranks, sight.now, planned),
     )
 
 
@@ -133,6 +134,20 @@ def _worth_it(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned:
     sent = (1 - planned["rate"]) / (1 - now.rate)
     same_batches = planned["total_batch"] == now.total_batch
     return same_batches and not 1 / RATE_GAIN < sent < RATE_GAIN
+
+
+def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned: Mapping[str, Any]) -> float:
+    """With the devices' unsteadiness; a step is not shorter than what its links carry."""
+
+    def alone(batches: Sequence[int]) -> list[float]:
+        return [
+            rank.estimate.compute_s(batch) if rank.estimate else rank.compute_s * batch / max(rank.local_batch, 1)
+            for rank, batch in zip(ranks, batches, strict=True)
+        ]
+
+    now_s = slowest(ranks, alone(now.batches))
+    then_s = max(slowest(ranks, alone(planned["batches"])), planned["communication_time"])
+    return predicted(given.profile, now_s, then_s)
 
 
 def _factor(given: Given, total: int) -> float:

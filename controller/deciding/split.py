@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from atoll.controller.deciding.given import GAIN, LEAD_STEPS, Given
+from atoll.controller.deciding.stepping import NO_OVERLAP, predicted, rank_times, slowest
 from atoll.controller.deciding.words import listed, ratios
 from atoll.controller.estimators.profile import NodeEstimate, OverlapEstimate, RankProfile
 from atoll.controller.planners.registry import PLANNERS, canonical
@@ -17,7 +18,6 @@ FAR_SHARE: Final = 0.2
 """Of its newest batch: so far away lies what the error of a NodeEstimate is of."""
 SPLIT_GAIN: Final = 0.03
 """As GAIN, where the step's model is known: plans that it makes do not lead away from the best."""
-NO_OVERLAP: Final = OverlapEstimate(gamma=0.0, t_o=0.0, t_u=0.0, error_s=0.0)
 
 
 def next_split(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
@@ -56,18 +56,6 @@ def least_batch(total_batch: int, ranks: int) -> int:
     return 1 if total_batch >= ranks else 0
 
 
-def step_at(estimates: Sequence[NodeEstimate], overlap: OverlapEstimate | None, batches: Sequence[int]) -> float:
-    """Cannikin (2024), Eq. 7: seconds of a step with these batches."""
-    known = overlap or NO_OVERLAP
-    return max(
-        max(
-            e.compute_s(b) + known.t_u,
-            e.q * b + e.s + known.gamma * (e.k * b + e.m) + known.t_o + known.t_u,
-        )
-        for e, b in zip(estimates, batches, strict=True)
-    )
-
-
 def doubt_s(ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate], batches: Sequence[int]) -> float:
     """Two standard errors of how much a step changes with these batches, in seconds.
 
@@ -90,9 +78,10 @@ def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord |
     output = PLANNERS["inverse-time"].run_json(text)
     planned = json.loads(output)
     before = [rank.local_batch for rank in ranks]
-    old_s, new_s = max(rank.compute_s for rank in ranks), float(planned["step_time"])
-    doubt_s = 2 * max(rank.compute_error_s for rank in ranks)
-    if not new_s < old_s - max(GAIN * old_s, doubt_s) or _won_nothing(given.current, old_s):
+    old_s = slowest(ranks, [rank.compute_s for rank in ranks])
+    new_s = slowest(ranks, [time * batch for time, batch in zip(times, planned["batches"], strict=True)])
+    unsure_s = 2 * max(rank.compute_error_s for rank in ranks)
+    if not new_s < old_s - max(GAIN * old_s, unsure_s) or _won_nothing(given.current, old_s):
         return None
     reason = (
         f"device speeds {ratios(times)}: local batches {listed(before)} → {listed(planned['batches'])}, "
@@ -106,7 +95,7 @@ def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord |
         shares=tuple(float(batch) for batch in planned["batches"]),
         reason=reason,
         measured_s=old_s,
-        predicted_s=new_s + max(given.profile.step_s - old_s, 0.0),
+        predicted_s=predicted(given.profile, old_s, new_s),
     )
 
 
@@ -121,10 +110,10 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
     total = sum(before)
     low, overlap = least_batch(total, len(ranks)), given.profile.overlap
     text = canonical({"nodes": [node_form(e, low) for e in estimates], "total_batch": total, **overlap_form(overlap)})
-    old_s = step_at(estimates, overlap, before)
+    old_s = slowest(ranks, rank_times(estimates, overlap, before))
     output = PLANNERS["optperf"].run_json(text)
     planned = json.loads(output)
-    new_s = float(planned["step_time"])
+    new_s = slowest(ranks, rank_times(estimates, overlap, planned["batches"]))
     if not new_s < old_s - max(SPLIT_GAIN * old_s, doubt_s(ranks, estimates, planned["batches"])):
         return None
     bound = planned["bottlenecks"].count("communication")
@@ -141,5 +130,5 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
         shares=tuple(float(batch) for batch in planned["batches"]),
         reason=reason,
         measured_s=max(rank.compute_s for rank in ranks),
-        predicted_s=new_s,
+        predicted_s=predicted(given.profile, old_s, new_s),
     )

@@ -1,0 +1,73 @@
+"""How long a step takes with some batches: Cannikin's Eq. 7, for ranks that do not take equally long each time.
+
+A step ends with its slowest rank. Where batches are unequal that is always the same one; where they were evened out it
+is another one in every step, and the step takes longer than any rank does on average. A prediction without that
+promises too much, and the more so the better the split is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from atoll.controller.estimators.profile import NodeEstimate, OverlapEstimate, Profile, RankProfile
+
+NO_OVERLAP: Final = OverlapEstimate(gamma=0.0, t_o=0.0, t_u=0.0, error_s=0.0)
+_FAR: Final = 6.0
+"""Deviations: a rank that is so much faster than another is never the slowest."""
+_ROUNDS: Final = 40
+
+
+def rank_times(
+    estimates: Sequence[NodeEstimate], overlap: OverlapEstimate | None, batches: Sequence[int]
+) -> list[float]:
+    """Eq. 7: seconds until each rank's step ends, were it alone with its communication."""
+    known = overlap or NO_OVERLAP
+    return [
+        max(
+            e.compute_s(b) + known.t_u,
+            e.q * b + e.s + known.gamma * (e.k * b + e.m) + known.t_o + known.t_u,
+        )
+        for e, b in zip(estimates, batches, strict=True)
+    ]
+
+
+def slowest(ranks: Sequence[RankProfile], times_s: Sequence[float]) -> float:
+    """Median of the slowest rank's time, where each is normal around times_s and as unsteady as it was measured."""
+    deviations = [time_s * _unsteadiness(rank) for rank, time_s in zip(ranks, times_s, strict=True)]
+    low = max(times_s)
+    high = max(time_s + _FAR * deviation for time_s, deviation in zip(times_s, deviations, strict=True))
+    close = [
+        (time_s, deviation)
+        for time_s, deviation in zip(times_s, deviations, strict=True)
+        if deviation > 0 and time_s + _FAR * deviation > low
+    ]
+    if not close:
+        return low
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2
+        if _all_done(close, middle) < 0.5:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def predicted(profile: Profile, now_s: float, then_s: float) -> float:
+    """A step's time after a change that takes the slowest rank from now_s to then_s.
+
+    What a step takes beyond its slowest rank (the boundary, talking to the agent) was measured with the present plan
+    and stays. Steps that seem shorter than their slowest rank were measured before it became slow."""
+    return then_s + max(profile.step_s - now_s, 0.0)
+
+
+def _unsteadiness(rank: RankProfile) -> float:
+    """Relative standard deviation of its computing, from the error of its median."""
+    if rank.compute_s <= 0:
+        return 0.0
+    return rank.compute_error_s * math.sqrt(rank.steps) / 1.2533 / rank.compute_s
+
+
+def _all_done(times: Sequence[tuple[float, float]], by_s: float) -> float:
+    return math.prod(0.5 * math.erfc((time_s - by_s) / (deviation * math.sqrt(2))) for time_s, deviation in times)
