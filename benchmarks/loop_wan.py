@@ -1,0 +1,151 @@
+"""The live loop over links whose bandwidth changes: does the compression rate follow, and is it worth it?
+
+    sudo env PATH=$PATH python benchmarks/loop_wan.py [--rates 480,40,200] [--each-s 40] [--policies fixed:0.9,adapt]
+
+Controller, etcd and two agents in two network namespaces, an island each, joined by shaped links that carry everything:
+training, telemetry and plans. The MLP of the laboratory (25.3 M parameters, MNIST, 64 samples a worker). Each policy trains over
+the same bandwidths: `fixed:R` at one compression rate, `adapt` with `[adapt] rate = true` from 0.99.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE)]
+
+from lab.machine import processor
+from lab.network import Network, refuse_without_tools
+
+PORT = 7711
+PATHS = os.pathsep.join((str(HERE / "scripts"), str(HERE.parent / "examples")))
+
+
+def cli(network: Network, *arguments: str) -> str:
+    address = f"{network.address(0)}:{PORT}"
+    argv = [sys.executable, "-m", "atoll.cli.main", "--controller", address, *arguments]
+    done = subprocess.run(network.inside(0, argv), capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise SystemExit(f"atoll {' '.join(arguments)}: {done.stderr}")
+    return done.stdout
+
+
+@contextmanager
+def cluster(network: Network, folder: Path) -> Iterator[None]:
+    """A controller in the first namespace, an agent in each."""
+    address = f"{network.address(0)}:{PORT}"
+    atoll = [sys.executable, "-m", "atoll.cli.main"]
+    commands = [(0, [*atoll, "controller", "--listen", address, "--insecure", "--data-dir", str(folder / "head")])]
+    for i in range(network.workers):
+        agent = [*atoll, "agent", "--controller", address, "--name", f"site-{i}", "--island", f"site-{i}"]
+        agent += ["--address", network.address(i), "--state-dir", str(folder / f"site-{i}"), "--threads", "1"]
+        commands.append((i, [*agent, "--jobs-dir", str(folder / f"jobs-{i}")]))
+    with (folder / "log").open("wb") as log:
+        started = [
+            subprocess.Popen(network.inside(i, argv), stdout=log, stderr=log, start_new_session=True)
+            for i, argv in commands
+        ]
+    try:
+        ends = time.monotonic() + 40
+        while cli_nodes(network) < network.workers:
+            if time.monotonic() > ends:
+                raise SystemExit(f"the agents did not come:\n{(folder / 'log').read_text()[-3000:]}")
+            time.sleep(0.5)
+        yield
+    finally:
+        for process in reversed(started):
+            process.send_signal(signal.SIGTERM)
+        for process in started:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(5)
+
+
+def cli_nodes(network: Network) -> int:
+    try:
+        nodes = json.loads(cli(network, "nodes", "--json"))["nodes"]
+    except SystemExit:
+        return 0
+    return sum(node["connected"] for node in nodes)
+
+
+def train(network: Network, folder: Path, policy: str, rates: Sequence[float], each_s: float) -> list[dict[str, float]]:
+    """The steps of rank 0 under this policy, while the links go through these rates."""
+    name, _, rate = policy.partition(":")
+    out = folder / f"steps-{name}-{rate}.jsonl"
+    script = [str(HERE / "scripts" / "follow_train.py"), "--workers", "2", "--checkpoint-every", "0"]
+    script += ["--env", f"PYTHONPATH={PATHS}", "--strategy", "stale-sparse", "--rate", rate or "0.99"]
+    script += ["--adapt-rate"] if name == "adapt" else []
+    job = json.loads(cli(network, "submit", *script, "--json", "--", "mlp", str(out)))["job"]
+    network.shape(rates[0])
+    ends = time.monotonic() + 60
+    while not (out.exists() and out.read_text()):
+        if time.monotonic() > ends:
+            raise SystemExit(cli(network, "events", job) + cli(network, "logs", job))
+        time.sleep(0.2)
+    for mbit_s in rates:
+        network.shape(mbit_s)
+        began = time.monotonic()
+        while time.monotonic() < began + each_s:
+            time.sleep(min(each_s / 4, 10))
+            seen = json.loads(cli(network, "status", job, "--json"))
+            progress = seen["progress"]
+            print(
+                f"  {policy:10} {mbit_s:5.0f} Mbit/s, {time.monotonic() - began:4.0f} s on: step {progress['step']:4} "
+                f"{progress['step_s'] * 1e3:5.0f} ms, stall {progress['stall_share']:5.1%}, rate {progress['rate']:.4f}, "
+                f"plan {seen['plan']['id']}",
+                flush=True,
+            )
+    steps = [json.loads(line) for line in out.read_text().splitlines()]
+    for line in cli(network, "events", job).splitlines():
+        if " plan " in line:
+            print(f"    {line}")
+    cli(network, "cancel", job)
+    network.shape(None)
+    while json.loads(cli(network, "status", job, "--json"))["phase"] != "cancelled":
+        time.sleep(0.2)
+    return steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rates", default="480,40,200", help="Mbit/s, one after the other")
+    parser.add_argument("--each-s", type=float, default=40)
+    parser.add_argument("--policies", default="fixed:0.9,fixed:0.99,adapt")
+    parser.add_argument("--target", type=float, default=0.30, help="training loss of rank 0, mean of 10 steps")
+    options = parser.parse_args()
+    refuse_without_tools()
+    rates = [float(rate) for rate in options.rates.split(",")]
+    print(
+        f"{datetime.date.today()}  {processor()}, {os.cpu_count()} cores, {options.rates} Mbit/s, {options.each_s:g} s each"
+    )
+    with tempfile.TemporaryDirectory() as folder, Network(2) as network, cluster(network, Path(folder)):
+        for policy in options.policies.split(","):
+            steps = train(network, Path(folder), policy, rates, options.each_s)
+            losses = [step["loss"] for step in steps]
+            arrived = next(
+                (i for i in range(9, len(losses)) if statistics.fmean(losses[i - 9 : i + 1]) <= options.target), None
+            )
+            reached = "not reached" if arrived is None else f"{steps[arrived]['at_s']:.1f} s, {arrived + 1} steps"
+            print(
+                f"{policy:10} {len(steps)} steps, loss {statistics.fmean(losses[-10:]):.3f}; to {options.target}: {reached}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
