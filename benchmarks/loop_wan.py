@@ -3,8 +3,8 @@
     sudo env PATH=$PATH python benchmarks/loop_wan.py [--rates 480,40,200] [--each-s 40] [--policies fixed:0.9,adapt]
 
 Controller, etcd and two agents in two network namespaces, an island each, joined by shaped links that carry everything:
-training, telemetry and plans. The MLP of the laboratory (25.3 M parameters, MNIST, 64 samples a worker). Each policy trains over
-the same bandwidths: `fixed:R` at one compression rate, `adapt` with `[adapt] rate = true` from 0.99.
+training, telemetry and plans. The MLP of the laboratory (25.3 M parameters, MNIST, 64 samples a worker). Each policy
+trains over the same bandwidths: `fixed:R` at one compression rate, `adapt` with `[adapt] rate = true` from 0.99.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def train(network: Network, folder: Path, policy: str, rates: Sequence[float], e
             progress = seen["progress"]
             print(
                 f"  {policy:10} {mbit_s:5.0f} Mbit/s, {time.monotonic() - began:4.0f} s on: step {progress['step']:4} "
-                f"{progress['step_s'] * 1e3:5.0f} ms, stall {progress['stall_share']:5.1%}, rate {progress['rate']:.4f}, "
-                f"plan {seen['plan']['id']}",
+                f"{progress['step_s'] * 1e3:5.0f} ms, stall {progress['stall_share']:5.1%}, "
+                f"rate {progress['rate']:.4f}, plan {seen['plan']['id']}",
                 flush=True,
             )
     steps = [json.loads(line) for line in out.read_text().splitlines()]
@@ -130,21 +130,15 @@ def main() -> None:
     options = parser.parse_args()
     refuse_without_tools()
     rates = [float(rate) for rate in options.rates.split(",")]
-    print(
-        f"{datetime.date.today()}  {processor()}, {os.cpu_count()} cores, {options.rates} Mbit/s, {options.each_s:g} s each"
-    )
+    print(f"{datetime.date.today()}  {processor()}, {options.rates} Mbit/s, {options.each_s:g} s each")
     with tempfile.TemporaryDirectory() as folder, Network(2) as network, cluster(network, Path(folder)):
         for policy in options.policies.split(","):
             steps = train(network, Path(folder), policy, rates, options.each_s)
             losses = [step["loss"] for step in steps]
-            arrived = next(
-                (i for i in range(9, len(losses)) if statistics.fmean(losses[i - 9 : i + 1]) <= options.target), None
-            )
-            reached = "not reached" if arrived is None else f"{steps[arrived]['at_s']:.1f} s, {arrived + 1} steps"
-            print(
-                f"{policy:10} {len(steps)} steps, loss {statistics.fmean(losses[-10:]):.3f}; to {options.target}: {reached}",
-                flush=True,
-            )
+            smooth = [statistics.fmean(losses[i - 9 : i + 1]) for i in range(9, len(losses))]
+            first = next((i + 9 for i, loss in enumerate(smooth) if loss <= options.target), None)
+            reached = "not reached" if first is None else f"{steps[first]['at_s']:.1f} s, {first + 1} steps"
+            print(f"{policy:10} {len(steps)} steps, loss {smooth[-1]:.3f}; to {options.target}: {reached}", flush=True)
 
 
 if __name__ == "__main__":
