@@ -67,7 +67,7 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     check_plan("plan", launch.plan, key.run)
     shares = len(launch.plan.shares)
     _need(shares == launch.world_size, "plan.shares", f"{shares} values", f"must be world_size = {launch.world_size}")
-    if isinstance(from_spec(launch.spec), StaleSparse):
+    if isinstance(from_spec(launch.spec), StaleSparse) or launch.HasField("keys"):
         _check_exchange(launch)
 
 

@@ -202,6 +202,7 @@ class Link:
             devices=self._devices,
             ports=supervisor.ports.held,
             workers=supervisor.workers,
+            memory_jobs=supervisor.memory.jobs,
         )
         async with asyncio.timeout(REGISTER_DEADLINE_S):
             with suppress(asyncio.InvalidStateError):  # the stream is over: reading says why
@@ -261,6 +262,9 @@ class Link:
                 supervisor.stop(message.stop)
             case "forget":
                 supervisor.forget(incoming.check_key(message.forget.id))
+            case "drop_memory":
+                incoming.check_job("drop_memory.job", message.drop_memory.job)
+                supervisor.drop_memory(message.drop_memory.job)
             case "log_ack":
                 incoming.check_key(message.log_ack.id)
                 supervisor.logs.ack(message.log_ack)
@@ -281,7 +285,9 @@ class Link:
             if beats:
                 self._news.changed = False
                 statuses = [reports.status_of(worker) for worker in supervisor.workers]
-                heartbeat = Heartbeat(workers=statuses, rendezvous_ports=supervisor.ports.held)
+                heartbeat = Heartbeat(
+                    workers=statuses, rendezvous_ports=supervisor.ports.held, memory_jobs=supervisor.memory.jobs
+                )
                 await self._write(call, AgentMessage(heartbeat=heartbeat), registered.lease_s)
                 beat_s = now_s + registered.heartbeat_s
             if (batch := supervisor.logs.next_batch()) is not None:

@@ -49,6 +49,7 @@ def register(
     devices: Sequence[Device],
     ports: Sequence[int],
     workers: Sequence[Worker],
+    memory_jobs: Sequence[str],
 ) -> Register:
     return Register(
         name=settings.name,
@@ -73,4 +74,5 @@ def register(
         protocol=PROTOCOL,
         unix_s=time.time(),
         version=version("atoll"),
+        memory_jobs=memory_jobs,
     )

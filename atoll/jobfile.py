@@ -56,6 +56,9 @@ class CheckpointSection(_Strict):
     keep: Annotated[StrictInt, Field(ge=1, lt=2**32)] = 2
     """Complete checkpoints kept."""
 
+    memory_replicas: Annotated[StrictInt, Field(ge=0, le=8)] = 2
+    """Machines that hold each part of the state in their memory as well; 1 = its own alone, 0 = none."""
+
     @field_validator("directory")
     @classmethod
     def _absolute(cls, value: str) -> str:

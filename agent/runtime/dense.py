@@ -34,7 +34,7 @@ class DenseSynchroniser(Synchronous):
 
     def begin(self, opened: Pass) -> None:
         cut = opened.cut
-        self._control.begin(cut.step, opened.plan_id, opened.stop, epoch=cut.epoch, start=cut.start)
+        self._control.begin(cut.step, opened.own, epoch=cut.epoch, start=cut.start)
         self._reducer.begin(cut.weight, opened.sampled)
 
     def end(self) -> Norms:

@@ -6,11 +6,14 @@ import ipaddress
 import os
 import re
 import socket
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 import torch
 import torch.distributed as dist
@@ -18,7 +21,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from atoll.agent.runtime.place import Place
-from atoll.errors import PeerLost
+from atoll.errors import BadInput, PeerLost
 
 # torch's own default is 30 minutes, for which a run with a dead peer would only look busy.
 COLLECTIVE_TIMEOUT_S: Final = 300.0
@@ -88,6 +91,21 @@ class Group:
             for chunk in torch.split(buffer, BROADCAST_BYTES):
                 dist.broadcast(chunk, source, group=self.control)
         return buffer.numpy().tobytes()
+
+    def broadcast_array(
+        self, array: npt.NDArray[np.uint8] | None, source: int, limit_bytes: int
+    ) -> npt.NDArray[np.uint8]:
+        """`array` of rank `source` on every rank, there without a copy. Raises PeerLost, and BadInput where it is
+        longer than `limit_bytes`."""
+        length = self.gather_rows([len(array) if array is not None else 0])[source][0]
+        if length > limit_bytes:
+            raise BadInput(f"rank {source} would send {length} bytes; at most {limit_bytes} are taken")
+        buffer = np.empty(length, np.uint8) if array is None or self.rank != source else array
+        with collective(f"receiving from rank {source}"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # read-only memory as a tensor: the source's is only read
+            for chunk in torch.split(torch.from_numpy(buffer), BROADCAST_BYTES):
+                dist.broadcast(chunk, source, group=self.control)
+        return buffer
 
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite `tensors` with rank 0's. Raises PeerLost."""

@@ -28,6 +28,7 @@ class Outbox:
         self._dropped = 0
         self._prepared: Prepared | None = None
         self._checkpoint_step = 0
+        self._memory_step = 0
         self._changed = False
 
     def step(self, sample: StepSample) -> None:
@@ -65,6 +66,12 @@ class Outbox:
             self._checkpoint_step = max(self._checkpoint_step, step)
             self._changed = True
 
+    def memory(self, step: int) -> None:
+        """All ranks have `step` complete in memory."""
+        with self._lock:
+            self._memory_step = max(self._memory_step, step)
+            self._changed = True
+
     def links(self, samples: Iterable[LinkSample]) -> None:
         """What the links to peers have carried since the run began; of each peer the newest is told."""
         with self._lock:
@@ -86,6 +93,7 @@ class Outbox:
                 metrics=self._metrics,
                 notices=self._notices,
                 checkpoint_step=self._checkpoint_step,
+                memory_step=self._memory_step,
                 links=[self._links.pop(peer) for peer in list(self._links)[:MAX_LINKS]],
                 prepared=self._prepared,
             )

@@ -41,6 +41,7 @@ class Place:
     rank: int
     world_size: int
     local_rank: int
+    local_world_size: int
     master_address: str
     agent: AgentEndpoint | None
 
@@ -55,7 +56,7 @@ class Place:
         if "RANK" not in env and "WORLD_SIZE" not in env:
             if agent is not None:
                 raise BadInput("ATOLL_AGENT_SOCKET is set but RANK is not; only Atoll's agent sets them")
-            return Place(0, 1, 0, "127.0.0.1", None)
+            return Place(0, 1, 0, 1, "127.0.0.1", None)
         rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
         if not rank < world_size:
             raise SettingError("RANK", rank, f"must be below WORLD_SIZE = {world_size}", _HINT)
@@ -64,7 +65,10 @@ class Place:
             if not env.get("MASTER_ADDR"):
                 raise SettingError("MASTER_ADDR", "", "must name rank 0's machine", _HINT)
         local_rank = _number(env, "LOCAL_RANK") if "LOCAL_RANK" in env else rank
-        return Place(rank, world_size, local_rank, env.get("MASTER_ADDR", "127.0.0.1"), agent)
+        local_size = _number(env, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in env else world_size
+        if not local_rank < local_size:
+            raise SettingError("LOCAL_RANK", local_rank, f"must be below LOCAL_WORLD_SIZE = {local_size}", _HINT)
+        return Place(rank, world_size, local_rank, local_size, env.get("MASTER_ADDR", "127.0.0.1"), agent)
 
 
 def _number(env: Mapping[str, str], name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,9 +13,12 @@ from torch import nn
 
 from atoll.agent.runtime.checkpoint import fence, files
 from atoll.agent.runtime.checkpoint.files import Checkpoint
+from atoll.agent.runtime.checkpoint.header import Fingerprint
 from atoll.agent.runtime.checkpoint.state import unpack_state
 from atoll.agent.runtime.group import Group
 from atoll.agent.runtime.loader import Position
+from atoll.agent.runtime.memory.recovery import Remembered
+from atoll.agent.runtime.memory.store import Generation
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import EXTRA, Tracked
 from atoll.agent.runtime.synchronisation import Origin
@@ -22,6 +26,7 @@ from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 _NONE = (-1, -1, -1, -1)
+_NOTHING = (-1, -1)
 
 
 class Resumed:
@@ -64,14 +69,44 @@ class Resumed:
             ) from error
 
 
-def find(session: Session, directory: Path) -> Checkpoint | None:
-    """The newest checkpoint that any rank holds, the same on every rank; None where there is none.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a run goes on from. generation: of memory, where it came from there."""
 
-    Highest (run, step) wins, then the later position: one rank may have saved a step at its epoch's end, another where
-    the next epoch begins. Who lacks it receives it from the lowest rank that has it, and verifies it on arrival.
-    Raises CheckpointError if a newer run holds the directory, PeerLost."""
+    checkpoint: Checkpoint
+    generation: Generation | None = None
+
+
+def find(session: Session, directory: Path, model: Fingerprint) -> Found | None:
+    """The newest checkpoint that any rank holds on disk, or all together in memory; the same on every rank.
+
+    Where memory has a newer one, disks are not read at all. Raises CheckpointError if a newer run holds the directory,
+    PeerLost."""
     directory.mkdir(parents=True, exist_ok=True)
     fence.take(directory, session.run)
+    remembered = Remembered(session, session.memory.folder, model) if session.memory is not None else None
+    if remembered is not None and (found := remembered.newest(_newest_on_disk(session, directory))) is not None:
+        return Found(*found)
+    on_disk = _find_on_disk(session, directory)
+    if remembered is not None:  # disks may have said that they had more than is sound
+        newer_than = _NOTHING if on_disk is None else (on_disk.header.run, on_disk.header.step)
+        if (found := remembered.newest(newer_than)) is not None:
+            return Found(*found)
+    return Found(on_disk) if on_disk is not None else None
+
+
+def _newest_on_disk(session: Session, directory: Path) -> tuple[int, int]:
+    """(run, step) of the newest checkpoint whose manifest is sound, on any rank's disk."""
+    own = next(((one.run, one.step) for one in files.newest(directory, lambda why: None)), _NOTHING)
+    if session.group is None:
+        return own
+    return max((run, step) for run, step in session.group.gather_rows(own))
+
+
+def _find_on_disk(session: Session, directory: Path) -> Checkpoint | None:
+    """Highest (run, step) wins, then the later position: one rank may have saved a step at its epoch's end, another
+    where the next epoch begins. Who lacks it receives it from the lowest rank that has it, and verifies it on arrival.
+    Raises PeerLost."""
     rank = session.place.rank
     own = files.newest_valid(
         directory, lambda why: session.notice(LEVEL_WARNING, f"rank {rank} passes over a checkpoint: {why}")

@@ -23,7 +23,7 @@ from atoll.agent.runtime.loader import Loader
 from atoll.agent.runtime.place import Place
 from atoll.agent.runtime.probe import Probe
 from atoll.agent.runtime.randomness import seed_alike
-from atoll.agent.runtime.session import CheckpointSettings, Session
+from atoll.agent.runtime.session import CheckpointSettings, MemorySettings, Session
 from atoll.agent.runtime.snapshot import Tracked
 from atoll.agent.runtime.strategy import Dense, StaleSparse, Strategy
 from atoll.agent.runtime.terms import Terms, terms_from_wire
@@ -300,6 +300,7 @@ class Run:
         place, link = self._place, self._link
         timeout_s, speed = COLLECTIVE_TIMEOUT_S, 1.0
         first: Terms | None = None
+        memory: MemorySettings | None = None
         if link is not None:
             welcome, spec = link.welcome, link.welcome.launch.spec
             seed = spec.seed or seed
@@ -311,6 +312,13 @@ class Run:
                 every_steps=spec.checkpoint.every_steps,
                 keep=max(spec.checkpoint.keep, 1),
             )
+            if welcome.memory_directory:
+                memory = MemorySettings(
+                    folder=Path(welcome.memory_directory),
+                    room_bytes=welcome.memory_bytes,
+                    nodes=tuple(member.node for member in welcome.launch.members),
+                    replicas=spec.checkpoint.memory_replicas,
+                )
         seed_alike(seed)
         device = _choose_device(place)
         sync = torch.cuda.synchronize if device.type == "cuda" else None
@@ -331,6 +339,7 @@ class Run:
             collective_timeout_s=timeout_s,
             link=link,
             throttle=Throttle(speed, sync),
+            memory=memory,
             probe=self._probe,
         )
 

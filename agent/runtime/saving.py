@@ -39,10 +39,11 @@ class Saver:
     def enabled(self) -> bool:
         return self._directory is not None
 
-    def begin(self, *, writes: bool, done_step: int) -> None:
-        """writes: whether ordinary checkpoints are this rank's. done_step: what is on disk already."""
+    def begin(self, *, writes: bool, step: int, on_disk: bool) -> None:
+        """writes: whether ordinary checkpoints are this rank's. step: where training begins; on_disk: that is saved."""
         self._writes = writes
-        self._seen_step = self._done_step = done_step
+        self._seen_step = step
+        self._done_step = step if on_disk else 0
 
     def due(self, step: int) -> bool:
         """Whether an ordinary checkpoint belongs to this boundary, on every rank alike."""

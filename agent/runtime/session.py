@@ -28,6 +28,16 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySettings:
+    """Where checkpoints go that stay in memory."""
+
+    folder: Path  # of this job and this machine's agent
+    room_bytes: int  # for this rank's, as the agent found it
+    nodes: tuple[str, ...]  # by rank; empty where they are not known
+    replicas: int  # nodes that hold each shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """One worker's membership in its run. `group` is None in a run of one, `link` where there is no agent."""
 
@@ -43,6 +53,7 @@ class Session:
     collective_timeout_s: float
     link: Link | None
     throttle: Throttle
+    memory: MemorySettings | None = None
     probe: Probe | None = None  # of `atoll profile`, which then says what is trained
 
     def notice(self, level: Level.ValueType, text: str) -> None:

@@ -88,6 +88,34 @@ class Snapshot:
             yield
         stream.synchronize()
 
+    def identity(self) -> list[Any]:
+        """Equal to that of an earlier call as long as `resting` would be of the same tensors and values."""
+        found: list[Any] = [parameter.data_ptr() for parameter in self._model.parameters()]
+        found += [buffer.data_ptr() for buffer in self._buffers.values()]
+        for state in self._optimizer.state.values():
+            for value in state.values():
+                plain = value is None or isinstance(value, (bool, int, float, str))
+                found.append(value.data_ptr() if isinstance(value, torch.Tensor) else value if plain else object())
+        return found
+
+    def resting(self) -> dict[str, StateDict]:
+        """Of `states`, what stays where it is from step to step."""
+        states = self.states()
+        groups = [{"params": group["params"]} for group in states["optimizer"]["param_groups"]]
+        return {"model": states["model"], "optimizer": {**states["optimizer"], "param_groups": groups}}
+
+    def moving(self) -> dict[str, Any]:
+        """Of `states`, the rest."""
+        extra = self.sync.extra()
+        return {"groups": self._groups, **({EXTRA: extra} if extra else {}), **self._tracked_by_name()}
+
+    @staticmethod
+    def rejoined(resting: dict[str, Any], moving: dict[str, Any]) -> dict[str, Any]:
+        """`states` again. Raises KeyError, TypeError or ValueError where the two do not belong together."""
+        groups = zip(resting["optimizer"]["param_groups"], moving.pop("groups"), strict=True)
+        resting["optimizer"]["param_groups"] = [{**rest, **moved} for rest, moved in groups]
+        return {**resting, **moving}
+
     def states(self) -> dict[str, StateDict]:
         """State dicts by name, as of the boundary. Their tensors are live: copy before the next optimizer.step()."""
         model = self._model.state_dict()  # not a plain dict: it carries the versions of its modules' layouts
@@ -99,9 +127,11 @@ class Snapshot:
         optimizer = self._optimizer.state_dict()
         groups = zip(optimizer["param_groups"], self._groups, strict=True)
         optimizer["param_groups"] = [{**live, **kept} for live, kept in groups]
-        tracked = {f"tracked.{name}": state for name, state in self._tracked_states.items()}
         extra = self.sync.extra()
-        return {"model": model, "optimizer": optimizer, **({EXTRA: extra} if extra else {}), **tracked}
+        return {"model": model, "optimizer": optimizer, **({EXTRA: extra} if extra else {}), **self._tracked_by_name()}
+
+    def _tracked_by_name(self) -> dict[str, StateDict]:
+        return {f"tracked.{name}": state for name, state in self._tracked_states.items()}
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -39,8 +39,7 @@ class Pass:
     """One backward pass as it begins: the batch, and what this rank knows that the others must agree to."""
 
     cut: Cut
-    plan_id: int  # this rank has the plans 1..plan_id
-    stop: bool  # it was asked to stop
+    own: Agreed
     rate: float | None  # compression rate that holds in this step; None: the strategy's own
     sampled: bool  # measure squared norms on the way
     muted: bool = False  # nothing of it counts, on any rank

@@ -10,12 +10,15 @@ from torch import nn
 from torch.autograd import Variable
 
 from atoll.agent.runtime import exits, resuming
+from atoll.agent.runtime.checkpoint.header import fingerprint
 from atoll.agent.runtime.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.consistency import Consistency
 from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.inputs import LoaderSettings, check_alike, check_loss
 from atoll.agent.runtime.learningrate import LearningRate
 from atoll.agent.runtime.loader import Cut, Loader, sample_count
+from atoll.agent.runtime.memory.budget import state_bytes
+from atoll.agent.runtime.memory.tier import MemoryTier
 from atoll.agent.runtime.probe import Probe
 from atoll.agent.runtime.randomness import seed_step
 from atoll.agent.runtime.rehearsal import Rehearsal
@@ -26,12 +29,13 @@ from atoll.agent.runtime.schedule import PlanSchedule
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.strategies import build
+from atoll.agent.runtime.strategy import Dense
 from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
 from atoll.agent.runtime.teller import Teller
 from atoll.agent.runtime.terms import terms_from_wire
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.agents_pb2 import Prepared
-from atoll.v1.common_pb2 import LEVEL_WARNING
+from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 
 NORMS_EVERY_STEPS: Final = 10
 LINKS_EVERY_STEPS: Final = 10
@@ -82,6 +86,7 @@ class Training:
         self._sync = build(session, model, optimizer, callbacks, self._agreed)
         self._snapshot = Snapshot(model, optimizer, tracked, self._sync)
         self.saver = Saver(session, self._snapshot)
+        self._memory = MemoryTier(session, self._snapshot)
         self._norms = Norms()
         self.leaving_with: int | None = None  # the exit code, once it is decided
         self._pass_open = False
@@ -104,19 +109,25 @@ class Training:
             check_alike(session, self._model, self._settings)
             self._lead = max(lead for (lead,) in session.group.gather_rows([self.loader.lead]))
         if directory is not None:
-            found = resuming.find(session, directory)
+            found = resuming.find(session, directory, fingerprint(self._model.state_dict()))
             shared = resuming.shares_directory_of_main(session.group, directory, session.run)
             writes = session.place.is_main or (session.place.local_rank == 0 and not shared)
-            self.saver.begin(writes=writes, done_step=found.header.step if found is not None else 0)
+            from_memory = found is not None and found.generation is not None
+            step = found.checkpoint.header.step if found is not None else 0
+            self.saver.begin(writes=writes, step=step, on_disk=not from_memory)
             if found is not None:
-                self.saver.store_received(found)
-                self._resumed = Resumed(found)
+                if not from_memory:
+                    self.saver.store_received(found.checkpoint)
+                self._resumed = Resumed(found.checkpoint)
                 self._resumed.restore(self._model, self._optimizer)
                 self.loader.seek(self._resumed.position)
                 for name in self._tracked:
                     self.restore_tracked(name)
-                exits.say(f"rank {session.place.rank} goes on from step {found.header.step}")
-                self._compare_seed(found.header.seed)
+                where = ", from memory" if from_memory else ""
+                exits.say(f"rank {session.place.rank} goes on from step {step}{where}")
+                self._compare_seed(found.checkpoint.header.seed)
+            generation = found.generation if found is not None else None
+            self._memory.begin(step, generation, state_bytes(self._model, self._optimizer))
         if session.group is not None:
             session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
             session.group.expect_answers_within(session.collective_timeout_s)
@@ -124,11 +135,18 @@ class Training:
         if directory is not None:
             self._snapshot.take(self.loader.position)
             self.saver.check_packable()
+        self._say_what_memory_cannot()
         if session.link is not None:
             trained = (parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
             samples, batch_size = self.loader.samples, self._settings.batch_size
             session.link.outbox.prepared(Prepared(entries=sum(trained), samples=samples, batch_size=batch_size))
         seed_step(session.seed, session.place.rank, self.loader.position.step)
+
+    def _say_what_memory_cannot(self) -> None:
+        session = self._session
+        asked = session.link is not None and session.link.welcome.launch.spec.checkpoint.memory_replicas > 0
+        if asked and session.place.is_main and not isinstance(session.strategy, Dense):
+            session.notice(LEVEL_INFO, "checkpoints of strategy stale-sparse are on disk alone, none in memory")
 
     def _compare_seed(self, saved: int) -> None:
         if saved != self._session.seed and self.loader.position.consumed and self._session.place.is_main:
@@ -222,6 +240,7 @@ class Training:
 
     def close(self) -> None:
         self.saver.close()
+        self._memory.close()
         self.loader.close()
         for hook in self._hooks:
             hook.remove()
@@ -248,7 +267,7 @@ class Training:
         if self._session.probe is not None:
             self._advance_probe(self._session.probe, step)
         try:
-            self._agreed = self._sync.agreed(Agreed(self._schedule.newest_contiguous(), self._stop_wanted))
+            self._agreed = self._sync.agreed(self._own_word())
             self._agree(max(step - 1, 0))  # now: how large the next batch is decides whether this is an epoch's end
             whole = not self._gradients_pending
             due = whole and (self._agreed.stop or self.saver.due(step))
@@ -262,14 +281,24 @@ class Training:
             self._consistency.begin_update()
             self._updated = False
             if self.saver.enabled and self._rehearsal is None:  # what was resumed from is on disk already
+                self._memory.settle()
                 self._snapshot.take(self.loader.position)
                 self.saver.at_boundary(step)
+                self._remember()
             if self._agreed.stop:
                 self._drain(step)
             self._consistency.end_update()
         seed_step(self._session.seed, self._session.place.rank, step)
         self._clock.boundary_ends()
         self._session.throttle.resume()
+
+    def _own_word(self) -> Agreed:
+        return Agreed(self._schedule.newest_contiguous(), self._stop_wanted, self._memory.said())
+
+    def _remember(self) -> None:
+        complete = self._memory.at_boundary(self._agreed.memory)
+        if complete is not None and self._session.link is not None:
+            self._session.link.outbox.memory(complete)
 
     def _agree(self, step: int) -> None:
         self._schedule.agree(step, self._agreed.plan_id, self._lead)
@@ -349,8 +378,7 @@ class Training:
         self._take_plans()
         opened = Pass(
             cut=cut,
-            plan_id=self._schedule.newest_contiguous(),
-            stop=self._stop_wanted,
+            own=self._own_word(),
             rate=self._schedule.terms_at(cut.step).rate,
             # Accumulated gradients are no longer this rank's own.
             sampled=not self._gradients_pending and cut.step % NORMS_EVERY_STEPS == 0,
@@ -369,6 +397,7 @@ class Training:
         Variable._execution_engine.queue_callback(self._end_pass)
 
     def _before_launch(self) -> None:
+        self._memory.hold()
         self._session.throttle.pay()
         self._clock.bucket_ready()
 
@@ -385,6 +414,7 @@ class Training:
             self._norms = self._sync.end()
         except PeerLost as error:
             self.lost(error)
+        self._memory.release()
         self._waited()
         self._clock.backward_ends()
         throttle.resume()
@@ -407,6 +437,7 @@ class Training:
 
     def _before_update(self, *_: object) -> None:
         self._consistency.begin_update()
+        self._memory.settle()
         self._learning_rate.multiply(self.learning_rate_factor)
         if not self._muted:
             try:

@@ -47,6 +47,7 @@ from atoll.agent.supervisor.exits import last_words
 from atoll.agent.supervisor.leftovers import end_escaped
 from atoll.agent.supervisor.liveness import STALL_TIMEOUT_S, is_stopped
 from atoll.agent.supervisor.logs import Logs, LogStream
+from atoll.agent.supervisor.memory import MemoryFolders
 from atoll.agent.supervisor.output import Captured, OutputPump
 from atoll.agent.supervisor.process import WorkerProcess, out_of_memory_kills
 from atoll.agent.supervisor.workers import WorkerSocket
@@ -54,7 +55,7 @@ from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device
 from atoll.errors import AtollError
 from atoll.v1.agents_pb2 import Launch, PlanForJob, StopWorkers
-from atoll.v1.common_pb2 import JobSpec
+from atoll.v1.common_pb2 import LEVEL_WARNING, JobSpec
 from atoll.v1.worker_pb2 import Welcome
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ class Supervisor:
         self.logs = Logs(settings.state_dir / "logs", printed)
         self._pids = settings.state_dir / "pids"
         self._pids.mkdir(exist_ok=True)
+        self.memory = MemoryFolders(settings.state_dir)
         self._code = CodeStore(settings.state_dir / "code", fetch)
         self._socket = WorkerSocket(settings.state_dir, self.collector, self._on_hello, self._on_alive)
         self._pump = OutputPump()
@@ -139,6 +141,12 @@ class Supervisor:
 
     def stop(self, message: StopWorkers) -> None:
         self._feed(StopAsked(message.job, message.run, message.grace_s, message.reason or "asked to", time.monotonic()))
+
+    def drop_memory(self, job: str) -> None:
+        """Its checkpoints in memory, once none of its workers is here."""
+        if any(worker.key.job == job and worker.phase is not machine.Phase.EXITED for worker in self.workers):
+            return  # the controller says it again
+        self.memory.drop(job)
 
     def forget(self, key: Key) -> None:
         self._feed(ForgetAsked(key))
@@ -177,6 +185,7 @@ class Supervisor:
         self.logs.close()
         self._socket.close()
         self.ports.close()
+        self.memory.close()
 
     async def _tick(self) -> None:
         while True:
@@ -251,9 +260,7 @@ class Supervisor:
         except OSError as error:
             return _failed(key, f"its folders could not be made: {error}")
         secret = secrets.token_hex(16)
-        self._socket.expect(
-            key, secret, Welcome(launch=launch, job_directory=str(job_directory), speed=self._settings.speed)
-        )
+        self._socket.expect(key, secret, self._welcome(key, launch, job_directory))
         exited = asyncio.Event()
         try:
             if key.rank == 0:
@@ -274,6 +281,17 @@ class Supervisor:
         self._own(key, self._watch(key))
         logger.info("%s: started as process %d", key, process.pid)
         return Started(key, process.pid, time.monotonic())
+
+    def _welcome(self, key: Key, launch: Launch, job_directory: Path) -> Welcome:
+        welcome = Welcome(launch=launch, job_directory=str(job_directory), speed=self._settings.speed)
+        if launch.spec.checkpoint.memory_replicas and launch.spec.strategy in ("", "dense"):
+            try:
+                welcome.memory_directory = str(self.memory.of(key.job))
+                welcome.memory_bytes = self.memory.room_bytes(key.job, launch.local_world_size)
+            except OSError as error:
+                welcome.memory_directory = ""
+                self.collector.note(key, LEVEL_WARNING, f"no checkpoints in memory on this machine: {error}")
+        return welcome
 
     def _job_directory(self, key: Key, launch: Launch) -> Path:
         chosen = launch.spec.checkpoint.directory

@@ -40,6 +40,7 @@ class _Collected:
         self.dropped_here = 0
         self.dropped_by_worker = 0
         self.checkpoint_step = 0
+        self.memory_step = 0
         self.prepared: Prepared | None = None
         self.changed = False
         self.forgotten = False
@@ -67,6 +68,7 @@ class Collector:
                 into.links[link.peer] = _trimmed(link)
         into.dropped_by_worker = max(into.dropped_by_worker, telemetry.dropped_steps)
         into.checkpoint_step = max(into.checkpoint_step, telemetry.checkpoint_step)
+        into.memory_step = max(into.memory_step, telemetry.memory_step)
         if telemetry.HasField("prepared"):
             into.prepared = telemetry.prepared
 
@@ -117,6 +119,7 @@ def _to_wire(key: Key, collected: _Collected) -> WorkerTelemetry:
         metrics=collected.metrics,
         notices=collected.notices,
         checkpoint_step=collected.checkpoint_step,
+        memory_step=collected.memory_step,
         links=[collected.links.pop(peer) for peer in peers],
         prepared=collected.prepared,
     )

@@ -58,7 +58,8 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     if job.progress.step or job.progress.metrics:
         lines.append(progress_line(job))
     checkpoint = f"newest at step {job.checkpoint_step}" if job.checkpoint_step else "none yet"
-    lines.append(f"checkpoint: {checkpoint}")
+    in_memory = f"; memory: step {job.memory_step}" if job.memory_step else ""
+    lines.append(f"checkpoint: {checkpoint}{in_memory}")
     if job.plan.id:
         lines.append(
             f"plan {job.plan.id} ({job.plan.planner}) from step {job.plan.from_step}: {printable(job.plan.reason)}"

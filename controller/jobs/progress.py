@@ -64,6 +64,7 @@ class RunProgress:
     batch_size: int = 0  # of the whole job as its script gave it; 0 before it told
     samples: int = 0  # of its dataset
     checkpoint_step: int = 0
+    memory_step: int = 0
     notices: deque[NewEvent] = field(default_factory=lambda: deque(maxlen=KEPT_NOTICES))
     notices_dropped: int = 0
     _profile: Profile | None = None
@@ -191,6 +192,7 @@ class ProgressBoard:
                 found.metrics_step = metrics.step
                 found.metrics = dict(metrics.values)
         found.checkpoint_step = max(found.checkpoint_step, telemetry.checkpoint_step)
+        found.memory_step = max(found.memory_step, telemetry.memory_step)
         for notice in telemetry.notices:
             text = f"rank {telemetry.id.rank}: {notice.text[:1000]}"
             self._notice(found, NewEvent(level_from_wire(notice.level), "notice", text))

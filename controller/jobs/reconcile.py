@@ -272,6 +272,7 @@ def _learned(seen: Seen, job: JobRecord) -> JobRecord:
         initial_batch=seen.batch_size or job.initial_batch,
         adapted=adapted_by(seen.plans[-1]) if seen.plans else job.adapted,
         checkpoint_step=max(seen.checkpoint_step, job.checkpoint_step),
+        memory_step=seen.memory_step or job.memory_step,
     )
 
 

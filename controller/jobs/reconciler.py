@@ -21,6 +21,7 @@ from atoll.controller.jobs.progress import ProgressBoard, RunProgress
 from atoll.controller.jobs.reconcile import next_step
 from atoll.controller.jobs.seen import (
     Action,
+    DropMemory,
     ForgetWorker,
     LaunchWorker,
     NewEvent,
@@ -199,10 +200,11 @@ class Reconciler:
             samples=progress.samples if progress else 0,
             newest_step=progress.newest_step if progress else 0,
             checkpoint_step=progress.checkpoint_step if progress else 0,
+            memory_step=progress.memory_step if progress else 0,
             planned_s=state.planned_s,
             plans_sent={n: s.plans_sent.get((job.id, run.run), 1) for n, s in sent.items()} if run else {},
             judged_s=state.judged_s,
-            data_seed=new_seed() if job.phase is Phase.QUEUED and job.spec.stale_sparse else "",
+            data_seed=new_seed() if job.phase is Phase.QUEUED and job.spec.exchanges else "",
         )
 
     def _may_grow(self, state: JobState) -> bool:
@@ -286,7 +288,7 @@ class Reconciler:
 
     def _stop_strays(self) -> None:
         jobs = {name: (state.job, state.run) for name, state in self._ledger.jobs.items()}
-        busy = {name: s for name, s in self._sessions.connected.items() if s.workers}
+        busy = {name: s for name, s in self._sessions.connected.items() if s.workers or s.memory_jobs}
         for action in stray_actions(self._sessions.nodes_named(busy), jobs, self._ledger.unreadable):
             self._act(None, action)
 
@@ -302,6 +304,8 @@ class Reconciler:
                 session.say(replace(action, reason=""), lambda: wire.stop(action), now_s)
             case ForgetWorker():
                 session.say(action, lambda: wire.forget(action), now_s)
+            case DropMemory():
+                session.say(action, lambda: wire.drop_memory(action), now_s)
             case LaunchWorker() if state and state.run and state.plans:
                 job, run, first = state.job, state.run, state.plans[0]
                 session.say(action, lambda: wire.launch(job, run, first, action.key.rank), now_s)

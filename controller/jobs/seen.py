@@ -52,13 +52,14 @@ class SeenWorker:
 @dataclass(frozen=True, slots=True)
 class SeenNode:
     """A node that has, or had, an agent. Times are of the monotonic clock; `heard_s` is None where this leader has
-    never heard of it. `ports`: rendezvous ports it holds free."""
+    never heard of it. `ports`: rendezvous ports it holds free; `memory_jobs`: whose checkpoints are in its memory."""
 
     record: NodeRecord
     connected: bool
     heard_s: float | None
     workers: Mapping[WorkerKey, SeenWorker] = field(default_factory=dict)
     ports: tuple[int, ...] = ()
+    memory_jobs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Seen:
     samples: int = 0
     newest_step: int = 0
     checkpoint_step: int = 0
+    memory_step: int = 0
     planned_s: float = 0.0
     plans_sent: Mapping[str, int] = field(default_factory=dict)
     data_seed: str = field(default="", repr=False)
@@ -130,7 +132,13 @@ class SendPlan:
     plan: int
 
 
-Action: TypeAlias = LaunchWorker | StopRun | ForgetWorker | SendPlan
+@dataclass(frozen=True, slots=True)
+class DropMemory:
+    node: str
+    job: str
+
+
+Action: TypeAlias = LaunchWorker | StopRun | ForgetWorker | SendPlan | DropMemory
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class Session:
         self.ports: tuple[int, ...] = ()
         self.workers: dict[WorkerKey, SeenWorker] = {}
         self.statuses: dict[WorkerKey, common_pb2.WorkerStatus] = {}
+        self.memory_jobs: frozenset[str] = frozenset()
         self.samples: tuple[common_pb2.DeviceSample, ...] = ()
         self.ended = asyncio.Event()
         self.why: AtollError | None = None
@@ -85,8 +86,11 @@ class Session:
             await self._filled.wait()
         return None if self.ended.is_set() else self._outbox.popleft()
 
-    def report(self, statuses: Iterable[common_pb2.WorkerStatus], ports: Iterable[int]) -> bool:
+    def report(
+        self, statuses: Iterable[common_pb2.WorkerStatus], ports: Iterable[int], memory_jobs: Iterable[str] = ()
+    ) -> bool:
         """Take over what the agent says it has. Returns whether a worker came, went or changed its state."""
+        self.memory_jobs = frozenset(memory_jobs)
         workers: dict[WorkerKey, SeenWorker] = {}
         raw: dict[WorkerKey, common_pb2.WorkerStatus] = {}
         for status in statuses:
@@ -109,6 +113,10 @@ class Session:
     @property
     def live_workers(self) -> bool:
         return any(worker.alive is not Alive.EXITED for worker in self.workers.values())
+
+
+def _seen(session: Session) -> SeenNode:
+    return SeenNode(session.record, True, session.heard_s, session.workers, session.ports, session.memory_jobs)
 
 
 class Sessions:
@@ -178,7 +186,7 @@ class Sessions:
         found = {}
         for name in names:
             if session := self.connected.get(name):
-                found[name] = SeenNode(session.record, True, session.heard_s, session.workers, session.ports)
+                found[name] = _seen(session)
             elif session := self.gone.get(name):
                 found[name] = SeenNode(session.record, False, session.heard_s)
             elif record := self.remembered.get(name):

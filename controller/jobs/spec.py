@@ -30,6 +30,8 @@ VALUES: Final = ("float16", "bfloat16", "float32")
 MOMENTA: Final = ("lazy", "as-is")
 SCHEDULINGS: Final = ("edf", "fcfs")
 MAX_RATE: Final = 0.9999
+DEFAULT_REPLICAS: Final = 2
+MAX_REPLICAS: Final = 8
 _JOB_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -79,6 +81,7 @@ def spec_to_wire(spec: Spec) -> pb.JobSpec:
             directory=spec.checkpoint.directory,
             every_steps=spec.checkpoint.every_steps,
             keep=spec.checkpoint.keep,
+            memory_replicas=spec.checkpoint.memory_replicas,
         ),
         max_restarts=spec.max_restarts,
         split=spec.split,
@@ -150,7 +153,12 @@ def _checkpoint(policy: pb.CheckpointPolicy) -> Checkpoint:
             "must be an absolute path on the nodes",
             "Leave it out for the agent's own",
         )
-    return Checkpoint(directory=directory, every_steps=policy.every_steps, keep=max(policy.keep, 1))
+    replicas = policy.memory_replicas if policy.HasField("memory_replicas") else DEFAULT_REPLICAS
+    if replicas > MAX_REPLICAS:
+        why = f"must be at most {MAX_REPLICAS}: it multiplies the memory that checkpoints take"
+        raise _wrong("checkpoint.memory_replicas", replicas, why, "Leave it out for 2; 0 keeps none in memory")
+    keep = max(policy.keep, 1)
+    return Checkpoint(directory=directory, every_steps=policy.every_steps, keep=keep, memory_replicas=replicas)
 
 
 def _stale_sparse(spec: pb.JobSpec) -> StaleSparse | None:

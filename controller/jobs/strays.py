@@ -1,10 +1,11 @@
-"""Workers that nobody wants: of older runs, of ended or unknown jobs, of other nodes. Pure."""
+"""What nobody wants: workers of older runs, of ended or unknown jobs, of other nodes; checkpoints in memory of jobs
+that will not come back. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from atoll.controller.jobs.seen import Action, Alive, ForgetWorker, SeenNode, StopRun, WorkerKey
+from atoll.controller.jobs.seen import Action, Alive, DropMemory, ForgetWorker, SeenNode, StopRun, WorkerKey
 from atoll.controller.state.records import JobRecord, Phase, RunRecord
 
 STRAY_GRACE_S = 2.0
@@ -22,7 +23,8 @@ def stray_actions(
     jobs: Mapping[str, tuple[JobRecord, RunRecord | None]],
     unreadable: Collection[str],
 ) -> Iterator[Action]:
-    """Stop strays that live, forget those that ended. Jobs whose records cannot be read are left alone."""
+    """Stop strays that live, forget those that ended, drop what is left of jobs. Jobs whose records cannot be read are
+    left alone."""
     for name in sorted(nodes):
         if not nodes[name].connected:
             continue
@@ -34,6 +36,10 @@ def stray_actions(
                 yield ForgetWorker(name, key)
             else:
                 yield StopRun(name, key.job, key.run, STRAY_GRACE_S, _why(job))
+        for kept in sorted(nodes[name].memory_jobs):
+            job, _ = jobs.get(kept, (None, None))
+            if kept not in unreadable and (job is None or job.phase.ended):
+                yield DropMemory(name, kept)
 
 
 def _why(job: JobRecord | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from atoll.controller.jobs.datakeys import private_key, public_keys
-from atoll.controller.jobs.seen import Alive, ForgetWorker, SeenWorker, StopRun, WorkerKey
+from atoll.controller.jobs.seen import Alive, DropMemory, ForgetWorker, SeenWorker, StopRun, WorkerKey
 from atoll.controller.jobs.spec import spec_to_wire
 from atoll.controller.state.records import (
     DeviceRecord,
@@ -170,6 +170,10 @@ def stop(action: StopRun) -> agents_pb2.ControllerMessage:
     return agents_pb2.ControllerMessage(
         stop=agents_pb2.StopWorkers(job=action.job, run=action.run, grace_s=action.grace_s, reason=action.reason)
     )
+
+
+def drop_memory(action: DropMemory) -> agents_pb2.ControllerMessage:
+    return agents_pb2.ControllerMessage(drop_memory=agents_pb2.DropMemory(job=action.job))
 
 
 def forget(action: ForgetWorker) -> agents_pb2.ControllerMessage:

@@ -52,7 +52,7 @@ class AgentServicer(AgentServiceServicer):
         except NameTaken as error:
             self._warn(term, "name", register.name, str(error))
             raise
-        session.report(register.workers, register.rendezvous_ports)
+        session.report(register.workers, register.rendezvous_ports, register.memory_jobs)
         self._warn_of_skew(term, register)
         logger.info("agent %s joined from %s", node.name, context.peer())
         settings = term.settings
@@ -115,8 +115,9 @@ class AgentServicer(AgentServiceServicer):
             term.heard(session)
             match message.WhichOneof("body"):
                 case "heartbeat":
-                    check_statuses(message.heartbeat.workers, message.heartbeat.rendezvous_ports)
-                    if session.report(message.heartbeat.workers, message.heartbeat.rendezvous_ports):
+                    beat = message.heartbeat
+                    check_statuses(beat.workers, beat.rendezvous_ports, beat.memory_jobs)
+                    if session.report(beat.workers, beat.rendezvous_ports, beat.memory_jobs):
                         term.nudge()
                 case "telemetry":
                     check_telemetry(message.telemetry)

@@ -13,6 +13,7 @@ from atoll.v1 import agents_pb2, common_pb2
 PROTOCOL: Final = 1
 MAX_DEVICES: Final = 64
 MAX_PORTS: Final = 64
+MAX_MEMORY_JOBS: Final = 256
 MAX_WORKERS: Final = 1024
 MAX_STEPS: Final = 256
 MAX_METRICS: Final = 64
@@ -65,7 +66,7 @@ def check_register(register: agents_pb2.Register) -> None:
         _check_device(device)
     if not math.isfinite(register.unix_s):
         raise BadInput(f"register.unix_s = {register.unix_s} is no time")
-    check_statuses(register.workers, register.rendezvous_ports)
+    check_statuses(register.workers, register.rendezvous_ports, register.memory_jobs)
 
 
 def _check_device(device: common_pb2.Device) -> None:
@@ -79,12 +80,16 @@ def _check_device(device: common_pb2.Device) -> None:
         raise BadInput(f"{where}.work_per_s = {device.work_per_s} must be between 0 and {MAX_WORK_PER_S:g}")
 
 
-def check_statuses(workers: Sequence[common_pb2.WorkerStatus], ports: Sequence[int]) -> None:
+def check_statuses(
+    workers: Sequence[common_pb2.WorkerStatus], ports: Sequence[int], memory_jobs: Sequence[str] = ()
+) -> None:
     """Raises BadInput naming the field."""
     if len(workers) > MAX_WORKERS:
         raise BadInput(f"workers has {len(workers)} entries, at most {MAX_WORKERS} are taken")
     if len(ports) > MAX_PORTS or any(not 1 <= port <= 65535 for port in ports):
         raise BadInput(f"rendezvous_ports must be at most {MAX_PORTS} ports between 1 and 65535")
+    if len(memory_jobs) > MAX_MEMORY_JOBS or not all(_JOB_ID.fullmatch(job) for job in memory_jobs):
+        raise BadInput(f"memory_jobs must be at most {MAX_MEMORY_JOBS} ids of jobs, not {list(memory_jobs)[:4]!r:.200}")
     for status in workers:
         _check_id("workers", status.id)
         _text("workers.reason", status.reason)

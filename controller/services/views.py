@@ -38,6 +38,7 @@ def job_to_wire(term: Term, state: JobState) -> jobs_pb2.Job:
         progress=progress.to_wire(time.monotonic()) if progress else None,
         plan=wire.plan_to_wire(state.plans[-1]) if state.plans else None,
         checkpoint_step=max(job.checkpoint_step, progress.checkpoint_step if progress else 0),
+        memory_step=(progress.memory_step if progress else 0) or job.memory_step,
         exit_code=job.exit_code,
         pins=jobs_pb2.Pins(rate=job.rate, total_batch=job.pinned_batch, shares=pins_of(job).shares),
         standby=_standby(term, state),

@@ -78,6 +78,7 @@ class Checkpoint:
     directory: str = ""
     every_steps: int = 0
     keep: int = 1
+    memory_replicas: int = field(default=2, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,11 @@ class Spec:
     @property
     def strategy(self) -> str:
         return "dense" if self.stale_sparse is None else "stale-sparse"
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether workers send each other more than collectives do: updates, or copies of their state."""
+        return self.stale_sparse is not None or (self.checkpoint.memory_replicas > 1 and self.max_workers > 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +227,7 @@ class JobRecord:
     learned_at: Mapping[str, float] = field(default_factory=dict, metadata=_LATER)
     standby: Mapping[str, Standby] = field(default_factory=dict, metadata=_LATER)
     growth: Growth | None = field(default=None, metadata=_LATER)
+    memory_step: int = field(default=0, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

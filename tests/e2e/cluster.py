@@ -155,7 +155,7 @@ class Cluster:
 
     def submit(self, script: str, *arguments: str, workers: tuple[int, int] = (1, 1), **fields: Any) -> str:
         bundle = pack(SCRIPTS / script)
-        checkpoint = common.CheckpointPolicy(
+        checkpoint = fields.pop("checkpoint", None) or common.CheckpointPolicy(
             every_steps=fields.pop("checkpoint_every", 10), keep=3, directory=fields.pop("checkpoint_directory", "")
         )
         spec = common.JobSpec(

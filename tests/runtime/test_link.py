@@ -24,7 +24,7 @@ def agent(tmp_path: Path) -> Iterator[FakeAgent]:
 
 def place_of(agent: FakeAgent, rank: int = 1, secret: str | None = None) -> tuple[Place, AgentEndpoint]:
     endpoint = AgentEndpoint(agent.endpoint, agent.job, agent.run, secret or agent.secret)
-    return Place(rank, agent.world_size, rank, "127.0.0.1", endpoint), endpoint
+    return Place(rank, agent.world_size, rank, agent.world_size, "127.0.0.1", endpoint), endpoint
 
 
 def test_worker_is_welcomed_lives_and_says_its_last_words(agent: FakeAgent) -> None:

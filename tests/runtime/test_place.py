@@ -13,13 +13,13 @@ AGENT = {"ATOLL_AGENT_SOCKET": "ipc:///run/a.sock", "ATOLL_JOB": "j", "ATOLL_RUN
 
 
 def test_without_any_variable_it_is_alone() -> None:
-    assert Place.from_environment({}) == Place(0, 1, 0, "127.0.0.1", None)
+    assert Place.from_environment({}) == Place(0, 1, 0, 1, "127.0.0.1", None)
 
 
 def test_torchrun_and_agent_environments_are_read() -> None:
-    assert Place.from_environment(TORCHRUN) == Place(1, 3, 0, "10.0.0.1", None)
+    assert Place.from_environment(TORCHRUN) == Place(1, 3, 0, 3, "10.0.0.1", None)
     endpoint = AgentEndpoint("ipc:///run/a.sock", "j", 4, "s")
-    assert Place.from_environment(TORCHRUN | AGENT) == Place(1, 3, 0, "10.0.0.1", endpoint)
+    assert Place.from_environment(TORCHRUN | AGENT) == Place(1, 3, 0, 3, "10.0.0.1", endpoint)
 
 
 @pytest.mark.parametrize(

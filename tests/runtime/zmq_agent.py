@@ -124,6 +124,9 @@ class FakeAgent:
         self.speed = 1.0
         self.speeds: dict[int, float] = {}  # of ranks that have another
         self.own_directories = False  # as if each rank were alone on a machine
+        self.memory: Path | None = None  # where checkpoints stay in memory; of each rank its own with own_directories
+        self.memory_bytes = 1 << 30
+        self.memory_steps: dict[int, int] = {}  # by rank
         self.answer_hello = True
         self.steps: dict[int, list[StepSample]] = {rank: [] for rank in range(world_size)}
         self.metrics: dict[int, list[Metrics]] = {rank: [] for rank in range(world_size)}
@@ -214,6 +217,13 @@ class FakeAgent:
     def directory_of(self, rank: int) -> Path:
         return self.job_directory / f"node-{rank}" if self.own_directories else self.job_directory
 
+    def memory_of(self, rank: int) -> Path | None:
+        if self.memory is None:
+            return None
+        folder = self.memory / f"node-{rank}" if self.own_directories else self.memory
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
     def wait_for_step(self, step: int, deadline_s: float = 60.0) -> None:
         """Until every rank said that it has come so far."""
         ranks = range(self.world_size)
@@ -224,6 +234,7 @@ class FakeAgent:
             **os.environ,
             **torchrun_environment(rank, self.world_size, port),
             "LOCAL_RANK": "0" if self.own_directories else str(rank),
+            "LOCAL_WORLD_SIZE": "1" if self.own_directories else str(self.world_size),
             "ATOLL_AGENT_SOCKET": self.endpoint,
             "ATOLL_JOB": self.job,
             "ATOLL_RUN": str(self.run),
@@ -282,6 +293,7 @@ class FakeAgent:
                     self.links[rank].update({link.peer: link for link in message.telemetry.links})
                     self.notices.extend(message.telemetry.notices)
                     self.checkpoint_step = max(self.checkpoint_step, message.telemetry.checkpoint_step)
+                    self.memory_steps[rank] = message.telemetry.memory_step
                     self.entries[rank] = message.telemetry.prepared.entries
             self._changed.notify_all()
 
@@ -309,5 +321,7 @@ class FakeAgent:
                 job_directory=str(self.directory_of(rank)),
                 speed=self.speeds.get(rank, self.speed),
                 plans=self.later_plans,
+                memory_directory=str(self.memory_of(rank) or ""),
+                memory_bytes=self.memory_bytes,
             )
         )

@@ -30,6 +30,10 @@ class Fingerprint:
         listed = json.dumps([[name, *self.tensors[name]] for name in sorted(self.tensors)])
         return hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()
 
+    def to_json(self) -> dict[str, Any]:
+        tensors = {name: [dtype, list(shape)] for name, (dtype, shape) in self.tensors.items()}
+        return {"digest": self.digest, "tensors": tensors}
+
 
 def fingerprint(model_state: Mapping[str, Any]) -> Fingerprint:
     """Of a model's state_dict(); entries that are not tensors are left out."""
@@ -59,8 +63,7 @@ class Header:
         return f"step-{self.step:09d}-run-{self.run:06d}"
 
     def to_json(self) -> dict[str, Any]:
-        tensors = {name: [dtype, list(shape)] for name, (dtype, shape) in self.model.tensors.items()}
-        return {**asdict(self), "model": {"digest": self.model.digest, "tensors": tensors}}
+        return {**asdict(self), "model": self.model.to_json()}
 
     @staticmethod
     def from_json(data: Any) -> Header:

@@ -20,7 +20,7 @@ from atoll.errors import CheckpointError
 CHUNK_BYTES: Final = 8 << 20  # what is hashed on its own, so that damage can be located
 MAX_HEADER_BYTES: Final = 100_000_000  # as in the safetensors library
 
-_NAMES: Final[Mapping[torch.dtype, str]] = {
+DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -38,7 +38,7 @@ _NAMES: Final[Mapping[torch.dtype, str]] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_DTYPES: Final = {name: dtype for dtype, name in _NAMES.items()}
+DTYPES: Final = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 class Readable(Protocol):
@@ -95,7 +95,7 @@ def serialized(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
     """The file's bytes in order. CPU tensors are not copied; CheckpointError for what the format cannot hold."""
     header: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        if tensor.dtype not in _NAMES:
+        if tensor.dtype not in DTYPE_NAMES:
             raise CheckpointError(f"tensor {name} is {tensor.dtype}, which a checkpoint cannot hold; convert it")
     # Wide elements first keeps every tensor aligned to its element.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -104,7 +104,7 @@ def serialized(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
         tensor = tensors[name]
         end = offset + tensor.numel() * tensor.element_size()
         header[name] = {
-            "dtype": _NAMES[tensor.dtype],
+            "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }
@@ -115,7 +115,7 @@ def serialized(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
         raise CheckpointError(f"the list of {len(tensors)} tensors takes {len(listed)} bytes, over {MAX_HEADER_BYTES}")
     yield memoryview(len(listed).to_bytes(8, "little") + listed)
     for name in order:
-        view = _bytes_of(tensors[name].detach().to("cpu").contiguous())
+        view = bytes_of(tensors[name].detach().to("cpu").contiguous())
         for begin in range(0, len(view), CHUNK_BYTES):
             yield view[begin : begin + CHUNK_BYTES]
 
@@ -145,7 +145,7 @@ def deserialized(source: Readable, size: int) -> tuple[dict[str, torch.Tensor], 
     tensors = {}
     for name, dtype, shape in _parse_header(bytes(listed), size - 8 - length):
         tensor = torch.empty(shape, dtype=dtype)
-        fill(_bytes_of(tensor), f"tensor {name}")
+        fill(bytes_of(tensor), f"tensor {name}")
         tensors[name] = tensor
     return tensors, hasher.content()
 
@@ -164,18 +164,18 @@ def _parse_header(listed: bytes, data_bytes: int) -> list[tuple[str, torch.dtype
     offset, found = 0, []
     for begin, end, name, dtype, shape in entries:
         whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-        if dtype not in _DTYPES or not whole:
+        if dtype not in DTYPES or not whole:
             raise CheckpointError(f"its header gives tensor {name} the dtype {dtype!r} and the shape {shape!r}")
-        if begin != offset or end - begin != math.prod(shape) * _DTYPES[dtype].itemsize:
+        if begin != offset or end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
             raise CheckpointError(f"its header puts tensor {name} at {begin} to {end}, which does not fit")
         offset = end
-        found.append((name, _DTYPES[dtype], shape))
+        found.append((name, DTYPES[dtype], shape))
     if offset != data_bytes:
         raise CheckpointError(f"its header accounts for {offset} of {data_bytes} bytes of data")
     return found
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
     if tensor.numel() == 0:
         return memoryview(bytearray())

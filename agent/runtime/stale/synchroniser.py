@@ -178,7 +178,7 @@ class StaleSynchroniser(ABC):
         self._passes += 1
         self._set_rate(self._settings.rate if opened.rate is None else opened.rate)
         self._unhooked.update(layer.number for layer in self._layers if layer.number not in self._fetched)
-        self._agreement.say(self._passes, opened.cut, opened.plan_id, opened.stop)
+        self._agreement.say(self._passes, opened.cut, opened.own.plan_id, opened.own.stop)
 
     @abstractmethod
     def end(self) -> Norms: ...

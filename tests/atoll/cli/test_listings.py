@@ -65,7 +65,7 @@ JOB = {
         "max_workers": 8,
         "env": {"EPOCHS": "3"},
         "code_sha256": "",
-        "checkpoint": {"directory": "", "every_steps": 200, "keep": 2},
+        "checkpoint": {"directory": "", "every_steps": 200, "keep": 2, "memory_replicas": 2},
         "max_restarts": 3,
         "split": "inverse-time",
         "seed": 18446744073709551615,
@@ -109,6 +109,7 @@ JOB = {
         "predicted_step_s": 0.0,
     },
     "checkpoint_step": 1200,
+    "memory_step": 1239,
     "exit_code": 0,
     "standby": [],
     "pins": None,
@@ -135,7 +136,7 @@ def full_job() -> pb.Job:
             min_workers=2,
             max_workers=8,
             env={"EPOCHS": "3"},
-            checkpoint=common.CheckpointPolicy(every_steps=200, keep=2),
+            checkpoint=common.CheckpointPolicy(every_steps=200, keep=2, memory_replicas=2),
             max_restarts=3,
             split="inverse-time",
             seed=2**64 - 1,
@@ -157,6 +158,7 @@ def full_job() -> pb.Job:
             id=3, run=2, from_step=900, shares=[160, 96], planner="inverse-time", reason="local-1 is slower"
         ),
         checkpoint_step=1200,
+        memory_step=1239,
     )
 
 
@@ -189,7 +191,7 @@ def test_status_reads_like_this(runner: CliRunner, controller: ScriptedControlle
     assert lines[1].endswith(" ago, run 2, restarts 1")
     assert lines[2:] == [
         "step 1240  epoch 3  loss 0.125  accuracy nan  1830 samples/s  140 ms a step",
-        "checkpoint: newest at step 1200",
+        "checkpoint: newest at step 1200; memory: step 1239",
         "plan 3 (inverse-time) from step 900: local-1 is slower",
         "strategy dense",
         "links 0-1 96 Mbit/s",

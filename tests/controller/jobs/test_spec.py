@@ -45,7 +45,7 @@ def test_a_good_spec_survives_both_ways() -> None:
     full = wire(
         args=["--lr", "0.1"],
         env={"B": "2", "A": "1"},
-        checkpoint=pb.CheckpointPolicy(directory="/data/vit", every_steps=50, keep=3),
+        checkpoint=pb.CheckpointPolicy(directory="/data/vit", every_steps=50, keep=3, memory_replicas=0),
         max_restarts=2,
         split="even",
         seed=2**63,
@@ -72,6 +72,7 @@ def test_a_good_spec_survives_both_ways() -> None:
 
 def test_what_was_left_out_gets_its_meaning() -> None:
     spec = spec_from_wire(wire(script="./examples/train.py"))
+    assert spec.checkpoint.memory_replicas == 2
     assert (spec.split, spec.checkpoint.keep, spec.script) == ("auto", 1, "examples/train.py")
     assert spec_to_wire(spec).strategy == "dense"
     sparse = spec_to_wire(spec_from_wire(wire(strategy="stale-sparse")))
@@ -152,6 +153,10 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
             "spec.checkpoint.directory = 'here' must be",
         ),
         ({"checkpoint": pb.CheckpointPolicy(directory="/a/../b")}, "spec.checkpoint.directory"),
+        (
+            {"checkpoint": pb.CheckpointPolicy(memory_replicas=9)},
+            "spec.checkpoint.memory_replicas = 9 must be at most 8",
+        ),
     ],
 )
 def test_a_wrong_field_is_named_with_its_value(fields: dict[str, Any], message: str) -> None:

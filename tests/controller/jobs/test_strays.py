@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from made import JOB, exited, job, node, run, worker
 
-from atoll.controller.jobs.seen import Alive, ForgetWorker, StopRun, WorkerKey
+from atoll.controller.jobs.seen import Alive, DropMemory, ForgetWorker, StopRun, WorkerKey
 from atoll.controller.jobs.strays import stray_actions
 from atoll.controller.state.records import ExitKind, Phase
 
@@ -44,3 +46,14 @@ def test_a_job_whose_record_cannot_be_read_is_left_alone() -> None:
 
 def test_nothing_is_said_to_nodes_that_are_gone() -> None:
     assert not list(stray_actions({"a": node("a", {0: worker()}, connected=False)}, {}, ()))
+
+
+def test_memory_of_ended_and_unknown_jobs_is_given_back_and_of_all_others_kept() -> None:
+    """Also of a job that waits, or whose record cannot be read: it may come back."""
+    holds = {"a": replace(node("a", {}), memory_jobs=frozenset({JOB, "unknown"}))}
+    for phase in Phase:
+        found = list(stray_actions(holds, {JOB: (job(phase), run("a"))}, ()))
+        assert (DropMemory("a", JOB) in found) == phase.ended
+        assert DropMemory("a", "unknown") in found
+    assert not list(stray_actions(holds, {}, {JOB, "unknown"}))
+    assert not list(stray_actions({"a": replace(holds["a"], connected=False)}, {}, ()))

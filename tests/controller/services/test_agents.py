@@ -340,12 +340,13 @@ async def test_notices_become_events_of_the_job(head: Controller) -> None:
     await a.running(job, 1)
     notice = agents_pb2.Notice(level=common_pb2.LEVEL_WARNING, text="the disk is full at step 4")
     report = agents_pb2.WorkerTelemetry(
-        id=common_pb2.WorkerId(job=job, run=1, rank=0), notices=[notice], checkpoint_step=4
+        id=common_pb2.WorkerId(job=job, run=1, rank=0), notices=[notice], checkpoint_step=4, memory_step=6
     )
     await head.phase(job, pb.PHASE_RUNNING)
     await a.say(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[report])))
     async with asyncio.timeout(5):
         while "rank 0: the disk is full at step 4" not in await head.events(job):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    assert (await head.get(job)).checkpoint_step == 4
+    found = await head.get(job)
+    assert (found.checkpoint_step, found.memory_step) == (4, 6)
     await a.disconnect()

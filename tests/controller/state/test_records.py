@@ -40,7 +40,7 @@ SPEC = Spec(
     args=("--lr", "0.1"),
     env={"A": "ü"},
     code_sha256="ab" * 32,
-    checkpoint=Checkpoint(directory="/data", every_steps=10, keep=2),
+    checkpoint=Checkpoint(directory="/data", every_steps=10, keep=2, memory_replicas=3),
     stale_sparse=StaleSparse(rate=0.5),
 )
 JOB = JobRecord(
@@ -104,8 +104,9 @@ def test_what_was_written_is_read_again(record: Any) -> None:
     assert encode(decode(type(record), KEY, encode(record))) == encode(record)
 
 
+REPLICAS = "spec.checkpoint.memory_replicas"
 LATER = {
-    JobRecord: ("rate", "spec.stale_sparse", "learned_at", "standby", "growth"),
+    JobRecord: ("rate", "spec.stale_sparse", "learned_at", "standby", "growth", "memory_step", REPLICAS),
     RunRecord: ("data_seed", "members.0.island", "members.1.island"),
     PlanRecord: ("rate", "total_batch", "learning_rate_factor", "predicted_s"),
     NodeRecord: ("devices.0.work_per_s",),
@@ -125,9 +126,10 @@ def test_what_earlier_versions_wrote_is_read_with_defaults(record: Any) -> None:
     if isinstance(read, JobRecord):
         assert (read.rate, read.spec.strategy) == (None, "dense")
         assert (read.learned_at, read.standby, read.growth) == ({}, {}, None)
-        spec = replace(read.spec, stale_sparse=SPEC.stale_sparse)
+        assert (read.memory_step, read.spec.checkpoint.memory_replicas) == (0, 2)
+        spec = replace(read.spec, stale_sparse=SPEC.stale_sparse, checkpoint=SPEC.checkpoint)
         known = replace(read, rate=JOB.rate, spec=spec, learned_at=JOB.learned_at)
-        assert replace(known, standby=JOB.standby, growth=JOB.growth) == JOB
+        assert replace(known, standby=JOB.standby, growth=JOB.growth, memory_step=JOB.memory_step) == JOB
     elif isinstance(read, RunRecord):
         assert (read.data_seed, {m.island for m in read.members}) == ("", {""})
     elif isinstance(read, NodeRecord):

@@ -188,8 +188,9 @@ def the_same_step_saved_at_two_positions_is_one_after_a_resume() -> None:
         model=fingerprint({}),
     )
     files.write(settings.directory, header, tensors, scalars)
-    found = resuming.find(session, settings.directory)
-    assert found is not None
+    newest = resuming.find(session, settings.directory, fingerprint({}))
+    assert newest is not None
+    found = newest.checkpoint
     assert (found.header.epoch, found.header.consumed) == (1, 0)
     assert [tensor.tolist() for tensor in found.tensors.values()] == [[1.0, 1.0]]
     shutil.rmtree(settings.directory)
@@ -204,14 +205,14 @@ def many_buckets() -> None:
 def agree() -> None:
     """The oldest newest plan, anyone's stop; and ranks that are in different steps are told so."""
     control = Control(GROUP)
-    control.begin(step=4, plan_id=3 + PLACE.rank, stop=False)
+    control.begin(4, Agreed(3 + PLACE.rank, False))
     assert control.finish() == Agreed(3, False)
-    control.begin(step=5, plan_id=9, stop=PLACE.rank == 1)
+    control.begin(5, Agreed(9, PLACE.rank == 1))
     assert control.finish() == Agreed(9, True)
-    control.begin(step=6 + PLACE.rank, plan_id=9, stop=False)
+    control.begin(6 + PLACE.rank, Agreed(9, False))
     with pytest.raises(BadInput, match="one is in step 6, another in step 7"):
         control.finish()
-    control.begin(step=7, plan_id=9, stop=False, epoch=1 - PLACE.rank, start=12 * PLACE.rank)
+    control.begin(7, Agreed(9, False), epoch=1 - PLACE.rank, start=12 * PLACE.rank)
     with pytest.raises(BadInput, match="one is at sample 12 of epoch 0, another at 0 of 1"):
         control.finish()
 

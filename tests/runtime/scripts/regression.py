@@ -21,6 +21,8 @@ parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work p
 parser.add_argument("--own-backward", action="store_true", help="call loss.backward(), as unported scripts do")
 parser.add_argument("--checkpoints", type=Path, help="where to save, without an agent")
 parser.add_argument("--leave-at", type=int, default=-1, help="rank 1 calls sys.exit(3) in this step")
+parser.add_argument("--hidden", type=int, default=16, help="another number is another model")
+parser.add_argument("--adam", action="store_true", help="an optimizer that keeps a counter and two moments")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
 options = parser.parse_args()
 
@@ -38,7 +40,7 @@ class Model(nn.Sequential):
     """Counts its forward passes in a buffer, to see that buffers are saved as they were at the boundary."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        super().__init__(nn.Linear(8, options.hidden), nn.Tanh(), nn.Linear(options.hidden, 1))
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -55,7 +57,10 @@ def await_stop() -> None:
 
 run = atoll.init(seed=7, checkpoint_directory=options.checkpoints)
 model = Model()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+if options.adam:
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+else:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
 model, optimizer, loader = run.prepare(model, optimizer, data(), batch_size=BATCH, scheduler=scheduler)
 

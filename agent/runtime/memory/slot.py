@@ -1,0 +1,262 @@
+"""One shard of one generation in a file: layout, data, what it is of, and a head that is written last.
+
+    0        head: magic, the places of the three parts, hashes of layout and tail, hash of the head itself
+    4096     layout: JSON, what the whole state consists of; the same in every shard
+    ...      data: this shard's bytes of the state
+    ...      tail: JSON, of which job, run and step this is, and a hash of every CHUNK_BYTES of the data
+
+A writer clears the head first and writes it last. So who is killed in between leaves a file that says it is torn, and
+whoever reads verifies every byte. A file may come from another machine: nothing in it is trusted before its hashes and
+sizes agree, and nothing in it can name code to run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from atoll.agent.runtime.checkpoint.disk import disk_errors, write_all
+from atoll.agent.runtime.checkpoint.header import Header
+from atoll.errors import CheckpointError
+
+CHUNK_BYTES: Final = 1 << 20  # hashed on its own, right after it was copied, while it is in the cache
+PAGE_BYTES: Final = 4096
+MAX_JSON_BYTES: Final = 64 << 20
+_MAGIC: Final = b"ATOLLME1"
+_HEAD: Final = struct.Struct("<8sQQQQ16s16s")  # magic, bytes of layout, data and tail, place of data, two hashes
+_SEAL: Final = struct.Struct("<16s")
+_NUMBERS: Final = ("shard", "shards", "begin", "bytes", "total")
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Unsealed(CheckpointError):
+    """The writer ended before the file was whole, as one of two always is when a worker is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a shard is of. begin, bytes: its place in the `total` bytes of the state. moving: what changes with every
+    step and is no tensor, as pack_state made it. header: of the checkpoint, without the model's fingerprint."""
+
+    shard: int
+    shards: int
+    begin: int
+    bytes: int
+    total: int
+    header: Mapping[str, Any]
+    moving: Any
+    chunks: tuple[str, ...]
+
+    @staticmethod
+    def from_json(raw: bytes) -> Tail:
+        """Raises CheckpointError."""
+        body = parsed(raw, "its tail")
+        numbers = {name: body.get(name) for name in _NUMBERS}
+        for name, value in numbers.items():
+            if type(value) is not int or not 0 <= value < 2**63:
+                raise CheckpointError(f"{name} = {value!r} in its tail is not a whole number of 0 or more")
+        chunks, header = body.get("chunks"), body.get("header")
+        if not isinstance(chunks, list) or not all(isinstance(one, str) for one in chunks):
+            raise CheckpointError("its tail lacks the hashes of its data")
+        if not isinstance(header, dict):
+            raise CheckpointError("its tail lacks the header")
+        return Tail(**numbers, header=header, moving=body.get("moving"), chunks=tuple(chunks))
+
+    def sealed(self, chunks: Sequence[str]) -> bytes:
+        """As the file holds it, once the hashes of its data are known."""
+        return replace(self, chunks=tuple(chunks)).to_json()
+
+    def to_json(self) -> bytes:
+        body = {name: getattr(self, name) for name in _NUMBERS}
+        return json.dumps({**body, "header": self.header, "moving": self.moving, "chunks": self.chunks}).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A file that was read, every byte verified. data: uint8 [tail.bytes]."""
+
+    header: Header
+    tail: Tail
+    layout: Mapping[str, Any]
+    layout_digest: str
+    data: Bytes
+
+
+class SlotFile:
+    """The writer's end of one file. Not thread-safe; close() is idempotent."""
+
+    def __init__(self, path: Path, make_room: Callable[[], bool] = lambda: False) -> None:
+        """make_room: gives up what is less needed; whether it could. Raises CheckpointError where the file cannot be
+        made."""
+        self.path, self._make_room = path, make_room
+        self._map: mmap.mmap | None = None
+        self._data: Bytes = np.empty(0, np.uint8)
+        self._layout_digest = b""
+        self._layout_bytes = self._data_at = self._content_bytes = 0
+        with disk_errors(f"making {path}"):
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def begin(self, layout: bytes, layout_digest: bytes, data_bytes: int) -> Bytes:
+        """Give up what the file holds; the memory to write `data_bytes` into. Raises CheckpointError where there is
+        no room: all of it is taken here, because a page that cannot be had later is a SIGBUS."""
+
+        def take() -> None:
+            os.pwrite(self._file, bytes(PAGE_BYTES), 0)
+            if layout_digest != self._layout_digest or len(self._data) != data_bytes:
+                self._lay_out(layout, layout_digest, data_bytes)
+
+        self._with_room(data_bytes, take)
+        return self._data
+
+    def seal(self, tail: bytes) -> None:
+        """What `begin` gave is filled: from now on the file counts."""
+        data_bytes = len(self._data)
+        head = _HEAD.pack(
+            _MAGIC,
+            self._layout_bytes,
+            data_bytes,
+            len(tail),
+            self._data_at,
+            self._layout_digest,
+            xxhash.xxh3_128_digest(tail),
+        )
+        with disk_errors(f"writing {self.path}"):
+            self._write(tail, self._data_at + data_bytes)
+            self._write(head + _SEAL.pack(xxhash.xxh3_128_digest(head)), 0)
+        self._content_bytes = self._data_at + data_bytes + len(tail)
+
+    @property
+    def content_bytes(self) -> int:
+        """Of the file, those that count since `seal`."""
+        return self._content_bytes
+
+    def receive(self, total: int) -> None:
+        """In place of `begin`: the whole file comes from elsewhere, by `put`, its first page last."""
+        self._release()
+        self._layout_digest = b""
+
+        def take() -> None:
+            os.pwrite(self._file, bytes(PAGE_BYTES), 0)
+            os.posix_fallocate(self._file, 0, total)
+
+        self._with_room(total, take)
+
+    def put(self, part: bytes | memoryview, place: int) -> None:
+        with disk_errors(f"writing {self.path}"):
+            self._write(part, place)
+
+    def close(self) -> None:
+        self._release()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _with_room(self, needed: int, take: Callable[[], None]) -> None:
+        with disk_errors(f"taking {needed} bytes for {self.path}"):
+            try:
+                take()
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not self._make_room():
+                    raise
+                take()
+
+    def _lay_out(self, layout: bytes, digest: bytes, data_bytes: int) -> None:
+        self._release()
+        self._layout_digest = b""
+        page = mmap.ALLOCATIONGRANULARITY  # a multiple of PAGE_BYTES
+        data_at = -(-(PAGE_BYTES + len(layout)) // page) * page
+        end = data_at + data_bytes
+        os.ftruncate(self._file, 0)  # give back before asking for more
+        if end:
+            os.posix_fallocate(self._file, 0, end)
+        self._write(layout, PAGE_BYTES)
+        if data_bytes:
+            self._map = mmap.mmap(self._file, data_bytes, offset=data_at)
+            self._data = np.frombuffer(self._map, np.uint8)
+        self._layout_digest, self._layout_bytes, self._data_at = digest, len(layout), data_at
+
+    def _write(self, data: bytes | memoryview, place: int) -> None:
+        os.lseek(self._file, place, os.SEEK_SET)
+        write_all(self._file, data)
+
+    def _release(self) -> None:
+        self._data = np.empty(0, np.uint8)
+        self._map = None  # goes with the last array that looks at it
+
+
+def content_of(path: Path) -> Bytes:
+    """The bytes of this file, where they lie: of a file that nobody writes any more. Raises CheckpointError."""
+    with disk_errors(f"reading {path}"):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            size = os.fstat(file).st_size
+            return np.frombuffer(mmap.mmap(file, size, prot=mmap.PROT_READ) if size else bytes(1), np.uint8)
+        finally:
+            os.close(file)
+
+
+def parse(content: Bytes) -> Shard:
+    """The shard in these bytes of a file, all of them verified. Raises CheckpointError saying what is wrong."""
+    if len(content) < PAGE_BYTES:
+        raise CheckpointError(f"it is torn: {len(content)} bytes are less than its head")
+    head = content[: _HEAD.size].tobytes()
+    if not any(head[: len(_MAGIC)]):
+        raise Unsealed("it was not written to its end")
+    if head[: len(_MAGIC)] != _MAGIC:
+        raise CheckpointError("it is no shard of a checkpoint: its first bytes are wrong")
+    if content[_HEAD.size : _HEAD.size + _SEAL.size].tobytes() != xxhash.xxh3_128_digest(head):
+        raise CheckpointError("its head does not match the hash behind it")
+    _, layout_bytes, data_bytes, tail_bytes, data_at, layout_digest, tail_digest = _HEAD.unpack(head)
+    if max(layout_bytes, tail_bytes) > MAX_JSON_BYTES or PAGE_BYTES + layout_bytes > data_at:
+        raise CheckpointError("the sizes in its head make no sense")
+    if data_at + data_bytes + tail_bytes > len(content):
+        raise CheckpointError(f"it is torn: {len(content)} bytes of {data_at + data_bytes + tail_bytes}")
+    raw_layout = content[PAGE_BYTES : PAGE_BYTES + layout_bytes].tobytes()
+    raw_tail = content[data_at + data_bytes : data_at + data_bytes + tail_bytes].tobytes()
+    for what, raw, digest in (("layout", raw_layout, layout_digest), ("tail", raw_tail, tail_digest)):
+        if xxhash.xxh3_128_digest(raw) != digest:
+            raise CheckpointError(f"its {what} is not what was written")
+    tail, layout, data = Tail.from_json(raw_tail), parsed(raw_layout, "its layout"), content[data_at:][:data_bytes]
+    _check_data(tail, data)
+    header = Header.from_json({**tail.header, "model": layout.get("model")})
+    return Shard(header, tail, layout, layout_digest.hex(), data)
+
+
+def bounds(total: int, shard: int, shards: int) -> tuple[int, int]:
+    """Where a shard begins and ends in `total` bytes."""
+    return total * shard // shards, total * (shard + 1) // shards
+
+
+def parsed(raw: bytes, what: str) -> dict[str, Any]:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{what} cannot be read: {error}") from error
+    if not isinstance(body, dict):
+        raise CheckpointError(f"{what} is not an object")
+    return body
+
+
+def _check_data(tail: Tail, data: Bytes) -> None:
+    if not tail.shard < tail.shards or bounds(tail.total, tail.shard, tail.shards) != (
+        tail.begin,
+        tail.begin + tail.bytes,
+    ):
+        raise CheckpointError(f"shard {tail.shard} of {tail.shards} cannot be bytes {tail.begin} to +{tail.bytes}")
+    if len(data) != tail.bytes or len(tail.chunks) != -(-tail.bytes // CHUNK_BYTES):
+        raise CheckpointError(f"it has {len(data)} bytes in {len(tail.chunks)} chunks; {tail.bytes} were written")
+    for index, written in enumerate(tail.chunks):
+        begin = index * CHUNK_BYTES
+        if xxhash.xxh3_64_hexdigest(data[begin : begin + CHUNK_BYTES]) != written:
+            raise CheckpointError(f"bytes {begin} to {min(begin + CHUNK_BYTES, tail.bytes)} are not those written")

@@ -1,0 +1,319 @@
+"""This rank's part in the generations: when one begins, who writes it, and when the one before may be given up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import torch
+import xxhash
+
+from atoll.agent.runtime.checkpoint.header import Fingerprint, Header
+from atoll.agent.runtime.control import MemorySaid
+from atoll.agent.runtime.memory.budget import needed_bytes
+from atoll.agent.runtime.memory.cadence import OFF, Cadence
+from atoll.agent.runtime.memory.courier import Courier, Parcel
+from atoll.agent.runtime.memory.live import LiveState, Piece, Sources
+from atoll.agent.runtime.memory.meeting import Placed, met
+from atoll.agent.runtime.memory.slot import CHUNK_BYTES, SlotFile, Tail, bounds
+from atoll.agent.runtime.memory.store import CopyFiles, Generation, ShardFiles, remove_others
+from atoll.agent.runtime.session import MemorySettings, Session
+from atoll.agent.runtime.snapshot import Snapshot
+from atoll.errors import CheckpointError
+from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
+
+INLINE_BYTES: Final = 256 * 1024
+"""Less is written on the training thread: waking another costs more."""
+_LONGEST_WAIT_S: Final = 60.0
+_SLACK_BYTES: Final = 128 << 20  # what a copy may be longer than the state itself: layout and tail
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """One generation on its way into a slot."""
+
+    step: int
+    file: SlotFile
+    tail: Tail
+    chunks: Sequence[Sequence[Piece]]
+
+
+class MemoryTier:
+    """Called on the training thread at its boundaries; a thread of its own copies what is large meanwhile.
+
+    A generation is in progress from the boundary at which all ranks begin it until all know, from what they tell each
+    other in every step anyway, that everyone has written it. Only then the next one begins, over the one before it."""
+
+    def __init__(self, session: Session, snapshot: Snapshot) -> None:
+        self._session, self._snapshot = session, snapshot
+        self._memory = session.memory
+        self._placed = Placed.of(session)
+        self._courier: Courier | None = None
+        self._live = LiveState(snapshot)
+        self._sources = Sources()
+        self._cadence = Cadence()
+        self._files: ShardFiles | None = None
+        self._laid_out: tuple[bytes, list[list[Piece]]] = (b"", [])
+        self._current = 0  # step of the generation in progress; 0: none
+        self._begun_step = 0  # of the newest generation that began
+        self._done_step = 0  # of the newest that this rank has written
+        self._told_every = 1
+        self._boundary_s = 0.0
+        self._held_s = 0.0  # what the generation under way has cost so far
+        self._others_there = True  # files of other shapes of the run may be in the folder
+        self._thread: threading.Thread | None = None
+        self._asked = threading.Condition()
+        self._writing: _Writing | None = None
+        self._failed: CheckpointError | None = None
+        self._closing = self._late = False
+
+    @property
+    def enabled(self) -> bool:
+        return self._memory is not None
+
+    def begin(self, step: int, kept: Generation | None, total_bytes: int) -> None:
+        """Training begins at `step`. kept: what it goes on from, where that came from memory. total_bytes: of the
+        state. Collective; raises PeerLost."""
+        if self._memory is None:
+            return
+        self._begun_step = step
+        place, folder = self._session.place, self._memory.folder
+        try:
+            self._check_room(self._memory, total_bytes)
+            files = {
+                shard: ShardFiles(folder, shard, place.world_size, kept, self._make_room)
+                for shard in (place.rank, *self._placed.owners)
+            }
+            self._files = files.pop(place.rank)
+            incoming = {owner: CopyFiles(copies) for owner, copies in files.items()}
+        except CheckpointError as error:
+            self._fail(error)
+            incoming = {}
+        if self._placed.any and self._session.group is not None:
+            self._courier, why = met(self._session, self._placed, incoming, limit_bytes=2 * total_bytes + _SLACK_BYTES)
+            if why:
+                self._turn_off(why)
+
+    def said(self) -> MemorySaid:
+        """What the other ranks need to know of this one."""
+        self._take_failure()
+        copied = self._courier.done_step if self._courier is not None else None
+        done = self._done_step if copied is None else min(self._done_step, copied)
+        return MemorySaid(done, self._cadence.every if self.enabled else OFF)
+
+    def hold(self) -> None:
+        """Training is about to send."""
+        if self._courier is not None:
+            self._courier.hold()
+
+    def release(self) -> None:
+        """The links are idle again."""
+        if self._courier is not None:
+            self._courier.release()
+
+    def at_boundary(self, agreed: MemorySaid) -> int | None:
+        """The snapshot was taken. agreed: the least that any rank has written, the longest period that any wants.
+        Returns the step that is newly complete on all ranks, None where there is none."""
+        position = self._snapshot.position
+        if not self.enabled or position is None:
+            return None
+        begun_s = time.monotonic()
+        if agreed.every >= OFF:
+            self._turn_off("another rank cannot write its part")
+            return None
+        complete = self._completed(agreed.step)
+        self._tell(agreed.every)
+        if self._boundary_s and position.step > self._begun_step:
+            self._cadence.stepped(begun_s - self._boundary_s)
+        self._boundary_s = begun_s
+        if self._current == 0 and position.step - self._begun_step >= agreed.every:
+            self._held_s = 0.0
+            self._begin(position.step)
+            self._held_s += time.monotonic() - begun_s
+        return complete
+
+    def settle(self) -> None:
+        """Before the state changes: wait until it was read. Raises nothing: who cannot write says so with `said`."""
+        if self._thread is None:
+            return
+        begun_s = time.monotonic()
+        with self._asked:
+            free = self._asked.wait_for(lambda: self._writing is None, _LONGEST_WAIT_S)
+        if not free:
+            self._late = True  # what it copies from now on is of two steps: it must not count
+            self._fail(CheckpointError(f"copying to memory took over {_LONGEST_WAIT_S:.0f} s"))
+        self._held_s += time.monotonic() - begun_s
+
+    def close(self) -> None:
+        """What is being written is finished; then the thread ends."""
+        if self._thread is not None:
+            with self._asked:
+                self._closing = True
+                self._asked.notify_all()
+            self._thread.join(_LONGEST_WAIT_S)
+            self._thread = None
+        if self._courier is not None:
+            self._courier.close()
+            self._courier = None
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def _completed(self, agreed_step: int) -> int | None:
+        if self._current == 0 or agreed_step < self._current or self._files is None:
+            return None
+        complete, self._current = self._current, 0
+        self._files.turn()
+        self._cadence.wrote(self._held_s)
+        if self._session.place.local_rank == 0:
+            self._make_room()
+        return complete
+
+    def _begin(self, step: int) -> None:
+        assert self._files is not None
+        try:
+            self._live.look()
+            writing = self._prepared(step, self._files.next())
+        except CheckpointError as error:
+            self._fail(error)
+            return
+        self._current = self._begun_step = step
+        if writing.tail.bytes <= INLINE_BYTES:
+            self._write(writing)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="atoll-memory", daemon=True)
+            self._thread.start()
+        with self._asked:
+            self._writing = writing
+            self._asked.notify_all()
+
+    def _prepared(self, step: int, file: SlotFile) -> _Writing:
+        layout, place = self._live.layout, self._session.place
+        begin, end = bounds(layout.total, place.rank, place.world_size)
+        if self._laid_out[0] != layout.digest:
+            self._laid_out = (layout.digest, layout.chunks(begin, end))
+        tail = Tail(
+            shard=place.rank,
+            shards=place.world_size,
+            begin=begin,
+            bytes=end - begin,
+            total=layout.total,
+            header=self._header(),
+            moving=self._live.moving,
+            chunks=(),
+        )
+        return _Writing(step, file, tail, self._laid_out[1])
+
+    def _header(self) -> dict[str, object]:
+        position, session = self._snapshot.position, self._session
+        assert position is not None
+        header = Header(
+            job=session.job,
+            run=session.run,
+            step=position.step,
+            epoch=position.epoch,
+            consumed=position.consumed,
+            loader_step=position.step,
+            world_size=session.place.world_size,
+            seed=session.seed,
+            model=_NO_MODEL,
+        )
+        return {name: value for name, value in asdict(header).items() if name != "model"}
+
+    def _run(self) -> None:
+        if self._session.device.type == "cuda":
+            torch.cuda.set_device(self._session.device)  # each thread has a current one of its own
+        while True:
+            with self._asked:
+                self._asked.wait_for(lambda: self._writing is not None or self._closing)
+                writing = self._writing
+            if writing is None:
+                return
+            begun_s = time.thread_time()
+            self._write(writing)
+            if self._session.device.type == "cpu":  # whose cores were training's
+                self._held_s += time.thread_time() - begun_s
+            with self._asked:
+                self._writing = None
+                self._asked.notify_all()
+
+    def _write(self, writing: _Writing) -> None:
+        tail, layout, tensors = writing.tail, self._live.layout, self._live.tensors
+        try:
+            with self._snapshot.readable():
+                data = writing.file.begin(layout.raw, layout.digest, tail.bytes)
+                hashes = []
+                for index, chunk in enumerate(writing.chunks):
+                    for piece in chunk:
+                        self._sources.copy(tensors[piece.tensor], piece, data)
+                    begin = index * CHUNK_BYTES
+                    hashes.append(xxhash.xxh3_64_hexdigest(data[begin : begin + CHUNK_BYTES]))
+            if self._late:
+                return
+            writing.file.seal(tail.sealed(hashes))
+        except CheckpointError as error:
+            self._failed = error
+        else:
+            self._done_step = writing.step
+            if self._courier is not None and self._courier.sends:
+                self._courier.send(Parcel(writing.step, writing.file.path, writing.file.content_bytes))
+
+    def _check_room(self, memory: MemorySettings, total_bytes: int) -> None:
+        """Raises CheckpointError with figures where it will not fit."""
+        held = len(self._placed.owners)
+        needed = needed_bytes(total_bytes, self._session.place.world_size, held)
+        if needed > memory.room_bytes:
+            raise CheckpointError(
+                f"they take {needed / 1e6:.0f} MB on this machine for rank {self._session.place.rank} (its part of "
+                f"{total_bytes / 1e6:.0f} MB and {held} copies of others', two generations of each), and "
+                f"{memory.room_bytes / 1e6:.0f} MB are free in {memory.folder}. Free memory, use more machines, or set "
+                "[checkpoint] memory_replicas lower"
+            )
+
+    def _make_room(self) -> bool:
+        """Remove the shards of runs of another shape: a generation is complete without them, or cannot be while they
+        are there. Also by the threads that write; whether there were any, as far as is known."""
+        there, self._others_there = self._others_there, False
+        if there and self._memory is not None:
+            try:
+                remove_others(self._memory.folder, self._placed.here, self._session.place.world_size)
+            except CheckpointError as error:
+                self._session.notice(LEVEL_WARNING, str(error))
+        return there
+
+    def _tell(self, every: int) -> None:
+        if every == self._told_every:
+            return
+        self._told_every = every
+        if self._session.place.is_main:
+            text = (
+                f"the state goes into memory every {every} steps from now on: writing costs "
+                f"{1000 * self._cadence.cost_s:.2f} ms here, a step takes {1000 * self._cadence.step_s:.1f} ms"
+            )
+            self._session.notice(LEVEL_WARNING if every > 1 else LEVEL_INFO, text)
+
+    def _take_failure(self) -> None:
+        failed, self._failed = self._failed, None
+        if failed is None and self._courier is not None:
+            failed, self._courier.failed = self._courier.failed, None
+        if failed is not None:
+            self._fail(failed)
+
+    def _fail(self, error: CheckpointError) -> None:
+        self._turn_off(str(error))
+
+    def _turn_off(self, why: str) -> None:
+        """On all ranks, at the step after the one that tells them."""
+        if self._memory is None:
+            return
+        self._memory = None
+        self._current = 0
+        text = f"no checkpoints in memory: {why}. Those on disk are written as asked; training goes on"
+        self._session.notice(LEVEL_WARNING, text)
+
+
+_NO_MODEL: Final = Fingerprint({})  # it is in the layout

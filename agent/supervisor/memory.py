@@ -1,0 +1,89 @@
+"""Folders in this machine's memory, where workers of a job keep checkpoints that outlive them: /dev/shm/atoll-.../JOB.
+
+A folder lives as long as its job may come back. The agent tells the controller whose state it holds and removes it when
+the controller answers that the job is over, or that it knows no such job. An agent that ends on purpose takes all of
+them with it: its workers have written to disk then. One that was killed leaves them, and the next one finds them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from atoll.errors import BadInput
+
+logger = logging.getLogger(__name__)
+
+SHARED_MEMORY: Final = Path("/dev/shm")
+LEAST_BYTES: Final = 256 << 20
+"""A smaller /dev/shm (64 MB in many containers) is left alone."""
+MAX_JOBS: Final = 256
+_OF_AVAILABLE: Final = 0.5
+"""The rest of the memory that is available stays with the workers."""
+_JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+
+class MemoryFolders:
+    """All methods on the agent's event loop. The state directory's lock keeps other agents away from the same ones."""
+
+    def __init__(self, state_dir: Path, shared_memory: Path = SHARED_MEMORY) -> None:
+        """Raises BadInput where somebody else has the folder's name, OSError where it cannot be made."""
+        self.root = root_of(state_dir, shared_memory)
+        self.root.mkdir(mode=0o700, exist_ok=True)
+        found = self.root.lstat()  # /dev/shm is everybody's
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise BadInput(f"{self.root} is not this user's alone. Remove it; checkpoints in memory go there")
+        for left in self.jobs:
+            logger.info("job %s has checkpoints in memory from an earlier agent; kept until its end is known", left)
+
+    @property
+    def jobs(self) -> list[str]:
+        """Whose checkpoints are here."""
+        return sorted(path.name for path in self.root.iterdir() if _JOB.fullmatch(path.name))[:MAX_JOBS]
+
+    def of(self, job: str) -> Path:
+        """The job's folder. Raises OSError."""
+        folder = self.root / job
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def room_bytes(self, job: str, workers: int) -> int:
+        """For each of this many workers of the job: free, or what the job has already."""
+        held = sum(file.stat().st_blocks * 512 for file in (self.root / job).iterdir())
+        free = shutil.disk_usage(self.root).free
+        available = psutil.virtual_memory().available
+        return (min(free, int(_OF_AVAILABLE * available)) + held) // workers
+
+    def drop(self, job: str) -> None:
+        """Nobody will ask for it again."""
+        if _JOB.fullmatch(job):
+            shutil.rmtree(self.root / job, onerror=_tell)
+
+    def close(self) -> None:
+        shutil.rmtree(self.root, onerror=_tell)
+
+
+def root_of(state_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
+    """Where the agent of this state directory keeps its jobs' folders: beside it where shared memory has no room."""
+    if _total_bytes(shared_memory) < LEAST_BYTES:
+        return state_dir / "memory"
+    name = hashlib.blake2b(os.fsencode(state_dir.absolute()), digest_size=8).hexdigest()
+    return shared_memory / f"atoll-{os.geteuid()}-{name}"
+
+
+def _total_bytes(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).total if os.access(folder, os.W_OK) else 0
+    except OSError:
+        return 0
+
+
+def _tell(what: object, path: str, error: object) -> None:
+    logger.warning("%s stays in memory: %s", path, error)

@@ -1,0 +1,71 @@
+"""What benchmarks/checkpoints.py submits: trains blocks of steps with checkpoints in memory and without, in turn, and
+writes what each step of rank 0 took, and what the tier says of itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+BLOCK = 20
+
+
+def make(width: int) -> tuple[nn.Module, torch.utils.data.TensorDataset]:
+    """width: of four hidden layers; 2048 makes 18 M parameters."""
+    torch.manual_seed(0)
+    sizes = [256, *[width] * 5]
+    layers = [part for a, b in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(a, b), nn.GELU())]
+    inputs = torch.randn(16384, 256)
+    return nn.Sequential(*layers, nn.Linear(width, 10)), torch.utils.data.TensorDataset(inputs, inputs.argmax(1) % 10)
+
+
+def main() -> None:
+    import atoll
+
+    out, blocks, width, batch = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    run = atoll.init(seed=1)
+    model, dataset = make(width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=batch)
+    tier: Any = run._training._memory  # type: ignore[union-attr]
+    remember = tier.at_boundary
+    took: list[list[float]] = []
+    before, last = 0.0, BLOCK * blocks - 1
+    for _ in run.epochs(10_000):
+        for inputs, labels in loader:
+            block, place = divmod(run.step, BLOCK)
+            if place == 0:  # this step is neither one nor the other
+                tier.at_boundary = remember if block % 2 == 0 else lambda agreed: None
+                took.append([])
+            run.backward(nn.functional.cross_entropy(model(inputs), labels))
+            optimizer.step()
+            optimizer.zero_grad()
+            now = time.perf_counter()
+            if place:
+                took[-1].append(now - before)
+            before = now
+            if run.step == last:
+                break
+        if run.step >= last:
+            break
+    if run.is_main:
+        cadence, courier = tier._cadence, tier._courier
+        told = {
+            "took": took,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "state_bytes": tier._live.layout.total,
+            "every": cadence.every,
+            "cost_s": cadence.cost_s,
+            "copied_bytes": courier.sent_bytes if courier is not None else 0,
+            "steps": last + 1,
+        }
+        out.write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

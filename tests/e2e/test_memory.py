@@ -1,0 +1,116 @@
+"""Checkpoints in memory, through the whole system. Every kill is SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from cluster import Cluster, alive, kill, wait_until
+from test_failures import check_every_sample_once
+
+from atoll.agent.supervisor.memory import root_of
+from atoll.v1 import jobs_pb2 as pb
+
+SLOW = "--step-s=0.1"  # of which one percent is more than writing costs
+
+
+def memory_of(cluster: Cluster, agent: str, job: str) -> Path:
+    return root_of(cluster.folder / agent) / job
+
+
+def in_memory(cluster: Cluster, job: str, step: int) -> pb.Job:
+    return cluster.wait_for(job, f"step {step} in memory", lambda j: j.memory_step >= step)
+
+
+def resumed_at(cluster: Cluster, job: str, rank: int = 0) -> list[tuple[int, str]]:
+    found = re.findall(r"goes on from step (\d+)(, from memory)?", cluster.log(job, rank))
+    return [(int(step), where) for step, where in found]
+
+
+def first_step(out: Path, run: int, rank: int = 0) -> int:
+    return int(json.loads((out / f"run-{run}-rank-{rank}.jsonl").read_text().splitlines()[0])["step"])
+
+
+def last_step(out: Path, run: int, rank: int = 0) -> int:
+    return int(json.loads((out / f"run-{run}-rank-{rank}.jsonl").read_text().splitlines()[-1])["step"])
+
+
+def final(out: Path) -> list[float]:
+    weights: list[float] = json.loads((out / "final.json").read_text())["weights"]
+    return weights
+
+
+def test_killed_worker_goes_on_at_its_very_step_from_its_agents_memory(cluster: Cluster, tmp_path: Path) -> None:
+    """1. One worker, nothing on disk. 2. It is killed. 3. Run 2 begins at the step that was under way, and ends with
+    the weights of a job that nobody disturbed. 4. The job is over: its memory is given back."""
+    out, calm = tmp_path / "out", tmp_path / "calm"
+    cluster.local([1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", SLOW, "--epochs=1", checkpoint_every=0)
+    before = in_memory(cluster, job, 8)
+    folder = memory_of(cluster, "agent-0", job)
+    assert any(folder.iterdir())
+    kill(before.workers[0].status.pid)
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run) == (pb.PHASE_DONE, 2), cluster.story(job)
+    ((step, where),) = resumed_at(cluster, job)
+    assert where
+    assert step in (last_step(out, 1), last_step(out, 1) + 1)
+    assert first_step(out, 2) == step
+    check_every_sample_once(out, samples=600, epochs=1)
+    assert ended.memory_step >= 48
+    wait_until("the job's memory is given back", lambda: not folder.exists(), 10)
+    undisturbed = cluster.submit("tiny.py", f"--out={calm}", "--step-s=0", "--epochs=1", checkpoint_every=0)
+    assert cluster.wait_for_end(undisturbed).phase == pb.PHASE_DONE
+    assert final(out) == final(calm)
+    cluster._stop(cluster.processes["agent-0"])
+    assert not folder.parent.exists(), "an agent that ends on purpose leaves nothing in memory"
+
+
+def test_lost_machine_with_its_memory_and_everything_goes_on_from_the_copies(cluster: Cluster, tmp_path: Path) -> None:
+    """1. Two machines. 2. All workers are killed, and machine 1 with its agent and its memory. 3. It comes back empty;
+    its part comes from machine 0."""
+    out, calm = tmp_path / "out", tmp_path / "calm"
+    cluster.local([1.0, 1.0])
+    arguments = (SLOW, "--epochs=1")
+    job = cluster.submit("tiny.py", f"--out={out}", *arguments, workers=(2, 2), checkpoint_every=0)
+    before = in_memory(cluster, job, 8)
+    pids = {worker.node: worker.status.pid for worker in before.workers}
+    cluster.kill("agent-1")
+    kill(pids["agent-0"])
+    wait_until("no worker is left", lambda: not any(alive(pid) for pid in pids.values()), 5)
+    shutil.rmtree(memory_of(cluster, "agent-1", job))
+    cluster.restart("agent-1")
+    ended = cluster.wait_for_end(job)
+    assert ended.phase == pb.PHASE_DONE, cluster.story(job)
+    assert ended.restarts == 0
+    last = max(last_step(out, 1, rank) for rank in (0, 1))
+    for rank in (0, 1):
+        ((step, where),) = resumed_at(cluster, job, rank)
+        assert where
+        assert step in (last - 1, last, last + 1)
+    check_every_sample_once(out, samples=600, epochs=1)
+    undisturbed = cluster.submit("tiny.py", f"--out={calm}", *arguments, workers=(2, 2), checkpoint_every=0)
+    assert cluster.wait_for_end(undisturbed).phase == pb.PHASE_DONE
+    assert final(out) == final(calm)
+
+
+def test_killed_agent_leaves_its_jobs_memory_to_the_next_one_and_strangers_go(cluster: Cluster, tmp_path: Path) -> None:
+    """1. An agent is killed with its worker. 2. In its folder lies also a job that nobody knows. 3. The next agent
+    keeps what may come back, which does, and drops the other. 4. A cancelled job's memory is given back."""
+    out = tmp_path / "out"
+    cluster.local([1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", SLOW, "--epochs=100", checkpoint_every=0)
+    in_memory(cluster, job, 5)
+    cluster.kill("agent-0")
+    stranger = memory_of(cluster, "agent-0", "tiny-unknown")
+    stranger.mkdir()
+    cluster.restart("agent-0")
+    cluster.wait_for(job, "run 2 that trains", lambda j: j.run == 2 and j.memory_step > 8)
+    ((step, where),) = resumed_at(cluster, job)
+    assert (step > 5, where) == (True, ", from memory")
+    wait_until("the stranger's folder is gone", lambda: not stranger.exists(), 10)
+    cluster.client.cancel(job)
+    cluster.wait_for_end(job)
+    wait_until("the job's memory is given back", lambda: not memory_of(cluster, "agent-0", job).exists(), 10)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from atoll.agent.runtime.memory.cadence import Cadence
+
+
+def told(cadence: Cadence, step_s: float, cost_s: float, generations: int = 40) -> int:
+    for _ in range(generations):
+        cadence.stepped(step_s)
+        cadence.wrote(cost_s)
+    return cadence.every
+
+
+def test_what_costs_less_than_a_percent_is_done_every_step() -> None:
+    assert told(Cadence(), step_s=0.1, cost_s=0.0009) == 1
+
+
+def test_what_costs_more_is_done_as_seldom_as_makes_it_a_percent() -> None:
+    assert told(Cadence(), step_s=0.1, cost_s=0.0072) == 8
+
+
+def test_one_slow_write_changes_nothing() -> None:
+    cadence = Cadence()
+    told(cadence, step_s=0.1, cost_s=0.0005)
+    cadence.wrote(5.0)
+    assert cadence.every == 1
+
+
+def test_the_first_writes_take_memory_and_do_not_count() -> None:
+    cadence = Cadence()
+    told(cadence, step_s=0.1, cost_s=3.0, generations=3)
+    assert told(cadence, step_s=0.1, cost_s=0.0001) == 1
+
+
+def test_it_comes_back_when_steps_grow_longer_but_does_not_swing() -> None:
+    cadence = Cadence()
+    assert told(cadence, step_s=0.1, cost_s=0.0095) == 10
+    assert told(cadence, step_s=0.1, cost_s=0.0085) == 10
+    assert told(cadence, step_s=0.1, cost_s=0.0025) == 3

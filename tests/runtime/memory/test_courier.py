@@ -1,0 +1,163 @@
+"""Copies between two couriers over real sockets."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.agent.runtime.memory.courier import CHUNK_BYTES, Courier, Parcel, place_of
+from atoll.agent.runtime.memory.slot import PAGE_BYTES
+from atoll.agent.runtime.memory.store import CopyFiles, ShardFiles, paths
+from atoll.agent.runtime.wire.keys import Keys, generate
+
+DEADLINE_S = 20.0
+
+
+def keys(count: int) -> list[Keys]:
+    pairs = [generate() for _ in range(count)]
+    public = dict(enumerate(own for _, own in pairs))
+    return [Keys(secret=secret, public=public[rank], of=public) for rank, (secret, _) in enumerate(pairs)]
+
+
+class Pair:
+    """Rank 0 sends, rank 1 holds."""
+
+    def __init__(self, folder: Path, own: list[Keys] | None, limit_bytes: int = 1 << 30) -> None:
+        self.folder, self.said = folder, list[str]()
+        files = CopyFiles(ShardFiles(folder, 0, 2, None, lambda: False))
+        self.holder = self._courier(1, own, {0: files}, limit_bytes)
+        self.sender = self._courier(0, own, {}, limit_bytes)
+        ends = [courier.bind("127.0.0.1") for courier in (self.sender, self.holder)]
+        self.holder.start(ends, ())
+        self.sender.start(ends, (1,))
+
+    def _courier(self, rank: int, own: list[Keys] | None, incoming: dict[int, CopyFiles], limit: int) -> Courier:
+        return Courier(
+            run=1, rank=rank, keys=own[rank] if own else None, incoming=incoming, limit_bytes=limit,
+            tell=self.said.append,
+        )  # fmt: skip
+
+    def wait(self, what: Callable[[], bool]) -> None:
+        ends_s = time.monotonic() + DEADLINE_S
+        while not what():
+            assert time.monotonic() < ends_s, (self.holder.dropped, self.sender.dropped, self.said)
+            threading.Event().wait(0.005)
+
+    def close(self) -> None:
+        self.sender.close()
+        self.holder.close()
+
+
+@pytest.fixture(params=["in the clear", "with keys"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    folder = tmp_path / "held"
+    folder.mkdir()
+    made = Pair(folder, keys(2) if request.param == "with keys" else None)
+    yield made
+    made.close()
+
+
+def parcel(folder: Path, step: int, size: int) -> Parcel:
+    path = folder / f"own-{step}"
+    path.write_bytes(random.Random(step).randbytes(size) + b"older, longer content")
+    return Parcel(step, path, size)
+
+
+@pytest.mark.parametrize("size", [PAGE_BYTES + 1, CHUNK_BYTES, PAGE_BYTES + CHUNK_BYTES, 5 * CHUNK_BYTES + 77])
+def test_places_cover_a_file_once_and_the_first_page_is_last(size: int) -> None:
+    position, seen = 0, []
+    while position < size:
+        place, length = place_of(position, size)
+        seen.append((place, length))
+        position += length
+    assert seen[-1] == (0, PAGE_BYTES)
+    covered = sorted(byte for place, length in seen for byte in (place, place + length))
+    assert covered[0] == 0
+    assert covered[-1] == size
+    assert covered[1:-1:2] == covered[2::2]
+
+
+def test_two_generations_stay_and_the_third_takes_the_place_of_the_first(pair: Pair, tmp_path: Path) -> None:
+    for step, size in ((1, 3_000_000), (2, 50_000), (3, 3_500_001)):
+        sent = parcel(tmp_path, step, size)
+        pair.sender.send(sent)
+        pair.wait(lambda step=step: pair.holder.done_step == step)  # type: ignore[misc]
+        newest = [path for path in paths(pair.folder) if path.read_bytes()[:size] == sent.path.read_bytes()[:size]]
+        assert len(newest) == 1
+        assert len(paths(pair.folder)) == min(step, 2)
+    before = (tmp_path / "own-2").read_bytes()[:50_000]
+    assert sum(path.read_bytes()[:50_000] == before for path in paths(pair.folder)) == 1
+
+
+def test_nothing_leaves_while_training_sends(pair: Pair, tmp_path: Path) -> None:
+    """At most what was under way when it began arrives; the rest follows at once when the links are idle again."""
+    pair.sender.send(parcel(tmp_path, 1, 200_000))
+    pair.wait(lambda: pair.holder.done_step == 1)
+    pair.sender.hold()
+    pair.sender.send(parcel(tmp_path, 2, 3_000_000))
+    pair.wait(lambda: pair.sender._parcel is not None and pair.sender._parcel.step == 2)
+    assert pair.holder._incoming[0].step == 1
+    assert pair.sender._outgoing[1].sent == 0
+    pair.sender.release()
+    pair.wait(lambda: pair.holder.done_step == 2)
+
+
+def test_a_copy_goes_on_where_it_broke_off(pair: Pair, tmp_path: Path) -> None:
+    """Chunks that were lost on the way are sent again after a while, from the place that the holder has reached."""
+    take, lost = pair.holder._take, []
+
+    def deaf(message: list[object]) -> str | None:
+        if len(lost) < 3 and pair.holder._incoming[0].reached >= 2 * CHUNK_BYTES:
+            lost.append(message)
+            return "lost by the test"
+        return take(message)  # type: ignore[arg-type]
+
+    pair.holder._take = deaf  # type: ignore[method-assign, assignment]
+    sent = parcel(tmp_path, 1, 2_000_000)
+    pair.sender.send(sent)
+    pair.wait(lambda: pair.holder.done_step == 1)
+    assert len(lost) == 3
+    assert paths(pair.folder)[0].read_bytes()[:2_000_000] == sent.path.read_bytes()[:2_000_000]
+
+
+def test_who_has_no_key_of_the_run_brings_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "held"
+    folder.mkdir()
+    ours, theirs = keys(2), keys(2)
+    stranger = [Keys(secret=theirs[0].secret, public=theirs[0].public, of=ours[1].of), ours[1]]
+    pair = Pair(folder, stranger)
+    try:
+        pair.sender.send(parcel(tmp_path, 1, 200_000))
+        gatekeeper = pair.holder._gatekeeper
+        assert gatekeeper is not None
+        pair.wait(lambda: gatekeeper.refused > 0)
+        assert paths(folder) == []
+    finally:
+        pair.close()
+
+
+def test_a_copy_over_the_limit_is_not_begun(tmp_path: Path) -> None:
+    folder = tmp_path / "held"
+    folder.mkdir()
+    pair = Pair(folder, None, limit_bytes=100_000)
+    try:
+        pair.sender.send(parcel(tmp_path, 1, 200_000))
+        pair.wait(lambda: pair.holder.dropped["makes no sense"] > 0)
+        assert (paths(folder), pair.holder.done_step) == ([], 0)
+    finally:
+        pair.close()
+
+
+def test_a_holder_without_room_says_so(tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
+    pair = Pair(small_disk(64 * 1024), None)
+    try:
+        pair.sender.send(parcel(tmp_path, 1, 200_000))
+        pair.wait(lambda: pair.holder.failed is not None)
+        assert "No space left" in str(pair.holder.failed)
+    finally:
+        pair.close()
