@@ -95,7 +95,8 @@ def main() -> None:
         took, lost = sorted(one for one, _ in found), [one for _, one in found]
         print(
             f"all workers killed -> first step again: median {statistics.median(took):.2f} s, {took[0]:.2f} to "
-            f"{took[-1]:.2f} s of {len(took)} kills; steps lost: median {statistics.median(lost):g}, at most {max(lost)}"
+            f"{took[-1]:.2f} s of {len(took)} kills; steps lost: median {statistics.median(lost):g}, "
+            f"at most {max(lost)}"
         )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def make(width: int) -> tuple[nn.Module, torch.utils.data.TensorDataset]:
     """width: of four hidden layers; 2048 makes 18 M parameters."""
     torch.manual_seed(0)
     sizes = [256, *[width] * 5]
-    layers = [part for a, b in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(a, b), nn.GELU())]
+    layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.GELU())]
     inputs = torch.randn(16384, 256)
     return nn.Sequential(*layers, nn.Linear(width, 10)), torch.utils.data.TensorDataset(inputs, inputs.argmax(1) % 10)
 

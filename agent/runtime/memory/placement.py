@@ -12,7 +12,7 @@ def holders(nodes: Sequence[str], replicas: int) -> list[tuple[int, ...]]:
     for rank, node in enumerate(nodes):
         by_node.setdefault(node, []).append(rank)
     order = list(by_node)
-    found = []
+    found: list[tuple[int, ...]] = []
     for node in nodes:
         local = len([rank for rank in by_node[node] if rank < len(found)])  # how many of this node came before
         place = order.index(node)

@@ -35,7 +35,7 @@ MAX_JSON_BYTES: Final = 64 << 20
 _MAGIC: Final = b"ATOLLME1"
 _HEAD: Final = struct.Struct("<8sQQQQ16s16s")  # magic, bytes of layout, data and tail, place of data, two hashes
 _SEAL: Final = struct.Struct("<16s")
-_NUMBERS: Final = ("shard", "shards", "begin", "bytes", "total")
+_NUMBERS: Final = ("shard", "shards", "begin", "size", "total")
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -46,13 +46,13 @@ class Unsealed(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What a shard is of. begin, bytes: its place in the `total` bytes of the state. moving: what changes with every
+    """What a shard is of. begin, size: its place in the `total` bytes of the state. moving: what changes with every
     step and is no tensor, as pack_state made it. header: of the checkpoint, without the model's fingerprint."""
 
     shard: int
     shards: int
     begin: int
-    bytes: int
+    size: int
     total: int
     header: Mapping[str, Any]
     moving: Any
@@ -62,16 +62,18 @@ class Tail:
     def from_json(raw: bytes) -> Tail:
         """Raises CheckpointError."""
         body = parsed(raw, "its tail")
-        numbers = {name: body.get(name) for name in _NUMBERS}
-        for name, value in numbers.items():
+        numbers: dict[str, int] = {}
+        for name in _NUMBERS:
+            value = body.get(name)
             if type(value) is not int or not 0 <= value < 2**63:
                 raise CheckpointError(f"{name} = {value!r} in its tail is not a whole number of 0 or more")
+            numbers[name] = value
         chunks, header = body.get("chunks"), body.get("header")
         if not isinstance(chunks, list) or not all(isinstance(one, str) for one in chunks):
             raise CheckpointError("its tail lacks the hashes of its data")
         if not isinstance(header, dict):
             raise CheckpointError("its tail lacks the header")
-        return Tail(**numbers, header=header, moving=body.get("moving"), chunks=tuple(chunks))
+        return Tail(header=header, moving=body.get("moving"), chunks=tuple(chunks), **numbers)
 
     def sealed(self, chunks: Sequence[str]) -> bytes:
         """As the file holds it, once the hashes of its data are known."""
@@ -84,7 +86,7 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A file that was read, every byte verified. data: uint8 [tail.bytes]."""
+    """A file that was read, every byte verified. data: uint8 [tail.size]."""
 
     header: Header
     tail: Tail
@@ -238,6 +240,10 @@ def bounds(total: int, shard: int, shards: int) -> tuple[int, int]:
     return total * shard // shards, total * (shard + 1) // shards
 
 
+def hashed(chunk: Bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(chunk.data)
+
+
 def parsed(raw: bytes, what: str) -> dict[str, Any]:
     try:
         body = json.loads(raw)
@@ -251,12 +257,12 @@ def parsed(raw: bytes, what: str) -> dict[str, Any]:
 def _check_data(tail: Tail, data: Bytes) -> None:
     if not tail.shard < tail.shards or bounds(tail.total, tail.shard, tail.shards) != (
         tail.begin,
-        tail.begin + tail.bytes,
+        tail.begin + tail.size,
     ):
-        raise CheckpointError(f"shard {tail.shard} of {tail.shards} cannot be bytes {tail.begin} to +{tail.bytes}")
-    if len(data) != tail.bytes or len(tail.chunks) != -(-tail.bytes // CHUNK_BYTES):
-        raise CheckpointError(f"it has {len(data)} bytes in {len(tail.chunks)} chunks; {tail.bytes} were written")
+        raise CheckpointError(f"shard {tail.shard} of {tail.shards} cannot be bytes {tail.begin} to +{tail.size}")
+    if len(data) != tail.size or len(tail.chunks) != -(-tail.size // CHUNK_BYTES):
+        raise CheckpointError(f"it has {len(data)} bytes in {len(tail.chunks)} chunks; {tail.size} were written")
     for index, written in enumerate(tail.chunks):
         begin = index * CHUNK_BYTES
-        if xxhash.xxh3_64_hexdigest(data[begin : begin + CHUNK_BYTES]) != written:
-            raise CheckpointError(f"bytes {begin} to {min(begin + CHUNK_BYTES, tail.bytes)} are not those written")
+        if hashed(data[begin : begin + CHUNK_BYTES]) != written:
+            raise CheckpointError(f"bytes {begin} to {min(begin + CHUNK_BYTES, tail.size)} are not those written")

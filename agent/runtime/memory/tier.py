@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 import torch
-import xxhash
 
 from atoll.agent.runtime.checkpoint.header import Fingerprint, Header
 from atoll.agent.runtime.control import MemorySaid
@@ -18,7 +17,7 @@ from atoll.agent.runtime.memory.cadence import OFF, Cadence
 from atoll.agent.runtime.memory.courier import Courier, Parcel
 from atoll.agent.runtime.memory.live import LiveState, Piece, Sources
 from atoll.agent.runtime.memory.meeting import Placed, met
-from atoll.agent.runtime.memory.slot import CHUNK_BYTES, SlotFile, Tail, bounds
+from atoll.agent.runtime.memory.slot import CHUNK_BYTES, SlotFile, Tail, bounds, hashed
 from atoll.agent.runtime.memory.store import CopyFiles, Generation, ShardFiles, remove_others
 from atoll.agent.runtime.session import MemorySettings, Session
 from atoll.agent.runtime.snapshot import Snapshot
@@ -181,7 +180,7 @@ class MemoryTier:
             self._fail(error)
             return
         self._current = self._begun_step = step
-        if writing.tail.bytes <= INLINE_BYTES:
+        if writing.tail.size <= INLINE_BYTES:
             self._write(writing)
             return
         if self._thread is None:
@@ -200,7 +199,7 @@ class MemoryTier:
             shard=place.rank,
             shards=place.world_size,
             begin=begin,
-            bytes=end - begin,
+            size=end - begin,
             total=layout.total,
             header=self._header(),
             moving=self._live.moving,
@@ -245,13 +244,13 @@ class MemoryTier:
         tail, layout, tensors = writing.tail, self._live.layout, self._live.tensors
         try:
             with self._snapshot.readable():
-                data = writing.file.begin(layout.raw, layout.digest, tail.bytes)
+                data = writing.file.begin(layout.raw, layout.digest, tail.size)
                 hashes = []
                 for index, chunk in enumerate(writing.chunks):
                     for piece in chunk:
                         self._sources.copy(tensors[piece.tensor], piece, data)
                     begin = index * CHUNK_BYTES
-                    hashes.append(xxhash.xxh3_64_hexdigest(data[begin : begin + CHUNK_BYTES]))
+                    hashes.append(hashed(data[begin : begin + CHUNK_BYTES]))
             if self._late:
                 return
             writing.file.seal(tail.sealed(hashes))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from zmq_agent import FakeAgent
+from zmq_agent import FakeAgent, Start
 
 from atoll.agent.runtime.checkpoint import files
 from atoll.agent.runtime.memory.slot import content_of, parse
@@ -44,7 +44,8 @@ def first_and_last(out: Path, run: int) -> tuple[int, int]:
 class Job:
     """The runs of one job, each rank on a node of its own."""
 
-    def __init__(self, folder: Path, name: str = "job") -> None:
+    def __init__(self, folder: Path, start: Start, name: str = "job") -> None:
+        self.start = start
         self.out = folder / name
         self.out.mkdir()
         self.memory = self.out / "memory"
@@ -52,7 +53,8 @@ class Job:
 
     def agent(self, world_size: int, **settings: Any) -> FakeAgent:
         self.runs += 1
-        agent = FakeAgent(self.out, run=self.runs, world_size=world_size, job=settings.pop("job", "tiny-test"))
+        job = settings.pop("job", "tiny-test")
+        agent = FakeAgent(self.out, run=self.runs, world_size=world_size, job=job, start=self.start)
         agent.own_directories, agent.memory = True, self.memory
         agent.spec.checkpoint.memory_replicas = settings.pop("replicas", 2)
         agent.spec.checkpoint.every_steps = settings.pop("every_steps", 0)
@@ -100,8 +102,8 @@ def step_of(path: Path) -> int:
         return -1
 
 
-def undisturbed(tmp_path: Path, world_size: int) -> list[list[Line]]:
-    job = Job(tmp_path, "undisturbed")
+def undisturbed(tmp_path: Path, start: Start, world_size: int) -> list[list[Line]]:
+    job = Job(tmp_path, start, "undisturbed")
     job.ended(world_size, replicas=0)
     return lines(job.out, world_size)
 
@@ -112,11 +114,11 @@ def resumed_at(printed: str) -> int:
     return int(found[0])
 
 
-def test_a_killed_worker_goes_on_at_its_very_step_and_no_disk_is_touched(tmp_path: Path) -> None:
+def test_a_killed_worker_goes_on_at_its_very_step_and_no_disk_is_touched(tmp_path: Path, start: Start) -> None:
     """1. One worker, no checkpoints on disk. 2. SIGKILL. 3. The next run begins at the step that was under way. 4. All
     losses, random numbers and counters are those of a run that nobody disturbed."""
-    expected = undisturbed(tmp_path, 1)
-    job = Job(tmp_path)
+    expected = undisturbed(tmp_path, start, 1)
+    job = Job(tmp_path, start)
     job.killed(1, at_step=6)
     assert job.checkpoints() == []
     _, last = first_and_last(job.out, 1)
@@ -126,12 +128,12 @@ def test_a_killed_worker_goes_on_at_its_very_step_and_no_disk_is_touched(tmp_pat
     assert lines(job.out, 1) == expected
 
 
-def test_all_workers_killed_at_once_and_a_machine_lost_its_memory(tmp_path: Path) -> None:
+def test_all_workers_killed_at_once_and_a_machine_lost_its_memory(tmp_path: Path, start: Start) -> None:
     """1. Three machines, each shard on its own and on the next. 2. All die, one machine's memory is gone. 3. Its shard
     comes from the machine that held its copy; every bit of training is as if nothing had happened. 4. Again, with the
     memory of the one that helped before."""
-    expected = undisturbed(tmp_path, 3)
-    job = Job(tmp_path)
+    expected = undisturbed(tmp_path, start, 3)
+    job = Job(tmp_path, start)
     for run, lost in ((1, 1), (2, 2)):
         job.killed(3, at_step=5 * run)
         assert {path.name[:16] for path in job.shards(lost)} == {
@@ -145,12 +147,13 @@ def test_all_workers_killed_at_once_and_a_machine_lost_its_memory(tmp_path: Path
     assert lines(job.out, 3) == expected
 
 
-def test_fewer_machines_go_on_from_the_shards_of_more(tmp_path: Path) -> None:
-    """1. Three ranks wrote thirds. 2. Two go on from them, one of them with an empty memory, and write halves; the
+def test_fewer_machines_go_on_from_the_shards_of_more(tmp_path: Path, start: Start) -> None:
+    """1. Three ranks wrote thirds. 2. One machine is lost; the two others go on and write halves; the
     thirds are gone once those are complete. 3. One goes on alone from the halves that are on its machine."""
-    job = Job(tmp_path)
+    job = Job(tmp_path, start)
     job.killed(3, at_step=4)
     shutil.rmtree(job.memory / "node-1")
+    (job.memory / "node-2").rename(job.memory / "node-1")  # who is left is counted anew
     job.killed(2, at_step=9)
     assert first_and_last(job.out, 2)[0] >= 4
     assert {path.name[:18] for node in (0, 1) for path in job.shards(node)} == {
@@ -163,24 +166,29 @@ def test_fewer_machines_go_on_from_the_shards_of_more(tmp_path: Path) -> None:
     assert steps == list(range(STEPS))
 
 
-def test_both_machines_of_a_pair_lost_means_the_disk(tmp_path: Path) -> None:
+def test_both_machines_of_a_pair_lost_means_the_disk(tmp_path: Path, start: Start) -> None:
     """1. Checkpoints on disk every 4 steps, in memory every step. 2. Machines 0 and 1 lose their memory: nobody has
     shard 0 any more. 3. All go on from the same step on disk, and what memory still holds is not mixed in."""
-    expected = undisturbed(tmp_path, 3)
-    job = Job(tmp_path)
+    expected = undisturbed(tmp_path, start, 3)
+    job = Job(tmp_path, start)
     job.killed(3, at_step=6, every_steps=4)
     for node in (0, 1):
         shutil.rmtree(job.memory / f"node-{node}")
+    newest = job.newest_step(2)
+    for node in (job.out / "job").glob("node-*"):
+        for one in files.newest(node):
+            if one.step >= newest:
+                shutil.rmtree(one.path)
     on_disk = max(job.checkpoints())
-    assert on_disk < job.newest_step(2)
+    assert on_disk < newest
     printed, _ = job.ended(3)
     assert set(re.findall(r"goes on from step (\d+)(, from memory)?", printed)) == {(str(on_disk), "")}
     assert lines(job.out, 3) == expected
 
 
-def test_what_is_on_disk_at_the_same_step_or_later_is_used(tmp_path: Path) -> None:
+def test_what_is_on_disk_at_the_same_step_or_later_is_used(tmp_path: Path, start: Start) -> None:
     """A survivor of a lost peer writes the last step to disk; memory has nothing newer."""
-    job = Job(tmp_path)
+    job = Job(tmp_path, start)
     with job.agent(2) as agent:
         agent.start_workers("regression.py", str(job.out), *ARGUMENTS, *SLOWLY)
         agent.wait_until(lambda: len(agent.memory_steps) == 2 and min(agent.memory_steps.values()) >= 4)
@@ -207,11 +215,11 @@ def truncate(path: Path) -> None:
 
 @pytest.mark.parametrize(("damage", "why"), [(flip, "not what was written"), (truncate, "torn")])
 def test_a_damaged_shard_is_refused_and_an_older_generation_used(
-    tmp_path: Path, damage: Callable[[Path], None], why: str
+    tmp_path: Path, start: Start, damage: Callable[[Path], None], why: str
 ) -> None:
     """The newest shard of the only rank is damaged; the generation before it is whole, and training is the same."""
-    expected = undisturbed(tmp_path, 1)
-    job = Job(tmp_path)
+    expected = undisturbed(tmp_path, start, 1)
+    job = Job(tmp_path, start)
     job.killed(1, at_step=5)
     steps = sorted((step_of(path), path) for path in job.shards(0))
     if steps[0][0] < 0:  # killed in the middle of a write: one is whole
@@ -223,8 +231,8 @@ def test_a_damaged_shard_is_refused_and_an_older_generation_used(
     assert lines(job.out, 1) == expected
 
 
-def test_shards_of_another_model_or_job_are_refused_by_name(tmp_path: Path) -> None:
-    job = Job(tmp_path)
+def test_shards_of_another_model_or_job_are_refused_by_name(tmp_path: Path, start: Start) -> None:
+    job = Job(tmp_path, start)
     job.killed(2, at_step=4)
     kept = tmp_path / "kept"
     shutil.copytree(job.memory, kept)
@@ -232,7 +240,7 @@ def test_shards_of_another_model_or_job_are_refused_by_name(tmp_path: Path) -> N
     assert "goes on from" not in printed
     assert any("is of another model: tensor 0.bias is float32 [16] in the checkpoint" in text for text in notices)
 
-    other = Job(tmp_path, "other")
+    other = Job(tmp_path, start, "other")
     shutil.copytree(kept, other.memory)
     other.runs = 1
     printed, notices = other.ended(2, job="tiny-other")
@@ -240,8 +248,8 @@ def test_shards_of_another_model_or_job_are_refused_by_name(tmp_path: Path) -> N
     assert any("of job 'tiny-test', not of 'tiny-other'" in text for text in notices), notices
 
 
-def test_too_little_room_is_said_with_figures_before_the_first_step(tmp_path: Path) -> None:
-    job = Job(tmp_path)
+def test_too_little_room_is_said_with_figures_before_the_first_step(tmp_path: Path, start: Start) -> None:
+    job = Job(tmp_path, start)
     _, notices = job.ended(2, memory_bytes=1 << 20, every_steps=5)
     told = {text for text in notices if "MB are free" in text}
     assert len(told) == 2  # each rank speaks for its machine
@@ -251,11 +259,11 @@ def test_too_little_room_is_said_with_figures_before_the_first_step(tmp_path: Pa
 
 
 def test_memory_that_fills_up_ends_the_tier_on_all_ranks_and_nothing_else(
-    tmp_path: Path, small_disk: Callable[[int], Path]
+    tmp_path: Path, start: Start, small_disk: Callable[[int], Path]
 ) -> None:
     """Rank 1's machine has room as it seems, and then has not. All say why, and train to the end."""
-    expected = undisturbed(tmp_path, 2)
-    job = Job(tmp_path)
+    expected = undisturbed(tmp_path, start, 2)
+    job = Job(tmp_path, start)
     job.memory.mkdir()
     (job.memory / "node-1").symlink_to(small_disk(8 * 1024))
     _, notices = job.ended(2, "--sleep-s", "0.02")
@@ -264,8 +272,8 @@ def test_memory_that_fills_up_ends_the_tier_on_all_ranks_and_nothing_else(
     assert lines(job.out, 2) == expected
 
 
-def test_without_replicas_each_machine_keeps_its_own_part_alone(tmp_path: Path) -> None:
-    job = Job(tmp_path)
+def test_without_replicas_each_machine_keeps_its_own_part_alone(tmp_path: Path, start: Start) -> None:
+    job = Job(tmp_path, start)
     job.killed(2, at_step=4, replicas=1)
     names: Sequence[set[str]] = [{path.name[:18] for path in job.shards(node)} for node in (0, 1)]
     assert names == [{"shard-0000-of-0002"}, {"shard-0001-of-0002"}]

@@ -28,7 +28,7 @@ def write(path: Path, data: bytes, *, shard: int = 0, **changed: Any) -> SlotFil
     target = file.begin(LAYOUT, xxhash.xxh3_128_digest(LAYOUT), len(data))
     target[:] = np.frombuffer(data, np.uint8)
     begin, end = bounds(2 * len(data), shard, 2)
-    fields = {"shard": shard, "shards": 2, "begin": begin, "bytes": end - begin, "total": 2 * len(data)} | changed
+    fields = {"shard": shard, "shards": 2, "begin": begin, "size": end - begin, "total": 2 * len(data)} | changed
     header = {name: value for name, value in HEADER.to_json().items() if name != "model"}
     tail = Tail(**fields, header=header, moving={}, chunks=())
     hashes = [xxhash.xxh3_64_hexdigest(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
@@ -82,7 +82,7 @@ def test_a_flipped_bit_is_never_read(small: Path) -> None:
         small.write_bytes(damaged)
         with pytest.raises(CheckpointError):
             parse(content_of(small))
-    assert used.tail.bytes == 200
+    assert used.tail.size == 200
 
 
 def test_a_truncated_file_is_never_read(small: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_truncated_file_is_never_read(small: Path) -> None:
         ({"shard": 2}, "cannot be bytes"),
         ({"begin": 4}, "cannot be bytes"),
         ({"total": 10**9}, "cannot be bytes"),
-        ({"bytes": -1}, "not a whole number"),
+        ({"size": -1}, "not a whole number"),
         ({"total": 1.5}, "not a whole number"),
     ],
 )
