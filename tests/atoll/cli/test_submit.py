@@ -91,7 +91,7 @@ def test_flags_and_arguments_become_the_spec(
     assert (spec.name, spec.script, list(spec.args)) == ("filed", "train.py", ["--lr", "0.1", "--config", "x"])
     assert (spec.min_workers, spec.max_workers, spec.seed, spec.max_restarts, spec.split) == (2, 8, 7, 1, "even")
     assert dict(spec.env) == {"A": "1", "B": "2", "C": "a=b"}
-    assert spec.checkpoint == common.CheckpointPolicy(directory="/mnt", every_steps=50, keep=9)
+    assert spec.checkpoint == common.CheckpointPolicy(directory="/mnt", every_steps=50, keep=9, memory_replicas=2)
 
 
 def test_paths_in_a_job_file_are_relative_to_it(
