@@ -312,9 +312,9 @@ class Run:
                 every_steps=spec.checkpoint.every_steps,
                 keep=max(spec.checkpoint.keep, 1),
             )
-            if welcome.memory_directory:
+            if spec.checkpoint.memory_replicas and isinstance(strategy, Dense):  # on every rank alike
                 memory = MemorySettings(
-                    folder=Path(welcome.memory_directory),
+                    folder=Path(welcome.memory_directory) if welcome.memory_directory else None,
                     room_bytes=welcome.memory_bytes,
                     nodes=tuple(member.node for member in welcome.launch.members),
                     replicas=spec.checkpoint.memory_replicas,

@@ -31,7 +31,7 @@ class CheckpointSettings:
 class MemorySettings:
     """Where checkpoints go that stay in memory."""
 
-    folder: Path  # of this job and this machine's agent
+    folder: Path | None  # of this job and this machine's agent; None where that has no room for any
     room_bytes: int  # for this rank's, as the agent found it
     nodes: tuple[str, ...]  # by rank; empty where they are not known
     replicas: int  # nodes that hold each shard

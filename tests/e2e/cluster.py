@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 import psutil
 
+from atoll.agent.supervisor.memory import root_of
 from atoll.bundle import pack
 from atoll.client import Client
 from atoll.v1 import common_pb2 as common
@@ -69,6 +71,7 @@ class Cluster:
         order = sorted(self.processes, key=lambda name: (name.startswith("etcd"), name.startswith("controller")))
         for name in order:
             self._stop(self.processes[name])
+            shutil.rmtree(root_of(self.folder / name), ignore_errors=True)  # killed agents leave theirs
         if kind is not None:
             for path in sorted(self.folder.glob("*.log")):
                 print(f"--- {path.name}\n{path.read_text(errors='replace')[-4000:]}")

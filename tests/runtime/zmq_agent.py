@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol
@@ -126,6 +126,7 @@ class FakeAgent:
         self.own_directories = False  # as if each rank were alone on a machine
         self.memory: Path | None = None  # where checkpoints stay in memory; of each rank its own with own_directories
         self.memory_bytes = 1 << 30
+        self.without_memory: Collection[int] = ()  # ranks whose agent has no folder for them
         self.memory_steps: dict[int, int] = {}  # by rank
         self.answer_hello = True
         self.steps: dict[int, list[StepSample]] = {rank: [] for rank in range(world_size)}
@@ -218,7 +219,7 @@ class FakeAgent:
         return self.job_directory / f"node-{rank}" if self.own_directories else self.job_directory
 
     def memory_of(self, rank: int) -> Path | None:
-        if self.memory is None:
+        if self.memory is None or rank in self.without_memory:
             return None
         folder = self.memory / f"node-{rank}" if self.own_directories else self.memory
         folder.mkdir(parents=True, exist_ok=True)

@@ -25,13 +25,13 @@ Said = list[tuple[Generation, int]]  # generation and shard
 class Remembered:
     """What all ranks together hold. Every method but the properties is collective and gives the same on every rank."""
 
-    def __init__(self, session: Session, folder: Path, model: Fingerprint) -> None:
+    def __init__(self, session: Session, folder: Path | None, model: Fingerprint) -> None:
         """Look. A node's ranks share its folder, and the work of verifying it. Raises PeerLost."""
         self._session, self._group = session, session.group
         self._wanted = Wanted(session.job, session.run, model)
         part = (session.place.local_rank, session.place.local_world_size)
         try:
-            found = held(folder, self._wanted, part, self._passed_over)
+            found = held(folder, self._wanted, part, self._passed_over) if folder is not None else []
         except CheckpointError as error:
             self._passed_over(str(error))
             found = []

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -79,9 +80,9 @@ class MemoryTier:
         if self._memory is None:
             return
         self._begun_step = step
-        place, folder = self._session.place, self._memory.folder
+        place, incoming = self._session.place, {}
         try:
-            self._check_room(self._memory, total_bytes)
+            folder = self._roomy(self._memory, total_bytes)
             files = {
                 shard: ShardFiles(folder, shard, place.world_size, kept, self._make_room)
                 for shard in (place.rank, *self._placed.owners)
@@ -90,7 +91,6 @@ class MemoryTier:
             incoming = {owner: CopyFiles(copies) for owner, copies in files.items()}
         except CheckpointError as error:
             self._fail(error)
-            incoming = {}
         if self._placed.any and self._session.group is not None:
             self._courier, why = met(self._session, self._placed, incoming, limit_bytes=2 * total_bytes + _SLACK_BYTES)
             if why:
@@ -261,8 +261,10 @@ class MemoryTier:
             if self._courier is not None and self._courier.sends:
                 self._courier.send(Parcel(writing.step, writing.file.path, writing.file.content_bytes))
 
-    def _check_room(self, memory: MemorySettings, total_bytes: int) -> None:
-        """Raises CheckpointError with figures where it will not fit."""
+    def _roomy(self, memory: MemorySettings, total_bytes: int) -> Path:
+        """The folder. Raises CheckpointError with figures where it will not fit."""
+        if memory.folder is None:
+            raise CheckpointError(f"the agent of rank {self._session.place.rank} could not make a folder for them")
         held = len(self._placed.owners)
         needed = needed_bytes(total_bytes, self._session.place.world_size, held)
         if needed > memory.room_bytes:
@@ -272,12 +274,13 @@ class MemoryTier:
                 f"{memory.room_bytes / 1e6:.0f} MB are free in {memory.folder}. Free memory, use more machines, or set "
                 "[checkpoint] memory_replicas lower"
             )
+        return memory.folder
 
     def _make_room(self) -> bool:
         """Remove the shards of runs of another shape: a generation is complete without them, or cannot be while they
         are there. Also by the threads that write; whether there were any, as far as is known."""
         there, self._others_there = self._others_there, False
-        if there and self._memory is not None:
+        if there and self._memory is not None and self._memory.folder is not None:
             try:
                 remove_others(self._memory.folder, self._placed.here, self._session.place.world_size)
             except CheckpointError as error:

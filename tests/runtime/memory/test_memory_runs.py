@@ -258,6 +258,15 @@ def test_too_little_room_is_said_with_figures_before_the_first_step(tmp_path: Pa
     assert max(job.checkpoints()) == STEPS
 
 
+def test_one_machine_without_a_folder_means_disks_for_all(tmp_path: Path, start: Start) -> None:
+    """All ranks look, meet and decide together, also those whose agent has nothing for them."""
+    job = Job(tmp_path, start)
+    _, notices = job.ended(2, without_memory={1})
+    assert any("the agent of rank 1 could not make a folder" in text for text in notices), notices
+    assert any("another rank cannot write its part" in text for text in notices), notices
+    assert max(job.checkpoints()) == STEPS
+
+
 def test_memory_that_fills_up_ends_the_tier_on_all_ranks_and_nothing_else(
     tmp_path: Path, start: Start, small_disk: Callable[[int], Path]
 ) -> None:
