@@ -26,7 +26,7 @@ def run(mbit: float, current: object = CURRENT, policy: Policy = FOLLOWING, **ch
 
 
 def test_a_thinner_link_raises_the_rate_at_once_and_says_why() -> None:
-    wide = next_plan(run(480))
+    wide = next_plan(run(480, current=replace(CURRENT, rate=0.999)))
     assert wide is not None
     assert wide.rate is not None
     seen = ranks(*LIKE, plan=wide.id)
@@ -70,7 +70,14 @@ def test_unequal_devices_get_their_split_with_the_rate() -> None:
     plan = next_plan(run(100, ranks=ranks(0.002, 0.004, 0.004)))
     assert plan is not None
     assert plan.shares == (128.0, 64.0, 64.0)
-    even = next_plan(run(100, policy=replace(FOLLOWING, split="even"), ranks=ranks(0.002, 0.004, 0.004)))
+    even = next_plan(
+        run(
+            100,
+            current=replace(CURRENT, rate=0.999),
+            policy=replace(FOLLOWING, split="even"),
+            ranks=ranks(0.002, 0.004, 0.004),
+        )
+    )
     assert even is not None
     assert even.shares == (86.0, 85.0, 85.0)
 
@@ -94,6 +101,6 @@ def test_a_pinned_rate_leaves_the_batch_to_the_plan() -> None:
 
 
 def test_one_island_has_no_thin_link() -> None:
-    plan = next_plan(given(ranks(*LIKE), current=CURRENT, policy=FOLLOWING))
+    plan = next_plan(given(ranks(*LIKE), current=replace(CURRENT, rate=0.99), policy=FOLLOWING))
     assert plan is not None
-    assert plan.rate == pytest.approx(0.9)
+    assert plan.rate == pytest.approx(0.97)
