@@ -288,15 +288,15 @@ class MemoryTier:
         return there
 
     def _tell(self, every: int) -> None:
-        if every == self._told_every:
-            return
+        if self._told_every / 2 < every < 2 * self._told_every:
+            return  # it swings with what else the machine does; a change of that order is no news
         self._told_every = every
         if self._session.place.is_main:
             text = (
                 f"the state goes into memory every {every} steps from now on: writing costs "
                 f"{1000 * self._cadence.cost_s:.2f} ms here, a step takes {1000 * self._cadence.step_s:.1f} ms"
             )
-            self._session.notice(LEVEL_WARNING if every > 1 else LEVEL_INFO, text)
+            self._session.notice(LEVEL_INFO, text)
 
     def _take_failure(self) -> None:
         failed, self._failed = self._failed, None
