@@ -6,7 +6,6 @@ about 150, ten minutes. Made by scripts/make_trace.py from a regime-switching lo
 
 from __future__ import annotations
 
-import csv
 import math
 import random
 from bisect import bisect_right
@@ -15,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from atoll.errors import BadInput
+from atoll.controller.simulator.links import read_trace
 
 WAN: Final = Path(__file__).resolve().parent.parent / "traces" / "wan.csv"
-MAX_POINTS: Final = 100_000
 
 LOWEST_MBIT_S: Final = 50.0
 HIGHEST_MBIT_S: Final = 600.0
@@ -57,29 +55,9 @@ class Trace:
 
 
 def read(path: Path) -> Trace:
-    """A CSV of `seconds,mbit_s` with a heading; seconds ascend from 0. The last point lasts as long as the one before.
-
-    Raises BadInput naming file and line."""
-    try:
-        rows = list(csv.reader(path.read_text().splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"the trace {path} cannot be read: {error}") from error
-    if not 3 <= len(rows) <= MAX_POINTS or rows[0] != ["seconds", "mbit_s"]:
-        raise BadInput(f"the trace {path} must be a line `seconds,mbit_s` and 2 to {MAX_POINTS - 1} points after it")
-    starts: list[float] = []
-    rates: list[float] = []
-    for number, row in enumerate(rows[1:], start=2):
-        try:
-            second, rate = map(float, row)
-        except ValueError:
-            second = rate = math.nan
-        if not (second > starts[-1] if starts else second == 0) or not 1 <= rate <= 100_000 or math.isinf(second):
-            raise BadInput(
-                f"{path}, line {number}: {','.join(row)!r} is not a time that ascends from 0 and 1 to 100000 Mbit/s"
-            )
-        starts.append(second)
-        rates.append(rate)
-    return Trace(starts, rates, 2 * starts[-1] - starts[-2])
+    """A trace file, as the simulator reads it. Raises BadInput naming file and line."""
+    link = read_trace(path, hint="")
+    return Trace(link.starts_s, link.mbit_s, link.length_s)
 
 
 def generate(seconds: int, seed: int) -> list[float]:

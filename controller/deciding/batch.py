@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from atoll.controller.deciding.given import GAIN, Given
-from atoll.controller.deciding.split import doubt_s, following, least_batch, node_form, overlap_form
+from atoll.controller.deciding.first import by_time
+from atoll.controller.deciding.given import GAIN, REACH, Given
+from atoll.controller.deciding.split import doubt_s, following, node_form, overlap_form
 from atoll.controller.deciding.stepping import predicted, rank_times, slowest
 from atoll.controller.deciding.words import changed, listed
 from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, RankProfile
@@ -17,8 +18,6 @@ from atoll.controller.planners.registry import PLANNERS, canonical
 from atoll.controller.state.records import PlanRecord
 
 CANDIDATES: Final = 32
-REACH: Final = 2.0
-"""A plan changes the total batch by this factor at most: predictions far from what was measured are not trusted."""
 SETTLED_STEPS: Final = 20
 EXPLORE: Final = 1.25
 """Ranks that were measured with one batch only are shown another: without it no model of their step can be had."""
@@ -39,8 +38,7 @@ def explore_batch(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | No
     if other == total:
         return None
     times = [rank.compute_s / max(rank.local_batch, 1) for rank in ranks]
-    low = least_batch(other, len(ranks))
-    text = canonical({"nodes": [{"min_batch": low, "seconds_per_sample": t} for t in times], "total_batch": other})
+    text = by_time(times, other)
     output = PLANNERS["inverse-time"].run_json(text)
     batches = json.loads(output)["batches"]
     return following(

@@ -46,10 +46,7 @@ def first_plan(
     times, why = _times(places, learned)
     if max(times) <= ALIKE * min(times):
         return _even(run, len(places), total_batch)
-    # Every rank gets a sample: an idle rank would never be measured again.
-    total = total_batch or NOMINAL_BATCH
-    low = 1 if total >= len(places) else 0
-    text = canonical({"nodes": [{"min_batch": low, "seconds_per_sample": t} for t in times], "total_batch": total})
+    text = by_time(times, total_batch or NOMINAL_BATCH)
     output = PLANNERS["inverse-time"].run_json(text)
     planned = json.loads(output)
     shares = planned["batches"] if total_batch >= len(places) else planned["continuous"]
@@ -76,6 +73,18 @@ def _times(places: Sequence[Place], learned: Mapping[str, float]) -> tuple[list[
         why = "speeds learned in earlier runs, new devices by their benchmark" if known else "the devices' benchmarks"
         return [learned.get(place.name, work / place.work_per_s) for place in places], why
     return [0.001 / place.speed for place in places], "set speeds of the devices; none are measured yet"
+
+
+def least_batch(total_batch: int, ranks: int) -> int:
+    """Every rank gets a sample where there are enough: an idle rank would never be measured again."""
+    return 1 if total_batch >= ranks else 0
+
+
+def by_time(times: Sequence[float], total_batch: int) -> str:
+    """The input of planner `inverse-time`. times: seconds per sample, by rank."""
+    low = least_batch(total_batch, len(times))
+    nodes = [{"min_batch": low, "seconds_per_sample": time_s} for time_s in times]
+    return canonical({"nodes": nodes, "total_batch": total_batch})
 
 
 def _even(run: int, ranks: int, total_batch: int) -> PlanRecord:

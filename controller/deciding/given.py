@@ -26,6 +26,10 @@ that only says: the less is sent, the worse. With a fixed total batch all it dec
 ask for. Below 0.97 what is won is less than what selecting and summing more entries costs the processors."""
 
 
+REACH: Final = 2.0
+"""A plan changes the total batch by this factor at most: predictions far from what was measured are not trusted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
     """What a user has taken out of the controller's hands. total_batch: 0 where it is not pinned; shares: empty."""

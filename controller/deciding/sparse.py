@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from atoll.controller.deciding.given import GAIN, PRIOR, Given
-from atoll.controller.deciding.split import following, least_batch
+from atoll.controller.deciding.first import least_batch
+from atoll.controller.deciding.given import GAIN, PRIOR, REACH, Given
+from atoll.controller.deciding.split import following
 from atoll.controller.deciding.stepping import predicted, slowest
 from atoll.controller.deciding.words import changed, listed, mbit, percent
 from atoll.controller.estimators.profile import RankProfile
@@ -26,8 +27,6 @@ RATE_GAIN: Final = 1.25
 USED: Final = 0.6
 """Of the estimated bandwidth that a plan may fill. What is sent comes in bursts, and bandwidth changes before a plan
 can follow: a rate that just fits stalls (docs/simulator.md). Over-estimates hurt more (StellaTrain, section 6)."""
-REACH: Final = 2.0
-"""A plan changes the total batch by this factor at most: predictions far from what was measured are not trusted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from atoll.controller.deciding.first import by_time, least_batch
 from atoll.controller.deciding.given import GAIN, LEAD_STEPS, Given
 from atoll.controller.deciding.stepping import NO_OVERLAP, predicted, rank_times, slowest
 from atoll.controller.deciding.words import listed, ratios
@@ -51,11 +52,6 @@ def overlap_form(overlap: OverlapEstimate | None) -> dict[str, float]:
     return {"gamma": known.gamma, "t_o": known.t_o, "t_u": known.t_u}
 
 
-def least_batch(total_batch: int, ranks: int) -> int:
-    """Every rank gets a sample where there are enough: an idle rank would never be measured again."""
-    return 1 if total_batch >= ranks else 0
-
-
 def doubt_s(ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate], batches: Sequence[int]) -> float:
     """Two standard errors of how much a step changes with these batches, in seconds.
 
@@ -73,8 +69,7 @@ def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord |
     if total < len(ranks) or any(rank.local_batch == 0 for rank in ranks):
         return None
     times = [rank.compute_s / rank.local_batch for rank in ranks]
-    low = least_batch(total, len(ranks))
-    text = canonical({"nodes": [{"min_batch": low, "seconds_per_sample": t} for t in times], "total_batch": total})
+    text = by_time(times, total)
     output = PLANNERS["inverse-time"].run_json(text)
     planned = json.loads(output)
     before = [rank.local_batch for rank in ranks]

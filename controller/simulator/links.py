@@ -53,14 +53,14 @@ class Link:
         return rounds * self.length_s, inside_s
 
 
-def read_trace(path: Path) -> Link:
+def read_trace(path: Path, hint: str = ". Its path is relative to the scenario") -> Link:
     """A CSV of `seconds,mbit_s` with a heading; seconds ascend from 0. The last point lasts as long as the one before.
 
-    Raises BadInput naming file and line."""
+    Raises BadInput naming file and line; hint: what it adds where there is no such file."""
     try:
         rows = list(csv.reader(path.read_text().splitlines()))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"the trace {path} cannot be read: {error}. Its path is relative to the scenario") from error
+        raise BadInput(f"the trace {path} cannot be read: {error}{hint}") from error
     if not 3 <= len(rows) <= MAX_POINTS or rows[0] != ["seconds", "mbit_s"]:
         raise BadInput(f"the trace {path} must be a line `seconds,mbit_s` and 2 to {MAX_POINTS - 1} points after it")
     starts: list[float] = []
