@@ -4,8 +4,10 @@ And what every error becomes on its way out: a status code and one line, never a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +33,7 @@ from atoll.rpc import LEADER_METADATA
 
 logger = logging.getLogger(__name__)
 
+FIRST_MESSAGE_S: Final = 2.0
 JOB_SERVICE: Final = "atoll.v1.JobService"
 AGENT_SERVICE: Final = "atoll.v1.AgentService"
 _ROLES: Final[Mapping[str, str]] = {JOB_SERVICE: "client", AGENT_SERVICE: "agent"}
@@ -106,12 +109,12 @@ class Gate(grpc.aio.ServerInterceptor):
 
     def _guard(self, behaviour: _Behaviour, method: str, service: str) -> _Behaviour:
         async def guarded(request: Any, context: Context) -> Any:
+            stream = _Stream(request) if hasattr(request, "__aiter__") else None
             try:
                 if self._identities:
                     caller_name(context, _ROLES[service])
                 self._office.leading()
-                readable = _each_readable(request) if hasattr(request, "__aiter__") else _readable(request)
-                return await behaviour(readable, context)
+                return await behaviour(stream or _readable(request), context)
             except AtollError as error:
                 failure: Exception = error
             except grpc.aio.AbortError:
@@ -119,6 +122,8 @@ class Gate(grpc.aio.ServerInterceptor):
             except Exception as error:
                 logger.exception("%s failed", method)
                 failure = error
+            if stream is not None:
+                await stream.heard_out()
             await self._refuse(failure, method, context)
             return None
 
@@ -164,6 +169,25 @@ def _readable(request: Any) -> Any:
     return request
 
 
-async def _each_readable(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
-        yield _readable(request)
+class _Stream:
+    """A caller's messages, as they are read."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = aiter(requests)
+        self._heard = False
+
+    def __aiter__(self) -> _Stream:
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await anext(self._requests)
+        self._heard = True
+        return _readable(request)
+
+    async def heard_out(self) -> None:
+        """Wait until the first message has come: where it is still under way when the stream ends, gRPC tells the
+        caller that sending failed, and not why it was refused."""
+        if not self._heard:
+            with suppress(TimeoutError, StopAsyncIteration, BadInput):
+                async with asyncio.timeout(FIRST_MESSAGE_S):
+                    await anext(self)
