@@ -11,52 +11,29 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import random
-import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-import grpc
-import grpc.aio
-
-from atoll.errors import AtollError, BadInput, ControllerUnreachable, DeadlineExceeded, NotAllowed
-from atoll.handshakes import certificate_problem, ended_at_once, refused_in_silence
-from atoll.rpc import (
-    CODE_CHUNK_BYTES,
-    DEFAULT_PORT,
-    MAX_CODE_BYTES,
-    Tls,
-    leader_hint,
-    open_channel,
-    split_address,
-    translate,
-)
+from atoll.errors import BadInput, DeadlineExceeded
+from atoll.leader import Leader
+from atoll.rpc import CODE_CHUNK_BYTES, DEFAULT_PORT, MAX_CODE_BYTES, Tls
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
-from atoll.v1.jobs_pb2_grpc import JobServiceStub
 
 DEFAULT_CONTROLLER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 ENDED: Final = frozenset({pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED})
 
-# Every call may be repeated (Submit has its request id), so whatever says "nobody did it" is tried again.
-_TRY_AGAIN: Final = frozenset(
-    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
-)
-_BACKOFF_S: Final = (0.1, 1.0)
-_STREAM_LIFE_S: Final = 300.0  # a stream is opened anew after this long: none can hang for ever unnoticed
 _SLOWEST_LINK_BYTES_PER_S: Final = 128 * 1024
 
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
+    from atoll.leader import Stream
     from atoll.v1.jobs_pb2_grpc import JobServiceAsyncStub
-
-    _Stream: TypeAlias = grpc.aio.UnaryStreamCall[Any, _T]
 
 
 class AsyncClient:
@@ -70,15 +47,7 @@ class AsyncClient:
     def __init__(
         self, controllers: Sequence[str] = (DEFAULT_CONTROLLER,), *, tls: Tls | None = None, timeout_s: float = 10.0
     ) -> None:
-        if not controllers:
-            raise BadInput("no controller named. Give HOST:PORT of at least one")
-        if not timeout_s > 0:
-            raise BadInput(f"timeout = {timeout_s} s must be positive. Leave it out for 10")
-        self._addresses = [_normal(address) for address in controllers]
-        self._current = self._addresses[0]
-        self._tls = tls
-        self._timeout_s = timeout_s
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._leader = Leader(controllers, tls, timeout_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,9 +59,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections; streams that are open end."""
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close()
+        await self._leader.close()
 
     async def submit(self, spec: common.JobSpec, code: bytes, request_id: str | None = None) -> str:
         """Hand a job over; return its id once the cluster will not lose it.
@@ -113,21 +80,22 @@ class AsyncClient:
                 yield pb.SubmitRequest(code=code[start : start + CODE_CHUNK_BYTES])
 
         transfer_s = len(code) / _SLOWEST_LINK_BYTES_PER_S
-        reply = await self._call("submit", lambda stub, s: stub.Submit(parts(), timeout=s + transfer_s))
+        reply = await self._leader.call("submit", lambda stub, s: stub.Submit(parts(), timeout=s + transfer_s))
         return reply.job
 
     async def get(self, job: str) -> pb.Job:
         """The job with this id, or the newest of this name."""
-        return await self._call(f"job {job}", lambda stub, s: stub.Get(pb.GetRequest(job=job), timeout=s))
+        return await self._leader.call(f"job {job}", lambda stub, s: stub.Get(pb.GetRequest(job=job), timeout=s))
 
     async def jobs(self, *, ended: bool = False) -> list[pb.Job]:
         """Living jobs; with `ended` also those that are over."""
-        reply = await self._call("list jobs", lambda stub, s: stub.List(pb.ListRequest(all=ended), timeout=s))
+        reply = await self._leader.call("list jobs", lambda stub, s: stub.List(pb.ListRequest(all=ended), timeout=s))
         return list(reply.jobs)
 
     async def cancel(self, job: str) -> pb.Job:
         """Ask for the job's end. Workers are gone within 5 s; `watch` shows it."""
-        return await self._call(f"cancel {job}", lambda stub, s: stub.Cancel(pb.CancelRequest(job=job), timeout=s))
+        request = pb.CancelRequest(job=job)
+        return await self._leader.call(f"cancel {job}", lambda stub, s: stub.Cancel(request, timeout=s))
 
     async def adjust(
         self,
@@ -146,27 +114,27 @@ class AsyncClient:
         step it holds. Raises Conflict for a job that does not run, BadInput for values that do not fit it.
         """
         request = pb.AdjustRequest(job=job, rate=rate, total_batch=total_batch, shares=shares, unpin=unpin)
-        return await self._call(f"adjust {job}", lambda stub, s: stub.Adjust(request, timeout=s))
+        return await self._leader.call(f"adjust {job}", lambda stub, s: stub.Adjust(request, timeout=s))
 
     async def plans(self, job: str, run: int = 0) -> list[pb.DecidedPlan]:
         """The plans of the job's newest run, or of another, oldest first, with what each was decided from."""
-        reply = await self._call(
+        reply = await self._leader.call(
             f"plans of {job}", lambda stub, s: stub.Plans(pb.PlansRequest(job=job, run=run), timeout=s)
         )
         return list(reply.plans)
 
     async def nodes(self) -> pb.ListNodesReply:
         """The nodes and what runs on them; also which controller answered, its version and clock."""
-        return await self._call("list nodes", lambda stub, s: stub.ListNodes(pb.ListNodesRequest(), timeout=s))
+        return await self._leader.call("list nodes", lambda stub, s: stub.ListNodes(pb.ListNodesRequest(), timeout=s))
 
     async def watch(self, job: str) -> AsyncGenerator[pb.Job, None]:
         """The job now, then after every change, until it has ended. Goes on over controller restarts."""
         last = await self.get(job)
         yield last
         doing, request = f"watch {job}", pb.WatchRequest(job=last.id)
-        breaks = _Breaks(self._timeout_s)
+        breaks = self._leader.patience()
         while last.phase not in ENDED:
-            stream = self._one_stream(doing, breaks, lambda stub, s: stub.Watch(request, timeout=s))
+            stream = self._leader.stream(doing, breaks, lambda stub, s: stub.Watch(request, timeout=s))
             async with aclosing(stream):
                 async for seen in stream:
                     if seen != last:
@@ -179,9 +147,9 @@ class AsyncClient:
         """Events of a job, or of the cluster; each once, in order, also over controller restarts."""
         job = (await self.get(job)).id if job else ""
         doing, request = f"events of {job or 'the cluster'}", pb.EventsRequest(job=job, follow=follow)
-        breaks, newest = _Breaks(self._timeout_s), 0
+        breaks, newest = self._leader.patience(), 0
         while True:
-            stream = self._one_stream(doing, breaks, lambda stub, s: stub.Events(request, timeout=s))
+            stream = self._leader.stream(doing, breaks, lambda stub, s: stub.Events(request, timeout=s))
             async with aclosing(stream):
                 async for event in stream:
                     if event.sequence > newest:
@@ -199,12 +167,12 @@ class AsyncClient:
         rank: only this one's; all where None. tail_lines: only the newest lines of each; 0 = all that is kept.
         """
         job = (await self.get(job)).id
-        doing, breaks, had = f"logs of {job}", _Breaks(self._timeout_s), _LogPosition()
+        doing, breaks, had = f"logs of {job}", self._leader.patience(), _LogPosition()
         while True:
             tail = 0 if had.anything else tail_lines
             had.new_stream()
             request = pb.LogsRequest(job=job, rank=rank, follow=follow, tail_lines=tail)
-            stream = self._one_stream(doing, breaks, partial(_open_logs, request))
+            stream = self._leader.stream(doing, breaks, partial(_open_logs, request))
             async with aclosing(stream):
                 async for chunk in stream:
                     if fresh := had.only_new(chunk):
@@ -215,82 +183,6 @@ class AsyncClient:
 
     async def _has_ended(self, job: str) -> bool:
         return (await self.get(job)).phase in ENDED
-
-    async def _call(self, doing: str, attempt: Callable[[JobServiceAsyncStub, float], Awaitable[_T]]) -> _T:
-        """One unary call, tried at whoever may lead until it is answered or timeout_s has passed."""
-        ends = time.monotonic() + self._timeout_s
-        pause_s, hinted = _BACKOFF_S[0], False
-        while True:
-            # With several controllers one that hangs must leave time for the others.
-            left_s = max(0.05, ends - time.monotonic())
-            try:
-                return await attempt(self._stub(), left_s if len(self._addresses) == 1 else max(1.0, left_s / 2))
-            except grpc.aio.AioRpcError as error:
-                self._raise_if_final(error, doing)
-                if time.monotonic() >= ends:
-                    raise self._unreachable(doing, error) from error
-                hint = leader_hint(error)
-                if hint and not hinted:
-                    self._current, hinted = hint, True
-                    continue
-                self._next_address()
-                hinted = False
-            await asyncio.sleep(min(random.uniform(pause_s / 2, pause_s), max(0.0, ends - time.monotonic())))
-            pause_s = min(2 * pause_s, _BACKOFF_S[1])
-
-    async def _one_stream(
-        self, doing: str, breaks: _Breaks, start: Callable[[JobServiceAsyncStub, float], _Stream[_T]]
-    ) -> AsyncGenerator[_T, None]:
-        """Whatever one stream gives; then `breaks.ended_well` says whether the server ended it or it broke."""
-        opened, delivered = time.monotonic(), False
-        breaks.ended_well = False
-        call = start(self._stub(), _STREAM_LIFE_S)
-        try:
-            async for message in call:
-                delivered = True
-                yield message
-            breaks.ended_well = True
-        except grpc.aio.AioRpcError as error:
-            self._raise_if_final(error, doing)
-            if hint := leader_hint(error):
-                self._current = hint
-            lived_s = time.monotonic() - opened
-            if breaks.too_long(healthy=delivered or lived_s > 2.0):
-                raise self._unreachable(doing, error) from error
-        finally:
-            call.cancel()
-        if not (breaks.ended_well and delivered):
-            await asyncio.sleep(random.uniform(_BACKOFF_S[0] / 2, _BACKOFF_S[0]))
-
-    def _raise_if_final(self, error: grpc.aio.AioRpcError, doing: str) -> None:
-        if why := certificate_problem(error.details() or ""):
-            raise NotAllowed(f"{doing}: {self._current}: {why}") from error
-        if error.code() not in _TRY_AGAIN:
-            raise translate(error, doing, self._current) from error
-
-    def _unreachable(self, doing: str, error: grpc.aio.AioRpcError) -> AtollError:
-        details = error.details() or error.code().name
-        if ended_at_once(details):
-            return NotAllowed(f"{doing}: {self._current} {refused_in_silence(self._tls)}")
-        # gRPC lists how it failed from the outside in; users need the innermost: "Connection refused".
-        cause = details.rpartition(": ")[2]
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            cause = "it does not answer"
-        where = ", ".join(self._addresses)
-        return ControllerUnreachable(
-            f"{doing}: no leading controller at {where} within {self._timeout_s:g} s: {cause}. "
-            "Start one with `atoll up`, name the right one with --controller HOST:PORT, or see `atoll doctor`"
-        )
-
-    def _next_address(self) -> None:
-        known = self._addresses
-        here = known.index(self._current) if self._current in known else -1
-        self._current = known[(here + 1) % len(known)]
-
-    def _stub(self) -> JobServiceAsyncStub:
-        if self._current not in self._channels:
-            self._channels[self._current] = open_channel(self._current, self._tls)
-        return JobServiceStub(self._channels[self._current])
 
 
 class Client:
@@ -402,25 +294,6 @@ class Client:
             self._run(_close(stream))
 
 
-@dataclass(slots=True)
-class _Breaks:
-    """How the streams of one subscription ended, and for how long they have been breaking at once."""
-
-    patience_s: float
-    ended_well: bool = False
-    failing_since_s: float | None = None
-
-    def too_long(self, *, healthy: bool) -> bool:
-        """Note one break; whether streams have broken without a sign of life for longer than patience_s."""
-        if healthy:
-            self.failing_since_s = None
-            return False
-        now_s = time.monotonic()
-        if self.failing_since_s is None:
-            self.failing_since_s = now_s
-        return now_s - self.failing_since_s > self.patience_s
-
-
 class _LogPosition:
     """How far each worker's output was delivered, so that a stream that starts over repeats nothing."""
 
@@ -454,14 +327,9 @@ class _LogPosition:
         return pb.LogChunk(run=chunk.run, rank=chunk.rank, data=chunk.data[had - start :], offset=had)
 
 
-def _open_logs(request: pb.LogsRequest, stub: JobServiceAsyncStub, deadline_s: float) -> _Stream[pb.LogChunk]:
+def _open_logs(request: pb.LogsRequest, stub: JobServiceAsyncStub, deadline_s: float) -> Stream[pb.LogChunk]:
     return stub.Logs(request, timeout=deadline_s)
 
 
 async def _close(stream: AsyncGenerator[Any, None]) -> None:
     await stream.aclose()
-
-
-def _normal(address: str) -> str:
-    host, port = split_address(address)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

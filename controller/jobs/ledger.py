@@ -17,14 +17,13 @@ from typing import Final
 
 from atoll.controller.jobs.seen import NewEvent
 from atoll.controller.state import keys
+from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import (
     EventRecord,
     JobRecord,
     NodeRecord,
     PlanRecord,
     RunRecord,
-    decode,
-    encode,
 )
 from atoll.controller.state.store import (
     Absent,

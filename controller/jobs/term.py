@@ -20,8 +20,9 @@ from atoll.controller.jobs.seen import NewEvent
 from atoll.controller.jobs.sessions import Session, Sessions
 from atoll.controller.jobs.spec import check_shares, check_total_batch
 from atoll.controller.state import keys
+from atoll.controller.state.codec import encode
 from atoll.controller.state.leases import LeaseKeeper
-from atoll.controller.state.records import JobRecord, Level, NodeRecord, Phase, PlanRecord, encode
+from atoll.controller.state.records import JobRecord, Level, NodeRecord, Phase, PlanRecord
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import BadInput, Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
 

@@ -18,8 +18,9 @@ from atoll.cli.wire import to_plain
 from atoll.controller.jobs.datakeys import private_key, public_keys
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state import keys
+from atoll.controller.state.codec import decode
 from atoll.controller.state.etcd import EtcdStore
-from atoll.controller.state.records import RunRecord, decode
+from atoll.controller.state.records import RunRecord
 from atoll.v1 import agents_pb2, common_pb2
 from atoll.v1 import jobs_pb2 as pb
 

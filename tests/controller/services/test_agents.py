@@ -18,8 +18,9 @@ from fake_agent import FakeAgent
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.services.checks import check_telemetry
 from atoll.controller.state import keys
+from atoll.controller.state.codec import decode
 from atoll.controller.state.etcd import EtcdStore
-from atoll.controller.state.records import PlanRecord, decode
+from atoll.controller.state.records import PlanRecord
 from atoll.errors import BadInput
 from atoll.rpc import open_channel
 from atoll.v1 import agents_pb2, common_pb2

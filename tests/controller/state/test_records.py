@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import (
     Cause,
     Change,
@@ -28,8 +29,6 @@ from atoll.controller.state.records import (
     Spec,
     StaleSparse,
     Standby,
-    decode,
-    encode,
 )
 from atoll.errors import BadInput
 
