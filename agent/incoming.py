@@ -19,6 +19,7 @@ MAX_WORKERS: Final = 4096
 MAX_ARGS: Final = 256
 MAX_ENV: Final = 256
 MAX_S: Final = 7 * 86_400.0
+MAX_REPLICAS: Final = 8
 KEY_BYTES: Final = 32
 _JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _SHA: Final = re.compile(r"[0-9a-f]{64}")
@@ -73,11 +74,14 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
 
 def _check_exchange(launch: Launch) -> None:
     """Who the workers of the run are, and their keys; of those only sizes are ever named."""
-    ranks = [member.rank for member in launch.members]
+    ranks, nodes = [member.rank for member in launch.members], len({member.node for member in launch.members})
     _need(ranks == list(range(launch.world_size)), "members", f"{len(ranks)} ranks", "must be all of the run, in order")
     for member in launch.members:
         _text("members.node", member.node)
         _text("members.island", member.island)
+        kept_by = list(member.holders)
+        sound = len(set(kept_by)) == len(kept_by) < MAX_REPLICAS and all(node < nodes for node in kept_by)
+        _need(sound, "members.holders", kept_by[:16], f"must be fewer than {MAX_REPLICAS} of {nodes} nodes")
     sizes = {len(launch.keys.secret), *(len(key) for key in launch.keys.public)}
     _need(sizes == {KEY_BYTES}, "keys", f"sizes of {sorted(sizes)} bytes", f"must be {KEY_BYTES} bytes each")
     count = len(launch.keys.public)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Final
 
 from atoll.agent.settings import AgentSettings
@@ -23,6 +25,15 @@ _STATES: Final = {
     Phase.STOPPING: common_pb2.WORKER_STATE_STOPPING,
     Phase.EXITED: common_pb2.WORKER_STATE_EXITED,
 }
+
+
+def host_id(boot_id: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
+    """The same for all agents under one kernel, in whatever containers: they fail together. Empty where it is not
+    known."""
+    try:
+        return hashlib.blake2b(boot_id.read_bytes(), digest_size=8).hexdigest()
+    except OSError:
+        return ""
 
 
 def status_of(worker: Worker) -> common_pb2.WorkerStatus:
@@ -75,4 +86,6 @@ def register(
         unix_s=time.time(),
         version=version("atoll"),
         memory_jobs=memory_jobs,
+        host=host_id(),
+        rack=settings.rack,
     )

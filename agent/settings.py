@@ -25,6 +25,9 @@ class AgentSettings:
     island: str = "default"
     """The group of nodes with a fast network between them that this one belongs to."""
 
+    rack: str = ""
+    """What fails together inside the island: copies of a state are kept in different ones where there are any."""
+
     address: str | None = None
     """IP address where other nodes reach this one. None: that of the route to the controller."""
 
@@ -52,7 +55,8 @@ class AgentSettings:
                 split_address(controller)
             except BadInput as error:
                 raise SettingError("controller", controller, f"cannot be used: {error}", "Give HOST:PORT") from error
-        for setting, value in (("name", self.name), ("island", self.island)):
+        named = [("name", self.name), ("island", self.island), *([("rack", self.rack)] if self.rack else [])]
+        for setting, value in named:
             if not NAME.fullmatch(value):
                 why = "must be 1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
                 raise SettingError(setting, value, why, f"Give --{setting}")

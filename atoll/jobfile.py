@@ -59,6 +59,9 @@ class CheckpointSection(_Strict):
     memory_replicas: Annotated[StrictInt, Field(ge=0, le=8)] = 2
     """Machines that hold each part of the state in their memory as well; 1 = its own alone, 0 = none."""
 
+    site_safe: StrictBool = False
+    """Those machines in different islands: slower, but the loss of an island loses nothing."""
+
     @field_validator("directory")
     @classmethod
     def _absolute(cls, value: str) -> str:
@@ -118,6 +121,9 @@ class JobFile(_Strict):
     script: _Text | None = None
     args: Annotated[tuple[_Text, ...], Field(max_length=256)] = ()
     workers: StrictInt | StrictStr = 1
+    standby: Annotated[StrictInt, Field(ge=0, le=MAX_WORKERS)] = 0
+    """Free devices beyond `workers` that no other job gets, to take the places of lost ones at once."""
+
     env: Annotated[dict[StrictStr, _Text], Field(max_length=256)] = {}
     workdir: _Text | None = None
     checkpoint: CheckpointSection = CheckpointSection()
@@ -170,6 +176,7 @@ class JobFile(_Strict):
             args=self.args,
             min_workers=low,
             max_workers=high,
+            standby=self.standby,
             env=self.env,
             checkpoint=CheckpointPolicy(**self.checkpoint.model_dump()),
             max_restarts=self.max_restarts,

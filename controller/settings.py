@@ -40,8 +40,9 @@ class ControllerSettings:
     heartbeat_s: float = 1.0
     """How often agents report, in seconds."""
 
-    node_lease_s: int = 3
-    """A node whose stream is gone and that was silent for this long is lost, in seconds."""
+    node_lease_s: float = 2.8
+    """A node that was silent for this long is lost, in seconds. With what telling the reconciler takes, a machine that
+    vanished is noticed within 3 s."""
 
     leader_lease_s: int = 3
     """After this long without its leader another controller leads, in seconds."""

@@ -110,7 +110,7 @@ class Link:
             if now_s - alive_s >= ALIVE_EVERY_S:
                 alive_s = now_s
                 self._send(WorkerMessage(id=self.id, alive=Alive(step=self.step, plan=self.plan)))
-            if now_s - telemetry_s >= TELEMETRY_EVERY_S:
+            if now_s - telemetry_s >= TELEMETRY_EVERY_S or self.outbox.urgent:
                 telemetry_s = now_s
                 self._send_telemetry()
             if now_s >= self._overdue_s and not self.obeyed and self._stop is not None and self.on_overdue is not None:

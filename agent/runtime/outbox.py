@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from atoll.v1.agents_pb2 import Notice, Prepared, WorkerTelemetry
+from atoll.v1.agents_pb2 import Notice, Prepared, Resumed, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
 
 MAX_STEPS: Final = 256
@@ -27,9 +27,13 @@ class Outbox:
         self._links: dict[int, LinkSample] = {}
         self._dropped = 0
         self._prepared: Prepared | None = None
+        self._resumed: Resumed | None = None
+        self._stepped = False
         self._checkpoint_step = 0
         self._memory_step = 0
         self._changed = False
+        self.urgent = False
+        """The first step was done: a recovery ends with it."""
 
     def step(self, sample: StepSample) -> None:
         with self._lock:
@@ -38,6 +42,8 @@ class Outbox:
                 self._dropped += 1
             self._steps.append(sample)
             self._changed = True
+            self.urgent = self.urgent or not self._stepped
+            self._stepped = True
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         with self._lock:
@@ -47,6 +53,12 @@ class Outbox:
     def notice(self, level: Level.ValueType, text: str) -> None:
         with self._lock:
             self._notices.append(Notice(level=level, text=text[:4096]))
+            self._changed = True
+
+    def resumed(self, tier: str, step: int) -> None:
+        """Training begins at `step`, from a checkpoint in "memory" or on "disk", or from the "start"."""
+        with self._lock:
+            self._resumed = Resumed(tier=tier, step=step)
             self._changed = True
 
     def prepared(self, what: Prepared) -> None:
@@ -84,6 +96,7 @@ class Outbox:
 
         Of more than MAX_LINKS links the others follow with the next call."""
         with self._lock:
+            self.urgent = False
             if not self._changed:
                 return None
             message = WorkerTelemetry(
@@ -96,6 +109,7 @@ class Outbox:
                 memory_step=self._memory_step,
                 links=[self._links.pop(peer) for peer in list(self._links)[:MAX_LINKS]],
                 prepared=self._prepared,
+                resumed=self._resumed,
             )
             self._steps.clear()
             self._metrics.clear()

@@ -317,7 +317,7 @@ class Run:
                     folder=Path(welcome.memory_directory) if welcome.memory_directory else None,
                     room_bytes=welcome.memory_bytes,
                     nodes=tuple(member.node for member in welcome.launch.members),
-                    replicas=spec.checkpoint.memory_replicas,
+                    kept_by=tuple(tuple(member.holders) for member in welcome.launch.members),
                 )
         seed_alike(seed)
         device = _choose_device(place)

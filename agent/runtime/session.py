@@ -34,7 +34,7 @@ class MemorySettings:
     folder: Path | None  # of this job and this machine's agent; None where that has no room for any
     room_bytes: int  # for this rank's, as the agent found it
     nodes: tuple[str, ...]  # by rank; empty where they are not known
-    replicas: int  # nodes that hold each shard
+    kept_by: tuple[tuple[int, ...], ...]  # by rank, the nodes that hold copies, as positions in the order of nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,6 +126,8 @@ class Training:
                 where = ", from memory" if from_memory else ""
                 exits.say(f"rank {session.place.rank} goes on from step {step}{where}")
                 self._compare_seed(found.checkpoint.header.seed)
+            if session.link is not None:
+                session.link.outbox.resumed("start" if found is None else "memory" if from_memory else "disk", step)
             generation = found.generation if found is not None else None
             self._memory.begin(step, generation, state_bytes(self._model, self._optimizer))
         if session.group is not None:

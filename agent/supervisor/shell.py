@@ -104,7 +104,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self.address = "127.0.0.1"
         """Where other nodes reach this one; decides on which interface workers meet."""
-        self.collector = Collector()
+        self.collector = Collector(begun=changed)
         self.ports = RendezvousPorts()
         self.logs = Logs(settings.state_dir / "logs", printed)
         self._pids = settings.state_dir / "pids"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from atoll.agent.supervisor.events import Key
-from atoll.v1.agents_pb2 import Notice, Prepared, Telemetry, WorkerTelemetry
+from atoll.v1.agents_pb2 import Notice, Prepared, Resumed, Telemetry, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
 
 MAX_STEPS: Final = 256
@@ -27,6 +27,7 @@ STEP_SECONDS: Final = (
 )
 STEP_NORMS: Final = ("local_grad_sqnorm", "global_grad_sqnorm")
 STEP_SHARES: Final = ("fresh_share", "rate")
+TIERS: Final = ("memory", "disk", "start")
 MESSAGE_BYTES: Final = 1024 * 1024
 """A Telemetry message is closed beyond this, so that none comes near gRPC's limit."""
 
@@ -42,14 +43,18 @@ class _Collected:
         self.checkpoint_step = 0
         self.memory_step = 0
         self.prepared: Prepared | None = None
+        self.resumed: Resumed | None = None
+        self.stepped = False
         self.changed = False
         self.forgotten = False
 
 
 class Collector:
-    """What the workers of this node measured, since it was last taken."""
+    """What the workers of this node measured, since it was last taken. `begun` is called when a worker's first step
+    was heard of, which the controller should know now."""
 
-    def __init__(self) -> None:
+    def __init__(self, begun: Callable[[], None] = lambda: None) -> None:
+        self._begun = begun
         self._workers: dict[Key, _Collected] = {}
 
     def add(self, key: Key, telemetry: WorkerTelemetry) -> None:
@@ -71,6 +76,11 @@ class Collector:
         into.memory_step = max(into.memory_step, telemetry.memory_step)
         if telemetry.HasField("prepared"):
             into.prepared = telemetry.prepared
+        if telemetry.HasField("resumed") and telemetry.resumed.tier in TIERS:
+            into.resumed = telemetry.resumed
+        if sound and not into.stepped:
+            into.stepped = True
+            self._begun()
 
     def lost(self, telemetry: Telemetry) -> None:
         """What `take` gave could not be sent. Its steps count as dropped."""
@@ -122,6 +132,7 @@ def _to_wire(key: Key, collected: _Collected) -> WorkerTelemetry:
         memory_step=collected.memory_step,
         links=[collected.links.pop(peer) for peer in peers],
         prepared=collected.prepared,
+        resumed=collected.resumed,
     )
     collected.steps.clear()
     collected.metrics.clear()

@@ -66,6 +66,7 @@ def agent(
     *,
     name: Annotated[str | None, typer.Option(help="Of this node.", show_default="the host's name")] = None,
     island: Annotated[str, typer.Option(help="Nodes with a fast network between them share one.")] = "default",
+    rack: Annotated[str, typer.Option(help="What fails together inside the island.", show_default="none")] = "",
     address: Annotated[
         str | None, typer.Option(help="Where other nodes reach this one.", show_default="found out")
     ] = None,
@@ -88,6 +89,7 @@ def agent(
         controllers=reached.controllers,
         name=name or socket.gethostname().partition(".")[0],
         island=island,
+        rack=rack,
         address=address,
         state_dir=state_dir.expanduser().absolute(),
         jobs_dir=jobs_dir.expanduser().absolute() if jobs_dir else None,

@@ -104,13 +104,14 @@ def plans(
     job: JobName,
     run: Annotated[int, typer.Option(metavar="N", min=0, help="Of this run; 0: the newest.")] = 0,
     of: Annotated[
-        int, typer.Option("--input", metavar="PLAN", min=0, help="Print what this plan was decided from, nothing else.")
-    ] = 0,
+        int | None,
+        typer.Option("--input", metavar="PLAN", min=0, help="Print what this plan was decided from, nothing else."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List a job's plans: what was decided when, why, and how the steps it predicted turned out."""
     found = connection.of(context).run(lambda client: client.plans(job, run))
-    if of:
+    if of is not None:
         chosen = next((decided for decided in found if decided.plan.id == of), None)
         if chosen is None:
             raise NotFound(f"job {job} has no plan {of} in that run. `atoll plans {job}` lists them")

@@ -31,6 +31,9 @@ def submit(
     workers: Annotated[
         str | None, typer.Option(metavar="N|MIN:MAX", help="How many devices.", show_default="1")
     ] = None,
+    standby: Annotated[
+        int | None, typer.Option(metavar="N", help="Free devices kept to take the places of lost ones.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Job file (TOML); flags override it.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show progress until it ends; Ctrl-C detaches.")
@@ -75,6 +78,7 @@ def submit(
         "script": str(script) if script else None,
         "args": tuple(args) if args else None,
         "workers": workers,
+        "standby": standby,
         "workdir": str(workdir) if workdir else None,
         "env": env,
         "checkpoint.every_steps": checkpoint_every,

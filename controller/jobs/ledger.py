@@ -25,6 +25,7 @@ from atoll.controller.state.records import (
     PlanRecord,
     RunRecord,
 )
+from atoll.controller.state.recovery import Commit
 from atoll.controller.state.store import (
     Absent,
     Change,
@@ -45,11 +46,14 @@ logger = logging.getLogger(__name__)
 KEPT_EVENTS: Final = 1000
 KEPT_ENDED_JOBS: Final = 100
 MAX_LIVE_JOBS: Final = 1000
+COMMITS_AT_ONCE: Final = 64
+"""A transaction of etcd carries 128 changes by default."""
 
 
 @dataclass(slots=True)
 class JobState:
-    """A job with its newest run and that run's plans. `revision` and `created` are etcd's, of the job's key.
+    """A job with its newest run, that run's placement and plans, and what is complete in memory. `revision` and
+    `created` are etcd's, of the job's key.
 
     The rest is this controller's own: since when the phase lasts, since when a rank has finished, when the newest
     plan was issued, when free devices were last looked at (monotonic). `stale`: a write had an unknown outcome, so
@@ -62,6 +66,8 @@ class JobState:
     since_s: float
     run: RunRecord | None = None
     plans: tuple[PlanRecord, ...] = ()
+    placement: PlanRecord | None = None
+    commit: Commit | None = None
     finished_since_s: float | None = None
     planned_s: float = 0.0
     judged_s: float = -math.inf
@@ -150,6 +156,7 @@ class Ledger:
         try:
             job = decode(JobRecord, entry.key, entry.value)
             run, plans = await self._read_run(job)
+            commit = await self._read_commit(job.id)
         except BadInput as error:
             if self.unreadable.get(name) != str(error):
                 logger.error("job %s is left alone: %s", name, error)
@@ -158,7 +165,10 @@ class Ledger:
             return
         self.unreadable.pop(name, None)
         before = self.jobs.get(name)
-        state = JobState(job, entry.mod_revision, entry.create_revision, self._clock(), run, plans)
+        state = JobState(job, entry.mod_revision, entry.create_revision, self._clock(), run)
+        state.placement = next((plan for plan in plans if plan.id == 0), None)
+        state.plans = tuple(plan for plan in plans if plan.id)
+        state.commit = commit
         if before and (before.job.phase, before.job.run) == (job.phase, job.run):
             state.since_s, state.finished_since_s = before.since_s, before.finished_since_s
             state.planned_s, state.judged_s = before.planned_s, before.judged_s
@@ -172,6 +182,10 @@ class Ledger:
         if entry is None:
             raise BadInput(f"etcd key {key} is missing, though job {job.id} is in run {job.run}")
         return decode(RunRecord, key, entry.value), tuple(await self.plans(job.id, job.run))
+
+    async def _read_commit(self, job: str) -> Commit | None:
+        entry = await self.store.read(keys.commit(job))
+        return decode(Commit, keys.commit(job), entry.value) if entry else None
 
     def find(self, name: str) -> JobState:
         """By id, or the newest job of a name. Raises NotFound."""
@@ -193,6 +207,8 @@ class Ledger:
         run: RunRecord | None = None,
         plan: PlanRecord | None = None,
         events: Sequence[NewEvent] = (),
+        *,
+        placement: PlanRecord | None = None,
     ) -> None:
         """Write what changed of a job, in one transaction. Call with `writing` held.
 
@@ -203,8 +219,7 @@ class Ledger:
         changes: list[Change] = [] if job == state.job else [Put(keys.job(job.id), encode(job))]
         if run is not None and run != state.run:
             changes.append(Put(keys.run(job.id, run.run), encode(run)))
-        if plan is not None:
-            changes.append(Put(keys.plan(job.id, plan.run, plan.id), encode(plan)))
+        changes += [Put(keys.plan(job.id, one.run, one.id), encode(one)) for one in (placement, plan) if one]
         changes += self._event_changes(job.id, run.run if run else job.run, job.events - len(events), events)
         if not changes:
             return
@@ -216,7 +231,17 @@ class Ledger:
         except Conflict:
             await self.reread(job.id)
             raise
+        if job.run != state.job.run:
+            state.placement = placement
         self._mirror(state, job, run, plan, revision)
+
+    async def commit(self, complete: Sequence[Commit]) -> None:
+        """Write which generations count. Call with `writing` held. Raises StoreUnavailable, LeadershipLost."""
+        for i in range(0, len(complete), COMMITS_AT_ONCE):
+            batch = complete[i : i + COMMITS_AT_ONCE]
+            await self.store.commit([Put(keys.commit(one.job), encode(one)) for one in batch], (), self.fence)
+            for one in batch:
+                self.jobs[one.job].commit = one
 
     def _mirror(
         self, state: JobState, job: JobRecord, run: RunRecord | None, plan: PlanRecord | None, revision: int
@@ -285,6 +310,7 @@ class Ledger:
                 DeletePrefix(keys.runs_prefix(job.id)),
                 DeletePrefix(keys.plans_prefix(job.id)),
                 DeletePrefix(keys.events_prefix(job.id)),
+                Delete(keys.commit(job.id)),
             ]
             others = (s.job.spec.code_sha256 for s in self.jobs.values() if s is not state)
             if job.spec.code_sha256 not in others and not self.unreadable:
@@ -295,7 +321,7 @@ class Ledger:
         return removed
 
     async def plans(self, job: str, run: int) -> list[PlanRecord]:
-        """All plans of a run, in order; none where there is no such run."""
+        """All plans of a run, in order, first its placement as number 0; none where there is no such run."""
         snapshot = await self.store.read_prefix(keys.plans_prefix(job, run))
         return [decode(PlanRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items())]
 

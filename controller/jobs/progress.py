@@ -65,10 +65,16 @@ class RunProgress:
     samples: int = 0  # of its dataset
     checkpoint_step: int = 0
     memory_step: int = 0
+    resumed: tuple[str, int] | None = None  # tier and step that it went on from
     notices: deque[NewEvent] = field(default_factory=lambda: deque(maxlen=KEPT_NOTICES))
     notices_dropped: int = 0
     _profile: Profile | None = None
     _profiled_s: float = 0.0
+
+    @property
+    def stepped(self) -> bool:
+        """Whether a step of the run was heard of."""
+        return any(rank.last for rank in self.ranks.values())
 
     @property
     def newest_step(self) -> int:
@@ -77,7 +83,7 @@ class RunProgress:
     @property
     def next_step(self) -> int:
         """The first that nobody has finished, as far as was heard."""
-        return self.newest_step + 1 if any(rank.last for rank in self.ranks.values()) else 0
+        return self.newest_step + 1 if self.stepped else 0
 
     def profile(self, now_s: float) -> tuple[Profile, bool]:
         """What is known of the run, and whether that is news since the last call. Made anew once in PROFILE_EVERY_S
@@ -145,11 +151,14 @@ class ProgressBoard:
     def drop(self, job: str) -> None:
         self._runs.pop(job, None)
 
-    def observe(self, telemetry: agents_pb2.WorkerTelemetry) -> None:
-        """One worker's batch, already checked for size. Of a job or run that is not current: nothing happens."""
+    def observe(self, telemetry: agents_pb2.WorkerTelemetry) -> bool:
+        """One worker's batch, already checked for size. Of a job or run that is not current: nothing happens.
+
+        Returns whether it tells of the run's first step."""
         found = self.of(telemetry.id.job, telemetry.id.run)
         if found is None:
-            return
+            return False
+        stepped = found.stepped
         rank = found.ranks.setdefault(telemetry.id.rank, RankProgress())
         now_s = self._clock()
         for sample in telemetry.steps:
@@ -166,8 +175,11 @@ class ProgressBoard:
         if telemetry.links:
             links = [LinkSeen(peer=k.peer, sent_bytes=k.sent_bytes, busy_s=k.busy_s) for k in telemetry.links]
             found.estimators.observe_links(telemetry.id.rank, found.islands, links, now_s)
+        if telemetry.HasField("resumed"):
+            found.resumed = found.resumed or (telemetry.resumed.tier, telemetry.resumed.step)
         self._observe_dropped(found, rank, telemetry)
         self._observe_words(found, telemetry)
+        return found.stepped and not stepped
 
     def _observe_dropped(self, found: RunProgress, rank: RankProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
         """The first of a run is an event; how many there are is for `atoll status`."""

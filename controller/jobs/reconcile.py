@@ -6,6 +6,7 @@ Nothing here remembers: an action that was lost is asked for again as long as wh
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -13,10 +14,12 @@ from typing import Final
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.deciding.given import Given
 from atoll.controller.deciding.next import next_plan
+from atoll.controller.jobs import recovering
 from atoll.controller.jobs.exits import record_exits
 from atoll.controller.jobs.failures import judge, left_early_text, root_cause
 from atoll.controller.jobs.growing import Look, learned, look_at_devices, stood_by
 from atoll.controller.jobs.phases import advance
+from atoll.controller.jobs.placing import first_placement, is_same, shared_hosts
 from atoll.controller.jobs.policy import adapted_by, begun_with, planned_total, policy_of
 from atoll.controller.jobs.seen import (
     LEFT_EARLY_S,
@@ -64,8 +67,9 @@ def next_step(seen: Seen, clock: Telling) -> Step:
         return Step(job, seen.run)
     run = record_exits(seen, seen.run, clock)
     events = tuple(_exit_events(seen.run, run))
+    run, recovered = recovering.trained(seen, run, clock)
     step = {Phase.STARTING: _starting, Phase.RUNNING: _running, Phase.STOPPING: _stopping}[job.phase](seen, run, clock)
-    return replace(step, events=(*events, *step.events), actions=(*_forget(seen), *step.actions))
+    return replace(step, events=(*events, *recovered, *step.events), actions=(*_forget(seen), *step.actions))
 
 
 def _queued(seen: Seen, clock: Telling) -> Step:
@@ -78,6 +82,7 @@ def _queued(seen: Seen, clock: Telling) -> Step:
         max_workers=job.spec.max_workers,
         since_s=seen.since_s,
         retry_delay_s=job.retry_delay_s,
+        seats=tuple(Counter(m.node for m in seen.run.members).items()) if seen.run else (),
         settled=_settled(seen.run),
         standby=job.standby,
         learned=learned(job, seen.free),
@@ -95,6 +100,7 @@ def _queued(seen: Seen, clock: Telling) -> Step:
         master_port=decision.master_port,
         began_unix_s=clock.unix_s,
         data_seed=seen.data_seed,
+        recovery=recovering.launched(seen.run, decision.members, clock),
     )
     free = {(device.node, device.index): device for device in seen.free}
     taken = [free[m.node, m.device] for m in run.members]
@@ -103,12 +109,31 @@ def _queued(seen: Seen, clock: Telling) -> Step:
     started = replace(advance(job, Phase.STARTING, decision.reason, clock.unix_s), run=number, retry_delay_s=0.0)
     started, told = _left_waiting(started, decision, places)
     where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
+    nodes = {m.node: seen.nodes[m.node].record for m in run.members}
+    placement = first_placement(
+        number, run.members, nodes, job.spec.checkpoint, before=seen.placement, links=seen.links
+    )
     events = (
         NewEvent(Level.INFO, "phase", f"run {number}: {decision.reason} ({where})"),
         NewEvent(Level.INFO, "plan", f"plan 1 ({plan.planner}): {plan.reason}"),
+        *_placed_anew(seen.placement, placement),
         *told,
     )
-    return Step(started, run, plan, events)
+    return Step(started, run, plan, events, placement=placement)
+
+
+def _placed_anew(before: PlanRecord | None, now: PlanRecord | None) -> Iterator[NewEvent]:
+    """What is new in whose memory holds whose state; a restart on the same machines is silent."""
+    if now is None or (before is not None and is_same(before, now)):
+        return
+    yield NewEvent(Level.INFO, "plan", f"placement: {now.reason}")
+    hosts = shared_hosts(now)
+    if hosts and (before is None or shared_hosts(before) != hosts):
+        text = (
+            f"copies in memory are on the host that they are to outlive ({', '.join(hosts[:8])} and others there): "
+            "its loss goes back to the disk. More hosts would help"
+        )
+        yield NewEvent(Level.WARNING, "plan", text)
 
 
 def _left_waiting(
@@ -146,7 +171,7 @@ def _starting(seen: Seen, run: RunRecord, clock: Telling) -> Step:
         late = [m for m in run.members if m.rank not in workers or workers[m.rank].alive is Alive.STARTING]
         who = f"rank {late[0].rank} on {late[0].node}" if late else "a worker"
         text = f"{who} did not start within {START_DEADLINE_S:.0f} s; see `atoll logs {job.id}`"
-        return _stop(job, run, Cause.LATE, text, clock)
+        return _stop(seen, run, Cause.LATE, text, clock)
     launches = [
         LaunchWorker(m.node, WorkerKey(job.id, run.run, m.rank))
         for m in run.members
@@ -165,7 +190,7 @@ def _running(seen: Seen, run: RunRecord, clock: Telling) -> Step:
         return stop
     look = _look(seen, run, clock)
     if look.cause is not None:
-        stop = _stop(look.job, run, look.cause, look.text, clock)
+        stop = _stop(replace(seen, job=look.job), run, look.cause, look.text, clock)
         return replace(stop, events=(*look.events, *stop.events), judged=True)
     plan = _replan(seen, clock)
     if plan is not None:
@@ -200,14 +225,19 @@ def _replan(seen: Seen, clock: Telling) -> PlanRecord | None:
 
 def _must_stop(seen: Seen, run: RunRecord, clock: Telling) -> Step | None:
     """Cancelled, or a worker ended in some other way than by finishing."""
-    job = seen.job
-    if job.cancel:
-        return _stop(job, run, Cause.CANCEL, "cancelled", clock)
+    if seen.job.cancel:
+        return _stop(seen, run, Cause.CANCEL, "cancelled", clock)
+    if text := _blamed(run):
+        return _stop(seen, run, Cause.LOSS, text, clock)
+    return None
+
+
+def _blamed(run: RunRecord) -> str:
+    """Whose end ended the run, as far as is known; empty where all finished."""
     if (found := root_cause(run.members)) is None:
-        return None
+        return ""
     member, exit = found
-    text = f"rank {member.rank} on {member.node} {_in_words(exit)}"
-    return _stop(job, run, Cause.LOSS, text, clock)
+    return f"rank {member.rank} on {member.node} {_in_words(exit)}"
 
 
 def _left_early(seen: Seen, run: RunRecord, clock: Telling) -> Step | None:
@@ -218,7 +248,7 @@ def _left_early(seen: Seen, run: RunRecord, clock: Telling) -> Step | None:
     workers = _workers(seen, run)
     if not any(workers[m.rank].uses_atoll for m in run.members if not m.exit and m.rank in workers):
         return None
-    return _stop(seen.job, run, Cause.LEFT_EARLY, left_early_text(finished), clock)
+    return _stop(seen, run, Cause.LEFT_EARLY, left_early_text(finished), clock)
 
 
 def _stopping(seen: Seen, run: RunRecord, clock: Telling) -> Step:
@@ -236,13 +266,17 @@ def _stopping(seen: Seen, run: RunRecord, clock: Telling) -> Step:
         exit_code=verdict.code if verdict.after is Phase.FAILED else 0,
         last_failure=verdict.failure or job.last_failure,
     )
-    return _moved(moved, replace(run, ended_unix_s=clock.unix_s))
+    recovery = recovering.ended(seen, run, _blamed(run), clock)
+    return _moved(moved, replace(run, ended_unix_s=clock.unix_s, recovery=recovery))
 
 
-def _stop(job: JobRecord, run: RunRecord, cause: Cause, text: str, clock: Telling) -> Step:
+def _stop(seen: Seen, run: RunRecord, cause: Cause, text: str, clock: Telling) -> Step:
     """Fence the run in the transaction that decides to stop it; the stops go out on the next look."""
-    fenced = replace(run, fenced=True, cause=cause, grace_s=GRACE_S.get(cause, LOST_GRACE_S), why=text)
-    return _moved(advance(job, Phase.STOPPING, text, clock.unix_s), fenced)
+    recovery = recovering.begun(seen, run, cause, text, clock)
+    fenced = replace(
+        run, fenced=True, cause=cause, grace_s=GRACE_S.get(cause, LOST_GRACE_S), why=text, recovery=recovery
+    )
+    return _moved(advance(seen.job, Phase.STOPPING, text, clock.unix_s), fenced)
 
 
 def _moved(job: JobRecord, run: RunRecord | None) -> Step:

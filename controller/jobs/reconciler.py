@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from atoll.controller.jobs import wire
+from atoll.controller.jobs.commits import COMMIT_EVERY_S, newly_complete
 from atoll.controller.jobs.datakeys import new_seed
 from atoll.controller.jobs.exits import is_lost
 from atoll.controller.jobs.ledger import JobState, Ledger
@@ -32,6 +34,7 @@ from atoll.controller.jobs.seen import (
     Telling,
 )
 from atoll.controller.jobs.sessions import Session, Sessions
+from atoll.controller.jobs.standby import kept_free
 from atoll.controller.jobs.start import FreeDevice
 from atoll.controller.jobs.strays import is_stray, stray_actions
 from atoll.controller.state.records import ExitKind, Level, Phase, RunRecord
@@ -53,6 +56,8 @@ class Free:
 
     devices: list[FreeDevice]
     ports: dict[str, tuple[int, ...]]
+    kept: dict[FreeDevice, str] = field(default_factory=dict)
+    """For which job a device is kept; others do not get it."""
 
 
 class Reconciler:
@@ -76,6 +81,8 @@ class Reconciler:
         self._clock = clock
         self.leading_since_s = clock()
         self._nudged = asyncio.Event()
+        self.kept_free: dict[str, tuple[FreeDevice, ...]] = {}
+        self._committed_s: dict[str, float] = {}
         self._free_since: dict[tuple[str, int], float] = {}
         self._present: set[str] = set()
         self._cluster_events: list[NewEvent] = []
@@ -122,10 +129,12 @@ class Reconciler:
             live.sort(key=lambda s: (s.job.phase is not Phase.QUEUED, s.created))
             for state in live:
                 await self._settle_alone(state, free)
+            await self._commit(live)
             removed = await self._ledger.remove_oldest()
         self._stop_strays()
         for job in removed:
             self._progress.drop(job)
+            self._committed_s.pop(job, None)
             self._removed(job)
 
     async def _settle_alone(self, state: JobState, free: Free) -> None:
@@ -154,7 +163,7 @@ class Reconciler:
                 state = found
             before = (state.job, state.run)
             step = next_step(self._seen(state, free), self._telling())
-            await self._ledger.write(state, step.job, step.run, step.plan, step.events)
+            await self._ledger.write(state, step.job, step.run, step.plan, step.events, placement=step.placement)
             if step.judged:
                 state.judged_s = self._clock()
             self._note_finished(state)
@@ -171,6 +180,19 @@ class Reconciler:
             notices = self._progress.take_notices(state.job.id, state.run.run)
             for i in range(0, len(notices), 32):  # a transaction carries only so many
                 await self._ledger.write(state, state.job, events=notices[i : i + 32])
+
+    async def _commit(self, live: Sequence[JobState]) -> None:
+        """Write which generations in memory are newly complete, of each job at most once in COMMIT_EVERY_S."""
+        now_s, unix_s, complete = self._clock(), time.time(), []
+        for state in live:
+            job, run = state.job.id, state.run
+            progress = self._progress.of(job, run.run) if run else None
+            if not run or not progress or now_s - self._committed_s.get(job, -math.inf) < COMMIT_EVERY_S:
+                continue
+            if (found := newly_complete(run, progress.memory_step, state.commit, unix_s)) is not None:
+                complete.append(found)
+                self._committed_s[job] = now_s
+        await self._ledger.commit(complete)
 
     def _telling(self) -> Telling:
         return Telling(self._clock(), time.time(), self.leading_since_s, self._node_lease_s)
@@ -191,7 +213,7 @@ class Reconciler:
             nodes=self._sessions.nodes() if job.phase is Phase.QUEUED else self._sessions.nodes_named(nodes),
             since_s=state.since_s,
             finished_since_s=state.finished_since_s,
-            free=tuple(free.devices) if may_take else (),
+            free=tuple(d for d in free.devices if free.kept.get(d, job.id) == job.id) if may_take else (),
             ports=free.ports,
             profile=profile,
             profile_is_news=news,
@@ -200,12 +222,22 @@ class Reconciler:
             samples=progress.samples if progress else 0,
             newest_step=progress.newest_step if progress else 0,
             checkpoint_step=progress.checkpoint_step if progress else 0,
-            memory_step=progress.memory_step if progress else 0,
+            memory_step=state.commit.step if state.commit else 0,
+            resumed=progress.resumed if progress else None,
+            stepped=progress.stepped if progress else False,
+            placement=state.placement,
+            links=self._links(state) if job.phase is Phase.QUEUED else {},
             planned_s=state.planned_s,
             plans_sent={n: s.plans_sent.get((job.id, run.run), 1) for n, s in sent.items()} if run else {},
             judged_s=state.judged_s,
             data_seed=new_seed() if job.phase is Phase.QUEUED and job.spec.exchanges else "",
         )
+
+    def _links(self, state: JobState) -> dict[str, float]:
+        """By island, what its links carried in the job's last run."""
+        progress = self._progress.of(state.job.id, state.job.run)
+        profile = progress.profile(self._clock())[0] if progress else None
+        return {island: link.bandwidth_bps for island, link in profile.links.items()} if profile else {}
 
     def _may_grow(self, state: JobState) -> bool:
         """One run grows at a time, and not while a job that could start here waits for the devices."""
@@ -244,7 +276,10 @@ class Reconciler:
                     since_s = max(self._free_since.get((name, d.index), now_s), session.began_s)
                     devices.append(FreeDevice(name, d.index, d.kind, d.speed, since_s, d.work_per_s))
         self._free_since = {(d.node, d.index): d.since_s for d in devices}
-        return Free(devices, ports)
+        oldest_first = sorted(self._ledger.jobs.values(), key=lambda s: s.created)
+        nodes = {name: session.record for name, session in self._sessions.connected.items()}
+        self.kept_free = kept_free(((s.job, s.run) for s in oldest_first), devices, nodes)
+        return Free(devices, ports, {device: job for job, kept in self.kept_free.items() for device in kept})
 
     def _has_strays(self, name: str, session: Session) -> bool:
         if not session.live_workers:
@@ -308,7 +343,8 @@ class Reconciler:
                 session.say(action, lambda: wire.drop_memory(action), now_s)
             case LaunchWorker() if state and state.run and state.plans:
                 job, run, first = state.job, state.run, state.plans[0]
-                session.say(action, lambda: wire.launch(job, run, first, action.key.rank), now_s)
+                placement = state.placement
+                session.say(action, lambda: wire.launch(job, run, first, placement, action.key.rank), now_s)
             case SendPlan() if state:
                 session.plans_sent[action.job, action.run] = action.plan
                 session.send(self._plan_message(state, action))

@@ -17,8 +17,8 @@ LEFT_EARLY_S: Final = 10.0
 GROW_STABLE_S: Final = 3.0
 RETURN_GRACE_S: Final = 10.0
 """How long a controller that has just begun to lead waits for agents before it calls their nodes lost."""
-WORKER_DEATH_S: Final = 2.0
-"""Workers die within this time of their agent, so a lost node has no process of ours left after it."""
+WORKER_DEATH_S: Final = 0.5
+"""Workers die within this time of their agent, by the kernel's hand: a lost node has no process of ours left then."""
 CANCEL_DEADLINE_S: Final = 5.0
 ABSENT_S: Final = 1.5
 """A report this long after the stop went out, without the worker in it: that worker never began."""
@@ -79,7 +79,10 @@ class Seen:
     plan was issued; `profile`: what its workers measured, `profile_is_news`: the last look did not see it;
     `plans_sent`: the newest plan that each node was sent over its present stream; `data_seed`: a secret for a run that
     would begin now, where it needs one; `judged_s`: when free devices were last looked at. `total_batch`: the largest
-    under the newest plan; `batch_size`, `samples`: what the script gave, of the whole job and its dataset; 0 before."""
+    under the newest plan; `batch_size`, `samples`: what the script gave, of the whole job and its dataset; 0 before.
+    `resumed`: tier and step that the run went on from, once its workers said so; `stepped`: a step of it was heard of;
+    `placement`: of the newest run; `links`: bits per
+    second from an island to the others, as the newest run measured them."""
 
     job: JobRecord
     run: RunRecord | None
@@ -97,6 +100,10 @@ class Seen:
     newest_step: int = 0
     checkpoint_step: int = 0
     memory_step: int = 0
+    resumed: tuple[str, int] | None = None
+    stepped: bool = False
+    placement: PlanRecord | None = None
+    links: Mapping[str, float] = field(default_factory=dict)
     planned_s: float = 0.0
     plans_sent: Mapping[str, int] = field(default_factory=dict)
     data_seed: str = field(default="", repr=False)
@@ -152,9 +159,9 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one look at a job calls for. `job`, `run` and `plan` are what to write, where they changed; actions are
-    sent after that is written. `held`: devices that the job waits with, kept from jobs behind it. `judged`: free
-    devices were looked at."""
+    """What one look at a job calls for. `job`, `run`, `plan` and `placement` are what to write, where they changed;
+    actions are sent after that is written. `held`: devices that the job waits with, kept from jobs behind it.
+    `judged`: free devices were looked at."""
 
     job: JobRecord
     run: RunRecord | None
@@ -163,3 +170,4 @@ class Step:
     actions: tuple[Action, ...] = ()
     held: tuple[FreeDevice, ...] = ()
     judged: bool = False
+    placement: PlanRecord | None = None

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from atoll.controller.jobs.seen import Alive, SeenNode, SeenWorker, WorkerKey
+from atoll.controller.jobs.seen import WORKER_DEATH_S, Alive, SeenNode, SeenWorker, WorkerKey
 from atoll.controller.jobs.wire import worker_from_wire
 from atoll.controller.state.records import NodeRecord
 from atoll.errors import AtollError, Conflict, ControllerUnreachable
@@ -22,6 +22,11 @@ OUTBOX_MESSAGES: Final = 4096
 RESEND_S: Final = 3.0
 """An instruction that was sent over this stream and is not yet obeyed is said again after this long."""
 GONE_NODES: Final = 256
+PULSE_S: Final = 0.1
+LATE_S: Final = (0.0, WORKER_DEATH_S)
+"""After a lease: when a node is lost, and when its workers are."""
+PAUSE_S: Final = 0.5
+"""Two looks at the clock further apart than this: this controller itself stood still, and heard nobody meanwhile."""
 
 
 class NameTaken(Conflict):
@@ -128,6 +133,7 @@ class Sessions:
         self._node_lease_s = node_lease_s
         self._changed = changed
         self._clock = clock
+        self._looked_s = clock()
         self.connected: dict[str, Session] = {}
         self.gone: dict[str, Session] = {}
         self.remembered: dict[str, NodeRecord] = {}
@@ -136,7 +142,7 @@ class Sessions:
     def check_name(self, session_id: str, node: NodeRecord) -> None:
         """Raises NameTaken where a live agent has this name already."""
         other = self.connected.get(node.name)
-        if other is None or other.id == session_id or self._clock() - other.heard_s > self._node_lease_s:
+        if other is None or other.id == session_id or self._look() - other.heard_s > self._node_lease_s:
             return
         raise NameTaken(
             f"another agent named {node.name!r} is connected, from {other.record.address}. "
@@ -164,14 +170,34 @@ class Sessions:
                 del self.gone[min(self.gone, key=lambda node: self.gone[node].heard_s)]
             self._changed()
 
+    async def watch(self) -> None:
+        """Look at the clock until cancelled, and have the reconciler look when a lease runs out."""
+        while True:
+            before_s = self._look()
+            await asyncio.sleep(PULSE_S)
+            now_s = self._look()
+            ends = [s.heard_s + self._node_lease_s for s in (*self.connected.values(), *self.gone.values())]
+            if any(before_s < end_s + late_s <= now_s for end_s in ends for late_s in LATE_S):
+                self._changed()
+
     def end_silent(self) -> None:
-        """Close streams over which nothing came for two leases: TCP alone notices much later."""
-        now_s = self._clock()
+        """Close streams over which nothing came for a lease: TCP alone notices much later."""
+        now_s = self._look()
         for session in list(self.connected.values()):
-            if now_s - session.heard_s > 2 * self._node_lease_s:
+            if now_s - session.heard_s > self._node_lease_s:
                 silent_s = now_s - session.heard_s
-                session.end(ControllerUnreachable(f"nothing heard for {silent_s:.0f} s; connect again"))
+                session.end(ControllerUnreachable(f"nothing heard for {silent_s:.1f} s; connect again"))
                 self.leave(session)  # now, not when its stream has been closed: that may need the other side
+
+    def _look(self) -> float:
+        """The time. What this controller slept through is held against no agent: it may have spoken all the while."""
+        now_s = self._clock()
+        paused_s = now_s - self._looked_s
+        self._looked_s = now_s
+        if paused_s > PAUSE_S:
+            for session in (*self.connected.values(), *self.gone.values()):
+                session.heard_s = min(now_s, session.heard_s + paused_s)
+        return now_s
 
     def end_all(self, why: AtollError) -> None:
         for session in list(self.connected.values()):

@@ -64,6 +64,7 @@ def spec_from_wire(spec: pb.JobSpec) -> Spec:
         stall_timeout_s=spec.stall_timeout_s,
         stale_sparse=_stale_sparse(spec),
         adapt=_adapt(spec),
+        standby=spec.standby,
     )
 
 
@@ -82,6 +83,7 @@ def spec_to_wire(spec: Spec) -> pb.JobSpec:
             every_steps=spec.checkpoint.every_steps,
             keep=spec.checkpoint.keep,
             memory_replicas=spec.checkpoint.memory_replicas,
+            site_safe=spec.checkpoint.site_safe,
         ),
         max_restarts=spec.max_restarts,
         split=spec.split,
@@ -90,6 +92,7 @@ def spec_to_wire(spec: Spec) -> pb.JobSpec:
         strategy=spec.strategy,
         stale_sparse=None if spec.stale_sparse is None else pb.StaleSparse(**asdict(spec.stale_sparse)),
         adapt=pb.Adaptation(**(asdict(spec.adapt) | {"profile": ""})),
+        standby=spec.standby,
     )
 
 
@@ -129,6 +132,8 @@ def _check_workers(spec: pb.JobSpec) -> None:
     if not spec.min_workers <= spec.max_workers <= MAX_WORKERS:
         why = f"must be at least min_workers = {spec.min_workers} and at most {MAX_WORKERS}"
         raise _wrong("max_workers", spec.max_workers, why, "Give workers as MIN:MAX")
+    if spec.standby > MAX_WORKERS:
+        raise _wrong("standby", spec.standby, f"must be at most {MAX_WORKERS}", "One machine at a time needs 1")
 
 
 def _check_args_and_env(spec: pb.JobSpec) -> None:
@@ -158,7 +163,13 @@ def _checkpoint(policy: pb.CheckpointPolicy) -> Checkpoint:
         why = f"must be at most {MAX_REPLICAS}: it multiplies the memory that checkpoints take"
         raise _wrong("checkpoint.memory_replicas", replicas, why, "Leave it out for 2; 0 keeps none in memory")
     keep = max(policy.keep, 1)
-    return Checkpoint(directory=directory, every_steps=policy.every_steps, keep=keep, memory_replicas=replicas)
+    return Checkpoint(
+        directory=directory,
+        every_steps=policy.every_steps,
+        keep=keep,
+        memory_replicas=replicas,
+        site_safe=policy.site_safe,
+    )
 
 
 def _stale_sparse(spec: pb.JobSpec) -> StaleSparse | None:

@@ -38,14 +38,15 @@ class FreeDevice:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a job asks of a start. `settled`: nodes of its last run that lived through it, best for rank 0. By
-    "node/device": `standby`, what the job left out before; `learned`, seconds per sample. `total_batch`: samples of a
-    step, 0 where no run told it yet."""
+    """What a job asks of a start. `seats`: nodes of its last run in the order of ranks, with how many devices each had;
+    `settled`: those that lived through it. By "node/device": `standby`, what the job left out before; `learned`,
+    seconds per sample. `total_batch`: samples of a step, 0 where no run told it yet."""
 
     min_workers: int
     max_workers: int
     since_s: float
     retry_delay_s: float = 0.0
+    seats: tuple[tuple[str, int], ...] = ()
     settled: frozenset[str] = frozenset()
     standby: Mapping[str, Standby] = field(default_factory=dict)
     learned: Mapping[str, float] = field(default_factory=dict)
@@ -94,7 +95,7 @@ def decide_start(
         settled = device.node in wanted.settled
         return (-rates[device.name] * (SETTLED_BONUS if settled else 1), not settled, device.node, device.index)
 
-    decision = _lay_out(sorted(usable, key=best_first)[: wanted.max_workers], wanted.settled, ports)
+    decision = _lay_out(sorted(usable, key=best_first)[: wanted.max_workers], wanted, ports)
     return replace(decision, standby=standby) if decision.members else decision
 
 
@@ -157,17 +158,18 @@ def _one_kind(free: Sequence[FreeDevice], enough: int) -> list[FreeDevice]:
     return kinds[best_first[0]] if best_first else []
 
 
-def _lay_out(
-    chosen: Sequence[FreeDevice], settled: frozenset[str], ports: Mapping[str, Sequence[int]]
-) -> StartDecision:
-    """Ranks go node by node; first the node of rank 0, which must have a port and should be one that stayed before."""
-    order = sorted(chosen, key=lambda d: (not ports.get(d.node), d.node not in settled, d.node, d.index))
-    first = order[0].node
-    if not ports.get(first):
+def _lay_out(chosen: Sequence[FreeDevice], wanted: Wanted, ports: Mapping[str, Sequence[int]]) -> StartDecision:
+    """Ranks go node by node; the first node must have a port."""
+    by_node = {node: list(found) for node, found in groupby(sorted(chosen), key=lambda d: d.node)}
+    order = _seated({node: len(found) for node, found in by_node.items()}, wanted, ports)
+    first = next((node for node in order if ports.get(node)), None)
+    if first is None:
         return StartDecision((), "waiting: no chosen node offers a free rendezvous port", held=tuple(chosen))
+    at = order.index(first)
+    order[0], order[at] = first, order[0]
     members: list[Member] = []
-    for node_rank, (node, grouped) in enumerate(groupby(order, key=lambda d: d.node)):
-        local, first_rank = list(grouped), len(members)
+    for node_rank, node in enumerate(order):
+        local, first_rank = by_node[node], len(members)
         members.extend(
             Member(
                 rank=first_rank + i,
@@ -182,3 +184,20 @@ def _lay_out(
     devices, nodes = len(members), node_rank + 1
     text = f"starting {devices} worker{'s' * (devices > 1)} on {nodes} node{'s' * (nodes > 1)}"
     return StartDecision(tuple(members), text, min(ports[first]))
+
+
+def _seated(sizes: Mapping[str, int], wanted: Wanted, ports: Mapping[str, Sequence[int]]) -> list[str]:
+    """The nodes in the order of ranks: each where it was, so that the shards in its memory stay its own, and in the
+    place of one that is gone a new one, best of as many devices. sizes: chosen devices, by node."""
+    seats = dict(wanted.seats)
+    new = [node for node in sizes if node not in seats]
+    new.sort(key=lambda node: (not ports.get(node), node not in wanted.settled, node))
+    order = []
+    for node, devices in seats.items():
+        if node in sizes:
+            order.append(node)
+        elif new:
+            successor = next((one for one in new if sizes[one] == devices), new[0])
+            new.remove(successor)
+            order.append(successor)
+    return order + new

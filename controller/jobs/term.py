@@ -80,6 +80,7 @@ class Term:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.reconciler.run(), name="reconciler")
                 group.create_task(self.ledger.follow(), name="ledger-watch")
+                group.create_task(self.sessions.watch(), name="sessions-watch")
         except* LeadershipLost as lost:
             raise LeadershipLost(str(lost.exceptions[0])) from lost
         finally:

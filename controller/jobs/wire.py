@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Final
 
 from atoll.controller.jobs.datakeys import private_key, public_keys
+from atoll.controller.jobs.placing import holders
 from atoll.controller.jobs.seen import Alive, DropMemory, ForgetWorker, SeenWorker, StopRun, WorkerKey
 from atoll.controller.jobs.spec import spec_to_wire
 from atoll.controller.state.records import (
@@ -18,7 +20,8 @@ from atoll.controller.state.records import (
     PlanRecord,
     RunRecord,
 )
-from atoll.v1 import agents_pb2, common_pb2
+from atoll.controller.state.recovery import Recovery
+from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
 MAX_REASON: Final = 500
 
@@ -82,6 +85,8 @@ def node_from_wire(register: agents_pb2.Register) -> NodeRecord:
             for d in register.devices
         ),
         version=register.version,
+        host=register.host,
+        rack=register.rack,
     )
 
 
@@ -115,6 +120,10 @@ def plan_to_wire(plan: PlanRecord) -> common_pb2.Plan:
     )
 
 
+def recovery_to_wire(recovery: Recovery) -> jobs_pb2.Recovery:
+    return jobs_pb2.Recovery(**asdict(recovery) | {"steps_lost": recovery.steps_lost})
+
+
 def event_to_wire(event: EventRecord) -> common_pb2.Event:
     return common_pb2.Event(
         sequence=event.sequence,
@@ -131,7 +140,9 @@ def level_from_wire(level: int) -> Level:
     return _LEVEL_OF.get(level, Level.INFO)
 
 
-def launch(job: JobRecord, run: RunRecord, first: PlanRecord, rank: int) -> agents_pb2.ControllerMessage:
+def launch(
+    job: JobRecord, run: RunRecord, first: PlanRecord, placement: PlanRecord | None, rank: int
+) -> agents_pb2.ControllerMessage:
     member = run.members[rank]
     return agents_pb2.ControllerMessage(
         launch=agents_pb2.Launch(
@@ -145,14 +156,17 @@ def launch(job: JobRecord, run: RunRecord, first: PlanRecord, rank: int) -> agen
             spec=spec_to_wire(job.spec),
             plan=plan_to_wire(first),
             node_rank=member.node_rank,
-            members=_members(run) if run.data_seed else (),
+            members=_members(run, placement) if run.data_seed else (),
             keys=_keys(run, rank) if run.data_seed else None,
         )
     )
 
 
-def _members(run: RunRecord) -> list[agents_pb2.Member]:
-    return [agents_pb2.Member(rank=m.rank, node=m.node, island=m.island) for m in run.members]
+def _members(run: RunRecord, placement: PlanRecord | None) -> list[agents_pb2.Member]:
+    kept_by = holders(placement.output) if placement else ((),) * len(run.members)
+    return [
+        agents_pb2.Member(rank=m.rank, node=m.node, island=m.island, holders=kept_by[m.node_rank]) for m in run.members
+    ]
 
 
 def _keys(run: RunRecord, rank: int) -> agents_pb2.DataKeys:

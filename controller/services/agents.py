@@ -123,8 +123,8 @@ class AgentServicer(AgentServiceServicer):
                     check_telemetry(message.telemetry)
                     session.sampled(message.telemetry.devices)
                     for worker in message.telemetry.workers:
-                        if _may_speak_for(term, session, worker.id):
-                            term.progress.observe(worker)
+                        if _may_speak_for(term, session, worker.id) and term.progress.observe(worker):
+                            term.nudge()
                 case "log":
                     check_log(message.log)
                     self._keep(term, session, message.log)

@@ -21,7 +21,9 @@ MAX_NOTICES: Final = 64
 MAX_COUNT: Final = 2**40
 MAX_LINKS: Final = 64
 MAX_DROP_REASONS: Final = 16
-MAX_ISLAND: Final = 255
+MAX_ISLAND: Final = 191
+MAX_RACK: Final = 63
+TIERS: Final = ("memory", "disk", "start")
 MAX_TEXT_BYTES: Final = 4096
 MAX_LOG_BYTES: Final = 256 * 1024
 MAX_RANK: Final = 4096
@@ -50,10 +52,12 @@ def check_register(register: agents_pb2.Register) -> None:
             f"register.name = {register.name[:80]!r} must be 1 to 63 of letters, digits, '.', '_' and '-', "
             "beginning with a letter or digit. Give the agent a --name"
         )
-    for field in ("session", "island", "address", "version", "token"):
+    for field in ("session", "island", "address", "version", "token", "host"):
         _text(f"register.{field}", getattr(register, field))
     if len(register.island) > MAX_ISLAND:  # every launch of a run may carry it once for each rank
         raise BadInput(f"register.island has {len(register.island)} characters, at most {MAX_ISLAND} are taken")
+    if len(register.rack) > MAX_RACK:  # with the island it is a name of at most 256 characters
+        raise BadInput(f"register.rack has {len(register.rack)} characters, at most {MAX_RACK} are taken")
     if not register.session:
         raise BadInput("register.session must not be empty")
     if not _HOST.fullmatch(register.address):
@@ -112,6 +116,9 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
         for field in ("entries", "samples", "batch_size"):
             if (value := getattr(worker.prepared, field)) > MAX_COUNT:
                 raise BadInput(f"telemetry.workers.prepared.{field} = {value} must be at most {MAX_COUNT}")
+        if worker.HasField("resumed") and (worker.resumed.tier not in TIERS or worker.resumed.step > MAX_COUNT):
+            shown = f"{worker.resumed.tier[:80]!r}, step {worker.resumed.step}"
+            raise BadInput(f"telemetry.workers.resumed = {shown} must be one of {', '.join(TIERS)} and a step")
         for sample in worker.steps:
             _check_step(sample)
         for link in worker.links:

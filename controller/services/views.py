@@ -38,10 +38,11 @@ def job_to_wire(term: Term, state: JobState) -> jobs_pb2.Job:
         progress=progress.to_wire(time.monotonic()) if progress else None,
         plan=wire.plan_to_wire(state.plans[-1]) if state.plans else None,
         checkpoint_step=max(job.checkpoint_step, progress.checkpoint_step if progress else 0),
-        memory_step=(progress.memory_step if progress else 0) or job.memory_step,
+        memory_step=state.commit.step if state.commit else job.memory_step,
         exit_code=job.exit_code,
         pins=jobs_pb2.Pins(rate=job.rate, total_batch=job.pinned_batch, shares=pins_of(job).shares),
-        standby=_standby(term, state),
+        standby=[*_kept_free(term, job.id), *_standby(term, state)],
+        recovery=wire.recovery_to_wire(run.recovery) if run and run.recovery else None,
     )
 
 
@@ -61,6 +62,12 @@ def plans_to_wire(term: Term, job: str, plans: Sequence[PlanRecord], run: int) -
             break
         reply.plans.insert(0, decided)
     return reply
+
+
+def _kept_free(term: Term, job: str) -> list[jobs_pb2.Standby]:
+    """Devices that no other job gets, as this one asked for standbys."""
+    kept = term.reconciler.kept_free.get(job, ())
+    return [jobs_pb2.Standby(node=d.node, device=d.index, reason="kept to take over a lost one") for d in kept]
 
 
 def _standby(term: Term, state: JobState) -> list[jobs_pb2.Standby]:

@@ -12,6 +12,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
+from atoll.controller.state.recovery import Recovery
+
 _LATER: Final = MappingProxyType({"later": True})
 """Marks a field that records of earlier versions lack."""
 
@@ -72,6 +74,7 @@ class Checkpoint:
     every_steps: int = 0
     keep: int = 1
     memory_replicas: int = field(default=2, metadata=_LATER)
+    site_safe: bool = field(default=False, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,7 @@ class Spec:
     stall_timeout_s: float = 0.0
     stale_sparse: StaleSparse | None = field(default=None, metadata=_LATER)  # None: strategy dense
     adapt: Adapt = field(default_factory=Adapt, metadata=_LATER)
+    standby: int = field(default=0, metadata=_LATER)
 
     @property
     def strategy(self) -> str:
@@ -248,7 +252,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """`data_seed`: 32 secret bytes in hex, from which every rank's data key is derived; empty where none is needed."""
+    """`data_seed`: 32 secret bytes in hex, from which every rank's data key is derived; empty where none is needed.
+    `recovery`: from this run's loss, or the one that led to it."""
 
     job: str
     run: int
@@ -262,11 +267,13 @@ class RunRecord:
     grace_s: float = 0.0
     why: str = ""
     data_seed: str = field(default="", repr=False, metadata=_LATER)
+    recovery: Recovery | None = field(default=None, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRecord:
     """A plan, and the text that went into its planner and came out: `atoll plan PLANNER < input` gives `output`.
+    Number 0 is the run's placement, which has no shares: jobs/placing.py.
 
     measured_s: how long the slowest rank computed a step when this was decided; 0 where nothing was measured yet.
     rate: the compression rate that holds with it; None with strategy dense. total_batch: 0 for the script's own;
@@ -306,6 +313,8 @@ class NodeRecord:
     memory_bytes: int
     devices: tuple[DeviceRecord, ...]
     version: str
+    host: str = field(default="", metadata=_LATER)
+    rack: str = field(default="", metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,10 @@ def test_an_empty_job_file_means_the_defaults(tmp_path: Path) -> None:
         ("[checkpoint]\nkeep = 2\nevery = 3", "line 3: unknown field 'checkpoint.every'. Did you mean 'every_steps'?"),
         ("checkpoint = { every = 3 }", "line 1: unknown field 'checkpoint.every'. Did you mean 'every_steps'?"),
         ("checkpoint.every = 3", "line 1: unknown field 'checkpoint.every'. Did you mean 'every_steps'?"),
-        ("xyzzy = 1", "line 1: unknown field 'xyzzy'. Known: name, script, args, workers, env, workdir, checkpoint"),
+        (
+            "xyzzy = 1",
+            "line 1: unknown field 'xyzzy'. Known: name, script, args, workers, standby, env, workdir, checkpoint",
+        ),
         ("[resources]\ngpus = 1", "line 1: unknown field 'resources'."),
         ("\nworkers = true", "line 2: workers = True is wrong: it should be a valid integer"),
         ("workers = '8:2'", "line 1: workers = '8:2' has a minimum of 8 above its maximum of 2. Write it as 2:8"),

@@ -298,6 +298,20 @@ class FakeAgent:
                     self.entries[rank] = message.telemetry.prepared.entries
             self._changed.notify_all()
 
+    def _placed(self) -> list[Member]:
+        """The members, each node's state kept by the next ones."""
+        nodes = list(dict.fromkeys(member.node for member in self.members))
+        copies = min(self.spec.checkpoint.memory_replicas, len(nodes)) - 1
+        return [
+            Member(
+                rank=member.rank,
+                node=member.node,
+                island=member.island,
+                holders=[(nodes.index(member.node) + ahead) % len(nodes) for ahead in range(1, copies + 1)],
+            )
+            for member in self.members
+        ]
+
     def _welcome(self, rank: int) -> SupervisorMessage:
         launch = Launch(
             id=self.id_of(rank),
@@ -313,7 +327,7 @@ class FakeAgent:
                 total_batch=self.total_batch,
                 learning_rate_factor=self.learning_rate_factor,
             ),
-            members=self.members,
+            members=self._placed(),
             keys=self.keys[rank] if self.keys else None,
         )
         return SupervisorMessage(

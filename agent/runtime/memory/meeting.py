@@ -32,7 +32,7 @@ class Placed:
         memory, place = session.memory, session.place
         if memory is None or len(memory.nodes) != place.world_size:
             return Placed(False, (), (), frozenset(range(place.world_size)))
-        held_by = holders(memory.nodes, memory.replicas)
+        held_by = holders(memory.nodes, memory.kept_by)
         return Placed(
             any=any(held_by),
             holders=held_by[place.rank],

@@ -1,23 +1,22 @@
-"""Whose shard is copied to whom. Pure."""
+"""Whose shard is copied to whom: the controller's placement of machines, turned into ranks. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
-def holders(nodes: Sequence[str], replicas: int) -> list[tuple[int, ...]]:
-    """By rank, the ranks that hold a copy of its shard: on the next replicas - 1 nodes, in the order in which nodes
-    first appear, never its own. nodes: by rank. A node's ranks share the work. Fewer where there are fewer nodes."""
+def holders(nodes: Sequence[str], kept_by: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """By rank, the ranks that hold a copy of its shard. nodes: by rank. kept_by: by rank, nodes other than its own, as
+    positions in the order in which nodes first appear. A node's ranks share the work."""
     by_node: dict[str, list[int]] = {}
     for rank, node in enumerate(nodes):
         by_node.setdefault(node, []).append(rank)
     order = list(by_node)
     found: list[tuple[int, ...]] = []
-    for node in nodes:
+    for node, positions in zip(nodes, kept_by, strict=True):
         local = len([rank for rank in by_node[node] if rank < len(found)])  # how many of this node came before
-        place = order.index(node)
-        others = [order[(place + ahead) % len(order)] for ahead in range(1, min(replicas, len(order)))]
-        found.append(tuple(by_node[other][local % len(by_node[other])] for other in others))
+        others = [by_node[order[at]] for at in positions if order[at] != node]
+        found.append(tuple(ranks[local % len(ranks)] for ranks in others))
     return found
 
 

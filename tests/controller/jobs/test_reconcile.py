@@ -47,6 +47,7 @@ def test_a_queued_job_starts_on_free_devices_with_the_next_run_number() -> None:
     assert [e.text for e in step.events] == [
         "run 5: starting 2 workers on 2 nodes (a/0, b/0)",
         "plan 1 (even): the same for all 2 workers",
+        "placement: these keep copies of each other's state: a-b",
     ]
 
 
@@ -302,7 +303,7 @@ def test_the_workers_of_a_lost_node_die_a_little_after_its_lease() -> None:
         gone = node("b", connected=False, heard_s=NOW_S - silent_s)
         return next_step(seen(job(Phase.STOPPING), record, node("a"), gone), clock()).job.phase
 
-    assert (at(4.9), at(5.1)) == (Phase.STOPPING, Phase.QUEUED)
+    assert (at(3.4), at(3.6)) == (Phase.STOPPING, Phase.QUEUED)
 
 
 def test_a_worker_that_never_began_is_not_waited_for() -> None:

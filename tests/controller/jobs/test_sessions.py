@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
+
 import pytest
 from made import JOB, NOW_S, node
 
@@ -17,6 +21,13 @@ class Clock:
     def __call__(self) -> float:
         return self.now_s
 
+    def sleep(self, seconds: float, look: Callable[[], None]) -> None:
+        """Time goes on, and somebody looks all the while."""
+        ends_s = self.now_s + seconds
+        while self.now_s < ends_s - 1e-9:
+            self.now_s = min(self.now_s + 0.1, ends_s)
+            look()
+
 
 def session(id: str = "one", name: str = "a") -> Session:
     return Session(id, node(name).record, 0, NOW_S)
@@ -33,14 +44,14 @@ def test_a_name_is_held_by_a_live_agent_and_free_when_it_went_silent() -> None:
     sessions.admit(first)
     with pytest.raises(NameTaken):
         sessions.admit(session("two"))
-    clock.now_s += 3.1
+    clock.sleep(3.1, sessions.end_silent)
     second = session("two")
     sessions.admit(second)
     assert first.ended.is_set()
     assert sessions.connected == {"a": second}
     sessions.leave(first)  # its stream ends late
     assert sessions.connected == {"a": second}
-    assert len(changes) == 2
+    assert len(changes) == 3
 
 
 def test_a_nodes_devices_are_as_they_last_said_and_no_others() -> None:
@@ -69,18 +80,50 @@ def test_what_nodes_there_are() -> None:
     assert set(sessions.nodes_named(["a", "nowhere"])) == {"a"}
 
 
-def test_a_silent_stream_is_ended_after_two_leases() -> None:
+def test_a_silent_stream_is_ended_with_its_lease() -> None:
     clock = Clock()
     sessions = Sessions(3.0, lambda: None, clock)
     one = session()
     sessions.admit(one)
-    clock.now_s += 5.9
-    sessions.end_silent()
+    clock.sleep(2.9, sessions.end_silent)
     assert not one.ended.is_set()
-    clock.now_s += 0.2
-    sessions.end_silent()
+    clock.sleep(0.2, sessions.end_silent)
     assert one.ended.is_set()
-    assert "nothing heard for 6 s" in str(one.why)
+    assert "nothing heard for 3.1 s" in str(one.why)
+
+
+def test_what_the_controller_slept_through_is_held_against_no_agent() -> None:
+    """1. An agent was heard a second ago. 2. The controller is stopped for a minute. 3. Before it has read what came
+    meanwhile it looks: nobody is silent for longer than before. 4. Who then really says nothing is ended in time."""
+    clock = Clock()
+    sessions = Sessions(3.0, lambda: None, clock)
+    one, gone = session(), session("two", "b")
+    for each in (one, gone):
+        sessions.admit(each)
+    sessions.leave(gone)
+    clock.sleep(1.0, sessions.end_silent)
+    clock.now_s += 60
+    sessions.end_silent()
+    assert sessions.connected == {"a": one}
+    silent = {name: clock.now_s - (node.heard_s or 0) for name, node in sessions.nodes().items()}
+    assert silent == pytest.approx({"a": 1.0, "b": 1.0})
+    clock.sleep(1.9, sessions.end_silent)
+    assert not one.ended.is_set()
+    clock.sleep(0.2, sessions.end_silent)
+    assert one.ended.is_set()
+
+
+async def test_the_end_of_a_lease_is_looked_at_when_it_comes() -> None:
+    looked = asyncio.Event()
+    sessions = Sessions(0.2, looked.set, time.monotonic)
+    sessions.admit(Session("one", node("a").record, 0, time.monotonic()))
+    looked.clear()
+    watching = asyncio.create_task(sessions.watch())
+    async with asyncio.timeout(5):
+        await looked.wait()
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert time.monotonic() - sessions.connected["a"].heard_s >= 0.2
 
 
 def test_instructions_are_repeated_but_not_all_the_time() -> None:

@@ -1,0 +1,100 @@
+"""Which machines of a run hold copies of whose state: what the planner `placement` is asked, and its answer. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from atoll.controller.planners.registry import PLANNERS, canonical
+from atoll.controller.state.records import Checkpoint, Member, NodeRecord, PlanRecord
+
+PLANNER = "placement"
+
+
+def first_placement(
+    run: int,
+    members: Sequence[Member],
+    nodes: Mapping[str, NodeRecord],
+    wanted: Checkpoint,
+    *,
+    before: PlanRecord | None = None,
+    links: Mapping[str, float] | None = None,
+) -> PlanRecord | None:
+    """The placement that a run begins with; None where there is nothing to place.
+
+    members: by rank. nodes: theirs, by name. before: of the run before, of which as little as may be is moved. links:
+    by island, bits per second to the others, where that was measured.
+    """
+    names = list(dict.fromkeys(member.node for member in members))
+    replicas = min(wanted.memory_replicas, len(names))
+    if replicas < 2:
+        return None
+    question: dict[str, Any] = {"machines": _machines(names, nodes, links or {}), "replicas": replicas}
+    if wanted.site_safe:
+        question["site_safe"] = True
+    if before is not None:
+        question["previous"] = _by_name(before)
+    text = canonical(question)
+    output = PLANNERS[PLANNER].run_json(text)
+    return PlanRecord(
+        run=run,
+        id=0,
+        from_step=0,
+        shares=(),
+        planner=PLANNER,
+        reason=_reason(names, json.loads(output)),
+        input=text,
+        output=output,
+    )
+
+
+@lru_cache(maxsize=64)
+def holders(output: str) -> tuple[tuple[int, ...], ...]:
+    """By node in the run's order, the positions of those that hold copies of its state. output: the planner's."""
+    return tuple(tuple(each[1:]) for each in json.loads(output)["holders"])
+
+
+def shared_hosts(plan: PlanRecord) -> tuple[str, ...]:
+    """Hosts whose loss alone takes somebody's state out of memory, each named by one of its nodes."""
+    found: Mapping[str, Sequence[str]] = json.loads(plan.output).get("fatal_domains") or {}
+    return tuple(found.get("host", ()))
+
+
+def is_same(plan: PlanRecord, other: PlanRecord) -> bool:
+    """Whether the same machines hold the same."""
+    return _by_name(plan) == _by_name(other)
+
+
+def _machines(
+    names: Sequence[str], nodes: Mapping[str, NodeRecord], links: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """A domain is named inside the one around it: users reuse names, and agents on one host may stand for islands."""
+    first: dict[tuple[str, str, str], str] = {}
+    found = []
+    for name in names:
+        node = nodes[name]
+        machine: dict[str, Any] = {"name": name, "island": node.island}
+        if node.rack:
+            machine["rack"] = f"{node.island}/{node.rack}"
+        if node.host:
+            machine["host"] = first.setdefault((node.island, node.rack, node.host), name)
+        if node.island in links:
+            machine["link_bps"] = float(f"{links[node.island]:.2g}")  # coarse: it swings
+        found.append(machine)
+    return found
+
+
+def _by_name(before: PlanRecord) -> dict[str, list[str]]:
+    names = [machine["name"] for machine in json.loads(before.input)["machines"]]
+    return {
+        name: [names[i] for i in each] for name, each in zip(names, json.loads(before.output)["holders"], strict=True)
+    }
+
+
+def _reason(names: Sequence[str], answer: Mapping[str, Any]) -> str:
+    blocks = ["-".join(names[i] for i in block) for block in answer["groups"][:8]]
+    more = len(answer["groups"]) - len(blocks)
+    text = "these keep copies of each other's state: " + ", ".join(blocks) + (f" and {more} more" if more else "")
+    return f"{text}; {answer['moved']} moved" if answer.get("moved") else text
