@@ -194,6 +194,34 @@ class Pipeline:
         with _refusals("owed"):
             return self._native.owed(tensor, live, out)
 
+    def keep(self, step: int, tensor: int, ranges: Sequence[tuple[Any, Any]]) -> None:
+        """Have memory that updates of a tensor change copied as it is at `step`, which must not be older than its
+        version, while later steps go on: by `take_kept`, or right before a later one is applied.
+
+        ranges: pairs (source, into) of uint8 buffers of the same length, of master, moments or last_step. Whatever
+        was kept of the tensor before is forgotten.
+        """
+        with _refusals("keep"):
+            self._native.keep(step, tensor, list(ranges))
+
+    def keep_owed(self, step: int, tensor: int, live: Any, out: Any) -> int:
+        """Have what this rank owes after its part of `step`, the newest that was begun, written to out, float32 [n].
+
+        Exchanging updates, at once: live and the result as for `owed`; call it after `await_compressed` and before the
+        next update of the live weights. Exchanging gradients, as `keep` does: before the next part is chosen. What the
+        rounding of later sums up to `step` takes away is added, so out is whole after `take_kept`.
+        """
+        with _refusals("keep_owed"):
+            return self._native.keep_owed(step, tensor, live, out)
+
+    def take_kept(self, tensor: int, step: int, deadline_s: float) -> None:
+        """Wait until a tensor has been applied or carried up to `step`; what was kept of it is whole then.
+
+        Raises `DeadlineExceeded`, which says what is missing, and `PeerLost`.
+        """
+        with _refusals("take_kept"):
+            self._native.take_kept(tensor, step, deadline_s)
+
     def apply(
         self,
         step: int,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from atoll.agent.runtime.memory.recovery import Remembered
 from atoll.agent.runtime.memory.store import Generation
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import EXTRA, Tracked
-from atoll.agent.runtime.synchronisation import Origin
+from atoll.agent.runtime.synchronisation import Origin, OwnState
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -32,11 +32,12 @@ _NOTHING = (-1, -1)
 class Resumed:
     """A checkpoint on its way back into the objects that it was taken from."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, own: Sequence[OwnState] | None = None) -> None:
+        """own: what this rank takes over of the run before; None: it is beside the checkpoint."""
         self._where = f"the checkpoint of run {checkpoint.header.run}, step {checkpoint.header.step}"
         self._header = header = checkpoint.header
         self.position = Position(epoch=header.epoch, consumed=header.consumed, step=header.loader_step)
-        self._states = unpack_state(checkpoint.tensors, checkpoint.scalars)
+        self._states, self._own = unpack_state(checkpoint.tensors, checkpoint.scalars), own
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Overwrite the state of both. Raises CheckpointError where it is that of another model."""
@@ -56,7 +57,7 @@ class Resumed:
     def origin(self) -> Origin:
         """What a strategy needs to know of it."""
         header = self._header
-        return Origin(header.run, header.step, header.world_size, self._states.pop(EXTRA, {}))
+        return Origin(header.run, header.step, header.world_size, self._states.pop(EXTRA, {}), self._own)
 
     @contextmanager
     def _another(self, what: str) -> Iterator[None]:
@@ -71,10 +72,12 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a run goes on from. generation: of memory, where it came from there."""
+    """What a run goes on from. generation: of memory, where it came from there; own: what this rank takes over then,
+    where ranks had something of their own."""
 
     checkpoint: Checkpoint
     generation: Generation | None = None
+    own: Sequence[OwnState] | None = None
 
 
 def find(session: Session, directory: Path, model: Fingerprint) -> Found | None:
@@ -86,12 +89,12 @@ def find(session: Session, directory: Path, model: Fingerprint) -> Found | None:
     fence.take(directory, session.run)
     remembered = Remembered(session, session.memory.folder, model) if session.memory is not None else None
     if remembered is not None and (found := remembered.newest(_newest_on_disk(session, directory))) is not None:
-        return Found(*found)
+        return Found(found.checkpoint, found.generation, found.own)
     on_disk = _find_on_disk(session, directory)
     if remembered is not None:  # disks may have said that they had more than is sound
         newer_than = _NOTHING if on_disk is None else (on_disk.header.run, on_disk.header.step)
         if (found := remembered.newest(newer_than)) is not None:
-            return Found(*found)
+            return Found(found.checkpoint, found.generation, found.own)
     return Found(on_disk) if on_disk is not None else None
 
 

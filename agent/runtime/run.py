@@ -312,7 +312,7 @@ class Run:
                 every_steps=spec.checkpoint.every_steps,
                 keep=max(spec.checkpoint.keep, 1),
             )
-            if spec.checkpoint.memory_replicas and isinstance(strategy, Dense):  # on every rank alike
+            if spec.checkpoint.memory_replicas:  # on every rank alike
                 memory = MemorySettings(
                     folder=Path(welcome.memory_directory) if welcome.memory_directory else None,
                     room_bytes=welcome.memory_bytes,

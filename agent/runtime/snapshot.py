@@ -98,9 +98,15 @@ class Snapshot:
                 found.append(value.data_ptr() if isinstance(value, torch.Tensor) else value if plain else object())
         return found
 
-    def resting(self) -> dict[str, StateDict]:
+    def frozen(self) -> dict[str, torch.Tensor]:
+        """Parameters that the strategy has no masters of, though it has some of others: they stay as they are."""
+        masters = self.sync.masters()
+        found = {name: one.detach() for name, one in self._model.named_parameters() if id(one) not in masters}
+        return {name: one for name, one in found.items() if one.is_contiguous()}
+
+    def resting(self, *, narrow: bool = True) -> dict[str, StateDict]:
         """Of `states`, what stays where it is from step to step."""
-        states = self.states()
+        states = self.states(narrow=narrow)
         groups = [{"params": group["params"]} for group in states["optimizer"]["param_groups"]]
         return {"model": states["model"], "optimizer": {**states["optimizer"], "param_groups": groups}}
 
@@ -116,14 +122,17 @@ class Snapshot:
         resting["optimizer"]["param_groups"] = [{**rest, **moved} for rest, moved in groups]
         return {**resting, **moving}
 
-    def states(self) -> dict[str, StateDict]:
-        """State dicts by name, as of the boundary. Their tensors are live: copy before the next optimizer.step()."""
+    def states(self, *, narrow: bool = True) -> dict[str, StateDict]:
+        """State dicts by name, as of the boundary. Their tensors are live: copy before the next optimizer.step().
+
+        narrow: masters in their parameters' dtype."""
         model = self._model.state_dict()  # not a plain dict: it carries the versions of its modules' layouts
         model.update(self._buffers)
         masters = self.sync.masters()
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             if id(parameter) in masters and name in model:
-                model[name] = masters[id(parameter)].to(parameter.dtype)
+                master = masters[id(parameter)]
+                model[name] = master.to(parameter.dtype) if narrow else master
         optimizer = self._optimizer.state_dict()
         groups = zip(optimizer["param_groups"], self._groups, strict=True)
         optimizer["param_groups"] = [{**live, **kept} for live, kept in groups]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from atoll.agent.runtime.checkpoint.header import Header
@@ -15,6 +17,8 @@ from atoll.errors import AtollError
 from atoll.v1.common_pb2 import LinkSample
 
 Statistics = Mapping[str, float]
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,15 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnState:
+    """What was one rank's alone, of `rank` of the run before."""
+
+    rank: int
+    owed: Mapping[str, torch.Tensor]  # what compression held back, by layer, float32 [N]
+    optimizer: Mapping[str, Any] | None  # state_dict, where each rank had its own and it is not in the checkpoint
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """The checkpoint from which a run goes on."""
 
@@ -53,6 +66,7 @@ class Origin:
     step: int
     world_size: int  # of that run
     extra: Mapping[str, torch.Tensor]  # what its strategy's `extra` gave; empty for one that gives nothing
+    own: Sequence[OwnState] | None = None  # that this rank takes over; None: it is beside the checkpoint, on disks
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,41 @@ class StepNumbers:
     fresh_share: float = 0.0  # of layers that ran with the newest update
     rate: float = 0.0  # held back
     sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes [begin, end) of a shared tensor, by name, and the memory that they go to, uint8 [end - begin]."""
+
+    name: str
+    begin: int
+    end: int
+    into: Bytes
+
+
+class RoundState(Protocol):
+    """What goes on changing in the background while training does: for checkpoints it is kept as of the round that is
+    the newest at a boundary, on every rank the same, without waiting for it there."""
+
+    @property
+    def owes_moments(self) -> bool:
+        """Whether the optimizer's moments are this rank's own."""
+
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        """What is equal on all ranks after the same round: flat, on the CPU, always the same memory."""
+
+    def owed(self) -> Mapping[str, int]:
+        """Entries, by layer, of what this rank has not sent."""
+
+    def keep(self, parts: Sequence[Part], owed: Mapping[str, Floats]) -> None:
+        """At a boundary: from now on `parts`, and into `owed` what this rank owes, are kept as of this moment."""
+
+    def read(self) -> None:
+        """On another thread, and done before the next optimizer.step(): read what that changes."""
+
+    def take(self, stopped: Callable[[], bool]) -> bool:
+        """On that thread: wait until the round is there. False if that is not to be expected any more. Raises
+        DeadlineExceeded."""
 
 
 class Synchronisation(Protocol):
@@ -112,6 +161,9 @@ class Synchronisation(Protocol):
         """What writes to disk what is this rank's alone and belongs to the checkpoint `header`; None: nothing is.
 
         copy: it is called while training goes on. It raises CheckpointError."""
+
+    def rounds(self) -> RoundState | None:
+        """What the background changes; None: the state stands still between a boundary and the next update."""
 
     def statistics(self) -> Statistics:
         """Numbers since the run began, for people."""
@@ -168,6 +220,8 @@ class Synchronous:
         return {}
 
     def aside(self, header: Header, *, copy: bool) -> None: ...
+
+    def rounds(self) -> None: ...
 
     def statistics(self) -> Statistics:
         return {}

@@ -17,7 +17,7 @@ from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.inputs import LoaderSettings, check_alike, check_loss
 from atoll.agent.runtime.learningrate import LearningRate
 from atoll.agent.runtime.loader import Cut, Loader, sample_count
-from atoll.agent.runtime.memory.budget import state_bytes
+from atoll.agent.runtime.memory.budget import size_of_state
 from atoll.agent.runtime.memory.tier import MemoryTier
 from atoll.agent.runtime.probe import Probe
 from atoll.agent.runtime.randomness import seed_step
@@ -29,13 +29,12 @@ from atoll.agent.runtime.schedule import PlanSchedule
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.strategies import build
-from atoll.agent.runtime.strategy import Dense
 from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
 from atoll.agent.runtime.teller import Teller
 from atoll.agent.runtime.terms import terms_from_wire
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.agents_pb2 import Prepared
-from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
+from atoll.v1.common_pb2 import LEVEL_WARNING
 
 NORMS_EVERY_STEPS: Final = 10
 LINKS_EVERY_STEPS: Final = 10
@@ -118,7 +117,7 @@ class Training:
             if found is not None:
                 if not from_memory:
                     self.saver.store_received(found.checkpoint)
-                self._resumed = Resumed(found.checkpoint)
+                self._resumed = Resumed(found.checkpoint, found.own)
                 self._resumed.restore(self._model, self._optimizer)
                 self.loader.seek(self._resumed.position)
                 for name in self._tracked:
@@ -129,7 +128,7 @@ class Training:
             if session.link is not None:
                 session.link.outbox.resumed("start" if found is None else "memory" if from_memory else "disk", step)
             generation = found.generation if found is not None else None
-            self._memory.begin(step, generation, state_bytes(self._model, self._optimizer))
+            self._memory.begin(step, generation, size_of_state(self._model, self._optimizer, self._snapshot))
         if session.group is not None:
             session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
             session.group.expect_answers_within(session.collective_timeout_s)
@@ -137,18 +136,11 @@ class Training:
         if directory is not None:
             self._snapshot.take(self.loader.position)
             self.saver.check_packable()
-        self._say_what_memory_cannot()
         if session.link is not None:
             trained = (parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
             samples, batch_size = self.loader.samples, self._settings.batch_size
             session.link.outbox.prepared(Prepared(entries=sum(trained), samples=samples, batch_size=batch_size))
         seed_step(session.seed, session.place.rank, self.loader.position.step)
-
-    def _say_what_memory_cannot(self) -> None:
-        session = self._session
-        asked = session.link is not None and session.link.welcome.launch.spec.checkpoint.memory_replicas > 0
-        if asked and session.place.is_main and not isinstance(session.strategy, Dense):
-            session.notice(LEVEL_INFO, "checkpoints of strategy stale-sparse are on disk alone, none in memory")
 
     def _compare_seed(self, saved: int) -> None:
         if saved != self._session.seed and self.loader.position.consumed and self._session.place.is_main:

@@ -284,7 +284,7 @@ class Supervisor:
 
     def _welcome(self, key: Key, launch: Launch, job_directory: Path) -> Welcome:
         welcome = Welcome(launch=launch, job_directory=str(job_directory), speed=self._settings.speed)
-        if launch.spec.checkpoint.memory_replicas and launch.spec.strategy in ("", "dense"):
+        if launch.spec.checkpoint.memory_replicas:
             try:
                 welcome.memory_directory = str(self.memory.of(key.job))
                 welcome.memory_bytes = self.memory.room_bytes(key.job, launch.local_world_size)

@@ -59,7 +59,7 @@ def main() -> None:
         told = {
             "took": took,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "state_bytes": tier._live.layout.total,
+            "state_bytes": tier._shard.layout.total,
             "every": cadence.every,
             "cost_s": cadence.cost_s,
             "copied_bytes": courier.sent_bytes if courier is not None else 0,

@@ -143,6 +143,9 @@ class NativePipeline {
     void compress_live(std::int64_t step, std::size_t tensor, nb::handle live_object, std::int64_t keep_blocks);
     void await_compressed(double deadline_s);
     std::size_t owed(std::size_t tensor, nb::handle live_object, nb::handle out_object);
+    void keep(std::int64_t step, std::size_t tensor, const std::vector<std::tuple<nb::object, nb::object>>& ranges);
+    std::size_t keep_owed(std::int64_t step, std::size_t tensor, nb::handle live_object, nb::handle out_object);
+    void take_kept(std::size_t tensor, std::int64_t step, double deadline_s);
     void apply(std::int64_t step, std::int64_t number, const std::vector<Rates5>& groups, bool maximize,
                double clip_norm);
     void carry(std::int64_t step) { core().carry(step); }
@@ -286,6 +289,45 @@ std::size_t NativePipeline::owed(std::size_t tensor, nb::handle live_object, nb:
     check_entries(out, pipeline.entries(tensor), "it must be as long as master");
     const GilReleased released(always);
     return pipeline.owed(tensor, live, out.data);
+}
+
+void NativePipeline::keep(std::int64_t step, std::size_t tensor,
+                          const std::vector<std::tuple<nb::object, nb::object>>& ranges) {
+    Pipeline& pipeline = core();
+    std::vector<KeptRange> kept;
+    for (const auto& [source, into] : ranges) {
+        Loaded from = required(source, "source", Access::read, byte_entries);
+        Loaded to = required(into, "into", Access::write, byte_entries);
+        check_entries(to, from.entries, "it must be as long as its source");
+        refuse_overlap({&from, &to});
+        const auto *const read = from.as<unsigned char>();
+        auto *const write = to.as<unsigned char>();
+        const std::size_t bytes = from.entries;
+        kept.push_back({read, write, bytes, graveyard_->lend(std::move(from)), graveyard_->lend(std::move(to))});
+    }
+    pipeline.keep(step, tensor, std::move(kept));
+}
+
+std::size_t NativePipeline::keep_owed(std::int64_t step, std::size_t tensor, nb::handle live_object,
+                                      nb::handle out_object) {
+    Pipeline& pipeline = core();
+    std::optional<Loaded> buffer;
+    const Live live = pipeline.exchanges_updates() ? live_for(pipeline, tensor, live_object, buffer) : Live{};
+    if (!pipeline.exchanges_updates() && !pipeline.feeds_back())
+        refuse("without error feedback nothing is owed that could be kept");
+    Loaded out = required(out_object, "out", Access::write);
+    check_entries(out, pipeline.entries(tensor), "it must be as long as master");
+    float* const data = out.data;
+    std::shared_ptr<const void> owner = graveyard_->lend(std::move(out));
+    const GilReleased released(always);
+    return pipeline.keep_owed(step, tensor, live, data, std::move(owner));
+}
+
+void NativePipeline::take_kept(std::size_t tensor, std::int64_t step, double deadline_s) {
+    Pipeline& pipeline = core();
+    if (wait_for(deadline_s, [&](Clock::time_point until) { return pipeline.take_kept(tensor, step, until); })) return;
+    throw DeadlinePassed("after " + std::to_string(deadline_s) + " s " +
+                         pipeline.waiting(std::vector<std::size_t>{tensor}, step));
 }
 
 void NativePipeline::apply(std::int64_t step, std::int64_t number, const std::vector<Rates5>& groups, bool maximize,
@@ -454,6 +496,9 @@ void bind_pipeline(nb::module_& m) {
         .def("await_compressed", &P::await_compressed, "deadline_s"_a)
         .def("owed", &P::owed, "tensor"_a, "live"_a.none(), "out"_a.none())
         .def("apply", &P::apply, "step"_a, "update"_a, "groups"_a, "maximize"_a, "clip_norm"_a)
+        .def("keep", &P::keep, "step"_a, "tensor"_a, "ranges"_a)
+        .def("keep_owed", &P::keep_owed, "step"_a, "tensor"_a, "live"_a.none(), "out"_a.none())
+        .def("take_kept", &P::take_kept, "tensor"_a, "step"_a, "deadline_s"_a)
         .def("carry", &P::carry, "step"_a)
         .def("fetch", &P::fetch, "tensors"_a, "step"_a, "deadline_s"_a)
         .def("changes", &P::changes, "tensor"_a, "step"_a, "deadline_s"_a)

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "islands.hpp"
+#include "kept.hpp"
 #include "ledger.hpp"
 #include "live_account.hpp"
 #include "outbox.hpp"
@@ -135,6 +136,18 @@ class Pipeline {
     // are not finite; they are 0 in out, for they are never sent.
     std::size_t owed(std::size_t tensor, const Live& live, float* out);
 
+    // `ranges` of memory that updates of `tensor` change get copied as they are at `step`, which is not older than its
+    // version: by take_kept, or before a later one changes them. Whatever was kept before is forgotten.
+    void keep(std::int64_t step, std::size_t tensor, std::vector<KeptRange> ranges);
+
+    // The same of what this rank owes after its part of `step`, the newest that was begun, into out [entries].
+    // Exchanging updates, at once: live as for owed, after await_compressed and before the next update of live.
+    std::size_t keep_owed(std::int64_t step, std::size_t tensor, const Live& live, float* out,
+                          std::shared_ptr<const void> out_owner);
+
+    // True when what was kept of `tensor` at `step` is whole; false if the step is not there at `until`.
+    bool take_kept(std::size_t tensor, std::int64_t step, Clock::time_point until);
+
     std::vector<std::int64_t> versions() const;
     std::vector<OwnPart> recent_parts() const;
     std::vector<Digest> take_digests();
@@ -161,13 +174,15 @@ class Pipeline {
         const std::size_t group;
         float* const residual;
 
-        std::mutex owed;  // guards what the residual points to and the selector
+        std::mutex owed;  // guards what the residual points to, the selector, and what is kept of the former
         Selector selector;
+        KeptOwed kept_owed;
 
-        std::mutex updating;  // guards weights and their version
+        std::mutex updating;  // guards weights, their version and what is kept of them
         Weights weights;
         std::int64_t weights_version;
         LiveAccount account;  // used where updates are exchanged
+        KeptRanges kept;
 
         // Guarded by books_.
         Ledger ledger;

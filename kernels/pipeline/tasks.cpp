@@ -26,6 +26,7 @@ void Pipeline::run_compress(Tensor& tensor, Scratch& scratch) {
     Selected own;
     {
         const std::lock_guard<std::mutex> lock(tensor.owed);
+        tensor.kept_owed.before(step);
         own = gradient.is_live ? compress_live(tensor, step, gradient, scratch)
                                : tensor.selector.select(gradient, format_of(tensor, step), scratch);
     }
@@ -41,7 +42,7 @@ void Pipeline::run_compress(Tensor& tensor, Scratch& scratch) {
     if (tensor.recent.size() > recent_steps) tensor.recent.pop_front();
     tensor.compressing = !tensor.gradients.empty();
     if (tensor.compressing) push_compress(tensor);
-    if (settings_.updates) changed_.notify_all();
+    changed_.notify_all();
     part_is_here(tensor, step, islands_.place, std::move(own.written));
 }
 
@@ -108,12 +109,15 @@ void Pipeline::run_sum(Tensor& tensor, std::int64_t step, Scratch& scratch) {
     if (islands_.leads() && tensor.residual != nullptr) {  // one of all owes what rounding the sum takes away
         const std::lock_guard<std::mutex> lock(tensor.owed);
         sum = written(format_of(tensor, step), units, tensor.residual, scratch);
+        if (tensor.kept_owed.misses(step)) tensor.kept_owed.add(minus(units, sum.part->units()).units());
     } else {
         sum = written(format_of(tensor, step), units, nullptr, scratch);
     }
     if (settings_.updates && islands_.leads() && settings_.values != ValueFormat::float32) {
         auto lost = std::make_shared<const Part>(minus(units, sum.part->units()));
+        const std::lock_guard<std::mutex> owed_lock(tensor.owed);
         const std::lock_guard<std::mutex> lock(tensor.updating);
+        if (tensor.kept_owed.misses(step)) tensor.kept_owed.add(lost->units());
         tensor.account.note(step, std::move(lost), -ranks());  // the leader alone owes it again
     }
     const double sum_s = seconds(Clock::now() - begun);
@@ -193,6 +197,7 @@ void Pipeline::advance(Tensor& tensor, const Plan& plan, std::int64_t step, cons
     Digest digest{step, tensor.number, 0};
     {
         const std::lock_guard<std::mutex> lock(tensor.updating);
+        tensor.kept.before(step);
         if (total != nullptr) tensor.weights.update(*total, rates_of(tensor, plan));
         if (total != nullptr && settings_.updates) tensor.account.close(step, *total);
         tensor.weights_version = step;

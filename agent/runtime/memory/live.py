@@ -16,10 +16,9 @@ import torch
 import xxhash
 
 from atoll.agent.runtime.checkpoint.header import fingerprint
-from atoll.agent.runtime.checkpoint.state import pack_state, unpack_state
+from atoll.agent.runtime.checkpoint.state import pack_state
 from atoll.agent.runtime.checkpoint.tensorfile import DTYPE_NAMES, DTYPES, bytes_of
-from atoll.agent.runtime.checkpoint.transfer import Checkpoint
-from atoll.agent.runtime.memory.slot import CHUNK_BYTES, Bytes, Shard
+from atoll.agent.runtime.memory.slot import CHUNK_BYTES, Bytes
 from atoll.agent.runtime.snapshot import Snapshot
 from atoll.errors import CheckpointError
 
@@ -84,13 +83,13 @@ class LiveState:
             tensors, self._tree = pack_state(self._snapshot.resting())
             model = self._snapshot.states()["model"]
             self._model = fingerprint(model).to_json()
-            self._entries, self._resting = _listed(tensors), list(tensors.values())
+            self._entries, self._resting = listed(tensors), list(tensors.values())
             self._identity = identity if all(isinstance(one, torch.Tensor) for one in model.values()) else None
         moving, self.moving = pack_state(self._snapshot.moving())
-        moved = _listed(moving)
+        moved = listed(moving)
         if changed or moved != self._moved:
             self._moved = moved
-            self.layout = _laid_out(self._entries + moved, self._tree, self._model)
+            self.layout = laid_out(self._entries + moved, self._tree, self._model)
         self.tensors = [*self._resting, *moving.values()]
 
 
@@ -116,64 +115,17 @@ class Sources:
             torch.from_numpy(target).copy_(flat[piece.begin : piece.end])
 
 
-def assembled(shards: Sequence[Shard]) -> Checkpoint:
-    """The checkpoint whose shards these are, in order; each was verified. Raises CheckpointError where they do not
-    belong together."""
-    first = shards[0]
-    for index, shard in enumerate(shards):
-        same = (shard.layout_digest, shard.header, shard.tail.total) == (
-            first.layout_digest,
-            first.header,
-            first.tail.total,
-        )
-        if not same or (shard.tail.shard, shard.tail.shards) != (index, len(shards)):
-            raise CheckpointError(f"shard {index} of {first.header.name} is of another state")
-    entries = _entries_of(first.layout)
-    total = sum(_size(dtype, shape) for _, dtype, shape in entries)
-    if total != first.tail.total:
-        raise CheckpointError(f"the tensors of {first.header.name} take {total} bytes; {first.tail.total} were written")
-    whole = np.concatenate([shard.data for shard in shards])
-    tensors, at = {}, 0
-    for name, dtype, shape in entries:
-        tensor = torch.empty(shape, dtype=DTYPES[dtype])
-        size = _size(dtype, shape)
-        if size:
-            np.frombuffer(bytes_of(tensor), np.uint8)[:] = whole[at : at + size]
-        tensors[name] = tensor
-        at += size
-    resting = unpack_state(tensors, first.layout.get("tree"))
-    moving = unpack_state(tensors, first.tail.moving)
-    try:
-        states = Snapshot.rejoined(resting, moving)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the state of {first.header.name} is malformed: {error!r}") from error
-    return Checkpoint(first.header, *pack_state(states))
-
-
-def _listed(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str, list[int]]]:
+def listed(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str, list[int]]]:
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPE_NAMES:
             raise CheckpointError(f"tensor {name} is {tensor.dtype}, which a checkpoint cannot hold; convert it")
     return [(name, DTYPE_NAMES[tensor.dtype], list(tensor.shape)) for name, tensor in tensors.items()]
 
 
-def _laid_out(entries: Sequence[tuple[str, str, list[int]]], tree: Any, model: Mapping[str, Any]) -> Layout:
+def laid_out(entries: Sequence[tuple[str, str, list[int]]], tree: Any, model: Mapping[str, Any]) -> Layout:
     raw = json.dumps({"tensors": entries, "tree": tree, "model": model}).encode()
-    return Layout(raw, xxhash.xxh3_128_digest(raw), tuple(_size(dtype, shape) for _, dtype, shape in entries))
+    return Layout(raw, xxhash.xxh3_128_digest(raw), tuple(size_of(dtype, shape) for _, dtype, shape in entries))
 
 
-def _entries_of(layout: Mapping[str, Any]) -> list[tuple[str, str, list[int]]]:
-    found = []
-    try:
-        for name, dtype, shape in layout["tensors"]:
-            whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-            if not isinstance(name, str) or dtype not in DTYPES or not whole:
-                raise CheckpointError(f"its layout gives tensor {name!r} the dtype {dtype!r} and the shape {shape!r}")
-            found.append((name, dtype, shape))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"its list of tensors cannot be read: {error!r}") from error
-    return found
-
-
-def _size(dtype: str, shape: Sequence[int]) -> int:
+def size_of(dtype: str, shape: Sequence[int]) -> int:
     return math.prod(shape) * DTYPES[dtype].itemsize

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,14 +13,26 @@ import numpy as np
 from atoll.agent.runtime.checkpoint.header import Fingerprint
 from atoll.agent.runtime.checkpoint.transfer import MAX_BYTES, Checkpoint
 from atoll.agent.runtime.memory import slot
-from atoll.agent.runtime.memory.live import assembled
+from atoll.agent.runtime.memory.assembling import assembled, own_state
+from atoll.agent.runtime.memory.slot import Shard
 from atoll.agent.runtime.memory.store import MAX_FILES, Generation, Held, Wanted, held
 from atoll.agent.runtime.session import Session
-from atoll.errors import CheckpointError
+from atoll.agent.runtime.synchronisation import OwnState
+from atoll.errors import BadInput, CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 _MAX_SAID_BYTES: Final = 1 << 20
 Said = list[tuple[Generation, int]]  # generation and shard
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A generation as one rank takes it over. own: of which ranks of the run before, where those differed in something;
+    None where they did not."""
+
+    checkpoint: Checkpoint
+    generation: Generation
+    own: Sequence[OwnState] | None
 
 
 class Remembered:
@@ -39,39 +52,83 @@ class Remembered:
         said = [encode(found)] if self._group is None else self._group.gather_bytes(encode(found))
         self._sources = sources([self._decoded(rank, raw) for rank, raw in enumerate(said)])
 
-    def newest(self, newer_than: tuple[int, int]) -> tuple[Checkpoint, Generation] | None:
+    def newest(self, newer_than: tuple[int, int]) -> Recovered | None:
         """The newest generation of which every shard is there, if its (run, step) is above `newer_than`. Raises
         PeerLost."""
         for generation in complete(self._sources):
             if (generation.run, generation.step) <= newer_than:
                 return None
-            checkpoint = self._fetched(generation)
-            everywhere = (
-                [[1 if checkpoint else 0]] if self._group is None else self._group.gather_rows([bool(checkpoint)])
-            )
-            if checkpoint is not None and all(ok for (ok,) in everywhere):
-                return checkpoint, generation
+            shards = self._fetched(generation)
+            if not self._everywhere(shards is not None) or shards is None:
+                continue
+            differ = shards[0].tail.own is not None
+            own = self._handed_out(generation, shards) if differ else {}
+            recovered = self._recovered(generation, shards, own if differ else None)
+            if self._everywhere(recovered is not None):
+                return recovered
         return None
 
-    def _fetched(self, generation: Generation) -> Checkpoint | None:
+    def _everywhere(self, well: bool) -> bool:
+        """Whether it went well on every rank."""
+        return well if self._group is None else all(ok for (ok,) in self._group.gather_rows([well]))
+
+    def _recovered(
+        self, generation: Generation, shards: Sequence[Shard], own: Mapping[int, slot.Bytes] | None
+    ) -> Recovered | None:
+        whose = self._rank if self._rank < generation.shards else 0
+        try:
+            if own is None:
+                return Recovered(assembled(shards), generation, None)
+            for old, content in own.items():
+                slot.check_own(shards[old].tail, content)
+            takes = [old for old in own if takers(self._sources[generation], self._world_size)[old] == self._rank]
+            states = [own_state(shards, old, own[old]) for old in takes]
+            return Recovered(assembled(shards, whose, own[whose]), generation, states)
+        except CheckpointError as error:
+            self._passed_over(f"step {generation.step}: {error}")
+            return None
+
+    def _handed_out(self, generation: Generation, shards: Sequence[Shard]) -> dict[int, slot.Bytes]:
+        """The own bytes, by rank of the run before, that this rank needs: its own, and of ranks that are no more."""
+        sources = self._sources[generation]
+        wanted = [(old, taker) for old, taker in enumerate(takers(sources, self._world_size))]
+        wanted += [(0, new) for new in range(generation.shards, self._world_size) if (0, new) not in wanted]
+        mine = {
+            old: slot.own_of(self._content(generation, old)) for old, source in sources.items() if source == self._rank
+        }
+        lengths = [len(mine[old]) if old in mine else 0 for old in range(generation.shards)]
+        if self._group is not None:
+            lengths = [max(said) for said in zip(*self._group.gather_rows(lengths), strict=True)]
+        found = {}
+        for old, taker in wanted:
+            source, length = sources[old], lengths[old]
+            if length > MAX_BYTES:
+                raise BadInput(f"rank {source} would send {length} bytes; at most {MAX_BYTES} are taken")
+            if self._rank == taker == source:
+                found[old] = mine[old]
+            elif self._group is not None and self._rank in (source, taker):
+                content = self._group.hand_over(mine.get(old, np.empty(0, np.uint8)), source, taker, length)
+                if self._rank == taker:
+                    found[old] = content
+        return found
+
+    def _fetched(self, generation: Generation) -> list[Shard] | None:
+        """What all ranks share, and what each shard says of its rank's own bytes."""
         shards, refused = [], None
         for index in range(generation.shards):
             source = self._sources[generation][index]
-            content = self._content(generation, index) if source == self._rank else None
+            content = slot.without_own(self._content(generation, index)) if source == self._rank else None
             if self._group is not None:
                 content = self._group.broadcast_array(content, source, MAX_BYTES)
             try:
-                shard = slot.parse(content if content is not None else np.empty(0, np.uint8))
+                shard = slot.parse(content if content is not None else np.empty(0, np.uint8), own=False)
                 self._wanted.check(shard.header)
                 shards.append(shard)
             except CheckpointError as error:
                 refused = refused or f"shard {index} of step {generation.step}, from rank {source}: {error}"
-        try:
-            if refused is None:
-                return assembled(shards)
-        except CheckpointError as error:
-            refused = str(error)
-        self._passed_over(refused or "")
+        if refused is None:
+            return shards
+        self._passed_over(refused)
         return None
 
     def _content(self, generation: Generation, index: int) -> slot.Bytes:
@@ -92,6 +149,10 @@ class Remembered:
     @property
     def _rank(self) -> int:
         return self._session.place.rank
+
+    @property
+    def _world_size(self) -> int:
+        return self._session.place.world_size
 
     def _passed_over(self, why: str) -> None:
         self._session.notice(LEVEL_WARNING, f"rank {self._rank} passes over a checkpoint in memory: {why}")
@@ -128,6 +189,12 @@ def sources(said: Sequence[Said]) -> dict[Generation, dict[int, int]]:
         for generation, shard in rows:
             found.setdefault(generation, {}).setdefault(shard, rank)
     return found
+
+
+def takers(found: Mapping[int, int], ranks: int) -> list[int]:
+    """Who takes over what each rank of the run before had for itself: the same rank, or where that is no more, who has
+    it here. found: of a complete generation, by shard, who holds it. Pure."""
+    return [old if old < ranks else found[old] for old in range(len(found))]
 
 
 def complete(found: Mapping[Generation, Mapping[int, int]]) -> list[Generation]:

@@ -1,9 +1,10 @@
 """One shard of one generation in a file: layout, data, what it is of, and a head that is written last.
 
-    0        head: magic, the places of the three parts, hashes of layout and tail, hash of the head itself
-    4096     layout: JSON, what the whole state consists of; the same in every shard
-    ...      data: this shard's bytes of the state
-    ...      tail: JSON, of which job, run and step this is, and a hash of every CHUNK_BYTES of the data
+    0        head: magic, the places of the parts, hashes of layout and tail, hash of the head itself
+    4096     layout: JSON, what the state consists of that all ranks share; the same in every shard
+    ...      own: state that is this rank's alone; none where ranks differ in nothing
+    ...      data: this shard's bytes of the shared state
+    ...      tail: JSON, of which job, run and step this is, what its own bytes are, and a hash of every CHUNK_BYTES
 
 A writer clears the head first and writes it last. So who is killed in between leaves a file that says it is torn, and
 whoever reads verifies every byte. A file may come from another machine: nothing in it is trusted before its hashes and
@@ -32,8 +33,8 @@ from atoll.errors import CheckpointError
 CHUNK_BYTES: Final = 1 << 20  # hashed on its own, right after it was copied, while it is in the cache
 PAGE_BYTES: Final = 4096
 MAX_JSON_BYTES: Final = 64 << 20
-_MAGIC: Final = b"ATOLLME1"
-_HEAD: Final = struct.Struct("<8sQQQQ16s16s")  # magic, bytes of layout, data and tail, place of data, two hashes
+_MAGIC: Final = b"ATOLLME2"
+_HEAD: Final = struct.Struct("<8sQQQQQ16s16s")  # magic, bytes of layout, own, data and tail, place of own, two hashes
 _SEAL: Final = struct.Struct("<16s")
 _NUMBERS: Final = ("shard", "shards", "begin", "size", "total")
 
@@ -46,8 +47,9 @@ class Unsealed(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What a shard is of. begin, size: its place in the `total` bytes of the state. moving: what changes with every
-    step and is no tensor, as pack_state made it. header: of the checkpoint, without the model's fingerprint."""
+    """What a shard is of. begin, size: its place in the `total` bytes of the shared state. moving: what changes with
+    every step and is no tensor, as pack_state made it. header: of the checkpoint, without the model's fingerprint.
+    own: what this rank's own bytes are. chunks, own_chunks: hashes."""
 
     shard: int
     shards: int
@@ -56,7 +58,9 @@ class Tail:
     total: int
     header: Mapping[str, Any]
     moving: Any
-    chunks: tuple[str, ...]
+    chunks: tuple[str, ...] = ()
+    own: Any = None
+    own_chunks: tuple[str, ...] = ()
 
     @staticmethod
     def from_json(raw: bytes) -> Tail:
@@ -68,31 +72,35 @@ class Tail:
             if type(value) is not int or not 0 <= value < 2**63:
                 raise CheckpointError(f"{name} = {value!r} in its tail is not a whole number of 0 or more")
             numbers[name] = value
-        chunks, header = body.get("chunks"), body.get("header")
-        if not isinstance(chunks, list) or not all(isinstance(one, str) for one in chunks):
-            raise CheckpointError("its tail lacks the hashes of its data")
+        hashes, header = [body.get("chunks"), body.get("own_chunks")], body.get("header")
+        for one in hashes:
+            if not isinstance(one, list) or not all(isinstance(text, str) for text in one):
+                raise CheckpointError("its tail lacks the hashes of its data")
         if not isinstance(header, dict):
             raise CheckpointError("its tail lacks the header")
-        return Tail(header=header, moving=body.get("moving"), chunks=tuple(chunks), **numbers)
+        chunks, own_chunks = (tuple(one or ()) for one in hashes)
+        moving, own = body.get("moving"), body.get("own")
+        return Tail(header=header, moving=moving, chunks=chunks, own=own, own_chunks=own_chunks, **numbers)
 
-    def sealed(self, chunks: Sequence[str]) -> bytes:
+    def sealed(self, chunks: Sequence[str], own_chunks: Sequence[str] = ()) -> bytes:
         """As the file holds it, once the hashes of its data are known."""
-        return replace(self, chunks=tuple(chunks)).to_json()
+        return replace(self, chunks=tuple(chunks), own_chunks=tuple(own_chunks)).to_json()
 
     def to_json(self) -> bytes:
-        body = {name: getattr(self, name) for name in _NUMBERS}
-        return json.dumps({**body, "header": self.header, "moving": self.moving, "chunks": self.chunks}).encode()
+        names = (*_NUMBERS, "header", "moving", "chunks", "own", "own_chunks")
+        return json.dumps({name: getattr(self, name) for name in names}).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A file that was read, every byte verified. data: uint8 [tail.size]."""
+    """A file that was read, every byte verified. data: uint8 [tail.size]; own: uint8, empty where it was left out."""
 
     header: Header
     tail: Tail
     layout: Mapping[str, Any]
     layout_digest: str
     data: Bytes
+    own: Bytes
 
 
 class SlotFile:
@@ -105,38 +113,42 @@ class SlotFile:
         self._map: mmap.mmap | None = None
         self._data: Bytes = np.empty(0, np.uint8)
         self._layout_digest = b""
-        self._layout_bytes = self._data_at = self._content_bytes = 0
+        self._layout_bytes = self._data_at = self._own_bytes = self._content_bytes = 0
         with disk_errors(f"making {path}"):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
-    def begin(self, layout: bytes, layout_digest: bytes, data_bytes: int) -> Bytes:
-        """Give up what the file holds; the memory to write `data_bytes` into. Raises CheckpointError where there is
-        no room: all of it is taken here, because a page that cannot be had later is a SIGBUS."""
+    def begin(self, layout: bytes, layout_digest: bytes, data_bytes: int, own_bytes: int = 0) -> Bytes:
+        """Give up what the file holds; the memory to write `own_bytes` and behind them `data_bytes` into, beginning at
+        a page. Raises CheckpointError where there is no room: all of it is taken here, because a page that cannot be
+        had later is a SIGBUS."""
+        size = own_bytes + data_bytes
 
         def take() -> None:
             os.pwrite(self._file, bytes(PAGE_BYTES), 0)
-            if layout_digest != self._layout_digest or len(self._data) != data_bytes:
-                self._lay_out(layout, layout_digest, data_bytes)
+            if layout_digest != self._layout_digest or len(self._data) != size:
+                self._lay_out(layout, layout_digest, size)
 
-        self._with_room(data_bytes, take)
+        self._with_room(size, take)
+        self._own_bytes = own_bytes
         return self._data
 
     def seal(self, tail: bytes) -> None:
         """What `begin` gave is filled: from now on the file counts."""
-        data_bytes = len(self._data)
+        size = len(self._data)
         head = _HEAD.pack(
             _MAGIC,
             self._layout_bytes,
-            data_bytes,
+            self._own_bytes,
+            size - self._own_bytes,
             len(tail),
             self._data_at,
             self._layout_digest,
             xxhash.xxh3_128_digest(tail),
         )
         with disk_errors(f"writing {self.path}"):
-            self._write(tail, self._data_at + data_bytes)
+            self._write(tail, self._data_at + size)
             self._write(head + _SEAL.pack(xxhash.xxh3_128_digest(head)), 0)
-        self._content_bytes = self._data_at + data_bytes + len(tail)
+        self._content_bytes = self._data_at + size + len(tail)
 
     @property
     def content_bytes(self) -> int:
@@ -173,18 +185,18 @@ class SlotFile:
                     raise
                 take()
 
-    def _lay_out(self, layout: bytes, digest: bytes, data_bytes: int) -> None:
+    def _lay_out(self, layout: bytes, digest: bytes, size: int) -> None:
         self._release()
         self._layout_digest = b""
         page = mmap.ALLOCATIONGRANULARITY  # a multiple of PAGE_BYTES
         data_at = -(-(PAGE_BYTES + len(layout)) // page) * page
-        end = data_at + data_bytes
+        end = data_at + size
         os.ftruncate(self._file, 0)  # give back before asking for more
         if end:
             os.posix_fallocate(self._file, 0, end)
         self._write(layout, PAGE_BYTES)
-        if data_bytes:
-            self._map = mmap.mmap(self._file, data_bytes, offset=data_at)
+        if size:
+            self._map = mmap.mmap(self._file, size, offset=data_at)
             self._data = np.frombuffer(self._map, np.uint8)
         self._layout_digest, self._layout_bytes, self._data_at = digest, len(layout), data_at
 
@@ -208,8 +220,26 @@ def content_of(path: Path) -> Bytes:
             os.close(file)
 
 
-def parse(content: Bytes) -> Shard:
-    """The shard in these bytes of a file, all of them verified. Raises CheckpointError saying what is wrong."""
+def own_of(content: Bytes) -> Bytes:
+    """The own bytes of a file, not verified."""
+    if len(content) < PAGE_BYTES:
+        return content[:0]
+    _, _, own_bytes, _, _, at, _, _ = _HEAD.unpack(content[: _HEAD.size].tobytes())
+    return content[at : at + own_bytes]
+
+
+def without_own(content: Bytes) -> Bytes:
+    """A file's bytes as `parse` takes them with own=False: what other ranks need of it."""
+    own = own_of(content)
+    if not len(own):
+        return content
+    at = _HEAD.unpack(content[: _HEAD.size].tobytes())[5]
+    return np.concatenate([content[:at], content[at + len(own) :]])
+
+
+def parse(content: Bytes, *, own: bool = True) -> Shard:
+    """The shard in these bytes of a file, all of them verified. own: they hold its own bytes too. Raises
+    CheckpointError saying what is wrong."""
     if len(content) < PAGE_BYTES:
         raise CheckpointError(f"it is torn: {len(content)} bytes are less than its head")
     head = content[: _HEAD.size].tobytes()
@@ -219,20 +249,25 @@ def parse(content: Bytes) -> Shard:
         raise CheckpointError("it is no shard of a checkpoint: its first bytes are wrong")
     if content[_HEAD.size : _HEAD.size + _SEAL.size].tobytes() != xxhash.xxh3_128_digest(head):
         raise CheckpointError("its head does not match the hash behind it")
-    _, layout_bytes, data_bytes, tail_bytes, data_at, layout_digest, tail_digest = _HEAD.unpack(head)
-    if max(layout_bytes, tail_bytes) > MAX_JSON_BYTES or PAGE_BYTES + layout_bytes > data_at:
+    _, layout_bytes, own_bytes, data_bytes, tail_bytes, own_at, layout_digest, tail_digest = _HEAD.unpack(head)
+    if max(layout_bytes, tail_bytes) > MAX_JSON_BYTES or PAGE_BYTES + layout_bytes > own_at:
         raise CheckpointError("the sizes in its head make no sense")
-    if data_at + data_bytes + tail_bytes > len(content):
-        raise CheckpointError(f"it is torn: {len(content)} bytes of {data_at + data_bytes + tail_bytes}")
+    data_at = own_at + own_bytes * own
+    end = data_at + data_bytes + tail_bytes
+    if end > len(content):
+        raise CheckpointError(f"it is torn: {len(content)} bytes of {end}")
     raw_layout = content[PAGE_BYTES : PAGE_BYTES + layout_bytes].tobytes()
-    raw_tail = content[data_at + data_bytes : data_at + data_bytes + tail_bytes].tobytes()
+    raw_tail = content[data_at + data_bytes : end].tobytes()
     for what, raw, digest in (("layout", raw_layout, layout_digest), ("tail", raw_tail, tail_digest)):
         if xxhash.xxh3_128_digest(raw) != digest:
             raise CheckpointError(f"its {what} is not what was written")
     tail, layout, data = Tail.from_json(raw_tail), parsed(raw_layout, "its layout"), content[data_at:][:data_bytes]
     _check_data(tail, data)
+    own_data = content[own_at:data_at]
+    if own:
+        check_own(tail, own_data)
     header = Header.from_json({**tail.header, "model": layout.get("model")})
-    return Shard(header, tail, layout, layout_digest.hex(), data)
+    return Shard(header, tail, layout, layout_digest.hex(), data, own_data)
 
 
 def bounds(total: int, shard: int, shards: int) -> tuple[int, int]:
@@ -242,6 +277,11 @@ def bounds(total: int, shard: int, shards: int) -> tuple[int, int]:
 
 def hashed(chunk: Bytes) -> str:
     return xxhash.xxh3_64_hexdigest(chunk.data)
+
+
+def hashes(data: Bytes) -> list[str]:
+    """Of each chunk."""
+    return [hashed(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
 
 
 def parsed(raw: bytes, what: str) -> dict[str, Any]:
@@ -260,9 +300,22 @@ def _check_data(tail: Tail, data: Bytes) -> None:
         tail.begin + tail.size,
     ):
         raise CheckpointError(f"shard {tail.shard} of {tail.shards} cannot be bytes {tail.begin} to +{tail.size}")
-    if len(data) != tail.size or len(tail.chunks) != -(-tail.size // CHUNK_BYTES):
-        raise CheckpointError(f"it has {len(data)} bytes in {len(tail.chunks)} chunks; {tail.size} were written")
-    for index, written in enumerate(tail.chunks):
+    if len(data) != tail.size:
+        raise CheckpointError(f"it has {len(data)} bytes; {tail.size} were written")
+    _check_chunks(data, tail.chunks, "")
+
+
+def check_own(tail: Tail, own: Bytes) -> None:
+    """Whether these are the own bytes of that tail's file. Raises CheckpointError."""
+    _check_chunks(own, tail.own_chunks, "own ")
+
+
+def _check_chunks(data: Bytes, written: Sequence[str], whose: str) -> None:
+    if len(written) != -(-len(data) // CHUNK_BYTES):
+        raise CheckpointError(f"it has {len(data)} {whose}bytes and hashes of {len(written)} chunks")
+    for index, one in enumerate(written):
         begin = index * CHUNK_BYTES
-        if hashed(data[begin : begin + CHUNK_BYTES]) != written:
-            raise CheckpointError(f"bytes {begin} to {min(begin + CHUNK_BYTES, tail.size)} are not those written")
+        if hashed(data[begin : begin + CHUNK_BYTES]) != one:
+            raise CheckpointError(
+                f"{whose}bytes {begin} to {min(begin + CHUNK_BYTES, len(data))} are not those written"
+            )

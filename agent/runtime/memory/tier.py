@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -13,16 +12,16 @@ import torch
 
 from atoll.agent.runtime.checkpoint.header import Fingerprint, Header
 from atoll.agent.runtime.control import MemorySaid
-from atoll.agent.runtime.memory.budget import needed_bytes
+from atoll.agent.runtime.memory.budget import StateBytes, needed_bytes
 from atoll.agent.runtime.memory.cadence import OFF, Cadence
 from atoll.agent.runtime.memory.courier import Courier, Parcel
-from atoll.agent.runtime.memory.live import LiveState, Piece, Sources
 from atoll.agent.runtime.memory.meeting import Placed, met
-from atoll.agent.runtime.memory.slot import CHUNK_BYTES, SlotFile, Tail, bounds, hashed
+from atoll.agent.runtime.memory.shard import RollingShard, ShardState, StandingShard
+from atoll.agent.runtime.memory.slot import SlotFile, Tail, bounds
 from atoll.agent.runtime.memory.store import CopyFiles, Generation, ShardFiles, remove_others
 from atoll.agent.runtime.session import MemorySettings, Session
 from atoll.agent.runtime.snapshot import Snapshot
-from atoll.errors import CheckpointError
+from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 
 INLINE_BYTES: Final = 256 * 1024
@@ -38,7 +37,6 @@ class _Writing:
     step: int
     file: SlotFile
     tail: Tail
-    chunks: Sequence[Sequence[Piece]]
 
 
 class MemoryTier:
@@ -52,11 +50,15 @@ class MemoryTier:
         self._memory = session.memory
         self._placed = Placed.of(session)
         self._courier: Courier | None = None
-        self._live = LiveState(snapshot)
-        self._sources = Sources()
+        place, rounds = session.place, snapshot.sync.rounds()
+        self._rolls = rounds is not None  # the state goes on changing in the background
+        self._shard: ShardState = (
+            StandingShard(snapshot, place.rank, place.world_size)
+            if rounds is None
+            else RollingShard(snapshot, rounds, place.rank, place.world_size)
+        )
         self._cadence = Cadence()
         self._files: ShardFiles | None = None
-        self._laid_out: tuple[bytes, list[list[Piece]]] = (b"", [])
         self._current = 0  # step of the generation in progress; 0: none
         self._begun_step = 0  # of the newest generation that began
         self._done_step = 0  # of the newest that this rank has written
@@ -67,6 +69,7 @@ class MemoryTier:
         self._thread: threading.Thread | None = None
         self._asked = threading.Condition()
         self._writing: _Writing | None = None
+        self._reading = False  # what the next update changes
         self._failed: CheckpointError | None = None
         self._closing = self._late = False
 
@@ -74,15 +77,15 @@ class MemoryTier:
     def enabled(self) -> bool:
         return self._memory is not None
 
-    def begin(self, step: int, kept: Generation | None, total_bytes: int) -> None:
-        """Training begins at `step`. kept: what it goes on from, where that came from memory. total_bytes: of the
-        state. Collective; raises PeerLost."""
+    def begin(self, step: int, kept: Generation | None, state: StateBytes) -> None:
+        """Training begins at `step`. kept: what it goes on from, where that came from memory. Collective; raises
+        PeerLost."""
         if self._memory is None:
             return
         self._begun_step = step
         place, incoming = self._session.place, {}
         try:
-            folder = self._roomy(self._memory, total_bytes)
+            folder = self._roomy(self._memory, state)
             files = {
                 shard: ShardFiles(folder, shard, place.world_size, kept, self._make_room)
                 for shard in (place.rank, *self._placed.owners)
@@ -92,7 +95,8 @@ class MemoryTier:
         except CheckpointError as error:
             self._fail(error)
         if self._placed.any and self._session.group is not None:
-            self._courier, why = met(self._session, self._placed, incoming, limit_bytes=2 * total_bytes + _SLACK_BYTES)
+            limit_bytes = 2 * (state.shared + state.own) + _SLACK_BYTES
+            self._courier, why = met(self._session, self._placed, incoming, limit_bytes=limit_bytes)
             if why:
                 self._turn_off(why)
 
@@ -140,7 +144,7 @@ class MemoryTier:
             return
         begun_s = time.monotonic()
         with self._asked:
-            free = self._asked.wait_for(lambda: self._writing is None, _LONGEST_WAIT_S)
+            free = self._asked.wait_for(lambda: not self._reading, _LONGEST_WAIT_S)
         if not free:
             self._late = True  # what it copies from now on is of two steps: it must not count
             self._fail(CheckpointError(f"copying to memory took over {_LONGEST_WAIT_S:.0f} s"))
@@ -174,27 +178,27 @@ class MemoryTier:
     def _begin(self, step: int) -> None:
         assert self._files is not None
         try:
-            self._live.look()
+            self._shard.look()
             writing = self._prepared(step, self._files.next())
+            self._shard.begin(writing.file)
         except CheckpointError as error:
             self._fail(error)
             return
         self._current = self._begun_step = step
-        if writing.tail.size <= INLINE_BYTES:
-            self._write(writing)
+        if writing.tail.size <= INLINE_BYTES and not self._rolls:  # who waits for others does not do it on this thread
+            if self._read():
+                self._complete(writing)
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="atoll-memory", daemon=True)
             self._thread.start()
         with self._asked:
-            self._writing = writing
+            self._writing, self._reading = writing, True
             self._asked.notify_all()
 
     def _prepared(self, step: int, file: SlotFile) -> _Writing:
-        layout, place = self._live.layout, self._session.place
+        layout, place = self._shard.layout, self._session.place
         begin, end = bounds(layout.total, place.rank, place.world_size)
-        if self._laid_out[0] != layout.digest:
-            self._laid_out = (layout.digest, layout.chunks(begin, end))
         tail = Tail(
             shard=place.rank,
             shards=place.world_size,
@@ -202,10 +206,10 @@ class MemoryTier:
             size=end - begin,
             total=layout.total,
             header=self._header(),
-            moving=self._live.moving,
-            chunks=(),
+            moving=self._shard.moving,
+            own=self._shard.own,
         )
-        return _Writing(step, file, tail, self._laid_out[1])
+        return _Writing(step, file, tail)
 
     def _header(self) -> dict[str, object]:
         position, session = self._snapshot.position, self._session
@@ -233,44 +237,54 @@ class MemoryTier:
             if writing is None:
                 return
             begun_s = time.thread_time()
-            self._write(writing)
+            well = self._read()
+            with self._asked:
+                self._reading = False
+                self._asked.notify_all()
+            if well:
+                self._complete(writing)
             if self._session.device.type == "cpu":  # whose cores were training's
                 self._held_s += time.thread_time() - begun_s
             with self._asked:
                 self._writing = None
-                self._asked.notify_all()
 
-    def _write(self, writing: _Writing) -> None:
-        tail, layout, tensors = writing.tail, self._live.layout, self._live.tensors
+    def _read(self) -> bool:
         try:
             with self._snapshot.readable():
-                data = writing.file.begin(layout.raw, layout.digest, tail.size)
-                hashes = []
-                for index, chunk in enumerate(writing.chunks):
-                    for piece in chunk:
-                        self._sources.copy(tensors[piece.tensor], piece, data)
-                    begin = index * CHUNK_BYTES
-                    hashes.append(hashed(data[begin : begin + CHUNK_BYTES]))
-            if self._late:
-                return
-            writing.file.seal(tail.sealed(hashes))
+                self._shard.read()
         except CheckpointError as error:
             self._failed = error
+            return False
+        except (PeerLost, DeadlineExceeded):
+            return False  # training is told by itself
+        return not self._late
+
+    def _complete(self, writing: _Writing) -> None:
+        try:
+            hashes = self._shard.complete(lambda: self._closing)
+            if hashes is None:
+                return
+            writing.file.seal(writing.tail.sealed(*hashes))
+        except CheckpointError as error:
+            self._failed = error
+        except DeadlineExceeded as error:
+            self._failed = CheckpointError(f"step {writing.step}: {error}")
         else:
             self._done_step = writing.step
             if self._courier is not None and self._courier.sends:
                 self._courier.send(Parcel(writing.step, writing.file.path, writing.file.content_bytes))
 
-    def _roomy(self, memory: MemorySettings, total_bytes: int) -> Path:
+    def _roomy(self, memory: MemorySettings, state: StateBytes) -> Path:
         """The folder. Raises CheckpointError with figures where it will not fit."""
         if memory.folder is None:
             raise CheckpointError(f"the agent of rank {self._session.place.rank} could not make a folder for them")
         held = len(self._placed.owners)
-        needed = needed_bytes(total_bytes, self._session.place.world_size, held)
+        needed = needed_bytes(state, self._session.place.world_size, held)
         if needed > memory.room_bytes:
             raise CheckpointError(
                 f"they take {needed / 1e6:.0f} MB on this machine for rank {self._session.place.rank} (its part of "
-                f"{total_bytes / 1e6:.0f} MB and {held} copies of others', two generations of each), and "
+                f"{state.shared / 1e6:.0f} MB, {state.own / 1e6:.0f} MB of its own and {held} copies of others', two "
+                "generations of each), and "
                 f"{memory.room_bytes / 1e6:.0f} MB are free in {memory.folder}. Free memory, use more machines, or set "
                 "[checkpoint] memory_replicas lower"
             )

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from atoll.agent.runtime.control import Agreed
+from atoll.agent.runtime.control import Agreed, MemorySaid
 from atoll.agent.runtime.sampler import Cut
 from atoll.errors import BadInput, PeerLost
 
-_SAID: Final = struct.Struct("<QQQQQB")  # plan, step, epoch, start, total, stop
+_SAID: Final = struct.Struct("<QQQQQBQQ")  # plan, step, epoch, start, total, stop; of memory: step and period
 KEPT_PASSES: Final = 8
 
-Said = tuple[int, int, int, int, int, int]
+Said = tuple[int, int, int, int, int, int, int, int]
 
 
 class Agreement:
@@ -32,9 +32,10 @@ class Agreement:
         self._broken: str | None = None
         self._changed = threading.Condition()
 
-    def say(self, number: int, cut: Cut, plan_id: int, stop: bool) -> None:
-        """At the beginning of pass `number`."""
-        said = (plan_id, cut.step, cut.epoch, cut.start, cut.total, int(stop))
+    def say(self, number: int, cut: Cut, own: Agreed) -> None:
+        """At the beginning of pass `number`. own: what this rank knows."""
+        memory = own.memory
+        said = (own.plan_id, cut.step, cut.epoch, cut.start, cut.total, int(own.stop), memory.step, memory.every)
         with self._changed:
             self._heard.setdefault(number, {})[self._rank] = said
         if self._world_size > 1:
@@ -77,15 +78,16 @@ class Agreement:
             for old in [one for one in self._heard if one <= number]:
                 del self._heard[old]
         waited_s = time.monotonic() - begun_s
-        for rank, (_, step, epoch, start, total, _) in enumerate(said):
-            if (step, epoch, start, total) != said[0][1:5]:
-                _, first_step, first_epoch, first_start, _, _ = said[0]
+        for rank, one in enumerate(said):
+            if one[1:5] != said[0][1:5]:
+                (step, epoch, start), (first_step, first_epoch, first_start) = one[1:4], said[0][1:4]
                 raise BadInput(
                     f"ranks train different batches in their pass {number}: rank 0 step {first_step} at sample "
                     f"{first_start} of epoch {first_epoch}, rank {rank} step {step} at {start} of {epoch}. Every rank "
                     "must call run.backward equally often for each batch and leave the loop over the loader at the same"
                 )
-        return Agreed(min(one[0] for one in said), any(one[5] for one in said)), waited_s
+        memory = MemorySaid(min(one[6] for one in said), max(one[7] for one in said))
+        return Agreed(min(one[0] for one in said), any(one[5] for one in said), memory), waited_s
 
     def _complete(self, number: int) -> bool:
         return len(self._heard.get(number, {})) == self._world_size

@@ -15,13 +15,13 @@ from torch import nn
 from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.gradients import refuse_second, refuse_sparse, squared_norm, total
 from atoll.agent.runtime.session import Session
-from atoll.agent.runtime.stale import held_back
 from atoll.agent.runtime.stale.layout import Layer, adopt_optimizer_state, flat_view, lay_out_for_gradients
 from atoll.agent.runtime.stale.rates import Rates
+from atoll.agent.runtime.stale.rounds import Owing
 from atoll.agent.runtime.stale.synchroniser import StaleSynchroniser
 from atoll.agent.runtime.stale.taken import TakenGradient
 from atoll.agent.runtime.strategy import StaleSparse
-from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
+from atoll.agent.runtime.synchronisation import Callbacks, Norms, OwnState, Pass
 from atoll.errors import BadInput
 from atoll.kernels import scatter_blocks
 
@@ -62,7 +62,7 @@ class GradientExchange(StaleSynchroniser):
                 layer.last_step.copy_(saved[f"last_step.{layer.name}"])
         return adopt_optimizer_state(self._layers, self._optimizer, self._rates)
 
-    def _put_back(self, states: Sequence[held_back.State]) -> None:
+    def _put_back(self, states: Sequence[OwnState]) -> None:
         if self._settings.error_feedback:
             for state in states:
                 for layer in self._layers:
@@ -146,6 +146,9 @@ class GradientExchange(StaleSynchroniser):
     def extra(self) -> Mapping[str, torch.Tensor]:
         times = {f"last_step.{layer.name}": layer.last_step for layer in self._layers if layer.last_step is not None}
         return {**super().extra(), **times}
+
+    def _owing(self) -> Owing:
+        return "residual" if self._settings.error_feedback else "nothing"
 
     def _held_back(self) -> Mapping[str, torch.Tensor]:
         return {layer.name: layer.residual for layer in self._layers if layer.residual is not None}

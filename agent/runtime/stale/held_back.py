@@ -21,7 +21,7 @@ from atoll.agent.runtime.checkpoint.files import Checkpoint, Header
 from atoll.agent.runtime.checkpoint.state import pack_state, unpack_state
 from atoll.agent.runtime.stale.layout import Layer
 from atoll.agent.runtime.stale.publication import add_blocks
-from atoll.agent.runtime.synchronisation import Origin
+from atoll.agent.runtime.synchronisation import Origin, OwnState
 from atoll.errors import CheckpointError
 from atoll.kernels.pipeline import RecentPart
 
@@ -40,15 +40,6 @@ class Found:
 
     rank: int
     path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What was read: of `rank` of the run before."""
-
-    rank: int
-    owed: Mapping[str, torch.Tensor]  # by layer, float32 [N]
-    optimizer: Mapping[str, Any] | None  # state_dict, where each rank had its own
 
 
 def as_rows(layers: Sequence[Layer], parts: Sequence[RecentPart]) -> list[dict[str, Any]]:
@@ -117,7 +108,7 @@ def shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
 
 def read(
     found: Found, versions: Mapping[str, int], sizes: Mapping[str, int], on_skip: Callable[[str], None]
-) -> State | None:
+) -> OwnState | None:
     """What a rank of the run before held back; None, told to on_skip, where it cannot be used.
 
     versions: by layer, the last round that the checkpoint contains: parts of later ones were not applied and are owed
@@ -133,7 +124,7 @@ def read(
         for part in state["parts"]:
             if part["pass"] > versions[part["name"]]:
                 add_blocks(owed[part["name"]], part["index"].numpy(), part["values"].numpy())
-        return State(found.rank, owed, state["optimizer"])
+        return OwnState(found.rank, owed, state["optimizer"])
     except (CheckpointError, KeyError) as error:
         on_skip(f"what rank {found.rank} had held back cannot be read from {found.path}: {error}")
         return None

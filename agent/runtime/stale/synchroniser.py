@@ -23,9 +23,10 @@ from atoll.agent.runtime.stale.agreement import Agreement
 from atoll.agent.runtime.stale.digests import Digests
 from atoll.agent.runtime.stale.layout import Layer, own_module_layers
 from atoll.agent.runtime.stale.offload import Offload
+from atoll.agent.runtime.stale.rounds import Owing, Rounds
 from atoll.agent.runtime.stale.traffic import Traffic
 from atoll.agent.runtime.strategy import StaleSparse
-from atoll.agent.runtime.synchronisation import Callbacks, Norms, Origin, Pass, StepNumbers
+from atoll.agent.runtime.synchronisation import Callbacks, Norms, Origin, OwnState, Pass, StepNumbers
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.kernels.pipeline import Pipeline
 from atoll.v1.common_pb2 import LEVEL_WARNING, LinkSample
@@ -77,6 +78,7 @@ class StaleSynchroniser(ABC):
             module.register_forward_pre_hook(partial(self._before_forward, held))
             for module, held in own_module_layers(model, self._layers)
         ]
+        self._rounds = Rounds(self._layers, lambda: self._ordered, session.collective_timeout_s, self._owing())
 
     # --- what the kinds of exchange differ in
 
@@ -89,7 +91,7 @@ class StaleSynchroniser(ABC):
         """Take over the optimizer's state; masters are set. Returns how many updates were made before."""
 
     @abstractmethod
-    def _put_back(self, states: Sequence[held_back.State]) -> None:
+    def _put_back(self, states: Sequence[OwnState]) -> None:
         """What ranks of the run before had held back, and this one took over, counts again."""
 
     # --- the run
@@ -101,11 +103,12 @@ class StaleSynchroniser(ABC):
             layer.master.copy_(saved.get(f"master.{layer.name}", layer.live))
         self._made = max(self._adopt(saved), int(saved.get("updates", 0)))
         if origin is not None and "versions" in saved:
-            self._put_back(self._taken_over(origin))
+            self._put_back(self._taken_over(origin) if origin.own is None else origin.own)
         members = topology.members(self._session)
         self._pipeline = self._make_pipeline(topology.islands(members))
         if self._session.device.type == "cuda":
             self._offload = Offload(self._session.device)
+        self._rounds.begin(self._pipeline, self._offload)
         self._agreement = Agreement(self._session.place.rank, self._world_size, self._tell_agreement)
         names = [layer.name for layer in self._layers]
         self._digests = Digests(self._session.place.rank, names, self._tell_digests)
@@ -178,7 +181,7 @@ class StaleSynchroniser(ABC):
         self._passes += 1
         self._set_rate(self._settings.rate if opened.rate is None else opened.rate)
         self._unhooked.update(layer.number for layer in self._layers if layer.number not in self._fetched)
-        self._agreement.say(self._passes, opened.cut, opened.own.plan_id, opened.own.stop)
+        self._agreement.say(self._passes, opened.cut, opened.own)
 
     @abstractmethod
     def end(self) -> Norms: ...
@@ -243,6 +246,13 @@ class StaleSynchroniser(ABC):
         parts = held_back.as_rows(self._layers, self._pipeline.recent_parts())
         packed = held_back.pack(self._held_back(), parts, self._own_optimizer_state(), copy=copy)
         return partial(held_back.write, directory, header, self._session.place.rank, packed)
+
+    def rounds(self) -> Rounds:
+        return self._rounds
+
+    @abstractmethod
+    def _owing(self) -> Owing:
+        """How what this rank owes is kept."""
 
     @abstractmethod
     def _held_back(self) -> Mapping[str, torch.Tensor]:
@@ -344,7 +354,7 @@ class StaleSynchroniser(ABC):
 
     # --- others
 
-    def _taken_over(self, origin: Origin) -> list[held_back.State]:
+    def _taken_over(self, origin: Origin) -> list[OwnState]:
         """Collective: everything the ranks of the run before held back and is still readable goes to one rank here."""
         session, directory = self._session, self._session.checkpoint.directory
         rank = session.place.rank

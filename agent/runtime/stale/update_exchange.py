@@ -24,12 +24,12 @@ from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.gradients import refuse_sparse, squared_norm, total
 from atoll.agent.runtime.group import collective
 from atoll.agent.runtime.session import Session
-from atoll.agent.runtime.stale import held_back
 from atoll.agent.runtime.stale.layout import Layer, lay_out_for_updates
 from atoll.agent.runtime.stale.publication import add_blocks
+from atoll.agent.runtime.stale.rounds import Owing
 from atoll.agent.runtime.stale.synchroniser import StaleSynchroniser
 from atoll.agent.runtime.strategy import StaleSparse
-from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
+from atoll.agent.runtime.synchronisation import Callbacks, Norms, OwnState, Pass
 from atoll.errors import BadInput
 
 
@@ -59,7 +59,7 @@ class UpdateExchange(StaleSynchroniser):
         return 0
 
     @torch.no_grad()
-    def _put_back(self, states: Sequence[held_back.State]) -> None:
+    def _put_back(self, states: Sequence[OwnState]) -> None:
         for state in states:
             for layer in self._layers:
                 owed = state.owed[layer.name].to(device=layer.live.device)
@@ -114,6 +114,9 @@ class UpdateExchange(StaleSynchroniser):
         return False  # torch's own, of this rank's gradient
 
     # --- the state
+
+    def _owing(self) -> Owing:
+        return "live"
 
     def _held_back(self) -> Mapping[str, torch.Tensor]:
         return {layer.name: self._owed(layer) for layer in self._layers}

@@ -13,7 +13,8 @@ from torch import nn
 from atoll.agent.runtime.checkpoint.header import Header, fingerprint
 from atoll.agent.runtime.checkpoint.state import unpack_state
 from atoll.agent.runtime.loader import Position
-from atoll.agent.runtime.memory.live import LiveState, Sources, assembled
+from atoll.agent.runtime.memory.assembling import assembled
+from atoll.agent.runtime.memory.live import LiveState, Sources
 from atoll.agent.runtime.memory.slot import CHUNK_BYTES, Shard, SlotFile, Tail, bounds, content_of, parse
 from atoll.agent.runtime.snapshot import Snapshot
 from atoll.agent.runtime.synchronisation import Synchronous

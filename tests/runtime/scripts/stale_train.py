@@ -31,6 +31,9 @@ parser.add_argument("--settings", type=json.loads, help="of atoll.StaleSparse, w
 parser.add_argument("--checkpoints", type=Path, help="where to save, without an agent")
 parser.add_argument("--silent-rank", type=int, default=-1, help="this rank's gradients are all zero")
 parser.add_argument("--flip-at", type=int, default=-1, help="rank 1 flips a bit of a master before this step")
+parser.add_argument(
+    "--keep-sums", action="store_true", help="OUT/run-N-rank-R.sums-S: what gradients add up to by step S"
+)
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
 options = parser.parse_args()
 
@@ -105,6 +108,8 @@ with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
                         summed[name].add_(gradient, alpha=cut.weight * run.learning_rate_factor)
                     trained = {"step": cut.step, "epoch": epoch, "ids": ids.tolist() if cut.local else []}
                     log.write(json.dumps(trained | {"loss": loss.item()}) + "\n")
+                    if options.keep_sums:
+                        torch.save(summed, options.out / f"{NAME}.sums-{cut.step + 1}")
             run.report(loss=loss.item())
     finally:
         keep("end")

@@ -6,95 +6,33 @@ import json
 import shutil
 import signal
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from zmq_agent import FakeAgent, Start, free_port, torchrun_like
+from sparse_runs import (
+    Tensors,
+    check_alike,
+    check_every_sample_once,
+    check_nothing_was_lost,
+    equal,
+    kept,
+    sparse,
+    together,
+    trained,
+)
+from zmq_agent import Start, free_port, torchrun_like
 
 from atoll.agent.runtime.checkpoint import files
 from atoll.agent.runtime.wire.limits import Limits
-from atoll.v1.common_pb2 import StaleSparse
 
 pytestmark = pytest.mark.timeout(120)
 
-Tensors = dict[str, torch.Tensor]
-LR = 0.01  # of stale_train.py
 EXCHANGES = pytest.mark.parametrize("exchange", ["updates", "gradients"])
 
 
 def ports(count: int) -> str:
     return ",".join(str(free_port()) for _ in range(count))
-
-
-def sparse(out: Path, world_size: int, *, start: Start, run: int = 1, **settings: Any) -> FakeAgent:
-    """An agent whose job is one of strategy stale-sparse."""
-    agent = FakeAgent(out, run=run, world_size=world_size, start=start)
-    agent.spec.strategy = "stale-sparse"
-    agent.spec.stale_sparse.CopyFrom(StaleSparse(**settings))
-    return agent
-
-
-def kept(out: Path, run: int, rank: int, what: str) -> dict[str, Any]:
-    """What stale_train.py wrote down at the beginning or end of a run."""
-    state: dict[str, Any] = torch.load(out / f"run-{run}-rank-{rank}.{what}", weights_only=True)
-    return state
-
-
-def together(states: Iterable[dict[str, Any]], what: str) -> Tensors:
-    """The sum over ranks, in float64."""
-    sums: Tensors = {}
-    for state in states:
-        for name, tensor in state[what].items():
-            sums[name] = sums.get(name, torch.zeros_like(tensor, dtype=torch.float64)) + tensor.double()
-    return sums
-
-
-def check_alike(states: Sequence[dict[str, Any]], what: str) -> Tensors:
-    """All ranks have the same bits. Returns them."""
-    first: Tensors = states[0][what]
-    for rank, state in enumerate(states):
-        for name, tensor in state[what].items():
-            assert torch.equal(tensor.view(torch.uint8), first[name].view(torch.uint8)), (rank, name)
-    return first
-
-
-def equal(ones: Tensors, others: Tensors) -> bool:
-    return all(torch.equal(ones[name], others[name]) for name in ones)
-
-
-def check_nothing_was_lost(
-    begun: Tensors, masters: Tensors, gradients: Tensors, held_back: Tensors, exchange: str
-) -> None:
-    """Plain SGD: the masters' way and what is held back are, over the rate, all gradients there ever were."""
-    for name in masters:
-        way = (begun[name].double() - masters[name].double()) / LR
-        owed = held_back[name] / (LR if exchange == "updates" else 1.0)
-        torch.testing.assert_close(
-            way + owed, gradients[name], rtol=1e-4, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
-        )
-
-
-def trained(out: Path) -> list[dict[str, Any]]:
-    """One entry per rank and step, of the newest run that trained it."""
-    newest: dict[int, int] = {}
-    lines = []
-    for log in out.glob("run-*-rank-*.jsonl"):
-        run = int(log.name.split("-")[1])
-        for text in log.read_text().splitlines():
-            line = json.loads(text)
-            newest[line["step"]] = max(newest.get(line["step"], 0), run)
-            lines.append(line | {"run": run})
-    return [line for line in lines if newest[line["step"]] == line["run"]]
-
-
-def check_every_sample_once(out: Path, epochs: int) -> None:
-    for epoch in range(epochs):
-        ids = Counter(sample for line in trained(out) if line["epoch"] == epoch for sample in line["ids"])
-        assert ids == Counter(range(100)), f"epoch {epoch}: not each sample exactly once"
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
