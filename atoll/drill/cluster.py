@@ -231,9 +231,9 @@ def _is_worker(process: psutil.Process) -> bool:
         return False
 
 
-def fresh_folder(parent: Path | None) -> Path:
+def fresh_folder() -> Path:
     """A new folder for a drill. Raises BadInput where none can be made."""
     try:
-        return Path(tempfile.mkdtemp(prefix="atoll-drill-", dir=parent))
+        return Path(tempfile.mkdtemp(prefix="atoll-drill-"))
     except OSError as error:
-        raise BadInput(f"no folder for the drill can be made in {parent or tempfile.gettempdir()}: {error}") from error
+        raise BadInput(f"no folder can be made in {tempfile.gettempdir()}: {error}. TMPDIR names another") from error

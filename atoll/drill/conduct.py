@@ -176,12 +176,11 @@ async def _drilled(
 
 
 async def _ready(client: AsyncClient, machines: int) -> None:
-    try:
-        async with asyncio.timeout(_READY_S):
-            while sum(node.connected for node in (await client.nodes()).nodes) < machines:
-                await asyncio.sleep(_LOOK_S)
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"{machines} machines were not connected within {_READY_S:g} s") from error
+    ends_s = time.monotonic() + _READY_S
+    while (connected := sum(node.connected for node in (await client.nodes()).nodes)) < machines:
+        if time.monotonic() > ends_s:
+            raise DeadlineExceeded(f"{connected} of {machines} machines were connected within {_READY_S:g} s")
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _submit(client: AsyncClient, settings: Settings, out: Path, *, checkpoints: bool) -> str:
@@ -211,13 +210,12 @@ async def _submit(client: AsyncClient, settings: Settings, out: Path, *, checkpo
 
 
 async def _first_steps(client: AsyncClient, job: str, watch: Watch) -> None:
-    try:
-        async with asyncio.timeout(_READY_S):
-            while (await client.get(job)).progress.step < _FIRST_STEPS or watch.leader is None:
-                await asyncio.sleep(_LOOK_S)
-    except TimeoutError as error:
-        said = " | ".join(event.text for event in watch.events.values())
-        raise DeadlineExceeded(f"{job} did not train within {_READY_S:g} s: {said}") from error
+    ends_s = time.monotonic() + _READY_S
+    while (seen := await client.get(job)).progress.step < _FIRST_STEPS or watch.leader is None:
+        if time.monotonic() > ends_s or seen.phase in ENDED:
+            said = " | ".join(event.text for event in watch.events.values())
+            raise DeadlineExceeded(f"{job} did not train within {_READY_S:g} s: {said}")
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _strikes(

@@ -133,11 +133,12 @@ def redone_alike(evidence: Evidence) -> Verdict:
             trained = {run: ranks for run, ranks in runs.items() if (run, step) not in evidence.shown_again}
             redone += len(trained) > 1
             for (before, old), (after, new) in pairwise(trained.items()):
+                where = f"in run {before} than in run {after}"
                 for rank in old.keys() & new.keys():
                     if old[rank].weights != new[rank].weights:
-                        yield f"step {step}: weights {old[rank].weights} in run {before}, {new[rank].weights} in {after}"
+                        yield f"step {step}, rank {rank}: other weights {where}"
                     if old[rank].samples != new[rank].samples:
-                        yield f"step {step}, rank {rank}: other samples in run {before} than in run {after}"
+                        yield f"step {step}, rank {rank}: other samples {where}"
 
     return _verdict("what is done again is done alike", wrong(), lambda: f"{redone} steps")
 

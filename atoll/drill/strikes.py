@@ -124,6 +124,8 @@ def _neighbours(machines: Sequence[str], draw: float) -> list[str]:
 async def _until(chosen: Callable[[], Sequence[_T]]) -> Sequence[_T]:
     """Whom to strike, as soon as there is somebody; nobody after a while."""
     ends_s = time.monotonic() + _TARGET_S
-    while not (victims := chosen()) and time.monotonic() < ends_s:
+    while True:
+        victims = chosen()
+        if victims or time.monotonic() > ends_s:
+            return victims
         await asyncio.sleep(_LOOK_S)
-    return victims
