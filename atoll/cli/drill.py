@@ -17,7 +17,8 @@ from atoll.cli.jobs import Json
 from atoll.errors import AtollError, BadInput
 
 if TYPE_CHECKING:
-    from atoll.drill.conduct import Outcome, Settings
+    from atoll.drill.conduct import Outcome
+    from atoll.drill.settings import Settings
 
 _ALL: Final = "workers,everyone,agents,machines,pairs,stops,leader,recovery,etcd"  # atoll.drill.schedule.KINDS
 _MAX_MACHINES: Final = 16
@@ -49,7 +50,7 @@ def drill(
     need("atoll.controller.daemon", "controller")
     need("atoll.agent.daemon", "agent")
     from atoll.drill.cluster import fresh_folder
-    from atoll.drill.conduct import Settings
+    from atoll.drill.settings import Settings
 
     if strategy not in ("dense", "stale-sparse"):
         raise BadInput(f"--strategy {strategy!r} is neither dense nor stale-sparse")

@@ -3,61 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-from atoll.bundle import pack
 from atoll.client import ENDED, AsyncClient
 from atoll.drill import evidence as evidence_
-from atoll.drill import invariants
+from atoll.drill import invariants, training
 from atoll.drill.cluster import DrillCluster
 from atoll.drill.evidence import Evidence
-from atoll.drill.figures import Recovery, Struck, effective_ratio, median_step_s, recoveries
+from atoll.drill.figures import Recovery, effective_ratio, median_step_s, recoveries
 from atoll.drill.invariants import Verdict
 from atoll.drill.recording import FULL_SPEED
-from atoll.drill.schedule import Planned, Strike, plan
-from atoll.drill.strikes import Hit, Striker
+from atoll.drill.schedule import Hit, Planned, Strike, plan
+from atoll.drill.settings import Settings
+from atoll.drill.strikes import Striker
 from atoll.drill.watch import Watch
-from atoll.errors import DeadlineExceeded
-from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
-OWN_SCRIPT: Final = Path(__file__).parent / "job" / "train.py"
-_EPOCH_STEPS: Final = 50  # of the own script
 _READY_S: Final = 60.0
-_STUCK_S: Final = 120.0
-"""A job without a new step for this long will not come back."""
 _LEADERLESS_S: Final = 60.0
-_LOOK_S: Final = 0.1
-_FIRST_STEPS: Final = 5
-"""Trained before the first strike."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What to drill."""
-
-    length_s: float
-    every_s: float
-    seed: int
-    machines: int
-    workers: int
-    """Fixed: as few as many. Fewer than machines: the others stand by."""
-
-    controllers: int
-    kinds: tuple[str, ...]
-    strategy: Literal["dense", "stale-sparse"] = "dense"
-    step_s: float = 0.1
-    script: Path | None = None
-    """The own one where None. It is given --out FOLDER --epochs N and writes with a Recorder."""
-
-    epochs: int | None = None
-    """Enough to outlast the drill; computed for the own script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +76,7 @@ async def conduct(settings: Settings, folder: Path, say: Callable[[str], None]) 
         [f"{process.pid} {' '.join(process.cmdline())}" for process in cluster.left_processes()],
         [str(path) for path in cluster.left_files()],
     )
-    struck = [_noticed(hit, seen.watch) for hit in seen.hits]
+    noticed = [seen.watch.noticed(hit) for hit in seen.hits]
     phase = pb.Phase.Name(seen.job.phase).removeprefix("PHASE_")
     return Outcome(
         verdicts=(
@@ -117,7 +85,7 @@ async def conduct(settings: Settings, folder: Path, say: Callable[[str], None]) 
             *_of_strategy(settings, seen),
             left,
         ),
-        recoveries=tuple(recoveries(seen.evidence, struck)),
+        recoveries=tuple(recoveries(seen.evidence, noticed)),
         missed=tuple(seen.missed),
         ratio=effective_ratio(seen.evidence, seen.began_s, seen.ended_s),
         step_s=median_step_s(seen.evidence, seen.began_s, seen.ended_s),
@@ -143,14 +111,14 @@ async def _drilled(
     watch = Watch(cluster.addresses)
     out, calm = cluster.folder / "out", cluster.folder / "calm"
     async with AsyncClient(list(cluster.addresses.values()), timeout_s=_LEADERLESS_S) as client:
-        await _ready(client, settings.machines)
-        job = await _submit(client, settings, out, checkpoints=True)
+        await training.ready(client, settings.machines)
+        job = await training.submit(client, settings, out, checkpoints=True)
         watching = [
             asyncio.create_task(watch.lead(), name="who-leads"),
             asyncio.create_task(watch.follow(job), name="events"),
         ]
         try:
-            await _first_steps(client, job, watch)
+            await training.first_steps(client, job, watch)
             say(f"{job} trains on {settings.workers} of {settings.machines} machines: {len(schedule)} strikes follow")
             began_s = time.time()
             hits, missed = await _strikes(settings, Striker(cluster, lambda: watch.leader), schedule, say)
@@ -158,64 +126,24 @@ async def _drilled(
             outlasted = (await client.get(job)).phase not in ENDED
             say("the strikes are over; the rest is trained at full speed")
             (out / FULL_SPEED).touch()
-            ended = await _end(client, job)
+            ended = await training.end(client, job)
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(watching[1]), _READY_S)
         finally:
             for task in watching:
                 task.cancel()
             await asyncio.wait(watching)
+        for task in watching:
+            if not task.cancelled():
+                task.result()
         undisturbed = None
         if settings.strategy == "dense":
             say("the same once more, undisturbed")
             calm.mkdir()
             (calm / FULL_SPEED).touch()
-            await _end(client, await _submit(client, settings, calm, checkpoints=False))
+            await training.end(client, await training.submit(client, settings, calm, checkpoints=False))
             undisturbed = evidence_.read(calm)
     return _Seen(evidence_.read(out), undisturbed, ended, hits, missed, watch, began_s, ended_s, outlasted)
-
-
-async def _ready(client: AsyncClient, machines: int) -> None:
-    ends_s = time.monotonic() + _READY_S
-    while (connected := sum(node.connected for node in (await client.nodes()).nodes)) < machines:
-        if time.monotonic() > ends_s:
-            raise DeadlineExceeded(f"{connected} of {machines} machines were connected within {_READY_S:g} s")
-        await asyncio.sleep(_LOOK_S)
-
-
-async def _submit(client: AsyncClient, settings: Settings, out: Path, *, checkpoints: bool) -> str:
-    script = settings.script or OWN_SCRIPT
-    bundle = pack(script)
-    epochs = settings.epochs or math.ceil(settings.length_s / settings.step_s / _EPOCH_STEPS) + 2
-    arguments = [f"--out={out}", f"--epochs={epochs}"]
-    if settings.script is None:
-        arguments.append(f"--step-s={settings.step_s}")
-    spec = common.JobSpec(
-        name="drill" if checkpoints else "undisturbed",
-        script=bundle.script,
-        args=arguments,
-        min_workers=settings.workers,
-        max_workers=settings.workers,
-        checkpoint=common.CheckpointPolicy(
-            every_steps=100 if checkpoints else 0, keep=2, memory_replicas=2 if checkpoints else 0
-        ),
-        max_restarts=3,
-        split="even",  # another split is another order of sums: other bits
-        seed=settings.seed,
-        strategy=settings.strategy,
-    )
-    if settings.strategy == "stale-sparse":
-        spec.stale_sparse.CopyFrom(common.StaleSparse(rate=0.9, digest_every=10))
-    return await client.submit(spec, bundle.data)
-
-
-async def _first_steps(client: AsyncClient, job: str, watch: Watch) -> None:
-    ends_s = time.monotonic() + _READY_S
-    while (seen := await client.get(job)).progress.step < _FIRST_STEPS or watch.leader is None:
-        if time.monotonic() > ends_s or seen.phase in ENDED:
-            said = " | ".join(event.text for event in watch.events.values())
-            raise DeadlineExceeded(f"{job} did not train within {_READY_S:g} s: {said}")
-        await asyncio.sleep(_LOOK_S)
 
 
 async def _strikes(
@@ -239,27 +167,3 @@ async def _strikes(
             group.create_task(one(planned), name=f"strike at {planned.at_s:.1f} s")
         await asyncio.sleep(settings.length_s)
     return sorted(hits, key=lambda hit: hit.at_s), missed
-
-
-async def _end(client: AsyncClient, job: str) -> pb.Job:
-    """The job when it has ended, or when no step of it came for too long."""
-    step = -1
-    seen = await client.get(job)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_STUCK_S) as deadline:
-            async for seen in client.watch(job):
-                if seen.progress.step > step:
-                    step = seen.progress.step
-                    deadline.reschedule(asyncio.get_running_loop().time() + _STUCK_S)
-    return seen
-
-
-def _noticed(hit: Hit, watch: Watch) -> Struck:
-    """With the time at which a controller said that something was lost, or at which another one led."""
-    noticed_s: float | None = None
-    if hit.strike in (Strike.LEADER, Strike.LEADER_STOP):
-        noticed_s = next((at_s for at_s, name in watch.led if at_s > hit.at_s and name not in hit.victims), None)
-    elif hit.strike is not Strike.ETCD:
-        said = (event for _, event in sorted(watch.events.items()) if event.unix_s > hit.at_s)
-        noticed_s = next((event.unix_s for event in said if event.kind == "worker"), None)
-    return Struck(hit.strike, hit.at_s, hit.victims, noticed_s)

@@ -12,28 +12,25 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.drill.evidence import Evidence
-from atoll.drill.schedule import Strike
+from atoll.drill.schedule import Hit, Strike
 
 _STOP_S: Final = 120.0
 """A run that begins later than this after a strike has another cause."""
 
 
 @dataclass(frozen=True, slots=True)
-class Struck:
-    """A strike that was carried out."""
+class Noticed:
+    """A hit, and when a controller said so; None where nobody has to (an etcd member), or nobody did."""
 
-    strike: Strike
-    at_s: float
-    victims: tuple[str, ...]
-    noticed_s: float | None
-    """When a controller said so; None where nobody has to (an etcd member), or nobody did."""
+    hit: Hit
+    at_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """What one strike cost. Seconds after it; None where it did not happen before the end."""
 
-    struck: Struck
+    hit: Hit
     detection_s: float | None
     training_s: float | None
     """Until the first step was done that had never been done before."""
@@ -62,7 +59,7 @@ class Distribution:
         return cls(len(ordered), statistics.median(ordered), p90, ordered[-1])
 
 
-def recoveries(evidence: Evidence, struck: Sequence[Struck]) -> list[Recovery]:
+def recoveries(evidence: Evidence, noticed: Sequence[Noticed]) -> list[Recovery]:
     """Of each strike, in order of time.
 
     A line says that a step begins, so that the one before it is done. A strike ended a run if a newer run began after
@@ -73,19 +70,19 @@ def recoveries(evidence: Evidence, struck: Sequence[Struck]) -> list[Recovery]:
     for one in lines:
         began.setdefault(one.run, one.at_s)
     found = []
-    for strike in sorted(struck, key=lambda one: one.at_s):
-        before = lines[: bisect_right(times, strike.at_s)]
+    for hit, at_s in sorted(((one.hit, one.at_s) for one in noticed), key=lambda one: one[0].at_s):
+        before = lines[: bisect_right(times, hit.at_s)]
         run = max((one.run for one in before), default=0)
-        newer = [other for other, at_s in began.items() if other > run and at_s - strike.at_s < _STOP_S]
-        own = min(newer, default=None) if _ends_runs(strike.strike) else None
-        detection_s = strike.noticed_s - strike.at_s if strike.noticed_s is not None else None
+        newer = [other for other, began_s in began.items() if other > run and began_s - hit.at_s < _STOP_S]
+        own = min(newer, default=None) if _ends_runs(hit.strike) else None
+        detection_s = at_s - hit.at_s if at_s is not None else None
         reached = max((one.step for one in (lines if own is not None else before) if one.run <= run), default=-1)
         rest = lines[len(before) :]
         later = (one.at_s for one in rest if one.step > reached and (own is None or one.run >= own))
         again_s = next(later, None)
         lost = max(0, reached - evidence.spans[own][0]) if own is not None else 0
-        training_s = again_s - strike.at_s if again_s is not None else None
-        found.append(Recovery(strike, detection_s, training_s, lost, own is not None))
+        training_s = again_s - hit.at_s if again_s is not None else None
+        found.append(Recovery(hit, detection_s, training_s, lost, own is not None))
     return found
 
 

@@ -17,7 +17,7 @@ def rows(recoveries: Sequence[Recovery]) -> list[list[str]]:
     """One for each kind of strike that came. Times are median / p90 / most, in seconds; steps are median / most."""
     found = []
     for strike in Strike:
-        own = [one for one in recoveries if one.struck.strike is strike]
+        own = [one for one in recoveries if one.hit.strike is strike]
         if own:
             lost = _of_lost(own)
             found.append(
@@ -56,9 +56,9 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "invariants": [{"name": v.name, "holds": v.holds, "evidence": v.evidence} for v in outcome.verdicts],
         "strikes": [
             {
-                "strike": str(one.struck.strike),
-                "at_unix_s": one.struck.at_s,
-                "victims": list(one.struck.victims),
+                "strike": str(one.hit.strike),
+                "at_unix_s": one.hit.at_s,
+                "victims": list(one.hit.victims),
                 "detection_s": one.detection_s,
                 "training_s": one.training_s,
                 "steps_lost": one.steps_lost,

@@ -64,6 +64,15 @@ class Planned:
     """RECOVERY: from the worker's death to the leader's, at most 1 s."""
 
 
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A strike that was carried out: when, by this machine's wall clock, and on whom."""
+
+    strike: Strike
+    at_s: float
+    victims: tuple[str, ...]
+
+
 def plan(kinds: Sequence[str], length_s: float, every_s: float, seed: int) -> tuple[Planned, ...]:
     """One strike in each `every_s` of the drill, at a random moment of it; the last span is left for recovering.
 

@@ -7,26 +7,16 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from atoll.drill.cluster import ETCD_MEMBERS, DrillCluster
-from atoll.drill.schedule import Planned, Strike
+from atoll.drill.schedule import Hit, Planned, Strike
 
 _TARGET_S: Final = 10.0
 """How long a strike waits for somebody to hit: right after another one there may be none."""
 _LOOK_S: Final = 0.05
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """Who was struck, and when, by this machine's wall clock."""
-
-    strike: Strike
-    at_s: float
-    victims: tuple[str, ...]
 
 
 class Striker:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import Final
 
 from atoll.client import AsyncClient
+from atoll.drill.figures import Noticed
+from atoll.drill.schedule import Hit, Strike
 from atoll.errors import ControllerUnreachable
 from atoll.v1 import common_pb2 as common
 
@@ -45,3 +47,13 @@ class Watch:
         async with AsyncClient(list(self._names), timeout_s=_LEADERLESS_S) as client:
             async for event in client.events(job, follow=True):
                 self.events[event.sequence] = event
+
+    def noticed(self, hit: Hit) -> Noticed:
+        """When a controller said that a worker was lost, or when another controller led."""
+        if hit.strike is Strike.ETCD:
+            return Noticed(hit, None)
+        if hit.strike in (Strike.LEADER, Strike.LEADER_STOP):
+            led = (at_s for at_s, name in self.led if at_s > hit.at_s and name not in hit.victims)
+            return Noticed(hit, next(led, None))
+        said = (event for _, event in sorted(self.events.items()) if event.unix_s > hit.at_s)
+        return Noticed(hit, next((event.unix_s for event in said if event.kind == "worker"), None))
