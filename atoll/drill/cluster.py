@@ -137,9 +137,14 @@ class DrillCluster:
             ]
         return []
 
-    def ended(self) -> list[str]:
-        """Names whose process is gone, by a strike or by itself."""
-        return [name for name, process in self._processes.items() if process.poll() is not None]
+    def fallen(self) -> list[str]:
+        """Daemons that are gone, in words. After the last strike is over they ended by themselves."""
+        found = []
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines() or [""]
+                found.append(f"{name} ended with {process.returncode}: {lines[-1][-200:]}")
+        return found
 
     # --- striking
 

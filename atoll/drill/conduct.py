@@ -54,6 +54,7 @@ class _Seen:
 
     evidence: Evidence
     undisturbed: Evidence | None
+    """None where the job did not come to an end that could be compared."""
     job: pb.Job
     hits: Sequence[Hit]
     missed: Sequence[Planned]
@@ -61,6 +62,7 @@ class _Seen:
     began_s: float
     ended_s: float
     trained_to_the_end: bool
+    fallen: Sequence[str]
 
 
 async def conduct(settings: Settings, folder: Path, say: Callable[[str], None]) -> Outcome:
@@ -82,6 +84,7 @@ async def conduct(settings: Settings, folder: Path, say: Callable[[str], None]) 
         verdicts=(
             invariants.ended_well(phase, seen.job.reason, seen.job.restarts),
             invariants.outlasted(seen.trained_to_the_end, len(seen.missed)),
+            invariants.all_up(seen.fallen),
             *_of_strategy(settings, seen),
             left,
         ),
@@ -98,8 +101,8 @@ def _of_strategy(settings: Settings, seen: _Seen) -> list[Verdict]:
     begun = seen.evidence.begun
     samples = 1 + max((max(one.samples, default=-1) for one in begun), default=-1)
     if settings.strategy == "dense":
-        assert seen.undisturbed is not None
-        return invariants.of_dense(seen.evidence, settings.workers, samples, seen.undisturbed)
+        undisturbed = seen.undisturbed or Evidence((), {})
+        return invariants.of_dense(seen.evidence, settings.workers, samples, undisturbed)
     killed = sum(len(hit.victims) for hit in seen.hits if hit.strike not in (Strike.LEADER, Strike.ETCD))
     per_rank = max((len(one.samples) for one in begun), default=0)
     return invariants.of_sparse(seen.evidence, settings.workers, samples, killed, per_rank)
@@ -124,6 +127,7 @@ async def _drilled(
             hits, missed = await _strikes(settings, Striker(cluster, lambda: watch.leader), schedule, say)
             ended_s = time.time()
             outlasted = (await client.get(job)).phase not in ENDED
+            fallen = cluster.fallen()
             say("the strikes are over; the rest is trained at full speed")
             (out / FULL_SPEED).touch()
             ended = await training.end(client, job)
@@ -137,13 +141,13 @@ async def _drilled(
             if not task.cancelled():
                 task.result()
         undisturbed = None
-        if settings.strategy == "dense":
+        if settings.strategy == "dense" and ended.phase == pb.PHASE_DONE:
             say("the same once more, undisturbed")
             calm.mkdir()
             (calm / FULL_SPEED).touch()
             await training.end(client, await training.submit(client, settings, calm, checkpoints=False))
             undisturbed = evidence_.read(calm)
-    return _Seen(evidence_.read(out), undisturbed, ended, hits, missed, watch, began_s, ended_s, outlasted)
+    return _Seen(evidence_.read(out), undisturbed, ended, hits, missed, watch, began_s, ended_s, outlasted, fallen)
 
 
 async def _strikes(

@@ -186,6 +186,11 @@ def outlasted(still_trained: bool, missed: int) -> Verdict:
     return Verdict("the job outlasts the strikes", still_trained, text if still_trained else "it ended before them")
 
 
+def all_up(fallen: Sequence[str]) -> Verdict:
+    """fallen: daemons that ended by themselves, in words."""
+    return _verdict("daemons end by strikes alone", fallen, lambda: "all are up after the last strike")
+
+
 def _finals(evidence: Evidence, ranks: int) -> Iterator[str]:
     if len(evidence.final) != ranks:
         yield f"ranks {sorted(evidence.final)} of {ranks} came to the end"

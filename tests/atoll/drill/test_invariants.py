@@ -96,4 +96,5 @@ def test_leftovers_failures_and_a_job_that_ended_early_fail() -> None:
     assert invariants.ended_well("DONE", "all finished", 0).holds
     assert not invariants.ended_well("DONE", "all finished", 1).holds
     assert not invariants.ended_well("FAILED", "it raised", 0).holds
+    assert not invariants.all_up(["machine-1 ended with 1: no room"]).holds
     assert not invariants.outlasted(still_trained=False, missed=0).holds
