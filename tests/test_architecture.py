@@ -218,6 +218,7 @@ def test_every_wait_for_a_thread_or_process_has_a_deadline() -> None:
 
 
 MAY_SLEEP = {
+    "atoll/drill/job/train.py": "pretends work, so that a strike hits a step under way",
     "agent/runtime/throttle.py": "slows a device down by as much as it was asked to",
     "agent/supervisor/leftovers.py": "processes that are not its children can only be looked at again",
     "agent/runtime/checkpoint/fence.py": "a file lock cannot be waited for with a deadline other than by asking again",

@@ -13,6 +13,7 @@ from atoll.cli import (
     connection,
     daemons,
     doctor,
+    drill,
     jobs,
     plan,
     profile,
@@ -91,6 +92,7 @@ app.command(rich_help_panel=_SEE)(jobs.nodes)
 app.command(rich_help_panel=_SEE)(plan.plan)
 app.command(rich_help_panel=_SEE)(simulate.simulate)
 app.command(rich_help_panel=_KEEP)(doctor.doctor)
+app.command(rich_help_panel=_KEEP)(drill.drill)
 app.add_typer(certs.app, name="certs", rich_help_panel=_KEEP)
 app.command(rich_help_panel=_KEEP)(version)
 

@@ -1,0 +1,173 @@
+"""One drill from its first process to its last, and what it found."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from atoll.client import ENDED, AsyncClient
+from atoll.drill import evidence as evidence_
+from atoll.drill import invariants, training
+from atoll.drill.cluster import DrillCluster
+from atoll.drill.evidence import Evidence
+from atoll.drill.figures import Recovery, effective_ratio, median_step_s, recoveries
+from atoll.drill.invariants import Verdict
+from atoll.drill.recording import FULL_SPEED
+from atoll.drill.schedule import Hit, Planned, Strike, plan
+from atoll.drill.settings import Settings
+from atoll.drill.strikes import Striker
+from atoll.drill.watch import Watch
+from atoll.v1 import jobs_pb2 as pb
+
+_READY_S: Final = 60.0
+_LEADERLESS_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it."""
+
+    verdicts: tuple[Verdict, ...]
+    recoveries: tuple[Recovery, ...]
+    missed: tuple[Planned, ...]
+    """Strikes that found nobody."""
+    ratio: float
+    """Effective training time: time in steps that count over wall time."""
+    step_s: float
+    length_s: float
+    story: tuple[str, ...]
+    """The job's events, in words."""
+
+    @property
+    def holds(self) -> bool:
+        return all(verdict.holds for verdict in self.verdicts)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known when the cluster still stands."""
+
+    evidence: Evidence
+    undisturbed: Evidence | None
+    """None where the job did not come to an end that could be compared."""
+    job: pb.Job
+    hits: Sequence[Hit]
+    missed: Sequence[Planned]
+    watch: Watch
+    began_s: float
+    ended_s: float
+    trained_to_the_end: bool
+    fallen: Sequence[str]
+
+
+async def conduct(settings: Settings, folder: Path, say: Callable[[str], None]) -> Outcome:
+    """Run a drill in `folder`, an empty one, and check it. Nothing is left when it returns, raises or is cancelled.
+
+    say: told what happens, a line each. Raises BadInput for settings that cannot be, StoreUnavailable without etcd,
+    DeadlineExceeded where the cluster does not come up."""
+    schedule = plan(settings.kinds, settings.length_s, settings.every_s, settings.seed)
+    with DrillCluster(folder) as cluster:
+        cluster.start(settings.controllers, settings.machines)
+        seen = await _drilled(settings, cluster, schedule, say)
+    left = invariants.nothing_left(
+        [f"{process.pid} {' '.join(process.cmdline())}" for process in cluster.left_processes()],
+        [str(path) for path in cluster.left_files()],
+    )
+    noticed = [seen.watch.noticed(hit) for hit in seen.hits]
+    phase = pb.Phase.Name(seen.job.phase).removeprefix("PHASE_")
+    return Outcome(
+        verdicts=(
+            invariants.ended_well(phase, seen.job.reason, seen.job.restarts),
+            invariants.outlasted(seen.trained_to_the_end, len(seen.missed)),
+            invariants.all_up(seen.fallen),
+            *_of_strategy(settings, seen),
+            left,
+        ),
+        recoveries=tuple(recoveries(seen.evidence, noticed)),
+        missed=tuple(seen.missed),
+        ratio=effective_ratio(seen.evidence, seen.began_s, seen.ended_s),
+        step_s=median_step_s(seen.evidence, seen.began_s, seen.ended_s),
+        length_s=seen.ended_s - seen.began_s,
+        story=tuple(f"{e.unix_s:.3f} [{e.kind}] run {e.run}: {e.text}" for _, e in sorted(seen.watch.events.items())),
+    )
+
+
+def _of_strategy(settings: Settings, seen: _Seen) -> list[Verdict]:
+    begun = seen.evidence.begun
+    samples = 1 + max((max(one.samples, default=-1) for one in begun), default=-1)
+    if settings.strategy == "dense":
+        undisturbed = seen.undisturbed or Evidence((), {})
+        return invariants.of_dense(seen.evidence, settings.workers, samples, undisturbed)
+    killed = sum(len(hit.victims) for hit in seen.hits if hit.strike not in (Strike.LEADER, Strike.ETCD))
+    per_rank = max((len(one.samples) for one in begun), default=0)
+    return invariants.of_sparse(seen.evidence, settings.workers, samples, killed, per_rank)
+
+
+async def _drilled(
+    settings: Settings, cluster: DrillCluster, schedule: Sequence[Planned], say: Callable[[str], None]
+) -> _Seen:
+    watch = Watch(cluster.addresses)
+    out, calm = cluster.folder / "out", cluster.folder / "calm"
+    async with AsyncClient(list(cluster.addresses.values()), timeout_s=_LEADERLESS_S) as client:
+        await training.ready(client, settings.machines)
+        job = await training.submit(client, settings, out, checkpoints=True)
+        watching = [
+            asyncio.create_task(watch.lead(), name="who-leads"),
+            asyncio.create_task(watch.follow(job), name="events"),
+        ]
+        try:
+            await training.first_steps(client, job, watch)
+            say(f"{job} trains on {settings.workers} of {settings.machines} machines: {len(schedule)} strikes follow")
+            began_s = time.time()
+            hits, missed = await _strikes(settings, Striker(cluster, lambda: watch.leader), schedule, say)
+            ended_s = time.time()
+            outlasted = (await client.get(job)).phase not in ENDED
+            fallen = cluster.fallen()
+            say("the strikes are over; the rest is trained at full speed")
+            (out / FULL_SPEED).touch()
+            ended = await training.end(client, job)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(watching[1]), _READY_S)
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.wait(watching)
+        for task in watching:
+            if not task.cancelled():
+                task.result()
+        undisturbed = None
+        if settings.strategy == "dense" and ended.phase == pb.PHASE_DONE:
+            say("the same once more, undisturbed")
+            calm.mkdir()
+            (calm / FULL_SPEED).touch()
+            await training.end(client, await training.submit(client, settings, calm, checkpoints=False))
+            undisturbed = evidence_.read(calm)
+    return _Seen(evidence_.read(out), undisturbed, ended, hits, missed, watch, began_s, ended_s, outlasted, fallen)
+
+
+async def _strikes(
+    settings: Settings, striker: Striker, schedule: Sequence[Planned], say: Callable[[str], None]
+) -> tuple[list[Hit], list[Planned]]:
+    """All of them, each at its time, whether the one before is over or not. Returns when the drill's time is over."""
+    began = time.monotonic()
+    hits: list[Hit] = []
+    missed: list[Planned] = []
+
+    async def one(planned: Planned) -> None:
+        await asyncio.sleep(max(0.0, began + planned.at_s - time.monotonic()))
+        say(f"{planned.at_s:6.1f} s  {planned.strike}")
+        found = await striker.strike(planned)
+        hits.extend(found)
+        if not found:
+            missed.append(planned)
+
+    async with asyncio.TaskGroup() as group:
+        for planned in schedule:
+            group.create_task(one(planned), name=f"strike at {planned.at_s:.1f} s")
+        await asyncio.sleep(settings.length_s)
+    return sorted(hits, key=lambda hit: hit.at_s), missed

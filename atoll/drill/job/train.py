@@ -1,0 +1,53 @@
+"""What a drill trains: a small regression, the same bits every time, paced so that a strike hits a step under way."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import atoll
+from atoll.drill.recording import Recorder
+
+SAMPLES = 1200
+BATCH = 24
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--step-s", type=float, default=0.1, help="pretended work per step and worker")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    run = atoll.init()
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randn(SAMPLES, 32, generator=generator)
+    targets = torch.sin(inputs @ torch.randn(32, 1, generator=generator))
+    dataset = torch.utils.data.TensorDataset(inputs, targets, torch.arange(SAMPLES))
+    model = nn.Sequential(
+        nn.Linear(32, 256), nn.Tanh(), nn.Dropout(0.1), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 1)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=BATCH)
+    with Recorder(options.out, run.rank, model) as recorder:
+        for epoch in run.epochs(options.epochs):
+            for x, y, ids in loader:
+                if recorder.paced:
+                    time.sleep(options.step_s)  # pretended work, not a wait for anything
+                loss = nn.functional.mse_loss(model(x), y)
+                cut = loader.current
+                assert cut is not None
+                recorder.step(cut.step, epoch, ids.tolist() if cut.local and cut.weight else [])
+                run.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            run.report(loss=loss.item())
+        recorder.finished(run.step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Carrying a planned strike out: whom it hits among who is there, and bringing back what it took."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from atoll.drill.cluster import ETCD_MEMBERS, DrillCluster
+from atoll.drill.schedule import Hit, Planned, Strike
+
+_TARGET_S: Final = 10.0
+"""How long a strike waits for somebody to hit: right after another one there may be none."""
+_LOOK_S: Final = 0.05
+
+_T = TypeVar("_T")
+
+
+class Striker:
+    """Strikes one cluster, from one event loop. leader: the name of the controller that leads, as last heard."""
+
+    def __init__(self, cluster: DrillCluster, leader: Callable[[], str | None]) -> None:
+        self._cluster, self._leader = cluster, leader
+
+    async def strike(self, planned: Planned) -> list[Hit]:
+        """Carry it out, wait until it is over, bring back what it took. No hit where nobody was there to be struck."""
+        match planned.strike:
+            case Strike.WORKER | Strike.WORKER_STOP | Strike.EVERYONE:
+                return await self._workers(planned)
+            case Strike.RECOVERY:
+                first = await self._workers(planned)
+                await asyncio.sleep(planned.then_s)
+                return first + await self._away(planned, self._leading)
+            case Strike.AGENT | Strike.MACHINE | Strike.MACHINE_STOP:
+                return await self._away(planned, lambda: _one(self._machines(), planned.draw))
+            case Strike.PAIR:
+                return await self._away(planned, lambda: _neighbours(self._machines(), planned.draw))
+            case Strike.LEADER | Strike.LEADER_STOP:
+                return await self._away(planned, self._leading)
+            case Strike.ETCD:
+                return await self._away(planned, lambda: self._etcd_member(planned.draw))
+
+    async def _workers(self, planned: Planned) -> list[Hit]:
+        def chosen() -> list[tuple[str, int]]:
+            there = [(f"rank {rank} on {machine}", pid) for rank, (machine, pid) in self._cluster.workers().items()]
+            return there if planned.strike is Strike.EVERYONE else _one(there, planned.draw)
+
+        victims = await _until(chosen)
+        if not victims:
+            return []
+        number = signal.SIGSTOP if planned.strike is Strike.WORKER_STOP else signal.SIGKILL
+        at_s = time.time()
+        hit = []
+        for name, pid in victims:
+            try:
+                os.kill(pid, number)
+                hit.append(name)
+            except ProcessLookupError:
+                continue  # it ended a moment ago by itself: a peer of it was lost
+        return [Hit(planned.strike, at_s, tuple(hit))] if hit else []
+
+    async def _away(self, planned: Planned, chosen: Callable[[], Sequence[str]]) -> list[Hit]:
+        """Take these away for a while."""
+        victims = await _until(chosen)
+        if not victims:
+            return []
+        strike = planned.strike
+        stopped = strike in (Strike.MACHINE_STOP, Strike.LEADER_STOP)
+        at_s = time.time()
+        for name in victims:
+            if stopped:
+                self._cluster.stop(name)
+            elif strike in (Strike.MACHINE, Strike.PAIR):
+                self._cluster.lose(name)
+            else:
+                self._cluster.kill(name)
+        try:
+            await asyncio.sleep(planned.away_s)
+        finally:
+            for name in victims:
+                (self._cluster.go_on if stopped else self._cluster.restart)(name)
+        shown = Strike.LEADER if strike is Strike.RECOVERY else strike
+        return [Hit(shown, at_s, tuple(victims))]
+
+    def _machines(self) -> list[str]:
+        """With workers, in order of rank."""
+        return list(dict.fromkeys(machine for machine, _ in self._cluster.workers().values()))
+
+    def _leading(self) -> list[str]:
+        leader = self._leader()
+        return [leader] if leader in self._cluster.living("controller") else []
+
+    def _etcd_member(self, draw: float) -> list[str]:
+        """Only where all are there: two of three lost are not what etcd survives."""
+        members = self._cluster.living("etcd")
+        return _one(members, draw) if len(members) == ETCD_MEMBERS else []
+
+
+def _one(there: Sequence[_T], draw: float) -> list[_T]:
+    return [there[int(draw * len(there))]] if there else []
+
+
+def _neighbours(machines: Sequence[str], draw: float) -> list[str]:
+    """Two that follow each other in order of rank: copies of the one's memory lie on the other."""
+    if len(machines) < 2:
+        return []
+    first = int(draw * len(machines))
+    return [machines[first], machines[(first + 1) % len(machines)]]
+
+
+async def _until(chosen: Callable[[], Sequence[_T]]) -> Sequence[_T]:
+    """Whom to strike, as soon as there is somebody; nobody after a while."""
+    ends_s = time.monotonic() + _TARGET_S
+    while True:
+        victims = chosen()
+        if victims or time.monotonic() > ends_s:
+            return victims
+        await asyncio.sleep(_LOOK_S)

@@ -1,0 +1,59 @@
+"""The whole command `atoll drill`, short: real processes, real kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from cluster import wait_until
+
+ATOLL = (sys.executable, "-m", "atoll.cli.main")
+
+
+def marked(folder: Path) -> list[psutil.Process]:
+    """Processes of drills whose folder is in here."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            drill = process.environ().get("ATOLL_DRILL", "")
+        except psutil.Error:
+            continue
+        if drill.startswith(str(folder)) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def test_a_drill_of_half_a_minute_holds_and_leaves_nothing(tmp_path: Path) -> None:
+    """A worker, then the leading controller while the job recovers, and an etcd member, on three etcd members."""
+    arguments = ("--minutes=0.6", "--every=9", "--seed=5", "--nodes=3", "--kinds=recovery,etcd,workers", "--json")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [*ATOLL, "drill", *arguments], capture_output=True, text=True, timeout=170, check=False, env=environment
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    told = json.loads(done.stdout)
+    assert all(verdict["holds"] for verdict in told["invariants"]), told
+    assert {"worker", "leader", "etcd member"} <= {one["strike"] for one in told["strikes"]} | {"worker"}
+    assert all(one["training_s"] for one in told["strikes"]), told
+    assert 0 < told["effective_ratio"] < 1
+    assert list(tmp_path.iterdir()) == []
+    assert marked(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_drill_that_is_interrupted_takes_its_cluster_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [*ATOLL, "drill", "--nodes=2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as drill:
+        wait_until("its machines run", lambda: len(marked(tmp_path)) >= 6, 30)
+        drill.send_signal(number)
+        drill.communicate(timeout=40)
+    assert drill.returncode == (130 if number is signal.SIGINT else -number)
+    wait_until("nothing of it is left", lambda: not marked(tmp_path), 20)
