@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
 from atoll.controller.jobs.seen import Alive, SeenNode, SeenWorker, WorkerKey
 from atoll.controller.jobs.wire import worker_from_wire
@@ -22,6 +22,9 @@ OUTBOX_MESSAGES: Final = 4096
 RESEND_S: Final = 3.0
 """An instruction that was sent over this stream and is not yet obeyed is said again after this long."""
 GONE_NODES: Final = 256
+
+Outgoing: TypeAlias = agents_pb2.ControllerMessage | bytes
+"""A message for an agent; serialised already where many are sent the same."""
 
 
 class NameTaken(Conflict):
@@ -45,7 +48,7 @@ class Session:
         self.ended = asyncio.Event()
         self.why: AtollError | None = None
         self.plans_sent: dict[tuple[str, int], int] = {}
-        self._outbox: deque[agents_pb2.ControllerMessage] = deque()
+        self._outbox: deque[Outgoing] = deque()
         self._filled = asyncio.Event()
         self._said: dict[object, float] = {}
 
@@ -55,7 +58,7 @@ class Session:
         self.ended.set()
         self._filled.set()
 
-    def send(self, message: agents_pb2.ControllerMessage) -> None:
+    def send(self, message: Outgoing) -> None:
         """Queue a message. An agent that takes none any more is cut off: it comes back and is told anew."""
         if len(self._outbox) >= OUTBOX_MESSAGES:
             self.end(ControllerUnreachable(f"{OUTBOX_MESSAGES} messages wait for {self.record.name}; connect again"))
@@ -68,7 +71,7 @@ class Session:
         """Messages that the agent has not been sent yet."""
         return len(self._outbox)
 
-    def say(self, topic: object, message: Callable[[], agents_pb2.ControllerMessage], now_s: float) -> None:
+    def say(self, topic: object, message: Callable[[], Outgoing], now_s: float) -> None:
         """Send what may be repeated, but not more often than every RESEND_S."""
         if now_s - self._said.get(topic, -RESEND_S) < RESEND_S:
             return
@@ -77,7 +80,7 @@ class Session:
         self._said[topic] = now_s
         self.send(message())
 
-    async def next_message(self) -> agents_pb2.ControllerMessage | None:
+    async def next_message(self) -> Outgoing | None:
         """The next message for the agent, or None when the stream is to be closed."""
         while not self._outbox:
             if self.ended.is_set():
