@@ -171,7 +171,8 @@ def _running(seen: Seen, run: RunRecord, clock: Telling) -> Step:
     if plan is not None:
         text = f"plan {plan.id} from step {plan.from_step}: {plan.reason}"
         event = NewEvent(Level.INFO, "plan", text)
-        return Step(_learned(seen, look.job), run, plan, (*look.events, event), judged=look.judged)
+        sent = tuple(_plans(replace(seen, plans=(*seen.plans, plan)), run))  # now: another look takes its time
+        return Step(_learned(seen, look.job), run, plan, (*look.events, event), sent, judged=look.judged)
     return Step(look.job, run, events=look.events, actions=tuple(_plans(seen, run)), judged=look.judged)
 
 

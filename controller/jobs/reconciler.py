@@ -246,8 +246,6 @@ class Reconciler:
         return Free(devices, ports)
 
     def _has_strays(self, name: str, session: Session) -> bool:
-        if not session.live_workers:
-            return False
         for key, worker in session.workers.items():
             state = self._ledger.jobs.get(key.job)
             job, run = (state.job, state.run) if state else (None, None)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
-from atoll.controller.jobs.seen import Alive, SeenNode, SeenWorker, WorkerKey
+from atoll.controller.jobs.seen import SeenNode, SeenWorker, WorkerKey
 from atoll.controller.jobs.wire import worker_from_wire
 from atoll.controller.state.records import NodeRecord
 from atoll.errors import AtollError, Conflict, ControllerUnreachable
@@ -112,10 +112,6 @@ class Session:
         """What the node's devices said of themselves, all of them; nothing where there is nothing new."""
         own = {device.index for device in self.record.devices}
         self.samples = tuple(sample for sample in samples if sample.index in own) or self.samples
-
-    @property
-    def live_workers(self) -> bool:
-        return any(worker.alive is not Alive.EXITED for worker in self.workers.values())
 
 
 def _seen(session: Session) -> SeenNode:
