@@ -14,7 +14,7 @@ from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.deciding.given import Given
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.jobs.exits import record_exits
-from atoll.controller.jobs.failures import judge, left_early_text, root_cause
+from atoll.controller.jobs.failures import GOOD_RUN_S, has_recovered, judge, left_early_text, root_cause
 from atoll.controller.jobs.growing import Look, learned, look_at_devices, stood_by
 from atoll.controller.jobs.phases import advance
 from atoll.controller.jobs.policy import adapted_by, begun_with, planned_total, policy_of
@@ -163,6 +163,10 @@ def _running(seen: Seen, run: RunRecord, clock: Telling) -> Step:
         return _moved(advance(_learned(seen, job), Phase.DONE, text, clock.unix_s), ended)
     if stop := _must_stop(seen, run, clock) or _left_early(seen, run, clock):
         return stop
+    if has_recovered(job, clock.now_s - seen.since_s, seen.newest_step):
+        back = f"its {job.spec.max_restarts} restarts are back"
+        text = f"trained for {GOOD_RUN_S / 60:.0f} minutes without a failure: {back}"
+        return Step(replace(job, restarts=0), run, events=(NewEvent(Level.INFO, "notice", text),))
     look = _look(seen, run, clock)
     if look.cause is not None:
         stop = _stop(look.job, run, look.cause, look.text, clock)
