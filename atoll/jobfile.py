@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -24,7 +23,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from atoll.errors import BadInput, NotFound
+from atoll.documents import read_document, read_toml
+from atoll.errors import BadInput
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Adaptation, JobSpec, StaleSparse
@@ -233,24 +233,7 @@ def name_from(script: str) -> str:
 
 def load(path: Path) -> JobFile:
     """Read a job file. Raises NotFound or BadInput naming file, line, field and the nearest valid one."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_JOB_FILE_BYTES + 1)
-    except FileNotFoundError as error:
-        raise NotFound(f"job file {path} is not there. Check the path") from error
-    except OSError as error:
-        raise BadInput(f"job file {path} cannot be read: {error.strerror}. Check the path") from error
-    if len(content) > _MAX_JOB_FILE_BYTES:
-        raise BadInput(f"job file {path} is larger than 1 MiB. A job file is a few lines of TOML")
-    try:
-        text = content.decode()
-        document = tomllib.loads(text)
-    except UnicodeDecodeError as error:
-        raise BadInput(f"job file {path} is not UTF-8 at byte {error.start}. Save it as UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"job file {path} is not valid TOML: {error}. Check that line") from error
-    except RecursionError as error:
-        raise BadInput(f"job file {path} is nested too deeply. A job file is a few lines of TOML") from error
+    document, text = read_toml("job file", path, _MAX_JOB_FILE_BYTES, large="A job file is a few lines of TOML")
     try:
         return JobFile.model_validate(document)
     except ValidationError as error:
@@ -267,11 +250,8 @@ def with_profile(job: JobFile, folder: Path) -> JobFile:
     if not job.adapt.profile:
         return job
     path = folder / job.adapt.profile
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_JOB_FILE_BYTES + 1)
-    except OSError as error:
-        raise NotFound(f"profile {path} cannot be read: {error.strerror}. Write one: atoll profile train.py") from error
+    absent, large = "Write one: atoll profile train.py", "Was it made by `atoll profile`?"
+    content = read_document("profile", path, _MAX_JOB_FILE_BYTES, absent=absent, large=large)
     try:
         surrogate = json.dumps(json.loads(content)["surrogate"], sort_keys=True)
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -37,7 +37,19 @@ class Fleet:
     agents: int
     slow: bool = False
     running: int = 0
+    told_steps: int = 0
     plan_receipts: dict[int, list[float]] = field(default_factory=dict)
+    share_sums: dict[int, float] = field(default_factory=dict)
+
+    def received(self, plan: common_pb2.Plan, worker: common_pb2.WorkerStatus | None) -> float:
+        """Note a plan's receipt; returns the samples of a step that it gives this worker."""
+        self.plan_receipts.setdefault(plan.id, []).append(time.time())
+        if plan.id not in self.share_sums:  # once: this one process plays all agents
+            self.share_sums[plan.id] = sum(plan.shares)
+        if worker is None:
+            return float(TOTAL_BATCH_PER_AGENT)
+        worker.plan = plan.id
+        return plan.shares[worker.id.rank] / self.share_sums[plan.id] * TOTAL_BATCH_PER_AGENT * self.agents
 
 
 async def simulate_agent(fleet: Fleet, index: int, address: str, stop: asyncio.Event) -> None:
@@ -71,6 +83,7 @@ async def simulate_agent(fleet: Fleet, index: int, address: str, stop: asyncio.E
                     for k in range(1, 11)
                 ]  # fmt: skip
                 step += 10
+                fleet.told_steps += 10
                 worker.step = step
                 report = agents_pb2.WorkerTelemetry(id=worker.id, steps=steps)
                 yield agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[report]))
@@ -93,11 +106,7 @@ async def simulate_agent(fleet: Fleet, index: int, address: str, stop: asyncio.E
                 fleet.running += 1
                 changed.set()
             elif body == "plan":
-                fleet.plan_receipts.setdefault(message.plan.plan.id, []).append(time.time())
-                if worker is not None:
-                    shares = message.plan.plan.shares
-                    share = shares[worker.id.rank] / sum(shares) * TOTAL_BATCH_PER_AGENT * fleet.agents
-                    worker.plan = message.plan.plan.id
+                share = fleet.received(message.plan.plan, worker)
             if stop.is_set():
                 break
     except (asyncio.CancelledError, grpc.aio.AioRpcError):
@@ -147,6 +156,9 @@ async def measure(agents: int, seconds: float) -> None:
                 while not address_file.exists():
                     await asyncio.sleep(0.1)
             await drive(agents, seconds, address_file.read_text().strip(), psutil.Process(process.pid))
+        except BaseExceptionGroup:
+            print(Path(folder, "controller.log").read_text()[-4000:], file=sys.stderr)
+            raise
         finally:
             process.terminate()
             await asyncio.wait_for(process.wait(), 15)
@@ -169,23 +181,32 @@ async def drive(agents: int, seconds: float, address: str, controller: psutil.Pr
             while fleet.running < agents:
                 await asyncio.sleep(0.05)
             print(f"all {agents} workers launched {time.monotonic() - submitted:.2f} s after the submit")
-        await sample(controller, seconds / 2, "steady")
+        await sample(controller, fleet, seconds / 2, "steady")
         fleet.slow = True
-        await sample(controller, seconds / 2, "while replanning")
+        await sample(controller, fleet, seconds / 2, "while replanning")
         await report_pushes(stub, job, fleet)
         stop.set()
         await channel.close()
 
 
-async def sample(controller: psutil.Process, seconds: float, label: str) -> None:
-    controller.cpu_percent()
+async def sample(controller: psutil.Process, fleet: Fleet, seconds: float, label: str) -> None:
+    """CPU time and what was told meanwhile: on a busy machine agents tell less, and the share of a core says little."""
     children = controller.children(recursive=True)
-    for child in children:
-        child.cpu_percent()
+    began, told = time.monotonic(), fleet.told_steps
+    cpu_s, etcd_s = cpu_seconds(controller), sum(map(cpu_seconds, children))
     await asyncio.sleep(seconds)
-    etcd = sum(child.cpu_percent() for child in children)
+    took_s, steps = time.monotonic() - began, fleet.told_steps - told
+    cpu_s, etcd_s = cpu_seconds(controller) - cpu_s, sum(map(cpu_seconds, children)) - etcd_s
     rss_mib = controller.memory_info().rss / 2**20
-    print(f"{label}: controller {controller.cpu_percent():.1f} % of one core, {rss_mib:.0f} MiB; etcd {etcd:.1f} %")
+    print(
+        f"{label}: controller {100 * cpu_s / took_s:.1f} % of one core, {1e6 * cpu_s / max(steps, 1):.1f} us for each "
+        f"of {steps / took_s:.0f} steps/s told, {rss_mib:.0f} MiB; etcd {100 * etcd_s / took_s:.1f} %"
+    )
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 async def report_pushes(stub: jobs_pb2_grpc.JobServiceAsyncStub, job: str, fleet: Fleet) -> None:

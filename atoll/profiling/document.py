@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from atoll.errors import BadInput, NotFound
+from atoll.documents import read_document
+from atoll.errors import BadInput
 
 MAX_BYTES: Final = 256 * 1024  # what a job may carry
 MAX_PROBES: Final = 1000
@@ -130,15 +131,8 @@ def load_profile(path: Path) -> dict[str, Any]:
 
 def read(path: Path) -> Document:
     """Raises NotFound or BadInput naming file and field."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except FileNotFoundError as error:
-        raise NotFound(f"profile {path} is not there. `atoll profile train.py` makes one") from error
-    except OSError as error:
-        raise BadInput(f"profile {path} cannot be read: {error.strerror}. Check the path") from error
-    if len(content) > MAX_BYTES:
-        raise BadInput(f"profile {path} is larger than {MAX_BYTES >> 10} KiB. Was it made by `atoll profile`?")
+    absent, large = "`atoll profile train.py` makes one", "Was it made by `atoll profile`?"
+    content = read_document("profile", path, MAX_BYTES, absent=absent, large=large)
     try:
         return Document.model_validate_json(content)
     except ValidationError as error:

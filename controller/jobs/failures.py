@@ -16,6 +16,9 @@ PEER_SYMPTOMS: Final = ("Connection closed by peer", "Connection reset by peer",
 NOT_STARTED_TRIES: Final = 3
 BACKOFF_S: Final = (1.0, 2.0, 4.0)
 STUCK_BACKOFF_S: Final = 2.0
+GOOD_RUN_S: Final = 600.0
+"""A run that trains for this long has left its job's failures behind: `max_restarts` counts failures in a row, so that
+one a day does not end a job of weeks. What fails sooner than this again and again uses its restarts up."""
 _NUMBER: Final = re.compile(r"0x[0-9a-f]+|\d+")
 _DIGITS: Final = re.compile(r"\d+")
 
@@ -80,6 +83,14 @@ def judge(job: JobRecord, run: RunRecord) -> Verdict:
     if run.cause is Cause.LATE:
         return _script_failure(job, run.why, replace(exit, reason=run.why))
     return Verdict(Phase.QUEUED, run.why or f"{where} stopped")
+
+
+def has_recovered(job: JobRecord, trained_s: float, newest_step: int) -> bool:
+    """Whether the job's restarts count anew. trained_s: since all workers of its run live; newest_step: 0 of a script
+    that tells none. Training on the way to the step that failed proves nothing."""
+    if not job.restarts or trained_s < GOOD_RUN_S:
+        return False
+    return not newest_step or job.last_failure is None or newest_step > job.last_failure.step
 
 
 def left_early_text(ranks: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from atoll.controller.deciding.given import Given
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.jobs import recovering
 from atoll.controller.jobs.exits import record_exits
-from atoll.controller.jobs.failures import judge, left_early_text, root_cause
+from atoll.controller.jobs.failures import GOOD_RUN_S, has_recovered, judge, left_early_text, root_cause
 from atoll.controller.jobs.growing import Look, learned, look_at_devices, stood_by
 from atoll.controller.jobs.phases import advance
 from atoll.controller.jobs.placing import first_placement, is_same, shared_hosts
@@ -188,6 +188,10 @@ def _running(seen: Seen, run: RunRecord, clock: Telling) -> Step:
         return _moved(advance(_learned(seen, job), Phase.DONE, text, clock.unix_s), ended)
     if stop := _must_stop(seen, run, clock) or _left_early(seen, run, clock):
         return stop
+    if has_recovered(job, clock.now_s - seen.since_s, seen.newest_step):
+        back = f"its {job.spec.max_restarts} restarts are back"
+        text = f"trained for {GOOD_RUN_S / 60:.0f} minutes without a failure: {back}"
+        return Step(replace(job, restarts=0), run, events=(NewEvent(Level.INFO, "notice", text),))
     look = _look(seen, run, clock)
     if look.cause is not None:
         stop = _stop(replace(seen, job=look.job), run, look.cause, look.text, clock)
@@ -196,7 +200,8 @@ def _running(seen: Seen, run: RunRecord, clock: Telling) -> Step:
     if plan is not None:
         text = f"plan {plan.id} from step {plan.from_step}: {plan.reason}"
         event = NewEvent(Level.INFO, "plan", text)
-        return Step(_learned(seen, look.job), run, plan, (*look.events, event), judged=look.judged)
+        sent = tuple(_plans(replace(seen, plans=(*seen.plans, plan)), run))  # now: another look takes its time
+        return Step(_learned(seen, look.job), run, plan, (*look.events, event), sent, judged=look.judged)
     return Step(look.job, run, events=look.events, actions=tuple(_plans(seen, run)), judged=look.judged)
 
 

@@ -28,7 +28,6 @@ from atoll.controller.jobs.seen import (
     LaunchWorker,
     NewEvent,
     Seen,
-    SeenNode,
     SendPlan,
     StopRun,
     Telling,
@@ -37,9 +36,8 @@ from atoll.controller.jobs.sessions import Session, Sessions
 from atoll.controller.jobs.standby import kept_free
 from atoll.controller.jobs.start import FreeDevice
 from atoll.controller.jobs.strays import is_stray, stray_actions
-from atoll.controller.state.records import ExitKind, Level, Phase, RunRecord
+from atoll.controller.state.records import ExitKind, Level, NodeRecord, Phase, RunRecord
 from atoll.errors import Conflict, LeadershipLost, StoreUnavailable
-from atoll.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +85,8 @@ class Reconciler:
         self._present: set[str] = set()
         self._cluster_events: list[NewEvent] = []
         self._undecided: dict[str, str] = {}
-        self._last_plan: tuple[tuple[str, int, int], agents_pb2.ControllerMessage] | None = None
+        self._last_launch: tuple[tuple[str, int], bytes] | None = None
+        self._last_plan: tuple[tuple[str, int, int], bytes] | None = None
 
     def nudge(self) -> None:
         """Look soon: something happened."""
@@ -282,8 +281,6 @@ class Reconciler:
         return Free(devices, ports, {device: job for job, kept in self.kept_free.items() for device in kept})
 
     def _has_strays(self, name: str, session: Session) -> bool:
-        if not session.live_workers:
-            return False
         for key, worker in session.workers.items():
             state = self._ledger.jobs.get(key.job)
             job, run = (state.job, state.run) if state else (None, None)
@@ -307,12 +304,13 @@ class Reconciler:
 
     async def _watch_nodes(self) -> None:
         """Events of nodes that came and went."""
-        telling, nodes = self._telling(), self._sessions.nodes()
-        for name, node in nodes.items():
-            if node.connected and name not in self._present:
-                self._present.add(name)
-                self.tell_cluster(NewEvent(Level.INFO, "node", _joined(node)))
-            elif name in self._present and is_lost(node, telling):
+        telling, connected = self._telling(), self._sessions.connected
+        for name in [name for name in connected if name not in self._present]:
+            self._present.add(name)
+            self.tell_cluster(NewEvent(Level.INFO, "node", _joined(connected[name].record)))
+        away = [name for name in self._present if name not in connected]
+        for name, node in self._sessions.nodes_named(away).items():
+            if is_lost(node, telling):
                 self._present.discard(name)
                 text = f"node {name} was lost: its agent's stream is gone and its lease ran out"
                 self.tell_cluster(NewEvent(Level.WARNING, "node", text))
@@ -342,16 +340,21 @@ class Reconciler:
             case DropMemory():
                 session.say(action, lambda: wire.drop_memory(action), now_s)
             case LaunchWorker() if state and state.run and state.plans:
-                job, run, first = state.job, state.run, state.plans[0]
-                placement = state.placement
-                session.say(action, lambda: wire.launch(job, run, first, placement, action.key.rank), now_s)
+                run, common = state.run, self._common_launch(state, state.run)
+                session.say(action, lambda: wire.launch(common, run, action.key.rank), now_s)
             case SendPlan() if state:
                 session.plans_sent[action.job, action.run] = action.plan
                 session.send(self._plan_message(state, action))
             case _:
                 logger.error("job %s has no plan to launch %s with", state and state.job.id, action)
 
-    def _plan_message(self, state: JobState, action: SendPlan) -> agents_pb2.ControllerMessage:
+    def _common_launch(self, state: JobState, run: RunRecord) -> bytes:
+        key = (run.job, run.run)
+        if self._last_launch is None or self._last_launch[0] != key:
+            self._last_launch = (key, wire.launch_of_all(state.job, run, state.plans[0], state.placement))
+        return self._last_launch[1]
+
+    def _plan_message(self, state: JobState, action: SendPlan) -> bytes:
         """Made once for all nodes: a plan for a thousand ranks has a thousand shares."""
         key = (action.job, action.run, action.plan)
         if self._last_plan is None or self._last_plan[0] != key:
@@ -364,7 +367,7 @@ def _begin(board: ProgressBoard, run: RunRecord) -> RunProgress:
     return board.begin(run.job, run.run, {m.rank: m.island for m in run.members})
 
 
-def _joined(node: SeenNode) -> str:
-    kinds = [d.kind for d in node.record.devices]
+def _joined(node: NodeRecord) -> str:
+    kinds = [d.kind for d in node.devices]
     have = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
-    return f"node {node.record.name} joined: {have}, island {node.record.island}, at {node.record.address}"
+    return f"node {node.name} joined: {have}, island {node.island}, at {node.address}"

@@ -10,9 +10,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, TypeAlias
 
-from atoll.controller.jobs.seen import WORKER_DEATH_S, Alive, SeenNode, SeenWorker, WorkerKey
+from atoll.controller.jobs.seen import WORKER_DEATH_S, SeenNode, SeenWorker, WorkerKey
 from atoll.controller.jobs.wire import worker_from_wire
 from atoll.controller.state.records import NodeRecord
 from atoll.errors import AtollError, Conflict, ControllerUnreachable
@@ -27,6 +27,9 @@ LATE_S: Final = (0.0, WORKER_DEATH_S)
 """After a lease: when a node is lost, and when its workers are."""
 PAUSE_S: Final = 0.5
 """Two looks at the clock further apart than this: this controller itself stood still, and heard nobody meanwhile."""
+
+Outgoing: TypeAlias = agents_pb2.ControllerMessage | bytes
+"""A message for an agent; serialised already where many are sent the same."""
 
 
 class NameTaken(Conflict):
@@ -50,7 +53,7 @@ class Session:
         self.ended = asyncio.Event()
         self.why: AtollError | None = None
         self.plans_sent: dict[tuple[str, int], int] = {}
-        self._outbox: deque[agents_pb2.ControllerMessage] = deque()
+        self._outbox: deque[Outgoing] = deque()
         self._filled = asyncio.Event()
         self._said: dict[object, float] = {}
 
@@ -60,7 +63,7 @@ class Session:
         self.ended.set()
         self._filled.set()
 
-    def send(self, message: agents_pb2.ControllerMessage) -> None:
+    def send(self, message: Outgoing) -> None:
         """Queue a message. An agent that takes none any more is cut off: it comes back and is told anew."""
         if len(self._outbox) >= OUTBOX_MESSAGES:
             self.end(ControllerUnreachable(f"{OUTBOX_MESSAGES} messages wait for {self.record.name}; connect again"))
@@ -73,7 +76,7 @@ class Session:
         """Messages that the agent has not been sent yet."""
         return len(self._outbox)
 
-    def say(self, topic: object, message: Callable[[], agents_pb2.ControllerMessage], now_s: float) -> None:
+    def say(self, topic: object, message: Callable[[], Outgoing], now_s: float) -> None:
         """Send what may be repeated, but not more often than every RESEND_S."""
         if now_s - self._said.get(topic, -RESEND_S) < RESEND_S:
             return
@@ -82,7 +85,7 @@ class Session:
         self._said[topic] = now_s
         self.send(message())
 
-    async def next_message(self) -> agents_pb2.ControllerMessage | None:
+    async def next_message(self) -> Outgoing | None:
         """The next message for the agent, or None when the stream is to be closed."""
         while not self._outbox:
             if self.ended.is_set():
@@ -114,10 +117,6 @@ class Session:
         """What the node's devices said of themselves, all of them; nothing where there is nothing new."""
         own = {device.index for device in self.record.devices}
         self.samples = tuple(sample for sample in samples if sample.index in own) or self.samples
-
-    @property
-    def live_workers(self) -> bool:
-        return any(worker.alive is not Alive.EXITED for worker in self.workers.values())
 
 
 def _seen(session: Session) -> SeenNode:

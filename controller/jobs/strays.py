@@ -15,7 +15,7 @@ def is_stray(node: str, key: WorkerKey, job: JobRecord | None, run: RunRecord | 
     """Whether a worker that `node` reports belongs to no run that holds devices."""
     if job is None or run is None or not job.phase.active or key.run != run.run:
         return True
-    return not any(m.rank == key.rank and m.node == node for m in run.members)
+    return key.rank >= len(run.members) or run.members[key.rank].node != node
 
 
 def stray_actions(

@@ -140,26 +140,43 @@ def level_from_wire(level: int) -> Level:
     return _LEVEL_OF.get(level, Level.INFO)
 
 
-def launch(
-    job: JobRecord, run: RunRecord, first: PlanRecord, placement: PlanRecord | None, rank: int
-) -> agents_pb2.ControllerMessage:
-    member = run.members[rank]
-    return agents_pb2.ControllerMessage(
-        launch=agents_pb2.Launch(
-            id=common_pb2.WorkerId(job=job.id, run=run.run, rank=rank),
-            world_size=len(run.members),
-            local_rank=member.local_rank,
-            local_world_size=member.local_world_size,
-            device=member.device,
-            master_address=run.master_address,
-            master_port=run.master_port,
-            spec=spec_to_wire(job.spec),
-            plan=plan_to_wire(first),
-            node_rank=member.node_rank,
-            members=_members(run, placement) if run.data_seed else (),
-            keys=_keys(run, rank) if run.data_seed else None,
-        )
+def launch_of_all(job: JobRecord, run: RunRecord, first: PlanRecord, placement: PlanRecord | None) -> bytes:
+    """What the launches of a run have in common, serialised: with a thousand ranks it has as many members, keys and
+    shares, so it is made once."""
+    common = agents_pb2.Launch(
+        world_size=len(run.members),
+        master_address=run.master_address,
+        master_port=run.master_port,
+        spec=spec_to_wire(job.spec),
+        plan=plan_to_wire(first),
     )
+    if run.data_seed:
+        common.members.extend(_members(run, placement))
+        common.keys.public.extend(public_keys(run.data_seed, run.job, run.run, len(run.members)))
+    return agents_pb2.ControllerMessage(launch=common).SerializeToString()
+
+
+def launch(common: bytes, run: RunRecord, rank: int) -> bytes:
+    """The launch of one rank, serialised: what all have in common, then its own, which a parser merges into one message
+    (protobuf's encoding, "Last One Wins")."""
+    member = run.members[rank]
+    own = agents_pb2.Launch(
+        id=common_pb2.WorkerId(job=run.job, run=run.run, rank=rank),
+        local_rank=member.local_rank,
+        local_world_size=member.local_world_size,
+        device=member.device,
+        node_rank=member.node_rank,
+    )
+    if run.data_seed:
+        own.keys.secret = private_key(run.data_seed, run.job, run.run, rank)
+    return common + agents_pb2.ControllerMessage(launch=own).SerializeToString()
+
+
+def plan_for_job(job: str, plan: PlanRecord) -> bytes:
+    """Serialised, as it goes to many."""
+    return agents_pb2.ControllerMessage(
+        plan=agents_pb2.PlanForJob(job=job, plan=plan_to_wire(plan))
+    ).SerializeToString()
 
 
 def _members(run: RunRecord, placement: PlanRecord | None) -> list[agents_pb2.Member]:
@@ -167,17 +184,6 @@ def _members(run: RunRecord, placement: PlanRecord | None) -> list[agents_pb2.Me
     return [
         agents_pb2.Member(rank=m.rank, node=m.node, island=m.island, holders=kept_by[m.node_rank]) for m in run.members
     ]
-
-
-def _keys(run: RunRecord, rank: int) -> agents_pb2.DataKeys:
-    return agents_pb2.DataKeys(
-        secret=private_key(run.data_seed, run.job, run.run, rank),
-        public=public_keys(run.data_seed, run.job, run.run, len(run.members)),
-    )
-
-
-def plan_for_job(job: str, plan: PlanRecord) -> agents_pb2.ControllerMessage:
-    return agents_pb2.ControllerMessage(plan=agents_pb2.PlanForJob(job=job, plan=plan_to_wire(plan)))
 
 
 def stop(action: StopRun) -> agents_pb2.ControllerMessage:

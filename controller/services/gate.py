@@ -105,7 +105,7 @@ class Gate(grpc.aio.ServerInterceptor):
         }
         attribute, make = makers[handler.request_streaming, handler.response_streaming]
         guarded = self._guard(getattr(handler, attribute), details.method, service)
-        return make(guarded, _lenient(handler.request_deserializer), handler.response_serializer)
+        return make(guarded, _lenient(handler.request_deserializer), _once(handler.response_serializer))
 
     def _guard(self, behaviour: _Behaviour, method: str, service: str) -> _Behaviour:
         async def guarded(request: Any, context: Context) -> Any:
@@ -161,6 +161,15 @@ def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
             return _Unreadable(error)
 
     return parse_leniently
+
+
+def _once(serialise: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """A message that goes to many is serialised by whoever made it, and comes here as bytes."""
+
+    def serialise_once(message: Any) -> bytes:
+        return message if isinstance(message, bytes) else serialise(message)
+
+    return serialise_once
 
 
 def _readable(request: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -21,7 +20,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from atoll.errors import BadInput, NotFound
+from atoll.documents import read_toml
+from atoll.errors import BadInput
 
 MAX_DEVICES: Final = 10_000
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
@@ -226,23 +226,8 @@ def load(path: Path) -> Scenario:
 
 def read(path: Path) -> dict[str, Any]:
     """A scenario file of any kind. Raises NotFound, or BadInput where it is not TOML."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-    except FileNotFoundError as error:
-        raise NotFound(f"scenario {path} is not there. Check the path") from error
-    except OSError as error:
-        raise BadInput(f"scenario {path} cannot be read: {error.strerror}. Check the path") from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise BadInput(f"scenario {path} is larger than 4 MiB. Use count = N for devices that are alike")
-    try:
-        return tomllib.loads(content.decode())
-    except UnicodeDecodeError as error:
-        raise BadInput(f"scenario {path} is not UTF-8 at byte {error.start}. Save it as UTF-8") from error
-    except tomllib.TOMLDecodeError as error:
-        raise BadInput(f"scenario {path} is not valid TOML: {error}. Check that line") from error
-    except RecursionError as error:
-        raise BadInput(f"scenario {path} is nested too deeply. A scenario is a few lines of TOML") from error
+    document, _ = read_toml("scenario", path, _MAX_FILE_BYTES, large="Use count = N for devices that are alike")
+    return document
 
 
 def parse(document: dict[str, Any], where: str) -> Scenario:

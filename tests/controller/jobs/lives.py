@@ -12,7 +12,7 @@ from atoll.controller.jobs.ledger import Ledger
 from atoll.controller.jobs.progress import ProgressBoard
 from atoll.controller.jobs.reconciler import Reconciler
 from atoll.controller.jobs.seen import NewEvent
-from atoll.controller.jobs.sessions import Session, Sessions
+from atoll.controller.jobs.sessions import Outgoing, Session, Sessions
 from atoll.controller.state import keys
 from atoll.controller.state.records import DeviceRecord, JobRecord, Level, NodeRecord
 from atoll.controller.state.store import (
@@ -114,7 +114,8 @@ class Agent:
         status.state = common_pb2.WORKER_STATE_EXITED
         status.exit_kind, status.exit_code, status.reason = kind, code, reason  # type: ignore[assignment]
 
-    def obey(self, message: agents_pb2.ControllerMessage) -> None:
+    def obey(self, told: Outgoing) -> None:
+        message = agents_pb2.ControllerMessage.FromString(told) if isinstance(told, bytes) else told
         match message.WhichOneof("body"):
             case "launch":
                 self._launch(message.launch)

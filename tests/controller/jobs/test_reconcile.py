@@ -16,11 +16,12 @@ from atoll.controller.jobs.seen import (
     LaunchWorker,
     NewEvent,
     SendPlan,
+    Step,
     StopRun,
     WorkerKey,
 )
 from atoll.controller.state.etcd import EtcdStore
-from atoll.controller.state.records import Cause, ExitKind, Level, Phase, StaleSparse
+from atoll.controller.state.records import Cause, ExitKind, Failure, JobRecord, Level, Phase, StaleSparse
 from atoll.controller.state.store import Fence, Put
 
 FINISHED = exited(ExitKind.FINISHED, step=9)
@@ -149,6 +150,25 @@ def test_a_run_that_is_well_needs_nothing() -> None:
     record = job()
     step = next_step(seen(record, run("a", "b"), node("a", {0: worker()}), node("b", {1: worker()})), clock())
     assert (step.job, step.plan, step.events, step.actions) == (record, None, (), ())
+
+
+def test_a_run_that_trained_well_for_long_gives_the_restarts_back() -> None:
+    """1. The script failed in step 40 and its second restart is used up. 2. The next run gets past step 40 and trains
+    for ten minutes. 3. The job has all its restarts again, and says so once."""
+    failed = Failure(kind=ExitKind.FAILED, step=40, code=1, reason="ValueError")
+    tried = job(spec=spec(max_restarts=2), restarts=2, last_failure=failed)
+    nodes = [node("a", {0: worker()}), node("b", {1: worker()})]
+
+    def look(trained_s: float, newest_step: int, of: JobRecord = tried) -> Step:
+        return next_step(seen(of, run("a", "b"), *nodes, since_s=NOW_S - trained_s, newest_step=newest_step), clock())
+
+    assert look(599, 5000).job.restarts == 2
+    assert look(3600, 40).job.restarts == 2  # it has not got past what failed
+    for newest_step in (41, 0):  # a plain script tells no steps
+        step = look(600, newest_step)
+        assert (step.job.restarts, step.job.last_failure, step.run) == (0, failed, run("a", "b"))
+        assert [e.text for e in step.events] == ["trained for 10 minutes without a failure: its 2 restarts are back"]
+    assert look(600, 41, replace(tried, restarts=0)).events == ()
 
 
 def test_all_ranks_finished_is_done() -> None:

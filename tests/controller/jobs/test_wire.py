@@ -1,7 +1,14 @@
 from __future__ import annotations
 
-from atoll.controller.jobs.wire import plan_to_wire
+from dataclasses import replace
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from made import job, run
+
+from atoll.controller.jobs.datakeys import new_seed
+from atoll.controller.jobs.wire import launch, launch_of_all, plan_to_wire
 from atoll.controller.state.records import PlanRecord
+from atoll.v1.agents_pb2 import ControllerMessage
 from atoll.v1.common_pb2 import Plan
 
 EARLIER = PlanRecord(run=2, id=3, from_step=7, shares=(2.0, 1.0), planner="even", reason="r", input="{}", output="{}")
@@ -40,3 +47,23 @@ def test_all_that_a_worker_needs_of_a_plan_is_sent() -> None:
 def test_a_plan_that_says_nothing_of_batch_and_rates_leaves_them_to_the_script() -> None:
     wire = plan_to_wire(EARLIER)
     assert (wire.total_batch, wire.learning_rate_factor, wire.HasField("rate")) == (0, 0.0, False)
+
+
+def test_what_launches_have_in_common_and_a_ranks_own_arrive_as_one_message() -> None:
+    seeded = replace(run("a", "b"), data_seed=new_seed())
+    common = launch_of_all(job(), seeded, EARLIER, None)
+    launches = [ControllerMessage.FromString(launch(common, seeded, rank)).launch for rank in range(2)]
+    for rank, sent in enumerate(launches):
+        assert (sent.id.job, sent.id.run, sent.id.rank) == (seeded.job, seeded.run, rank)
+        assert (sent.world_size, sent.master_port, sent.spec.name) == (2, seeded.master_port, job().spec.name)
+        assert [(m.rank, m.node) for m in sent.members] == [(0, "a"), (1, "b")]
+        assert sent.plan == plan_to_wire(EARLIER)
+        own = X25519PrivateKey.from_private_bytes(sent.keys.secret).public_key().public_bytes_raw()
+        assert list(sent.keys.public).index(own) == rank
+    assert launches[0].keys.public == launches[1].keys.public
+
+
+def test_a_run_without_a_seed_is_launched_without_members_and_keys() -> None:
+    plain = run("a")
+    sent = ControllerMessage.FromString(launch(launch_of_all(job(), plain, EARLIER, None), plain, 0)).launch
+    assert (sent.world_size, list(sent.members), sent.HasField("keys")) == (1, [], False)
