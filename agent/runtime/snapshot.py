@@ -100,8 +100,9 @@ class Snapshot:
 
     def frozen(self) -> dict[str, torch.Tensor]:
         """Parameters that the strategy has no masters of, though it has some of others: they stay as they are."""
-        masters = self.sync.masters()
-        found = {name: one.detach() for name, one in self._model.named_parameters() if id(one) not in masters}
+        rounds = self.sync.rounds()
+        moving = rounds.parameters() if rounds is not None else ()
+        found = {name: one.detach() for name, one in self._model.named_parameters() if id(one) not in moving}
         return {name: one for name, one in found.items() if one.is_contiguous()}
 
     def resting(self, *, narrow: bool = True) -> dict[str, StateDict]:

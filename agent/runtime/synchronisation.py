@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -101,6 +101,9 @@ class RoundState(Protocol):
 
     def shared(self) -> Mapping[str, torch.Tensor]:
         """What is equal on all ranks after the same round: flat, on the CPU, always the same memory."""
+
+    def parameters(self) -> Collection[int]:
+        """id(parameter) of those that have a master."""
 
     def owed(self) -> Mapping[str, int]:
         """Entries, by layer, of what this rank has not sent."""

@@ -201,6 +201,7 @@ class Training:
         """All ranks together, between two steps: bring everything that is held back into the weights."""
         if self._pass_open or self._gradients_pending:
             raise BadInput("run.synchronize between run.backward and optimizer.step(); call it after the step")
+        self._memory.settle()  # weights change that a checkpoint may still be read from
         try:
             self._sync.boundary(settle=True)
             self._sync.finish()
@@ -220,6 +221,7 @@ class Training:
     def finish(self) -> None:
         """All epochs are done: wait until every rank has come here, then a last checkpoint."""
         self._boundary()
+        self._memory.settle()
         try:
             self._sync.boundary(settle=True)
             self._sync.finish()

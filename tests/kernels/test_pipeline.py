@@ -408,3 +408,38 @@ def test_versions_begin_below_the_first_step_of_a_resumed_job() -> None:
         assert tensors[0].tolist() == [-0.5] * 16
     finally:
         pipeline.close()
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adam"])
+@pytest.mark.parametrize("islands", [[[0]], [[0], [1]], [[0, 1], [2]]])
+def test_what_is_kept_of_a_step_is_what_a_job_has_that_stopped_there(islands: list[list[int]], rule: Rule) -> None:
+    """1. Masters, moments and residuals of step 2 are asked for while nothing of steps 0 to 2 has come from anyone.
+    2. Every rank chooses its part of step 3, which changes residuals; then all messages come and all four updates are
+    made. 3. The copies have the very bits of a job that ended with step 2; so has what rounding the sums added to the
+    leader's residual."""
+    how: dict[str, Any] = {"rule": rule, "values": "float16", "selection": "topk", "lazy": True}
+    with Job(islands, SIZES, **how) as stopped, Job(islands, SIZES, **how) as job:
+        for one in (stopped, job):
+            for step in range(3):
+                one.compress(step, 7)
+                one.apply(step)
+            for pipeline in one.pipelines:
+                pipeline.idle(10)
+        stopped.exchange()
+        kept: dict[tuple[int, int, str], torch.Tensor] = {}
+        for rank, pipeline in enumerate(job.pipelines):
+            for tensor, mine in enumerate(job.of[rank]):
+                names = ("master", "first", "second", "last_step", "residual")
+                kept |= {(rank, tensor, name): torch.zeros_like(getattr(mine, name)) for name in names}
+                ranges = [(getattr(mine, n).view(torch.uint8), kept[rank, tensor, n].view(torch.uint8)) for n in names]
+                pipeline.keep(2, tensor, ranges[:4])
+                pipeline.keep_owed(2, tensor, None, kept[rank, tensor, "residual"])
+        job.compress(3, 7)
+        job.apply(3)
+        job.exchange()
+        for pipeline in job.pipelines:
+            for tensor in range(len(SIZES)):
+                pipeline.take_kept(tensor, 2, 5)
+        for (rank, tensor, name), copy in kept.items():
+            assert same_bits(copy, getattr(stopped.of[rank][tensor], name)), (rank, tensor, name)
+            assert name in ("second", "last_step") or not same_bits(copy, getattr(job.of[rank][tensor], name)), name

@@ -399,3 +399,74 @@ def test_the_state_of_an_optimizer_is_refused(extra: str) -> None:
     with pytest.raises(BadInput, match="each rank's own optimizer has the moments"):
         pipeline.add_tensor(**given)
     pipeline.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    islands=st.sampled_from(LAYOUTS),
+    values=st.sampled_from(["float32", "float16"]),
+    selection=st.sampled_from(["threshold", "topk"]),
+    keep=st.sampled_from([1, 7, ALL]),
+    threads=st.sampled_from([1, 2]),
+    taken_early=st.booleans(),
+    seed=st.integers(0, 2**32),
+)
+def test_what_is_kept_of_a_step_is_one_state_whatever_comes_later(
+    islands: list[list[int]], keep: int, seed: int, taken_early: bool, **how: Any
+) -> None:
+    """1. Each rank asks for the state of step 3 when it has chosen its part, whatever has come of earlier ones by then.
+    2. All go on to step 7, messages late and in any order. 3. What they got: masters that are the same on every rank,
+    and what each owed; together all that was done up to step 3. What 16 bits took away of sums that came later is
+    counted too."""
+    choice, last, ends = random.Random(seed), 3, 8
+    with UpdateJob(islands, SIZES, **how) as job:
+        masters = [[torch.zeros(n) for n in SIZES] for _ in job.ranks]
+        owed = [[torch.zeros(n) for n in SIZES] for _ in job.ranks]
+        did: list[list[torch.Tensor]] = [[] for _ in job.ranks]
+        while job.wire or min(job.step) < ends:
+            rank = choice.choice(job.ranks)
+            if job.wire and choice.random() < 0.6:
+                job.carry_one(choice.randrange(1000))
+            elif job.step[rank] - min(job.step) < 3 and job.step[rank] < ends:
+                pipeline = job.pipelines[rank]
+                pipeline.await_compressed(5)
+                job.walk(rank, keep, wait=False)
+                pipeline.await_compressed(5)
+                if job.step[rank] == last + 1:
+                    did[rank] = [one.clone() for one in job.did[rank]]
+                    for tensor, mine in enumerate(job.of[rank]):
+                        source, into = mine.master.view(torch.uint8), masters[rank][tensor].view(torch.uint8)
+                        pipeline.keep(last, tensor, [(source[:3], into[:3]), (source[3:], into[3:])])
+                        assert pipeline.keep_owed(last, tensor, None, owed[rank][tensor]) == 0
+                job.settle(rank)
+                job.catch_up(rank)
+            if taken_early and did[rank] and min(job.pipelines[rank].versions()) >= last:
+                for tensor in range(len(SIZES)):
+                    job.pipelines[rank].take_kept(tensor, last, 5)
+        for rank in job.ranks:
+            for tensor in range(len(SIZES)):
+                job.pipelines[rank].take_kept(tensor, last, 5)
+        for tensor, start in enumerate(job.start):
+            assert all(torch.equal(one[tensor], masters[0][tensor]) for one in masters)
+            together = torch.stack([one[tensor] for one in did]).sum(0) / len(job.ranks)
+            left = torch.stack([one[tensor].double() for one in owed]).sum(0)
+            close(start - masters[0][tensor].double() + left, -together)
+
+
+def test_what_is_gone_cannot_be_kept_and_what_nobody_kept_not_taken() -> None:
+    with UpdateJob([[0]], SIZES) as job:
+        pipeline, (mine, *_) = job.pipelines[0], job.of[0]
+        source, into = mine.master.view(torch.uint8), torch.zeros(4 * SIZES[0], dtype=torch.uint8)
+        for _ in range(2):
+            job.walk(0, ALL)
+        with pytest.raises(BadInput, match=r"step = 0 of tensor 0 is gone: its weights are of step 1"):
+            pipeline.keep(0, 0, [(source, into)])
+        with pytest.raises(BadInput, match="is not the newest that was begun, which is 1"):
+            pipeline.keep_owed(0, 0, None, torch.zeros(SIZES[0]))
+        with pytest.raises(BadInput, match="nothing of step 1 of tensor 0 is kept"):
+            pipeline.take_kept(0, 1, 0)
+        with pytest.raises(BadInput, match="as long as its source"):
+            pipeline.keep(1, 0, [(source, into[1:])])
+        pipeline.keep(2, 0, [(source, into)])
+        with pytest.raises(DeadlineExceeded, match="tensor 0 waits for step 2"):
+            pipeline.take_kept(0, 2, 0.01)

@@ -180,11 +180,13 @@ class MemoryTier:
         try:
             self._shard.look()
             writing = self._prepared(step, self._files.next())
+            self._current = self._begun_step = step
             self._shard.begin(writing.file)
         except CheckpointError as error:
             self._fail(error)
             return
-        self._current = self._begun_step = step
+        except (PeerLost, DeadlineExceeded):
+            return  # training is told by itself
         if writing.tail.size <= INLINE_BYTES and not self._rolls:  # who waits for others does not do it on this thread
             if self._read():
                 self._complete(writing)

@@ -8,7 +8,7 @@ Together they are one consistent cut: masters of round n, what every rank still 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal
 
 import torch
@@ -45,6 +45,9 @@ class Rounds:
 
     def shared(self) -> Mapping[str, torch.Tensor]:
         return {f"{kind}.{layer.name}": tensor for layer in self._layers for kind, tensor in _buffers(layer).items()}
+
+    def parameters(self) -> Collection[int]:
+        return {id(layer.parameter) for layer in self._layers}
 
     def owed(self) -> Mapping[str, int]:
         return {layer.name: layer.master.numel() for layer in self._layers} if self._owing != "nothing" else {}
@@ -89,6 +92,13 @@ class Rounds:
                     if time.monotonic() > ends_s:
                         raise
         return True
+
+    def settle(self) -> None:
+        """On the training thread, when the newest round is there: what is kept is copied now, for masters are about to
+        change otherwise than by a round. Raises PeerLost."""
+        if self._number:
+            for layer in self._layers:
+                self._pipeline.take_kept(layer.number, self._number, self._deadline_s)
 
     def _keep_owed(self, layers: Sequence[Layer]) -> None:
         for layer in layers:

@@ -70,6 +70,7 @@ class UpdateExchange(StaleSynchroniser):
     @torch.no_grad()
     def finish(self) -> None:
         """Send what is still owed, all of it: the model that is left is the same on every rank."""
+        self._rounds.settle()
         for layer in self._layers:
             owed = self._owed(layer)
             if self._session.group is not None:

@@ -4,8 +4,9 @@ folders. What was trained up to the generation's step is in the masters, or owed
 from __future__ import annotations
 
 import re
+import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,66 @@ def test_all_workers_killed_before_anything_is_on_disk_lose_nothing_they_held_ba
     assert job.kept(2, 1, "begin")[0]["step"] == step
     check_conserved(job, world_size, world_size, exchange)
     check_every_sample_once(tmp_path, epochs=3)
+
+
+def test_a_machine_is_lost_and_fewer_go_on_with_what_everyone_owed(start: Start, tmp_path: Path) -> None:
+    """1. Three machines, two in one island, 16 bits on the wire; each one's part is also on the next one. 2. All are
+    killed; machine 1 is gone. 3. Two go on: rank 1 takes over what rank 1 owed, from its copy, and one of the two what
+    rank 2 owed. All that was trained counts, also what rounding took from sums that were under way."""
+    job = Job(tmp_path, start, rate=0.9, values="float16", digest_every=3)
+    job.killed(3, at_step=5, islands=["west", "west", "east"], replicas=2)
+    shutil.rmtree(job.memory / "node-1")
+    (job.memory / "node-2").rename(job.memory / "node-1")  # who is left is counted anew
+    step, notices = job.ended(2, replicas=2)
+    assert step >= 5
+    assert notices == []
+    check_conserved(job, 3, 2, "updates")
+    check_every_sample_once(tmp_path, epochs=3)
+
+
+def flip_own(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    own_at = int.from_bytes(content[40:48], "little")
+    content[own_at + 5] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(("damage", "why"), [(flip_own, "own bytes 0 to "), (truncate, "torn")])
+def test_a_damaged_part_means_an_older_step_for_all_and_more_ranks_go_on(
+    start: Start, tmp_path: Path, damage: Callable[[Path], None], why: str
+) -> None:
+    """1. Two ranks are killed; rank 1's newest part is damaged on its disk. 2. Three go on from the generation before,
+    all of them; the third owes nothing yet."""
+    job = Job(tmp_path, start, rate=0.9, values="float32", digest_every=3)
+    job.killed(2, at_step=5)
+    by_step = {step: path for path, step in job.shards(1).items()}
+    older, newest = sorted(by_step)
+    if older < 0 or older not in job.shards(0).values():
+        pytest.skip("the kill came in the middle of a write; there is no older generation to fall back to")
+    damage(by_step[newest])
+    step, notices = job.ended(3)
+    assert step == older
+    assert any("passes over a checkpoint in memory" in text and why in text for text in notices), notices
+    check_conserved(job, 2, 3, "updates")
+    assert not any(tensor.any() for tensor in job.kept(2, 3, "begin")[2]["held_back"].values())
+
+
+@EXCHANGES
+def test_moments_go_through_a_kill_and_the_model_is_that_of_a_calm_run(
+    start: Start, tmp_path: Path, exchange: str
+) -> None:
+    """AdamW, everything sent, no step late: each rank's own moments, or those that follow the masters."""
+    settings = {"rate": 0.0, "staleness": 0, "values": "float32", "exchange": exchange}
+    calm, job = Job(tmp_path / "calm", start, **settings), Job(tmp_path / "killed", start, **settings)
+    with calm.agent(2) as agent:
+        agent.start_workers("stale_train.py", str(calm.out), "--adamw")
+        assert agent.exit_codes() == [0, 0], agent.said()
+    job.killed(2, 5, "--adamw")
+    job.ended(2, "--adamw")
+    expected, actual = (check_alike(one.kept(one.runs, 2, "end"), "masters") for one in (calm, job))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
