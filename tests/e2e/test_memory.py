@@ -6,11 +6,13 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 from cluster import Cluster, alive, kill, wait_until
 from test_failures import check_every_sample_once
 
 from atoll.agent.supervisor.memory import root_of
+from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
 SLOW = "--step-s=0.1"  # of which one percent is more than writing costs
@@ -99,6 +101,29 @@ def test_lost_machine_with_its_memory_and_everything_goes_on_from_the_copies(clu
     undisturbed = cluster.submit("tiny.py", f"--out={calm}", *arguments, workers=(2, 2), checkpoint_every=0)
     assert cluster.wait_for_end(undisturbed).phase == pb.PHASE_DONE
     assert final(out) == final(calm)
+
+
+def test_stale_sparse_goes_on_from_memory_when_all_its_workers_are_killed(cluster: Cluster, tmp_path: Path) -> None:
+    """1. Two workers, updates always under way, nothing on disk. 2. SIGKILL for both at once. 3. They go on from the
+    memory of their agents, no earlier than the step last told to be there, and what they held back is missed by nobody.
+    4. Each sample counts once."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    settings = common.StaleSparse(rate=0.9)
+    how: dict[str, Any] = {"strategy": "stale-sparse", "stale_sparse": settings, "checkpoint_every": 0}
+    job = cluster.submit("tiny.py", f"--out={out}", SLOW, "--epochs=1", workers=(2, 2), **how)
+    before = in_memory(cluster, job, 8)
+    for worker in before.workers:
+        kill(worker.status.pid)
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 2, 0), cluster.story(job)
+    steps = {resumed_at(cluster, job, rank)[0] for rank in (0, 1)}
+    assert len(steps) == 1
+    ((step, where),) = steps
+    assert where
+    assert before.memory_step <= step <= last_step(out, 1) + 1
+    assert "held back" not in cluster.story(job)
+    check_every_sample_once(out, samples=600, epochs=1)
 
 
 def test_killed_agent_leaves_its_jobs_memory_to_the_next_one_and_strangers_go(cluster: Cluster, tmp_path: Path) -> None:
