@@ -65,7 +65,7 @@ JOB = {
         "max_workers": 8,
         "env": {"EPOCHS": "3"},
         "code_sha256": "",
-        "checkpoint": {"directory": "", "every_steps": 200, "keep": 2, "memory_replicas": 2},
+        "checkpoint": {"directory": "", "every_steps": 200, "keep": 2, "memory_replicas": 2, "site_safe": False},
         "max_restarts": 3,
         "split": "inverse-time",
         "seed": 18446744073709551615,
@@ -113,6 +113,7 @@ JOB = {
     "exit_code": 0,
     "standby": [],
     "pins": None,
+    "recovery": None,
 }
 
 
