@@ -73,6 +73,7 @@ JOB = {
         "strategy": "dense",
         "stale_sparse": None,
         "adapt": None,
+        "standby": 0,
     },
     "phase": "running",
     "reason": "every rank reported step 0",

@@ -11,7 +11,8 @@ from made import NOW_S, clock, ended, exited, job, node, run, seen, worker
 from atoll.controller.jobs.reconcile import next_step
 from atoll.controller.jobs.recovering import sentence
 from atoll.controller.state import keys
-from atoll.controller.state.records import Cause, ExitKind, Phase, RunRecord, decode
+from atoll.controller.state.codec import decode
+from atoll.controller.state.records import Cause, ExitKind, Phase, RunRecord
 from atoll.controller.state.recovery import Commit, Recovery
 from atoll.controller.state.store import DeletePrefix, StateStore
 from atoll.errors import LeadershipLost
