@@ -69,6 +69,8 @@ def trained(seen: Seen, run: RunRecord, clock: Telling) -> tuple[RunRecord, tupl
     recovery = run.recovery
     if recovery is None or recovery.over or seen.resumed is None or not seen.stepped:
         return run, ()
+    if seen.job.phase is not Phase.RUNNING or recovery.run == run.run:
+        return run, ()  # it is this run that is lost
     tier, step = seen.resumed
     recovery = replace(recovery, resumed_unix_s=clock.unix_s, tier=tier, step=step)
     return replace(run, recovery=recovery), (NewEvent(Level.INFO, "recovery", sentence(recovery)),)

@@ -65,7 +65,7 @@ JOB = {
         "max_workers": 8,
         "env": {"EPOCHS": "3"},
         "code_sha256": "",
-        "checkpoint": {"directory": "", "every_steps": 200, "keep": 2, "memory_replicas": 2},
+        "checkpoint": {"directory": "", "every_steps": 200, "keep": 2, "memory_replicas": 2, "site_safe": False},
         "max_restarts": 3,
         "split": "inverse-time",
         "seed": 18446744073709551615,
@@ -73,6 +73,7 @@ JOB = {
         "strategy": "dense",
         "stale_sparse": None,
         "adapt": None,
+        "standby": 0,
     },
     "phase": "running",
     "reason": "every rank reported step 0",
@@ -113,6 +114,7 @@ JOB = {
     "exit_code": 0,
     "standby": [],
     "pins": None,
+    "recovery": None,
 }
 
 

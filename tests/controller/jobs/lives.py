@@ -97,6 +97,7 @@ class Agent:
     started: list[Key] = field(default_factory=list)
     doubles: list[str] = field(default_factory=list)
     up: bool = True
+    tells: bool = False  # of its workers' steps, and of what is complete in memory
     work_per_s: float = 0.0
 
     @property
@@ -136,6 +137,22 @@ class Agent:
         self.workers[key] = common_pb2.WorkerStatus(
             id=launch.id, state=common_pb2.WORKER_STATE_RUNNING, uses_atoll=True, step=len(self.started)
         )
+
+    def telemetry(self) -> list[agents_pb2.WorkerTelemetry]:
+        """Run n goes on from step 10 n, out of memory, and tells of two steps and the first of them in memory."""
+        told = []
+        for job, run, rank in self.alive() if self.tells else ():
+            first = 10 * run if run > 1 else 0
+            step = common_pb2.StepSample(step=first + 1, total_batch=2, local_batch=1, step_s=0.1, plan=1)
+            told.append(
+                agents_pb2.WorkerTelemetry(
+                    id=common_pb2.WorkerId(job=job, run=run, rank=rank),
+                    steps=[step],
+                    resumed=agents_pb2.Resumed(tier="memory" if run > 1 else "start", step=first),
+                    memory_step=first + 1,
+                )
+            )
+        return told
 
 
 class Cluster:
@@ -214,6 +231,8 @@ class Life:
             self.sessions.admit(session)
         session.heard_s = self._cluster.now_s
         session.report([_copy(status) for status in agent.workers.values()], [29500])
+        for telemetry in agent.telemetry():
+            self.progress.observe(telemetry)
 
 
 def _copy(status: common_pb2.WorkerStatus) -> common_pb2.WorkerStatus:

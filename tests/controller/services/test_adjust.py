@@ -144,7 +144,7 @@ async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again
     assert "shares, total-batch: left to the controller again (asked by a user)" in await head.events(job)
 
     decided = (await head.stub.Plans(pb.PlansRequest(job=job), timeout=5)).plans
-    assert [d.plan.id for d in decided] == [1, 2, 3, 4]
+    assert [d.plan.id for d in decided] == [0, 1, 2, 3, 4]  # first the placement
     for d in decided:
         assert PLANNERS[d.plan.planner].run_json(d.input) == d.output
     assert list((await head.stub.Plans(pb.PlansRequest(job=job, run=7), timeout=5)).plans) == []

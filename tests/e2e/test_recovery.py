@@ -1,0 +1,99 @@
+"""Recoveries as they are told and recorded, through the whole system."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+from pathlib import Path
+
+from cluster import Cluster, kill, wait_until
+from test_failures import check_every_sample_once
+from test_memory import SLOW, in_memory, memory_of
+
+from atoll.v1 import jobs_pb2 as pb
+
+SENTENCE = re.compile(
+    r"recovered in [\d.]+ s: [\d.]+ detecting, [\d.]+ ending, (?:[\d.]+ waiting for devices, )?[\d.]+ starting; "
+    r"from (?:memory|disk), step (\d+), (?:no steps|1 step|\d+ steps) lost"
+)
+
+
+def recovered(cluster: Cluster, job: str, run: int) -> pb.Job:
+    """The job once its run `run` has trained."""
+    found = cluster.wait_for(job, f"run {run} trains", lambda j: j.run == run and j.recovery.resumed_unix_s > 0)
+    seen = found.recovery
+    times = [seen.seen_unix_s, seen.detected_unix_s, seen.ended_unix_s, seen.launched_unix_s, seen.resumed_unix_s]
+    assert times == sorted(times)
+    (told,) = (e.text for e in cluster.client.events(job) if e.kind == "recovery" and e.run == run)
+    sentence = SENTENCE.match(told)
+    assert sentence is not None, told
+    assert int(sentence[1]) == seen.step
+    return found
+
+
+def test_a_lost_machine_is_replaced_by_the_standby_at_its_rank(cluster: Cluster, tmp_path: Path) -> None:
+    """1. Two machines train, a third is kept free: another job does not get it. 2. Machine 0 vanishes with its memory.
+    3. The third takes over its rank; machine 1 keeps its own."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0, 1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", SLOW, "--epochs=50", workers=(2, 2), standby=1, checkpoint_every=0)
+    before = in_memory(cluster, job, 4)
+    ranks = {worker.rank: worker.node for worker in before.workers}
+    ((spare, reason),) = ((s.node, s.reason) for s in before.standby)
+    assert (spare in ranks.values(), reason) == (False, "kept to take over a lost one")
+    other = cluster.submit("tiny.py", f"--out={tmp_path / 'other'}", "--epochs=1", name="other")
+    cluster.wait_for(other, "its reason", lambda j: "0 of at least 1 free devices" in j.reason)
+    cluster.kill(ranks[0])
+    shutil.rmtree(memory_of(cluster, ranks[0], job), ignore_errors=True)
+    found = recovered(cluster, job, 2)
+    assert {worker.rank: worker.node for worker in found.workers} == {0: spare, 1: ranks[1]}
+    assert list(found.recovery.joined) == [spare]
+    assert list(found.recovery.lost) == [f"rank 0 on {ranks[0]}"]
+    cluster.restart(ranks[0])
+    cluster.wait_for(job, "the next standby", lambda j: [s.node for s in j.standby] == [ranks[0]])
+    assert cluster.job(other).phase == pb.PHASE_QUEUED
+
+
+def test_a_recovery_goes_on_when_the_leading_controller_dies_in_the_middle(cluster: Cluster, tmp_path: Path) -> None:
+    """1. Both workers are killed; nothing is on disk. 2. As the next run starts, its controller is killed. 3. The other
+    one finishes the recovery that it finds, and what was complete in memory is still known."""
+    out, etcd = tmp_path / "out", cluster.etcd()
+    cluster.controller("controller-a", etcd=etcd)
+    wait_until("a leader", lambda: cluster.client.nodes().controller, 30)
+    cluster.controller("controller-b", etcd=etcd)
+    for name in ("agent-0", "agent-1"):
+        cluster.agent(name)
+    cluster.wait_for_nodes(2)
+    job = cluster.submit("tiny.py", f"--out={out}", SLOW, "--epochs=2", workers=(2, 2), checkpoint_every=0)
+    cluster.client.close()
+    cluster._client = None  # a client that knows both controllers
+    before = in_memory(cluster, job, 4)
+    for pid in cluster.worker_pids(job):
+        kill(pid)
+    cluster.wait_for(job, "run 2", lambda j: j.run == 2)
+    cluster.kill("controller-a")
+    found = recovered(cluster, job, 2)
+    assert cluster.client.nodes().controller == cluster.addresses[1]
+    assert (found.recovery.run, found.recovery.tier) == (1, "memory")
+    assert found.recovery.step >= before.memory_step
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run) == (pb.PHASE_DONE, 2), cluster.story(job)
+    check_every_sample_once(out, samples=600, epochs=2)
+
+
+def test_a_machine_that_says_nothing_any_more_is_lost_though_its_connection_stands(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """An agent is stopped (SIGSTOP): no reset, no goodbye, its worker trains on. The run is fenced all the same."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", SLOW, "--epochs=50", workers=(1, 2))
+    cluster.wait_for(job, "two workers that train", lambda j: len(j.workers) == 2 and j.progress.step >= 4)
+    cluster.kill("agent-1", signal.SIGSTOP)
+    found = recovered(cluster, job, 2)
+    assert list(found.recovery.lost) == ["rank 1 on agent-1"]
+    assert [worker.node for worker in found.workers] == ["agent-0"]
+    cluster.kill("agent-1", signal.SIGCONT)
+    cluster.wait_for(job, "the machine is taken in again", lambda j: j.run == 3 and len(j.workers) == 2)
+    assert cluster.job(job).restarts == 0, cluster.story(job)
