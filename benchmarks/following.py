@@ -3,8 +3,8 @@
     python benchmarks/following.py [--runs 40] [--steps 10000]
 
 Estimators and decisions as they are in the controller, fed with steps of three simulated devices of speed 1 : 0.6 : 0.3
-that train 256 samples a step (4 ms and 0.4 ms a sample over speed). Decisions are asked for after every step, so what is
-counted is how many steps of telemetry a plan needs; how long these are on their way is benchmarks/loop.py's to show.
+that train 256 samples a step (4 ms and 0.4 ms a sample over speed). A decision is asked for after every step: so many
+steps of telemetry a plan needs. How long these are on their way is benchmarks/loop.py's to show.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Run:
         self.step, self._now_s, self._planned_s = 0, 0.0, 0.0
 
     def train(self, steps: int, every: int = 1, until_planned: bool = False) -> int:
-        """So many steps, or fewer where a plan ends it; asks for a plan after each `every` of them. Returns how many."""
+        """So many steps, or fewer where a plan ends it; a plan is asked for after each `every`. Returns how many."""
         for done in range(1, steps + 1):
             self._train_one()
             if self.step % every == 0 and self._plan() and until_planned:

@@ -114,39 +114,20 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
         nodes = [node_form(e, low) | _within(reach, low, b) for e, b in zip(estimates, before, strict=True)]
         text = canonical({"nodes": nodes, "total_batch": sum(before), **overlap_form(overlap)})
         output = PLANNERS["optperf"].run_json(text)
-        batches = json.loads(output)["batches"]
-        then_s = rank_times(estimates, overlap, batches)
+        planned = json.loads(output)
+        then_s = rank_times(estimates, overlap, planned["batches"])
         new_s = slowest(ranks, then_s)
         if not new_s < old_s * (1 - SPLIT_GAIN):
             return None
-        doubts = doubts_s(ranks, estimates, batches)
+        doubts = doubts_s(ranks, estimates, planned["batches"])
         if slowest(ranks, [a + b for a, b in zip(then_s, doubts, strict=True)]) < old_s - unsure_s:
-            return _best_split(given, ranks, estimates, text, output, old_s, new_s)
-    return None
-
-
-def _within(reach: float | None, low: int, batch: int) -> dict[str, int]:
-    if reach is None:
-        return {}
-    return {"min_batch": max(low, math.floor(batch / reach)), "max_batch": max(low, math.ceil(batch * reach))}
-
-
-def _best_split(
-    given: Given,
-    ranks: Sequence[RankProfile],
-    estimates: Sequence[NodeEstimate],
-    text: str,
-    output: str,
-    old_s: float,
-    new_s: float,
-) -> PlanRecord:
-    planned = json.loads(output)
-    before = [rank.local_batch for rank in ranks]
-    even = sum(before) / len(ranks)
+            break
+    else:
+        return None
     bound = planned["bottlenecks"].count("communication")
     reason = (
-        f"device speeds {ratios([e.compute_s(even) for e in estimates])}: local batches {listed(before)} "
-        f"→ {listed(planned['batches'])}, step {old_s:.3g} → {new_s:.3g} s predicted"
+        f"device speeds {ratios([e.compute_s(sum(before) / len(ranks)) for e in estimates])}: local batches "
+        f"{listed(before)} → {listed(planned['batches'])}, step {old_s:.3g} → {new_s:.3g} s predicted"
         + (f" ({bound} of {len(ranks)} ranks wait for communication)" if bound else "")
     )
     return following(
@@ -159,3 +140,9 @@ def _best_split(
         measured_s=max(rank.compute_s for rank in ranks),
         predicted_s=predicted(given.profile, old_s, new_s),
     )
+
+
+def _within(reach: float | None, low: int, batch: int) -> dict[str, int]:
+    if reach is None:
+        return {}
+    return {"min_batch": max(low, math.floor(batch / reach)), "max_batch": max(low, math.ceil(batch * reach))}
