@@ -22,11 +22,11 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "e2e")]
+sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(HERE.parent / "tests" / "e2e")]
 
 from cluster import Cluster
 from lab.machine import processor
-from scripts.paced_train import SLOWER_FROM
+from paced_train import SLOWER_FROM
 
 from atoll.controller.deciding.given import LEAD_STEPS
 from atoll.v1 import jobs_pb2 as pb

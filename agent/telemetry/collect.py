@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterator
 from typing import Final
@@ -27,6 +28,7 @@ STEP_SECONDS: Final = (
 )
 STEP_NORMS: Final = ("local_grad_sqnorm", "global_grad_sqnorm")
 STEP_SHARES: Final = ("fresh_share", "rate")
+_FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
 MESSAGE_BYTES: Final = 1024 * 1024
 """A Telemetry message is closed beyond this, so that none comes near gRPC's limit."""
 
@@ -71,6 +73,8 @@ class Collector:
         into.memory_step = max(into.memory_step, telemetry.memory_step)
         if telemetry.HasField("prepared"):
             into.prepared = telemetry.prepared
+            if not _FINGERPRINT.fullmatch(into.prepared.fingerprint):
+                into.prepared.fingerprint = ""
 
     def lost(self, telemetry: Telemetry) -> None:
         """What `take` gave could not be sent. Its steps count as dropped."""

@@ -145,4 +145,7 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
 def _within(reach: float | None, low: int, batch: int) -> dict[str, int]:
     if reach is None:
         return {}
-    return {"min_batch": max(low, math.floor(batch / reach)), "max_batch": max(low, math.ceil(batch * reach))}
+    return {
+        "min_batch": max(min(low, batch), math.floor(batch / reach)),
+        "max_batch": max(low, math.ceil(batch * reach)),
+    }

@@ -19,6 +19,7 @@ from atoll.controller.jobs.seen import NewEvent
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import (
+    AdmissionRecord,
     EventRecord,
     JobRecord,
     NodeRecord,
@@ -43,6 +44,7 @@ from atoll.errors import BadInput, Conflict, NotFound, StoreUnavailable
 logger = logging.getLogger(__name__)
 
 KEPT_EVENTS: Final = 1000
+KEPT_ADMISSIONS: Final = 100
 KEPT_ENDED_JOBS: Final = 100
 MAX_LIVE_JOBS: Final = 1000
 
@@ -193,6 +195,8 @@ class Ledger:
         run: RunRecord | None = None,
         plan: PlanRecord | None = None,
         events: Sequence[NewEvent] = (),
+        *,
+        admission: AdmissionRecord | None = None,
     ) -> None:
         """Write what changed of a job, in one transaction. Call with `writing` held.
 
@@ -205,6 +209,10 @@ class Ledger:
             changes.append(Put(keys.run(job.id, run.run), encode(run)))
         if plan is not None:
             changes.append(Put(keys.plan(job.id, plan.run, plan.id), encode(plan)))
+        if admission is not None:
+            changes.append(Put(keys.admission(job.id, admission.id), encode(admission)))
+            if admission.id > KEPT_ADMISSIONS:
+                changes.append(Delete(keys.admission(job.id, admission.id - KEPT_ADMISSIONS)))
         changes += self._event_changes(job.id, run.run if run else job.run, job.events - len(events), events)
         if not changes:
             return
@@ -284,6 +292,7 @@ class Ledger:
                 Delete(keys.request(job.request_id)),
                 DeletePrefix(keys.runs_prefix(job.id)),
                 DeletePrefix(keys.plans_prefix(job.id)),
+                DeletePrefix(keys.admissions_prefix(job.id)),
                 DeletePrefix(keys.events_prefix(job.id)),
             ]
             others = (s.job.spec.code_sha256 for s in self.jobs.values() if s is not state)
@@ -298,6 +307,12 @@ class Ledger:
         """All plans of a run, in order; none where there is no such run."""
         snapshot = await self.store.read_prefix(keys.plans_prefix(job, run))
         return [decode(PlanRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items())]
+
+    async def admissions(self, job: str, run: int) -> list[AdmissionRecord]:
+        """The kept ones of a run, in order."""
+        snapshot = await self.store.read_prefix(keys.admissions_prefix(job))
+        found = (decode(AdmissionRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items()))
+        return [admission for admission in found if admission.run == run]
 
     async def events(self, job: str, after: int) -> list[EventRecord]:
         """The kept events of a job (or of the cluster) with numbers above `after`, in order."""

@@ -154,7 +154,7 @@ class Reconciler:
                 state = found
             before = (state.job, state.run)
             step = next_step(self._seen(state, free), self._telling())
-            await self._ledger.write(state, step.job, step.run, step.plan, step.events)
+            await self._ledger.write(state, step.job, step.run, step.plan, step.events, admission=step.admission)
             if step.judged:
                 state.judged_s = self._clock()
             self._note_finished(state)
@@ -198,6 +198,7 @@ class Reconciler:
             total_batch=progress.total_batch if progress else 0,
             batch_size=progress.batch_size if progress else 0,
             samples=progress.samples if progress else 0,
+            trains=progress.trains if progress else "",
             newest_step=progress.newest_step if progress else 0,
             checkpoint_step=progress.checkpoint_step if progress else 0,
             memory_step=progress.memory_step if progress else 0,

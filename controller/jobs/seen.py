@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.start import FreeDevice
-from atoll.controller.state.records import Exit, JobRecord, Level, NodeRecord, PlanRecord, RunRecord
+from atoll.controller.state.records import AdmissionRecord, Exit, JobRecord, Level, NodeRecord, PlanRecord, RunRecord
 
 START_DEADLINE_S: Final = 60.0
 LEFT_EARLY_S: Final = 10.0
@@ -79,7 +79,8 @@ class Seen:
     plan was issued; `profile`: what its workers measured, `profile_is_news`: the last look did not see it;
     `plans_sent`: the newest plan that each node was sent over its present stream; `data_seed`: a secret for a run that
     would begin now, where it needs one; `judged_s`: when free devices were last looked at. `total_batch`: the largest
-    under the newest plan; `batch_size`, `samples`: what the script gave, of the whole job and its dataset; 0 before."""
+    under the newest plan; `batch_size`, `samples`: what the script gave, of the whole job and its dataset; 0 before.
+    `trains`: fingerprint of what it prepared; empty before."""
 
     job: JobRecord
     run: RunRecord | None
@@ -94,6 +95,7 @@ class Seen:
     total_batch: int = 0
     batch_size: int = 0
     samples: int = 0
+    trains: str = ""
     newest_step: int = 0
     checkpoint_step: int = 0
     memory_step: int = 0
@@ -154,7 +156,7 @@ class NewEvent:
 class Step:
     """What one look at a job calls for. `job`, `run` and `plan` are what to write, where they changed; actions are
     sent after that is written. `held`: devices that the job waits with, kept from jobs behind it. `judged`: free
-    devices were looked at."""
+    devices were looked at. `admission`: what was decided about them, where that is news."""
 
     job: JobRecord
     run: RunRecord | None
@@ -163,3 +165,4 @@ class Step:
     actions: tuple[Action, ...] = ()
     held: tuple[FreeDevice, ...] = ()
     judged: bool = False
+    admission: AdmissionRecord | None = None

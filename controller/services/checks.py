@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from atoll.controller.jobs.offline import FINGERPRINT
 from atoll.errors import BadInput
 from atoll.v1 import agents_pb2, common_pb2
 
@@ -112,6 +113,8 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
         for field in ("entries", "samples", "batch_size"):
             if (value := getattr(worker.prepared, field)) > MAX_COUNT:
                 raise BadInput(f"telemetry.workers.prepared.{field} = {value} must be at most {MAX_COUNT}")
+        if (known := worker.prepared.fingerprint) and not FINGERPRINT.fullmatch(known):
+            raise BadInput("telemetry.workers.prepared.fingerprint must be 64 hexadecimal digits, or empty")
         for sample in worker.steps:
             _check_step(sample)
         for link in worker.links:

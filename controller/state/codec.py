@@ -16,13 +16,13 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar
 
-from atoll.controller.state.records import EventRecord, JobRecord, NodeRecord, PlanRecord, RunRecord
+from atoll.controller.state.records import AdmissionRecord, EventRecord, JobRecord, NodeRecord, PlanRecord, RunRecord
 from atoll.errors import BadInput
 
-Record = TypeVar("Record", JobRecord, RunRecord, PlanRecord, NodeRecord, EventRecord)
+Record = TypeVar("Record", JobRecord, RunRecord, PlanRecord, AdmissionRecord, NodeRecord, EventRecord)
 
 
-def encode(record: JobRecord | RunRecord | PlanRecord | NodeRecord | EventRecord) -> bytes:
+def encode(record: JobRecord | RunRecord | PlanRecord | AdmissionRecord | NodeRecord | EventRecord) -> bytes:
     """JSON with sorted keys: equal records are equal bytes."""
     return json.dumps(_plain(record), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 

@@ -56,6 +56,14 @@ def plans_prefix(job_id: str, run_number: int | None = None) -> str:
     return prefix if run_number is None else f"{prefix}{_number('run', run_number, 6)}/"
 
 
+def admission(job_id: str, number: int) -> str:
+    return f"{admissions_prefix(job_id)}{_number('admission', number, 6)}"
+
+
+def admissions_prefix(job_id: str) -> str:
+    return f"/atoll/admissions/{_segment('job id', job_id)}/"
+
+
 def node(name: str) -> str:
     return f"/atoll/nodes/{_segment('node name', name)}"
 
