@@ -89,6 +89,8 @@ def _look(given: Given, ranks: Sequence[RankProfile]) -> _Sight | None:
         "totals": [low, high],
         "value_bytes": policy.value_bytes,
     }
+    if profile.rate_cost is not None and profile.rate_cost.kept_s > 0:
+        data |= {"rate_cost": {"seconds": profile.rate_cost.kept_s, "rate": rate}}
     now = assess_tta(forms.tta_input(data), rate, [rank.local_batch for rank in ranks])
     return _Sight(canonical(data), data, now)
 
@@ -150,7 +152,9 @@ def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned
         ]
 
     now_s = slowest(ranks, alone(now.batches))
-    then_s = max(slowest(ranks, alone(planned["batches"])), planned["communication_time"])
+    cost = given.profile.rate_cost
+    more_s = cost.kept_s * (now.rate - planned["rate"]) if cost is not None else 0.0
+    then_s = max(slowest(ranks, alone(planned["batches"])) + more_s, planned["communication_time"])
     return predicted(given.profile, now_s, then_s)
 
 
