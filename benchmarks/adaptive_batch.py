@@ -93,13 +93,18 @@ def train(cluster: Cluster, judge: Judge, policy: str, seed: int, target: float,
     out = cluster.folder / f"{name}-{batch}-{seed}"
     out.mkdir()
     job = cluster.submit(
-        str(HERE / "scripts" / "paced_mnist.py"), str(out), str(batch), str(rate), str(seed),
-        workers=(len(SPEEDS),) * 2, checkpoint=common.CheckpointPolicy(memory_replicas=0), env={"PYTHONPATH": str(EXAMPLES)}, adapt=adapt, name=name,
-    )  # fmt: skip
+        str(HERE / "scripts" / "paced_mnist.py"),
+        *(str(out), str(batch), str(rate), str(seed)),
+        workers=(len(SPEEDS), len(SPEEDS)),
+        checkpoint=common.CheckpointPolicy(memory_replicas=0),
+        env={"PYTHONPATH": str(EXAMPLES)},
+        adapt=adapt,
+        name=name,
+    )
     cluster.wait_for_step(job, 1)
     reached = watch(judge, out, target, limit_s)
-    if policy != "fixed" and os.environ.get("VERBOSE"):
-        print(cluster.story(job))
+    if name != "fixed":
+        print("\n".join(f"    {line}" for line in cluster.story(job).splitlines() if "[plan]" in line), flush=True)
     cluster.client.cancel(job)
     cluster.wait_for_end(job)
     return reached

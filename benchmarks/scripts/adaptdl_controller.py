@@ -70,5 +70,5 @@ def _planned(given: Given, total: int, factor: float, reason: str) -> PlanRecord
 
 
 if __name__ == "__main__":
-    reconcile.next_plan = next_plan
+    vars(reconcile)["next_plan"] = next_plan
     main()

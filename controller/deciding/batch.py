@@ -18,7 +18,8 @@ from atoll.controller.planners.registry import PLANNERS, canonical
 from atoll.controller.state.records import PlanRecord
 
 CANDIDATES: Final = 32
-SETTLED_STEPS: Final = 20
+SETTLED_STEPS: Final = 12
+"""Of the present plan. Estimators remember 16 whole steps: more would never be seen."""
 EXPLORE: Final = 1.25
 """Ranks that were measured with one batch only are shown another: without it no model of their step can be had."""
 MOST_NOISE: Final = 1e9
