@@ -92,16 +92,9 @@ def cli_nodes(network: Network) -> int:
 
 def make_profile(out: Path, probes: int) -> None:
     """Of the model that trains, with trials as short as say something."""
-    script = [
-        str(HERE / "scripts" / "follow_train.py"),
-        "--out",
-        str(out),
-        "--probes",
-        str(probes),
-        "--samples",
-        "3200",
-    ]
-    argv = [sys.executable, "-m", "atoll.cli.main", "profile", *script, "--batch", "{}:{}".format(*BATCHES)]
+    options = ["--out", str(out), "--probes", str(probes), "--samples", "3200", "--batch", "{}:{}".format(*BATCHES)]
+    script = str(HERE / "scripts" / "follow_train.py")
+    argv = [sys.executable, "-m", "atoll.cli.main", "profile", script, *options]
     began_s = time.monotonic()
     subprocess.run([*argv, "--", "mlp", os.devnull], env=os.environ | {"PYTHONPATH": PATHS}, timeout=900, check=True)
     print(f"profiled in {time.monotonic() - began_s:.0f} s", flush=True)
