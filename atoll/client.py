@@ -123,6 +123,13 @@ class AsyncClient:
         )
         return list(reply.plans)
 
+    async def admissions(self, job: str, run: int = 0) -> list[pb.DecidedAdmission]:
+        """What was decided about devices that offered themselves to the run, oldest first."""
+        reply = await self._leader.call(
+            f"admissions of {job}", lambda stub, s: stub.Plans(pb.PlansRequest(job=job, run=run), timeout=s)
+        )
+        return list(reply.admissions)
+
     async def nodes(self) -> pb.ListNodesReply:
         """The nodes and what runs on them; also which controller answered, its version and clock."""
         return await self._leader.call("list nodes", lambda stub, s: stub.ListNodes(pb.ListNodesRequest(), timeout=s))
@@ -241,6 +248,10 @@ class Client:
     def plans(self, job: str, run: int = 0) -> list[pb.DecidedPlan]:
         """See AsyncClient.plans."""
         return self._run(self._client.plans(job, run))
+
+    def admissions(self, job: str, run: int = 0) -> list[pb.DecidedAdmission]:
+        """See AsyncClient.admissions."""
+        return self._run(self._client.admissions(job, run))
 
     def nodes(self) -> pb.ListNodesReply:
         """See AsyncClient.nodes."""

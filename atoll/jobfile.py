@@ -23,8 +23,9 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from atoll.documents import read_document, read_toml
+from atoll.documents import read_toml
 from atoll.errors import BadInput
+from atoll.profiling.document import Model, load_profile
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Adaptation, JobSpec, StaleSparse
@@ -244,18 +245,17 @@ def load(path: Path) -> JobFile:
 
 
 def with_profile(job: JobFile, folder: Path) -> JobFile:
-    """The job with the surrogate of its offline profile in place of the file's name. Raises NotFound, BadInput.
+    """The job with its offline profile's surrogate, and what it is of, in place of the file's name. Raises NotFound,
+    BadInput.
 
     folder: relative paths are relative to it."""
     if not job.adapt.profile:
         return job
     path = folder / job.adapt.profile
-    absent, large = "Write one: atoll profile train.py", "Was it made by `atoll profile`?"
-    content = read_document("profile", path, _MAX_JOB_FILE_BYTES, absent=absent, large=large)
-    try:
-        surrogate = json.dumps(json.loads(content)["surrogate"], sort_keys=True)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BadInput(f"{path} is no profile that `atoll profile` wrote: it has no surrogate ({error})") from error
+    document = load_profile(path)
+    model = Model.model_validate(document["model"])
+    of = {"fingerprint": model.fingerprint, "words": model.in_words}
+    surrogate = json.dumps(document["surrogate"] | {"model": of}, sort_keys=True)
     if len(surrogate) > _MAX_PROFILE_BYTES:
         raise BadInput(f"the surrogate of {path} is larger than {_MAX_PROFILE_BYTES} bytes. Use a coarser grid")
     return job.model_copy(update={"adapt": job.adapt.model_copy(update={"profile": surrogate})})

@@ -22,10 +22,11 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "e2e")]
+sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(HERE.parent / "tests" / "e2e")]
 
 from cluster import Cluster
 from lab.machine import processor
+from paced_train import SLOWER_FROM
 
 from atoll.controller.deciding.given import LEAD_STEPS
 from atoll.v1 import jobs_pb2 as pb
@@ -77,10 +78,12 @@ def slow_down(cluster: Cluster, job: str, out: Path, watch_s: float) -> None:
     before = cluster.job(job)
     out.write_text("2")
     followed = cluster.wait_for(job, "a plan", lambda j: j.plan.id > before.plan.id, 90)
-    made_at = followed.plan.from_step - LEAD_STEPS
+    told = next(line for line in cluster.log(job, 0).splitlines() if line.startswith(SLOWER_FROM))
+    since = int(told.removeprefix(SLOWER_FROM))
+    known = followed.plan.from_step - LEAD_STEPS - since + 1
     print(
-        f"rank 0 slower from step {before.progress.step}: the next plan {made_at - before.progress.step} steps later: "
-        f"{followed.plan.reason}",
+        f"rank 0 slower from step {since}: a plan from {known} steps of telemetry, it holds "
+        f"{followed.plan.from_step - since} steps after: {followed.plan.reason}",
         flush=True,
     )
     settle(cluster, job)

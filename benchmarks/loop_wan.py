@@ -1,10 +1,14 @@
 """The live loop over links whose bandwidth changes: does the compression rate follow, and is it worth it?
 
-    sudo env PATH=$PATH python benchmarks/loop_wan.py [--rates 480,40,200] [--each-s 40] [--policies fixed:0.9,adapt]
+    sudo env PATH=$PATH python benchmarks/loop_wan.py [--rates 480,40,200 | --rates trace] [--each-s 40]
+        [--policies fixed:0.9,fixed:0.99,rate,both] [--profile-probes 8]
 
 Controller, etcd and two agents in two network namespaces, an island each, joined by shaped links that carry everything:
 training, telemetry and plans. The MLP of the laboratory (25.3 M parameters, MNIST, 64 samples a worker). Each policy
-trains over the same bandwidths: `fixed:R` at one compression rate, `adapt` with `[adapt] rate = true` from 0.99.
+trains over the same bandwidths: `fixed:R` at one compression rate, `rate` with `[adapt] rate = true` from 0.99, `both`
+with total batch too, by an offline profile that `atoll profile` makes first (a few minutes; --profile FILE takes one
+that is there). `--rates trace` follows traces/wan.csv, 50 to 600 Mbit/s, for three times --each-s. The short form is
+--rates trace --each-s 15 --profile-probes 3.
 """
 
 from __future__ import annotations
@@ -26,10 +30,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 
+from lab import trace
 from lab.machine import processor
 from lab.network import Network, refuse_without_tools
+from lab.options import Rate
 
 PORT = 7711
+BATCHES = (64, 384)  # of both workers, 128 in the script
 PATHS = os.pathsep.join((str(HERE / "scripts"), str(HERE.parent / "examples")))
 
 
@@ -83,62 +90,107 @@ def cli_nodes(network: Network) -> int:
     return sum(node["connected"] for node in nodes)
 
 
-def train(network: Network, folder: Path, policy: str, rates: Sequence[float], each_s: float) -> list[dict[str, float]]:
+def make_profile(out: Path, probes: int) -> None:
+    """Of the model that trains, with trials as short as say something."""
+    options = ["--out", str(out), "--probes", str(probes), "--samples", "3200", "--batch", "{}:{}".format(*BATCHES)]
+    script = str(HERE / "scripts" / "follow_train.py")
+    argv = [sys.executable, "-m", "atoll.cli.main", "profile", script, *options]
+    began_s = time.monotonic()
+    subprocess.run([*argv, "--", "mlp", os.devnull], env=os.environ | {"PYTHONPATH": PATHS}, timeout=900, check=True)
+    print(f"profiled in {time.monotonic() - began_s:.0f} s", flush=True)
+
+
+def job_file(folder: Path, policy: str, profile: Path) -> Path:
+    """What the policy leaves to the controller. The profile was made with the script's learning rate at all batches."""
+    adapt = {"fixed": "", "rate": "[adapt]\nrate = true\n"}.get(policy, "")
+    if policy == "both":
+        adapt = f'[adapt]\nrate = true\nbatch = {list(BATCHES)}\nlearning_rate = "none"\nprofile = "{profile}"\n'
+    path = folder / f"{policy}.toml"
+    path.write_text(adapt)
+    return path
+
+
+@contextmanager
+def bandwidths(network: Network, rates: str, each_s: float) -> Iterator[Sequence[tuple[str, float]]]:
+    """Names and lengths of the parts of a run; `shape` of a part's name sets its bandwidth, but a trace is followed."""
+    if rates == "trace":
+        with network.shaped(Rate.parse("trace"), trace.read(trace.WAN)):
+            yield [("trace", each_s)] * 3
+    else:
+        yield [(rate, each_s) for rate in rates.split(",")]
+        network.shape(None)
+
+
+def train(
+    network: Network, folder: Path, policy: str, rates: str, each_s: float, profile: Path
+) -> list[dict[str, float]]:
     """The steps of rank 0 under this policy, while the links go through these rates."""
     name, _, rate = policy.partition(":")
     out = folder / f"steps-{name}-{rate}.jsonl"
     script = [str(HERE / "scripts" / "follow_train.py"), "--workers", "2", "--checkpoint-every", "0"]
     script += ["--env", f"PYTHONPATH={PATHS}", "--strategy", "stale-sparse", "--rate", rate or "0.99"]
-    script += ["--adapt-rate"] if name == "adapt" else []
+    script += ["--config", str(job_file(folder, name, profile))]
     job = json.loads(cli(network, "submit", *script, "--json", "--", "mlp", str(out)))["job"]
-    network.shape(rates[0])
     ends = time.monotonic() + 60
     while not (out.exists() and out.read_text()):
         if time.monotonic() > ends:
             raise SystemExit(cli(network, "events", job) + cli(network, "logs", job))
         time.sleep(0.2)
-    for mbit_s in rates:
-        network.shape(mbit_s)
-        began = time.monotonic()
-        while time.monotonic() < began + each_s:
-            time.sleep(min(each_s / 4, 10))
-            seen = json.loads(cli(network, "status", job, "--json"))
-            progress = seen["progress"]
-            print(
-                f"  {policy:10} {mbit_s:5.0f} Mbit/s, {time.monotonic() - began:4.0f} s on: step {progress['step']:4} "
-                f"{progress['step_s'] * 1e3:5.0f} ms, stall {progress['stall_share']:5.1%}, "
-                f"rate {progress['rate']:.4f}, plan {seen['plan']['id']}",
-                flush=True,
-            )
+    with bandwidths(network, rates, each_s) as parts:
+        for mbit_s, seconds in parts:
+            if mbit_s != "trace":
+                network.shape(float(mbit_s))
+            watch(network, job, f"{policy:10} {mbit_s:>5}", seconds)
     steps = [json.loads(line) for line in out.read_text().splitlines()]
     for line in cli(network, "events", job).splitlines():
         if " plan " in line:
             print(f"    {line}")
     cli(network, "cancel", job)
-    network.shape(None)
     while json.loads(cli(network, "status", job, "--json"))["phase"] != "cancelled":
         time.sleep(0.2)
     return steps
 
 
+def watch(network: Network, job: str, what: str, seconds: float) -> None:
+    began = time.monotonic()
+    while time.monotonic() < began + seconds:
+        time.sleep(min(seconds / 4, 10))
+        seen = json.loads(cli(network, "status", job, "--json"))
+        progress, batch = seen["progress"], sum(worker["last"]["local_batch"] for worker in seen["workers"])
+        print(
+            f"  {what}, {time.monotonic() - began:4.0f} s on: step {progress['step']:4} "
+            f"{progress['step_s'] * 1e3:5.0f} ms, stall {progress['stall_share']:5.1%}, "
+            f"rate {progress['rate']:.4f}, batch {batch}, plan {seen['plan']['id']}",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rates", default="480,40,200", help="Mbit/s, one after the other")
+    parser.add_argument("--rates", default="480,40,200", help="Mbit/s, one after the other; or `trace`")
     parser.add_argument("--each-s", type=float, default=40)
-    parser.add_argument("--policies", default="fixed:0.9,fixed:0.99,adapt")
+    parser.add_argument("--policies", default="fixed:0.9,fixed:0.99,rate,both")
+    parser.add_argument("--profile", type=Path, help="made before; else one is made where `both` is asked for")
+    parser.add_argument("--profile-probes", type=int, default=8)
     parser.add_argument("--target", type=float, default=0.30, help="training loss of rank 0, mean of 10 steps")
     options = parser.parse_args()
     refuse_without_tools()
-    rates = [float(rate) for rate in options.rates.split(",")]
     print(f"{datetime.date.today()}  {processor()}, {options.rates} Mbit/s, {options.each_s:g} s each")
+    rows = []
     with tempfile.TemporaryDirectory() as folder, Network(2) as network, cluster(network, Path(folder)):
+        profile = options.profile or Path(folder, "mlp.profile.json")
+        if "both" in options.policies and options.profile is None:
+            make_profile(profile, options.profile_probes)
         for policy in options.policies.split(","):
-            steps = train(network, Path(folder), policy, rates, options.each_s)
+            steps = train(network, Path(folder), policy, options.rates, options.each_s, profile.resolve())
             losses = [step["loss"] for step in steps]
             smooth = [statistics.fmean(losses[i - 9 : i + 1]) for i in range(9, len(losses))]
             first = next((i + 9 for i, loss in enumerate(smooth) if loss <= options.target), None)
             reached = "not reached" if first is None else f"{steps[first]['at_s']:.1f} s, {first + 1} steps"
+            rows.append(f"| `{policy}` | {len(steps)} | {smooth[-1]:.3f} | {reached} |")
             print(f"{policy:10} {len(steps)} steps, loss {smooth[-1]:.3f}; to {options.target}: {reached}", flush=True)
+    print(f"| | steps | loss at the end | to loss {options.target} |\n|---|---|---|---|")
+    print("\n".join(rows))
 
 
 if __name__ == "__main__":

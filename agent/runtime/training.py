@@ -14,12 +14,13 @@ from atoll.agent.runtime.checkpoint.header import fingerprint
 from atoll.agent.runtime.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.consistency import Consistency
 from atoll.agent.runtime.control import Agreed
+from atoll.agent.runtime.fingerprint import fingerprint_of
 from atoll.agent.runtime.inputs import LoaderSettings, check_alike, check_loss
 from atoll.agent.runtime.learningrate import LearningRate
 from atoll.agent.runtime.loader import Cut, Loader, sample_count
 from atoll.agent.runtime.memory.budget import size_of_state
 from atoll.agent.runtime.memory.tier import MemoryTier
-from atoll.agent.runtime.probe import Probe
+from atoll.agent.runtime.probe import Probe, description
 from atoll.agent.runtime.randomness import seed_step
 from atoll.agent.runtime.rehearsal import Rehearsal
 from atoll.agent.runtime.resuming import Resumed
@@ -104,6 +105,8 @@ class Training:
         Raises BadInput if ranks were given different things, CheckpointError for a checkpoint of another model,
         PeerLost."""
         session, directory = self._session, self._session.checkpoint.directory
+        # Before a checkpoint changes the optimizer's settings: it tells the model as the script prepares it.
+        trains = fingerprint_of(description(self._settings, self._model, self._optimizer)) if session.link else ""
         if session.group is not None:
             check_alike(session, self._model, self._settings)
             self._lead = max(lead for (lead,) in session.group.gather_rows([self.loader.lead]))
@@ -138,8 +141,13 @@ class Training:
             self.saver.check_packable()
         if session.link is not None:
             trained = (parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
-            samples, batch_size = self.loader.samples, self._settings.batch_size
-            session.link.outbox.prepared(Prepared(entries=sum(trained), samples=samples, batch_size=batch_size))
+            told = Prepared(
+                entries=sum(trained),
+                samples=self.loader.samples,
+                batch_size=self._settings.batch_size,
+                fingerprint=trains,
+            )
+            session.link.outbox.prepared(told)
         seed_step(session.seed, session.place.rank, self.loader.position.step)
 
     def _compare_seed(self, saved: int) -> None:

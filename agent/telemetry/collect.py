@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -28,6 +29,7 @@ STEP_SECONDS: Final = (
 STEP_NORMS: Final = ("local_grad_sqnorm", "global_grad_sqnorm")
 STEP_SHARES: Final = ("fresh_share", "rate")
 TIERS: Final = ("memory", "disk", "start")
+_FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
 MESSAGE_BYTES: Final = 1024 * 1024
 """A Telemetry message is closed beyond this, so that none comes near gRPC's limit."""
 
@@ -76,6 +78,8 @@ class Collector:
         into.memory_step = max(into.memory_step, telemetry.memory_step)
         if telemetry.HasField("prepared"):
             into.prepared = telemetry.prepared
+            if not _FINGERPRINT.fullmatch(into.prepared.fingerprint):
+                into.prepared.fingerprint = ""
         if telemetry.HasField("resumed") and telemetry.resumed.tier in TIERS:
             into.resumed = telemetry.resumed
         if sound and not into.stepped:

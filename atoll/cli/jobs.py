@@ -104,28 +104,33 @@ def plans(
     job: JobName,
     run: Annotated[int, typer.Option(metavar="N", min=0, help="Of this run; 0: the newest.")] = 0,
     of: Annotated[
-        int | None,
-        typer.Option("--input", metavar="PLAN", min=0, help="Print what this plan was decided from, nothing else."),
-    ] = None,
+        str,
+        typer.Option("--input", metavar="PLAN", help="Print what this plan was decided from, nothing else."),
+    ] = "",
     as_json: Json = False,
 ) -> None:
-    """List a job's plans: what was decided when, why, and how the steps it predicted turned out."""
+    """List a job's plans: what was decided when, why, and how the steps it predicted turned out; and as a1, a2, … what
+    was decided about devices that would take part."""
     found = connection.of(context).run(lambda client: client.plans(job, run))
-    if of is not None:
-        chosen = next((decided for decided in found if decided.plan.id == of), None)
-        if chosen is None:
+    admissions = connection.of(context).run(lambda client: client.admissions(job, run))
+    if of:
+        inputs = {str(decided.plan.id): decided.input for decided in found}
+        inputs |= {f"a{admission.id}": admission.input for admission in admissions}
+        if of not in inputs:
             raise NotFound(f"job {job} has no plan {of} in that run. `atoll plans {job}` lists them")
-        print(chosen.input)
+        print(inputs[of])
         return
     if as_json:
-        terminal.print_json({"plans": [wire.to_plain(decided) for decided in found]})
+        plain = [wire.to_plain(decided) for decided in found]
+        terminal.print_json({"plans": plain, "admissions": [wire.to_plain(one) for one in admissions]})
         return
     from atoll.cli import views
 
     if not found:
         terminal.note("no plans: no such run, or it has not begun")
         return
-    terminal.print_table(views.PLAN_COLUMNS, [views.plan_row(decided) for decided in found], right=views.PLAN_NUMBERS)
+    rows = [views.plan_row(decided) for decided in found] + [views.admission_row(one) for one in admissions]
+    terminal.print_table(views.PLAN_COLUMNS, rows, right=views.PLAN_NUMBERS)
     newest = found[-1].plan
     terminal.note(f"derive one again: atoll plans {job} --input {newest.id} | atoll plan {newest.planner}")
 

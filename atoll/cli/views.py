@@ -10,7 +10,7 @@ from atoll.cli.terminal import ago, bit_rate, duration, printable, seconds, size
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
-    from atoll.v1.jobs_pb2 import DecidedPlan, Job, Node, WorkerView
+    from atoll.v1.jobs_pb2 import DecidedAdmission, DecidedPlan, Job, Node, WorkerView
 
 JOB_COLUMNS: Final = ("JOB", "PHASE", "WORKERS", "STEP", "LOSS", "SAMPLES/S", "AGE", "REASON")
 JOB_NUMBERS: Final = ("STEP", "LOSS", "SAMPLES/S")
@@ -137,6 +137,11 @@ def plan_row(decided: DecidedPlan) -> tuple[str, ...]:
         seconds(decided.measured_step_s) if decided.measured_step_s else "-",
         printable(plan.reason),
     )
+
+
+def admission_row(admission: DecidedAdmission) -> tuple[str, ...]:
+    """One line of `atoll plans`."""
+    return (f"a{admission.id}", "-", "admission", "-", "-", "-", "-", printable(admission.reason))
 
 
 def links_line(job: Job) -> str:

@@ -70,8 +70,8 @@ def go_on(old: Document, new: Document, path: Path) -> Document:
     another = f"Name another --out, or remove {path}"
     if old.model.fingerprint != new.model.fingerprint:
         raise BadInput(
-            f"profile {path} is of another model: {_of(old.model)}; this script prepares {_of(new.model)}. Names, "
-            f"shapes and the optimizer's settings count too. {another}"
+            f"profile {path} is of another model: {old.model.in_words}; this script prepares {new.model.in_words}. "
+            f"Names, shapes and the optimizer's settings count too. {another}"
         )
     for field in Conditions.model_fields:
         before, now = getattr(old.conditions, field), getattr(new.conditions, field)
@@ -81,7 +81,3 @@ def go_on(old: Document, new: Document, path: Path) -> Document:
         return old
     changes = {"wanted_probes": new.wanted_probes, "surrogate": None, "compression": None, "error": None}
     return old.model_copy(update=changes)
-
-
-def _of(model: Model) -> str:
-    return f"{model.entries:,} entries in {model.tensors} tensors, {model.optimizer}, {model.samples:,} samples"

@@ -39,6 +39,10 @@ class Model(_Strict):
     """In the dataset."""
     optimizer: Annotated[str, Field(max_length=256)]
 
+    @property
+    def in_words(self) -> str:
+        return f"{self.entries:,} entries in {self.tensors} tensors, {self.optimizer}, {self.samples:,} samples"
+
 
 class Conditions(_Strict):
     """Under which all trials of a profile ran."""

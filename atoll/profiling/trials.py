@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, Final
 
 from atoll.agent.ports import RendezvousPorts
 from atoll.agent.runtime.exits import PEER_LOST
+from atoll.agent.runtime.fingerprint import fingerprint_of
 from atoll.agent.supervisor.environment import PLACE
 from atoll.agent.supervisor.process import BOOTSTRAP
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, JobFailed
@@ -127,9 +127,8 @@ def check(command: Command, trial: Trial, told: Sequence[Told]) -> None:
 def description_of(prepared: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a profile's `model` from what a worker told of its script."""
     trained = [shape for _, shape, _, trains in prepared["parameters"] if trains]
-    same = {key: prepared[key] for key in ("parameters", "samples", "optimizer")}
     return {
-        "fingerprint": sha256(json.dumps(same, sort_keys=True).encode()).hexdigest(),
+        "fingerprint": fingerprint_of(prepared),
         "tensors": len(prepared["parameters"]),
         "entries": sum(_product(shape) for shape in trained),
         "samples": prepared["samples"],

@@ -9,7 +9,7 @@ from typing import Final
 
 from atoll.controller.deciding.first import by_time
 from atoll.controller.deciding.given import GAIN, REACH, Given
-from atoll.controller.deciding.split import doubt_s, following, node_form, overlap_form
+from atoll.controller.deciding.split import doubts_s, following, node_form, overlap_form
 from atoll.controller.deciding.stepping import predicted, rank_times, slowest
 from atoll.controller.deciding.words import changed, listed
 from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, RankProfile
@@ -18,7 +18,8 @@ from atoll.controller.planners.registry import PLANNERS, canonical
 from atoll.controller.state.records import PlanRecord
 
 CANDIDATES: Final = 32
-SETTLED_STEPS: Final = 20
+SETTLED_STEPS: Final = 12
+"""Of the present plan. Estimators remember 16 whole steps: more would never be seen."""
 EXPLORE: Final = 1.25
 """Ranks that were measured with one batch only are shown another: without it no model of their step can be had."""
 MOST_NOISE: Final = 1e9
@@ -70,7 +71,7 @@ def next_batch(
         if planned["total_batch"] != total and (planned["total_batch"] > total) is grows:
             now = next(c for c in planned["candidates"] if c["total_batch"] == total)
             gain = planned["goodput"] / now["goodput"] - 1 if now["goodput"] else math.inf
-            if gain > max(GAIN, doubt_s(ranks, estimates, planned["batches"]) / planned["step_time"]):
+            if gain > max(GAIN, max(doubts_s(ranks, estimates, planned["batches"])) / planned["step_time"]):
                 promise = f"{100 * gain:.0f} % more progress a second predicted"
                 return _plan(given, before, scale, (text, output), promise)
             if gain > GAIN:

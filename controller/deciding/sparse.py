@@ -14,6 +14,7 @@ from atoll.controller.deciding.split import following
 from atoll.controller.deciding.stepping import predicted, slowest
 from atoll.controller.deciding.words import changed, listed, mbit, percent
 from atoll.controller.estimators.profile import RankProfile
+from atoll.controller.estimators.saturation import SaturationEstimate, curve_of
 from atoll.controller.planners import forms
 from atoll.controller.planners.registry import PLANNERS, canonical
 from atoll.controller.planners.tta import TtaPlan, assess_tta
@@ -88,6 +89,8 @@ def _look(given: Given, ranks: Sequence[RankProfile]) -> _Sight | None:
         "totals": [low, high],
         "value_bytes": policy.value_bytes,
     }
+    if profile.rate_cost is not None and profile.rate_cost.kept_s > 0:
+        data |= {"rate_cost": {"seconds": profile.rate_cost.kept_s, "rate": rate}}
     now = assess_tta(forms.tta_input(data), rate, [rank.local_batch for rank in ranks])
     return _Sight(canonical(data), data, now)
 
@@ -104,11 +107,13 @@ def _totals(given: Given, total: int, ranks: int) -> tuple[int, int]:
 
 def _device(given: Given, rank: RankProfile, island: int, total: int) -> dict[str, Any]:
     """Step times of a rank: its estimate, else in proportion to the batch. A split that is fixed is given as bounds."""
-    estimate = rank.estimate
+    curve = curve_of(rank)
     per_sample = rank.compute_s / max(rank.local_batch, 1)
     found: dict[str, Any] = {"q": per_sample, "s": 0.0, "k": 0.0, "m": 0.0}
-    if estimate is not None:
-        found = {"q": estimate.q, "s": estimate.s, "k": estimate.k, "m": estimate.m}
+    if isinstance(curve, SaturationEstimate):
+        found = {"alpha": curve.alpha, "beta": curve.beta}
+    elif curve is not None:
+        found = {"q": curve.q, "s": curve.s, "k": curve.k, "m": curve.m}
     bounds = {"min_batch": least_batch(total, given.world_size)}
     if given.policy.fixed_split:
         bounds = {"min_batch": rank.local_batch, "max_batch": rank.local_batch}
@@ -138,14 +143,18 @@ def _worth_it(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned:
 def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned: Mapping[str, Any]) -> float:
     """With the devices' unsteadiness; a step is not shorter than what its links carry."""
 
+    curves = [curve_of(rank) for rank in ranks]
+
     def alone(batches: Sequence[int]) -> list[float]:
         return [
-            rank.estimate.compute_s(batch) if rank.estimate else rank.compute_s * batch / max(rank.local_batch, 1)
-            for rank, batch in zip(ranks, batches, strict=True)
+            curve.compute_s(batch) if curve else rank.compute_s * batch / max(rank.local_batch, 1)
+            for curve, rank, batch in zip(curves, ranks, batches, strict=True)
         ]
 
     now_s = slowest(ranks, alone(now.batches))
-    then_s = max(slowest(ranks, alone(planned["batches"])), planned["communication_time"])
+    cost = given.profile.rate_cost
+    more_s = cost.kept_s * (now.rate - planned["rate"]) if cost is not None else 0.0
+    then_s = max(slowest(ranks, alone(planned["batches"])) + more_s, planned["communication_time"])
     return predicted(given.profile, now_s, then_s)
 
 

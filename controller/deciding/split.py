@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -17,6 +18,9 @@ from atoll.controller.state.records import PlanRecord
 
 FAR_SHARE: Final = 0.2
 """Of its newest batch: so far away lies what the error of a NodeEstimate is of."""
+NEAR: Final = (1.2, 1.1)
+"""Where the best split is too far to be sure of, batches change by these factors at most: a rank is doubted less the
+less its batch changes, and the nearer split tells more of it."""
 SPLIT_GAIN: Final = 0.03
 """As GAIN, where the step's model is known: plans that it makes do not lead away from the best."""
 
@@ -52,8 +56,8 @@ def overlap_form(overlap: OverlapEstimate | None) -> dict[str, float]:
     return {"gamma": known.gamma, "t_o": known.t_o, "t_u": known.t_u}
 
 
-def doubt_s(ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate], batches: Sequence[int]) -> float:
-    """Two standard errors of how much a step changes with these batches, in seconds.
+def doubts_s(ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate], batches: Sequence[int]) -> list[float]:
+    """Two standard errors of how much each rank's time changes with these batches, in seconds.
 
     What the present batches take is measured; a model is doubted for what it says beyond them. Its error is that of a
     prediction FAR_SHARE away, and grows with the way. What synchronisation takes is the same before and after."""
@@ -61,7 +65,7 @@ def doubt_s(ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate], bat
         abs(batch - rank.local_batch) / max(FAR_SHARE * rank.local_batch, 1.0)
         for rank, batch in zip(ranks, batches, strict=True)
     ]
-    return 2 * max(e.error * e.compute_s(b) * way for e, b, way in zip(estimates, batches, far, strict=True))
+    return [2 * e.error * e.compute_s(b) * way for e, b, way in zip(estimates, batches, far, strict=True)]
 
 
 def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
@@ -101,20 +105,29 @@ def _won_nothing(current: PlanRecord, measured_s: float) -> bool:
 
 
 def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate]) -> PlanRecord | None:
+    """The best split, or where that is too far to be sure of, the best of those near the present one."""
+    low, overlap = least_batch(sum(rank.local_batch for rank in ranks), len(ranks)), given.profile.overlap
     before = [rank.local_batch for rank in ranks]
-    total = sum(before)
-    low, overlap = least_batch(total, len(ranks)), given.profile.overlap
-    text = canonical({"nodes": [node_form(e, low) for e in estimates], "total_batch": total, **overlap_form(overlap)})
     old_s = slowest(ranks, rank_times(estimates, overlap, before))
-    output = PLANNERS["optperf"].run_json(text)
-    planned = json.loads(output)
-    new_s = slowest(ranks, rank_times(estimates, overlap, planned["batches"]))
-    if not new_s < old_s - max(SPLIT_GAIN * old_s, doubt_s(ranks, estimates, planned["batches"])):
+    unsure_s = 2 * max(ranks, key=lambda rank: rank.compute_s).compute_error_s
+    for reach in (None, *NEAR):
+        nodes = [node_form(e, low) | _within(reach, low, b) for e, b in zip(estimates, before, strict=True)]
+        text = canonical({"nodes": nodes, "total_batch": sum(before), **overlap_form(overlap)})
+        output = PLANNERS["optperf"].run_json(text)
+        planned = json.loads(output)
+        then_s = rank_times(estimates, overlap, planned["batches"])
+        new_s = slowest(ranks, then_s)
+        if not new_s < old_s * (1 - SPLIT_GAIN):
+            return None
+        doubts = doubts_s(ranks, estimates, planned["batches"])
+        if slowest(ranks, [a + b for a, b in zip(then_s, doubts, strict=True)]) < old_s - unsure_s:
+            break
+    else:
         return None
     bound = planned["bottlenecks"].count("communication")
     reason = (
-        f"device speeds {ratios([e.compute_s(total / len(ranks)) for e in estimates])}: local batches {listed(before)} "
-        f"→ {listed(planned['batches'])}, step {old_s:.3g} → {new_s:.3g} s predicted"
+        f"device speeds {ratios([e.compute_s(sum(before) / len(ranks)) for e in estimates])}: local batches "
+        f"{listed(before)} → {listed(planned['batches'])}, step {old_s:.3g} → {new_s:.3g} s predicted"
         + (f" ({bound} of {len(ranks)} ranks wait for communication)" if bound else "")
     )
     return following(
@@ -127,3 +140,12 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
         measured_s=max(rank.compute_s for rank in ranks),
         predicted_s=predicted(given.profile, old_s, new_s),
     )
+
+
+def _within(reach: float | None, low: int, batch: int) -> dict[str, int]:
+    if reach is None:
+        return {}
+    return {
+        "min_batch": max(min(low, batch), math.floor(batch / reach)),
+        "max_batch": max(low, math.ceil(batch * reach)),
+    }

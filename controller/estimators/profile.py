@@ -75,6 +75,15 @@ class NoiseEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RateCostEstimate:
+    """A step takes kept_s seconds longer where all entries are kept than where none is, in proportion between; error_s:
+    its standard error."""
+
+    kept_s: float
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEstimate:
     """What an island's link carries to the others: bits per second, with its relative standard error."""
 
@@ -98,3 +107,4 @@ class Profile:
     overlap: OverlapEstimate | None = None
     noise: NoiseEstimate | None = None
     links: Mapping[str, LinkEstimate] = field(default_factory=dict)
+    rate_cost: RateCostEstimate | None = None

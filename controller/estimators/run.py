@@ -10,6 +10,7 @@ from atoll.controller.estimators.noise import NoiseEstimator
 from atoll.controller.estimators.overlap import OverlapEstimator
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.rank import RankEstimator
+from atoll.controller.estimators.rate_cost import RateCostEstimator
 from atoll.controller.estimators.seen import LinkSeen, StepSeen
 
 _STALL_EVERY_S: Final = 0.5
@@ -25,6 +26,7 @@ class RunEstimators:
         self._overlap = OverlapEstimator()
         self._noise = NoiseEstimator()
         self._bandwidth = BandwidthEstimator()
+        self._rate_cost = RateCostEstimator()
         self._entries = 0
         self._stall_share = 0.0
         self._stall_s: float | None = None  # when that was found
@@ -38,6 +40,7 @@ class RunEstimators:
         if not measured:
             return
         self._overlap.observe(rank, seen)
+        self._rate_cost.observe(rank, seen)
         if seen.local_sqnorm > 0 and seen.global_sqnorm > 0:
             self._noise.observe(seen)
 
@@ -71,4 +74,5 @@ class RunEstimators:
             overlap=self._overlap.estimate(),
             noise=self._noise.estimate(),
             links=self._bandwidth.estimates(),
+            rate_cost=self._rate_cost.estimate(),
         )

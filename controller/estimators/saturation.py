@@ -12,8 +12,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
-from atoll.controller.estimators.profile import BatchPoint
+from atoll.controller.estimators.profile import BatchPoint, NodeEstimate, RankProfile
+
+_CROOKED: Final = 4.0
+"""Mean square, in standard errors of what was measured, from which a line is not the device's."""
+_STRAIGHTER: Final = 0.5
+"""Of the line's sum of squares, that a knee may leave to be believed: both have two coefficients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +35,29 @@ class SaturationEstimate:
     beta: float
     error: float
 
-    def throughput(self, batch: float) -> float:
-        return min(self.beta / self.alpha * batch, self.beta)
+    def compute_s(self, batch: float) -> float:
+        return max(batch, self.alpha) / self.beta
+
+
+def curve_of(rank: RankProfile) -> NodeEstimate | SaturationEstimate | None:
+    """How long a rank computes with another batch: its line, or its knee where at least three batches were measured
+    that no line explains and a knee does. None before two batches were measured."""
+    line = rank.estimate
+    if line is None or len(rank.points) < 3 or any(point.local_batch < 1 for point in rank.points):
+        return line
+    crooked = _off(rank.points, line)
+    if crooked / (len(rank.points) - 2) < _CROOKED:  # as nearly all are, and a thousand of them are asked
+        return line
+    found = fit_saturation(rank.points)
+    return line if found is None or _off(rank.points, found) > _STRAIGHTER * crooked else found
+
+
+def _off(points: Sequence[BatchPoint], curve: NodeEstimate | SaturationEstimate) -> float:
+    """Sum of squares, in standard errors of the points."""
+    return math.fsum(
+        (math.log(curve.compute_s(point.local_batch) / point.compute_s) / max(point.error, 1e-3)) ** 2
+        for point in points
+    )
 
 
 def fit_saturation(points: Sequence[BatchPoint]) -> SaturationEstimate | None:

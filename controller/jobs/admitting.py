@@ -60,14 +60,24 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """What went into planner `admission` and came out."""
+
+    input: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """Reasons by name, of those the run should take (`admitted`, the best first), of those it should not, and of
-    those that nothing is known of (`unknown`). gain: part of its time that the run saves with the admitted."""
+    those that nothing is known of (`unknown`). gain: part of its time that the run saves with the admitted. planned:
+    None where the planner was not asked, or found no plan."""
 
     admitted: Mapping[str, str]
     waiting: Mapping[str, str]
     unknown: tuple[str, ...]
     gain: float = 0.0
+    planned: Planned | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +116,26 @@ def answer(question: Question) -> Answer | None:
     overlap, larger = _overlaps(question.profile, models)
     data = _planner_input(question, models, known, overlap, larger)
     data |= {"uncertainty": _uncertainty(question.profile, models)}
+    text = canonical(data)
     try:
-        output = json.loads(PLANNERS["admission"].run_json(canonical(data)))
+        said = PLANNERS["admission"].run_json(text)
     except NoFeasiblePlan as error:
         return Answer({}, {name: str(error) for name, _ in known}, unknown)
+    output = json.loads(said)
     reasons = {verdict["name"]: verdict["reason"].partition(": ")[2] for verdict in output["verdicts"]}
     admitted = {name: reasons[name] for name in output["admitted"]}
     waiting = {name: reason for name, reason in reasons.items() if name not in admitted}
-    return Answer(admitted, waiting, unknown, 1 - output["time_to_accuracy"])
+    return Answer(admitted, waiting, unknown, 1 - output["time_to_accuracy"], Planned(text, said))
 
 
 @dataclass(frozen=True, slots=True)
 class Dispensable:
-    """A worker without which the run is predicted to be faster, and by how much, in words."""
+    """A worker without which the run is predicted to be faster, and by how much, in words. planned: with the
+    run as it would be without it, to which it offers itself."""
 
     rank: int
     reason: str
+    planned: Planned
 
 
 def dispensable(question: Question) -> Dispensable | None:
@@ -136,14 +150,16 @@ def dispensable(question: Question) -> Dispensable | None:
     overlap, _ = _overlaps(profile, models)
     data = _planner_input(question, others, [(question.workers[rank].name, models[rank])], overlap, overlap)
     data |= {"uncertainty": _uncertainty(profile, models)}
+    text = canonical(data)
     try:
-        [verdict] = json.loads(PLANNERS["admission"].run_json(canonical(data)))["verdicts"]
+        said = PLANNERS["admission"].run_json(text)
     except NoFeasiblePlan:
         return None
+    [verdict] = json.loads(said)["verdicts"]
     longer, needed = -(verdict["improvement"] or 0.0), verdict["needed"] + data["cost"]
     if longer <= 0 or longer / (1 + longer) <= needed:
         return None
-    return Dispensable(rank, verdict["reason"].partition(": ")[2])
+    return Dispensable(rank, verdict["reason"].partition(": ")[2], Planned(text, said))
 
 
 def _planner_input(

@@ -14,11 +14,21 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.jobs.admitting import Answer, Candidate, Question, answer, dispensable
+from atoll.controller.jobs.admitting import Answer, Candidate, Planned, Question, answer, dispensable
 from atoll.controller.jobs.policy import policy_of
 from atoll.controller.jobs.seen import GROW_STABLE_S, NewEvent, Seen, Telling
 from atoll.controller.jobs.start import FreeDevice, same_work
-from atoll.controller.state.records import Cause, Change, Growth, JobRecord, Level, Phase, RunRecord, Standby
+from atoll.controller.state.records import (
+    AdmissionRecord,
+    Cause,
+    Change,
+    Growth,
+    JobRecord,
+    Level,
+    Phase,
+    RunRecord,
+    Standby,
+)
 
 JUDGE_EVERY_S: Final = 10.0
 UNMEASURED_S: Final = 15.0
@@ -41,13 +51,15 @@ _NUMBERS: Final = re.compile(r"[\d.]+(e[+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What comes of it. `cause`: why the run should stop, in words `text`, if it should."""
+    """What comes of it. `cause`: why the run should stop, in words `text`, if it should. `admission`: the planner's
+    word, where it changed something."""
 
     job: JobRecord
     cause: Cause | None = None
     text: str = ""
     events: tuple[NewEvent, ...] = ()
     judged: bool = False
+    admission: AdmissionRecord | None = None
 
 
 def look_at_devices(seen: Seen, run: RunRecord, clock: Telling) -> Look:
@@ -61,7 +73,7 @@ def look_at_devices(seen: Seen, run: RunRecord, clock: Telling) -> Look:
     if free and (names - seen.job.standby.keys() or clock.now_s - seen.judged_s >= JUDGE_EVERY_S):
         look = _offered(replace(seen, job=sent_back.job), run, free, clock)
     elif clock.now_s - seen.judged_s >= JUDGE_EVERY_S and _settled(seen, run, clock):
-        look = _without_slowest(replace(seen, job=sent_back.job), run)
+        look = _without_slowest(replace(seen, job=sent_back.job), run, clock)
     else:
         return sent_back
     return replace(look, events=(*sent_back.events, *look.events))
@@ -103,7 +115,10 @@ def _offered(seen: Seen, run: RunRecord, free: Sequence[FreeDevice], clock: Tell
     job, events = _waiting(job, found.waiting, {d.name: d.work_per_s for d in free})
     take = [*found.admitted, *found.unknown][:room]
     if not take:
-        return Look(job=job, events=events, judged=True)
+        look = Look(job=job, events=events, judged=True)
+        if found.planned is None or job.standby == seen.job.standby:
+            return look
+        return _recorded(look, run, clock, found.planned, _verdicts(found))
     nodes = sorted({d.node for d in free if d.name in take})
     text = f"growing from {len(run.members)} to {len(run.members) + len(take)} workers: devices are free on "
     text += ", ".join(nodes[:8])
@@ -115,7 +130,27 @@ def _offered(seen: Seen, run: RunRecord, free: Sequence[FreeDevice], clock: Tell
         growth=_growth(seen, run, take),
         standby={name: standby for name, standby in job.standby.items() if name not in take},
     )
-    return Look(job=job, cause=Cause.GROW, text=text, events=events, judged=True)
+    look = Look(job=job, cause=Cause.GROW, text=text, events=events, judged=True)
+    return _recorded(look, run, clock, found.planned, _verdicts(found)) if found.planned else look
+
+
+def _recorded(look: Look, run: RunRecord, clock: Telling, planned: Planned, reason: str) -> Look:
+    """The same with the planner's word for the record."""
+    number = look.job.admissions + 1
+    admission = AdmissionRecord(
+        id=number, run=run.run, unix_s=clock.unix_s, reason=reason, input=planned.input, output=planned.output
+    )
+    return replace(look, job=replace(look.job, admissions=number), admission=admission)
+
+
+def _verdicts(found: Answer) -> str:
+    """'x/0 is admitted; y/0, z/0 wait': what each was told is in the planner's output."""
+    said = []
+    for names, one, more in ((found.admitted, "is admitted", "are admitted"), (found.waiting, "waits", "wait")):
+        if names:
+            shown = ", ".join(sorted(names)[:8]) + (f", … ({len(names)})" if len(names) > 8 else "")
+            said.append(f"{shown} {one if len(names) == 1 else more}")
+    return "; ".join(said)
 
 
 _UNKNOWN: Final = "how fast it is for this job is not known, so the run will show it"
@@ -315,7 +350,7 @@ def _sent_back(seen: Seen, run: RunRecord, job: JobRecord, names: Sequence[str],
 # A worker that costs more than it brings
 
 
-def _without_slowest(seen: Seen, run: RunRecord) -> Look:
+def _without_slowest(seen: Seen, run: RunRecord, clock: Telling) -> Look:
     """The run with and without its slowest worker, where the fixed costs of all are known."""
     job, profile = seen.job, seen.profile
     if profile is None or len(run.members) <= max(job.spec.min_workers, 1) or job.growth is not None:
@@ -324,4 +359,6 @@ def _without_slowest(seen: Seen, run: RunRecord) -> Look:
     if found is None:
         return Look(job=job, judged=True)
     member = run.members[found.rank]
-    return _sent_back(seen, run, job, [f"{member.node}/{member.device}"], found.reason)
+    name = f"{member.node}/{member.device}"
+    look = _sent_back(seen, run, job, [name], found.reason)
+    return _recorded(look, run, clock, found.planned, f"faster without {name}")

@@ -19,6 +19,7 @@ from atoll.controller.jobs.seen import NewEvent
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import (
+    AdmissionRecord,
     EventRecord,
     JobRecord,
     NodeRecord,
@@ -44,6 +45,7 @@ from atoll.errors import BadInput, Conflict, NotFound, StoreUnavailable
 logger = logging.getLogger(__name__)
 
 KEPT_EVENTS: Final = 1000
+KEPT_ADMISSIONS: Final = 100
 KEPT_ENDED_JOBS: Final = 100
 MAX_LIVE_JOBS: Final = 1000
 COMMITS_AT_ONCE: Final = 64
@@ -209,6 +211,7 @@ class Ledger:
         events: Sequence[NewEvent] = (),
         *,
         placement: PlanRecord | None = None,
+        admission: AdmissionRecord | None = None,
     ) -> None:
         """Write what changed of a job, in one transaction. Call with `writing` held.
 
@@ -220,6 +223,10 @@ class Ledger:
         if run is not None and run != state.run:
             changes.append(Put(keys.run(job.id, run.run), encode(run)))
         changes += [Put(keys.plan(job.id, one.run, one.id), encode(one)) for one in (placement, plan) if one]
+        if admission is not None:
+            changes.append(Put(keys.admission(job.id, admission.id), encode(admission)))
+            if admission.id > KEPT_ADMISSIONS:
+                changes.append(Delete(keys.admission(job.id, admission.id - KEPT_ADMISSIONS)))
         changes += self._event_changes(job.id, run.run if run else job.run, job.events - len(events), events)
         if not changes:
             return
@@ -309,6 +316,7 @@ class Ledger:
                 Delete(keys.request(job.request_id)),
                 DeletePrefix(keys.runs_prefix(job.id)),
                 DeletePrefix(keys.plans_prefix(job.id)),
+                DeletePrefix(keys.admissions_prefix(job.id)),
                 DeletePrefix(keys.events_prefix(job.id)),
                 Delete(keys.commit(job.id)),
             ]
@@ -324,6 +332,12 @@ class Ledger:
         """All plans of a run, in order, first its placement as number 0; none where there is no such run."""
         snapshot = await self.store.read_prefix(keys.plans_prefix(job, run))
         return [decode(PlanRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items())]
+
+    async def admissions(self, job: str, run: int) -> list[AdmissionRecord]:
+        """The kept ones of a run, in order."""
+        snapshot = await self.store.read_prefix(keys.admissions_prefix(job))
+        found = (decode(AdmissionRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items()))
+        return [admission for admission in found if admission.run == run]
 
     async def events(self, job: str, after: int) -> list[EventRecord]:
         """The kept events of a job (or of the cluster) with numbers above `after`, in order."""

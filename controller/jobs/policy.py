@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 from atoll.controller.deciding.given import Pins, Policy
-from atoll.controller.jobs.spec import surrogate_of
+from atoll.controller.jobs.offline import offline_profile
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.state.records import Adapted, JobRecord, PlanRecord
 
@@ -23,7 +22,7 @@ def policy_of(job: JobRecord, samples: int = 0) -> Policy:
         rule=adapt.learning_rate,
         initial_batch=job.initial_batch,
         value_bytes=4 if sparse is not None and sparse.values == "float32" else 2,
-        surrogate=_surrogate(adapt.profile) if adapt.profile else None,
+        surrogate=_surrogate(job),
         pins=pins_of(job),
     )
 
@@ -34,9 +33,12 @@ def pins_of(job: JobRecord) -> Pins:
     return Pins(rate=job.rate, total_batch=job.pinned_batch, shares=shares)
 
 
-@lru_cache(maxsize=64)
-def _surrogate(profile: str) -> Surrogate:
-    return surrogate_of(profile)
+def _surrogate(job: JobRecord) -> Surrogate | None:
+    """Of the offline profile, unless that is of another model than the one that this job trains."""
+    if not job.spec.adapt.profile:
+        return None
+    profile = offline_profile(job.spec.adapt.profile)
+    return profile.surrogate if profile.is_of(job.trains) else None
 
 
 def begun_with(job: JobRecord, plan: PlanRecord) -> PlanRecord:

@@ -63,6 +63,7 @@ class RunProgress:
     plan: int = 0
     batch_size: int = 0  # of the whole job as its script gave it; 0 before it told
     samples: int = 0  # of its dataset
+    trains: str = ""  # fingerprint of what it prepared
     checkpoint_step: int = 0
     memory_step: int = 0
     resumed: tuple[str, int] | None = None  # tier and step that it went on from
@@ -168,6 +169,8 @@ class ProgressBoard:
             found.observe_step(telemetry.id.rank, sample, now_s)
         if telemetry.HasField("prepared"):
             found.batch_size, found.samples = telemetry.prepared.batch_size, telemetry.prepared.samples
+            if telemetry.id.rank == 0:
+                found.trains = telemetry.prepared.fingerprint
             found.estimators.observe_entries(telemetry.prepared.entries)
         for link in telemetry.links:
             if link.peer in rank.links or len(rank.links) < MAX_LINKS:

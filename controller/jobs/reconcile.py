@@ -18,6 +18,7 @@ from atoll.controller.jobs import recovering
 from atoll.controller.jobs.exits import record_exits
 from atoll.controller.jobs.failures import GOOD_RUN_S, has_recovered, judge, left_early_text, root_cause
 from atoll.controller.jobs.growing import Look, learned, look_at_devices, stood_by
+from atoll.controller.jobs.offline import offline_profile
 from atoll.controller.jobs.phases import advance
 from atoll.controller.jobs.placing import first_placement, is_same, shared_hosts
 from atoll.controller.jobs.policy import adapted_by, begun_with, planned_total, policy_of
@@ -68,8 +69,9 @@ def next_step(seen: Seen, clock: Telling) -> Step:
     run = record_exits(seen, seen.run, clock)
     events = tuple(_exit_events(seen.run, run))
     run, recovered = recovering.trained(seen, run, clock)
+    seen, told = _recognised(seen)
     step = {Phase.STARTING: _starting, Phase.RUNNING: _running, Phase.STOPPING: _stopping}[job.phase](seen, run, clock)
-    return replace(step, events=(*events, *recovered, *step.events), actions=(*_forget(seen), *step.actions))
+    return replace(step, events=(*events, *recovered, *told, *step.events), actions=(*_forget(seen), *step.actions))
 
 
 def _queued(seen: Seen, clock: Telling) -> Step:
@@ -195,14 +197,34 @@ def _running(seen: Seen, run: RunRecord, clock: Telling) -> Step:
     look = _look(seen, run, clock)
     if look.cause is not None:
         stop = _stop(replace(seen, job=look.job), run, look.cause, look.text, clock)
-        return replace(stop, events=(*look.events, *stop.events), judged=True)
+        return replace(stop, events=(*look.events, *stop.events), judged=True, admission=look.admission)
     plan = _replan(seen, clock)
     if plan is not None:
         text = f"plan {plan.id} from step {plan.from_step}: {plan.reason}"
         event = NewEvent(Level.INFO, "plan", text)
         sent = tuple(_plans(replace(seen, plans=(*seen.plans, plan)), run))  # now: another look takes its time
-        return Step(_learned(seen, look.job), run, plan, (*look.events, event), sent, judged=look.judged)
-    return Step(look.job, run, events=look.events, actions=tuple(_plans(seen, run)), judged=look.judged)
+        learned = _learned(seen, look.job)
+        return Step(learned, run, plan, (*look.events, event), sent, judged=look.judged, admission=look.admission)
+    actions = tuple(_plans(seen, run))
+    return Step(look.job, run, events=look.events, actions=actions, judged=look.judged, admission=look.admission)
+
+
+def _recognised(seen: Seen) -> tuple[Seen, tuple[NewEvent, ...]]:
+    """The job with what it trains, once that is known; told where its offline profile is of something else."""
+    job = seen.job
+    if not seen.trains or seen.trains == job.trains:
+        return seen, ()
+    seen = replace(seen, job=replace(job, trains=seen.trains))
+    profile = offline_profile(job.spec.adapt.profile) if job.spec.adapt.profile else None
+    if profile is None or profile.is_of(seen.trains):
+        return seen, ()
+    entries = seen.profile.entries if seen.profile else 0
+    text = (
+        f"the offline profile is not used: it is of another model ({profile.words}); this job trains "
+        f"{entries:,} entries on {seen.samples:,} samples. Names, shapes and the optimizer's settings count too. Make "
+        f"one of this job: atoll profile {job.spec.script}"
+    )
+    return seen, (NewEvent(Level.WARNING, "plan", text),)
 
 
 def _look(seen: Seen, run: RunRecord, clock: Telling) -> Look:

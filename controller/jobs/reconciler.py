@@ -162,7 +162,15 @@ class Reconciler:
                 state = found
             before = (state.job, state.run)
             step = next_step(self._seen(state, free), self._telling())
-            await self._ledger.write(state, step.job, step.run, step.plan, step.events, placement=step.placement)
+            await self._ledger.write(
+                state,
+                step.job,
+                step.run,
+                step.plan,
+                step.events,
+                placement=step.placement,
+                admission=step.admission,
+            )
             if step.judged:
                 state.judged_s = self._clock()
             self._note_finished(state)
@@ -219,6 +227,7 @@ class Reconciler:
             total_batch=progress.total_batch if progress else 0,
             batch_size=progress.batch_size if progress else 0,
             samples=progress.samples if progress else 0,
+            trains=progress.trains if progress else "",
             newest_step=progress.newest_step if progress else 0,
             checkpoint_step=progress.checkpoint_step if progress else 0,
             memory_step=state.commit.step if state.commit else 0,

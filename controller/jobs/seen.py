@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.start import FreeDevice
-from atoll.controller.state.records import Exit, JobRecord, Level, NodeRecord, PlanRecord, RunRecord
+from atoll.controller.state.records import AdmissionRecord, Exit, JobRecord, Level, NodeRecord, PlanRecord, RunRecord
 
 START_DEADLINE_S: Final = 60.0
 LEFT_EARLY_S: Final = 10.0
@@ -81,8 +81,8 @@ class Seen:
     would begin now, where it needs one; `judged_s`: when free devices were last looked at. `total_batch`: the largest
     under the newest plan; `batch_size`, `samples`: what the script gave, of the whole job and its dataset; 0 before.
     `resumed`: tier and step that the run went on from, once its workers said so; `stepped`: a step of it was heard of;
-    `placement`: of the newest run; `links`: bits per
-    second from an island to the others, as the newest run measured them."""
+    `placement`: of the newest run; `links`: bits per second from an island to the others, as the newest run measured
+    them. `trains`: fingerprint of what it prepared; empty before."""
 
     job: JobRecord
     run: RunRecord | None
@@ -97,6 +97,7 @@ class Seen:
     total_batch: int = 0
     batch_size: int = 0
     samples: int = 0
+    trains: str = ""
     newest_step: int = 0
     checkpoint_step: int = 0
     memory_step: int = 0
@@ -161,7 +162,7 @@ class NewEvent:
 class Step:
     """What one look at a job calls for. `job`, `run`, `plan` and `placement` are what to write, where they changed;
     actions are sent after that is written. `held`: devices that the job waits with, kept from jobs behind it.
-    `judged`: free devices were looked at."""
+    `judged`: free devices were looked at. `admission`: what was decided about them, where that is news."""
 
     job: JobRecord
     run: RunRecord | None
@@ -171,3 +172,4 @@ class Step:
     held: tuple[FreeDevice, ...] = ()
     judged: bool = False
     placement: PlanRecord | None = None
+    admission: AdmissionRecord | None = None

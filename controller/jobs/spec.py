@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -10,8 +9,7 @@ from dataclasses import asdict
 from pathlib import PurePosixPath
 from typing import Final
 
-from atoll.controller.planners import forms
-from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.jobs.offline import offline_profile
 from atoll.controller.state.records import Adapt, Checkpoint, Spec, StaleSparse
 from atoll.errors import BadInput
 from atoll.v1 import common_pb2 as pb
@@ -218,7 +216,7 @@ def _adapt(spec: pb.JobSpec) -> Adapt:
         if spec.strategy != "stale-sparse":
             raise _wrong("adapt.profile", "…", "is of compression", 'Leave it out, or use strategy "stale-sparse"')
         try:
-            surrogate_of(wire.profile)
+            offline_profile(wire.profile)
         except BadInput as error:
             raise BadInput(f"spec.adapt.profile: {error}") from error
     return Adapt(
@@ -228,14 +226,6 @@ def _adapt(spec: pb.JobSpec) -> Adapt:
         rate=wire.rate,
         profile=wire.profile,
     )
-
-
-def surrogate_of(profile: str) -> Surrogate:
-    """The surrogate that a job's profile holds as JSON. Raises BadInput."""
-    try:
-        return forms.surrogate(json.loads(profile))
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"not JSON: {error}. Give the file that `atoll profile` wrote") from error
 
 
 def check_total_batch(total_batch: int, workers: int) -> int:

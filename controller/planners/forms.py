@@ -27,7 +27,7 @@ from atoll.controller.planners.goodput import GoodputInput, Rule, plan_goodput
 from atoll.controller.planners.inverse_time import InverseTimeInput, split_by_inverse_time
 from atoll.controller.planners.optperf import NodeModel, OptPerfInput, Overlap, plan_optperf
 from atoll.controller.planners.surrogate import Surrogate
-from atoll.controller.planners.tta import Device, TtaInput, plan_tta
+from atoll.controller.planners.tta import Device, RateCost, TtaInput, plan_tta
 from atoll.errors import BadInput
 
 MAX_CANDIDATES: Final = 1000
@@ -115,7 +115,7 @@ def tta(data: dict[str, Any]) -> dict[str, Any]:
 
 def tta_input(data: dict[str, Any]) -> TtaInput:
     required = {"devices", "bandwidths", "entries", "surrogate", "samples"}
-    fields(data, "", required, frozenset({"value_bytes", "balance", "totals"}))
+    fields(data, "", required, frozenset({"value_bytes", "balance", "totals", "rate_cost"}))
     bandwidths = [
         number(b, f"bandwidths[{i}]", 1, 1e15, " of bytes a second")
         for i, b in enumerate(items(data["bandwidths"], "bandwidths", MAX_NODES))
@@ -133,7 +133,14 @@ def tta_input(data: dict[str, Any]) -> TtaInput:
         value_bytes=whole(data.get("value_bytes", 2), "value_bytes", 1, 8),
         balance=number(data.get("balance", 0.1), "balance", 0, 1e3),
         totals=_totals(data["totals"]) if "totals" in data else None,
+        rate_cost=_rate_cost(data["rate_cost"]) if "rate_cost" in data else RateCost(0.0, 0.0),
     )
+
+
+def _rate_cost(value: Any) -> RateCost:
+    cost = fields(value, "rate_cost", {"seconds", "rate"})
+    seconds_kept = number(cost["seconds"], "rate_cost.seconds", 0, MAX_SECONDS)
+    return RateCost(seconds_kept, number(cost["rate"], "rate_cost.rate", 0, 1 - 1e-9))
 
 
 def _totals(value: Any) -> tuple[int, int]:

@@ -27,6 +27,10 @@ _STARTS: Final = 4
 """Along the range of the total batch: the surrogate, and with it the time to accuracy, may have several valleys."""
 _EVALUATIONS: Final = 80
 """Of each start; two dimensions settle in fewer."""
+_LEAST_STEP: Final = 0.2
+"""However costly entries were, so much of a step's time stays without them."""
+_CLOSER: Final = 4
+"""Rounds in which a longer step carries more, and more makes it longer; each is feasible."""
 _INFEASIBLE: Final = 1e3
 """Above the logarithm of any time to accuracy."""
 
@@ -48,10 +52,23 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class RateCost:
+    """What devices take was measured at `rate`; where all entries are kept a step takes `seconds` longer than where
+    none is: entries are selected, summed and applied."""
+
+    seconds: float
+    rate: float
+
+    def step_s(self, compute_s: float, kept: float) -> float:
+        return max(compute_s + self.seconds * (kept - 1 + self.rate), _LEAST_STEP * compute_s)
+
+
+@dataclass(frozen=True, slots=True)
 class TtaInput:
     """bandwidths: bytes a second of each island's link to the others, each way. entries: of the model. value_bytes:
     of an entry on the wire. balance: how much unequal times of the devices count; 0 leaves them out. samples: to be
-    trained until the accuracy is reached with neither compression nor staleness. totals: the least and the largest
+    trained until the accuracy is reached with neither compression nor staleness. rate_cost: what more entries take of
+    the devices' time. totals: the least and the largest
     total batch to choose from; None: what the surrogate knows."""
 
     devices: tuple[Device, ...]
@@ -62,6 +79,7 @@ class TtaInput:
     value_bytes: int = 2
     balance: float = 0.1
     totals: tuple[int, int] | None = None
+    rate_cost: RateCost = RateCost(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +179,21 @@ class _Search:
     def _log_cost(self, total: float, above: float) -> float:
         total = min(max(total, self._low), self._high)
         level = self._levels.levels(np.array([total]))
-        step_s, variation = self._slowest(self._levels.split(level)[0])
-        kept = self._traffic.kept_within(step_s)
+        compute_s, variation = self._slowest(self._levels.split(level)[0])
+        kept = self._kept_within(compute_s)
         if kept < self._least_kept:
             return _INFEASIBLE + math.log(self._least_kept / kept)
-        extra = self._given.surrogate.at(self._rate(kept, above), total)
+        rate = self._rate(kept, above)
+        extra, step_s = self._given.surrogate.at(rate, total), self._given.rate_cost.step_s(compute_s, 1 - rate)
         return math.log((1 + extra) * step_s / total * (1 + self._given.balance * variation))
+
+    def _kept_within(self, compute_s: float) -> float:
+        """The largest share of entries that every link carries within the step that keeps so many, or a little less."""
+        cost = self._given.rate_cost
+        kept = self._traffic.kept_within(cost.step_s(compute_s, 0.0))
+        for _ in range(_CLOSER if cost.seconds else 0):
+            kept = self._traffic.kept_within(cost.step_s(compute_s, kept))
+        return kept
 
     def _rate(self, kept_at_most: float, above: float) -> float:
         """The rate at that place, on a scale of the logarithm of what is kept."""
@@ -178,12 +205,12 @@ class _Search:
         given = self._given
         level = self._levels.levels(np.array([float(total)]))
         batches = whole(self._times, self._levels.split(level)[0], total)
-        step_s, variation = self._slowest(np.array(batches, dtype=np.float64))
-        kept = self._traffic.kept_within(step_s)
+        compute_s, variation = self._slowest(np.array(batches, dtype=np.float64))
+        kept = self._kept_within(compute_s)
         if kept < self._least_kept:
             return None
         rate = self._rate(kept, above)
-        extra = given.surrogate.at(rate, total)
+        extra, step_s = given.surrogate.at(rate, total), given.rate_cost.step_s(compute_s, 1 - rate)
         return TtaPlan(
             rate=rate,
             total_batch=total,
@@ -199,7 +226,7 @@ class _Search:
     def assess(self, rate: float, batches: Sequence[int]) -> TtaPlan:
         total, compute_s_and_cv = sum(batches), self._slowest(np.array(batches, dtype=np.float64))
         communication_s = self._traffic.seconds(1 - rate)
-        step_s = max(compute_s_and_cv[0], communication_s)
+        step_s = max(self._given.rate_cost.step_s(compute_s_and_cv[0], 1 - rate), communication_s)
         extra = self._given.surrogate.at(rate, total)
         return TtaPlan(
             rate=rate,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from atoll.controller.jobs.offline import FINGERPRINT
 from atoll.errors import BadInput
 from atoll.v1 import agents_pb2, common_pb2
 
@@ -119,6 +120,8 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
         if worker.HasField("resumed") and (worker.resumed.tier not in TIERS or worker.resumed.step > MAX_COUNT):
             shown = f"{worker.resumed.tier[:80]!r}, step {worker.resumed.step}"
             raise BadInput(f"telemetry.workers.resumed = {shown} must be one of {', '.join(TIERS)} and a step")
+        if (known := worker.prepared.fingerprint) and not FINGERPRINT.fullmatch(known):
+            raise BadInput("telemetry.workers.prepared.fingerprint must be 64 hexadecimal digits, or empty")
         for sample in worker.steps:
             _check_step(sample)
         for link in worker.links:

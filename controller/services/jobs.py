@@ -102,9 +102,9 @@ class JobServicer(JobServiceServicer):
     async def Plans(self, request: pb.PlansRequest, context: Context) -> pb.PlansReply:
         term = self._office.leading()
         job = term.ledger.find(request.job).job
-        return plans_to_wire(
-            term, job.id, await term.ledger.plans(job.id, request.run or job.run), request.run or job.run
-        )
+        run = request.run or job.run
+        plans, admissions = await term.ledger.plans(job.id, run), await term.ledger.admissions(job.id, run)
+        return plans_to_wire(term.progress.of(job.id, run), plans, admissions)
 
     async def Events(self, request: pb.EventsRequest, context: Context) -> None:  # type: ignore[override]
         term = self._office.leading()

@@ -9,10 +9,11 @@ from typing import Final
 from atoll.controller.jobs import wire
 from atoll.controller.jobs.ledger import JobState
 from atoll.controller.jobs.policy import pins_of
+from atoll.controller.jobs.progress import RunProgress
 from atoll.controller.jobs.seen import SeenNode, WorkerKey
 from atoll.controller.jobs.spec import spec_to_wire
 from atoll.controller.jobs.term import Term
-from atoll.controller.state.records import Phase, PlanRecord
+from atoll.controller.state.records import AdmissionRecord, Phase, PlanRecord
 from atoll.v1 import common_pb2, jobs_pb2
 
 MAX_PLANS_BYTES: Final = 3 * 1024 * 1024
@@ -46,9 +47,10 @@ def job_to_wire(term: Term, state: JobState) -> jobs_pb2.Job:
     )
 
 
-def plans_to_wire(term: Term, job: str, plans: Sequence[PlanRecord], run: int) -> jobs_pb2.PlansReply:
-    """The newest plans of a run, as many as a message holds."""
-    progress = term.progress.of(job, run)
+def plans_to_wire(
+    progress: RunProgress | None, plans: Sequence[PlanRecord], admissions: Sequence[AdmissionRecord]
+) -> jobs_pb2.PlansReply:
+    """The newest plans of a run, as many as a message holds, and of its admissions those that still fit in."""
     reply, bytes_left = jobs_pb2.PlansReply(), MAX_PLANS_BYTES
     for plan in reversed(plans):
         decided = jobs_pb2.DecidedPlan(
@@ -61,6 +63,14 @@ def plans_to_wire(term: Term, job: str, plans: Sequence[PlanRecord], run: int) -
         if bytes_left < 0:
             break
         reply.plans.insert(0, decided)
+    for record in reversed(admissions):
+        admission = jobs_pb2.DecidedAdmission(
+            id=record.id, unix_s=record.unix_s, reason=record.reason, input=record.input, output=record.output
+        )
+        bytes_left -= admission.ByteSize()
+        if bytes_left < 0:
+            break
+        reply.admissions.insert(0, admission)
     return reply
 
 

@@ -16,14 +16,14 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar
 
-from atoll.controller.state.records import EventRecord, JobRecord, NodeRecord, PlanRecord, RunRecord
+from atoll.controller.state.records import AdmissionRecord, EventRecord, JobRecord, NodeRecord, PlanRecord, RunRecord
 from atoll.controller.state.recovery import Commit
 from atoll.errors import BadInput
 
-Record = TypeVar("Record", JobRecord, RunRecord, PlanRecord, NodeRecord, EventRecord, Commit)
+Record = TypeVar("Record", JobRecord, RunRecord, PlanRecord, AdmissionRecord, NodeRecord, EventRecord, Commit)
 
 
-def encode(record: JobRecord | RunRecord | PlanRecord | NodeRecord | EventRecord | Commit) -> bytes:
+def encode(record: JobRecord | RunRecord | PlanRecord | AdmissionRecord | NodeRecord | EventRecord | Commit) -> bytes:
     """JSON with sorted keys: equal records are equal bytes."""
     return json.dumps(_plain(record), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 

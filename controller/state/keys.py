@@ -60,6 +60,14 @@ def commit(job_id: str) -> str:
     return f"/atoll/commits/{_segment('job id', job_id)}"
 
 
+def admission(job_id: str, number: int) -> str:
+    return f"{admissions_prefix(job_id)}{_number('admission', number, 6)}"
+
+
+def admissions_prefix(job_id: str) -> str:
+    return f"/atoll/admissions/{_segment('job id', job_id)}/"
+
+
 def node(name: str) -> str:
     return f"/atoll/nodes/{_segment('node name', name)}"
 

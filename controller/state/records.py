@@ -195,7 +195,8 @@ class JobRecord:
     """`rate`, `pinned_batch`, `pinned_shares`: what a user pinned, for this run and later ones (None, 0 and empty: not
     pinned; shares are of the ranks of run `pinned_run`). `initial_batch`: the script's own total batch, 0 before it is
     known. `adapted`: what the controller decided last, for the first plan of the next run. By "node/device": `speeds`,
-    seconds per sample; `learned_at`, what those devices measured as work_per_s then; `standby`."""
+    seconds per sample; `learned_at`, what those devices measured as work_per_s then; `standby`. `trains`: fingerprint
+    of what its script prepared, empty before. `admissions`: how many were decided."""
 
     id: str
     spec: Spec
@@ -225,6 +226,8 @@ class JobRecord:
     standby: Mapping[str, Standby] = field(default_factory=dict, metadata=_LATER)
     growth: Growth | None = field(default=None, metadata=_LATER)
     memory_step: int = field(default=0, metadata=_LATER)
+    trains: str = field(default="", metadata=_LATER)
+    admissions: int = field(default=0, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +296,19 @@ class PlanRecord:
     total_batch: int = field(default=0, metadata=_LATER)
     learning_rate_factor: float = field(default=0.0, metadata=_LATER)
     predicted_s: float = field(default=0.0, metadata=_LATER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionRecord:
+    """What planner `admission` said of devices that offered themselves to a run, or of its slowest worker, where that
+    changed something: `atoll plan admission < input` gives `output`."""
+
+    id: int
+    run: int
+    unix_s: float
+    reason: str
+    input: str
+    output: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,9 +194,9 @@ def test_steps_that_make_no_sense_are_dropped_and_counted() -> None:
         StepSample(global_grad_sqnorm=float("inf")),
         StepSample(fresh_share=1.5),
     ]
-    collector.add(KEY, WorkerTelemetry(steps=[good, *nonsense], prepared=Prepared(entries=77)))
+    collector.add(KEY, WorkerTelemetry(steps=[good, *nonsense], prepared=Prepared(entries=77, fingerprint="?")))
     ((mine,),) = [message.workers for message in collector.take()]
-    assert (list(mine.steps), mine.dropped_steps, mine.prepared.entries) == ([good], len(nonsense), 77)
+    assert (list(mine.steps), mine.dropped_steps, mine.prepared) == ([good], len(nonsense), Prepared(entries=77))
 
 
 def test_steps_that_could_not_be_sent_are_told_as_dropped_with_the_next_message() -> None:

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 from measured_runs import EVEN, given, measured, ranks
 
+from atoll.controller.deciding.batch import SETTLED_STEPS
 from atoll.controller.deciding.given import Pins, Policy
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.estimators.profile import NoiseEstimate, OverlapEstimate
+from atoll.controller.estimators.rank import WHOLE_STEPS
 from atoll.controller.planners.registry import PLANNERS
 
 ADAPTIVE = Policy(min_batch=64, max_batch=4096, initial_batch=256)
@@ -103,3 +105,8 @@ def test_a_pinned_batch_is_left_alone_and_its_split_is_not() -> None:
     plan = next_plan(given(uneven, current=SECOND, policy=policy, noise=noise(4000)))
     assert plan is not None
     assert (plan.planner, plan.total_batch) == ("optperf", 256)
+
+
+def test_as_many_steps_as_a_small_step_waits_for_are_remembered() -> None:
+    """20 were waited for and 16 remembered: after its first small step a batch was not moved towards the best again."""
+    assert SETTLED_STEPS <= WHOLE_STEPS

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from measured_runs import EVEN, given, measured, ranks
 
 from atoll.controller.deciding.given import Given, Pins, Policy
 from atoll.controller.deciding.next import next_plan
+from atoll.controller.estimators.profile import BatchPoint
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.planners.surrogate import Surrogate
 
@@ -104,3 +106,16 @@ def test_one_island_has_no_thin_link() -> None:
     plan = next_plan(given(ranks(*LIKE), current=replace(CURRENT, rate=0.99), policy=FOLLOWING))
     assert plan is not None
     assert plan.rate == pytest.approx(0.97)
+
+
+def test_a_device_with_a_knee_is_planned_with_its_knee() -> None:
+    """1. Three batches of the last rank follow a knee at 120 samples and no line. 2. The planner is given that."""
+    known = measured((0.002, 0.01), (0.002, 0.01), (0.0006, 0.06), plan=1)
+    knee = tuple(BatchPoint(b, max(b, 120) / 1200, 0.01) for b in (40, 85, 240))
+    known[2] = replace(known[2], points=knee, compute_s=0.1)
+    plan = next_plan(run(480, current=replace(CURRENT, rate=0.999), ranks=known))
+    assert plan is not None
+    device = json.loads(plan.input)["devices"][2]
+    assert (device["alpha"], device["beta"]) == pytest.approx((120, 1200))
+    assert PLANNERS["tta"].run_json(plan.input) == plan.output
+    assert json.loads(plan.output)["batches"][2] > 120  # all that costs nothing, and more

@@ -14,6 +14,7 @@ from atoll.controller.jobs.growing import KEPT_STANDBYS, RESTART_S, learned, res
 from atoll.controller.jobs.reconcile import next_step
 from atoll.controller.jobs.seen import Seen, Step
 from atoll.controller.jobs.start import FreeDevice
+from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import Cause, Change, Growth, JobRecord, Phase, Standby
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -62,6 +63,22 @@ def test_a_slow_device_waits_and_is_told_once() -> None:
     again = look(running(profile(1, 1, 0.9), offer, of=step.job))
     assert again.judged
     assert (again.job, again.events) == (step.job, ())
+
+
+def test_what_was_decided_about_devices_is_recorded_with_its_input_where_it_is_news() -> None:
+    """1. A slow device is left waiting, a fast one taken in: one record of both. 2. The planner says the same of its
+    input, byte for byte. 3. The same verdict again is no news."""
+    slow, fast = free("x", work_per_s=0.04), free("y", work_per_s=0.5)
+    step = look(running(profile(1, 1, 1), slow, fast))
+    assert step.admission is not None
+    assert (step.admission.id, step.admission.run, step.job.admissions) == (1, 1, 1)
+    assert step.admission.reason == "y/0 is admitted; x/0 waits"
+    assert PLANNERS["admission"].run_json(step.admission.input) == step.admission.output
+    waits = look(running(profile(1, 1, 1), slow))
+    assert waits.admission is not None
+    assert waits.admission.reason == "x/0 waits"
+    again = look(running(profile(1, 1, 1), slow, of=waits.job))
+    assert (again.judged, again.admission, again.job.admissions) == (True, None, 1)
 
 
 def test_a_standby_is_looked_at_again_after_ten_seconds_and_a_new_device_at_once() -> None:
@@ -227,6 +244,9 @@ def test_a_worker_that_holds_every_step_up_is_sent_away_though_it_was_there_from
     assert step.job.phase is Phase.STOPPING
     assert step.job.reason == "shrinking from 4 to 3 workers: faster without d/0"
     assert step.job.standby["d/0"].slowed == 3
+    assert step.admission is not None
+    assert step.admission.reason == "faster without d/0"
+    assert PLANNERS["admission"].run_json(step.admission.input) == step.admission.output
     needed = replace(view, job=replace(view.job, spec=spec(min_workers=4, max_workers=8)))
     assert look(needed).job.phase is Phase.RUNNING
 

@@ -147,6 +147,8 @@ def test_devices_that_the_surrogate_does_not_cover_are_infeasible() -> None:
         ),
         ({"surrogate": {"rates": [0.9], "batches": [1], "extra": [[-1]]}}, r"surrogate.extra\[0\]\[0\] = -1"),
         ({"balance": -1}, "balance = -1"),
+        ({"rate_cost": {"seconds": -1, "rate": 0.9}}, "rate_cost.seconds = -1"),
+        ({"rate_cost": {"seconds": 1}}, "field rate_cost.rate is missing"),
     ],
 )
 def test_bad_input_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
@@ -203,3 +205,24 @@ def test_the_surrogate_is_exact_at_its_points_and_flat_beyond_them(rate: float, 
     assert known.at(0.0, 1) == known.at(0.9, 32)
     between = math.sqrt(64 * 128)
     assert known.at(0.99, between) == pytest.approx((extra(0.99, 64) + extra(0.99, 128)) / 2, rel=1e-9)
+
+
+def test_what_keeping_more_costs_the_devices_is_weighed_against_what_it_brings() -> None:
+    """1. The links carry any rate, and the lowest converges best. 2. Where entries take a second of a step to select
+    and apply, a higher rate is faster. 3. Costs or not, no plan asks more of thin links than they carry."""
+    free = run(case(1e12))
+    costly = run(case(1e12, rate_cost={"seconds": 1.0, "rate": 0.99}))
+    assert free["rate"] == pytest.approx(0.9, abs=1e-3)
+    assert costly["rate"] > 0.95
+    thin = run(case(2e6, rate_cost={"seconds": 1.0, "rate": 0.99}))
+    assert thin["communication_time"] <= thin["step_time"]
+    assert thin["rate"] > costly["rate"]
+
+
+def test_a_steps_time_counts_what_its_rate_keeps_beyond_the_one_that_was_measured() -> None:
+    one = {"surrogate": {"rates": [0.9], "batches": BATCHES, "extra": [[extra(0.9, b) for b in BATCHES]]}}
+    batches = {"totals": [256, 256]}
+    as_measured = run(case(1e12, **one, **batches, rate_cost={"seconds": 2.0, "rate": 0.9}))
+    from_above = run(case(1e12, **one, **batches, rate_cost={"seconds": 2.0, "rate": 0.99}))
+    assert as_measured["step_time"] == pytest.approx(run(case(1e12, **one, **batches))["step_time"])
+    assert from_above["step_time"] == pytest.approx(as_measured["step_time"] + 2.0 * 0.09)

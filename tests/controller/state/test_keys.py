@@ -17,6 +17,7 @@ def test_keys_are_those_that_the_architecture_names() -> None:
     assert keys.job("j1") == "/atoll/jobs/j1"
     assert keys.run("j1", 7) == "/atoll/runs/j1/000007"
     assert keys.plan("j1", 7, 12) == "/atoll/plans/j1/000007/000012"
+    assert keys.admission("j1", 3) == "/atoll/admissions/j1/000003"
     assert keys.node("gpu-1.lab") == "/atoll/nodes/gpu-1.lab"
     assert keys.event(keys.CLUSTER, 1234) == "/atoll/events/_cluster/00001234"
     assert keys.code(SHA, 3) == f"/atoll/code/{SHA}/0003"
@@ -30,6 +31,7 @@ def test_every_key_lies_under_its_prefix_and_under_no_other_jobs() -> None:
         (keys.runs_prefix("j1"), keys.runs_prefix()),
         (keys.plan("j1", 1, 1), keys.plans_prefix("j1", 1)),
         (keys.plans_prefix("j1", 1), keys.plans_prefix("j1")),
+        (keys.admission("j1", 1), keys.admissions_prefix("j1")),
         (keys.node("n"), keys.nodes_prefix()),
         (keys.event("j1", 1), keys.events_prefix("j1")),
         (keys.events_prefix("j1"), keys.events_prefix()),

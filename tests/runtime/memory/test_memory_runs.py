@@ -115,9 +115,9 @@ def resumed_at(printed: str) -> int:
 
 
 def test_a_killed_worker_goes_on_at_its_very_step_and_no_disk_is_touched(tmp_path: Path, start: Start) -> None:
-    """1. One worker, no checkpoints on disk. 2. SIGKILL. 3. The next run begins at the step that was under way, or at the
-    newest that was kept where a slow machine keeps fewer. 4. All losses, random numbers and counters are those of a run
-    that nobody disturbed."""
+    """1. One worker, no checkpoints on disk. 2. SIGKILL. 3. The next run begins at the step that was under way, or at
+    the newest that was kept where a slow machine keeps fewer. 4. All losses, random numbers and counters are those of
+    a run that nobody disturbed."""
     expected = undisturbed(tmp_path, start, 1)
     job = Job(tmp_path, start)
     job.killed(1, at_step=6)

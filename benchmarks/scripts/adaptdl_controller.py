@@ -1,0 +1,74 @@
+"""Atoll's controller with AdaptDL's rule in place of Atoll's: python adaptdl_controller.py controller --listen ...
+
+Source: Pollux / AdaptDL (Qiao et al., 2021): the total batch with the highest goodput, where all nodes are taken to be
+like the slowest, which sets every step, and share the batch evenly. Telemetry, estimators and all else are the same; of
+even batches the pooled noise scale is the plain mean that AdaptDL takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from atoll.cli.main import main
+from atoll.controller.deciding.batch import CANDIDATES, SETTLED_STEPS, explore_batch
+from atoll.controller.deciding.given import GAIN, MIN_INTERVAL_S, REACH, Given
+from atoll.controller.deciding.split import following, node_form, overlap_form
+from atoll.controller.estimators.profile import NodeEstimate
+from atoll.controller.jobs import reconcile
+from atoll.controller.planners.bounds import Bounds
+from atoll.controller.planners.even import EvenInput, split_evenly
+from atoll.controller.planners.goodput import candidates_between
+from atoll.controller.planners.registry import PLANNERS, canonical
+from atoll.controller.state.records import PlanRecord
+
+
+def next_plan(given: Given) -> PlanRecord | None:
+    ranks = given.ranks()
+    if given.now_s < given.planned_s + MIN_INTERVAL_S or ranks is None or not given.policy.initial_batch:
+        return None
+    before = [rank.local_batch for rank in ranks]
+    if max(before) - min(before) > 1:
+        return _planned(given, sum(before), given.current.learning_rate_factor or 1.0, "even batches")
+    estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
+    if len(estimates) < len(ranks):
+        other = explore_batch(given, ranks)
+        return other and _planned(given, other.total_batch, other.learning_rate_factor, other.reason)
+    noise = given.profile.noise
+    if noise is None or given.profile.steps < SETTLED_STEPS:
+        return None
+    text = _input(given, estimates, sum(before), noise.noise_scale)
+    planned = json.loads(PLANNERS["goodput"].run_json(text))
+    now = next(c for c in planned["candidates"] if c["total_batch"] == sum(before))
+    if planned["goodput"] < (1 + GAIN) * now["goodput"]:
+        return None
+    reason = f"noise scale {noise.noise_scale:.0f}: batch {sum(before)} → {planned['total_batch']}"
+    return _planned(given, planned["total_batch"], planned["learning_rate_factor"], reason)
+
+
+def _input(given: Given, estimates: Sequence[NodeEstimate], total: int, noise_scale: float) -> str:
+    low, high = max(given.policy.min_batch, round(total / REACH)), min(given.policy.max_batch, round(total * REACH))
+    slowest = max(estimates, key=lambda e: e.compute_s(total / len(estimates)))
+    return canonical(
+        {
+            "candidates": sorted({*candidates_between(low, high, CANDIDATES), total}),
+            "initial_batch": given.policy.initial_batch,
+            "noise_scale": noise_scale,
+            "nodes": [node_form(slowest, 1)] * len(estimates),
+            "rule": "adascale",
+            **overlap_form(given.profile.overlap),
+        }
+    )
+
+
+def _planned(given: Given, total: int, factor: float, reason: str) -> PlanRecord:
+    batches = split_evenly(EvenInput(total, (Bounds(),) * given.world_size)).batches
+    shares = tuple(float(batch) for batch in batches)
+    return following(
+        given, "adaptdl", "{}", "{}", shares=shares, total_batch=total, learning_rate_factor=factor, reason=reason
+    )
+
+
+if __name__ == "__main__":
+    vars(reconcile)["next_plan"] = next_plan
+    main()

@@ -1,0 +1,86 @@
+"""A profile that was made of another model is not used, and the job says so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from made import clock, job, node, profile, run, seen, spec, worker
+
+from atoll.controller.jobs.offline import offline_profile
+from atoll.controller.jobs.policy import policy_of
+from atoll.controller.jobs.progress import ProgressBoard
+from atoll.controller.jobs.reconcile import next_step
+from atoll.controller.jobs.seen import Seen
+from atoll.controller.state.records import Adapt, JobRecord, Level, StaleSparse
+from atoll.errors import BadInput
+from atoll.v1.agents_pb2 import Prepared, WorkerTelemetry
+from atoll.v1.common_pb2 import WorkerId
+
+ONE, OTHER = "a" * 64, "b" * 64
+SURROGATE = {"rates": [0.9, 0.99], "batches": [64, 256], "extra": [[0.0, 0.1], [0.2, 0.3]]}
+OF_ONE = json.dumps(SURROGATE | {"model": {"fingerprint": ONE, "words": "1,000 entries in 4 tensors, SGD"}})
+
+
+def profiled(text: str = OF_ONE) -> JobRecord:
+    return job(spec=spec(stale_sparse=StaleSparse(), adapt=Adapt(rate=True, profile=text)))
+
+
+def view(record: JobRecord, trains: str) -> Seen:
+    nodes = node("a", {0: worker()}), node("b", {1: worker()})
+    return seen(record, run("a", "b"), *nodes, profile=profile(1, 1), trains=trains, samples=60_000)
+
+
+def test_a_profile_of_the_model_that_trains_is_used() -> None:
+    step = next_step(view(profiled(), ONE), clock())
+    assert (step.job.trains, step.events) == (ONE, ())
+    surrogate = policy_of(step.job).surrogate
+    assert surrogate is not None
+    assert surrogate.rates == (0.9, 0.99)
+
+
+def test_a_profile_of_another_model_is_not_used_and_that_is_told_once() -> None:
+    """1. The first report of what trains is another fingerprint. 2. A warning says both. 3. The next look says no more,
+    and no later run of the job uses the profile either."""
+    step = next_step(view(profiled(), OTHER), clock())
+    [event] = step.events
+    assert (event.level, event.kind) == (Level.WARNING, "plan")
+    assert event.text.startswith(
+        "the offline profile is not used: it is of another model (1,000 entries in 4 tensors, SGD); this job trains "
+        "1,000 entries on 60,000 samples. Names, shapes and the optimizer's settings count too."
+    )
+    assert "atoll profile train.py" in event.text
+    assert policy_of(step.job).surrogate is None
+    assert next_step(view(step.job, OTHER), clock()).events == ()
+    assert policy_of(replace(step.job, run=2)).surrogate is None
+
+
+def test_where_one_of_both_is_not_known_nothing_speaks_against_the_profile() -> None:
+    assert policy_of(profiled()).surrogate is not None
+    unnamed = profiled(json.dumps(SURROGATE))
+    step = next_step(view(unnamed, OTHER), clock())
+    assert step.events == ()
+    assert policy_of(step.job).surrogate is not None
+
+
+def test_rank_0_says_what_trains() -> None:
+    board = ProgressBoard()
+    progress = board.begin("vit-1", 1, {0: "here", 1: "here"})
+    for rank, fingerprint in ((0, ONE), (1, OTHER)):
+        told = WorkerTelemetry(id=WorkerId(job="vit-1", run=1, rank=rank), prepared=Prepared(fingerprint=fingerprint))
+        board.observe(told)
+    assert progress.trains == ONE
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"fingerprint": "x", "words": ""}, "model.fingerprint must be 64 hexadecimal digits"),
+        ({"fingerprint": ONE, "words": "w" * 501}, "model.words must be a text of at most 500"),
+        ({"fingerprint": ONE}, "field model.words is missing"),
+    ],
+)
+def test_what_a_profile_says_of_its_model_is_checked(model: dict[str, str], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        offline_profile(json.dumps(SURROGATE | {"model": model}))
