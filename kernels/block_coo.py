@@ -11,12 +11,11 @@ fit raises `BadInput`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from atoll.errors import BadInput
 from atoll.kernels import _native
+from atoll.kernels.refusals import refusals
 
 __all__ = ["Indices", "Values", "decode", "encode", "payload_bound", "sum_units"]
 
@@ -26,7 +25,7 @@ Values = Literal["float32", "float16", "bfloat16"]
 
 def payload_bound(count: int, *, width: int = 16, indices: Indices = "delta", value_format: Values = "float32") -> int:
     """The most bytes a payload of so many units can have."""
-    with _refusals("payload_bound"):
+    with refusals("payload_bound"):
         return _native.payload_bound(count, width, indices, value_format)
 
 
@@ -47,7 +46,7 @@ def encode(
     largest number); what that takes away is added to the residual, so that what is sent plus what is owed stays what
     it was. The sender must apply what it sent: decode its own payload, or ranks will differ.
     """
-    with _refusals("encode"):
+    with refusals("encode"):
         return _native.encode(index, values, entries, out, residual, width, indices, value_format)
 
 
@@ -68,7 +67,7 @@ def decode(
     the tensor's end (of a shorter last block) come out as 0.
     With indices="none", index is read: the blocks that both ends know.
     """
-    with _refusals("decode"):
+    with refusals("decode"):
         _native.decode(payload, entries, index, values, width, indices, value_format)
 
 
@@ -87,13 +86,5 @@ def sum_units(
     float32: ranks that pass the same updates in the same order get the same bits, for every number of threads.
     out_index: [C], out_values: [C, width]; more units than C raise `BadInput`, and nothing is written.
     """
-    with _refusals("sum_units"):
+    with refusals("sum_units"):
         return _native.sum_units(indices, values, out_index, out_values, width, threads)
-
-
-@contextmanager
-def _refusals(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{name}: {error}") from error

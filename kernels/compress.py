@@ -21,13 +21,11 @@ are the CPU's. Selections wait for their result; `random_blocks` and `sample_sco
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from atoll.errors import BadInput
 from atoll.kernels import _native
 from atoll.kernels.cuda_device import cuda_queue
+from atoll.kernels.refusals import refusals
 
 __all__ = [
     "BLOCK_ENTRIES",
@@ -66,7 +64,7 @@ def threshold_block(
     gradient: Any, residual: Any, threshold: float, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
     """The blocks whose score exceeds threshold (finite, >= 0; rounded to float32): cache-aware threshold-v."""
-    with _refusals("threshold_block"):
+    with refusals("threshold_block"):
         if (queue := cuda_queue(gradient)) is not None:
             return Selection(
                 *queue.kernels.threshold_block(gradient, residual, weight, threshold, index, values, queue.stream)
@@ -78,7 +76,7 @@ def threshold_element(
     gradient: Any, residual: Any, threshold: float, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
     """The entries whose magnitude exceeds threshold: vanilla threshold-v."""
-    with _refusals("threshold_element"):
+    with refusals("threshold_element"):
         if (queue := cuda_queue(gradient)) is not None:
             return Selection(
                 *queue.kernels.threshold_element(gradient, residual, weight, threshold, index, values, queue.stream)
@@ -91,7 +89,7 @@ def topk_block(
 ) -> Selection:
     """The K blocks of the highest score; of equals the first. Blocks of zeros are never chosen, even if fewer than K
     are left, and do not count as found."""
-    with _refusals("topk_block"):
+    with refusals("topk_block"):
         call = gradient, residual, weight, index, values
         if (queue := cuda_queue(gradient)) is not None:
             return Selection(*queue.kernels.topk_block(*call, queue.stream))
@@ -102,7 +100,7 @@ def topk_element(
     gradient: Any, residual: Any, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
     """The K entries of the largest magnitude; of equals the first, and never a zero."""
-    with _refusals("topk_element"):
+    with refusals("topk_element"):
         call = gradient, residual, weight, index, values
         if (queue := cuda_queue(gradient)) is not None:
             return Selection(*queue.kernels.topk_element(*call, queue.stream))
@@ -117,7 +115,7 @@ def random_block(
     The receiver knows their indices from the seed and expects all of them, so a block that is not finite is emitted as
     zeros; its old residual stays.
     """
-    with _refusals("random_block"):
+    with refusals("random_block"):
         call = gradient, residual, weight, seed, index, values
         if (queue := cuda_queue(gradient)) is not None:
             return Selection(*queue.kernels.random_block(*call, queue.stream))
@@ -130,7 +128,7 @@ def random_blocks(seed: int, blocks: int, index: Any) -> None:
     seed: 0..2^64-1. The same seed gives the same blocks everywhere; every block is as likely as any other (to one part
     in blocks / K, the length of a stratum).
     """
-    with _refusals("random_blocks"):
+    with refusals("random_blocks"):
         if (queue := cuda_queue(index)) is not None:
             queue.kernels.random_blocks(seed, blocks, index, queue.stream)
         else:
@@ -142,16 +140,8 @@ def sample_scores(gradient: Any, residual: Any, seed: int, scores: Any, *, weigh
 
     Changes nothing else. For `atoll.kernels.aimd.ThresholdController.start`.
     """
-    with _refusals("sample_scores"):
+    with refusals("sample_scores"):
         if (queue := cuda_queue(gradient)) is not None:
             queue.kernels.sample_scores(gradient, residual, weight, seed, scores, queue.stream)
         else:
             _native.sample_scores(gradient, residual, weight, seed, scores)
-
-
-@contextmanager
-def _refusals(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{name}: {error}") from error

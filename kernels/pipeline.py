@@ -27,9 +27,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
+from atoll.errors import AtollError, DeadlineExceeded, PeerLost
 from atoll.kernels import _native
 from atoll.kernels.block_coo import Values
+from atoll.kernels.refusals import refusals
 
 __all__ = ["Exchange", "Outgoing", "Pipeline", "PipelineStats", "Policy", "RecentPart", "Rule", "Selection"]
 
@@ -333,9 +334,8 @@ class Pipeline:
 @contextmanager
 def _refusals(name: str) -> Iterator[None]:
     try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{name}: {error}") from error
+        with refusals(name):
+            yield
     except TimeoutError as error:
         raise DeadlineExceeded(f"{name}: {error}") from error
     except ConnectionError as error:

@@ -40,7 +40,7 @@ class EmbeddedEtcd:
     def __init__(self, data_dir: Path, log: Path) -> None:
         self._data_dir = data_dir
         self._log = log
-        self._client_port, self._peer_port = _free_ports(2)
+        self._client_port, self._peer_port = free_ports(2)
         self._log_begins = 0  # where in the log the present child's words begin
         self._argv: Sequence[str] = ()
         self._child: asyncio.subprocess.Process | None = None
@@ -255,7 +255,7 @@ def _locked(data_dir: Path) -> bool:
     return False
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports of 127.0.0.1 that are free now. All are held until the last is chosen, so that they differ."""
     sockets = [socket.socket() for _ in range(count)]
     try:

@@ -11,18 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.controller.state.embedded import environment, find_etcd
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        return [free.getsockname()[1] for free in sockets]
-    finally:
-        for free in sockets:
-            free.close()
+from atoll.controller.state.embedded import environment, find_etcd, free_ports
 
 
 class EtcdServer:

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-import multiprocessing
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
-from multiprocessing import forkserver, resource_tracker
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from loader_rig import AheadOfTime, Members, Numbers, epoch_of, flat, make
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from atoll.agent.runtime import loader as loader_module
 from atoll.agent.runtime.loader import Cut, Loader, Position
@@ -20,82 +17,6 @@ from atoll.agent.runtime.schedule import PlanSchedule
 from atoll.agent.runtime.split import split_batch
 from atoll.agent.runtime.terms import Terms
 from atoll.errors import AtollError, BadInput
-
-
-class Numbers(Dataset[int]):
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class AheadOfTime(DataLoader[Any]):
-    """Draws from the batch sampler as far ahead as worker processes would, without any."""
-
-    def __init__(self, dataset: Dataset[Any], **options: Any) -> None:
-        self.lead = options.pop("num_workers") * (options.pop("prefetch_factor") or 0)
-        options.pop("multiprocessing_context")
-        super().__init__(dataset, **options)
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        indices = iter(self.batch_sampler)  # type: ignore[arg-type]
-        waiting: deque[list[int]] = deque()
-        for _ in range(self.lead):
-            waiting.extend([batch] if (batch := next(indices, None)) is not None else [])
-        while True:
-            waiting.extend([batch] if (batch := next(indices, None)) is not None else [])
-            if not waiting:
-                return
-            yield self.collate_fn([self.dataset[index] for index in waiting.popleft()])
-
-
-def make(samples: int = 20, *, rank: int = 0, world_size: int = 1, **options: Any) -> Loader[Any]:
-    options.setdefault("schedule", PlanSchedule(world_size))
-    options.setdefault("boundary", lambda: None)
-    options.setdefault("global_batch", 6)
-    return Loader(Numbers(samples), rank=rank, world_size=world_size, **{"seed": 3, **options})
-
-
-def epoch_of(loader: Loader[Any], epoch: int) -> list[list[int]]:
-    loader.begin_epoch(epoch)
-    return [batch.tolist() for batch in loader]
-
-
-def flat(parts: Iterable[list[int]]) -> list[int]:
-    return list(chain.from_iterable(parts))
-
-
-class Members:
-    """All ranks of one run in lockstep: the control collective is a function call."""
-
-    def __init__(self, world_size: int, position: Position, lead: int, **options: Any) -> None:
-        samples = options.get("samples")
-        self.schedules = [PlanSchedule(world_size, samples=samples) for _ in range(world_size)]
-        self.loaders = [
-            make(
-                rank=rank,
-                world_size=world_size,
-                schedule=self.schedules[rank],
-                num_workers=lead,
-                prefetch_factor=1 if lead else None,
-                **options,
-            )
-            for rank in range(world_size)
-        ]
-        for loader in self.loaders:
-            loader.seek(position)
-
-    def tell(self, rank: int, plan_id: int, from_step: int, terms: Terms) -> None:
-        self.schedules[rank].add(plan_id, from_step, terms)
-
-    def agree(self, step: int) -> None:
-        common = min(schedule.newest_contiguous() for schedule in self.schedules)
-        for schedule, loader in zip(self.schedules, self.loaders, strict=True):
-            schedule.agree(step, common, loader.lead)
 
 
 @settings(max_examples=150, deadline=None)
@@ -417,72 +338,3 @@ def test_a_data_loader_that_asks_too_far_ahead_is_noticed(monkeypatch: pytest.Mo
     loader.lead = 1
     with pytest.raises(AtollError, match="more than 1 steps ahead"):
         list(loader)
-
-
-@pytest.fixture(scope="module")
-def worker_server() -> Iterator[None]:
-    """The server that worker processes are forked from lives as long as its parent; here while these tests run."""
-    multiprocessing.set_forkserver_preload(["torch.utils.data"])
-    forkserver.ensure_running()
-    yield
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
-
-
-@pytest.mark.usefixtures("worker_server")
-@pytest.mark.parametrize("persistent", [False, True])
-def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persistent: bool) -> None:
-    """1. Two workers cut 4 steps ahead. 2. A plan agreed in step 1, with another total batch, holds from step 6 on: 1 +
-    1 + 4. 3. A break ends both."""
-
-    def loader(num_workers: int) -> tuple[Loader[Any], PlanSchedule]:
-        schedule = PlanSchedule(2, Terms((1, 1)))
-        data = TensorDataset(torch.arange(64))
-        made = Loader[Any](
-            data,
-            global_batch=4,
-            rank=0,
-            world_size=2,
-            seed=5,
-            schedule=schedule,
-            boundary=lambda: None,
-            num_workers=num_workers,
-            persistent_workers=persistent and num_workers > 0,
-        )
-        schedule.add(2, 0, Terms((3, 1), total_batch=8))
-        return made, schedule
-
-    ahead, schedule = loader(2)
-    sizes, rows = [], []
-    ahead.begin_epoch(0)
-    for (batch,) in ahead:
-        sizes.append(len(batch))
-        rows.append(batch.tolist())
-        if ahead.position.step == 1:
-            schedule.agree(1, 2, ahead.lead)
-        if ahead.position.step == 9:
-            break
-    assert (ahead.lead, sizes) == (4, [2] * 6 + [6] * 4)
-    assert bool(_children_of_the_server()) == persistent
-    ahead.begin_epoch(1)
-    rows += [batch.tolist() for (batch,) in ahead]
-    ahead.close()
-    assert _children_of_the_server() == []
-
-    plain, schedule = loader(0)
-    expected = []
-    for epoch in (0, 1):
-        plain.begin_epoch(epoch)
-        for (batch,) in plain:
-            expected.append(batch.tolist())
-            if plain.position.step == 5:
-                schedule.agree(5, 2, plain.lead)
-            if plain.position.step == 9:
-                break
-    assert rows == expected
-
-
-def _children_of_the_server() -> list[psutil.Process]:
-    server = psutil.Process(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
-    _, alive = psutil.wait_procs(server.children(), timeout=0.5)
-    return alive

@@ -18,7 +18,7 @@ from atoll.profiling.document import load_profile, read
 
 ATOLL = (sys.executable, "-m", "atoll.cli.main")
 SCRIPT = Path(__file__).parent / "scripts/profiled.py"
-QUICK = ("--probes", "3", "--samples", "120", "--batch", "12:12")
+QUICK = ("--probes", "2", "--samples", "120", "--batch", "12:12")
 
 
 def command(folder: Path, *args: str, env: Mapping[str, str] = os.environ) -> subprocess.Popen[str]:
@@ -36,15 +36,15 @@ def run(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
 
 @pytest.mark.timeout(150)
 def test_interrupted_at_the_second_probe_the_same_command_goes_on(tmp_path: Path) -> None:
-    """1. Ctrl-C while probe 2 runs: exit code 130, probe 1 is on disk. 2. The same command makes the other two and a
-    plot. 3. With another learning rate it is another model, and refused. 4. No checkpoint was made: the script asks for
-    one at every step, but a trial leaves nothing but the profile and its logs."""
+    """1. Ctrl-C while probe 2 runs: exit code 130, probe 1 is on disk. 2. The same command makes the other one and a
+    plot. 3. No checkpoint was made: the script asks for one at every step, but a trial leaves nothing but the profile
+    and its logs. (Each trial imports torch twice, which is what this test's time goes to.)"""
     path = tmp_path / "p.json"
     first = command(tmp_path, str(SCRIPT), *QUICK, "--out", "p.json")
     assert first.stderr is not None
     try:
         said = iter(first.stderr.readline, "")
-        assert any(line.startswith("probe    1/3") for line in said)
+        assert any(line.startswith("probe    1/2") for line in said)
         first.send_signal(signal.SIGINT)
         rest = "".join(said)
         assert first.wait(timeout=30) == 130
@@ -57,17 +57,13 @@ def test_interrupted_at_the_second_probe_the_same_command_goes_on(tmp_path: Path
 
     code, out, err = run(tmp_path, str(SCRIPT), *QUICK, "--out", "p.json", "--plot", "p.png")
     assert code == 0, err
-    assert "p.json has 1 of 3 probes; going on" in err
+    assert "p.json has 1 of 2 probes; going on" in err
     assert out.splitlines()[1].split() == ["RATE", "12"]
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     done = read(path)
     assert done.probes[0] == begun.probes[0]
-    assert len(done.probes) == 3
+    assert len(done.probes) == 2
     assert load_profile(path)["surrogate"]["batches"] == [12]
-
-    code, _, err = run(tmp_path, str(SCRIPT), *QUICK, "--out", "p.json", LR="0.01")
-    assert code == 2
-    assert err.splitlines()[-1].startswith("error: profile p.json is of another model")
     assert {one.name for one in tmp_path.iterdir()} == {"p.json", "p.png", "p.logs"}
 
 

@@ -1,0 +1,90 @@
+"""Loaders over numbers, and all ranks of a run in lockstep."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from atoll.agent.runtime.loader import Loader, Position
+from atoll.agent.runtime.schedule import PlanSchedule
+from atoll.agent.runtime.terms import Terms
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class AheadOfTime(DataLoader[Any]):
+    """Draws from the batch sampler as far ahead as worker processes would, without any."""
+
+    def __init__(self, dataset: Dataset[Any], **options: Any) -> None:
+        self.lead = options.pop("num_workers") * (options.pop("prefetch_factor") or 0)
+        options.pop("multiprocessing_context")
+        super().__init__(dataset, **options)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        indices = iter(self.batch_sampler)  # type: ignore[arg-type]
+        waiting: deque[list[int]] = deque()
+        for _ in range(self.lead):
+            waiting.extend([batch] if (batch := next(indices, None)) is not None else [])
+        while True:
+            waiting.extend([batch] if (batch := next(indices, None)) is not None else [])
+            if not waiting:
+                return
+            yield self.collate_fn([self.dataset[index] for index in waiting.popleft()])
+
+
+def make(samples: int = 20, *, rank: int = 0, world_size: int = 1, **options: Any) -> Loader[Any]:
+    options.setdefault("schedule", PlanSchedule(world_size))
+    options.setdefault("boundary", lambda: None)
+    options.setdefault("global_batch", 6)
+    return Loader(Numbers(samples), rank=rank, world_size=world_size, **{"seed": 3, **options})
+
+
+def epoch_of(loader: Loader[Any], epoch: int) -> list[list[int]]:
+    loader.begin_epoch(epoch)
+    return [batch.tolist() for batch in loader]
+
+
+def flat(parts: Iterable[list[int]]) -> list[int]:
+    return list(chain.from_iterable(parts))
+
+
+class Members:
+    """All ranks of one run in lockstep: the control collective is a function call."""
+
+    def __init__(self, world_size: int, position: Position, lead: int, **options: Any) -> None:
+        samples = options.get("samples")
+        self.schedules = [PlanSchedule(world_size, samples=samples) for _ in range(world_size)]
+        self.loaders = [
+            make(
+                rank=rank,
+                world_size=world_size,
+                schedule=self.schedules[rank],
+                num_workers=lead,
+                prefetch_factor=1 if lead else None,
+                **options,
+            )
+            for rank in range(world_size)
+        ]
+        for loader in self.loaders:
+            loader.seek(position)
+
+    def tell(self, rank: int, plan_id: int, from_step: int, terms: Terms) -> None:
+        self.schedules[rank].add(plan_id, from_step, terms)
+
+    def agree(self, step: int) -> None:
+        common = min(schedule.newest_contiguous() for schedule in self.schedules)
+        for schedule, loader in zip(self.schedules, self.loaders, strict=True):
+            schedule.agree(step, common, loader.lead)

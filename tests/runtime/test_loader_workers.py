@@ -1,0 +1,86 @@
+"""Batches that worker processes load: the same as without them, and nothing of them is left."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from atoll.agent.runtime.loader import Loader
+from atoll.agent.runtime.schedule import PlanSchedule
+from atoll.agent.runtime.terms import Terms
+
+
+@pytest.fixture(scope="module")
+def worker_server() -> Iterator[None]:
+    """The server that worker processes are forked from lives as long as its parent; here while these tests run."""
+    multiprocessing.set_forkserver_preload(["torch.utils.data"])
+    forkserver.ensure_running()
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("worker_server")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persistent: bool) -> None:
+    """1. Two workers cut 4 steps ahead. 2. A plan agreed in step 1, with another total batch, holds from step 6 on: 1 +
+    1 + 4. 3. A break ends both."""
+
+    def loader(num_workers: int) -> tuple[Loader[Any], PlanSchedule]:
+        schedule = PlanSchedule(2, Terms((1, 1)))
+        data = TensorDataset(torch.arange(64))
+        made = Loader[Any](
+            data,
+            global_batch=4,
+            rank=0,
+            world_size=2,
+            seed=5,
+            schedule=schedule,
+            boundary=lambda: None,
+            num_workers=num_workers,
+            persistent_workers=persistent and num_workers > 0,
+        )
+        schedule.add(2, 0, Terms((3, 1), total_batch=8))
+        return made, schedule
+
+    ahead, schedule = loader(2)
+    sizes, rows = [], []
+    ahead.begin_epoch(0)
+    for (batch,) in ahead:
+        sizes.append(len(batch))
+        rows.append(batch.tolist())
+        if ahead.position.step == 1:
+            schedule.agree(1, 2, ahead.lead)
+        if ahead.position.step == 9:
+            break
+    assert (ahead.lead, sizes) == (4, [2] * 6 + [6] * 4)
+    assert bool(_children_of_the_server()) == persistent
+    ahead.begin_epoch(1)
+    rows += [batch.tolist() for (batch,) in ahead]
+    ahead.close()
+    assert _children_of_the_server() == []
+
+    plain, schedule = loader(0)
+    expected = []
+    for epoch in (0, 1):
+        plain.begin_epoch(epoch)
+        for (batch,) in plain:
+            expected.append(batch.tolist())
+            if plain.position.step == 5:
+                schedule.agree(5, 2, plain.lead)
+            if plain.position.step == 9:
+                break
+    assert rows == expected
+
+
+def _children_of_the_server() -> list[psutil.Process]:
+    server = psutil.Process(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+    _, alive = psutil.wait_procs(server.children(), timeout=0.5)
+    return alive
