@@ -108,7 +108,7 @@ def _of_strategy(settings: Settings, seen: _Seen) -> list[Verdict]:
     per_rank = max((len(one.samples) for one in begun), default=0)
     events = seen.watch.events.values()
     lost = [event.text for event in events if event.kind == "notice" and "had held back" in event.text]
-    return invariants.of_sparse(seen.evidence, settings.workers, samples, killed, per_rank, lost)
+    return invariants.of_sparse(seen.evidence, settings.workers, samples, killed=killed, per_rank=per_rank, lost=lost)
 
 
 async def _drilled(

@@ -43,7 +43,7 @@ def of_dense(evidence: Evidence, ranks: int, samples: int, undisturbed: Evidence
 
 
 def of_sparse(
-    evidence: Evidence, ranks: int, samples: int, killed: int, per_rank: int, lost: Sequence[str]
+    evidence: Evidence, ranks: int, samples: int, *, killed: int, per_rank: int, lost: Sequence[str]
 ) -> list[Verdict]:
     """What `stale-sparse` promises: equal weights in the end; nothing twice. A worker that is killed may take with it
     the samples of the two steps in flight, and what it held back.
