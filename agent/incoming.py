@@ -47,6 +47,7 @@ def check_registered(message: Registered) -> None:
         message.lease_s,
         "must exceed a heartbeat and be at most 3600",
     )
+    _need(0 <= message.pulse_s <= 3600, "registered.pulse_s", message.pulse_s, "must be 0 to 3600")
 
 
 def check_launch(launch: Launch, devices: Collection[int]) -> None:

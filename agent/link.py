@@ -43,6 +43,8 @@ TELEMETRY_S: Final = 1.0
 _BACKOFF_S: Final = 0.1
 _PACE_S: Final = 0.025  # between heartbeats, however fast workers change; between pieces of output: 5 MiB a second
 _FETCH_DEADLINE_S: Final = 30.0
+_PULSES_MISSED: Final = 1.5
+"""A controller that promised to say something and did not for so many times that long stands still, or is gone."""
 
 Call: TypeAlias = grpc.aio.StreamStreamCall[AgentMessage, ControllerMessage]
 
@@ -220,7 +222,7 @@ class Link:
 
     async def _converse(self, call: Call, supervisor: Supervisor, registered: Registered) -> None:
         speaking = asyncio.create_task(self._speak(call, supervisor, registered), name="link: speak")
-        hearing = asyncio.create_task(self._hear(call, supervisor), name="link: hear")
+        hearing = asyncio.create_task(self._hear(call, supervisor, registered.pulse_s), name="link: hear")
         both = (hearing, speaking)
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -234,9 +236,14 @@ class Link:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
 
-    async def _hear(self, call: Call, supervisor: Supervisor) -> None:
+    async def _hear(self, call: Call, supervisor: Supervisor, pulse_s: float) -> None:
+        silence_s = _PULSES_MISSED * pulse_s or None
         while True:
-            message = await call.read()
+            try:
+                async with asyncio.timeout(silence_s):
+                    message = await call.read()
+            except TimeoutError as error:
+                raise ControllerUnreachable(f"it said nothing for {silence_s:g} s") from error
             if message is grpc.aio.EOF or not isinstance(message, ControllerMessage):
                 raise await _why_ended(call)
             try:
@@ -268,6 +275,8 @@ class Link:
             case "log_ack":
                 incoming.check_key(message.log_ack.id)
                 supervisor.logs.ack(message.log_ack)
+            case "pulse":
+                pass
             case body:
                 raise BadInput(f"body = {body!r} is not for a registered agent")
 

@@ -87,6 +87,7 @@ class Leader:
             except grpc.aio.AioRpcError as error:
                 self._raise_if_final(error, doing)
                 if time.monotonic() >= ends:
+                    self._next_address()  # whoever asks again shall not wait for the one that hangs
                     raise self._unreachable(doing, error) from error
                 hint = leader_hint(error)
                 if hint and not hinted:

@@ -103,9 +103,12 @@ def _of_strategy(settings: Settings, seen: _Seen) -> list[Verdict]:
     if settings.strategy == "dense":
         undisturbed = seen.undisturbed or Evidence((), {})
         return invariants.of_dense(seen.evidence, settings.workers, samples, undisturbed)
-    killed = sum(len(hit.victims) for hit in seen.hits if hit.strike not in (Strike.LEADER, Strike.ETCD))
+    no_worker = (Strike.LEADER, Strike.LEADER_STOP, Strike.ETCD)
+    killed = sum(len(hit.victims) for hit in seen.hits if hit.strike not in no_worker)
     per_rank = max((len(one.samples) for one in begun), default=0)
-    return invariants.of_sparse(seen.evidence, settings.workers, samples, killed, per_rank)
+    events = seen.watch.events.values()
+    lost = [event.text for event in events if event.kind == "notice" and "had held back" in event.text]
+    return invariants.of_sparse(seen.evidence, settings.workers, samples, killed=killed, per_rank=per_rank, lost=lost)
 
 
 async def _drilled(

@@ -42,15 +42,18 @@ def of_dense(evidence: Evidence, ranks: int, samples: int, undisturbed: Evidence
     ]
 
 
-def of_sparse(evidence: Evidence, ranks: int, samples: int, killed: int, per_rank: int) -> list[Verdict]:
-    """What `stale-sparse` promises: equal weights in the end; nothing twice. A worker that is killed may take the
-    samples of the two steps in flight with it.
+def of_sparse(
+    evidence: Evidence, ranks: int, samples: int, *, killed: int, per_rank: int, lost: Sequence[str]
+) -> list[Verdict]:
+    """What `stale-sparse` promises: equal weights in the end; nothing twice. A worker that is killed may take with it
+    the samples of the two steps in flight, and what it held back.
 
-    killed: workers that were. per_rank: samples of a step and rank."""
+    killed: workers that were. per_rank: samples of a step and rank. lost: events that tell of what was held back."""
     return [
         steps_once(evidence),
         samples_once(evidence, samples, may_miss=2 * per_rank * killed),
         final_alike(evidence, ranks),
+        held_back_told(lost, killed),
     ]
 
 
@@ -166,6 +169,12 @@ def same_bits(evidence: Evidence, undisturbed: Evidence, ranks: int) -> Verdict:
 
 def final_alike(evidence: Evidence, ranks: int) -> Verdict:
     return _verdict("equal weights in the end", _finals(evidence, ranks), lambda: _shown(evidence))
+
+
+def held_back_told(lost: Sequence[str], killed: int) -> Verdict:
+    """What compression held back is handed over; where that cannot be, it is told, and only of who was killed."""
+    text = f"{len(lost)} times told as lost, {killed} workers killed"
+    return Verdict("only the killed lose what they held back", len(lost) <= killed, text)
 
 
 def nothing_left(processes: Sequence[str], files: Sequence[str]) -> Verdict:

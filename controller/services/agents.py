@@ -12,7 +12,7 @@ from typing import Final
 
 from atoll.controller.jobs import wire
 from atoll.controller.jobs.seen import NewEvent
-from atoll.controller.jobs.sessions import NameTaken, Session
+from atoll.controller.jobs.sessions import RESEND_S, NameTaken, Session
 from atoll.controller.jobs.term import Term
 from atoll.controller.services.checks import check_log, check_register, check_statuses, check_telemetry
 from atoll.controller.services.gate import Context, Office, WrongToken, caller_name
@@ -29,6 +29,7 @@ REGISTER_DEADLINE_S: Final = 10.0
 SKEW_S: Final = 30.0
 SIDE_END_S: Final = 2.0
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_PULSE: Final = pb.ControllerMessage(pulse=pb.Pulse()).SerializeToString()
 
 
 class AgentServicer(AgentServiceServicer):
@@ -59,7 +60,10 @@ class AgentServicer(AgentServiceServicer):
         session.send(
             pb.ControllerMessage(
                 registered=pb.Registered(
-                    controller=settings.controller, heartbeat_s=settings.heartbeat_s, lease_s=settings.node_lease_s
+                    controller=settings.controller,
+                    heartbeat_s=settings.heartbeat_s,
+                    lease_s=settings.node_lease_s,
+                    pulse_s=RESEND_S + settings.heartbeat_s,
                 )
             )
         )
@@ -117,6 +121,7 @@ class AgentServicer(AgentServiceServicer):
                 case "heartbeat":
                     beat = message.heartbeat
                     check_statuses(beat.workers, beat.rendezvous_ports, beat.memory_jobs)
+                    session.say("pulse", lambda: _PULSE, time.monotonic())
                     if session.report(beat.workers, beat.rendezvous_ports, beat.memory_jobs):
                         term.nudge()
                 case "telemetry":

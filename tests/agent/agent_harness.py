@@ -55,6 +55,7 @@ class ScriptedController(agents_pb2_grpc.AgentServiceServicer):
         self.samples: list[common_pb2.DeviceSample] = []
         self.output: dict[tuple[str, int, int], bytes] = {}
         self.acks = True
+        self.pulse_s = 0.0
         self.bundles: dict[str, bytes] = {}
         self.fetches = 0
         self.token = ""
@@ -141,7 +142,9 @@ class ScriptedController(agents_pb2_grpc.AgentServiceServicer):
         hearing = asyncio.create_task(self._hear(request_iterator, self._outgoing))
         try:
             yield ControllerMessage(
-                registered=agents_pb2.Registered(controller="scripted", heartbeat_s=0.2, lease_s=1.5)
+                registered=agents_pb2.Registered(
+                    controller="scripted", heartbeat_s=0.2, lease_s=1.5, pulse_s=self.pulse_s
+                )
             )
             while True:
                 yield await self._outgoing.get()

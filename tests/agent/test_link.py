@@ -148,6 +148,17 @@ async def test_agent_goes_through_its_controllers_until_one_answers(
     await agent.end()
 
 
+async def test_controller_that_promised_a_sign_of_life_and_stands_still_is_left(
+    settings: AgentSettings, controller: ScriptedController
+) -> None:
+    """Its stream stays open, and takes all heartbeats. The workers notice nothing."""
+    controller.pulse_s = 0.4
+    agent = RunningAgent(settings)
+    await until("the agent connected again", lambda: len(controller.registers) >= 2)
+    assert len({register.session for register in controller.registers}) == 1
+    await agent.end()
+
+
 async def test_heartbeats_go_on_while_nothing_happens(agent: RunningAgent, controller: ScriptedController) -> None:
     before = controller.heartbeats
     await asyncio.sleep(1.0)

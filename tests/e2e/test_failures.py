@@ -87,6 +87,25 @@ def test_leader_of_two_controllers_killed_the_other_leads(cluster: Cluster, tmp_
     assert (ended.phase, ended.run) == (pb.PHASE_DONE, 1), cluster.story(job)
 
 
+def test_frozen_leader_is_left_by_its_agents_and_by_users(cluster: Cluster) -> None:
+    """1. The leader is stopped (SIGSTOP): its connections stay open. 2. The other leads, and agents and users find it
+    while the first one still stands still. 3. When that one goes on it leads no more."""
+    etcd = cluster.etcd()
+    cluster.controller("controller-a", etcd=etcd)
+    wait_until("a leader", lambda: cluster.client.nodes().controller, 30)
+    cluster.controller("controller-b", etcd=etcd)
+    cluster.agent("agent-0")
+    cluster.wait_for_nodes(1)
+    cluster.client.close()
+    cluster._client = None  # a client that knows both controllers
+    cluster.kill("controller-a", signal.SIGSTOP)
+    cluster.wait_for_nodes(1, deadline_s=20)
+    assert cluster.client.nodes().controller == cluster.addresses[1]
+    cluster.kill("controller-a", signal.SIGCONT)
+    wait_until("it says so", lambda: "leadership lost" in (cluster.folder / "controller-a.log").read_text(), 20)
+    assert cluster.client.nodes().controller == cluster.addresses[1]
+
+
 def test_agent_killed_with_its_workers_job_shrinks_and_grows_again(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])

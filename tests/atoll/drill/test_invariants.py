@@ -73,10 +73,11 @@ def test_samples_that_are_twice_missing_or_strange_are_told() -> None:
 
 def test_sparse_may_miss_what_was_in_flight_with_a_killed_worker_and_no_more() -> None:
     fewer = Evidence(tuple(one for one in CALM.begun if (one.rank, one.step) != (1, 2)), CALM.final)
-    verdicts = invariants.of_sparse(fewer, RANKS, SAMPLES, killed=1, per_rank=2)
-    assert [verdict.holds for verdict in verdicts] == [True, True, True]
+    verdicts = invariants.of_sparse(fewer, RANKS, SAMPLES, killed=1, per_rank=2, lost=["rank 1's"])
+    assert [verdict.holds for verdict in verdicts] == [True, True, True, True]
     assert "2 missing of at most 4" in verdicts[1].evidence
-    assert not invariants.of_sparse(fewer, RANKS, SAMPLES, killed=0, per_rank=2)[1].holds
+    verdicts = invariants.of_sparse(fewer, RANKS, SAMPLES, killed=0, per_rank=2, lost=["rank 1's"])
+    assert [verdict.holds for verdict in verdicts] == [True, False, True, False]
 
 
 def test_other_final_weights_or_a_rank_that_never_came_to_the_end_fail() -> None:
