@@ -1,6 +1,6 @@
 """What checkpoints in memory cost a step, and how soon a job trains again after its workers were killed.
 
-    python benchmarks/checkpoints.py [--blocks 40] [--kills 10] [--width 1024] [--batch 2048]
+    python benchmarks/checkpoints.py [--strategy dense] [--blocks 40] [--kills 10] [--width 1024] [--batch 2048]
 
 A real local cluster of two agents, one thread each, on one machine: copies cross the loopback, encrypted, and cost
 processor time that on real machines would be another's. The paired figure is the mean step of a block with the tier
@@ -31,7 +31,7 @@ from recovery import steps
 from atoll.v1 import common_pb2 as common
 
 
-def cost(blocks: int, width: int, batch: int, replicas: int) -> None:
+def cost(strategy: str, blocks: int, width: int, batch: int, replicas: int) -> None:
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
         cluster.local([1.0, 1.0])
         out = Path(folder, "steps.json")
@@ -40,7 +40,7 @@ def cost(blocks: int, width: int, batch: int, replicas: int) -> None:
             (str(out), *map(str, (blocks, width, batch))),
         )
         policy = common.CheckpointPolicy(every_steps=0, keep=1, memory_replicas=replicas)
-        job = cluster.submit(script, *arguments, workers=(2, 2), checkpoint=policy)
+        job = cluster.submit(script, *arguments, workers=(2, 2), checkpoint=policy, strategy=strategy)
         ended = cluster.wait_for_end(job, 900)
         if not out.exists():
             raise SystemExit(f"the job failed: {ended.reason}\n{cluster.story(job)}\n{cluster.log(job)}")
@@ -50,7 +50,7 @@ def cost(blocks: int, width: int, batch: int, replicas: int) -> None:
     mean, error = statistics.fmean(pairs), statistics.stdev(pairs) / len(pairs) ** 0.5
     print(
         f"  replicas {replicas}: {told['parameters'] / 1e6:.1f} M parameters, "
-        f"state {told['state_bytes'] / 1e6:.0f} MB, "
+        f"state {told['shared_bytes'] / 1e6:.0f} MB shared and {told['own_bytes'] / 1e6:.0f} MB of each rank's own, "
         f"step {1e3 * statistics.median(means[1::2]):.0f} ms without; every {told['every']} steps in the end, "
         f"{1e3 * told['cost_s']:.1f} ms each, {told['copied_bytes'] / told['steps'] / 1e6:.2f} MB copied a step; "
         f"{100 * statistics.median(pairs):+.2f} % median, {100 * mean:+.2f} ± {100 * error:.2f} % mean of "
@@ -59,11 +59,11 @@ def cost(blocks: int, width: int, batch: int, replicas: int) -> None:
     )
 
 
-def recovered(cluster: Cluster, folder: Path) -> tuple[float, int]:
+def recovered(cluster: Cluster, strategy: str, folder: Path) -> tuple[float, int]:
     """Seconds from the SIGKILL of all workers to the next run's first step, and the completed steps lost."""
     out = Path(tempfile.mkdtemp(dir=folder))
     arguments = (f"--out={out}", "--epochs=1000", "--step-s=0.05")
-    job = cluster.submit("tiny.py", *arguments, workers=(2, 2), checkpoint_every=0)
+    job = cluster.submit("tiny.py", *arguments, workers=(2, 2), checkpoint_every=0, strategy=strategy)
     seen = cluster.wait_for(job, "20 steps in memory", lambda j: j.memory_step >= 20)
     killed_s = time.time()
     for worker in seen.workers:
@@ -78,6 +78,7 @@ def recovered(cluster: Cluster, folder: Path) -> tuple[float, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--strategy", choices=["dense", "stale-sparse"], default="dense")
     parser.add_argument("--blocks", type=int, default=40)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--width", type=int, default=1024)
@@ -85,13 +86,15 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{datetime.date.today()}, {processor()}, {os.cpu_count()} cores, torch {torch.__version__}")
     if options.blocks:
-        print(f"two workers, blocks of 20 steps with and without checkpoints in memory, {options.blocks} blocks:")
+        print(
+            f"two workers, {options.strategy}, blocks of 20 steps with and without checkpoints in memory, {options.blocks} blocks:"
+        )
         for replicas in (1, 2):
-            cost(options.blocks, options.width, options.batch, replicas)
+            cost(options.strategy, options.blocks, options.width, options.batch, replicas)
     if options.kills:
         with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
             cluster.local([1.0, 1.0])
-            found = [recovered(cluster, Path(folder)) for _ in range(options.kills)]
+            found = [recovered(cluster, options.strategy, Path(folder)) for _ in range(options.kills)]
         took, lost = sorted(one for one, _ in found), [one for _, one in found]
         print(
             f"all workers killed -> first step again: median {statistics.median(took):.2f} s, {took[0]:.2f} to "

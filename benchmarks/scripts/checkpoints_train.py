@@ -16,6 +16,12 @@ from torch import nn
 BLOCK = 20
 
 
+def size_of_entry(entry: tuple[str, str, list[int]]) -> int:
+    from atoll.agent.runtime.memory.live import size_of
+
+    return size_of(entry[1], entry[2])
+
+
 def make(width: int) -> tuple[nn.Module, torch.utils.data.TensorDataset]:
     """width: of four hidden layers; 2048 makes 18 M parameters."""
     torch.manual_seed(0)
@@ -59,7 +65,8 @@ def main() -> None:
         told = {
             "took": took,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "state_bytes": tier._shard.layout.total,
+            "shared_bytes": tier._shard.layout.total,
+            "own_bytes": sum(map(size_of_entry, (tier._shard.own or {"tensors": []})["tensors"])),
             "every": cadence.every,
             "cost_s": cadence.cost_s,
             "copied_bytes": courier.sent_bytes if courier is not None else 0,
