@@ -36,6 +36,7 @@ class Callbacks:
     begin: Callable[[], None]  # a gradient came and no pass is open: the user called loss.backward() himself
     before_launch: Callable[[], None]  # gradients are about to leave
     lost: Callable[[AtollError], NoReturn]
+    quiet: Callable[[], None] = lambda: None  # what has left has come back, and nothing follows at once; any thread
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from atoll.agent.runtime.checkpoint.header import Fingerprint, Header
 from atoll.agent.runtime.control import MemorySaid
 from atoll.agent.runtime.memory.budget import StateBytes, needed_bytes
 from atoll.agent.runtime.memory.cadence import OFF, Cadence
-from atoll.agent.runtime.memory.courier import Courier, Parcel
+from atoll.agent.runtime.memory.courier import Courier
 from atoll.agent.runtime.memory.meeting import Placed, met
+from atoll.agent.runtime.memory.outgoing import Parcel
 from atoll.agent.runtime.memory.shard import RollingShard, ShardState, StandingShard
 from atoll.agent.runtime.memory.slot import SlotFile, Tail, bounds
 from atoll.agent.runtime.memory.store import CopyFiles, Generation, ShardFiles, remove_others
@@ -124,6 +125,8 @@ class MemoryTier:
         if not self.enabled or position is None:
             return None
         begun_s = time.monotonic()
+        if self._courier is not None:
+            self._courier.boundary()
         if agreed.every >= OFF:
             self._turn_off("another rank cannot write its part")
             return None
