@@ -7,6 +7,8 @@ import statistics
 from collections import deque
 from typing import Final
 
+from atoll.agent.runtime.memory.pairs import Cost
+
 SHARE: Final = 0.01
 """Of the time of training that writing may cost."""
 _KEPT: Final = 16
@@ -22,6 +24,7 @@ class Cadence:
         self._costs_s: deque[float] = deque(maxlen=_KEPT)
         self._steps_s: deque[float] = deque(maxlen=_KEPT)
         self._seen = 0
+        self._compared: Cost | None = None
         self.every = 1
 
     def wrote(self, cost_s: float) -> None:
@@ -34,18 +37,33 @@ class Cadence:
     def stepped(self, step_s: float) -> None:
         self._steps_s.append(step_s)
 
+    def compared(self, cost: Cost | None) -> None:
+        """What steps with generations take longer than steps without, for one generation, where that is known."""
+        self._compared = cost
+
     @property
     def cost_s(self) -> float:
-        return statistics.median(self._costs_s) if self._costs_s else 0.0
+        """Of one generation: what is accounted for, or more where steps are longer by more for certain."""
+        accounted_s = statistics.median(self._costs_s) if self._costs_s else 0.0
+        return max(accounted_s, self._compared.least_s) if self._compared is not None else accounted_s
+
+    @property
+    def _most_s(self) -> float:
+        return max(self.cost_s, self._compared.most_s) if self._compared is not None else self.cost_s
 
     @property
     def step_s(self) -> float:
         return statistics.median(self._steps_s) if self._steps_s else 0.0
 
     def _judge(self) -> None:
-        """Twice as seldom at once, more often only where it is clearly possible, so that it does not swing."""
+        """More seldom at once, more often only where it is clearly possible, so that it does not swing."""
         if len(self._costs_s) < _KEPT // 4 or self.step_s <= 0:
             return
-        needed = max(1, math.ceil(self.cost_s / (SHARE * self.step_s)))
-        if needed > self.every or needed <= 0.7 * self.every:
+        needed, enough = self._needed(self.cost_s), self._needed(self._most_s)
+        if needed > self.every:
             self.every = min(needed, OFF - 1)
+        elif enough <= 0.7 * self.every:
+            self.every = enough
+
+    def _needed(self, cost_s: float) -> int:
+        return max(1, math.ceil(cost_s / (SHARE * self.step_s)))

@@ -1,8 +1,8 @@
 """How fast one holder takes copies, learned from its answers, and how much may be on the way to it. Pure.
 
 Source: delivery rates as in BBR (Cardwell et al., 2016): what was delivered between two answers, over the longer of the
-times in which it was sent and answered. A high quantile of the rates and the shortest time to an answer are the link's;
-what is beyond both is a queue of one's own making."""
+times in which it was sent and answered. A high quantile of the rates and the shortest time to an answer, of chunks that
+found nothing before them, are the link's; what is beyond both is a queue of one's own making."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUFFERS: Final = 8
 """Parts of a window: one is stored at the holder while others are on their way."""
 _RATES: Final = 64
 _RATE_QUANTILE: Final = 0.8
-_DELAYS: Final = 256
+_DELAYS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class _Sent:
     delivered: int  # bytes, when it was sent
     delivered_s: float
     first_s: float  # when the oldest chunk was sent that counts for its rate
+    alone: bool  # nothing else was under way
 
 
 class Path:
@@ -53,13 +54,16 @@ class Path:
 
     @property
     def delay_s(self) -> float:
-        """What an answer takes beside the bytes that it answers."""
+        """From sending a chunk until its answer, where it is alone on its way."""
         return min(self._delays_s, default=0.0)
 
     @property
     def alpha_s(self) -> float:
         """What a chunk costs beside its bytes, when a whole window shares the delay."""
-        return self.delay_s * self.chunk_bytes / self.window_bytes
+        if self.bandwidth is None:
+            return 0.0
+        beside_s = max(self.delay_s - self.chunk_bytes / self.bandwidth, 0.0)
+        return beside_s * self.chunk_bytes / self.window_bytes
 
     def restart(self, position: int) -> None:
         """What was under way counts no more; the next chunk begins at `position`."""
@@ -68,29 +72,32 @@ class Path:
 
     def sent(self, end: int, now_s: float) -> None:
         """A chunk that ends at position `end` left."""
-        if not self._under_way:
+        alone = not self._under_way
+        if alone:
             self._delivered_s = self._first_s = now_s
-        self._under_way.append(_Sent(end, now_s, self._delivered, self._delivered_s, self._first_s))
+        self._under_way.append(_Sent(end, now_s, self._delivered, self._delivered_s, self._first_s, alone))
 
     def reached(self, position: int, now_s: float) -> None:
         """The holder has everything up to `position`."""
         newest = None
         while self._under_way and self._under_way[0].end <= position:
             newest = self._under_way.popleft()
+            if newest.alone:
+                self._delays_s.append(now_s - newest.at_s)
         if newest is None:
             return
-        length = newest.end - self._position
-        self._delivered += length
+        self._delivered += newest.end - self._position
         self._position = newest.end
         took_s = max(now_s - newest.delivered_s, newest.at_s - newest.first_s)
         self._delivered_s, self._first_s = now_s, newest.at_s
         if took_s > 0:
             self._rates.append((self._delivered - newest.delivered) / took_s)
-            self._measure(length, now_s - newest.at_s)
+            self._measure()
 
-    def _measure(self, length: int, answered_s: float) -> None:
+    def _measure(self) -> None:
         self.bandwidth = sorted(self._rates)[int(_RATE_QUANTILE * (len(self._rates) - 1))]
-        self._delays_s.append(max(answered_s - length / self.bandwidth, 0.0))
+        if len(self._rates) < BUFFERS:
+            return  # of one chunk that was alone the rate is far too low
         wanted = self.bandwidth * (_LATENCIES * self.delay_s + _SCHEDULING_S)
         self.window_bytes = round(min(max(wanted, _LEAST_WINDOW_BYTES), _MOST_WINDOW_BYTES))
         chunk = self.window_bytes // BUFFERS // _ROUND_BYTES * _ROUND_BYTES
