@@ -99,11 +99,16 @@ def goodput(mbit_s: float, rtt_ms: float, size: int, copies: int) -> str:
     rates = sorted(8e-6 * size / one for one in took_s[1:])
     middle, first = statistics.median(rates), 8e-6 * size / took_s[0]
     cores = [sum(side[1:]) / sum(took_s[1:]) for side in cpu_s]
-    return (
-        f"| {mbit_s:g} Mbit/s, RTT {rtt_ms:g} ms | {stream.partition(': ')[2]} | {middle:.0f} Mbit/s ({rates[0]:.0f} to "
-        f"{rates[-1]:.0f}, {len(rates)} of {size / 1e6:g} MB; the first {first:.0f}) | {100 * middle / mbit_s:.1f} % | "
-        f"{100 * cores[0]:.0f} %, {100 * cores[1]:.0f} % | {path['window'] / 1e3:.0f} kB of {path['chunk'] / 1e3:.0f} kB |"
+    cells = (
+        f"{mbit_s:g} Mbit/s, RTT {rtt_ms:g} ms",
+        stream.partition(": ")[2],
+        f"{middle:.0f} Mbit/s ({rates[0]:.0f} to {rates[-1]:.0f}, {len(rates)} of {size / 1e6:g} MB; the first "
+        f"{first:.0f})",
+        f"{100 * middle / mbit_s:.1f} %",
+        f"{100 * cores[0]:.0f} %, {100 * cores[1]:.0f} %",
+        f"{path['window'] / 1e3:.0f} kB of {path['chunk'] / 1e3:.0f} kB",
     )
+    return f"| {' | '.join(cells)} |"
 
 
 def train(network: Network, folder: Path, blocks: int, width: int, pace_s: float) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """One end of what benchmarks/copies.py measures first: a courier that holds copies, or that sends them.
 
 python copies_peer.py ASKED, which is JSON: rank (0 sends, 1 holds), host, secret and public keys, bytes, copies,
-folder, parent. Prints what its courier tells; hears what both told; then the sender prints when it began each copy and what
-processor time it used, the holder when each was whole.
+folder, parent. Prints what its courier tells; hears what both told; then the sender prints when it began each copy, the
+holder when each was whole, both what processor time they used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from atoll.agent.runtime.memory.store import CopyFiles, ShardFiles
 from atoll.agent.runtime.wire.keys import Keys
 
 DEADLINE_S = 120.0
-TURN_S = 0.0005
+TURN_S = 0.002
 
 
 def cpu_s() -> float:

@@ -22,6 +22,7 @@ _SCHEDULING_S: Final = 0.01
 """How long either end's thread may not come to it, beside training: what the window covers as well."""
 BUFFERS: Final = 8
 """Parts of a window: one is stored at the holder while others are on their way."""
+_CHUNK_S: Final = 5e-5  # of work at either end, the least
 _RATES: Final = 64
 _RATE_QUANTILE: Final = 0.8
 _DELAYS: Final = 16
@@ -43,7 +44,7 @@ class Path:
     def __init__(self) -> None:
         self._under_way: deque[_Sent] = deque()
         self._rates: deque[float] = deque(maxlen=_RATES)
-        self._delays_s: deque[float] = deque(maxlen=_DELAYS)
+        self._alone: deque[tuple[float, int]] = deque(maxlen=_DELAYS)  # seconds to the answer, bytes
         self._delivered = 0
         self._delivered_s = self._first_s = 0.0
         self._position = 0
@@ -55,15 +56,15 @@ class Path:
     @property
     def delay_s(self) -> float:
         """From sending a chunk until its answer, where it is alone on its way."""
-        return min(self._delays_s, default=0.0)
+        return min((answered_s for answered_s, _ in self._alone), default=0.0)
 
     @property
     def alpha_s(self) -> float:
-        """What a chunk costs beside its bytes, when a whole window shares the delay."""
+        """What a chunk costs beside its bytes: its share of the delay, which a whole window has together."""
         if self.bandwidth is None:
-            return 0.0
-        beside_s = max(self.delay_s - self.chunk_bytes / self.bandwidth, 0.0)
-        return beside_s * self.chunk_bytes / self.window_bytes
+            return _CHUNK_S
+        beside_s = min((answered_s - length / self.bandwidth for answered_s, length in self._alone), default=0.0)
+        return max(beside_s * self.chunk_bytes / self.window_bytes, _CHUNK_S)
 
     def restart(self, position: int) -> None:
         """What was under way counts no more; the next chunk begins at `position`."""
@@ -83,7 +84,7 @@ class Path:
         while self._under_way and self._under_way[0].end <= position:
             newest = self._under_way.popleft()
             if newest.alone:
-                self._delays_s.append(now_s - newest.at_s)
+                self._alone.append((now_s - newest.at_s, newest.end - self._position))
         if newest is None:
             return
         self._delivered += newest.end - self._position
