@@ -74,8 +74,8 @@ class DenseReducer:
         self._works: list[dist.Work] = []
         self._gpu = next((b.flat.device for b in self._buckets if b.flat.device.type == "cuda"), None)
         # NCCL says that a collective has ended when it has begun.
-        quiet = callbacks.quiet if self._gpu is None else _nothing
-        self.times = ExchangeTimes(marks_of(self._gpu or torch.device("cpu")), quiet)
+        idle = callbacks.idle if self._gpu is None else _nothing
+        self.times = ExchangeTimes(marks_of(self._gpu or torch.device("cpu")), idle)
         self._weight = 0.0
         self._sampled = False
         self._local_sqnorms: list[torch.Tensor | float] = []
@@ -123,6 +123,7 @@ class DenseReducer:
         with collective("combining gradients"):
             for work in self._works:
                 work.wait()
+        self._callbacks.idle()
         self._works.clear()
         self.open = False
         for bucket in self._buckets:
@@ -168,6 +169,7 @@ class DenseReducer:
                     slot.used.zero_()
         self.times.expect()
         self._callbacks.before_launch()
+        self._callbacks.busy()
         launched = self.times.launching()
         with collective("combining gradients"):
             work = dist.all_reduce(bucket.flat, group=self._group.data, async_op=True)

@@ -81,7 +81,7 @@ class Training:
         self._teller = Teller(session.link.outbox) if session.link is not None else None
         self._consistency = Consistency()
         self._agreed = Agreed(self._schedule.newest_contiguous(), False)
-        callbacks = Callbacks(self._begin_from_hook, self._before_launch, self.lost, self._links_idle)
+        callbacks = Callbacks(self._begin_from_hook, self._before_launch, self.lost, self._links_busy, self._links_idle)
         self._sync = build(session, model, optimizer, callbacks, self._agreed)
         self._snapshot = Snapshot(model, optimizer, tracked, self._sync)
         self.saver = Saver(session, self._snapshot)
@@ -393,9 +393,11 @@ class Training:
         Variable._execution_engine.queue_callback(self._end_pass)
 
     def _before_launch(self) -> None:
-        self._memory.hold()
         self._session.throttle.pay()
         self._clock.bucket_ready()
+
+    def _links_busy(self) -> None:
+        self._memory.hold()
 
     def _links_idle(self) -> None:
         self._memory.release()
@@ -413,7 +415,6 @@ class Training:
             self._norms = self._sync.end()
         except PeerLost as error:
             self.lost(error)
-        self._memory.release()
         self._waited()
         self._clock.backward_ends()
         throttle.resume()

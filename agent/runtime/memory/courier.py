@@ -2,8 +2,7 @@
 
 A file goes in chunks, its first page last: until that is there, the copy says that it was not written to its end. The
 holder says after each chunk how far it has come; the sender has some under way, as many as keep the link full, and goes
-on from where the holder is when one was lost or nothing was heard for a while, also after a connection broke. Nothing
-is sent while training exchanges gradients, and no more than what the idle span under way has room for (`pacing`)."""
+on X"""
 
 from __future__ import annotations
 
@@ -38,6 +37,9 @@ _SLACK_BYTES: Final = 4096
 _BULK: Final = 0x08
 """The type of service for throughput: the kernel's own queue (pfifo_fast) sends everything else before it."""
 _MAX_EVENTS: Final = 4096
+_STARVED_S: Final = 1.0
+_STARVED_SHARE: Final = 0.005
+"""Of a link's time that copies have although training never leaves it alone: else they would never come."""
 
 
 class _Event(Enum):
@@ -78,6 +80,7 @@ class Courier:
         self._spans = IdleSpans()
         self._events: deque[tuple[_Event, float]] = deque(maxlen=_MAX_EVENTS)
         self._allowed: tuple[object, int] = (None, 0)  # for what, bytes
+        self._left_s = 0.0  # when the last chunk left, or the present parcel came
         self.failed: CheckpointError | None = None
         """Why copies of others cannot be kept here."""
         self.dropped: Counter[str] = Counter()
@@ -227,7 +230,7 @@ class Courier:
         except OSError as error:
             self._tell(f"the copy of step {parcel.step} cannot be read: {error.strerror}")
             return
-        self._parcel = parcel
+        self._parcel, self._left_s = parcel, time.monotonic()
         for outgoing in self._outgoing.values():
             outgoing.begin(parcel)
 
@@ -242,18 +245,27 @@ class Courier:
     def _push(self, now_s: float, turn_s: float) -> None:
         """To one holder after the other; only those that do not answer keep nobody waiting."""
         for outgoing in self._outgoing.values():
-            if outgoing.done or self._held_back or self._parcel is None:
+            if outgoing.done or self._parcel is None:
                 continue
-            allowed = self._allowance(outgoing, now_s)
+            starved = self._starved(outgoing, now_s)
+            if self._held_back and not starved:
+                return
+            allowed = outgoing.path.chunk_bytes if starved else self._allowance(outgoing, now_s)
             if allowed > 0 or outgoing.under_way:
                 outgoing.waits(turn_s)
-            left = outgoing.push(self._file, allowed, self._is_held_back, time.monotonic)
-            self._allowed = (self._allowed[0], allowed - left)
+            left = outgoing.push(self._file, allowed, lambda: self._held_back and not starved, time.monotonic)
+            if left:
+                self._left_s = now_s
+            if not starved:
+                self._allowed = (self._allowed[0], allowed - left)
             if not outgoing.silent:
                 return
 
-    def _is_held_back(self) -> bool:
-        return self._held_back
+    def _starved(self, outgoing: Outgoing, now_s: float) -> bool:
+        """Whether links were busy for so long that a chunk leaves all the same."""
+        path = outgoing.path
+        chunk_s = path.chunk_bytes / path.bandwidth if path.bandwidth is not None else 0.0
+        return self._held_back and now_s - self._left_s > max(_STARVED_S, chunk_s / _STARVED_SHARE)
 
     def _allowance(self, outgoing: Outgoing, now_s: float) -> int:
         """Planned once for a span, a holder and a parcel, and once more when the span lasts longer than ever."""

@@ -289,3 +289,10 @@ def test_junk_of_strangers_is_dropped_and_counted(pair: Pair, tmp_path: Path) ->
     pair.sender.send(parcel(tmp_path, 1, 200_000))
     pair.wait(lambda: pair.holder.done_step == 1)
     context.destroy(linger=0)
+
+
+def test_links_that_are_never_idle_carry_a_chunk_now_and_then(pair: Pair, tmp_path: Path) -> None:
+    pair.sender.hold()
+    pair.sender.send(parcel(tmp_path, 1, 100_000))
+    pair.wait(lambda: pair.holder.done_step == 1)
+    assert pair.sender._held_back
