@@ -17,6 +17,28 @@ OFF: Final = 2**40
 """Instead of a number of steps: this rank cannot write."""
 
 
+_FOR_GOOD: Final = 50  # steps
+
+
+class News:
+    """What people should be told of how often generations are written: a change that stays, by a factor of two."""
+
+    def __init__(self) -> None:
+        self._told = 1
+        self._steps = 0  # for which it has been another one
+
+    def changed(self, every: int) -> bool:
+        """Asked once a step: whether this is to be told now."""
+        if self._told / 2 < every < 2 * self._told:
+            self._steps = 0
+            return False
+        self._steps += 1
+        if self._steps < _FOR_GOOD:
+            return False
+        self._told, self._steps = every, 0
+        return True
+
+
 class Cadence:
     """`every` is what this rank wishes; the longest of all ranks' holds."""
 

@@ -2,7 +2,9 @@
 
 A file goes in chunks, its first page last: until that is there, the copy says that it was not written to its end. The
 holder says after each chunk how far it has come; the sender has some under way, as many as keep the link full, and goes
-on X"""
+on from where the holder is when one was lost or nothing was heard for a while, also after a connection broke. Nothing
+is sent while training fills the links, and no more than what the idle span under way has room for (`pacing`); only
+where links are never idle a chunk goes now and then."""
 
 from __future__ import annotations
 
@@ -253,7 +255,7 @@ class Courier:
             allowed = outgoing.path.chunk_bytes if starved else self._allowance(outgoing, now_s)
             if allowed > 0 or outgoing.under_way:
                 outgoing.waits(turn_s)
-            left = outgoing.push(self._file, allowed, lambda: self._held_back and not starved, time.monotonic)
+            left = outgoing.push(self._file, allowed, lambda free=starved: self._held_back and not free, time.monotonic)
             if left:
                 self._left_s = now_s
             if not starved:

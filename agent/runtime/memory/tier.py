@@ -13,7 +13,7 @@ import torch
 from atoll.agent.runtime.checkpoint.header import Fingerprint, Header
 from atoll.agent.runtime.control import MemorySaid
 from atoll.agent.runtime.memory.budget import StateBytes, needed_bytes
-from atoll.agent.runtime.memory.cadence import OFF, Cadence
+from atoll.agent.runtime.memory.cadence import OFF, Cadence, News
 from atoll.agent.runtime.memory.courier import Courier
 from atoll.agent.runtime.memory.meeting import Placed, met
 from atoll.agent.runtime.memory.outgoing import Parcel
@@ -66,7 +66,7 @@ class MemoryTier:
         self._current = 0  # step of the generation in progress; 0: none
         self._begun_step = 0  # of the newest generation that began
         self._done_step = 0  # of the newest that this rank has written
-        self._told_every = 1
+        self._news = News()
         self._boundary_s = 0.0
         self._held_s = 0.0  # what the generation under way has cost so far
         self._others_there = True  # files of other shapes of the run may be in the folder
@@ -326,12 +326,9 @@ class MemoryTier:
         return there
 
     def _tell(self, every: int) -> None:
-        if self._told_every / 2 < every < 2 * self._told_every:
-            return  # it swings with what else the machine does; a change of that order is no news
-        self._told_every = every
-        if self._session.place.is_main:
+        if self._news.changed(every) and self._session.place.is_main:
             text = (
-                f"the state goes into memory every {every} steps from now on: writing costs "
+                f"the state goes into memory every {every} steps from now on: a generation costs training "
                 f"{1000 * self._cadence.cost_s:.2f} ms here, a step takes {1000 * self._cadence.step_s:.1f} ms"
             )
             self._session.notice(LEVEL_INFO, text)

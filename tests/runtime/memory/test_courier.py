@@ -267,7 +267,7 @@ def test_what_does_not_fit_into_a_span_comes_in_the_next_one(pair: Pair, tmp_pat
     trained(pair.sender._spans, STEPS, span_s, begin_s=begin_s, exchange_s=exchange_s)
     pair.sender.send(third)
     outgoing = pair.sender._outgoing[1]
-    pair.wait(lambda: outgoing._parcel is not None and outgoing._parcel.step == 3 and not outgoing.under_way)
+    pair.wait(lambda: outgoing._parcel is not None and outgoing._parcel.step == 3 and outgoing._reached > 0)
     assert 0 < outgoing._sent < third.total
     pair.sender.hold()
     pair.sender.boundary()
