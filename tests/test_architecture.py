@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"atoll": "atoll", "controller": "atoll.controller", "agent": "atoll.agent", "kernels": "atoll.kernels"}
-SHARED = ("atoll.errors", "atoll.rpc", "atoll.v1", "atoll.kernels")
+SHARED = ("atoll.errors", "atoll.rpc", "atoll.v1", "atoll.kernels", "atoll.chunks")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def test_a_room_imports_only_what_the_table_of_rooms_allows(room: str, may_impor
 
 
 def test_planners_import_the_standard_library_numerics_their_own_data_classes_and_nothing_else() -> None:
-    allowed = ("atoll.controller.planners", "atoll.errors", "numpy", "scipy", *sys.stdlib_module_names)
+    allowed = ("atoll.controller.planners", "atoll.chunks", "atoll.errors", "numpy", "scipy", *sys.stdlib_module_names)
     wrong = [i for i in all_imports("atoll.controller.planners") if not is_in(i.imported, *allowed)]
     assert not wrong, listed(wrong)
 

@@ -73,7 +73,9 @@ class DenseReducer:
         self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
         self._works: list[dist.Work] = []
         self._gpu = next((b.flat.device for b in self._buckets if b.flat.device.type == "cuda"), None)
-        self.times = ExchangeTimes(marks_of(self._gpu or torch.device("cpu")))
+        # NCCL says that a collective has ended when it has begun.
+        idle = callbacks.idle if self._gpu is None else _nothing
+        self.times = ExchangeTimes(marks_of(self._gpu or torch.device("cpu")), idle)
         self._weight = 0.0
         self._sampled = False
         self._local_sqnorms: list[torch.Tensor | float] = []
@@ -121,6 +123,7 @@ class DenseReducer:
         with collective("combining gradients"):
             for work in self._works:
                 work.wait()
+        self._callbacks.idle()
         self._works.clear()
         self.open = False
         for bucket in self._buckets:
@@ -164,7 +167,9 @@ class DenseReducer:
             for slot in bucket.slots:
                 if not slot.came:
                     slot.used.zero_()
+        self.times.expect()
         self._callbacks.before_launch()
+        self._callbacks.busy()
         launched = self.times.launching()
         with collective("combining gradients"):
             work = dist.all_reduce(bucket.flat, group=self._group.data, async_op=True)
@@ -186,3 +191,6 @@ class DenseReducer:
         for slot in bucket.slots:
             if not slot.came and slot.parameter.grad is None and slot.used.item() > 0:
                 slot.parameter.grad = slot.view
+
+
+def _nothing() -> None: ...

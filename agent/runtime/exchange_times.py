@@ -14,23 +14,32 @@ class ExchangeTimes:
     torch calls back when a collective ends: gloo on its own thread and before anyone who waits for it goes on, NCCL at
     once, with a current stream that follows the collective, so that an event made there is its end."""
 
-    def __init__(self, make: MarkMaker) -> None:
-        self._make = make
+    def __init__(self, make: MarkMaker, quiet: Callable[[], None] = lambda: None) -> None:
+        """quiet: told when one ends and no other is under way, on the thread where it ends."""
+        self._make, self._quiet = make, quiet
         self._launches: list[Mark] = []
         self._ends: list[Mark | None] = []
+        self._expected = False
 
     def begin(self) -> None:
         """What an earlier pass left is forgotten; words of it that still come change nothing here."""
         self._launches, self._ends = [], []
 
+    def expect(self) -> None:
+        """The next one follows at once: until it is launched, links are not quiet."""
+        self._expected = True
+
     def launching(self) -> Callable[[object], None]:
         """The next all-reduce is being launched. Returns what is to be called when it ends."""
         self._launches.append(self._make())
         self._ends.append(None)
+        self._expected = False
         return partial(self._ended, self._ends, len(self._ends) - 1)
 
     def _ended(self, ends: list[Mark | None], number: int, _: object) -> None:
         ends[number] = self._make()
+        if not self._expected and None not in ends:
+            self._quiet()
 
     def take(self) -> tuple[float, float]:
         """Seconds of all all-reduces but the last, and of the last. (0, 0) where one has not ended.

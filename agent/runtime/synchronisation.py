@@ -36,6 +36,8 @@ class Callbacks:
     begin: Callable[[], None]  # a gradient came and no pass is open: the user called loss.backward() himself
     before_launch: Callable[[], None]  # gradients are about to leave
     lost: Callable[[AtollError], NoReturn]
+    busy: Callable[[], None] = lambda: None  # what training sends fills the links from now on; by any thread
+    idle: Callable[[], None] = lambda: None  # nothing of it is under way, and nothing follows at once; by any thread
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Training:
         self._teller = Teller(session.link.outbox) if session.link is not None else None
         self._consistency = Consistency()
         self._agreed = Agreed(self._schedule.newest_contiguous(), False)
-        callbacks = Callbacks(self._begin_from_hook, self._before_launch, self.lost)
+        callbacks = Callbacks(self._begin_from_hook, self._before_launch, self.lost, self._links_busy, self._links_idle)
         self._sync = build(session, model, optimizer, callbacks, self._agreed)
         self._snapshot = Snapshot(model, optimizer, tracked, self._sync)
         self.saver = Saver(session, self._snapshot)
@@ -401,9 +401,14 @@ class Training:
         Variable._execution_engine.queue_callback(self._end_pass)
 
     def _before_launch(self) -> None:
-        self._memory.hold()
         self._session.throttle.pay()
         self._clock.bucket_ready()
+
+    def _links_busy(self) -> None:
+        self._memory.hold()
+
+    def _links_idle(self) -> None:
+        self._memory.release()
 
     def _waited(self) -> None:
         """Take down what the training thread waited for others since it was last asked."""
@@ -418,7 +423,6 @@ class Training:
             self._norms = self._sync.end()
         except PeerLost as error:
             self.lost(error)
-        self._memory.release()
         self._waited()
         self._clock.backward_ends()
         throttle.resume()

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from dataclasses import fields as parts
 from typing import Any, Final
 
-from atoll.controller.planners.chunks import ChunksInput, plan_chunks
+from atoll.chunks import ChunksInput, plan_chunks
 from atoll.controller.planners.failure_domains import LEVELS, Machine
 from atoll.controller.planners.fields import MAX_NODES, fields, items, number, shown, whole
 from atoll.controller.planners.placement import PlacementInput, plan_placement

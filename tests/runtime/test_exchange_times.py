@@ -9,7 +9,8 @@ from atoll.agent.runtime.exchange_times import ExchangeTimes
 class Rig:
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.times = ExchangeTimes(lambda: HostMark(self.now_s))
+        self.quiet: list[float] = []
+        self.times = ExchangeTimes(lambda: HostMark(self.now_s), lambda: self.quiet.append(self.now_s))
         self.ends: list[Callable[[object], None]] = []
 
     def launch(self, at_s: float) -> None:
@@ -63,3 +64,20 @@ def test_a_pass_that_was_broken_off_has_no_times_and_its_late_ends_touch_no_othe
     rig.end(1, 9.0)  # of the pass before
     rig.end(2, 6.0)
     assert rig.times.take() == (0.0, 1.0)
+
+
+def test_links_are_quiet_when_nothing_is_under_way_and_nothing_follows_at_once() -> None:
+    """1. The first ends while the second is under way. 2. The second ends alone: quiet. 3. A third ends when a fourth
+    is about to be launched: not quiet. 4. The fourth ends: quiet."""
+    rig = Rig()
+    rig.launch(0.0)
+    rig.launch(1.0)
+    rig.end(0, 2.0)
+    assert rig.quiet == []
+    rig.end(1, 3.0)
+    rig.launch(4.0)
+    rig.times.expect()
+    rig.end(2, 5.0)
+    rig.launch(6.0)
+    rig.end(3, 7.0)
+    assert rig.quiet == [3.0, 7.0]

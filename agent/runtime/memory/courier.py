@@ -1,118 +1,99 @@
 """Copies of shards on their way to other machines, behind everything that training itself sends.
 
 A file goes in chunks, its first page last: until that is there, the copy says that it was not written to its end. The
-holder says after each chunk how far it has come; the sender has a few chunks under way, and goes on from there when
-nothing was heard for a while, also after a connection broke. Nothing is sent while training exchanges gradients."""
+holder says after each chunk how far it has come; the sender has some under way, as many as keep the link full, and goes
+on from where the holder is when one was lost or nothing was heard for a while, also after a connection broke. Nothing
+is sent while training fills the links, and no more than what the idle span under way has room for (`pacing`); only
+where links are never idle a chunk goes now and then."""
 
 from __future__ import annotations
 
 import os
-import struct
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from enum import Enum
 from typing import Final
 
-import xxhash
 import zmq
 
-from atoll.agent.runtime.memory.slot import PAGE_BYTES
+from atoll.agent.runtime.memory.chunk import Chunk
+from atoll.agent.runtime.memory.incoming import Incoming
+from atoll.agent.runtime.memory.outgoing import Outgoing, Parcel
+from atoll.agent.runtime.memory.pacing import allowance, overdue
+from atoll.agent.runtime.memory.path import BUFFERS, MAX_CHUNK_BYTES
+from atoll.agent.runtime.memory.sealing import Sealer
+from atoll.agent.runtime.memory.spans import IdleSpans
 from atoll.agent.runtime.memory.store import CopyFiles
-from atoll.agent.runtime.wire.keys import Gatekeeper, Keys, secure_client, secure_server
-from atoll.errors import CheckpointError
+from atoll.agent.runtime.wire.keys import KEY_BYTES, Keys
+from atoll.errors import BadInput, CheckpointError
 
-CHUNK_BYTES: Final = 128 * 1024
-WINDOW: Final = 4  # chunks under way: what training waits for at most when it begins to send
-UNANSWERED_S: Final = 3.0
-TELL_AFTER: Final = 10  # times without an answer
 _HEARTBEAT_MS: Final = 5000
 _TURN_MS: Final = 500
 _END_S: Final = 5.0
-_MAGIC: Final = b"ATMC"
-_CHUNK: Final = struct.Struct("<4sQQIQQQ")  # magic, run, step, owner, position, total, xxh3 of the payload
-_REACHED: Final = struct.Struct("<4sQQQ")  # magic, run, step, position
+_QUEUED: Final = 128  # chunks at a sender; the window is what bounds them
+_MAX_ANSWER_BYTES: Final = 4096
+_SLACK_BYTES: Final = 4096
+_BULK: Final = 0x08
+"""The type of service for throughput: the kernel's own queue (pfifo_fast) sends everything else before it."""
+_MAX_EVENTS: Final = 4096
+_STARVED_S: Final = 1.0
+_STARVED_SHARE: Final = 0.005
+"""Of a link's time that copies have although training never leaves it alone: else they would never come."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """A sealed file that is to be copied. It does not change before all ranks have said that they are done."""
-
-    step: int
-    path: Path
-    total: int  # bytes of the file that count
-
-
-@dataclass(slots=True)
-class _Outgoing:
-    """One holder: how far it has come with the present parcel."""
-
-    socket: zmq.Socket[bytes]
-    rank: int
-    sent: int = 0
-    reached: int = 0
-    silent_s: float = 0.0  # since something came back, without the time in which nothing was to be sent
-    unanswered: int = 0  # times that it was sent again
-
-
-@dataclass(slots=True)
-class _Incoming:
-    """One owner: how far its present copy has come here."""
-
-    files: CopyFiles
-    step: int = 0
-    total: int = 0
-    reached: int = 0
-    done_step: int = 0
+class _Event(Enum):
+    BUSY = 0
+    IDLE = 1
+    BOUNDARY = 2
 
 
 class Courier:
-    """bind, exchange endpoints, start; then send, hold, release; close is the owner's duty always."""
+    """bind, exchange what `told` says, start; then send, hold, release, boundary; close is the owner's duty always."""
 
     def __init__(
         self,
         *,
         run: int,
         rank: int,
-        keys: Keys | None,
+        keys: Keys,
         incoming: Mapping[int, CopyFiles],
         limit_bytes: int,
         tell: Callable[[str], None],
     ) -> None:
-        """keys: None sends in the clear. incoming: by owner, where its copies go. limit_bytes: no file is longer.
-        tell: what people should know, called on the courier's thread."""
-        self._run, self._rank, self._keys = run, rank, keys
+        """incoming: by owner, where its copies go. limit_bytes: no file is longer. tell: what people should know,
+        called on the courier's thread."""
+        self._run, self._rank = run, rank
         self._limit_bytes, self._tell = limit_bytes, tell
-        self._incoming = {owner: _Incoming(files) for owner, files in incoming.items()}
-        self._outgoing: dict[int, _Outgoing] = {}
+        self._sealer = Sealer(run, rank, keys)
+        self._files = dict(incoming)
+        self._incoming: dict[int, Incoming] = {}
+        self._outgoing: dict[int, Outgoing] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self._gatekeeper: Gatekeeper | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
         self._ends = self._held_back = False
         self._next: Parcel | None = None
         self._parcel: Parcel | None = None
         self._file = -1
-        self.sent_bytes = 0
+        self._spans = IdleSpans()
+        self._events: deque[tuple[_Event, float]] = deque(maxlen=_MAX_EVENTS)
+        self._allowed: tuple[object, int] = (None, 0)  # for what, bytes
+        self._left_s = 0.0  # when the last chunk left, or the present parcel came
         self.failed: CheckpointError | None = None
         """Why copies of others cannot be kept here."""
         self.dropped: Counter[str] = Counter()
         """Messages that were not taken, by reason."""
 
-    def bind(self, host: str) -> str:
-        """Listen; the endpoint for those whose copies come here."""
-        if self._keys is not None:
-            self._gatekeeper = Gatekeeper(self._context, self._keys)
-            secure_server(self._router, self._keys)
+    def bind(self, host: str) -> bytes:
+        """Listen; what those need to be told whose copies come here, or go from here."""
         for option, value in (
-            (zmq.MAXMSGSIZE, CHUNK_BYTES + 4096),
-            (zmq.RCVHWM, 2 * WINDOW),
+            (zmq.MAXMSGSIZE, MAX_CHUNK_BYTES + _SLACK_BYTES),
+            (zmq.RCVHWM, BUFFERS),
             (zmq.LINGER, 0),
-            (zmq.ROUTER_HANDOVER, 1),  # who connects again is the same one
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
             (zmq.IPV6, int(":" in host)),
         ):
@@ -120,31 +101,48 @@ class Courier:
         self._router.bind(f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0")
         bound = self._router.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
-        return bound.rstrip(b"\0").decode()
+        return self._sealer.told + bound.rstrip(b"\0")
 
-    def start(self, endpoints: Sequence[str], holders: Sequence[int]) -> None:
-        """endpoints: by rank. holders: who gets this rank's copies."""
-        for rank in holders:
-            socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-            for option, value in (
-                (zmq.SNDHWM, WINDOW),
-                (zmq.LINGER, 0),
-                (zmq.MAXMSGSIZE, 4096),
-                (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
-                (zmq.IPV6, int("[" in endpoints[rank])),
-            ):
-                socket.setsockopt(option, value)
-            socket.setsockopt(zmq.ROUTING_ID, b"r%d" % self._rank)
-            if self._keys is not None:
-                secure_client(socket, self._keys, rank)
-            socket.connect(endpoints[rank])
-            self._outgoing[rank] = _Outgoing(socket, rank)
+    def start(self, told: Sequence[bytes], holders: Sequence[int]) -> None:
+        """told: what `bind` gave on each rank. holders: who gets this rank's copies. Raises NotAllowed, BadInput."""
+        for owner, files in self._files.items():
+            seals = self._sealer.meet(owner, told[owner][:KEY_BYTES])
+            self._incoming[owner] = Incoming(files, run=self._run, seals=seals, limit_bytes=self._limit_bytes)
+        for holder in holders:
+            seals = self._sealer.meet(holder, told[holder][:KEY_BYTES])
+            socket = self._connected(told[holder][KEY_BYTES:].decode(errors="replace"))
+            self._outgoing[holder] = Outgoing(
+                socket, run=self._run, rank=self._rank, holder=holder, seals=seals, tell=self._tell
+            )
+        self._spans.idle(time.monotonic())
         self._thread = threading.Thread(target=self._loop, name="atoll-copies", daemon=True)
         self._thread.start()
+
+    def _connected(self, endpoint: str) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.SNDHWM, _QUEUED),
+            (zmq.LINGER, 0),
+            (zmq.MAXMSGSIZE, _MAX_ANSWER_BYTES),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
+            (zmq.TOS, _BULK),
+            (zmq.IPV6, int("[" in endpoint)),
+        ):
+            socket.setsockopt(option, value)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            raise BadInput(f"copies cannot go to {endpoint[:100]!r}: {error}") from error
+        return socket
 
     @property
     def sends(self) -> bool:
         return bool(self._outgoing)
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(outgoing.sent_bytes for outgoing in self._outgoing.values())
 
     @property
     def done_step(self) -> int | None:
@@ -157,13 +155,21 @@ class Courier:
         os.eventfd_write(self._wake, 1)
 
     def hold(self) -> None:
-        """Training is about to send: nothing more leaves until `release`."""
-        self._held_back = True
+        """Training is about to send: nothing more leaves until `release`. From any thread."""
+        if not self._held_back:
+            self._held_back = True
+            self._events.append((_Event.BUSY, time.monotonic()))
 
     def release(self) -> None:
+        """The links are idle again. From any thread."""
         if self._held_back:
             self._held_back = False
+            self._events.append((_Event.IDLE, time.monotonic()))
             os.eventfd_write(self._wake, 1)
+
+    def boundary(self) -> None:
+        """A step ends."""
+        self._events.append((_Event.BOUNDARY, time.monotonic()))
 
     def close(self) -> None:
         self._ends = True
@@ -175,13 +181,11 @@ class Courier:
         for outgoing in self._outgoing.values():
             outgoing.socket.close(linger=0)
         self._router.close(linger=0)
-        if self._gatekeeper is not None:
-            self._gatekeeper.socket.close(linger=0)
         self._context.term()
         os.close(self._wake)
         self._drop_parcel()
-        for incoming in self._incoming.values():
-            incoming.files.close()
+        for files in self._files.values():
+            files.close()
 
     # --- the courier's thread
 
@@ -191,25 +195,32 @@ class Courier:
         poller.register(self._router, zmq.POLLIN)
         for outgoing in self._outgoing.values():
             poller.register(outgoing.socket, zmq.POLLIN)
-        if self._gatekeeper is not None:
-            poller.register(self._gatekeeper.socket, zmq.POLLIN)
         turned_s = time.monotonic()
         while not self._ends:
             ready = dict(poller.poll(_TURN_MS))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
-            if self._gatekeeper is not None and self._gatekeeper.socket in ready:
-                self._gatekeeper.answer()
             if self._router in ready:
                 self._receive()
             for outgoing in self._outgoing.values():
                 if outgoing.socket in ready:
                     self._hear(outgoing)
+            self._learn()
             self._take_parcel()
             now_s = time.monotonic()
             turn_s, turned_s = now_s - turned_s, now_s
-            for outgoing in self._outgoing.values():
-                self._push(outgoing, turn_s)
+            self._push(now_s, turn_s)
+
+    def _learn(self) -> None:
+        while self._events:
+            event, at_s = self._events.popleft()
+            match event:
+                case _Event.BUSY:
+                    self._spans.busy(at_s)
+                case _Event.IDLE:
+                    self._spans.idle(at_s)
+                case _Event.BOUNDARY:
+                    self._spans.boundary()
 
     def _take_parcel(self) -> None:
         parcel, self._next = self._next, None
@@ -221,103 +232,84 @@ class Courier:
         except OSError as error:
             self._tell(f"the copy of step {parcel.step} cannot be read: {error.strerror}")
             return
-        self._parcel = parcel
+        self._parcel, self._left_s = parcel, time.monotonic()
         for outgoing in self._outgoing.values():
-            outgoing.sent = outgoing.reached = 0
-            outgoing.silent_s = 0.0
+            outgoing.begin(parcel)
 
     def _drop_parcel(self) -> None:
         self._parcel = None
+        for outgoing in self._outgoing.values():
+            outgoing.begin(None)
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
-    def _push(self, outgoing: _Outgoing, turn_s: float) -> None:
-        """Send what the window lets through; again from what the holder has when it has said nothing for long."""
-        parcel = self._parcel
-        if parcel is None or outgoing.reached == parcel.total or self._held_back:
-            return
-        outgoing.silent_s += turn_s
-        if outgoing.silent_s > UNANSWERED_S:
-            outgoing.sent, outgoing.silent_s = outgoing.reached, 0.0
-            outgoing.unanswered += 1
-            if outgoing.unanswered == TELL_AFTER:
-                silent_s = UNANSWERED_S * TELL_AFTER
-                self._tell(f"rank {outgoing.rank} takes no copy of this rank's state: no answer for {silent_s:.0f} s")
-        ahead = min(parcel.total, outgoing.reached + WINDOW * CHUNK_BYTES)
-        while outgoing.sent < ahead and not self._held_back:
-            place, length = place_of(outgoing.sent, parcel.total)
-            payload = os.pread(self._file, length, place)
-            digest = xxhash.xxh3_64_intdigest(payload)
-            head = _CHUNK.pack(_MAGIC, self._run, parcel.step, self._rank, outgoing.sent, parcel.total, digest)
-            try:
-                outgoing.socket.send_multipart([head, payload], zmq.NOBLOCK)
-            except zmq.Again:
-                return  # not connected, or its queue is full: the next turn tries again
-            outgoing.sent += length
-            self.sent_bytes += length
-
-    def _hear(self, outgoing: _Outgoing) -> None:
-        while (message := _received(outgoing.socket)) is not None:
-            parcel = self._parcel
-            if len(message) != 1 or len(message[0].buffer) != _REACHED.size:
-                self.dropped["malformed"] += 1
+    def _push(self, now_s: float, turn_s: float) -> None:
+        """To one holder after the other; only those that do not answer keep nobody waiting."""
+        for outgoing in self._outgoing.values():
+            if outgoing.done or self._parcel is None:
                 continue
-            magic, run, step, reached = _REACHED.unpack(message[0].buffer)
-            if magic != _MAGIC or run != self._run or parcel is None or step != parcel.step:
-                self.dropped["of another step"] += 1
-            elif outgoing.reached <= reached <= outgoing.sent:
-                outgoing.reached, outgoing.silent_s, outgoing.unanswered = reached, 0.0, 0
+            starved = self._starved(outgoing, now_s)
+            if self._held_back and not starved:
+                return
+            allowed = outgoing.path.chunk_bytes if starved else self._allowance(outgoing, now_s)
+            if allowed > 0 or outgoing.under_way:
+                outgoing.waits(turn_s)
+            left = outgoing.push(self._file, allowed, lambda free=starved: self._held_back and not free, time.monotonic)
+            if left:
+                self._left_s = now_s
+            if not starved:
+                self._allowed = (self._allowed[0], allowed - left)
+            if not outgoing.silent:
+                return
+
+    def _starved(self, outgoing: Outgoing, now_s: float) -> bool:
+        """Whether links were busy for so long that a chunk leaves all the same."""
+        path = outgoing.path
+        chunk_s = path.chunk_bytes / path.bandwidth if path.bandwidth is not None else 0.0
+        return self._held_back and now_s - self._left_s > max(_STARVED_S, chunk_s / _STARVED_SHARE)
+
+    def _allowance(self, outgoing: Outgoing, now_s: float) -> int:
+        """Planned once for a span, a holder and a parcel, and once more when the span lasts longer than ever."""
+        spans, parcel = self._spans, self._parcel
+        assert parcel is not None
+        planned_for = (spans.idle_since_s, outgoing.holder, parcel.step, overdue(spans, now_s))
+        if self._allowed[0] != planned_for:
+            self._allowed = (planned_for, allowance(spans, outgoing.path, outgoing.left_bytes, now_s))
+        return self._allowed[1]
+
+    def _hear(self, outgoing: Outgoing) -> None:
+        while (message := _received(outgoing.socket)) is not None:
+            self._drop(outgoing.hear(message, time.monotonic()))
 
     def _receive(self) -> None:
         while (message := _received(self._router)) is not None:
-            why = self._take(message)
-            if why is not None:
-                self.dropped[why] += 1
+            self._drop(self._take(message))
+
+    def _drop(self, why: str | None) -> None:
+        if why is not None:
+            self.dropped[why] += 1
 
     def _take(self, message: Sequence[zmq.Frame]) -> str | None:
         """A chunk; why it was not taken."""
-        if len(message) != 3 or len(message[1].buffer) != _CHUNK.size:
+        chunk = Chunk.unpack(message[1].buffer) if len(message) == 3 else None
+        if chunk is None:
             return "malformed"
-        magic, run, step, owner, position, total, digest = _CHUNK.unpack(message[1].buffer)
-        incoming, payload = self._incoming.get(owner), message[2].buffer
-        if magic != _MAGIC or run != self._run or incoming is None:
+        incoming = self._incoming.get(chunk.owner)
+        if incoming is None or chunk.run != self._run:
             return "not for this rank"
-        if self._keys is not None and message[1].get("User-Id") != str(owner):
-            return "in another rank's name"
-        if not PAGE_BYTES < total <= self._limit_bytes or step < incoming.step or position >= total:
-            return "makes no sense"
-        if place_of(position, total)[1] != len(payload) or xxhash.xxh3_64_intdigest(payload) != digest:
-            return "damaged"
         try:
-            if step > incoming.step:
-                incoming.files.begin(total, turn=0 < incoming.step == incoming.done_step)
-                incoming.step, incoming.total, incoming.reached = step, total, 0
-            if total != incoming.total:
-                return "makes no sense"
-            if position == incoming.reached and incoming.reached < total:
-                incoming.files.put(payload, place_of(position, total)[0])
-                incoming.reached += len(payload)
-                if incoming.reached == total:
-                    incoming.done_step = step
+            why = incoming.take(chunk, message[1], message[2])
         except CheckpointError as error:
             self.failed = error
             return "no room"
-        reached = _REACHED.pack(_MAGIC, run, step, incoming.reached)
-        with suppress(zmq.Again):  # the next one says it too
-            self._router.send_multipart([message[0].bytes, reached], zmq.NOBLOCK)
-        return None
+        if why is None:
+            with suppress(zmq.Again):  # the next one says it too
+                self._router.send_multipart([message[0].bytes, *incoming.answer(chunk)], zmq.NOBLOCK)
+        return why
 
 
-def place_of(position: int, total: int) -> tuple[int, int]:
-    """Where in the file the chunk lies that is sent at `position`, and its length: the first page comes last."""
-    body = total - PAGE_BYTES
-    if position < body:
-        return position + PAGE_BYTES, min(CHUNK_BYTES, body - position)
-    return position - body, total - position
-
-
-def _received(socket: zmq.Socket[bytes]) -> Sequence[zmq.Frame] | None:
+def _received(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
     try:
         return socket.recv_multipart(zmq.NOBLOCK, copy=False)
     except zmq.Again:

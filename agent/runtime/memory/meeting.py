@@ -13,9 +13,11 @@ from atoll.agent.runtime.memory.placement import holders, on_node, owners
 from atoll.agent.runtime.memory.store import CopyFiles
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.stale.topology import data_keys, host
+from atoll.agent.runtime.wire.keys import KEY_BYTES
+from atoll.errors import AtollError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
-_MAX_ENDPOINT: Final = 256
+_MAX_TOLD: Final = 256  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class Placed:
 def met(
     session: Session, placed: Placed, incoming: Mapping[int, CopyFiles], limit_bytes: int
 ) -> tuple[Courier | None, str]:
-    """This rank's courier, connected; or why there is none, which is the same on every rank. Collective; raises
-    PeerLost."""
+    """This rank's courier, connected; or why there is none, on every rank or, where another told a key that is none,
+    here. Collective; raises PeerLost."""
     assert session.group is not None
     courier = Courier(
         run=session.run,
@@ -56,13 +58,17 @@ def met(
         tell=lambda text: session.notice(LEVEL_WARNING, text),
     )
     try:
-        endpoint, why = courier.bind(host(session)), ""
+        told, why = courier.bind(host(session)), ""
     except zmq.ZMQError as error:
-        endpoint, why = "", str(error)
-    said = [one.decode(errors="replace")[:_MAX_ENDPOINT] for one in session.group.gather_bytes(endpoint.encode())]
-    silent = [rank for rank, one in enumerate(said) if not one.startswith("tcp://")]
+        told, why = b"", str(error)
+    said = [one[:_MAX_TOLD] for one in session.group.gather_bytes(told)]
+    silent = [rank for rank, one in enumerate(said) if not one[KEY_BYTES:].startswith(b"tcp://")]
     if silent:
         courier.close()
         return None, f"rank {silent[0]} cannot listen for copies of others' state {why}".rstrip()
-    courier.start(said, placed.holders)
+    try:
+        courier.start(said, placed.holders)
+    except AtollError as error:
+        courier.close()
+        return None, str(error)
     return courier, ""

@@ -13,9 +13,11 @@ import torch
 from atoll.agent.runtime.checkpoint.header import Fingerprint, Header
 from atoll.agent.runtime.control import MemorySaid
 from atoll.agent.runtime.memory.budget import StateBytes, needed_bytes
-from atoll.agent.runtime.memory.cadence import OFF, Cadence
-from atoll.agent.runtime.memory.courier import Courier, Parcel
+from atoll.agent.runtime.memory.cadence import OFF, Cadence, News
+from atoll.agent.runtime.memory.courier import Courier
 from atoll.agent.runtime.memory.meeting import Placed, met
+from atoll.agent.runtime.memory.outgoing import Parcel
+from atoll.agent.runtime.memory.pairs import Pairs, paused
 from atoll.agent.runtime.memory.shard import RollingShard, ShardState, StandingShard
 from atoll.agent.runtime.memory.slot import SlotFile, Tail, bounds
 from atoll.agent.runtime.memory.store import CopyFiles, Generation, ShardFiles, remove_others
@@ -58,11 +60,13 @@ class MemoryTier:
             else RollingShard(snapshot, rounds, place.rank, place.world_size)
         )
         self._cadence = Cadence()
+        self._pairs = Pairs()
+        self._first_step = 0
         self._files: ShardFiles | None = None
         self._current = 0  # step of the generation in progress; 0: none
         self._begun_step = 0  # of the newest generation that began
         self._done_step = 0  # of the newest that this rank has written
-        self._told_every = 1
+        self._news = News()
         self._boundary_s = 0.0
         self._held_s = 0.0  # what the generation under way has cost so far
         self._others_there = True  # files of other shapes of the run may be in the folder
@@ -82,7 +86,7 @@ class MemoryTier:
         PeerLost."""
         if self._memory is None:
             return
-        self._begun_step = step
+        self._begun_step = self._first_step = step
         place, incoming = self._session.place, {}
         try:
             folder = self._roomy(self._memory, state)
@@ -124,14 +128,17 @@ class MemoryTier:
         if not self.enabled or position is None:
             return None
         begun_s = time.monotonic()
+        if self._courier is not None:
+            self._courier.boundary()
         if agreed.every >= OFF:
             self._turn_off("another rank cannot write its part")
             return None
+        self._learn(position.step, begun_s)
         complete = self._completed(agreed.step)
         self._tell(agreed.every)
-        if self._boundary_s and position.step > self._begun_step:
-            self._cadence.stepped(begun_s - self._boundary_s)
         self._boundary_s = begun_s
+        if self._paused(position.step):
+            return complete
         if self._current == 0 and position.step - self._begun_step >= agreed.every:
             self._held_s = 0.0
             self._begin(position.step)
@@ -164,6 +171,21 @@ class MemoryTier:
         if self._files is not None:
             self._files.close()
             self._files = None
+
+    def _paused(self, step: int) -> bool:
+        """Where shards are copied. What the own ones cost is known without leaving any out."""
+        return self._placed.any and paused(step - self._first_step)
+
+    def _learn(self, step: int, now_s: float) -> None:
+        """Of the step that is over."""
+        if not self._boundary_s or step <= self._begun_step:
+            return
+        took_s = now_s - self._boundary_s
+        self._cadence.stepped(took_s)
+        if self._courier is not None and self._session.place.is_main:  # one clock is enough: all wait for each other
+            begun, copying = self._begun_step == step - 1, self._current != 0
+            self._pairs.stepped(took_s, pause=self._paused(step - 1), begun=begun, copying=copying)
+            self._cadence.compared(self._pairs.cost)
 
     def _completed(self, agreed_step: int) -> int | None:
         if self._current == 0 or agreed_step < self._current or self._files is None:
@@ -304,12 +326,9 @@ class MemoryTier:
         return there
 
     def _tell(self, every: int) -> None:
-        if self._told_every / 2 < every < 2 * self._told_every:
-            return  # it swings with what else the machine does; a change of that order is no news
-        self._told_every = every
-        if self._session.place.is_main:
+        if self._news.changed(every) and self._session.place.is_main:
             text = (
-                f"the state goes into memory every {every} steps from now on: writing costs "
+                f"the state goes into memory every {every} steps from now on: a generation costs training "
                 f"{1000 * self._cadence.cost_s:.2f} ms here, a step takes {1000 * self._cadence.step_s:.1f} ms"
             )
             self._session.notice(LEVEL_INFO, text)

@@ -120,6 +120,7 @@ class StaleSynchroniser(ABC):
                 agreement=self._agreement,
                 digests=self._digests,
                 settings=self._settings,
+                waits=lambda waits: self._callbacks.busy() if waits else self._callbacks.idle(),
             )
         self._set_rate(self._settings.rate)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -35,8 +35,9 @@ class Traffic:
         agreement: Agreement,
         digests: Digests,
         settings: StaleSparse,
+        waits: Callable[[bool], None],
     ) -> None:
-        """Collective: all ranks meet here. Raises PeerLost, DeadlineExceeded."""
+        """Collective: all ranks meet here. waits: as for Transport.connect. Raises PeerLost, DeadlineExceeded."""
         assert session.group is not None
         self._pipeline, self._agreement, self._digests = pipeline, agreement, digests
         self._lock = threading.Lock()
@@ -54,7 +55,7 @@ class Traffic:
             own = self._transport.bind()
             said = session.group.gather_bytes(str(own).encode())
             endpoints = [Endpoint.parse(one.decode(errors="replace")) for one in said]
-            self._transport.connect(endpoints, pipeline, self._hear, self._lost)
+            self._transport.connect(endpoints, pipeline, self._hear, self._lost, waits)
         except BaseException:
             self._transport.close(linger_s=0)
             raise

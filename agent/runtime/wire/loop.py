@@ -60,6 +60,7 @@ class Callbacks:
     deliver: Callable[[Frame], str | None]  # a returned reason is counted as dropped
     ready: Callable[[], None]  # every peer is connected and has said hello
     lost: Callable[[AtollError], None]  # once; from then on nothing is received
+    waits: Callable[[bool], None] = lambda waits: None  # whether something waits to leave now; told when it changes
 
 
 @dataclass(slots=True)
@@ -239,11 +240,14 @@ class Loop:
             self._peers[rank].push(letter, now_s)
 
     def _flush(self) -> None:
+        waited = bool(self._writing)
         for rank, peer in self._peers.items():
             waits = peer.flush() if peer.queue else False
             if waits != (rank in self._writing):
                 self._poller.register(peer.dealer, zmq.POLLOUT if waits else 0)
                 (self._writing.add if waits else self._writing.discard)(rank)
+        if bool(self._writing) != waited:
+            self._callbacks.waits(not waited)
 
     def _watch_source(self) -> None:
         """Not while a peer's queue is full: what waits in the pipeline is bounded there and still sorted."""

@@ -100,11 +100,13 @@ class Transport:
         source: Source,
         deliver: Callable[[Frame], str | None],
         lost: Callable[[str], None],
+        waits: Callable[[bool], None] = lambda waits: None,
     ) -> None:
         """Start the thread, and wait until every peer is connected and has said hello.
 
-        endpoints: by rank. deliver, lost: called on the wire's thread, deliver already before this returns. Raises
-        NotAllowed where keys do not fit, PeerLost, DeadlineExceeded; after each only close is left."""
+        endpoints: by rank. deliver, lost, waits: called on the wire's thread, deliver already before this returns.
+        waits: told when something begins to wait for links, and when nothing does any more. Raises NotAllowed where
+        keys do not fit, PeerLost, DeadlineExceeded; after each only close is left."""
         if self._router is None or self._thread is not None or self._closed:
             raise BadInput("connect comes once, after bind and before close")
         if len(endpoints) != len(self._topology.members):
@@ -118,7 +120,7 @@ class Transport:
                 lost(str(error))
             self._met.set()
 
-        callbacks = Callbacks(deliver, self._met.set, on_lost)
+        callbacks = Callbacks(deliver, self._met.set, on_lost, waits)
         self._loop = Loop(
             topology=self._topology,
             run=self._run,

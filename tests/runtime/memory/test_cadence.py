@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from atoll.agent.runtime.memory.cadence import Cadence
+from atoll.agent.runtime.memory.cadence import Cadence, News
 
 
 def told(cadence: Cadence, step_s: float, cost_s: float, generations: int = 40) -> int:
@@ -36,3 +36,12 @@ def test_it_comes_back_when_steps_grow_longer_but_does_not_swing() -> None:
     assert told(cadence, step_s=0.1, cost_s=0.0095) == 10
     assert told(cadence, step_s=0.1, cost_s=0.0085) == 10
     assert told(cadence, step_s=0.1, cost_s=0.0025) == 3
+
+
+def test_a_change_is_news_when_it_stays_and_not_when_it_swings() -> None:
+    news = News()
+    assert not any(news.changed(1 + step % 2 * 3) for step in range(500))
+    told = [step for step in range(200) if news.changed(4)]
+    assert len(told) == 1
+    assert not any(news.changed(5) for _ in range(200))
+    assert sum(news.changed(1) for _ in range(200)) == 1

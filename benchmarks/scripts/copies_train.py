@@ -1,0 +1,80 @@
+"""What benchmarks/copies.py submits: a network whose passes wait as long as a device would compute, trained in blocks
+of steps with checkpoints in memory and without, in turn.
+
+python copies_train.py OUT BLOCKS WIDTH PACE_S. Rank 0 writes what each step took, and what the tier says of itself.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from checkpoints_train import BLOCK, make
+from paced_train import NOISE, waited
+from torch import nn
+
+import atoll
+
+BATCH = 64
+WARM_BLOCKS = 4  # idle spans are learned, memory is taken, the first plan comes
+
+
+def main() -> None:
+    out, blocks, width, pace_s = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+    torch.set_num_threads(1)
+    run = atoll.init(seed=1)
+    model, dataset = make(width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=BATCH)
+    tier: Any = run._training._memory  # type: ignore[union-attr]
+    took: list[list[float]] = []
+    written: list[int] = []
+    before, last, begun_step = 0.0, BLOCK * blocks - 1, 0
+    for _ in run.epochs(1_000_000):
+        for inputs, labels in loader:
+            block, place = divmod(run.step, BLOCK)
+            if place == 0:  # this step is neither one nor the other
+                without = block >= WARM_BLOCKS and block % 2 == 1
+                tier._paused = lambda step, paused=without: paused
+                took.append([])
+                written.append(0)
+            if tier._begun_step != begun_step:
+                begun_step, written[-1] = tier._begun_step, written[-1] + 1
+            work_s = pace_s * random.lognormvariate(0.0, NOISE)
+            loss = nn.functional.cross_entropy(waited(model(inputs), work_s / 3, 2 * work_s / 3), labels)
+            run.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            now = time.perf_counter()
+            if place > 1:  # in the first two a generation of the block before may still be on its way
+                took[-1].append(now - before)
+            before = now
+            if run.step == last:
+                break
+        if run.step >= last:
+            break
+    if run.is_main:
+        path = next((one.path for one in tier._courier._outgoing.values()), None)
+        told = {
+            "took": took[WARM_BLOCKS:],
+            "written": written[WARM_BLOCKS:],
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "state_bytes": tier._live.layout.total,
+            "every": tier._cadence.every,
+            "cost_s": tier._cadence.cost_s,
+            "copied_bytes": tier._courier.sent_bytes,
+            "spans_s": tier._courier._spans.profile(),
+            "bandwidth": path.bandwidth if path is not None else None,
+        }
+        out.write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
