@@ -12,7 +12,9 @@ import itertools
 import json
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 from torch import nn
 
 import atoll
+from atoll.agent.runtime.stale.rounds import Rounds
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
@@ -36,6 +39,7 @@ parser.add_argument(
     "--keep-sums", action="store_true", help="OUT/run-N-rank-R.sums-S: what gradients add up to by step S"
 )
 parser.add_argument("--synchronize-at", type=int, default=-1, help="after this step")
+parser.add_argument("--die-flushed", action="store_true", help="synchronize after an epoch, slowly remembered; SIGKILL")
 parser.add_argument("--break-flush", default="", help="RANK:SIGNAL, in the middle of it; signal 0: its link breaks")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
 options = parser.parse_args()
@@ -105,6 +109,27 @@ def break_flush() -> None:
     torch.distributed.all_reduce = breaking
 
 
+def die_flushed() -> None:
+    """As the machines lose power while the script evaluates what it has synchronized; once a generation is of the same
+    boundary, which all ranks know alike."""
+    tier: Any = run._training._memory  # type: ignore[union-attr]
+    if tier._current != run.step:
+        return
+    take, taken = Rounds.take, threading.Event()
+
+    def slowly(self: Rounds, stopped: Callable[[], bool]) -> bool:
+        taken.wait(0.5)
+        well = take(self, stopped)
+        taken.set()
+        return well
+
+    Rounds.take = slowly  # type: ignore[method-assign]
+    run.synchronize()
+    tier.close()
+    threading.Event().wait(1.0)  # so that no rank sees another one go
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 keep("begin")
 with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
     try:
@@ -135,5 +160,7 @@ with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
                 if cut.step == options.synchronize_at:
                     run.synchronize()
             run.report(loss=loss.item())
+            if options.die_flushed:
+                die_flushed()
     finally:
         keep("end")
