@@ -143,7 +143,7 @@ def read(
         }:
             raise CheckpointError("it is of another model")
         for name, missed in owed.items():
-            behind = contained.flushes[name] - state["flushes"][name]
+            behind = contained.flushes[name] - state.get("flushes", {}).get(name, 0)
             if behind > 0:
                 missed.zero_()  # another rank finished the flush that this one was lost in, and so has all of it
             elif behind < 0:

@@ -377,8 +377,9 @@ class StaleSynchroniser(ABC):
         mine = [int(old in found) for old in range(origin.world_size)]
         rows = session.group.gather_rows(mine) if session.group is not None else [mine]
         held = [[old for old, there in enumerate(row) if there] for row in rows]
+        none = torch.zeros(len(self._layers), dtype=torch.int64)  # written before flushes were counted
         versions, flushes = (
-            dict(zip((layer.name for layer in self._layers), origin.extra[what].tolist(), strict=True))
+            dict(zip((layer.name for layer in self._layers), origin.extra.get(what, none).tolist(), strict=True))
             for what in ("versions", "flushes")
         )
         contained = held_back.Contained(versions, flushes)
