@@ -107,6 +107,7 @@ def check_spec(spec: JobSpec) -> None:
     absolute = not folder or (folder.startswith("/") and ".." not in PurePosixPath(folder).parts)
     _need(absolute, "spec.checkpoint.directory", folder, "must be empty or an absolute path without '..'")
     _seconds("spec.stall_timeout_s", spec.stall_timeout_s)
+    _seconds("spec.hang_s", spec.hang_s)
 
 
 def check_plan(name: str, plan: Plan, run: int) -> None:

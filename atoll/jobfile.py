@@ -132,6 +132,10 @@ class JobFile(_Strict):
     split: Split = "auto"
     seed: Annotated[StrictInt, Field(ge=0, lt=2**64)] = 0
     stall_timeout_s: Annotated[StrictFloat | StrictInt, Field(ge=0, le=86_400)] = 0
+    hang_s: Annotated[StrictFloat | StrictInt, Field(ge=0, le=604_800)] = 0
+    """A worker that completes no step for this long is stopped and its run tried again; 0: it is only told of. Longer
+    than the longest evaluation, and than what comes before the first step."""
+
     strategy: Strategy = "dense"
     stale_sparse: StaleSparseSection | None = None
     adapt: AdaptSection = AdaptSection()
@@ -184,6 +188,7 @@ class JobFile(_Strict):
             split=self.split,
             seed=self.seed,
             stall_timeout_s=self.stall_timeout_s,
+            hang_s=self.hang_s,
             strategy=self.strategy,
             stale_sparse=self._stale_sparse(),
             adapt=self._adapt(),

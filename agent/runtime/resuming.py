@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import xxhash
 from torch import nn
 
 from atoll.agent.runtime.checkpoint import fence, files
 from atoll.agent.runtime.checkpoint.files import Checkpoint
 from atoll.agent.runtime.checkpoint.header import Fingerprint
 from atoll.agent.runtime.checkpoint.state import unpack_state
+from atoll.agent.runtime.checkpoint.tensorfile import bytes_of
 from atoll.agent.runtime.group import Group
 from atoll.agent.runtime.loader import Position
 from atoll.agent.runtime.memory.recovery import Remembered
@@ -25,7 +27,7 @@ from atoll.agent.runtime.synchronisation import Origin, OwnState
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
-_NONE = (-1, -1, -1, -1)
+_NONE = (-1, -1, -1, -1, -1)
 _NOTHING = (-1, -1)
 
 
@@ -108,8 +110,9 @@ def _newest_on_disk(session: Session, directory: Path) -> tuple[int, int]:
 
 def _find_on_disk(session: Session, directory: Path) -> Checkpoint | None:
     """Highest (run, step) wins, then the later position: one rank may have saved a step at its epoch's end, another
-    where the next epoch begins. Who lacks it receives it from the lowest rank that has it, and verifies it on arrival.
-    Raises PeerLost."""
+    where the next epoch begins. Of the same position ranks that were lost apart may have saved different states, where
+    the strategy is not synchronous: then that of the lowest rank is everybody's. Who lacks it receives it from the
+    lowest rank that has it, and verifies it on arrival. Raises PeerLost."""
     rank = session.place.rank
     own = files.newest_valid(
         directory, lambda why: session.notice(LEVEL_WARNING, f"rank {rank} passes over a checkpoint: {why}")
@@ -118,16 +121,24 @@ def _find_on_disk(session: Session, directory: Path) -> Checkpoint | None:
         return own
     mine = _NONE
     if own is not None:
-        mine = (own.header.run, own.header.step, own.header.epoch, own.header.consumed)
-    held = [(run, step, epoch, consumed) for run, step, epoch, consumed in session.group.gather_rows(mine)]
-    best = max(held)
+        mine = (own.header.run, own.header.step, own.header.epoch, own.header.consumed, _contained(own))
+    held = [tuple(row) for row in session.group.gather_rows(mine)]
+    source = max(range(len(held)), key=lambda one: (held[one][:-1], -one))
+    best = held[source]
     if best == _NONE:
         return None
     if all(one == best for one in held):
         return own
-    source = held.index(best)
     sent = session.group.broadcast_bytes(files.as_bytes(own) if own and session.group.rank == source else None, source)
     return own if mine == best else files.from_bytes(sent)
+
+
+def _contained(checkpoint: Checkpoint) -> int:
+    """Equal for equal states of one position: a digest, below 2^63, of what the strategy says that it contains."""
+    hasher = xxhash.xxh3_64()
+    for name in sorted(name for name in checkpoint.tensors if name.startswith(f"{EXTRA}/")):
+        hasher.update(bytes_of(checkpoint.tensors[name]))
+    return hasher.intdigest() >> 1
 
 
 def shares_directory_of_main(group: Group | None, directory: Path, run: int) -> bool:

@@ -43,6 +43,7 @@ class Exit:
 class LaunchAsked:
     key: Key
     stall_timeout_s: float
+    hang_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +184,16 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """People should know this of a worker."""
+
+    key: Key
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Something changed that the controller should hear of now."""
 
 
-Instruction: TypeAlias = FetchCode | StartProcess | SendStop | SendSignal | Release | Report
+Instruction: TypeAlias = FetchCode | StartProcess | SendStop | SendSignal | Release | Tell | Report

@@ -25,7 +25,7 @@ def classify(ended: Ended, kill: tuple[ExitKind, str] | None) -> Exit:
             return Exit(ExitKind.FINISHED, 0, "")
         case 85:
             return Exit(ExitKind.DRAINED, code, "stopped at a step boundary, as asked")
-        case 75:
+        case 75 if kill is None or kill[0] is not ExitKind.FAILED:  # who hung leaves like one that lost a peer
             return Exit(ExitKind.PEER_LOST, code, words or "a peer of its run was lost")
     if kill is not None:
         return Exit(kill[0], code, kill[1])

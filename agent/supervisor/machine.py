@@ -37,12 +37,16 @@ from atoll.agent.supervisor.events import (
     StartFailed,
     StartProcess,
     StopAsked,
+    Tell,
     Ticked,
 )
-from atoll.agent.supervisor.exits import classify
+from atoll.agent.supervisor.exits import DRAINED_CODE, classify
+from atoll.agent.supervisor.progress import Progress
 
 TERM_S: Final = 2.0
 """From SIGTERM to SIGKILL."""
+HANG_GRACE_S: Final = 10.0
+"""For a worker that hangs: its link's thread saves what the last boundary left."""
 REMEMBERED: Final = 256
 """Exits, fences of jobs and forgotten workers that are kept, newest first."""
 PAUSE_S: Final = 1.5
@@ -77,6 +81,7 @@ class Worker:
     stop: Stop | None = None
     exit: Exit | None = None
     life: liveness.Life = field(default_factory=liveness.Life)
+    progress: Progress = field(default_factory=Progress)
     step: int = 0
     plan: int = 0
 
@@ -132,12 +137,13 @@ def _of_worker(
             return _put(state, replace(worker, phase=Phase.RUNNING, pid=pid)), [Report()]
         case HelloSaid(_, now_s):
             todo: list[Instruction] = [] if worker.said_hello else [Report()]
-            return _put(state, replace(worker, life=worker.life.heard(now_s))), todo
+            life, progress = worker.life.heard(now_s), worker.progress.greeted(now_s)
+            return _put(state, replace(worker, life=life, progress=progress)), todo
         case AliveSaid(_, step, plan, now_s):
-            return _put(state, replace(worker, step=step, plan=plan, life=worker.life.heard(now_s))), []
+            life, progress = worker.life.heard(now_s), worker.progress.at(step, now_s)
+            return _put(state, replace(worker, step=step, plan=plan, life=life, progress=progress)), []
         case Ended():
-            kill = (worker.stop.kind, worker.stop.reason) if worker.stop and worker.stop.signal else None
-            after = replace(worker, phase=Phase.EXITED, exit=classify(event, kill))
+            after = replace(worker, phase=Phase.EXITED, exit=classify(event, _killed(worker.stop, event.exit_code)))
             return _start_waiting(_put(state, after), [Report()])
     return state, []
 
@@ -146,7 +152,8 @@ def _launch(state: State, event: LaunchAsked) -> tuple[State, list[Instruction]]
     key = event.key
     if not _is_new(state, key):
         return state, []
-    worker = Worker(key, Phase.FETCHING, life=liveness.Life(event.stall_timeout_s))
+    life, progress = liveness.Life(event.stall_timeout_s), Progress(event.hang_s)
+    worker = Worker(key, Phase.FETCHING, life=life, progress=progress)
     state, todo = _bounded(state)
     state = _fence(_put(state, worker), key.job, key.run)
     todo += [FetchCode(key), Report()]
@@ -200,8 +207,9 @@ def _tick(state: State, event: Ticked) -> tuple[State, list[Instruction]]:
     for worker in list(state.workers.values()):
         if worker.phase not in (Phase.RUNNING, Phase.STOPPING):
             continue
-        life = worker.life.seen(event.now_s, worker.key in event.stopped, paused_s if paused_s > PAUSE_S else 0.0)
-        looked_at = replace(worker, life=life)
+        unseen_s = paused_s if paused_s > PAUSE_S else 0.0
+        life = worker.life.seen(event.now_s, worker.key in event.stopped, unseen_s)
+        looked_at = replace(worker, life=life, progress=worker.progress.paused(unseen_s))
         state = _put(state, looked_at)
         obeying = worker.stop is None or not worker.stop.signal
         if obeying and (reason := life.verdict(event.now_s)):
@@ -209,9 +217,30 @@ def _tick(state: State, event: Ticked) -> tuple[State, list[Instruction]]:
         elif worker.stop is not None:
             state, more = _next_stage(state, looked_at, worker.stop, event.now_s)
         else:
-            continue
+            state, more = _look_at_progress(state, looked_at, event.now_s)
         todo += more
     return state, todo
+
+
+def _look_at_progress(state: State, worker: Worker, now_s: float) -> tuple[State, list[Instruction]]:
+    if reason := worker.progress.hung(now_s):
+        stop = Stop(reason, ExitKind.FAILED, 0, now_s + HANG_GRACE_S)
+        state = _put(state, replace(worker, phase=Phase.STOPPING, stop=stop))
+        return state, [SendStop(worker.key, HANG_GRACE_S, reason), Report()]
+    suspicion = worker.progress.suspicion(now_s)
+    if suspicion is None:
+        return state, []
+    state = _put(state, replace(worker, progress=replace(worker.progress, told=True)))
+    # Who waits for a rank that hangs completes no step either: one voice is enough.
+    return state, [Tell(worker.key, suspicion)] if worker.key.rank == 0 else []
+
+
+def _killed(stop: Stop | None, exit_code: int) -> tuple[ExitKind, str] | None:
+    """What to call the end of a worker, and why, if it was the agent's doing."""
+    if stop is None:
+        return None
+    hung = stop.kind is ExitKind.FAILED and exit_code not in (0, DRAINED_CODE)  # else it came to itself
+    return (stop.kind, stop.reason) if stop.signal or hung else None
 
 
 def _next_stage(state: State, worker: Worker, stop: Stop, now_s: float) -> tuple[State, list[Instruction]]:

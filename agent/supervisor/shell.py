@@ -41,6 +41,7 @@ from atoll.agent.supervisor.events import (
     StartFailed,
     StartProcess,
     StopAsked,
+    Tell,
     Ticked,
 )
 from atoll.agent.supervisor.exits import last_words
@@ -128,7 +129,7 @@ class Supervisor:
     def launch(self, key: Key, launch: Launch) -> None:
         if key not in self._state.workers:
             self._launches[key] = launch
-        self._feed(LaunchAsked(key, launch.spec.stall_timeout_s or STALL_TIMEOUT_S))
+        self._feed(LaunchAsked(key, launch.spec.stall_timeout_s or STALL_TIMEOUT_S, launch.spec.hang_s))
         if key not in self._state.workers:
             del self._launches[key]
 
@@ -213,6 +214,8 @@ class Supervisor:
                     running.process.send_signal(number)
             case Release(key):
                 self._release(key)
+            case Tell(key, text):
+                self.collector.note(key, LEVEL_WARNING, text)
             case Report():
                 self._changed()
 

@@ -158,9 +158,13 @@ def admission_row(admission: DecidedAdmission) -> tuple[str, ...]:
 
 
 def links_line(job: Job) -> str:
-    """'links 0-1 94.1 Mbit/s  1-0 93.8 Mbit/s', by rank and peer; empty where no goodput is known."""
-    known = [(worker.rank, link) for worker in job.workers for link in worker.links if link.goodput_bps]
-    shown = [f"{rank}-{link.peer} {bit_rate(link.goodput_bps)}" for rank, link in known[:_LINKS_SHOWN]]
+    """'links 0-1 94.1 Mbit/s  1-0 idle', by rank and peer; empty where no link is known. Idle was never busy for long
+    enough to tell what it carries."""
+    known = [(worker.rank, link) for worker in job.workers for link in worker.links]
+    shown = [
+        f"{rank}-{link.peer} {bit_rate(link.goodput_bps) if link.goodput_bps else 'idle'}"
+        for rank, link in known[:_LINKS_SHOWN]
+    ]
     rest = [f"and {len(known) - _LINKS_SHOWN} more"] if len(known) > _LINKS_SHOWN else []
     return "links " + "  ".join([*shown, *rest]) if known else ""
 

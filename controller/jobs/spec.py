@@ -47,6 +47,8 @@ def spec_from_wire(spec: pb.JobSpec) -> Spec:
         raise _wrong("split", spec.split, "is not known", f"Use one of {', '.join(SPLITS)}")
     if not (math.isfinite(spec.stall_timeout_s) and 0 <= spec.stall_timeout_s <= 86_400):
         raise _wrong("stall_timeout_s", spec.stall_timeout_s, "must be 0 to 86400 seconds", "Leave it out for 60 s")
+    if not (math.isfinite(spec.hang_s) and 0 <= spec.hang_s <= 604_800):
+        raise _wrong("hang_s", spec.hang_s, "must be 0 to 604800 seconds", "Leave it out, and nobody is stopped")
     return Spec(
         name=spec.name,
         script=_script(spec.script),
@@ -60,6 +62,7 @@ def spec_from_wire(spec: pb.JobSpec) -> Spec:
         split=spec.split or SPLITS[0],
         seed=spec.seed,
         stall_timeout_s=spec.stall_timeout_s,
+        hang_s=spec.hang_s,
         stale_sparse=_stale_sparse(spec),
         adapt=_adapt(spec),
         standby=spec.standby,
@@ -87,6 +90,7 @@ def spec_to_wire(spec: Spec) -> pb.JobSpec:
         split=spec.split,
         seed=spec.seed,
         stall_timeout_s=spec.stall_timeout_s,
+        hang_s=spec.hang_s,
         strategy=spec.strategy,
         stale_sparse=None if spec.stale_sparse is None else pb.StaleSparse(**asdict(spec.stale_sparse)),
         adapt=pb.Adaptation(**(asdict(spec.adapt) | {"profile": ""})),

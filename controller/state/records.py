@@ -123,6 +123,7 @@ class Spec:
     stale_sparse: StaleSparse | None = field(default=None, metadata=_LATER)  # None: strategy dense
     adapt: Adapt = field(default_factory=Adapt, metadata=_LATER)
     standby: int = field(default=0, metadata=_LATER)
+    hang_s: float = field(default=0.0, metadata=_LATER)
 
     @property
     def strategy(self) -> str:

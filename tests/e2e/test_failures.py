@@ -159,6 +159,21 @@ def test_stopped_worker_is_noticed_like_a_dead_one(cluster: Cluster, tmp_path: P
     check_every_sample_once(out, samples=600, epochs=2)
 
 
+def test_a_script_that_hangs_is_stopped_where_its_user_says_how_long_a_step_may_take(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """1. One worker waits for itself for ever in step 20; its link's thread still says that it lives. 2. It is stopped:
+    what the last boundary left is saved. 3. Run 2 goes on from there; the script is blamed."""
+    out = tmp_path / "out"
+    cluster.local([1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", "--hang-at=20", checkpoint_every=0, hang_s=5.0, max_restarts=1)
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 2, 1), cluster.story(job)
+    assert "after step 20 (hang_s = 5)" in cluster.story(job)
+    assert "goes on from step 20" in cluster.log(job)
+    check_every_sample_once(out, samples=600, epochs=2)
+
+
 def test_cancel_stops_all_within_five_seconds(cluster: Cluster, tmp_path: Path) -> None:
     cluster.local([1.0, 1.0])
     job = cluster.submit("tiny.py", f"--out={tmp_path / 'out'}", "--epochs=1000", workers=(2, 2))

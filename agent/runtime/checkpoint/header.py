@@ -76,7 +76,7 @@ class Header:
             )
         numbers = {name: data.get(name) for name in _NUMBERS}
         for name, value in numbers.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if type(value) is not int or not 0 <= value < (2**64 if name == "seed" else 2**63):
                 raise CheckpointError(f"{name} = {value!r} in its header is not a whole number of 0 or more")
         if not isinstance(data.get("job"), str) or not isinstance(data.get("created_by"), str):
             raise CheckpointError("job or created_by is missing in its header")
@@ -114,7 +114,7 @@ def _fingerprint_from_json(data: Any) -> Fingerprint:
         raise CheckpointError("the list of the model's tensors is missing in its header, or too long")
     try:
         found = Fingerprint({name: (str(dtype), tuple(map(int, shape))) for name, (dtype, shape) in tensors.items()})
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:  # the last for infinities
         raise CheckpointError(f"the list of the model's tensors in its header is malformed: {error}") from error
     if found.digest != data.get("digest"):
         raise CheckpointError("the fingerprint of the model in its header does not match its list of tensors")

@@ -66,6 +66,6 @@ def from_bytes(raw: bytes) -> Manifest:
         header, scalars = body["header"], body["scalars"]
         if state["file"] != STATE_FILE or state["chunk_bytes"] != CHUNK_BYTES:
             raise CheckpointError(f"it speaks of {state['file']!r} in chunks of {state['chunk_bytes']!r} bytes")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"it lacks or misstates {error}") from error
     return Manifest(Header.from_json(header), scalars, content)

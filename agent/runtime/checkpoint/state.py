@@ -35,7 +35,7 @@ def unpack_state(tensors: Mapping[str, torch.Tensor], scalars: Any) -> dict[str,
     """What `pack_state` was given. Raises CheckpointError where the two do not belong together."""
     try:
         state = _decode(scalars, tensors, 0)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
         raise CheckpointError(f"the state in the checkpoint is malformed: {error!r}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"the state in the checkpoint is a {type(state).__name__}, not a dict")
@@ -148,7 +148,13 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> Any:
     return _CONTAINERS[tag](_pairs(content, tensors, depth) if tag == "dict" else _decode(content, tensors, depth + 1))
 
 
-_CONTAINERS: Final[Mapping[str, Callable[[Any], Any]]] = {"dict": dict, "tuple": tuple, "size": torch.Size}
+def _size(items: Any) -> torch.Size:
+    if not all(type(item) is int and 0 <= item < 2**63 for item in items):
+        raise ValueError("no shape of a tensor")  # torch takes it, and fails when it is looked at
+    return torch.Size(items)
+
+
+_CONTAINERS: Final[Mapping[str, Callable[[Any], Any]]] = {"dict": dict, "tuple": tuple, "size": _size}
 
 
 def _pairs(pairs: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> list[tuple[Any, Any]]:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeGuard
 
 import torch
 import xxhash
@@ -159,12 +159,11 @@ def _parse_header(listed: bytes, data_bytes: int) -> list[tuple[str, torch.dtype
             for name, entry in header.items()
             if name != "__metadata__"
         )
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"its header (from byte 8) cannot be read: {error}") from error
     offset, found = 0, []
     for begin, end, name, dtype, shape in entries:
-        whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-        if dtype not in DTYPES or not whole:
+        if dtype not in DTYPES or not is_shape(shape):
             raise CheckpointError(f"its header gives tensor {name} the dtype {dtype!r} and the shape {shape!r}")
         if begin != offset or end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
             raise CheckpointError(f"its header puts tensor {name} at {begin} to {end}, which does not fit")
@@ -173,6 +172,14 @@ def _parse_header(listed: bytes, data_bytes: int) -> list[tuple[str, torch.dtype
     if offset != data_bytes:
         raise CheckpointError(f"its header accounts for {offset} of {data_bytes} bytes of data")
     return found
+
+
+def is_shape(shape: object) -> TypeGuard[list[int]]:
+    """Whether a tensor can have it: torch counts entries, and strides where there are none, in 64 bits."""
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        return False
+    entries: int = math.prod(max(size, 1) for size in shape)
+    return entries < 2**60
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

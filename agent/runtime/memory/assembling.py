@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from atoll.agent.runtime.checkpoint.state import pack_state, unpack_state
-from atoll.agent.runtime.checkpoint.tensorfile import DTYPE_NAMES, DTYPES, bytes_of
+from atoll.agent.runtime.checkpoint.tensorfile import DTYPE_NAMES, DTYPES, bytes_of, is_shape
 from atoll.agent.runtime.checkpoint.transfer import Checkpoint
 from atoll.agent.runtime.memory.live import size_of
 from atoll.agent.runtime.memory.shard import OWED
@@ -104,8 +104,7 @@ def _entries(layout: Any) -> list[tuple[str, str, list[int]]]:
     found = []
     try:
         for name, dtype, shape in layout["tensors"]:
-            whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
-            if not isinstance(name, str) or dtype not in DTYPES or not whole:
+            if not isinstance(name, str) or dtype not in DTYPES or not is_shape(shape):
                 raise CheckpointError(f"its layout gives tensor {name!r} the dtype {dtype!r} and the shape {shape!r}")
             found.append((name, dtype, shape))
     except (KeyError, TypeError, ValueError) as error:

@@ -123,6 +123,7 @@ class Remembered:
             try:
                 shard = slot.parse(content if content is not None else np.empty(0, np.uint8), own=False)
                 self._wanted.check(shard.header)
+                _check_is(shard, generation, index)
                 shards.append(shard)
             except CheckpointError as error:
                 refused = refused or f"shard {index} of step {generation.step}, from rank {source}: {error}"
@@ -156,6 +157,17 @@ class Remembered:
 
     def _passed_over(self, why: str) -> None:
         self._session.notice(LEVEL_WARNING, f"rank {self._rank} passes over a checkpoint in memory: {why}")
+
+
+def _check_is(shard: Shard, generation: Generation, index: int) -> None:
+    """Raises CheckpointError where a peer sent something else than it said it holds."""
+    found = Generation.of(shard)
+    if (found, shard.tail.shard) != (generation, index):
+        raise CheckpointError(
+            f"it is shard {shard.tail.shard} of {found.shards}, of run {found.run}, step {found.step}, layout "
+            f"{found.layout:.8}; asked for was shard {index} of {generation.shards}, of run {generation.run}, step "
+            f"{generation.step}, layout {generation.layout:.8}"
+        )
 
 
 def encode(found: Sequence[Held]) -> bytes:

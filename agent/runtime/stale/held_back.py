@@ -2,7 +2,10 @@
 
 Every rank keeps its own on its own machine: a residual is as large as the model and has no place on a thin link. The
 next run's ranks take over what they find, each rank's exactly once. In an emergency ranks may have been in different
-passes: parts that the chosen checkpoint does not contain yet go back into the residual of who had sent them."""
+passes: parts that the chosen checkpoint does not contain yet go back into the residual of who had sent them.
+
+A flush hands everything over at once, and ranks may be lost in the middle of one. So each counts its flushes, as the
+checkpoint does, and keeps what it gave into the last until all ranks are known to have it."""
 
 from __future__ import annotations
 
@@ -42,6 +45,23 @@ class Found:
     path: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """By layer. counts: flushes since the run began. given: what this rank gave into the last, where others may lack
+    it still; float32 [N]."""
+
+    counts: Mapping[str, int]
+    given: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Contained:
+    """What the checkpoint that a run goes on from has of the run before, by layer."""
+
+    versions: Mapping[str, int]  # the last round: parts of later ones were not applied and are owed again
+    flushes: Mapping[str, int]  # how many
+
+
 def as_rows(layers: Sequence[Layer], parts: Sequence[RecentPart]) -> list[dict[str, Any]]:
     """Parts that were sent, as a checkpoint holds them."""
     names = {layer.number: layer.name for layer in layers}
@@ -60,11 +80,13 @@ def pack(
     owed: Mapping[str, torch.Tensor],
     parts: Sequence[Mapping[str, Any]],
     optimizer: Mapping[str, Any] | None,
+    flushed: Flushed,
     *,
     copy: bool,
 ) -> Packed:
     """What this rank held back and the parts it sent last. copy: own memory, for who writes while training goes on."""
-    return pack_state({"owed": dict(owed), "parts": list(parts), "optimizer": optimizer}, copy=copy)
+    state = {"owed": dict(owed), "parts": list(parts), "optimizer": optimizer}
+    return pack_state({**state, "flushes": dict(flushed.counts), "given": dict(flushed.given)}, copy=copy)
 
 
 def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
@@ -107,12 +129,11 @@ def shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
 
 
 def read(
-    found: Found, versions: Mapping[str, int], sizes: Mapping[str, int], on_skip: Callable[[str], None]
+    found: Found, contained: Contained, sizes: Mapping[str, int], on_skip: Callable[[str], None]
 ) -> OwnState | None:
     """What a rank of the run before held back; None, told to on_skip, where it cannot be used.
 
-    versions: by layer, the last round that the checkpoint contains: parts of later ones were not applied and are owed
-    again. sizes: entries by layer."""
+    sizes: entries by layer."""
     try:
         checkpoint: Checkpoint = files.read(found.path)
         state = unpack_state(checkpoint.tensors, checkpoint.scalars)
@@ -121,8 +142,14 @@ def read(
             name: (size,) for name, size in sizes.items()
         }:
             raise CheckpointError("it is of another model")
+        for name, missed in owed.items():
+            behind = contained.flushes[name] - state.get("flushes", {}).get(name, 0)
+            if behind > 0:
+                missed.zero_()  # another rank finished the flush that this one was lost in, and so has all of it
+            elif behind < 0:
+                missed.add_(state["given"][name])
         for part in state["parts"]:
-            if part["pass"] > versions[part["name"]]:
+            if part["pass"] > contained.versions[part["name"]]:
                 add_blocks(owed[part["name"]], part["index"].numpy(), part["values"].numpy())
         return OwnState(found.rank, owed, state["optimizer"])
     except (CheckpointError, KeyError) as error:

@@ -5,6 +5,7 @@ forward pre-hook waits until round n - staleness is in its weights and takes a n
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +70,9 @@ class StaleSynchroniser(ABC):
         self._stall_s = self._step_stall_s = 0.0
         self._fresh = self._looked = 0
         self._counted: Counter[str] = Counter()
+        self._flushes = dict.fromkeys((layer.name for layer in self._layers), 0)
+        self._given: dict[str, torch.Tensor] = {}  # into a flush that other ranks may not have finished
+        self._flushing = threading.Lock()  # a layer is between two flushes
         self._layer_stalls_s = dict.fromkeys((layer.name for layer in self._layers), 0.0)
         self._sent_bytes = 0
         self._traffic: Traffic | None = None
@@ -227,6 +231,7 @@ class StaleSynchroniser(ABC):
     # --- the state
 
     def freeze(self) -> None:
+        self._flushing.acquire(timeout=FREEZE_DEADLINE_S)  # for good: nothing may be flushed from now on
         if hasattr(self, "_pipeline"):
             self._pipeline.quiesce(FREEZE_DEADLINE_S)
 
@@ -234,7 +239,11 @@ class StaleSynchroniser(ABC):
         return {id(layer.parameter): layer.shaped(layer.master) for layer in self._layers}
 
     def extra(self) -> Mapping[str, torch.Tensor]:
-        extra = {"updates": torch.tensor(self._made), "versions": torch.tensor(self._pipeline.versions())}
+        extra = {
+            "updates": torch.tensor(self._made),
+            "versions": torch.tensor(self._pipeline.versions()),
+            "flushes": torch.tensor(list(self._flushes.values())),
+        }
         for layer in self._layers:
             if layer.parameter.dtype != torch.float32:
                 extra[f"master.{layer.name}"] = layer.master
@@ -245,7 +254,8 @@ class StaleSynchroniser(ABC):
         if directory is None or not self._settings.error_feedback:
             return None
         parts = held_back.as_rows(self._layers, self._pipeline.recent_parts())
-        packed = held_back.pack(self._held_back(), parts, self._own_optimizer_state(), copy=copy)
+        flushed = held_back.Flushed(self._flushes, self._given)
+        packed = held_back.pack(self._held_back(), parts, self._own_optimizer_state(), flushed, copy=copy)
         return partial(held_back.write, directory, header, self._session.place.rank, packed)
 
     def rounds(self) -> Rounds:
@@ -368,12 +378,17 @@ class StaleSynchroniser(ABC):
         mine = [int(old in found) for old in range(origin.world_size)]
         rows = session.group.gather_rows(mine) if session.group is not None else [mine]
         held = [[old for old, there in enumerate(row) if there] for row in rows]
-        versions = dict(zip((layer.name for layer in self._layers), origin.extra["versions"].tolist(), strict=True))
+        none = torch.zeros(len(self._layers), dtype=torch.int64)  # written before flushes were counted
+        versions, flushes = (
+            dict(zip((layer.name for layer in self._layers), origin.extra.get(what, none).tolist(), strict=True))
+            for what in ("versions", "flushes")
+        )
+        contained = held_back.Contained(versions, flushes)
         sizes = {layer.name: layer.master.numel() for layer in self._layers}
         states = []
         for old, owner in enumerate(held_back.shared_out(held, origin.world_size)):
             if owner == rank:
-                state = held_back.read(found[old], versions, sizes, skipped)
+                state = held_back.read(found[old], contained, sizes, skipped)
                 states += [state] if state is not None else []
             elif owner is None and session.place.is_main:
                 text = f"what rank {old} of run {origin.run} had held back is lost with its machine; training goes on"

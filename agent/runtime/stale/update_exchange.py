@@ -71,13 +71,21 @@ class UpdateExchange(StaleSynchroniser):
     def finish(self) -> None:
         """Send what is still owed, all of it: the model that is left is the same on every rank."""
         self._rounds.settle()
+        group = self._session.group
         for layer in self._layers:
-            owed = self._owed(layer)
-            if self._session.group is not None:
+            given = self._owed(layer)
+            together = given.clone()
+            if group is not None:
                 with collective("sending what compression held back"):
-                    dist.all_reduce(owed, group=self._session.group.control)
-            layer.master -= owed
-            layer.live.copy_(layer.master)
+                    dist.all_reduce(together, group=group.control)
+            with self._flushing:
+                self._given[layer.name] = given
+                self._flushes[layer.name] += 1
+                layer.master -= together
+                layer.live.copy_(layer.master)
+        if group is not None:
+            group.barrier()  # now nobody can go on from a state without it
+        self._given.clear()
 
     # --- the pass
 

@@ -71,6 +71,7 @@ JOB = {
         "split": "inverse-time",
         "seed": 18446744073709551615,
         "stall_timeout_s": 0.0,
+        "hang_s": 0.0,
         "strategy": "dense",
         "stale_sparse": None,
         "adapt": None,
@@ -253,6 +254,13 @@ def test_status_of_a_job_over_thin_links(
     assert lines[lines.index("") - 2 : lines.index("")] == [strategy, links]
     document = json.loads(atoll(runner, controller, "status", "vit-3f9a", "--json")[1])
     assert (document["plan"]["rate"], document["progress"]["stall_share"]) == (0.995, 0.031)
+
+
+def test_a_link_that_was_never_busy_is_idle(runner: CliRunner, controller: ScriptedController) -> None:
+    job = sparse_job()
+    job.workers[1].links[0].goodput_bps = 0
+    controller.script.jobs["vit-3f9a"] = job
+    assert "links 0-1 94.1 Mbit/s  1-0 idle" in atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
 
 
 def test_status_says_whose_telemetry_was_dropped(runner: CliRunner, controller: ScriptedController) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -24,6 +25,7 @@ parser.add_argument("--samples", type=int, default=600)
 parser.add_argument("--batch-size", type=int, default=12)
 parser.add_argument("--step-s", type=float, default=0.02, help="pretended work per step and worker")
 parser.add_argument("--sample-s", type=float, default=0.0, help="pretended work per sample, beside that of a step")
+parser.add_argument("--hang-at", type=int, default=-1, help="in this step run 1 waits for ever")
 parser.add_argument("--dropout", type=float, default=0.1)
 options = parser.parse_args()
 
@@ -43,6 +45,8 @@ with (options.out / f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}.jso
             time.sleep(options.step_s + options.sample_s * len(x))  # pretended work, not a wait for anything
             loss = nn.functional.mse_loss(model(x), y)
             cut = loader.current
+            if cut.step == options.hang_at and os.environ.get("ATOLL_RUN") == "1":
+                threading.Event().wait()
             line = {
                 "step": cut.step,
                 "epoch": epoch,

@@ -95,6 +95,8 @@ def test_bytes_from_a_peer_are_taken_whole_or_not_at_all(small: Path) -> None:
         b'{"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}',
         b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
         b'{"a": {"dtype": "F32", "shape": [99999999999999], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [0, 1000000000000000000000], "data_offsets": [0, 0]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, Infinity]}}',
         b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
         b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
         b'{"a": {"dtype": "F32", "shape": true, "data_offsets": [0, 4]}}',

@@ -8,10 +8,13 @@ being killed."""
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import torch
 from torch import nn
 
 import atoll
+from atoll.agent.runtime.stale.rounds import Rounds
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
@@ -34,6 +38,9 @@ parser.add_argument("--flip-at", type=int, default=-1, help="rank 1 flips a bit 
 parser.add_argument(
     "--keep-sums", action="store_true", help="OUT/run-N-rank-R.sums-S: what gradients add up to by step S"
 )
+parser.add_argument("--synchronize-at", type=int, default=-1, help="after this step")
+parser.add_argument("--die-flushed", action="store_true", help="synchronize after an epoch, slowly remembered; SIGKILL")
+parser.add_argument("--break-flush", default="", help="RANK:SIGNAL, in the middle of it; signal 0: its link breaks")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
 options = parser.parse_args()
 
@@ -85,6 +92,44 @@ def await_stop() -> None:
         time.sleep(0.01)
 
 
+def break_flush() -> None:
+    """Let this rank be lost when it has given the third tensor away and not yet taken what came of it."""
+    number = int(options.break_flush.partition(":")[2])
+    reduce, calls = torch.distributed.all_reduce, itertools.count(1)
+
+    def breaking(tensor: torch.Tensor, **settings: Any) -> None:
+        if next(calls) < 3:
+            reduce(tensor, **settings)
+            return
+        reduce(tensor.clone(), **settings)
+        if number:
+            os.kill(os.getpid(), number)
+        raise RuntimeError("Connection closed by peer")
+
+    torch.distributed.all_reduce = breaking
+
+
+def die_flushed() -> None:
+    """As the machines lose power while the script evaluates what it has synchronized; once a generation is of the same
+    boundary, which all ranks know alike."""
+    tier: Any = run._training._memory  # type: ignore[union-attr]
+    if tier._current != run.step:
+        return
+    take, taken = Rounds.take, threading.Event()
+
+    def slowly(self: Rounds, stopped: Callable[[], bool]) -> bool:
+        taken.wait(0.5)
+        well = take(self, stopped)
+        taken.set()
+        return well
+
+    Rounds.take = slowly  # type: ignore[method-assign]
+    run.synchronize()
+    tier.close()
+    threading.Event().wait(1.0)  # so that no rank sees another one go
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 keep("begin")
 with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
     try:
@@ -110,6 +155,12 @@ with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
                     log.write(json.dumps(trained | {"loss": loss.item()}) + "\n")
                     if options.keep_sums:
                         torch.save(summed, options.out / f"{NAME}.sums-{cut.step + 1}")
+                if options.break_flush.startswith(f"{run.rank}:") and cut.step == max(options.synchronize_at, 3):
+                    break_flush()
+                if cut.step == options.synchronize_at:
+                    run.synchronize()
             run.report(loss=loss.item())
+            if options.die_flushed:
+                die_flushed()
     finally:
         keep("end")

@@ -189,3 +189,15 @@ def test_moments_go_through_a_kill_and_the_model_is_that_of_a_calm_run(
     job.ended(2, "--adamw")
     expected, actual = (check_alike(one.kept(one.runs, 2, "end"), "masters") for one in (calm, job))
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_has_the_state_before_a_flush_or_after_it_never_both(start: Start, tmp_path: Path) -> None:
+    """1. At the end of an epoch a generation begins, and its masters are copied late. 2. The script synchronizes: what
+    all held back is in the masters now. 3. All die. 4. The next run's masters lack it, and every rank owes its part."""
+    job = Job(tmp_path, start, rate=0.9, values="float32", staleness=0)
+    with job.agent(2) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--keep-sums", *SLOWLY, "--die-flushed", "--epochs", "20")
+        assert agent.exit_codes() == [-signal.SIGKILL] * 2, agent.said()
+    step, _ = job.ended(2, "--epochs", "20")
+    assert step % 9 == 0
+    check_conserved(job, 2, 2, "updates")

@@ -242,6 +242,53 @@ def test_a_killed_rank_costs_seconds_and_only_what_it_held_back_itself(
     assert {line["step"] for line in trained(tmp_path)} == set(range(27))
 
 
+@pytest.mark.parametrize(
+    ("lost", "number", "when"),
+    [
+        (0, 0, "by the script"),
+        (2, 0, "at the end"),
+        (1, int(signal.SIGKILL), "by the script"),
+        (1, int(signal.SIGKILL), "at the end"),
+    ],
+)
+def test_a_rank_lost_in_the_middle_of_a_flush_counts_once(
+    start: Start, tmp_path: Path, lost: int, number: int, when: str
+) -> None:
+    """1. All ranks hand over what they held back. One gave the third tensor and is lost before it has the sum: its
+    link breaks, or it is killed. 2. The others have the sum. Each saves what it has on a machine of its own. 3. The
+    next run goes on from rank 0's state, which has the flush or lacks it: what each rank gave counts once either way.
+    A killed rank's gradients were all zero, so it takes nothing with it."""
+    settings = {"rate": 0.9, "values": "float32", "digest_every": 2}
+    arguments = ["--break-flush", f"{lost}:{number}"]
+    arguments += ["--synchronize-at", "6"] if when == "by the script" else ["--epochs", "1"]
+    arguments += ["--silent-rank", str(lost)] if number else []
+    with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
+        agent.own_directories = True
+        agent.start_workers("stale_train.py", str(tmp_path), *arguments)
+        codes = agent.exit_codes()
+        assert codes == [-number if number and rank == lost else 75 for rank in range(3)], agent.said()
+        counts = {tuple(flushes(agent.directory_of(rank))) for rank in range(3) if rank != lost or not number}
+        assert counts <= {(1, 1, 1, 0, 0, 0), (1, 1, 0, 0, 0, 0)}
+        assert number or len(counts) == 2
+    with sparse(tmp_path, 3, start=start, run=2, **settings) as agent:
+        agent.own_directories = True
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
+        assert agent.exit_codes() == [0] * 3, agent.said()
+    first = [kept(tmp_path, 1, rank, "end") for rank in range(3) if rank != lost or not number]
+    begun = [kept(tmp_path, 2, rank, "begin") for rank in range(3)]
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    gradients, owed = together(first, "summed"), together(begun, "held_back")
+    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, owed, "updates")
+
+
+def flushes(directory: Path) -> list[int]:
+    """By layer, how many the newest checkpoint contains."""
+    checkpoint = files.read(files.newest(directory)[0].path)
+    (name,) = [name for name in checkpoint.tensors if name.endswith("flushes")]
+    counts: list[int] = checkpoint.tensors[name].tolist()
+    return counts
+
+
 def test_a_paused_rank_is_lost_within_the_limit_of_silence(start: Start, tmp_path: Path) -> None:
     """Rank 1 is stopped (SIGSTOP) in step 6: its kernel still answers, it does not. Rank 0 saves and ends with 75."""
     pause = ("--raise-at", "6", "--signal", str(int(signal.SIGSTOP)))

@@ -1,0 +1,61 @@
+"""Whether a worker still gets anywhere: its steps, as its link's thread tells them twice a second. Pure.
+
+That thread lives on when the script does not: signs of life say nothing of a loader that waits for itself for ever."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from typing import Final
+
+USUAL_STEPS: Final = 20
+LEAST_S: Final = 60.0
+"""No silence is worth a word that is shorter than this, or than USUAL_STEPS steps."""
+_KEPT: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    hang_s: float = 0.0
+    """A worker that completes no step for longer is stopped; 0: it is only told of."""
+    step: int = 0
+    since_s: float | None = None
+    """When it came to this step; None before it said Hello."""
+    steps_s: tuple[float, ...] = ()
+    """What its last steps took; empty before the first."""
+    told: bool = False
+
+    def greeted(self, now_s: float) -> Progress:
+        return self if self.since_s is not None else replace(self, since_s=now_s)
+
+    def at(self, step: int, now_s: float) -> Progress:
+        """It said that it has completed `step` steps."""
+        if step == self.step:
+            return self
+        took_s = self.steps_s
+        if self.since_s is not None and 0 < self.step < step:
+            took_s = (*took_s, (now_s - self.since_s) / (step - self.step))[-_KEPT:]
+        return replace(self, step=step, since_s=now_s, steps_s=took_s, told=False)
+
+    def paused(self, for_s: float) -> Progress:
+        """Nobody could look for so long, which is held against nobody."""
+        return self if self.since_s is None else replace(self, since_s=self.since_s + for_s)
+
+    def hung(self, now_s: float) -> str | None:
+        """Why it is to be stopped, or None."""
+        if not self.hang_s or self.since_s is None or now_s - self.since_s <= self.hang_s:
+            return None
+        return f"no step for {now_s - self.since_s:.0f} s after step {self.step} (hang_s = {self.hang_s:g})"
+
+    def suspicion(self, now_s: float) -> str | None:
+        """What people should know, once for each silence, or None."""
+        if self.told or self.since_s is None or not self.steps_s:
+            return None
+        usual_s, silent_s = statistics.median(self.steps_s), now_s - self.since_s
+        if silent_s <= max(LEAST_S, USUAL_STEPS * usual_s):
+            return None
+        return (
+            f"no step for {silent_s:.0f} s after step {self.step}; one took {usual_s:.2g} s before. An evaluation or a "
+            "slow disk may take that long; a script that hangs stays so: look at its stack, or cancel the job. With "
+            "hang_s in the job file it is stopped and tried again"
+        )

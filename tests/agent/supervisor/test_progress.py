@@ -1,0 +1,99 @@
+"""A script that hangs while its process lives: the state machine alone."""
+
+from __future__ import annotations
+
+import signal
+
+from atoll.agent.supervisor.events import (
+    AliveSaid,
+    CodeReady,
+    Ended,
+    Event,
+    ExitKind,
+    HelloSaid,
+    Instruction,
+    Key,
+    LaunchAsked,
+    SendSignal,
+    SendStop,
+    Started,
+    Tell,
+    Ticked,
+)
+from atoll.agent.supervisor.machine import HANG_GRACE_S, Phase, State, handle
+
+A = Key("job-1", 1, 0)
+
+
+def play(state: State, *events: Event) -> tuple[State, list[Instruction]]:
+    """The state after these events, and all instructions."""
+    todo: list[Instruction] = []
+    for event in events:
+        state, more = handle(state, event)
+        todo += more
+    return state, todo
+
+
+def begun(key: Key = A, hang_s: float = 0.0) -> State:
+    return play(State(), LaunchAsked(key, 60.0, hang_s), CodeReady(key), Started(key, 7, 0.0), HelloSaid(key, 0.0))[0]
+
+
+def alive(begin_s: int, end_s: int, *, step_s: float = 0.0, step: int = 0, key: Key = A) -> list[Event]:
+    """Signs of life and ticks of every second of [begin, end). step_s: 0 stays at `step`."""
+    events: list[Event] = []
+    for second in range(begin_s, end_s):
+        done = step + int((second - begin_s) / step_s) if step_s else step
+        events += [AliveSaid(key, done, 1, float(second)), Ticked(float(second))]
+    return events
+
+
+def test_a_script_that_hangs_is_told_of_once_and_left_alone() -> None:
+    """Steps of 2 s, then none: 60 s later one word, with what a step took; steps come again and stop again: another."""
+    state, todo = play(begun(), *alive(1, 30, step_s=2.0, step=10), *alive(30, 200, step=24))
+    (told,) = [one for one in todo if isinstance(one, Tell)]
+    assert "no step for 61 s after step 24; one took 2 s before" in told.text
+    assert state.workers[A].phase is Phase.RUNNING
+    _, todo = play(state, *alive(200, 230, step_s=2.0, step=25), *alive(230, 400, step=39))
+    assert len([one for one in todo if isinstance(one, Tell)]) == 1
+
+
+def test_slow_steps_get_twenty_times_their_usual_time() -> None:
+    state, _ = play(begun(), *alive(1, 61, step_s=10.0, step=3))
+    assert play(state, *alive(61, 240, step=8))[1] == []
+    assert len(play(state, *alive(61, 270, step=8))[1]) == 1
+
+
+def test_nothing_is_said_before_the_first_step_and_by_rank_0_alone() -> None:
+    assert play(begun(), *alive(1, 400, step=0))[1] == []
+    other = Key("job-1", 1, 1)
+    steps = (*alive(1, 30, step_s=1.0, step=1, key=other), *alive(30, 300, step=29, key=other))
+    assert play(begun(other), *steps)[1] == []
+
+
+def test_with_hang_s_it_is_stopped_in_stages_and_counts_as_the_scripts_failure() -> None:
+    """1. 50 s without a step: it is asked to stop, so that its last boundary is saved. 2. Its link's thread does so
+    and ends it with 75, as if a peer was lost; or nothing happens and it is killed. 3. Either way the script failed."""
+    state, todo = play(begun(hang_s=50), *alive(1, 20, step_s=1.0, step=5), *alive(20, 72, step=23))
+    (stop,) = [one for one in todo if isinstance(one, SendStop)]
+    assert (stop.key, stop.grace_s) == (A, HANG_GRACE_S)
+    assert "no step for 51 s after step 23 (hang_s = 50)" in stop.reason
+    saved, _ = play(state, Ended(A, 75, False, "rank 0 was asked to stop and is stuck"))
+    killed, todo = play(state, *alive(72, 90, step=23), Ended(A, -9, False, ""))
+    assert [one.signal for one in todo if isinstance(one, SendSignal)] == [signal.SIGTERM, signal.SIGKILL]
+    for state, code in ((saved, 75), (killed, -9)):
+        exit = state.workers[A].exit
+        assert exit is not None
+        assert (exit.kind, exit.code) == (ExitKind.FAILED, code)
+        assert "hang_s = 50" in exit.reason
+
+
+def test_who_comes_to_itself_while_it_is_stopped_has_drained() -> None:
+    state, _ = play(begun(hang_s=50), *alive(1, 72, step=0), Ended(A, 85, False, ""))
+    exit = state.workers[A].exit
+    assert exit is not None
+    assert exit.kind is ExitKind.DRAINED
+
+
+def test_an_agent_that_was_stopped_itself_takes_nobody_for_hung() -> None:
+    state, _ = play(begun(hang_s=50), *alive(1, 20, step_s=1.0, step=5))
+    assert play(state, Ticked(500.0), AliveSaid(A, 23, 1, 500.5), Ticked(501.0))[1] == []
