@@ -140,6 +140,33 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(found.header, tensors, found.scalars, path)
 
 
+def from_parts(found: Manifest, parts: Iterator[memoryview], where: str) -> Checkpoint:
+    """The checkpoint whose manifest is `found` and whose state file these are, in order, every byte verified."""
+    try:
+        tensors, seen = deserialized(_Stream(parts), found.state.bytes)
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}/{STATE_FILE} is damaged: {error}") from error
+    check_content(Path(where) / STATE_FILE, found, seen)
+    return Checkpoint(found.header, tensors, found.scalars)
+
+
+class _Stream:
+    """Parts as something that is read from."""
+
+    def __init__(self, parts: Iterator[memoryview]) -> None:
+        self._parts, self._left = parts, memoryview(b"")
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        while not self._left:
+            part = next(self._parts, None)
+            if part is None:
+                return 0
+            self._left = part
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count
+
+
 def newest_valid(directory: Path, on_skip: Callable[[str], None]) -> Checkpoint | None:
     """The newest checkpoint that is sound; None where there is none. on_skip is told what was passed over and why."""
     candidates = newest(directory, on_skip)
