@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Final
 
 from atoll.controller.jobs.ledger import JobState
