@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def restore(
     context: typer.Context,
     source: sources.SourceName,
-    script: Annotated[
-        Path | None, typer.Argument(help="Another script than the job's; needed for a directory or a URL.")
-    ] = None,
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Handed to the script.")] = None,
     *,
     step: sources.Step = None,
+    script: Annotated[
+        Path | None, typer.Option(help="Another script than the job's; needed for a directory or a URL.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the new job.")] = None,
     workers: Annotated[str | None, typer.Option(metavar="N|MIN:MAX", help="How many devices.")] = None,
     config: submit.Config = None,
@@ -44,7 +44,7 @@ def restore(
 
     atoll restore vit-3f9a --step 4000        the same code and settings, unless others are given
 
-    atoll restore s3://bucket/vit/vit-3f9a train.py --workers 4
+    atoll restore s3://bucket/vit/vit-3f9a --script train.py --workers 4
     """
     wanted = sources.parse(source, step)
     flags = {
@@ -63,9 +63,7 @@ def restore(
     }
     own_code = script is not None or config is not None
     if not wanted.job and not own_code:
-        raise BadInput(
-            f"{source} says nothing of the code. Name the script: atoll restore {source} train.py, or a --config"
-        )
+        raise BadInput(f"{source} says nothing of the code. Give it with --script train.py, or with --config")
     send = _of_job(wanted, flags) if not own_code else _with_own_code(wanted, config, flags)
     submit.hand_over(context, send, follow, timeout, as_json=as_json)
 
