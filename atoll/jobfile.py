@@ -240,7 +240,7 @@ def from_spec(spec: JobSpec) -> JobFile:
         strategy=cast(Strategy, spec.strategy or "dense"),
         stale_sparse=StaleSparseSection.model_validate(
             {
-                **{field: getattr(sparse, field) for field in _SPARSE_FIELDS if getattr(sparse, field) != ""},
+                **{field: getattr(sparse, field) for field in _SPARSE_FIELDS if _is_said(sparse, field)},
                 "error_feedback": not sparse.no_error_feedback,
             }
         )
@@ -257,6 +257,13 @@ def from_spec(spec: JobSpec) -> JobFile:
 
 
 _SPARSE_FIELDS: Final = tuple(name for name in StaleSparseSection.model_fields if name != "error_feedback")
+
+
+def _is_said(sparse: StaleSparse, field: str) -> bool:
+    """Whether a submitted job has a value of its own there."""
+    if sparse.DESCRIPTOR.fields_by_name[field].has_presence:
+        return sparse.HasField(cast(Any, field))
+    return bool(getattr(sparse, field))
 
 
 def parse_workers(text: str) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from atoll.agent.runtime.checkpoint.header import Header, fingerprint
 from atoll.agent.runtime.checkpoint.state import pack_state
 from atoll.cli import sources
 from atoll.cli.main import app
-from atoll.errors import AtollError, BadInput
+from atoll.errors import BadInput
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
@@ -51,9 +51,17 @@ def rows(*found: pb.StoredCheckpoint, notes: tuple[str, ...] = ()) -> pb.Checkpo
 
 
 def on_disk(step: int, path: str = "/mnt/vit", **fields: Any) -> pb.StoredCheckpoint:
-    about = {"shards": 1, "shards_there": 1, "bytes": 3 << 20, "age_s": 61.0, "health": "complete", "nodes": ["a"]}
+    about: dict[str, Any] = {
+        "shards": 1,
+        "shards_there": 1,
+        "bytes": 3 << 20,
+        "age_s": 61.0,
+        "health": "complete",
+        "nodes": ["a"],
+    }
     name = f"step-{step:09d}-run-000002"
-    return pb.StoredCheckpoint(tier="disk", run=2, step=step, path=f"{path}/{name}", **(about | fields))
+    about |= {"tier": "disk", "run": 2, "step": step, "path": f"{path}/{name}"}
+    return pb.StoredCheckpoint(**(about | fields))
 
 
 def test_tiers_are_listed_with_what_is_wrong_beside_them(controller: ScriptedController) -> None:
@@ -136,8 +144,8 @@ def test_what_cannot_be_restored_is_refused_with_what_is_there(controller: Scrip
         ((JOB, "--keep", "0"), "checkpoint.keep = 0 is wrong"),
     ):
         done = invoke(controller, "restore", *arguments)
-        assert isinstance(done.exception, AtollError) or done.exit_code == 2, done.stderr
-        assert message in done.stderr + str(done.exception)
+        assert done.exit_code in (1, 2)
+        assert message in done.stderr
     assert controller.script.headers == []
     done = invoke(controller, "restore", str(sound), *with_script)
     assert done.exit_code == 0, done.stderr
