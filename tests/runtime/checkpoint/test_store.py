@@ -1,4 +1,5 @@
-"""Checkpoints in object stores: fsspec's memory and local file systems, which behave like a bucket and like a disk."""
+"""Checkpoints in object stores: fsspec's memory and local file systems, which behave like a bucket and like a disk; and
+S3 itself, against a server in this process, where s3fs and moto are installed."""
 
 from __future__ import annotations
 
@@ -24,9 +25,34 @@ from atoll.errors import CheckpointError
 Tensors = dict[str, torch.Tensor]
 
 
-@pytest.fixture(params=["file", "memory"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"file://{tmp_path / 'store'}" if request.param == "file" else f"memory://{secrets.token_hex(8)}/vit"
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The endpoint of a server that speaks S3."""
+    pytest.importorskip("s3fs", reason="pip install s3fs 'moto[server]' to test against an S3 server")
+    moto = pytest.importorskip("moto.server", reason="pip install 'moto[server]'")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path / 'store'}"
+    elif request.param == "memory":
+        yield f"memory://{secrets.token_hex(8)}/vit"
+    else:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3"))  # as a user would name his own server
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "testing")
+        bucket = f"bucket-{secrets.token_hex(8)}"
+        fsspec.filesystem("s3").mkdir(bucket)
+        yield f"s3://{bucket}/vit"
+        fsspec.filesystem("s3").clear_instance_cache()
 
 
 def file_of(url: str, moment: Moment, name: str) -> tuple[Any, str]:
