@@ -70,11 +70,11 @@ class AsyncClient:
         async def parts() -> AsyncIterator[pb.SubmitRequest]:
             yield pb.SubmitRequest(header=header)
 
-        return (await self._call("submit", lambda stub, s: stub.Submit(parts(), timeout=s))).job
+        return (await self._leader.call("submit", lambda stub, s: stub.Submit(parts(), timeout=s))).job
 
     async def checkpoints(self, job: str) -> pb.CheckpointsReply:
         """What there is of a job's checkpoints in all tiers, and which nodes could not be asked."""
-        return await self._call(
+        return await self._leader.call(
             f"checkpoints of {job}",
             lambda stub, s: stub.Checkpoints(pb.CheckpointsRequest(job=job), timeout=max(s, CHECKPOINTS_ANSWER_S)),
         )

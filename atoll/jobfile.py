@@ -225,6 +225,7 @@ def from_spec(spec: JobSpec) -> JobFile:
         script=spec.script,
         args=tuple(spec.args),
         workers=f"{spec.min_workers}:{spec.max_workers}",
+        standby=spec.standby,
         env=dict(spec.env),
         checkpoint=CheckpointSection(
             directory=checkpoint.directory,
@@ -232,6 +233,7 @@ def from_spec(spec: JobSpec) -> JobFile:
             keep=max(checkpoint.keep, 1),
             keep_every_steps=checkpoint.keep_every_steps,
             memory_replicas=checkpoint.memory_replicas if checkpoint.HasField("memory_replicas") else 2,
+            site_safe=checkpoint.site_safe,
         ),
         max_restarts=spec.max_restarts,
         split=cast(Split, spec.split or "auto"),

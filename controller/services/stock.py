@@ -10,7 +10,8 @@ from atoll.controller.jobs.ledger import JobState
 from atoll.controller.jobs.stock import put_together
 from atoll.controller.jobs.term import Term
 from atoll.controller.state import keys
-from atoll.controller.state.records import RunRecord, decode
+from atoll.controller.state.codec import decode
+from atoll.controller.state.records import RunRecord
 from atoll.v1 import agents_pb2, jobs_pb2
 
 ANSWER_S: Final = 3.0

@@ -279,10 +279,10 @@ def glance(path: Path) -> Tail:
             raise Unsealed("it is being written, or its writer ended before it was whole")
         if len(head) < _HEAD.size + _SEAL.size or head[_HEAD.size :] != xxhash.xxh3_128_digest(head[: _HEAD.size]):
             raise CheckpointError("its head does not match the hash behind it")
-        _, _, data_bytes, tail_bytes, data_at, _, tail_digest = _HEAD.unpack(head[: _HEAD.size])
+        _, _, own_bytes, data_bytes, tail_bytes, own_at, _, tail_digest = _HEAD.unpack(head[: _HEAD.size])
         if tail_bytes > MAX_JSON_BYTES:
             raise CheckpointError("the sizes in its head make no sense")
-        file.seek(data_at + data_bytes)
+        file.seek(own_at + own_bytes + data_bytes)
         raw = file.read(tail_bytes)
     if xxhash.xxh3_128_digest(raw) != tail_digest:
         raise CheckpointError("its tail is not what was written")

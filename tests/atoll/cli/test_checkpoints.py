@@ -99,11 +99,13 @@ def test_a_restored_job_is_submitted_with_the_others_code_and_settings(controlle
     spec = controller.script.add(JOB, pb.PHASE_DONE).spec
     spec.MergeFrom(
         common.JobSpec(
-            args=["--lr", "1"], env={"A": "1"}, max_restarts=7, seed=3, split="even", strategy="stale-sparse"
+            args=["--lr", "1"], env={"A": "1"}, max_restarts=7, seed=3, standby=1, split="even", strategy="stale-sparse"
         )
     )
     spec.stale_sparse.rate = 0.9
-    spec.checkpoint.CopyFrom(common.CheckpointPolicy(directory="/mnt", every_steps=9, keep=4, memory_replicas=1))
+    spec.checkpoint.CopyFrom(
+        common.CheckpointPolicy(directory="/mnt", every_steps=9, keep=4, memory_replicas=1, site_safe=True)
+    )
     controller.script.checkpoints[JOB] = rows(on_disk(300))
     done = invoke(controller, "restore", JOB, "--step", "300", "--env", "B=2", "--keep", "5", "--", "--lr", "2")
     assert done.exit_code == 0, done.stderr
