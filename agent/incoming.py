@@ -11,7 +11,7 @@ from typing import Final
 from atoll.agent.runtime.strategy import MAX_RATE, StaleSparse, from_spec
 from atoll.agent.supervisor.events import Key
 from atoll.errors import BadInput
-from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers
+from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers, TakeStock
 from atoll.v1.common_pb2 import JobSpec, Plan, WorkerId
 
 MAX_TEXT: Final = 4096
@@ -23,6 +23,7 @@ MAX_REPLICAS: Final = 8
 KEY_BYTES: Final = 32
 _JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _SHA: Final = re.compile(r"[0-9a-f]{64}")
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s?#]+")
 _HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
@@ -102,12 +103,27 @@ def check_spec(spec: JobSpec) -> None:
         _need(_VARIABLE.fullmatch(name) is not None, "spec.env", name, "must be a variable's name")
         _text(f"spec.env[{name}]", value)
     _need(_SHA.fullmatch(spec.code_sha256) is not None, "spec.code_sha256", spec.code_sha256, "must be 64 hex digits")
-    folder = spec.checkpoint.directory
-    _text("spec.checkpoint.directory", folder)
-    absolute = not folder or (folder.startswith("/") and ".." not in PurePosixPath(folder).parts)
-    _need(absolute, "spec.checkpoint.directory", folder, "must be empty or an absolute path without '..'")
+    check_directory("spec.checkpoint.directory", spec.checkpoint.directory)
+    if spec.checkpoint.HasField("start_from"):
+        start = spec.checkpoint.start_from
+        check_directory("spec.checkpoint.start_from.directory", start.directory)
+        if start.job:
+            check_job("spec.checkpoint.start_from.job", start.job)
     _seconds("spec.stall_timeout_s", spec.stall_timeout_s)
     _seconds("spec.hang_s", spec.hang_s)
+
+
+def check_directory(name: str, folder: str) -> None:
+    """Where checkpoints are: empty, an absolute path, or the URL of an object store. Raises BadInput."""
+    _text(name, folder)
+    absolute = folder.startswith("/") and ".." not in PurePosixPath(folder).parts
+    known = not folder or absolute or _URL.fullmatch(folder) is not None
+    _need(known, name, folder, "must be empty, an absolute path without '..', or a URL")
+
+
+def check_take_stock(asked: TakeStock) -> None:
+    check_job("take_stock.job", asked.job)
+    check_directory("take_stock.directory", asked.directory)
 
 
 def check_plan(name: str, plan: Plan, run: int) -> None:

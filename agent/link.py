@@ -272,6 +272,9 @@ class Link:
             case "drop_memory":
                 incoming.check_job("drop_memory.job", message.drop_memory.job)
                 supervisor.drop_memory(message.drop_memory.job)
+            case "take_stock":
+                incoming.check_take_stock(message.take_stock)
+                supervisor.take_stock(message.take_stock)
             case "log_ack":
                 incoming.check_key(message.log_ack.id)
                 supervisor.logs.ack(message.log_ack)
@@ -299,6 +302,8 @@ class Link:
                 )
                 await self._write(call, AgentMessage(heartbeat=heartbeat), registered.lease_s)
                 beat_s = now_s + registered.heartbeat_s
+            while (stock := supervisor.next_stock()) is not None:
+                await self._write(call, AgentMessage(stock=stock), registered.lease_s)
             if (batch := supervisor.logs.next_batch()) is not None:
                 await self._write(call, AgentMessage(log=batch), registered.lease_s)
                 self._news.woken.set()  # there may be more

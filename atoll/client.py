@@ -27,6 +27,7 @@ from atoll.v1 import jobs_pb2 as pb
 DEFAULT_CONTROLLER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 ENDED: Final = frozenset({pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED})
 
+CHECKPOINTS_ANSWER_S: Final = 15.0  # the controller waits up to 10 s for an object store
 _SLOWEST_LINK_BYTES_PER_S: Final = 128 * 1024
 
 _T = TypeVar("_T")
@@ -60,6 +61,23 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections; streams that are open end."""
         await self._leader.close()
+
+    async def submit_alike(self, spec: common.JobSpec, code_of: str, request_id: str | None = None) -> str:
+        """Hand over a job with the code, and the offline profile, of another one; return its id. Raises NotFound where
+        the other one was removed."""
+        header = pb.SubmitHeader(spec=spec, request_id=request_id or uuid.uuid4().hex, code_of=code_of)
+
+        async def parts() -> AsyncIterator[pb.SubmitRequest]:
+            yield pb.SubmitRequest(header=header)
+
+        return (await self._leader.call("submit", lambda stub, s: stub.Submit(parts(), timeout=s))).job
+
+    async def checkpoints(self, job: str) -> pb.CheckpointsReply:
+        """What there is of a job's checkpoints in all tiers, and which nodes could not be asked."""
+        return await self._leader.call(
+            f"checkpoints of {job}",
+            lambda stub, s: stub.Checkpoints(pb.CheckpointsRequest(job=job), timeout=max(s, CHECKPOINTS_ANSWER_S)),
+        )
 
     async def submit(self, spec: common.JobSpec, code: bytes, request_id: str | None = None) -> str:
         """Hand a job over; return its id once the cluster will not lose it.
@@ -219,6 +237,14 @@ class Client:
     def submit(self, spec: common.JobSpec, code: bytes, request_id: str | None = None) -> str:
         """See AsyncClient.submit."""
         return self._run(self._client.submit(spec, code, request_id))
+
+    def submit_alike(self, spec: common.JobSpec, code_of: str, request_id: str | None = None) -> str:
+        """See AsyncClient.submit_alike."""
+        return self._run(self._client.submit_alike(spec, code_of, request_id))
+
+    def checkpoints(self, job: str) -> pb.CheckpointsReply:
+        """See AsyncClient.checkpoints."""
+        return self._run(self._client.checkpoints(job))
 
     def get(self, job: str) -> pb.Job:
         """See AsyncClient.get."""

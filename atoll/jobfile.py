@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 MAX_WORKERS: Final = 4096
 _MAX_JOB_FILE_BYTES: Final = 1024 * 1024
 _MAX_PROFILE_BYTES: Final = 256 * 1024
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s?#]+")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 Split = Literal["auto", "inverse-time", "even"]
 Strategy = Literal["dense", "stale-sparse"]
@@ -49,13 +50,17 @@ class CheckpointSection(_Strict):
     """`[checkpoint]`: where and how often the model is saved."""
 
     directory: _Text = ""
-    """Absolute path on the nodes; empty = the agent's own folder for the job."""
+    """Absolute path on the nodes, or the URL of an object store, e.g. s3://bucket/vit, which is kept level with the
+    agent's own folder for the job; empty = that folder alone."""
 
     every_steps: _Count = 200
     """Steps between checkpoints; 0 = only at the end."""
 
     keep: Annotated[StrictInt, Field(ge=1, lt=2**32)] = 2
     """Complete checkpoints kept."""
+
+    keep_every_steps: _Count = 0
+    """The first checkpoint at or after each multiple of this stays for good; 0 = none."""
 
     memory_replicas: Annotated[StrictInt, Field(ge=0, le=8)] = 2
     """Machines that hold each part of the state in their memory as well; 1 = its own alone, 0 = none."""
@@ -66,8 +71,10 @@ class CheckpointSection(_Strict):
     @field_validator("directory")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        if value and not value.startswith("/"):
-            raise ValueError("must be an absolute path: the nodes have other working folders")
+        if value and not value.startswith("/") and not _URL.fullmatch(value):
+            raise ValueError(
+                "must be an absolute path, for the nodes have other working folders, or a URL like s3://bucket/folder"
+            )
         return value
 
 
@@ -213,6 +220,58 @@ class JobFile(_Strict):
             return None
         settings = self.stale_sparse.model_dump(exclude={"error_feedback"})
         return StaleSparse(no_error_feedback=not self.stale_sparse.error_feedback, **settings)
+
+
+def from_spec(spec: JobSpec) -> JobFile:
+    """The job file that a submitted job could have had; without its offline profile, which is not sent back."""
+    checkpoint, adapt = spec.checkpoint, spec.adapt
+    sparse = spec.stale_sparse
+    return JobFile(
+        name=spec.name,
+        script=spec.script,
+        args=tuple(spec.args),
+        workers=f"{spec.min_workers}:{spec.max_workers}",
+        standby=spec.standby,
+        env=dict(spec.env),
+        checkpoint=CheckpointSection(
+            directory=checkpoint.directory,
+            every_steps=checkpoint.every_steps,
+            keep=max(checkpoint.keep, 1),
+            keep_every_steps=checkpoint.keep_every_steps,
+            memory_replicas=checkpoint.memory_replicas if checkpoint.HasField("memory_replicas") else 2,
+            site_safe=checkpoint.site_safe,
+        ),
+        max_restarts=spec.max_restarts,
+        split=cast(Split, spec.split or "auto"),
+        seed=spec.seed,
+        stall_timeout_s=spec.stall_timeout_s,
+        strategy=cast(Strategy, spec.strategy or "dense"),
+        stale_sparse=StaleSparseSection.model_validate(
+            {
+                **{field: getattr(sparse, field) for field in _SPARSE_FIELDS if _is_said(sparse, field)},
+                "error_feedback": not sparse.no_error_feedback,
+            }
+        )
+        if spec.HasField("stale_sparse")
+        else None,
+        adapt=AdaptSection.model_validate(
+            {
+                "batch": (adapt.min_batch, adapt.max_batch) if adapt.max_batch else None,
+                "learning_rate": adapt.learning_rate or "adascale",
+                "rate": adapt.rate,
+            }
+        ),
+    )
+
+
+_SPARSE_FIELDS: Final = tuple(name for name in StaleSparseSection.model_fields if name != "error_feedback")
+
+
+def _is_said(sparse: StaleSparse, field: str) -> bool:
+    """Whether a submitted job has a value of its own there."""
+    if sparse.DESCRIPTOR.fields_by_name[field].has_presence:
+        return sparse.HasField(cast(Any, field))
+    return bool(getattr(sparse, field))
 
 
 def parse_workers(text: str) -> tuple[int, int]:

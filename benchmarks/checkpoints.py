@@ -87,7 +87,8 @@ def main() -> None:
     print(f"{datetime.date.today()}, {processor()}, {os.cpu_count()} cores, torch {torch.__version__}")
     if options.blocks:
         print(
-            f"two workers, {options.strategy}, blocks of 20 steps with and without checkpoints in memory, {options.blocks} blocks:"
+            f"two workers, {options.strategy}, blocks of 20 steps with and without checkpoints in memory, "
+            f"{options.blocks} blocks:"
         )
         for replicas in (1, 2):
             cost(options.strategy, options.blocks, options.width, options.batch, replicas)

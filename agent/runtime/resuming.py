@@ -17,6 +17,7 @@ from atoll.agent.runtime.checkpoint.files import Checkpoint
 from atoll.agent.runtime.checkpoint.header import Fingerprint
 from atoll.agent.runtime.checkpoint.state import unpack_state
 from atoll.agent.runtime.checkpoint.tensorfile import bytes_of
+from atoll.agent.runtime.elsewhere import Elsewhere
 from atoll.agent.runtime.group import Group
 from atoll.agent.runtime.loader import Position
 from atoll.agent.runtime.memory.recovery import Remembered
@@ -89,34 +90,47 @@ def find(session: Session, directory: Path, model: Fingerprint) -> Found | None:
     PeerLost."""
     directory.mkdir(parents=True, exist_ok=True)
     fence.take(directory, session.run)
+    elsewhere = Elsewhere(session, directory)
     remembered = Remembered(session, session.memory.folder, model) if session.memory is not None else None
-    if remembered is not None and (found := remembered.newest(_newest_on_disk(session, directory))) is not None:
-        return Found(found.checkpoint, found.generation, found.own)
+    if remembered is not None:
+        newest = _newest_on_disk(session, directory, elsewhere)
+        if (found := remembered.newest(newest)) is not None:
+            return Found(found.checkpoint, found.generation, found.own)
+    elsewhere.bring(lambda: _newest_on_disk(session, directory))
     on_disk = _find_on_disk(session, directory)
     if remembered is not None:  # disks may have said that they had more than is sound
         newer_than = _NOTHING if on_disk is None else (on_disk.header.run, on_disk.header.step)
         if (found := remembered.newest(newer_than)) is not None:
             return Found(found.checkpoint, found.generation, found.own)
+    on_disk = on_disk or agreed(session, elsewhere.start())
     return Found(on_disk) if on_disk is not None else None
 
 
-def _newest_on_disk(session: Session, directory: Path) -> tuple[int, int]:
-    """(run, step) of the newest checkpoint whose manifest is sound, on any rank's disk."""
+def _newest_on_disk(session: Session, directory: Path, elsewhere: Elsewhere | None = None) -> tuple[int, int]:
+    """(run, step) of the newest checkpoint whose manifest is sound, on any rank's disk, or `elsewhere`."""
     own = next(((one.run, one.step) for one in files.newest(directory, lambda why: None)), _NOTHING)
+    own = max(own, elsewhere.newest_in_store or _NOTHING) if elsewhere is not None else own
     if session.group is None:
         return own
     return max((run, step) for run, step in session.group.gather_rows(own))
 
 
 def _find_on_disk(session: Session, directory: Path) -> Checkpoint | None:
-    """Highest (run, step) wins, then the later position: one rank may have saved a step at its epoch's end, another
-    where the next epoch begins. Of the same position ranks that were lost apart may have saved different states, where
-    the strategy is not synchronous: then that of the lowest rank is everybody's. Who lacks it receives it from the
-    lowest rank that has it, and verifies it on arrival. Raises PeerLost."""
+    """The newest sound one on any rank's disk, on every rank. Raises PeerLost."""
     rank = session.place.rank
     own = files.newest_valid(
         directory, lambda why: session.notice(LEVEL_WARNING, f"rank {rank} passes over a checkpoint: {why}")
     )
+    return agreed(session, own)
+
+
+def agreed(session: Session, own: Checkpoint | None) -> Checkpoint | None:
+    """The newest of what the ranks have, on every rank; None where none has any. Raises PeerLost.
+
+    Highest (run, step) wins, then the later position: one rank may have saved a step at its epoch's end, another where
+    the next epoch begins. Of the same position ranks that were lost apart may have saved different states, where the
+    strategy is not synchronous: then that of the lowest rank is everybody's. Who lacks it receives it from the lowest
+    rank that has it, and verifies it on arrival."""
     if session.group is None:
         return own
     mine = _NONE

@@ -23,7 +23,7 @@ from atoll.agent.runtime.loader import Loader
 from atoll.agent.runtime.place import Place
 from atoll.agent.runtime.probe import Probe
 from atoll.agent.runtime.randomness import seed_alike
-from atoll.agent.runtime.session import CheckpointSettings, MemorySettings, Session
+from atoll.agent.runtime.session import CheckpointSettings, MemorySettings, Session, checkpoint_settings
 from atoll.agent.runtime.snapshot import Tracked
 from atoll.agent.runtime.strategy import Dense, StaleSparse, Strategy
 from atoll.agent.runtime.terms import Terms, terms_from_wire
@@ -307,11 +307,7 @@ class Run:
             timeout_s, speed = max(timeout_s, spec.stall_timeout_s), welcome.speed
             strategy = strategies.from_spec(spec)
             first = terms_from_wire(welcome.launch.plan) if welcome.launch.plan.shares else None
-            checkpoint = CheckpointSettings(
-                directory=Path(welcome.job_directory) if welcome.job_directory else None,
-                every_steps=spec.checkpoint.every_steps,
-                keep=max(spec.checkpoint.keep, 1),
-            )
+            checkpoint = checkpoint_settings(welcome)
             if spec.checkpoint.memory_replicas:  # on every rank alike
                 memory = MemorySettings(
                     folder=Path(welcome.memory_directory) if welcome.memory_directory else None,

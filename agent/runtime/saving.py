@@ -9,8 +9,10 @@ from typing import Any, Final
 
 import torch
 
+from atoll.agent.runtime.carrying import Carrier
 from atoll.agent.runtime.checkpoint import fence, files
 from atoll.agent.runtime.checkpoint.files import Checkpoint, Header, fingerprint
+from atoll.agent.runtime.checkpoint.folders import Moment
 from atoll.agent.runtime.checkpoint.state import pack_state
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import Snapshot
@@ -32,6 +34,8 @@ class Saver:
         self._session, self._snapshot = session, snapshot
         self._directory = session.checkpoint.directory
         self._writes = False
+        self._began_with: frozenset[Moment] = frozenset()
+        self._carrier: Carrier | None = None
         self._seen_step = self._done_step = 0
         self._under_way: threading.Thread | None = None
 
@@ -39,11 +43,24 @@ class Saver:
     def enabled(self) -> bool:
         return self._directory is not None
 
-    def begin(self, *, writes: bool, step: int, on_disk: bool) -> None:
-        """writes: whether ordinary checkpoints are this rank's. step: where training begins; on_disk: that is saved."""
+    def begin(self, *, writes: bool, step: int, on_disk: Moment | None) -> None:
+        """writes: whether ordinary checkpoints are this rank's. step: where training begins; on_disk: what of that is
+        saved."""
         self._writes = writes
         self._seen_step = step
-        self._done_step = step if on_disk else 0
+        self._done_step = on_disk.step if on_disk is not None else 0
+        self._began_with = frozenset() if on_disk is None else frozenset([on_disk])
+        settings = self._session.checkpoint
+        if settings.store and settings.directory is not None and self._session.place.is_main:
+            self._carrier = Carrier(
+                settings.store,
+                settings.directory,
+                keep=settings.keep,
+                keep_every_steps=settings.keep_every_steps,
+                tell=self._session.notice,
+            )
+            if on_disk is not None:
+                self._carrier.wake()  # an emergency's may not have been carried
 
     def due(self, step: int) -> bool:
         """Whether an ordinary checkpoint belongs to this boundary, on every rank alike."""
@@ -89,9 +106,21 @@ class Saver:
                 )
             except CheckpointError as error:
                 self._tell(checkpoint.header.step, error)
+            else:
+                if self._carrier is not None:
+                    self._carrier.wake()
+
+    def carried_within(self, deadline_s: float) -> bool:
+        """Whether all that was written is in the object store, or was tried; waits for it."""
+        return self._carrier is None or self._carrier.idle_within(deadline_s)
 
     def close(self) -> None:
-        """Wait for the checkpoint under way."""
+        """Wait for the checkpoint under way; break off what is being carried."""
+        self._wait_for_write()
+        if self._carrier is not None:
+            self._carrier.close()
+
+    def _wait_for_write(self) -> None:
         if self._under_way is not None:
             self._under_way.join(timeout=LAST_WAIT_S)
             if self._under_way.is_alive():
@@ -128,7 +157,7 @@ class Saver:
         position = self._snapshot.position
         if self._directory is None or position is None:
             return None
-        self.close()
+        self._wait_for_write()
         try:
             with fence.locked(self._directory / ".leaving"):  # so that a node's ranks do not all write the same bytes
                 for found in files.newest(self._directory):
@@ -149,7 +178,7 @@ class Saver:
         position = self._snapshot.position
         if self._directory is None or position is None:
             return
-        self.close()
+        self._wait_for_write()
         self._call(self._snapshot.sync.aside(self._header(), copy=False), position.step)
 
     def _call(self, aside: Callable[[], None] | None, step: int) -> None:
@@ -187,13 +216,17 @@ class Saver:
             self._tell(header.step, error)
             return None
         self._done_step = header.step
+        self._began_with = frozenset()
         if self._session.link is not None:
             self._session.link.outbox.checkpoint(header.step)
+        if self._carrier is not None:
+            self._carrier.wake()
         return path
 
     def _tidy(self, directory: Path) -> None:
         try:
-            files.keep_newest(directory, self._session.checkpoint.keep)
+            settings = self._session.checkpoint
+            files.keep_newest(directory, settings.keep, settings.keep_every_steps, self._began_with)
         except CheckpointError as error:
             self._session.notice(LEVEL_WARNING, f"old checkpoints stay: {error}")
 

@@ -16,6 +16,16 @@ from atoll.agent.runtime.strategy import Strategy
 from atoll.agent.runtime.terms import Terms
 from atoll.agent.runtime.throttle import Throttle
 from atoll.v1.common_pb2 import Level
+from atoll.v1.worker_pb2 import Welcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFrom:
+    """The checkpoint of another job that this one begins with."""
+
+    directory: Path | None  # where it would lie on this machine
+    store: str  # URL; empty: in none
+    step: int | None  # None: the newest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +35,9 @@ class CheckpointSettings:
     directory: Path | None  # None: none are written
     every_steps: int  # 0: only at the end and in emergencies
     keep: int  # complete ones that stay
+    keep_every_steps: int = 0  # the first at or after each multiple stays for good; 0: none
+    store: str = ""  # URL of the object store that is kept level with the directory; empty: none
+    start_from: StartFrom | None = None  # where the job has none of its own yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +74,28 @@ class Session:
         say(text)
         if self.link is not None:
             self.link.outbox.notice(level, text)
+
+
+def checkpoint_settings(welcome: Welcome) -> CheckpointSettings:
+    """What the submitted job says of checkpoints, as it is on this machine."""
+    policy, job = welcome.launch.spec.checkpoint, welcome.launch.id.job
+    start = policy.start_from if policy.HasField("start_from") else None
+    return CheckpointSettings(
+        directory=Path(welcome.job_directory) if welcome.job_directory else None,
+        every_steps=policy.every_steps,
+        keep=max(policy.keep, 1),
+        keep_every_steps=policy.keep_every_steps,
+        store=_in_store(policy.directory, job),
+        start_from=None
+        if start is None
+        else StartFrom(
+            directory=Path(welcome.start_directory) if welcome.start_directory else None,
+            store=_in_store(start.directory, start.job),
+            step=start.step if start.HasField("step") else None,
+        ),
+    )
+
+
+def _in_store(directory: str, job: str) -> str:
+    """The URL of the job's checkpoints; empty where the directory is none."""
+    return "/".join([directory.rstrip("/"), *([job] if job else [])]) if "://" in directory else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from atoll.agent.runtime import exits, resuming
+from atoll.agent.runtime.checkpoint.folders import Moment
 from atoll.agent.runtime.checkpoint.header import fingerprint
 from atoll.agent.runtime.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.consistency import Consistency
@@ -37,6 +39,8 @@ from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
+CARRY_DEADLINE_S: Final = 600.0
+CARRY_WORD_S: Final = 2.0
 NORMS_EVERY_STEPS: Final = 10
 LINKS_EVERY_STEPS: Final = 10
 
@@ -116,7 +120,9 @@ class Training:
             writes = session.place.is_main or (session.place.local_rank == 0 and not shared)
             from_memory = found is not None and found.generation is not None
             step = found.checkpoint.header.step if found is not None else 0
-            self.saver.begin(writes=writes, step=step, on_disk=not from_memory)
+            header = found.checkpoint.header if found is not None and not from_memory else None
+            saved = Moment(header.run, header.step) if header is not None else None
+            self.saver.begin(writes=writes, step=step, on_disk=saved)
             if found is not None:
                 if not from_memory:
                     self.saver.store_received(found.checkpoint)
@@ -241,6 +247,25 @@ class Training:
         self._tell_all()
         if not self._updated:  # else gradients wait for an update that never comes; the last checkpoint stays
             self.saver.save()
+            self._wait_for_store()
+
+    def _wait_for_store(self) -> None:
+        """The others stay until rank 0 has carried the last checkpoint: a run whose ranks end apart is stopped."""
+        if not self._session.checkpoint.store:
+            return
+        ends_s = time.monotonic() + CARRY_DEADLINE_S
+        while True:
+            late = time.monotonic() > ends_s
+            word = 1 if self.saver.carried_within(CARRY_WORD_S) else 2 if late else 0
+            try:
+                rows = self._session.group.gather_rows([word]) if self._session.group is not None else [[word]]
+            except PeerLost as error:
+                self.lost(error)
+            if rows[0][0]:
+                break
+        if rows[0][0] == 2 and self._session.place.is_main:
+            text = f"the last checkpoint was not carried within {CARRY_DEADLINE_S:.0f} s; it is on disk"
+            self._session.notice(LEVEL_WARNING, text)
 
     def close(self) -> None:
         self.saver.close()

@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,11 +52,12 @@ from atoll.agent.supervisor.logs import Logs, LogStream
 from atoll.agent.supervisor.memory import MemoryFolders
 from atoll.agent.supervisor.output import Captured, OutputPump
 from atoll.agent.supervisor.process import WorkerProcess, out_of_memory_kills
+from atoll.agent.supervisor.stock import StockTaker
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device
 from atoll.errors import AtollError
-from atoll.v1.agents_pb2 import Launch, PlanForJob, StopWorkers
+from atoll.v1.agents_pb2 import Launch, PlanForJob, Stock, StopWorkers, TakeStock
 from atoll.v1.common_pb2 import LEVEL_WARNING, JobSpec
 from atoll.v1.worker_pb2 import Welcome
 
@@ -112,6 +114,8 @@ class Supervisor:
         self._pids.mkdir(exist_ok=True)
         self.memory = MemoryFolders(settings.state_dir)
         self._code = CodeStore(settings.state_dir / "code", fetch)
+        self._stocks: deque[Stock] = deque()
+        self._stock_taker = StockTaker(self.memory.root, self.checkpoints_of, self._stock_taken)
         self._socket = WorkerSocket(settings.state_dir, self.collector, self._on_hello, self._on_alive)
         self._pump = OutputPump()
 
@@ -148,6 +152,23 @@ class Supervisor:
         if any(worker.key.job == job and worker.phase is not machine.Phase.EXITED for worker in self.workers):
             return  # the controller says it again
         self.memory.drop(job)
+
+    def take_stock(self, asked: TakeStock) -> None:
+        """Look what there is of a job's checkpoints; `next_stock` has the answer later."""
+        self._stock_taker.take(asked)
+
+    def next_stock(self) -> Stock | None:
+        return self._stocks.popleft() if self._stocks else None
+
+    def _stock_taken(self, stock: Stock) -> None:
+        """On the thread that looked."""
+
+        def tell() -> None:
+            self._stocks.append(stock)
+            self._printed()
+
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(tell)
 
     def forget(self, key: Key) -> None:
         self._feed(ForgetAsked(key))
@@ -186,6 +207,7 @@ class Supervisor:
         self.logs.close()
         self._socket.close()
         self.ports.close()
+        self._stock_taker.close()
         self.memory.close()
 
     async def _tick(self) -> None:
@@ -287,6 +309,9 @@ class Supervisor:
 
     def _welcome(self, key: Key, launch: Launch, job_directory: Path) -> Welcome:
         welcome = Welcome(launch=launch, job_directory=str(job_directory), speed=self._settings.speed)
+        start = launch.spec.checkpoint.start_from
+        if start.job or start.directory.startswith("/"):
+            welcome.start_directory = str(self.checkpoints_of(start.directory) / start.job)
         if launch.spec.checkpoint.memory_replicas:
             try:
                 welcome.memory_directory = str(self.memory.of(key.job))
@@ -297,8 +322,12 @@ class Supervisor:
         return welcome
 
     def _job_directory(self, key: Key, launch: Launch) -> Path:
-        chosen = launch.spec.checkpoint.directory
-        return (Path(chosen) if chosen else self._settings.jobs) / key.job
+        return self.checkpoints_of(launch.spec.checkpoint.directory) / key.job
+
+    def checkpoints_of(self, directory: str) -> Path:
+        """Where jobs with this `directory` have their folders on this node. With the URL of a store: before it has
+        them."""
+        return Path(directory) if directory.startswith("/") else self._settings.jobs
 
     def _environment(self, launch: Launch, secret: str) -> dict[str, str]:
         return worker_environment(

@@ -10,13 +10,16 @@ import typer
 
 from atoll.cli import (
     certs,
+    checkpoints,
     connection,
     daemons,
     doctor,
     drill,
+    export,
     jobs,
     plan,
     profile,
+    restore,
     simulate,
     streams,
     submit,
@@ -78,6 +81,7 @@ def version(as_json: jobs.Json = False) -> None:
 _RUN, _SEE, _KEEP = "Run", "See", "Keep"
 app.command(rich_help_panel=_RUN)(up.up)
 app.command(rich_help_panel=_RUN)(submit.submit)
+app.command(rich_help_panel=_RUN)(restore.restore)
 app.command(rich_help_panel=_RUN)(profile.profile)
 app.command(rich_help_panel=_RUN)(jobs.adjust)
 app.command(rich_help_panel=_RUN)(jobs.plans)
@@ -88,9 +92,11 @@ app.command(rich_help_panel=_SEE)(jobs.jobs)
 app.command(rich_help_panel=_SEE)(jobs.status)
 app.command(rich_help_panel=_SEE)(streams.logs)
 app.command(rich_help_panel=_SEE)(streams.events)
+app.command(rich_help_panel=_SEE)(checkpoints.checkpoints)
 app.command(rich_help_panel=_SEE)(jobs.nodes)
 app.command(rich_help_panel=_SEE)(plan.plan)
 app.command(rich_help_panel=_SEE)(simulate.simulate)
+app.command(rich_help_panel=_KEEP)(export.export)
 app.command(rich_help_panel=_KEEP)(doctor.doctor)
 app.command(rich_help_panel=_KEEP)(drill.drill)
 app.add_typer(certs.app, name="certs", rich_help_panel=_KEEP)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -18,6 +19,31 @@ if TYPE_CHECKING:
     from atoll.client import AsyncClient
     from atoll.jobfile import JobFile
     from atoll.v1.jobs_pb2 import Job
+
+
+CheckpointEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="0 = only at the end.")]
+CheckpointDir = Annotated[
+    str | None, typer.Option(metavar="DIR|URL", help="Absolute path on the nodes, or an object store's URL.")
+]
+Keep = Annotated[int | None, typer.Option(help="Complete checkpoints kept.")]
+KeepEvery = Annotated[
+    int | None, typer.Option(metavar="STEPS", help="The first at or after each multiple stays for good.")
+]
+MaxRestarts = Annotated[int | None, typer.Option(help="Failures of the script in a row that are retried.")]
+Config = Annotated[Path | None, typer.Option(help="Job file (TOML); flags override it.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show progress until it ends; Ctrl-C detaches.")]
+Env = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Environment of the workers.")]
+Workdir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Ship this whole folder; else *.py under the script's.")
+]
+Timeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="With --follow: stop following then (exit code 124).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout; JSON lines with --follow.")]
+
+
+Send: TypeAlias = "Callable[[AsyncClient], Awaitable[str]]"
+"""Submits a job and returns its id."""
 
 
 def submit(
@@ -34,15 +60,14 @@ def submit(
     standby: Annotated[
         int | None, typer.Option(metavar="N", help="Free devices kept to take the places of lost ones.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="Job file (TOML); flags override it.")] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show progress until it ends; Ctrl-C detaches.")
-    ] = False,
-    env: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Environment of the workers.")] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(metavar="STEPS", help="0 = only at the end.")] = None,
-    checkpoint_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Absolute path on the nodes.")] = None,
-    keep: Annotated[int | None, typer.Option(help="Complete checkpoints kept.")] = None,
-    max_restarts: Annotated[int | None, typer.Option(help="Failures of the script in a row that are retried.")] = None,
+    config: Config = None,
+    follow: Follow = False,
+    env: Env = None,
+    checkpoint_every: CheckpointEvery = None,
+    checkpoint_dir: CheckpointDir = None,
+    keep: Keep = None,
+    keep_every: KeepEvery = None,
+    max_restarts: MaxRestarts = None,
     split: Annotated[str | None, typer.Option(metavar="auto|inverse-time|even", help="Of the batch.")] = None,
     adapt_batch: Annotated[
         str | None, typer.Option(metavar="MIN:MAX", help="Let the controller choose the total batch in this range.")
@@ -57,13 +82,9 @@ def submit(
     adapt_rate: Annotated[
         bool | None, typer.Option("--adapt-rate", help="stale-sparse: let the rate follow the links.")
     ] = None,
-    workdir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Ship this whole folder; else *.py under the script's.")
-    ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="With --follow: stop following then (exit code 124).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout; JSON lines with --follow.")] = False,
+    workdir: Workdir = None,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a training script on the cluster.
 
@@ -71,8 +92,6 @@ def submit(
 
     The code is executed on every node it is placed on.
     """
-    if timeout is not None and not timeout > 0:
-        raise BadInput(f"--timeout {timeout:g} must be positive. Leave it out to follow to the end")
     flags = {
         "name": name,
         "script": str(script) if script else None,
@@ -84,6 +103,7 @@ def submit(
         "checkpoint.every_steps": checkpoint_every,
         "checkpoint.directory": checkpoint_dir,
         "checkpoint.keep": keep,
+        "checkpoint.keep_every_steps": keep_every,
         "max_restarts": max_restarts,
         "split": split,
         "seed": seed,
@@ -93,9 +113,24 @@ def submit(
         "adapt.rate": adapt_rate,
     }
     job, bundle = prepare(config, flags)
+    spec = job.to_spec(bundle.script)
+    hand_over(context, lambda client: client.submit(spec, bundle.data), follow, timeout, as_json=as_json)
+
+
+def hand_over(
+    context: typer.Context,
+    send: Send,
+    follow: bool,
+    timeout_s: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Have a job submitted, say its id, and follow it where that was asked for. send: returns the id."""
+    if timeout_s is not None and not timeout_s > 0:
+        raise BadInput(f"--timeout {timeout_s:g} must be positive. Leave it out to follow to the end")
     try:
         connection.of(context).run(
-            lambda client: _submit(client, job, bundle, follow=follow, timeout_s=timeout, as_json=as_json)
+            lambda client: _submit(client, send, follow=follow, timeout_s=timeout_s, as_json=as_json)
         )
     except _Detached as detached:
         terminal.note(f"detached; the job goes on: atoll status {detached}")
@@ -109,13 +144,20 @@ def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle
     job = jobfile.load(config) if config else jobfile.JobFile()
     base = config.parent if config and not flags["script"] else Path()
     root = config.parent if config and not flags["workdir"] else Path()
-    env = _environment(flags["env"] or [])
-    job = jobfile.with_flags(job, {**flags, "env": {**job.env, **env} if env else None})
+    job = with_flags(job, flags)
     if job.script is None:
         raise BadInput("no script named. Give it: atoll submit train.py, or `script = ` in the job file")
     script = base / job.script
     job = jobfile.with_profile(job, root)
     return job, bundle.pack(script, root / job.workdir if job.workdir else None)
+
+
+def with_flags(job: JobFile, flags: dict[str, Any]) -> JobFile:
+    """The job with the command's flags on top; --env adds to its environment. Raises BadInput."""
+    from atoll import jobfile
+
+    env = _environment(flags["env"] or [])
+    return jobfile.with_flags(job, {**flags, "env": {**job.env, **env} if env else None})
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -140,9 +182,14 @@ class _Detached(Exception):
 
 
 async def _submit(
-    client: AsyncClient, job: JobFile, bundle: Bundle, *, follow: bool, timeout_s: float | None, as_json: bool
+    client: AsyncClient,
+    send: Send,
+    *,
+    follow: bool,
+    timeout_s: float | None,
+    as_json: bool,
 ) -> None:
-    job_id = await client.submit(job.to_spec(bundle.script), bundle.data)
+    job_id = await send(client)
     if as_json:
         terminal.print_json({"job": job_id})
     else:

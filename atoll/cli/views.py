@@ -10,7 +10,7 @@ from atoll.cli.terminal import ago, bit_rate, duration, printable, seconds, size
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
-    from atoll.v1.jobs_pb2 import DecidedAdmission, DecidedPlan, Job, Node, Recovery, WorkerView
+    from atoll.v1.jobs_pb2 import DecidedAdmission, DecidedPlan, Job, Node, Recovery, StoredCheckpoint, WorkerView
 
 JOB_COLUMNS: Final = ("JOB", "PHASE", "WORKERS", "STEP", "LOSS", "SAMPLES/S", "AGE", "REASON")
 JOB_NUMBERS: Final = ("STEP", "LOSS", "SAMPLES/S")
@@ -20,6 +20,8 @@ NODE_COLUMNS: Final = ("NODE", "ISLAND", "STATE", "ADDRESS", "DEVICES", "LOAD", 
 NODE_NUMBERS: Final = ("MEMORY",)
 PLAN_COLUMNS: Final = ("PLAN", "STEP", "PLANNER", "BATCH", "RATE", "PREDICTED", "MEASURED", "REASON")
 PLAN_NUMBERS: Final = ("PLAN", "STEP", "BATCH", "RATE", "PREDICTED", "MEASURED")
+CHECKPOINT_COLUMNS: Final = ("TIER", "STEP", "RUN", "SHARDS", "SIZE", "AGE", "HEALTH", "WHERE")
+CHECKPOINT_NUMBERS: Final = ("STEP", "RUN", "SIZE", "AGE")
 NOT_PINNED: Final = "nothing pinned"
 _LINKS_SHOWN: Final = 12
 _STANDBYS_SHOWN: Final = 8
@@ -234,6 +236,21 @@ def node_row(node: Node) -> tuple[str, ...]:
         size(node.memory_bytes) if node.memory_bytes else "-",
         ", ".join(running) or "-",
         node.version or "-",
+    )
+
+
+def checkpoint_row(found: StoredCheckpoint) -> tuple[str, ...]:
+    """One line of `atoll checkpoints`."""
+    damaged = found.tier.endswith("memory") and found.health == "damaged"
+    return (
+        found.tier,
+        "-" if damaged else str(found.step),
+        "-" if damaged else str(found.run),
+        f"{found.shards_there} of {found.shards}",
+        size(found.bytes) if found.bytes >= 2**20 else f"{found.bytes / 1024:.0f} KiB",
+        duration(found.age_s) if found.age_s >= 0 else "-",
+        found.health,
+        ", ".join(found.nodes) or printable(found.path) or "-",
     )
 
 

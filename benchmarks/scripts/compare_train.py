@@ -83,14 +83,16 @@ def main() -> None:
 def timed_find() -> list[float]:
     """What finding a checkpoint to go on from takes from now on."""
     from atoll.agent.runtime import resuming
+    from atoll.agent.runtime.checkpoint.header import Fingerprint
+    from atoll.agent.runtime.session import Session
 
     found_s: list[float] = []
     find = resuming.find
 
-    def timed(*arguments: Any) -> Any:
+    def timed(session: Session, directory: Path, model: Fingerprint) -> resuming.Found | None:
         dist.barrier()  # whose process came up later is not the storage's fault
         begun_s = time.monotonic()
-        found = find(*arguments)
+        found = find(session, directory, model)
         dist.barrier()
         found_s.append(time.monotonic() - begun_s)
         return found

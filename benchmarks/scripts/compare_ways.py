@@ -15,8 +15,9 @@ from typing import IO, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 
 class Way(ABC):
@@ -128,7 +129,7 @@ class DistributedCheckpoint(Way):
         if self._link is not None:
             writer.fs = _Remote(self._link)
         begun_s = self._begun_s
-        self._under_way = dcp.async_save(state, storage_writer=writer, process_group=self._group)
+        self._under_way = async_save(state, storage_writer=writer, process_group=self._group)
         self._under_way.add_done_callback(lambda _: self.done_s.append(time.monotonic() - begun_s))
         if self.count > 2 and dist.get_rank() == 0:
             shutil.rmtree(self.folder / f"{self.count - 2:04d}")
@@ -143,7 +144,7 @@ class DistributedCheckpoint(Way):
         reader = FileSystemReader(max(self.folder.iterdir()))
         if self._link is not None:
             reader.fs = _Remote(self._link)
-        dcp.load(state, storage_reader=reader, process_group=self._group)
+        load(state, storage_reader=reader, process_group=self._group)
 
 
 class PlainSave(Way):

@@ -54,6 +54,8 @@ class Session:
         self._outbox: deque[Outgoing] = deque()
         self._filled = asyncio.Event()
         self._said: dict[object, float] = {}
+        self._questions = 0
+        self._asked: dict[int, asyncio.Future[agents_pb2.Stock]] = {}
 
     def end(self, why: AtollError) -> None:
         """Have the stream closed; the first reason counts."""
@@ -82,6 +84,22 @@ class Session:
             self._said = {t: at for t, at in self._said.items() if now_s - at < RESEND_S}
         self._said[topic] = now_s
         self.send(message())
+
+    def take_stock(self, job: str, directory: str, *, store: bool) -> asyncio.Future[agents_pb2.Stock]:
+        """Ask what there is of a job's checkpoints on this node. Who waits no more cancels the future."""
+        number = self._questions = self._questions + 1
+        answer: asyncio.Future[agents_pb2.Stock] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        answer.add_done_callback(lambda _: self._asked.pop(number, None))
+        message = agents_pb2.TakeStock(request=number, job=job, directory=directory, store=store)
+        self.send(agents_pb2.ControllerMessage(take_stock=message))
+        return answer
+
+    def stock_taken(self, stock: agents_pb2.Stock) -> None:
+        """The answer to `take_stock`, unless nobody waits for it any more."""
+        answer = self._asked.get(stock.request)
+        if answer is not None and not answer.done():
+            answer.set_result(stock)
 
     async def next_message(self) -> Outgoing | None:
         """The next message for the agent, or None when the stream is to be closed."""

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from atoll.controller.jobs.offline import offline_profile
-from atoll.controller.state.records import Adapt, Checkpoint, Spec, StaleSparse
+from atoll.controller.state.records import Adapt, Checkpoint, Spec, StaleSparse, StartFrom
 from atoll.errors import BadInput
 from atoll.v1 import common_pb2 as pb
 
@@ -31,7 +31,10 @@ MAX_RATE: Final = 0.9999
 DEFAULT_REPLICAS: Final = 2
 MAX_REPLICAS: Final = 8
 _JOB_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?![^/@]*:[^/@]*@)[^\s?#]+")
+_PASSWORD: Final = re.compile(r"://[^/@]*@")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -71,6 +74,7 @@ def spec_from_wire(spec: pb.JobSpec) -> Spec:
 
 def spec_to_wire(spec: Spec) -> pb.JobSpec:
     """The spec as agents and clients get it: without the offline profile, which only planning reads."""
+    start = spec.checkpoint.start_from
     return pb.JobSpec(
         name=spec.name,
         script=spec.script,
@@ -85,6 +89,8 @@ def spec_to_wire(spec: Spec) -> pb.JobSpec:
             keep=spec.checkpoint.keep,
             memory_replicas=spec.checkpoint.memory_replicas,
             site_safe=spec.checkpoint.site_safe,
+            keep_every_steps=spec.checkpoint.keep_every_steps,
+            start_from=None if start is None else pb.StartFrom(**asdict(start)),
         ),
         max_restarts=spec.max_restarts,
         split=spec.split,
@@ -152,14 +158,7 @@ def _check_args_and_env(spec: pb.JobSpec) -> None:
 
 
 def _checkpoint(policy: pb.CheckpointPolicy) -> Checkpoint:
-    directory = _text("checkpoint.directory", policy.directory)
-    if directory and (not PurePosixPath(directory).is_absolute() or ".." in PurePosixPath(directory).parts):
-        raise _wrong(
-            "checkpoint.directory",
-            directory,
-            "must be an absolute path on the nodes",
-            "Leave it out for the agent's own",
-        )
+    directory = _directory("checkpoint.directory", policy.directory)
     replicas = policy.memory_replicas if policy.HasField("memory_replicas") else DEFAULT_REPLICAS
     if replicas > MAX_REPLICAS:
         why = f"must be at most {MAX_REPLICAS}: it multiplies the memory that checkpoints take"
@@ -171,7 +170,32 @@ def _checkpoint(policy: pb.CheckpointPolicy) -> Checkpoint:
         keep=keep,
         memory_replicas=replicas,
         site_safe=policy.site_safe,
+        keep_every_steps=policy.keep_every_steps,
+        start_from=_start_from(policy.start_from) if policy.HasField("start_from") else None,
     )
+
+
+def _start_from(wire: pb.StartFrom) -> StartFrom:
+    if wire.job and not _JOB_ID.fullmatch(wire.job):
+        raise _wrong("checkpoint.start_from.job", wire.job, "is no id of a job", "`atoll jobs --all` lists them")
+    directory = _directory("checkpoint.start_from.directory", wire.directory)
+    if not wire.job and not directory:
+        raise _wrong("checkpoint.start_from.directory", "", "is missing", "Name a job, a directory or a URL")
+    return StartFrom(job=wire.job, directory=directory, step=wire.step if wire.HasField("step") else None)
+
+
+def _directory(field: str, value: str) -> str:
+    """Where checkpoints are: empty, an absolute path on the nodes, or the URL of an object store."""
+    _text(field, value)
+    if not value or _URL.fullmatch(value):
+        return value
+    if "://" in value:
+        shown, why = _PASSWORD.sub("://...@", value), "is no URL that can be kept"
+        raise _wrong(field, shown, why, "Use e.g. s3://bucket/folder; credentials belong to the nodes' environment")
+    if not PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts:
+        why = "must be an absolute path on the nodes, or a URL"
+        raise _wrong(field, value, why, "Leave it out for the agent's own")
+    return value
 
 
 def _stale_sparse(spec: pb.JobSpec) -> StaleSparse | None:

@@ -14,7 +14,7 @@ from atoll.controller.jobs import wire
 from atoll.controller.jobs.seen import NewEvent
 from atoll.controller.jobs.sessions import RESEND_S, NameTaken, Session
 from atoll.controller.jobs.term import Term
-from atoll.controller.services.checks import check_log, check_register, check_statuses, check_telemetry
+from atoll.controller.services.checks import check_log, check_register, check_statuses, check_stock, check_telemetry
 from atoll.controller.services.gate import Context, Office, WrongToken, caller_name
 from atoll.controller.services.logs import LogStore
 from atoll.controller.state.records import Level
@@ -130,11 +130,14 @@ class AgentServicer(AgentServiceServicer):
                     for worker in message.telemetry.workers:
                         if _may_speak_for(term, session, worker.id) and term.progress.observe(worker):
                             term.nudge()
+                case "stock":
+                    check_stock(message.stock)
+                    session.stock_taken(message.stock)
                 case "log":
                     check_log(message.log)
                     self._keep(term, session, message.log)
                 case _:
-                    raise BadInput("an agent's messages are Register once, then Heartbeat, Telemetry or LogBatch")
+                    raise BadInput("an agent's messages are Register once, then Heartbeat, Telemetry, LogBatch, Stock")
 
     def _keep(self, term: Term, session: Session, batch: pb.LogBatch) -> None:
         """Write output down, then acknowledge it. What cannot be written stays with the agent, which repeats it."""

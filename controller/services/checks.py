@@ -15,6 +15,9 @@ PROTOCOL: Final = 1
 MAX_DEVICES: Final = 64
 MAX_PORTS: Final = 64
 MAX_MEMORY_JOBS: Final = 256
+MAX_SHARDS: Final = 4096
+MAX_CHECKPOINTS: Final = 256
+MAX_TROUBLES: Final = 16
 MAX_WORKERS: Final = 1024
 MAX_STEPS: Final = 256
 MAX_METRICS: Final = 64
@@ -98,6 +101,25 @@ def check_statuses(
     for status in workers:
         _check_id("workers", status.id)
         _text("workers.reason", status.reason)
+
+
+def check_stock(stock: agents_pb2.Stock) -> None:
+    """Raises BadInput naming the field."""
+    limits = (("memory", MAX_SHARDS), ("disk", MAX_CHECKPOINTS), ("store", MAX_CHECKPOINTS), ("troubles", MAX_TROUBLES))
+    for field, most in limits:
+        if (count := len(getattr(stock, field))) > most:
+            raise BadInput(f"stock.{field} has {count} entries, at most {most} are taken")
+    for shard in stock.memory:
+        _text("stock.memory.trouble", shard.trouble)
+        if not math.isfinite(shard.age_s) or not 0 < shard.shards <= MAX_SHARDS or shard.shard >= shard.shards:
+            raise BadInput(f"stock.memory: shard {shard.shard} of {shard.shards}, {shard.age_s} s old, makes no sense")
+    for held in (*stock.disk, *stock.store):
+        _text("stock.trouble", held.trouble)
+        _text("stock.path", held.path)
+        if not math.isfinite(held.age_s):
+            raise BadInput(f"stock: {held.path[:80]!r} is {held.age_s} s old, which makes no sense")
+    for trouble in stock.troubles:
+        _text("stock.troubles", trouble)
 
 
 def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:

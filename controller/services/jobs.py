@@ -20,6 +20,7 @@ from atoll.controller.jobs.term import Term
 from atoll.controller.jobs.wire import event_to_wire
 from atoll.controller.services.gate import Context, Office
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog
+from atoll.controller.services.stock import checkpoints
 from atoll.controller.services.views import job_to_wire, node_to_wire, plans_to_wire
 from atoll.controller.state import keys
 from atoll.controller.state.records import JobRecord, Spec
@@ -52,6 +53,8 @@ class JobServicer(JobServiceServicer):
                 header = await _header(request_iterator)
                 if known := await term.requested(header.request_id):
                     return pb.SubmitReply(job=known)
+                if header.code_of:
+                    return await self._submit_alike(term, header)
                 spec = spec_from_wire(header.spec)
                 code = await _code(request_iterator)
                 await asyncio.get_running_loop().run_in_executor(self._executor, check_bundle, spec, code)
@@ -59,6 +62,16 @@ class JobServicer(JobServiceServicer):
             raise DeadlineExceeded(f"the code bundle did not arrive within {SUBMIT_DEADLINE_S:.0f} s") from error
         make = partial(_new_job, spec, header.request_id)
         return pb.SubmitReply(job=await term.submit(make, spec.code_sha256, code))
+
+    async def _submit_alike(self, term: Term, header: pb.SubmitHeader) -> pb.SubmitReply:
+        """A job with the code, and the offline profile, of another one, which may be over."""
+        other = term.ledger.find(header.code_of).job.spec
+        header.spec.code_sha256 = other.code_sha256
+        if other.adapt.profile and header.spec.strategy == other.strategy:
+            header.spec.adapt.profile = other.adapt.profile
+        spec = spec_from_wire(header.spec)
+        code = b"".join(await term.code.chunks(spec.code_sha256))
+        return pb.SubmitReply(job=await term.submit(partial(_new_job, spec, header.request_id), spec.code_sha256, code))
 
     async def Get(self, request: pb.GetRequest, context: Context) -> pb.Job:
         term = self._office.leading()
@@ -151,6 +164,10 @@ class JobServicer(JobServiceServicer):
             version=version("atoll"),
             unix_s=time.time(),
         )
+
+    async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:
+        term = self._office.leading()
+        return await checkpoints(term, term.ledger.find(request.job))
 
     def _still(self, term: Term, name: str) -> JobState:
         if self._office.leading() is not term:  # it led, did not, and leads again: what it mirrors is another term's

@@ -69,12 +69,23 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartFrom:
+    """A validated atoll.v1.StartFrom. step: None: the newest."""
+
+    job: str = ""
+    directory: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     directory: str = ""
     every_steps: int = 0
     keep: int = 1
     memory_replicas: int = field(default=2, metadata=_LATER)
     site_safe: bool = field(default=False, metadata=_LATER)
+    keep_every_steps: int = field(default=0, metadata=_LATER)
+    start_from: StartFrom | None = field(default=None, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

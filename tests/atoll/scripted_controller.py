@@ -28,6 +28,7 @@ class Script:
     jobs: dict[str, pb.Job] = field(default_factory=dict)
     events: list[common.Event] = field(default_factory=list)
     output: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    checkpoints: dict[str, pb.CheckpointsReply] = field(default_factory=dict)
     nodes: pb.ListNodesReply = field(default_factory=pb.ListNodesReply)
     leader: str = ""
     refuse: grpc.StatusCode | None = None
@@ -164,6 +165,11 @@ class Servicer(JobServiceServicer):
             if over:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def Checkpoints(self, request: pb.CheckpointsRequest, context: Any) -> pb.CheckpointsReply:
+        await self._enter("Checkpoints", context)
+        job = await self._job(request.job, context)
+        return self.script.checkpoints.get(job.id, pb.CheckpointsReply(job=job.id))
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesReply:
         await self._enter("ListNodes", context)

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any, Final
-
-import torch
+from typing import TYPE_CHECKING, Any, Final
 
 from atoll.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import torch
 
 FORMAT: Final = 1
 MAX_TENSORS: Final = 1_000_000
@@ -37,6 +38,8 @@ class Fingerprint:
 
 def fingerprint(model_state: Mapping[str, Any]) -> Fingerprint:
     """Of a model's state_dict(); entries that are not tensors are left out."""
+    import torch  # the agent's daemon reads headers without it
+
     tensors = {name: value for name, value in model_state.items() if isinstance(value, torch.Tensor)}
     return Fingerprint({name: (_dtype(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()})
 

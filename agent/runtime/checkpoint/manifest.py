@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import xxhash
 
+from atoll.agent.runtime.checkpoint.content import CHUNK_BYTES, Content
 from atoll.agent.runtime.checkpoint.header import Header
-from atoll.agent.runtime.checkpoint.tensorfile import CHUNK_BYTES, Content
 from atoll.errors import CheckpointError
 
 STATE_FILE: Final = "state.safetensors"

@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeGuard
 
 import torch
-import xxhash
 
+from atoll.agent.runtime.checkpoint.content import CHUNK_BYTES, Content, Hasher
 from atoll.errors import CheckpointError
 
-CHUNK_BYTES: Final = 8 << 20  # what is hashed on its own, so that damage can be located
 MAX_HEADER_BYTES: Final = 100_000_000  # as in the safetensors library
 
 DTYPE_NAMES: Final[Mapping[torch.dtype, str]] = {
@@ -43,52 +41,6 @@ DTYPES: Final = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 class Readable(Protocol):
     def readinto(self, buffer: memoryview, /) -> int | None: ...
-
-
-@dataclass(frozen=True)
-class Content:
-    """What a state file holds, byte for byte."""
-
-    bytes: int
-    digest: str  # xxh3_128 of all, hex
-    chunks: tuple[str, ...]  # xxh3_64 of every CHUNK_BYTES, hex
-
-    def difference(self, seen: Content) -> str | None:
-        """Where `seen` first differs, in words; None where it does not."""
-        if self == seen:
-            return None
-        if self.bytes != seen.bytes:
-            return f"it has {seen.bytes} bytes; {self.bytes} were written"
-        for index, (written, read) in enumerate(zip(self.chunks, seen.chunks, strict=False)):
-            if written != read:
-                begin = index * CHUNK_BYTES
-                end = min(begin + CHUNK_BYTES, self.bytes)
-                return f"bytes {begin} to {end} are not those that were written (xxh3 {read}, not {written})"
-        return f"its hash is {seen.digest}, not {self.digest}"
-
-
-class Hasher:
-    """Hashes a stream as a whole and by chunk."""
-
-    def __init__(self) -> None:
-        self._whole, self._chunk = xxhash.xxh3_128(), xxhash.xxh3_64()
-        self._bytes = 0
-        self._chunks: list[str] = []
-
-    def update(self, data: memoryview) -> None:
-        self._whole.update(data)
-        while data:
-            room = CHUNK_BYTES - self._bytes % CHUNK_BYTES
-            part, data = data[:room], data[room:]
-            self._chunk.update(part)
-            self._bytes += len(part)
-            if self._bytes % CHUNK_BYTES == 0:
-                self._chunks.append(self._chunk.hexdigest())
-                self._chunk.reset()
-
-    def content(self) -> Content:
-        last = (self._chunk.hexdigest(),) if self._bytes % CHUNK_BYTES else ()
-        return Content(self._bytes, self._whole.hexdigest(), (*self._chunks, *last))
 
 
 def serialized(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:

@@ -11,9 +11,10 @@ from typing import Any, Final
 import torch
 
 from atoll.agent.runtime.checkpoint import manifest
+from atoll.agent.runtime.checkpoint.content import Hasher
 from atoll.agent.runtime.checkpoint.header import Header
 from atoll.agent.runtime.checkpoint.manifest import Manifest
-from atoll.agent.runtime.checkpoint.tensorfile import Hasher, deserialized, serialized
+from atoll.agent.runtime.checkpoint.tensorfile import deserialized, serialized
 from atoll.errors import CheckpointError
 
 MAX_BYTES: Final = 64 << 30

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Final
 
 import zmq
@@ -255,13 +256,16 @@ class Courier:
             allowed = outgoing.path.chunk_bytes if starved else self._allowance(outgoing, now_s)
             if allowed > 0 or outgoing.under_way:
                 outgoing.waits(turn_s)
-            left = outgoing.push(self._file, allowed, lambda free=starved: self._held_back and not free, time.monotonic)
+            left = outgoing.push(self._file, allowed, partial(self._is_held, starved), time.monotonic)
             if left:
                 self._left_s = now_s
             if not starved:
                 self._allowed = (self._allowed[0], allowed - left)
             if not outgoing.silent:
                 return
+
+    def _is_held(self, starved: bool) -> bool:
+        return self._held_back and not starved
 
     def _starved(self, outgoing: Outgoing, now_s: float) -> bool:
         """Whether links were busy for so long that a chunk leaves all the same."""

@@ -270,6 +270,25 @@ def parse(content: Bytes, *, own: bool = True) -> Shard:
     return Shard(header, tail, layout, layout_digest.hex(), data, own_data)
 
 
+def glance(path: Path) -> Tail:
+    """What the file says it is of, from its head and tail: its data is not read, so it may still be damaged. Raises
+    Unsealed where its writer is not done, CheckpointError."""
+    with disk_errors(f"reading {path}"), path.open("rb", buffering=0) as file:
+        head = file.read(_HEAD.size + _SEAL.size)
+        if not any(head[: len(_MAGIC)]):
+            raise Unsealed("it is being written, or its writer ended before it was whole")
+        if len(head) < _HEAD.size + _SEAL.size or head[_HEAD.size :] != xxhash.xxh3_128_digest(head[: _HEAD.size]):
+            raise CheckpointError("its head does not match the hash behind it")
+        _, _, own_bytes, data_bytes, tail_bytes, own_at, _, tail_digest = _HEAD.unpack(head[: _HEAD.size])
+        if tail_bytes > MAX_JSON_BYTES:
+            raise CheckpointError("the sizes in its head make no sense")
+        file.seek(own_at + own_bytes + data_bytes)
+        raw = file.read(tail_bytes)
+    if xxhash.xxh3_128_digest(raw) != tail_digest:
+        raise CheckpointError("its tail is not what was written")
+    return Tail.from_json(raw)
+
+
 def bounds(total: int, shard: int, shards: int) -> tuple[int, int]:
     """Where a shard begins and ends in `total` bytes."""
     return total * shard // shards, total * (shard + 1) // shards

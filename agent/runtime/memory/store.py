@@ -53,6 +53,13 @@ def paths(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))[:MAX_FILES]
 
 
+def place_of(path: Path) -> tuple[int, int]:
+    """(shard, shards) as the name of a file of a shard says."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None  # `paths` gave it
+    return int(match[1]), int(match[2])
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a run can go on from: shards of its own job and model that earlier runs wrote."""

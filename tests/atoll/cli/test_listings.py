@@ -66,7 +66,8 @@ JOB = {
         "max_workers": 8,
         "env": {"EPOCHS": "3"},
         "code_sha256": "",
-        "checkpoint": {"directory": "", "every_steps": 200, "keep": 2, "memory_replicas": 2, "site_safe": False},
+        "checkpoint": {"directory": "", "every_steps": 200, "keep": 2, "memory_replicas": 2, "site_safe": False}
+        | {"keep_every_steps": 0, "start_from": None},
         "max_restarts": 3,
         "split": "inverse-time",
         "seed": 18446744073709551615,

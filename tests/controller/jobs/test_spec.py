@@ -45,7 +45,14 @@ def test_a_good_spec_survives_both_ways() -> None:
     full = wire(
         args=["--lr", "0.1"],
         env={"B": "2", "A": "1"},
-        checkpoint=pb.CheckpointPolicy(directory="/data/vit", every_steps=50, keep=3, memory_replicas=0),
+        checkpoint=pb.CheckpointPolicy(
+            directory="s3://bucket/vit",
+            every_steps=50,
+            keep=3,
+            memory_replicas=0,
+            keep_every_steps=1000,
+            start_from=pb.StartFrom(job="vit-3f9a", directory="/data/vit", step=0),
+        ),
         max_restarts=2,
         split="even",
         seed=2**63,
@@ -153,6 +160,19 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
             "spec.checkpoint.directory = 'here' must be",
         ),
         ({"checkpoint": pb.CheckpointPolicy(directory="/a/../b")}, "spec.checkpoint.directory"),
+        (
+            {"checkpoint": pb.CheckpointPolicy(directory="s3://me:secret@bucket")},
+            "spec.checkpoint.directory = 's3://...@bucket' is no URL that can be kept",
+        ),
+        ({"checkpoint": pb.CheckpointPolicy(directory="S3 ://x")}, "is no URL that can be kept"),
+        (
+            {"checkpoint": pb.CheckpointPolicy(start_from=pb.StartFrom())},
+            "spec.checkpoint.start_from.directory = '' is missing",
+        ),
+        (
+            {"checkpoint": pb.CheckpointPolicy(start_from=pb.StartFrom(job="../x"))},
+            "spec.checkpoint.start_from.job = '../x' is no id",
+        ),
         (
             {"checkpoint": pb.CheckpointPolicy(memory_replicas=9)},
             "spec.checkpoint.memory_replicas = 9 must be at most 8",

@@ -198,7 +198,7 @@ def test_damage_in_a_large_file_is_located(
     tmp_path: Path, header: Any, monkeypatch: pytest.MonkeyPatch, tensors: dict[str, torch.Tensor]
 ) -> None:
     monkeypatch.setattr("atoll.agent.runtime.checkpoint.manifest.CHUNK_BYTES", 1 << 16)
-    monkeypatch.setattr("atoll.agent.runtime.checkpoint.tensorfile.CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr("atoll.agent.runtime.checkpoint.content.CHUNK_BYTES", 1 << 16)
     path = files.write(tmp_path, header(), tensors, None)
     with (path / "state.safetensors").open("rb+") as file:
         file.seek(200_000)

@@ -18,7 +18,9 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime import buckets, group, resuming
-from atoll.agent.runtime.checkpoint import Header, files, fingerprint, pack_state
+from atoll.agent.runtime.checkpoint import files
+from atoll.agent.runtime.checkpoint.header import Header, fingerprint
+from atoll.agent.runtime.checkpoint.state import pack_state
 from atoll.agent.runtime.control import Agreed, Control
 from atoll.agent.runtime.dense import DenseReducer
 from atoll.agent.runtime.place import Place

@@ -1,0 +1,79 @@
+"""A checkpoint's model as a plain file that needs nothing of Atoll. Imports torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from atoll.agent.runtime.checkpoint import files, listing
+from atoll.agent.runtime.checkpoint.files import Checkpoint
+from atoll.agent.runtime.checkpoint.folders import Moment, by_age
+from atoll.agent.runtime.checkpoint.state import unpack_state
+from atoll.agent.runtime.checkpoint.store import Store, answered
+from atoll.agent.runtime.checkpoint.tensorfile import serialized
+from atoll.cli.sources import pick
+from atoll.errors import BadInput, CheckpointError, NotFound
+
+
+def from_directory(directory: Path, step: int | None, on_skip: Callable[[str], None]) -> Checkpoint:
+    """The newest sound checkpoint there, or the one of this step. Raises NotFound, CheckpointError."""
+    paths = {moment: path for path in by_age(directory) if (moment := Moment.of(path.name))}
+    meant = pick(paths, step, str(directory))
+    if step is not None:
+        return files.read(paths[meant[0]])
+    found = files.newest_valid(directory, on_skip)
+    if found is None:
+        raise CheckpointError(f"none of the checkpoints in {directory} can be used")
+    return found
+
+
+def from_store(url: str, step: int | None) -> Checkpoint:
+    """As `from_directory`, of an object store."""
+    present = answered(url, lambda store: store.list()).whole
+    trouble: CheckpointError | None = None
+    for moment in pick(present, step, url):
+        store = Store(url)
+        try:
+            found, _ = store.manifest(moment)
+            return files.from_parts(found, store.state(moment), f"{store.url}/{moment.name}")
+        except CheckpointError as error:
+            if step is not None:
+                raise
+            trouble = trouble or error
+    raise trouble or NotFound(f"nothing in {url}")
+
+
+def is_of(path: Path, job: str) -> bool:
+    """Whether the checkpoint in this folder was written by the job: another machine's path may exist here too."""
+    try:
+        return listing.read_manifest(path).header.job == job
+    except CheckpointError:
+        return False
+
+
+def write(checkpoint: Checkpoint, output: Path, *, safetensors: bool) -> list[str]:
+    """Write the model's state dict to `output`, whole or not at all. Returns the names of entries that the format
+    cannot hold, being no tensors. Raises CheckpointError where there is no model in it, BadInput from the disk."""
+    model = unpack_state(checkpoint.tensors, checkpoint.scalars).get("model")
+    if not isinstance(model, dict):
+        raise CheckpointError(f"checkpoint {checkpoint.header.name} of job {checkpoint.header.job!r} holds no model")
+    tensors = {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.new")
+    try:
+        with temporary.open("xb") as file:
+            if safetensors:
+                for part in serialized(tensors):
+                    file.write(part)
+            else:
+                torch.save(model, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(output)
+    except OSError as error:
+        raise BadInput(f"{output} cannot be written: {error.strerror or error}. Free space, or name another") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return sorted(model.keys() - tensors.keys()) if safetensors else []

@@ -1,0 +1,96 @@
+"""A look at what lies on a node: heads and manifests, on request, in a thread."""
+
+from __future__ import annotations
+
+import os
+import queue
+from pathlib import Path
+
+import pytest
+import torch
+import xxhash
+
+from atoll.agent.runtime.checkpoint import files
+from atoll.agent.runtime.checkpoint.header import Fingerprint, Header
+from atoll.agent.runtime.memory.slot import SlotFile, Tail, bounds
+from atoll.agent.supervisor.stock import StockTaker, checkpoints_in, checkpoints_under, shards_in
+from atoll.v1.agents_pb2 import Stock, TakeStock
+
+JOB = "vit-3f9a"
+
+
+def header(step: int, run: int = 2) -> Header:
+    model = Fingerprint({"w": ("float32", (4,))})
+    numbers = {"epoch": 0, "consumed": 0, "loader_step": step, "world_size": 2, "seed": 0}
+    return Header(job=JOB, run=run, step=step, model=model, **numbers)  # type: ignore[arg-type]
+
+
+def write_shard(folder: Path, shard: int, slot: int, step: int, *, seal: bool = True) -> Path:
+    path = folder / f"shard-{shard:04d}-of-0002-slot-{slot}.mem"
+    file = SlotFile(path)
+    try:
+        begin, end = bounds(64, shard, 2)
+        data = file.begin(b"{}", xxhash.xxh3_128_digest(b"{}"), end - begin)
+        data[:] = 1
+        if seal:
+            about = {**header(step).to_json(), "model": None}
+            tail = Tail(shard, 2, begin, end - begin, 64, about, None, ())
+            file.seal(tail.sealed([xxhash.xxh3_64_hexdigest(data.data)]))
+    finally:
+        file.close()
+    return path
+
+
+def test_shards_in_memory_are_told_by_their_heads(tmp_path: Path) -> None:
+    """1. One whole, one being written, one whose head is damaged, and files of others."""
+    whole = write_shard(tmp_path, 0, 0, 7)
+    write_shard(tmp_path, 0, 1, 8, seal=False)
+    damaged = write_shard(tmp_path, 1, 0, 7)
+    with damaged.open("r+b") as file:
+        file.seek(9)
+        file.write(b"\xff")
+    (tmp_path / "other").write_text("not a shard")
+    held = shards_in(tmp_path)
+    assert [(one.run, one.step, one.shard, one.shards, one.writing) for one in held] == [
+        (2, 7, 0, 2, False),
+        (0, 0, 0, 2, True),
+        (0, 0, 1, 2, False),
+    ]
+    assert held[0].bytes == whole.stat().st_size
+    assert "its head does not match" in held[2].trouble
+    assert shards_in(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize("where", ["disk", "store"])
+def test_checkpoints_in_files_are_told_by_their_manifests(tmp_path: Path, where: str) -> None:
+    for step in (10, 20, 30, 40):
+        files.write(tmp_path / JOB, header(step), {"w": torch.ones(4)}, None)
+    at = {step: tmp_path / JOB / header(step).name for step in (20, 30, 40)}
+    os.truncate(at[20] / "state.safetensors", 8)
+    (at[30] / "manifest.json").write_text("{}")
+    (at[40] / "manifest.json").unlink()
+    url = f"file://{tmp_path}/{JOB}"
+    held = checkpoints_in(tmp_path / JOB) if where == "disk" else checkpoints_under(url)
+    assert [(one.run, one.step, bool(one.trouble)) for one in held] == [
+        (2, 40, True), (2, 30, True), (2, 20, True), (2, 10, False),
+    ]  # fmt: skip
+    assert ["torn" in held[2].trouble, held[3].bytes > 0, held[3].age_s >= 0] == [True, True, True]
+    assert held[3].path == (str(tmp_path / JOB / header(10).name) if where == "disk" else f"{url}/{header(10).name}")
+
+
+def test_a_question_is_answered_from_memory_disk_and_store_and_a_look_that_fails_says_why(tmp_path: Path) -> None:
+    files.write(tmp_path / "jobs" / JOB, header(10), {}, None)
+    files.write(tmp_path / "store" / JOB, header(20), {}, None)
+    (tmp_path / "memory" / JOB).mkdir(parents=True)
+    write_shard(tmp_path / "memory" / JOB, 0, 0, 7)
+    answers: queue.Queue[Stock] = queue.Queue()
+    taker = StockTaker(tmp_path / "memory", lambda directory: tmp_path / "jobs", answers.put)
+    taker.take(TakeStock(request=5, job=JOB, directory=f"file://{tmp_path}/store", store=True))
+    stock = answers.get(timeout=10)
+    assert (stock.request, list(stock.troubles)) == (5, [])
+    assert [[one.step for one in held] for held in (stock.memory, stock.disk, stock.store)] == [[7], [10], [20]]
+    taker.close()
+    taker.take(TakeStock(request=6, job=JOB, directory="no-such://bucket", store=True))
+    stock = answers.get(timeout=10)
+    assert ("no-such://bucket/vit-3f9a cannot be looked at" in stock.troubles[0], len(stock.disk)) == (True, 1)
+    taker.close()
