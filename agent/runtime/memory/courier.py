@@ -255,13 +255,17 @@ class Courier:
             allowed = outgoing.path.chunk_bytes if starved else self._allowance(outgoing, now_s)
             if allowed > 0 or outgoing.under_way:
                 outgoing.waits(turn_s)
-            left = outgoing.push(self._file, allowed, lambda free=starved: self._held_back and not free, time.monotonic)
+            stop = _never if starved else self._is_held_back
+            left = outgoing.push(self._file, allowed, stop, time.monotonic)
             if left:
                 self._left_s = now_s
             if not starved:
                 self._allowed = (self._allowed[0], allowed - left)
             if not outgoing.silent:
                 return
+
+    def _is_held_back(self) -> bool:
+        return self._held_back
 
     def _starved(self, outgoing: Outgoing, now_s: float) -> bool:
         """Whether links were busy for so long that a chunk leaves all the same."""
@@ -307,6 +311,10 @@ class Courier:
             with suppress(zmq.Again):  # the next one says it too
                 self._router.send_multipart([message[0].bytes, *incoming.answer(chunk)], zmq.NOBLOCK)
         return why
+
+
+def _never() -> bool:
+    return False
 
 
 def _received(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
