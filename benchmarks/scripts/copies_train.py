@@ -66,7 +66,7 @@ def main() -> None:
             "took": took[WARM_BLOCKS:],
             "written": written[WARM_BLOCKS:],
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "state_bytes": tier._live.layout.total,
+            "state_bytes": tier._shard.layout.total,
             "every": tier._cadence.every,
             "cost_s": tier._cadence.cost_s,
             "copied_bytes": tier._courier.sent_bytes,
