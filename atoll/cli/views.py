@@ -10,7 +10,7 @@ from atoll.cli.terminal import ago, bit_rate, duration, printable, seconds, size
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
-    from atoll.v1.jobs_pb2 import DecidedAdmission, DecidedPlan, Job, Node, WorkerView
+    from atoll.v1.jobs_pb2 import DecidedAdmission, DecidedPlan, Job, Node, Recovery, WorkerView
 
 JOB_COLUMNS: Final = ("JOB", "PHASE", "WORKERS", "STEP", "LOSS", "SAMPLES/S", "AGE", "REASON")
 JOB_NUMBERS: Final = ("STEP", "LOSS", "SAMPLES/S")
@@ -60,6 +60,8 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     checkpoint = f"newest at step {job.checkpoint_step}" if job.checkpoint_step else "none yet"
     in_memory = f"; memory: step {job.memory_step}" if job.memory_step else ""
     lines.append(f"checkpoint: {checkpoint}{in_memory}")
+    if job.HasField("recovery"):
+        lines.append(recovery_line(job.recovery, now_s))
     if job.plan.id:
         lines.append(
             f"plan {job.plan.id} ({job.plan.planner}) from step {job.plan.from_step}: {printable(job.plan.reason)}"
@@ -74,6 +76,17 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     if dropped := dropped_line(job):
         lines.append(dropped)
     return lines + standby_lines(job)
+
+
+def recovery_line(recovery: Recovery, now_s: float) -> str:
+    """'recovered in 3.9 s from the loss of run 3: memory, step 812, 1 step lost'; before its end: 'recovering for
+    1.2 s: rank 1 on b was killed ...'."""
+    if not recovery.resumed_unix_s:
+        return f"recovering for {max(now_s - recovery.detected_unix_s, 0):.1f} s: {printable(recovery.cause)}"
+    took_s, lost = recovery.resumed_unix_s - recovery.seen_unix_s, recovery.steps_lost
+    where = "begun anew" if recovery.tier == "start" else f"{recovery.tier}, step {recovery.step}"
+    text = f"recovered in {took_s:.1f} s from the loss of run {recovery.run}: {where}"
+    return f"{text}, {lost or 'no'} step{'s' * (lost != 1)} lost"
 
 
 def standby_lines(job: Job) -> list[str]:

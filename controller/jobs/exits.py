@@ -7,6 +7,7 @@ from dataclasses import replace
 from atoll.controller.jobs.seen import (
     ABSENT_S,
     CANCEL_DEADLINE_S,
+    PARTED_S,
     RETURN_GRACE_S,
     WORKER_DEATH_S,
     Alive,
@@ -57,11 +58,22 @@ def _exit_of(seen: Seen, run: RunRecord, member: Member, clock: Telling) -> Exit
     stopping_s = clock.now_s - seen.since_s if seen.job.phase is Phase.STOPPING else 0.0
     if seen.job.cancel and stopping_s >= CANCEL_DEADLINE_S:
         return Exit(kind=ExitKind.LOST, reason=f"{member.node} was not reachable to stop it")
+    if _parted(seen, run, node, clock):
+        return Exit(kind=ExitKind.LOST, reason=f"its peers lost it, and the agent of {member.node} is gone")
     if not is_lost(node, clock):
         return None
     if seen.job.phase is Phase.STOPPING and silent_s(node, clock) <= clock.node_lease_s + WORKER_DEATH_S:
         return None  # its workers die with its agent, but not at once: the devices are not free yet
     return Exit(kind=ExitKind.LOST, reason=f"node {member.node} is silent for {silent_s(node, clock):.0f} s")
+
+
+def _parted(seen: Seen, run: RunRecord, node: SeenNode | None, clock: Telling) -> bool:
+    """Whether a fenced run need not wait for a lease: its workers and the controller have lost the node alike. Should
+    it live, it is alone, and a newer run's fence keeps what it writes apart."""
+    if seen.job.phase is not Phase.STOPPING or node is None or node.heard_s is None:
+        return False
+    peers_noticed = any(m.exit is not None and m.exit.kind is ExitKind.PEER_LOST for m in run.members)
+    return peers_noticed and silent_s(node, clock) > PARTED_S
 
 
 def _exit_of_absent(seen: Seen, member: Member, node: SeenNode) -> Exit | None:

@@ -77,7 +77,9 @@ def judge(job: JobRecord, run: RunRecord) -> Verdict:
         finished = [m.rank for m in run.members if m.exit and m.exit.kind is ExitKind.FINISHED]
         if exit.kind is ExitKind.PEER_LOST and finished:
             return _script_failure(job, left_early_text(finished), replace(exit, code=0, reason="left early"))
-        return _outside(job, f"{where} was lost: {exit.reason or exit.kind}", exit)
+        reached = run.recovery.reached_step if run.recovery else 0  # a machine that is lost does not tell its step
+        last = replace(exit, step=max(exit.step, reached))
+        return _outside(job, f"{where} was lost: {exit.reason or exit.kind}", last)
     if exit.kind is ExitKind.DRAINED and run.cause is Cause.LOSS:  # its agent was shut down, or it exits with 85 always
         return _outside(job, run.why or f"{where} stopped", exit)
     if run.cause is Cause.LATE:

@@ -94,7 +94,7 @@ def _by_name(before: PlanRecord) -> dict[str, list[str]]:
 
 
 def _reason(names: Sequence[str], answer: Mapping[str, Any]) -> str:
-    blocks = ["-".join(names[i] for i in block) for block in answer["groups"][:8]]
+    blocks = [" + ".join(names[i] for i in block) for block in answer["groups"][:8]]
     more = len(answer["groups"]) - len(blocks)
     text = "these keep copies of each other's state: " + ", ".join(blocks) + (f" and {more} more" if more else "")
     return f"{text}; {answer['moved']} moved" if answer.get("moved") else text

@@ -284,6 +284,7 @@ def _stopping(seen: Seen, run: RunRecord, clock: Telling) -> Step:
         run = replace(run, cause=Cause.CANCEL, grace_s=GRACE_S[Cause.CANCEL], why="cancelled")
     if any(m.exit is None for m in run.members):
         return Step(job, run, actions=tuple(_stops(seen, run)))
+    run = replace(run, recovery=recovering.ended(seen, run, _blamed(run), clock))
     verdict = judge(job, run)
     moved = advance(_learned(seen, job), verdict.after, verdict.reason, clock.unix_s)
     moved = replace(
@@ -293,8 +294,7 @@ def _stopping(seen: Seen, run: RunRecord, clock: Telling) -> Step:
         exit_code=verdict.code if verdict.after is Phase.FAILED else 0,
         last_failure=verdict.failure or job.last_failure,
     )
-    recovery = recovering.ended(seen, run, _blamed(run), clock)
-    return _moved(moved, replace(run, ended_unix_s=clock.unix_s, recovery=recovery))
+    return _moved(moved, replace(run, ended_unix_s=clock.unix_s))
 
 
 def _stop(seen: Seen, run: RunRecord, cause: Cause, text: str, clock: Telling) -> Step:

@@ -178,6 +178,8 @@ class Reconciler:
                 self._act(state, action)
             if state.job.phase is Phase.QUEUED:
                 self._hold(free, step.held)
+                if before[0].phase is not Phase.QUEUED:
+                    self.nudge()  # the devices that it has just given back are free in the next pass
                 return
             if before[0].phase is Phase.QUEUED:
                 self._take_away(state, free)

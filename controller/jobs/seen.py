@@ -19,6 +19,8 @@ RETURN_GRACE_S: Final = 10.0
 """How long a controller that has just begun to lead waits for agents before it calls their nodes lost."""
 WORKER_DEATH_S: Final = 0.5
 """Workers die within this time of their agent, by the kernel's hand: a lost node has no process of ours left then."""
+PARTED_S: Final = 1.5
+"""An agent whose stream is gone for this long, and whose workers were lost by their peers, is not waited for."""
 CANCEL_DEADLINE_S: Final = 5.0
 ABSENT_S: Final = 1.5
 """A report this long after the stop went out, without the worker in it: that worker never began."""

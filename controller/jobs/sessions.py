@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
-from atoll.controller.jobs.seen import WORKER_DEATH_S, SeenNode, SeenWorker, WorkerKey
+from atoll.controller.jobs.seen import PARTED_S, WORKER_DEATH_S, SeenNode, SeenWorker, WorkerKey
 from atoll.controller.jobs.wire import worker_from_wire
 from atoll.controller.state.records import NodeRecord
 from atoll.errors import AtollError, Conflict, ControllerUnreachable
@@ -23,8 +23,6 @@ RESEND_S: Final = 3.0
 """An instruction that was sent over this stream and is not yet obeyed is said again after this long."""
 GONE_NODES: Final = 256
 PULSE_S: Final = 0.1
-LATE_S: Final = (0.0, WORKER_DEATH_S)
-"""After a lease: when a node is lost, and when its workers are."""
 PAUSE_S: Final = 0.5
 """Two looks at the clock further apart than this: this controller itself stood still, and heard nobody meanwhile."""
 
@@ -133,6 +131,7 @@ class Sessions:
         self._changed = changed
         self._clock = clock
         self._looked_s = clock()
+        self._due_s = (PARTED_S, node_lease_s, node_lease_s + WORKER_DEATH_S)  # silences after which something is due
         self.connected: dict[str, Session] = {}
         self.gone: dict[str, Session] = {}
         self.remembered: dict[str, NodeRecord] = {}
@@ -175,8 +174,8 @@ class Sessions:
             before_s = self._look()
             await asyncio.sleep(PULSE_S)
             now_s = self._look()
-            ends = [s.heard_s + self._node_lease_s for s in (*self.connected.values(), *self.gone.values())]
-            if any(before_s < end_s + late_s <= now_s for end_s in ends for late_s in LATE_S):
+            heard = [session.heard_s for session in (*self.connected.values(), *self.gone.values())]
+            if any(before_s < heard_s + due_s <= now_s for heard_s in heard for due_s in self._due_s):
                 self._changed()
 
     def end_silent(self) -> None:

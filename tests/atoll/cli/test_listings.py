@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -202,6 +203,18 @@ def test_status_reads_like_this(runner: CliRunner, controller: ScriptedControlle
         "   0  local-0       0  running    160  62.5 %  1240  140 ms   120 ms  18 ms",
         "   1  local-1       1  unknown      -  37.5 %     -       -        -      -",
     ]
+
+
+def test_status_tells_of_a_recovery_under_way_and_of_one_that_is_over(
+    runner: CliRunner, controller: ScriptedController
+) -> None:
+    job = controller.script.jobs["vit-3f9a"] = full_job()
+    job.recovery.MergeFrom(pb.Recovery(run=1, cause="rank 1 on b was killed", seen_unix_s=1e9, detected_unix_s=1e9 + 1))
+    lines = atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
+    assert re.fullmatch(r"recovering for \d+\.\d s: rank 1 on b was killed", lines[4])
+    job.recovery.MergeFrom(pb.Recovery(resumed_unix_s=1e9 + 3.9, tier="memory", step=812, steps_lost=1))
+    lines = atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
+    assert lines[4] == "recovered in 3.9 s from the loss of run 1: memory, step 812, 1 step lost"
 
 
 def sparse_job(step: int = 1240, links: int = 2) -> pb.Job:

@@ -48,7 +48,7 @@ def test_a_queued_job_starts_on_free_devices_with_the_next_run_number() -> None:
     assert [e.text for e in step.events] == [
         "run 5: starting 2 workers on 2 nodes (a/0, b/0)",
         "plan 1 (even): the same for all 2 workers",
-        "placement: these keep copies of each other's state: a-b",
+        "placement: these keep copies of each other's state: a + b",
     ]
 
 

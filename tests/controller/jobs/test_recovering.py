@@ -64,18 +64,21 @@ def test_peers_notice_first_and_the_machine_is_named_once_it_is_known() -> None:
     assert first.run is not None
     assert first.run.recovery is not None
     assert (first.run.recovery.lost, first.run.recovery.reached_step) == ((), 8)
-    later = clock(NOW_S + 3.6)
     gone = node("b", connected=False, heard_s=NOW_S - 0.2)
     stopping = seen(first.job, first.run, node("a"), gone, since_s=NOW_S)
-    last = next_step(stopping, replace(later, unix_s=clock().unix_s + 3.6))
+    early, later = (replace(clock(NOW_S + s), unix_s=clock().unix_s + s) for s in (1.2, 1.4))
+    assert next_step(stopping, early).job.phase is Phase.STOPPING, "it may be on its way back"
+    last = next_step(stopping, later)
     assert last.job.phase is Phase.QUEUED
     assert last.run is not None
     recovery = last.run.recovery
     assert recovery is not None
     assert recovery.lost == ("rank 1 on b",)
-    assert recovery.cause == "rank 1 on b was lost: node b is silent for 4 s"
+    assert recovery.cause == "rank 1 on b was lost: its peers lost it, and the agent of b is gone"
     assert recovery.detected_unix_s - recovery.seen_unix_s == pytest.approx(0.2)
-    assert recovery.ended_unix_s - recovery.detected_unix_s == pytest.approx(3.6)
+    assert recovery.ended_unix_s - recovery.detected_unix_s == pytest.approx(1.4)
+    assert last.job.last_failure is not None
+    assert last.job.last_failure.step == 8, "the next loss is at another step: no backoff"
 
 
 def test_a_loss_before_the_first_step_is_part_of_the_same_recovery() -> None:
