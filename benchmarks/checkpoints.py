@@ -86,9 +86,8 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{datetime.date.today()}, {processor()}, {os.cpu_count()} cores, torch {torch.__version__}")
     if options.blocks:
-        print(
-            f"two workers, {options.strategy}, blocks of 20 steps with and without checkpoints in memory, {options.blocks} blocks:"
-        )
+        how = f"{options.blocks} blocks of 20 steps with and without checkpoints in memory"
+        print(f"two workers, {options.strategy}, {how}:")
         for replicas in (1, 2):
             cost(options.strategy, options.blocks, options.width, options.batch, replicas)
     if options.kills:
