@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from pipeline_job import ALL, Job, same_bits
 
-from atoll.kernels.pipeline import Pipeline
+from atoll.kernels.pipeline import Pipeline, Rule
+
+SIZES = [1, 40, 1023]
 
 
 def test_changes_are_taken_once_with_the_tail_padded() -> None:
