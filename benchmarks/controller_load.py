@@ -157,7 +157,10 @@ async def measure(agents: int, seconds: float) -> None:
                     await asyncio.sleep(0.1)
             await drive(agents, seconds, address_file.read_text().strip(), psutil.Process(process.pid))
         except BaseExceptionGroup:
-            print(Path(folder, "controller.log").read_text()[-4000:], file=sys.stderr)
+            told = [
+                line for line in Path(folder, "controller.log").read_text().splitlines() if ": agent sim-" not in line
+            ]
+            print("\n".join(told)[-4000:], file=sys.stderr)
             raise
         finally:
             process.terminate()
