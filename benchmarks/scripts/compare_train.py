@@ -48,11 +48,13 @@ def main() -> None:
     state: dict[str, Any] = {}
     marks: list[float] = []
     first = run.step
+    begin, end = bounds(steps)
+    last = end + steps // 2 if number == 1 else begin + 30
     for _ in run.epochs(10_000):
         for inputs, labels in loader:
             begun_s = time.monotonic()
             step = run.step - first
-            if step == WARM + steps:
+            if step == begin:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
                 pace_bps = remote_bps or rate_bps(state, marks[WARM:])
                 if way != "atoll":
@@ -61,19 +63,20 @@ def main() -> None:
                     retrieve(other, state, out)
                     return
                 seen.on = True
-            if WARM + steps <= step < WARM + 2 * steps and other is not None:
+            if begin <= step < end and other is not None:
                 seen.at(other, state, begun_s)
-            if step == WARM + 2 * steps:
+            if step == end:
                 seen.on = False
                 if other is not None:
                     other.finish()
             marks.append(time.monotonic())
-            if step == WARM + 3 * steps or (number == 2 and step == WARM + steps + 30):
+            if step == last:
                 break
             run.backward(nn.functional.cross_entropy(model(inputs), labels))
             optimizer.step()
             optimizer.zero_grad()
-        break
+        if step == last:
+            break
     if run.is_main and number == 1:
         out.write_text(json.dumps(seen.told(marks, steps, other) | {"pace_bps": pace_bps, "bytes": size(state)}))
     if way == "atoll" and number < 3:
@@ -99,6 +102,11 @@ def timed_find() -> list[float]:
 
     resuming.find = timed
     return found_s
+
+
+def bounds(steps: int) -> tuple[int, int]:
+    """From which step to which checkpoints are taken; half as many come before and after."""
+    return WARM + steps // 2, WARM + steps // 2 + steps
 
 
 class Seen:
@@ -138,10 +146,12 @@ class Seen:
 
     def told(self, marks: list[float], steps: int, way: Way | None) -> dict[str, Any]:
         took = [after - before for before, after in pairwise(marks)]
-        off = took[WARM : WARM + steps - 1] + took[WARM + 2 * steps + 1 :]
-        on = took[WARM + steps : WARM + 2 * steps - 1]
+        begin, end = bounds(steps)
+        off, on = took[WARM : begin - 1] + took[end + 1 :], took[begin : end - 1]
         spans = [after - before for before, after in pairwise(self.begun_s)]
         done_s = way.done_s if way is not None else self.took_s
+        if not done_s:
+            raise SystemExit(f"no checkpoint was complete within {steps} steps; take more")
         return {
             "off_s": statistics.fmean(off),
             "on_s": statistics.fmean(on),
