@@ -14,7 +14,7 @@ again without. Every way checkpoints as often as it can: it begins when the one 
 
 Retrieval is from when all processes are up until every rank has the state in its memory; disks are read anew, not from
 the page cache. Atoll's is of own memory, and of the other machine's for a machine that lost its own; T has the longer.
-T leaves out what checkpoints cost the steps, which has columns of its own, and that a disk may be lost with its machine.
+T leaves out what checkpoints cost the steps, which has columns of its own, and that disks are lost with machines.
 """
 
 from __future__ import annotations
