@@ -127,6 +127,9 @@ class Synchronisation(Protocol):
     survives_update: bool
     """Whether the state is whole at any moment after `freeze`, also between optimizer.step() and the boundary."""
 
+    finish_changes: bool
+    """Whether `finish` changes the model: a checkpoint from before it is not what training ended with."""
+
     def start(self, position: Position, origin: Origin | None) -> None:
         """All ranks are equal; training goes on at `position`, of the checkpoint `origin` where there is one."""
 
@@ -193,6 +196,7 @@ class Synchronous:
     own backward and step. As it is, a run of one worker."""
 
     survives_update = False
+    finish_changes = False
 
     def start(self, position: Position, origin: Origin | None) -> None: ...
 

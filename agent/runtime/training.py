@@ -234,7 +234,7 @@ class Training:
 
     def finish(self) -> None:
         """All epochs are done: wait until every rank has come here, then a last checkpoint."""
-        self._boundary()
+        self._boundary(last=True)
         self._memory.settle()
         try:
             self._sync.boundary(settle=True)
@@ -278,8 +278,9 @@ class Training:
 
     # --- the boundary
 
-    def _boundary(self) -> None:
-        """Between two steps. Called by the loader before it cuts the next batch, and after an epoch's last."""
+    def _boundary(self, *, last: bool = False) -> None:
+        """Between two steps. Called by the loader before it cuts the next batch, and after an epoch's last. last: no
+        step follows."""
         if self._pass_open:
             raise BadInput("the loader was asked for the next batch in the middle of a backward pass")
         lap = self._clock.boundary_begins()
@@ -312,7 +313,8 @@ class Training:
             if self.saver.enabled and self._rehearsal is None:  # what was resumed from is on disk already
                 self._memory.settle()
                 self._snapshot.take(self.loader.position)
-                self.saver.at_boundary(step)
+                if not self._sync.finish_changes or (self.loader.batches_left and not last):
+                    self.saver.at_boundary(step)  # else it may be the end of training, with another model
                 self._remember()
             if self._agreed.stop:
                 self._drain(step)

@@ -29,6 +29,8 @@ from atoll.kernels import scatter_blocks
 class GradientExchange(StaleSynchroniser):
     """A round is a pass: with gradient accumulation several rounds make one update."""
 
+    finish_changes = False
+
     def __init__(
         self,
         session: Session,

@@ -39,6 +39,7 @@ class StaleSynchroniser(ABC):
     """All methods run on the training thread, but for `freeze` and `masters`."""
 
     survives_update = True
+    finish_changes: bool  # of the exchange
 
     def __init__(
         self,

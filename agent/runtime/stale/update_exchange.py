@@ -36,6 +36,8 @@ from atoll.errors import BadInput
 class UpdateExchange(StaleSynchroniser):
     """A round is an update. Any of torch's optimizers, gradient clipping and scalers work as they do alone."""
 
+    finish_changes = True
+
     def __init__(
         self,
         session: Session,

@@ -165,6 +165,22 @@ def test_the_batch_and_the_learning_rate_change_and_nothing_is_trained_twice(
 
 
 @EXCHANGES
+def test_the_last_checkpoint_is_of_the_model_that_training_ended_with(
+    start: Start, tmp_path: Path, exchange: str
+) -> None:
+    """Also where an ordinary one is due at that very step, before what was held back is handed over."""
+    with sparse(tmp_path, 2, start=start, run=1, rate=0.9, values="float32", exchange=exchange) as agent:
+        agent.spec.checkpoint.every_steps = 9
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
+        assert agent.exit_codes() == [0] * 2, agent.said()
+        newest = files.newest(agent.directory_of(0))[:2]
+    assert [found.step for found in newest] == [18, 9]
+    checkpoint = files.read(newest[0].path)
+    masters = check_alike([kept(tmp_path, 1, rank, "end") for rank in range(2)], "masters")
+    assert equal({name: checkpoint.tensors[f"model/{name}"] for name in masters}, masters)
+
+
+@EXCHANGES
 def test_a_stop_at_the_end_of_each_epoch_changes_nothing(start: Start, tmp_path: Path, exchange: str) -> None:
     """1. AdamW, everything sent, no step late. 2. The same job again, stopped at the end of epochs 1 and 2: each run
     that goes on shows the last batch of the epoch before once more. 3. The weights are the same: moments went through
