@@ -49,9 +49,10 @@ def final(out: Path) -> list[float]:
     return weights
 
 
-def test_killed_worker_goes_on_at_its_very_step_from_its_agents_memory(cluster: Cluster, tmp_path: Path) -> None:
-    """1. One worker, nothing on disk. 2. It is killed. 3. Run 2 begins at the step that was under way, and ends with
-    the weights of a job that nobody disturbed. 4. The job is over: its memory is given back."""
+def test_killed_worker_goes_on_from_its_agents_memory(cluster: Cluster, tmp_path: Path) -> None:
+    """1. One worker, nothing on disk. 2. It is killed. 3. Run 2 begins at the step that was under way, or some before
+    it where a busy machine keeps fewer, and ends with the weights of a job that nobody disturbed. 4. The job is over:
+    its memory is given back."""
     out, calm = tmp_path / "out", tmp_path / "calm"
     cluster.local([1.0])
     job = cluster.submit("tiny.py", f"--out={out}", SLOW, "--epochs=1", checkpoint_every=0)
@@ -63,7 +64,7 @@ def test_killed_worker_goes_on_at_its_very_step_from_its_agents_memory(cluster: 
     assert (ended.phase, ended.run) == (pb.PHASE_DONE, 2), cluster.story(job)
     ((step, where),) = resumed_at(cluster, job)
     assert where
-    assert step in (last_step(out, 1), last_step(out, 1) + 1)
+    assert before.memory_step <= step <= last_step(out, 1) + 1
     assert first_step(out, 2) == step
     check_every_sample_once(out, samples=600, epochs=1)
     assert ended.memory_step >= 48
@@ -96,7 +97,7 @@ def test_lost_machine_with_its_memory_and_everything_goes_on_from_the_copies(clu
     for rank in (0, 1):
         ((step, where),) = resumed_at(cluster, job, rank)
         assert where
-        assert step in (last - 1, last, last + 1)
+        assert before.memory_step <= step <= last + 1
     check_every_sample_once(out, samples=600, epochs=1)
     undisturbed = cluster.submit("tiny.py", f"--out={calm}", *arguments, workers=(2, 2), checkpoint_every=0)
     assert cluster.wait_for_end(undisturbed).phase == pb.PHASE_DONE
