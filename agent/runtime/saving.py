@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,10 @@ from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_WARNING
 
 LONGEST_WAIT_S: Final = 20.0
 LAST_WAIT_S: Final = 600.0
+CARRY_DEADLINE_S: Final = 600.0
+CARRY_WORD_S: Final = 2.0
+_CARRIED: Final = 1
+_LATE: Final = 2
 Packed = tuple[Header, Mapping[str, torch.Tensor], Any]  # what files.write takes
 
 
@@ -233,3 +238,18 @@ class Saver:
     def _tell(self, step: int, error: CheckpointError) -> None:
         text = f"checkpoint at step {step} failed: {error}; training goes on. Free space or choose another directory"
         self._session.notice(LEVEL_ERROR, text)
+
+
+def await_carried(session: Session, saver: Saver) -> None:
+    """All ranks stay until rank 0 has carried the last checkpoint to the object store: a run whose ranks end apart is
+    stopped. Raises PeerLost."""
+    if not session.checkpoint.store:
+        return
+    ends_s, word = time.monotonic() + CARRY_DEADLINE_S, 0
+    while not word:
+        late = time.monotonic() > ends_s
+        own = _CARRIED if saver.carried_within(CARRY_WORD_S) else _LATE if late else 0
+        word = session.group.gather_rows([own])[0][0] if session.group is not None else own
+    if word == _LATE and session.place.is_main:
+        text = f"the last checkpoint was not carried within {CARRY_DEADLINE_S:.0f} s; it is on disk"
+        session.notice(LEVEL_WARNING, text)

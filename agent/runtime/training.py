@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
@@ -10,9 +9,8 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
-from atoll.agent.runtime import exits, resuming
-from atoll.agent.runtime.checkpoint.folders import Moment
-from atoll.agent.runtime.checkpoint.header import fingerprint
+from atoll.agent.runtime import exits
+from atoll.agent.runtime.beginning import begin, prepared
 from atoll.agent.runtime.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.consistency import Consistency
 from atoll.agent.runtime.control import Agreed
@@ -27,7 +25,7 @@ from atoll.agent.runtime.randomness import seed_step
 from atoll.agent.runtime.rehearsal import Rehearsal
 from atoll.agent.runtime.resuming import Resumed
 from atoll.agent.runtime.sampler import after
-from atoll.agent.runtime.saving import Saver
+from atoll.agent.runtime.saving import Saver, await_carried
 from atoll.agent.runtime.schedule import PlanSchedule
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import Snapshot, Tracked
@@ -36,11 +34,8 @@ from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
 from atoll.agent.runtime.teller import Teller
 from atoll.agent.runtime.terms import terms_from_wire
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
-from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
-CARRY_DEADLINE_S: Final = 600.0
-CARRY_WORD_S: Final = 2.0
 NORMS_EVERY_STEPS: Final = 10
 LINKS_EVERY_STEPS: Final = 10
 
@@ -114,30 +109,13 @@ class Training:
         if session.group is not None:
             check_alike(session, self._model, self._settings)
             self._lead = max(lead for (lead,) in session.group.gather_rows([self.loader.lead]))
+        begun = begin(session, self.saver, self._model, self._optimizer, self.loader)
+        self._resumed = begun.resumed
+        for name in self._tracked:
+            self.restore_tracked(name)
         if directory is not None:
-            found = resuming.find(session, directory, fingerprint(self._model.state_dict()))
-            shared = resuming.shares_directory_of_main(session.group, directory, session.run)
-            writes = session.place.is_main or (session.place.local_rank == 0 and not shared)
-            from_memory = found is not None and found.generation is not None
-            step = found.checkpoint.header.step if found is not None else 0
-            header = found.checkpoint.header if found is not None and not from_memory else None
-            saved = Moment(header.run, header.step) if header is not None else None
-            self.saver.begin(writes=writes, step=step, on_disk=saved)
-            if found is not None:
-                if not from_memory:
-                    self.saver.store_received(found.checkpoint)
-                self._resumed = Resumed(found.checkpoint, found.own)
-                self._resumed.restore(self._model, self._optimizer)
-                self.loader.seek(self._resumed.position)
-                for name in self._tracked:
-                    self.restore_tracked(name)
-                where = ", from memory" if from_memory else ""
-                exits.say(f"rank {session.place.rank} goes on from step {step}{where}")
-                self._compare_seed(found.checkpoint.header.seed)
-            if session.link is not None:
-                session.link.outbox.resumed("start" if found is None else "memory" if from_memory else "disk", step)
-            generation = found.generation if found is not None else None
-            self._memory.begin(step, generation, size_of_state(self._model, self._optimizer, self._snapshot))
+            size = size_of_state(self._model, self._optimizer, self._snapshot)
+            self._memory.begin(begun.step, begun.generation, size)
         if session.group is not None:
             session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
             session.group.expect_answers_within(session.collective_timeout_s)
@@ -146,23 +124,8 @@ class Training:
             self._snapshot.take(self.loader.position)
             self.saver.check_packable()
         if session.link is not None:
-            trained = (parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
-            told = Prepared(
-                entries=sum(trained),
-                samples=self.loader.samples,
-                batch_size=self._settings.batch_size,
-                fingerprint=trains,
-            )
-            session.link.outbox.prepared(told)
+            session.link.outbox.prepared(prepared(self._model, self.loader, self._settings, trains))
         seed_step(session.seed, session.place.rank, self.loader.position.step)
-
-    def _compare_seed(self, saved: int) -> None:
-        if saved != self._session.seed and self.loader.position.consumed and self._session.place.is_main:
-            text = (
-                f"the checkpoint is of seed {saved}, this run has {self._session.seed}: samples of the epoch under way "
-                "may come twice or not at all. Use the same seed to go on exactly"
-            )
-            self._session.notice(LEVEL_WARNING, text)
 
     def restore_tracked(self, name: str) -> None:
         """Give a tracked object its state of the checkpoint from which this run went on."""
@@ -247,25 +210,10 @@ class Training:
         self._tell_all()
         if not self._updated:  # else gradients wait for an update that never comes; the last checkpoint stays
             self.saver.save()
-            self._wait_for_store()
-
-    def _wait_for_store(self) -> None:
-        """The others stay until rank 0 has carried the last checkpoint: a run whose ranks end apart is stopped."""
-        if not self._session.checkpoint.store:
-            return
-        ends_s = time.monotonic() + CARRY_DEADLINE_S
-        while True:
-            late = time.monotonic() > ends_s
-            word = 1 if self.saver.carried_within(CARRY_WORD_S) else 2 if late else 0
             try:
-                rows = self._session.group.gather_rows([word]) if self._session.group is not None else [[word]]
+                await_carried(self._session, self.saver)
             except PeerLost as error:
                 self.lost(error)
-            if rows[0][0]:
-                break
-        if rows[0][0] == 2 and self._session.place.is_main:
-            text = f"the last checkpoint was not carried within {CARRY_DEADLINE_S:.0f} s; it is on disk"
-            self._session.notice(LEVEL_WARNING, text)
 
     def close(self) -> None:
         self.saver.close()
