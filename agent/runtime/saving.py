@@ -200,19 +200,7 @@ class Saver:
 
     def _header(self, model_state: Mapping[str, Any] | None = None) -> Header:
         """Of the last boundary. model_state: what the model's fingerprint is taken of; without it it is left empty."""
-        position, session = self._snapshot.position, self._session
-        assert position is not None
-        return Header(
-            job=session.job,
-            run=session.run,
-            step=position.step,
-            epoch=position.epoch,
-            consumed=position.consumed,
-            loader_step=position.step,
-            world_size=session.place.world_size,
-            seed=session.seed,
-            model=fingerprint(model_state or {}),
-        )
+        return self._snapshot.header(self._session, fingerprint(model_state or {}))
 
     def _write(self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> Path | None:
         try:

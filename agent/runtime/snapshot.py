@@ -13,7 +13,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from atoll.agent.runtime.checkpoint.header import Fingerprint, Header
 from atoll.agent.runtime.loader import Position
+from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.synchronisation import Synchronisation
 
 StateDict = Mapping[str, Any]
@@ -74,6 +76,21 @@ class Snapshot:
                 torch._foreach_copy_(into, list(present.values()))  # one call for all
         else:
             self._buffers = {name: buffer.detach().clone() for name, buffer in present.items()}
+
+    def header(self, session: Session, model: Fingerprint) -> Header:
+        """Of the boundary that was taken."""
+        assert self.position is not None
+        return Header(
+            job=session.job,
+            run=session.run,
+            step=self.position.step,
+            epoch=self.position.epoch,
+            consumed=self.position.consumed,
+            loader_step=self.position.step,
+            world_size=session.place.world_size,
+            seed=session.seed,
+            model=model,
+        )
 
     @contextmanager
     def readable(self) -> Iterator[None]:

@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from atoll.agent.runtime.wire.keys import KEY_BYTES, Keys
 from atoll.errors import NotAllowed
 
-SEAL_BYTES: Final = 16
 _NONCE: Final = struct.Struct("<4xQ")
 _AES_BYTES: Final = 32
 _PURPOSE: Final = b"atoll copies of checkpoints 1"
@@ -44,7 +43,7 @@ class Seal:
         return self._number
 
     def seal(self, number: int, head: bytes, payload: bytes) -> bytes:
-        """payload, hidden, and SEAL_BYTES that hold for it and for head. A number of `next_number`, each once."""
+        """payload, hidden, and 16 bytes that hold for it and for head. A number of `next_number`, each once."""
         return self._aead.encrypt(_NONCE.pack(number), payload, head)
 
     def open(self, number: int, head: bytes | memoryview, sealed: bytes | memoryview) -> bytes | None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from atoll.agent.runtime.checkpoint.header import Fingerprint, Header
+from atoll.agent.runtime.checkpoint.header import Fingerprint
 from atoll.agent.runtime.control import MemorySaid
 from atoll.agent.runtime.memory.budget import StateBytes, needed_bytes
 from atoll.agent.runtime.memory.cadence import OFF, Cadence, News
@@ -236,19 +236,7 @@ class MemoryTier:
         return _Writing(step, file, tail)
 
     def _header(self) -> dict[str, object]:
-        position, session = self._snapshot.position, self._session
-        assert position is not None
-        header = Header(
-            job=session.job,
-            run=session.run,
-            step=position.step,
-            epoch=position.epoch,
-            consumed=position.consumed,
-            loader_step=position.step,
-            world_size=session.place.world_size,
-            seed=session.seed,
-            model=_NO_MODEL,
-        )
+        header = self._snapshot.header(self._session, _NO_MODEL)
         return {name: value for name, value in asdict(header).items() if name != "model"}
 
     def _run(self) -> None:
