@@ -133,6 +133,16 @@ class Cluster:
             "--state-dir", str(self.folder / name), "--jobs-dir", str(self.folder / "jobs"), "--threads", "1",
         )  # fmt: skip
 
+    def led_by_one_of_two(self) -> None:
+        """Controllers a, which leads, and b on one etcd, and two agents."""
+        etcd = self.etcd()
+        self.controller("controller-a", etcd=etcd)
+        wait_until("a leader", lambda: self.client.nodes().controller, 30)
+        self.controller("controller-b", etcd=etcd)
+        for name in ("agent-0", "agent-1"):
+            self.agent(name)
+        self.wait_for_nodes(2)
+
     def local(self, speeds: Sequence[float]) -> Self:
         """One controller with its own etcd, and an agent for each speed; ready when this returns."""
         self.controller()

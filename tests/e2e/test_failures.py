@@ -67,13 +67,7 @@ def test_controller_killed_and_restarted_costs_no_step_and_no_worker(cluster: Cl
 
 def test_leader_of_two_controllers_killed_the_other_leads(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    etcd = cluster.etcd()
-    cluster.controller("controller-a", etcd=etcd)
-    wait_until("a leader", lambda: cluster.client.nodes().controller, 30)
-    cluster.controller("controller-b", etcd=etcd)
-    for name in ("agent-0", "agent-1"):
-        cluster.agent(name)
-    cluster.wait_for_nodes(2)
+    cluster.led_by_one_of_two()
     job = cluster.submit("tiny.py", f"--out={out}", "--epochs=14", workers=(2, 2))
     cluster.client.close()
     cluster._client = None  # a client that knows both controllers

@@ -7,7 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
-from cluster import Cluster, kill, wait_until
+from cluster import Cluster, kill
 from test_failures import check_every_sample_once
 from test_memory import SLOW, in_memory, memory_of
 
@@ -58,13 +58,8 @@ def test_a_lost_machine_is_replaced_by_the_standby_at_its_rank(cluster: Cluster,
 def test_a_recovery_goes_on_when_the_leading_controller_dies_in_the_middle(cluster: Cluster, tmp_path: Path) -> None:
     """1. Both workers are killed; nothing is on disk. 2. As the next run starts, its controller is killed. 3. The other
     one finishes the recovery that it finds, and what was complete in memory is still known."""
-    out, etcd = tmp_path / "out", cluster.etcd()
-    cluster.controller("controller-a", etcd=etcd)
-    wait_until("a leader", lambda: cluster.client.nodes().controller, 30)
-    cluster.controller("controller-b", etcd=etcd)
-    for name in ("agent-0", "agent-1"):
-        cluster.agent(name)
-    cluster.wait_for_nodes(2)
+    out = tmp_path / "out"
+    cluster.led_by_one_of_two()
     job = cluster.submit("tiny.py", f"--out={out}", SLOW, "--epochs=2", workers=(2, 2), checkpoint_every=0)
     cluster.client.close()
     cluster._client = None  # a client that knows both controllers
