@@ -165,6 +165,12 @@ def watch(network: Network, job: str, what: str, seconds: float) -> None:
         )
 
 
+def first_at(steps: Sequence[dict[str, float]], smooth: Sequence[float], target: float) -> str:
+    """When the mean of ten losses was first at or under the target."""
+    first = next((i + 9 for i, loss in enumerate(smooth) if loss <= target), None)
+    return "not reached" if first is None else f"{steps[first]['at_s']:.1f} s, {first + 1} steps"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rates", default="480,40,200", help="Mbit/s, one after the other; or `trace`")
@@ -172,8 +178,9 @@ def main() -> None:
     parser.add_argument("--policies", default="fixed:0.9,fixed:0.99,rate,both")
     parser.add_argument("--profile", type=Path, help="made before; else one is made where `both` is asked for")
     parser.add_argument("--profile-probes", type=int, default=8)
-    parser.add_argument("--target", type=float, default=0.30, help="training loss of rank 0, mean of 10 steps")
+    parser.add_argument("--targets", default="0.3,0.2,0.15", help="training losses of rank 0, means of 10 steps")
     options = parser.parse_args()
+    targets = [float(target) for target in options.targets.split(",")]
     refuse_without_tools()
     print(f"{datetime.date.today()}  {processor()}, {options.rates} Mbit/s, {options.each_s:g} s each")
     rows = []
@@ -185,11 +192,11 @@ def main() -> None:
             steps = train(network, Path(folder), policy, options.rates, options.each_s, profile.resolve())
             losses = [step["loss"] for step in steps]
             smooth = [statistics.fmean(losses[i - 9 : i + 1]) for i in range(9, len(losses))]
-            first = next((i + 9 for i, loss in enumerate(smooth) if loss <= options.target), None)
-            reached = "not reached" if first is None else f"{steps[first]['at_s']:.1f} s, {first + 1} steps"
-            rows.append(f"| `{policy}` | {len(steps)} | {smooth[-1]:.3f} | {reached} |")
-            print(f"{policy:10} {len(steps)} steps, loss {smooth[-1]:.3f}; to {options.target}: {reached}", flush=True)
-    print(f"| | steps | loss at the end | to loss {options.target} |\n|---|---|---|---|")
+            reached = [first_at(steps, smooth, target) for target in targets]
+            rows.append(f"| `{policy}` | {len(steps)} | {smooth[-1]:.3f} | {' | '.join(reached)} |")
+            print(rows[-1], flush=True)
+    print(f"| | steps | loss at the end | {' | '.join(f'to {target:g}' for target in targets)} |")
+    print("|---|---|---|" + "---|" * len(targets))
     print("\n".join(rows))
 
 
