@@ -25,13 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+TESTS = HERE.parent / "tests"
 EXAMPLES = HERE.parent / "examples"
-sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(EXAMPLES), str(HERE.parent / "tests" / "e2e")]
+sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(EXAMPLES), str(TESTS), str(TESTS / "e2e")]
 
 import numpy as np
 import torch
-from cluster import Cluster, free_port
+from cluster import Cluster
 from data import mnist
+from held_ports import free_port
 from lab.machine import processor
 from paced_mnist import SPEEDS, make
 

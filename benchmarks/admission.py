@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "e2e")]
+TESTS = HERE.parent / "tests"
+sys.path[:0] = [str(HERE), str(TESTS), str(TESTS / "e2e")]
 
 from cluster import Cluster
 

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "e2e")]
+TESTS = HERE.parent / "tests"
+sys.path[:0] = [str(HERE), str(TESTS), str(TESTS / "e2e")]
 
 import torch
 from cluster import Cluster

@@ -13,7 +13,6 @@ import datetime
 import json
 import os
 import platform
-import socket
 import statistics
 import subprocess
 import sys
@@ -29,16 +28,12 @@ if TYPE_CHECKING:
 
     Criterion: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests")]
+
+from held_ports import free_port
 
 WARMUP_STEPS = 20
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def run_pair(kind: str, model: str, steps: int) -> float:

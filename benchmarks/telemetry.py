@@ -21,7 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(HERE.parent / "tests" / "e2e")]
+TESTS = HERE.parent / "tests"
+sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(TESTS), str(TESTS / "e2e")]
 
 import torch
 import torch.distributed as dist

@@ -22,10 +22,11 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(HERE.parent / "tests" / "e2e")]
+TESTS = HERE.parent / "tests"
+sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(TESTS), str(TESTS / "e2e")]
 
 from cluster import Cluster
-from dense_vs_ddp import free_port
+from held_ports import free_port
 
 BATCH = 256
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).parent))  # for held_ports
 
 # How long an example takes says nothing on a machine that does other things as well; every test has a timeout anyway.
 settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow])

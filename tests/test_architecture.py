@@ -94,7 +94,7 @@ def test_the_rules_see_the_code() -> None:
 @pytest.mark.parametrize(
     ("room", "may_import"),
     [
-        ("atoll.controller", ("atoll.controller", "atoll.documents", *SHARED)),
+        ("atoll.controller", ("atoll.controller", "atoll.documents", "atoll.ports", *SHARED)),
         ("atoll.agent", ("atoll.agent", *SHARED)),
         ("atoll.kernels", ("atoll.kernels", "atoll.errors")),
     ],

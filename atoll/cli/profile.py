@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,6 +10,7 @@ import typer
 
 from atoll.cli import terminal
 from atoll.cli.daemons import need
+from atoll.cli.job_options import batch_range
 from atoll.cli.jobs import Json
 from atoll.errors import BadInput, NotFound
 
@@ -60,7 +60,7 @@ def profile(
         raise BadInput(f"--workers {workers} must be 2 to {MAX_WORKERS}: one alone exchanges nothing")
     if samples is not None and samples < 1:
         raise BadInput(f"--samples {samples} must be at least 1. Leave it out for half the dataset")
-    wanted_batches = _parse_range(batch) if batch is not None else None
+    wanted_batches = batch_range("--batch", batch)
     need("skopt", "profile")
     if plot is not None:
         _check_plot(plot)
@@ -95,13 +95,6 @@ def _check_plot(path: Path) -> None:
     need("matplotlib", "profile")
     if path.suffix not in {".png", ".svg", ".pdf"} or not path.absolute().parent.is_dir():
         raise BadInput(f"--plot {path} must end in .png, .svg or .pdf, in a folder that is there. Name another file")
-
-
-def _parse_range(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text, re.ASCII)
-    if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise BadInput(f"--batch {text!r} is not MIN:MAX with 1 <= MIN <= MAX. Write it like 64:1024")
-    return int(match[1]), int(match[2])
 
 
 def _job(config: Path | None, script: Path | None, args: list[str] | None) -> JobFile:

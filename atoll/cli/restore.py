@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli import job_options as options
 from atoll.cli import sources, submit, terminal
 from atoll.errors import BadInput, CheckpointError
 
@@ -27,18 +28,24 @@ def restore(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the new job.")] = None,
     workers: Annotated[str | None, typer.Option(metavar="N|MIN:MAX", help="How many devices.")] = None,
-    config: submit.Config = None,
-    follow: submit.Follow = False,
-    env: submit.Env = None,
-    checkpoint_every: submit.CheckpointEvery = None,
-    checkpoint_dir: submit.CheckpointDir = None,
-    keep: submit.Keep = None,
-    keep_every: submit.KeepEvery = None,
-    max_restarts: submit.MaxRestarts = None,
-    seed: Annotated[int | None, typer.Option(help="Of the order of samples.")] = None,
-    workdir: submit.Workdir = None,
-    timeout: submit.Timeout = None,
-    as_json: submit.AsJson = False,
+    standby: options.Standby = None,
+    config: options.Config = None,
+    follow: options.Follow = False,
+    env: options.Env = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoint_dir: options.CheckpointDir = None,
+    keep: options.Keep = None,
+    keep_every: options.KeepEvery = None,
+    max_restarts: options.MaxRestarts = None,
+    split: options.Split = None,
+    adapt_batch: options.AdaptBatch = None,
+    seed: options.Seed = None,
+    strategy: options.Strategy = None,
+    rate: options.Rate = None,
+    adapt_rate: options.AdaptRate = None,
+    workdir: options.Workdir = None,
+    timeout: options.Timeout = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Start a new job from a checkpoint, which stays as it is.
 
@@ -52,6 +59,7 @@ def restore(
         "script": str(script) if script else None,
         "args": tuple(args) if args else None,
         "workers": workers,
+        "standby": standby,
         "workdir": str(workdir) if workdir else None,
         "env": env,
         "checkpoint.every_steps": checkpoint_every,
@@ -59,7 +67,12 @@ def restore(
         "checkpoint.keep": keep,
         "checkpoint.keep_every_steps": keep_every,
         "max_restarts": max_restarts,
+        "split": split,
         "seed": seed,
+        "strategy": strategy,
+        "stale_sparse.rate": rate,
+        "adapt.batch": options.batch_range("--adapt-batch", adapt_batch),
+        "adapt.rate": adapt_rate,
     }
     own_code = script is not None or config is not None
     if not wanted.job and not own_code:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from atoll.cli import connection, terminal
+from atoll.cli import job_options as options
 from atoll.errors import BadInput
 
 if TYPE_CHECKING:
@@ -19,28 +20,6 @@ if TYPE_CHECKING:
     from atoll.client import AsyncClient
     from atoll.jobfile import JobFile
     from atoll.v1.jobs_pb2 import Job
-
-
-CheckpointEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="0 = only at the end.")]
-CheckpointDir = Annotated[
-    str | None, typer.Option(metavar="DIR|URL", help="Absolute path on the nodes, or an object store's URL.")
-]
-Keep = Annotated[int | None, typer.Option(help="Complete checkpoints kept.")]
-KeepEvery = Annotated[
-    int | None, typer.Option(metavar="STEPS", help="The first at or after each multiple stays for good.")
-]
-MaxRestarts = Annotated[int | None, typer.Option(help="Failures of the script in a row that are retried.")]
-Config = Annotated[Path | None, typer.Option(help="Job file (TOML); flags override it.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show progress until it ends; Ctrl-C detaches.")]
-Env = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Environment of the workers.")]
-Workdir = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Ship this whole folder; else *.py under the script's.")
-]
-Timeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="With --follow: stop following then (exit code 124).")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout; JSON lines with --follow.")]
-
 
 Send: TypeAlias = "Callable[[AsyncClient], Awaitable[str]]"
 """Submits a job and returns its id."""
@@ -57,34 +36,24 @@ def submit(
     workers: Annotated[
         str | None, typer.Option(metavar="N|MIN:MAX", help="How many devices.", show_default="1")
     ] = None,
-    standby: Annotated[
-        int | None, typer.Option(metavar="N", help="Free devices kept to take the places of lost ones.")
-    ] = None,
-    config: Config = None,
-    follow: Follow = False,
-    env: Env = None,
-    checkpoint_every: CheckpointEvery = None,
-    checkpoint_dir: CheckpointDir = None,
-    keep: Keep = None,
-    keep_every: KeepEvery = None,
-    max_restarts: MaxRestarts = None,
-    split: Annotated[str | None, typer.Option(metavar="auto|inverse-time|even", help="Of the batch.")] = None,
-    adapt_batch: Annotated[
-        str | None, typer.Option(metavar="MIN:MAX", help="Let the controller choose the total batch in this range.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the order of samples.")] = None,
-    strategy: Annotated[
-        str | None, typer.Option(metavar="dense|stale-sparse", help="How workers exchange gradients.")
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="stale-sparse: of each gradient left out of a step, e.g. 0.99")
-    ] = None,
-    adapt_rate: Annotated[
-        bool | None, typer.Option("--adapt-rate", help="stale-sparse: let the rate follow the links.")
-    ] = None,
-    workdir: Workdir = None,
-    timeout: Timeout = None,
-    as_json: AsJson = False,
+    standby: options.Standby = None,
+    config: options.Config = None,
+    follow: options.Follow = False,
+    env: options.Env = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoint_dir: options.CheckpointDir = None,
+    keep: options.Keep = None,
+    keep_every: options.KeepEvery = None,
+    max_restarts: options.MaxRestarts = None,
+    split: options.Split = None,
+    adapt_batch: options.AdaptBatch = None,
+    seed: options.Seed = None,
+    strategy: options.Strategy = None,
+    rate: options.Rate = None,
+    adapt_rate: options.AdaptRate = None,
+    workdir: options.Workdir = None,
+    timeout: options.Timeout = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Run a training script on the cluster.
 
@@ -109,7 +78,7 @@ def submit(
         "seed": seed,
         "strategy": strategy,
         "stale_sparse.rate": rate,
-        "adapt.batch": None if adapt_batch is None else _range(adapt_batch),
+        "adapt.batch": options.batch_range("--adapt-batch", adapt_batch),
         "adapt.rate": adapt_rate,
     }
     job, bundle = prepare(config, flags)
@@ -158,13 +127,6 @@ def with_flags(job: JobFile, flags: dict[str, Any]) -> JobFile:
 
     env = _environment(flags["env"] or [])
     return jobfile.with_flags(job, {**flags, "env": {**job.env, **env} if env else None})
-
-
-def _range(text: str) -> tuple[int, int]:
-    low, separator, high = text.partition(":")
-    if not separator or not (low.isascii() and low.isdigit() and high.isascii() and high.isdigit()):
-        raise BadInput(f"--adapt-batch {text!r} must be MIN:MAX, the least and the largest total batch, e.g. 128:1024")
-    return int(low), int(high)
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:

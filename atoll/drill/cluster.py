@@ -24,6 +24,7 @@ from atoll.agent.supervisor.memory import root_of
 from atoll.controller.state.die_with_parent import command
 from atoll.controller.state.embedded import environment, find_etcd
 from atoll.errors import BadInput
+from atoll.ports import hold_port
 
 ETCD_MEMBERS: Final = 3
 _STOP_S: Final = 10.0
@@ -39,6 +40,7 @@ class DrillCluster:
         self.folder = folder
         self.addresses: dict[str, str] = {}
         """Of controllers, by name."""
+        self._held_ports: list[socket.socket] = []  # while it is there: what is killed comes back on its port
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, Sequence[str]] = {}
         self._environment = {**environment(), MARK: str(folder)}
@@ -63,7 +65,7 @@ class DrillCluster:
         endpoints = self._start_etcd()
         for number in range(controllers):
             name = f"controller-{number}"
-            (self.addresses[name],) = _free_addresses(1)
+            self.addresses[name] = self._free_address()
             data = str(self.folder / name)
             arguments = ("--listen", self.addresses[name], "--etcd", ",".join(endpoints), "--data-dir", data)
             self._start(name, self._atoll("controller", *arguments))
@@ -80,8 +82,8 @@ class DrillCluster:
     def _start_etcd(self) -> list[str]:
         binary = str(find_etcd())
         members = [f"etcd-{number}" for number in range(ETCD_MEMBERS)]
-        clients = _free_addresses(ETCD_MEMBERS)
-        peers = _free_addresses(ETCD_MEMBERS)
+        clients = [self._free_address() for _ in members]
+        peers = [self._free_address() for _ in members]
         everyone = ",".join(f"{name}=http://{peer}" for name, peer in zip(members, peers, strict=True))
         for name, client, peer in zip(members, clients, peers, strict=True):
             argv = (
@@ -92,6 +94,10 @@ class DrillCluster:
             )  # fmt: skip
             self._start(name, command(argv))
         return clients
+
+    def _free_address(self) -> str:
+        self._held_ports.append(hold_port())
+        return f"127.0.0.1:{self._held_ports[-1].getsockname()[1]}"
 
     def _atoll(self, *arguments: str) -> Sequence[str]:
         return (sys.executable, "-m", "atoll.cli.leashed", str(os.getpid()), *arguments)
@@ -187,6 +193,8 @@ class DrillCluster:
         for name in self._processes:
             if name.startswith("machine-"):  # a killed agent leaves its own
                 shutil.rmtree(root_of(self.folder / name), ignore_errors=True)
+        for held in self._held_ports:
+            held.close()
 
     def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in processes:
@@ -215,18 +223,6 @@ class DrillCluster:
         """What its machines still have in shared memory."""
         machines = (name for name in self._processes if name.startswith("machine-"))
         return [root for machine in machines if (root := root_of(self.folder / machine)).exists()]
-
-
-def _free_addresses(count: int) -> list[str]:
-    """HOST:PORT on loopback. All are held until the last is chosen, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
-    finally:
-        for free in sockets:
-            free.close()
 
 
 def _is_worker(process: psutil.Process) -> bool:

@@ -20,6 +20,7 @@ from typing import Final
 from atoll.controller.state.die_with_parent import command
 from atoll.controller.state.etcd import EtcdStore
 from atoll.errors import AtollError, StoreUnavailable
+from atoll.ports import hold_port
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,8 @@ class EmbeddedEtcd:
     def __init__(self, data_dir: Path, log: Path) -> None:
         self._data_dir = data_dir
         self._log = log
-        self._client_port, self._peer_port = free_ports(2)
+        self._held_ports: Sequence[socket.socket] = ()  # while it runs, so that no one takes them before or between
+        self._client_port, self._peer_port = 0, 0
         self._log_begins = 0  # where in the log the present child's words begin
         self._argv: Sequence[str] = ()
         self._child: asyncio.subprocess.Process | None = None
@@ -48,7 +50,7 @@ class EmbeddedEtcd:
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT for an EtcdStore; the same after restarts of the child."""
+        """HOST:PORT for an EtcdStore once it has started; the same after restarts of the child."""
         return f"127.0.0.1:{self._client_port}"
 
     @property
@@ -72,12 +74,14 @@ class EmbeddedEtcd:
                 f"cannot keep data in {self._data_dir}: {error}. Choose another directory"
             ) from error
         await self._until_unlocked()
+        self._held_ports = hold_port(), hold_port()
+        self._client_port, self._peer_port = (held.getsockname()[1] for held in self._held_ports)
         self._argv = self._command(binary)
-        child = await self._spawn()
         try:
+            child = await self._spawn()
             await self._until_healthy(child)
         except BaseException:
-            await self._end_child()
+            await self.stop()
             raise
         self._supervising = asyncio.create_task(self._supervise(child), name="embedded-etcd")
 
@@ -88,6 +92,8 @@ class EmbeddedEtcd:
             await asyncio.wait({self._supervising})
             self._supervising = None
         await self._end_child()
+        for held in self._held_ports:
+            held.close()
 
     async def _supervise(self, child: asyncio.subprocess.Process) -> None:
         """Start it again whenever it ends, on the same ports."""
@@ -253,15 +259,3 @@ def _locked(data_dir: Path) -> bool:
     except OSError:  # no data yet; or data that etcd cannot open either, which it says better
         return False
     return False
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that are free now. All are held until the last is chosen, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for free in sockets:
-            free.bind(("127.0.0.1", 0))
-        return [free.getsockname()[1] for free in sockets]
-    finally:
-        for free in sockets:
-            free.close()

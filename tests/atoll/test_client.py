@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
+from held_ports import free_port
 from scripted_controller import ScriptedController
 
 from atoll.client import AsyncClient, Client
 from atoll.errors import AtollError, BadInput, Conflict, ControllerUnreachable, DeadlineExceeded, NotAllowed, NotFound
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def next_of(stream: AsyncIterator[Any]) -> Any:

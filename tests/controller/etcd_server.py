@@ -11,7 +11,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.controller.state.embedded import environment, find_etcd, free_ports
+from held_ports import free_port
+
+from atoll.controller.state.embedded import environment, find_etcd
 
 
 class EtcdServer:
@@ -21,7 +23,7 @@ class EtcdServer:
         self._folder = folder
         self._scheme = "https" if tls else "http"
         self._tls = tls
-        self._client_port, self._peer_port = free_ports(2)
+        self._client_port, self._peer_port = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.endpoint = f"127.0.0.1:{self._client_port}"
         self.log = folder / "etcd.log"

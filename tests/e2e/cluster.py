@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import psutil
+from held_ports import free_port
 
 from atoll.agent.supervisor.memory import root_of
 from atoll.bundle import pack
@@ -26,13 +26,6 @@ from atoll.v1 import jobs_pb2 as pb
 SCRIPTS = Path(__file__).parent / "scripts"
 T = TypeVar("T")
 ENDED = (pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until(what: str, condition: Callable[[], T], deadline_s: float) -> T:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster import SCRIPTS, alive, free_port, wait_until
+from cluster import SCRIPTS, alive, wait_until
+from held_ports import free_port
 
 ATOLL = (sys.executable, "-m", "atoll.cli.main")
 

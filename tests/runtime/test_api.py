@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from held_ports import free_port
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
-from zmq_agent import FakeAgent, free_port
+from zmq_agent import FakeAgent
 
 import atoll
 from atoll.agent.runtime.checkpoint import files

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import IO, Protocol
 
 import zmq
+from held_ports import free_port
 
 from atoll.agent.runtime.wire.keys import generate
 from atoll.v1.agents_pb2 import DataKeys, Launch, Member, Notice
@@ -23,12 +23,6 @@ from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, LinkSample, Metrics, 
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
 
 SCRIPTS = Path(__file__).parent / "scripts"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Worker(Protocol):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from scripted_controller import ScriptedController
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from atoll.agent.runtime.checkpoint import files
@@ -121,6 +122,25 @@ def test_a_restored_job_is_submitted_with_the_others_code_and_settings(controlle
     header.spec.ClearField("adapt")
     header.spec.stale_sparse.CopyFrom(spec.stale_sparse)
     assert header.spec == expected
+
+
+def test_what_submit_takes_of_a_job_restore_takes_as_well(controller: ScriptedController) -> None:
+    """The same options, but for those that say which script."""
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    submit, restore = (
+        {option for parameter in commands[name].params for option in parameter.opts} for name in ("submit", "restore")
+    )
+    assert submit - restore == {"script"}
+    assert restore - submit == {"source", "--step", "--script"}
+    spec = controller.script.add(JOB, pb.PHASE_DONE).spec
+    spec.MergeFrom(common.JobSpec(standby=1, split="even", strategy="stale-sparse"))
+    controller.script.checkpoints[JOB] = rows(on_disk(300))
+    flags = ("--standby", "2", "--split", "auto", "--rate", "0.95", "--adapt-rate", "--adapt-batch", "8:64")
+    done = invoke(controller, "restore", JOB, *flags)
+    assert done.exit_code == 0, done.stderr
+    got = controller.script.headers[0].spec
+    assert (got.standby, got.split, got.stale_sparse.rate) == (2, "auto", 0.95)
+    assert (got.adapt.rate, got.adapt.min_batch, got.adapt.max_batch) == (True, 8, 64)
 
 
 def test_what_cannot_be_restored_is_refused_with_what_is_there(controller: ScriptedController, tmp_path: Path) -> None:

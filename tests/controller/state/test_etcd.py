@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from etcd_server import EtcdServer, free_ports
+from etcd_server import EtcdServer
+from held_ports import free_port
 
 from atoll.controller.state.election import read_until_answered
 from atoll.controller.state.etcd import EtcdStore
@@ -151,7 +152,7 @@ async def test_a_commit_to_a_frozen_etcd_says_that_its_outcome_is_unknown(own_et
 
 
 async def test_a_dead_endpoint_among_several_is_passed_over(etcd: str) -> None:
-    dead = f"127.0.0.1:{free_ports(1)[0]}"
+    dead = f"127.0.0.1:{free_port()}"
     store = EtcdStore([dead, dead, etcd], None)
     try:
         revision = await store.commit([Put("/atoll/a", b"1")])

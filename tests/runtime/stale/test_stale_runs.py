@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from held_ports import free_port
 from sparse_runs import (
     Tensors,
     check_alike,
@@ -21,7 +22,7 @@ from sparse_runs import (
     together,
     trained,
 )
-from zmq_agent import Start, free_port, torchrun_like
+from zmq_agent import Start, torchrun_like
 
 from atoll.agent.runtime.checkpoint import files
 from atoll.agent.runtime.wire.limits import Limits

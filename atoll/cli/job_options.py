@@ -1,0 +1,52 @@
+"""Options of the commands that start a job: `submit` and `restore`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.errors import BadInput
+
+Standby = Annotated[int | None, typer.Option(metavar="N", help="Free devices kept to take the places of lost ones.")]
+CheckpointEvery = Annotated[int | None, typer.Option(metavar="STEPS", help="0 = only at the end.")]
+CheckpointDir = Annotated[
+    str | None, typer.Option(metavar="DIR|URL", help="Absolute path on the nodes, or an object store's URL.")
+]
+Keep = Annotated[int | None, typer.Option(help="Complete checkpoints kept.")]
+KeepEvery = Annotated[
+    int | None, typer.Option(metavar="STEPS", help="The first at or after each multiple stays for good.")
+]
+MaxRestarts = Annotated[int | None, typer.Option(help="Failures of the script in a row that are retried.")]
+Split = Annotated[str | None, typer.Option(metavar="auto|inverse-time|even", help="Of the batch.")]
+AdaptBatch = Annotated[
+    str | None, typer.Option(metavar="MIN:MAX", help="Let the controller choose the total batch in this range.")
+]
+Seed = Annotated[int | None, typer.Option(help="Of the order of samples.")]
+Strategy = Annotated[str | None, typer.Option(metavar="dense|stale-sparse", help="How workers exchange gradients.")]
+Rate = Annotated[
+    float | None, typer.Option(metavar="SHARE", help="stale-sparse: of each gradient left out of a step, e.g. 0.99")
+]
+AdaptRate = Annotated[bool | None, typer.Option("--adapt-rate", help="stale-sparse: let the rate follow the links.")]
+Config = Annotated[Path | None, typer.Option(help="Job file (TOML); flags override it.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show progress until it ends; Ctrl-C detaches.")]
+Env = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Environment of the workers.")]
+Workdir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Ship this whole folder; else *.py under the script's.")
+]
+Timeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="With --follow: stop following then (exit code 124).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout; JSON lines with --follow.")]
+
+
+def batch_range(option: str, text: str | None) -> tuple[int, int] | None:
+    """The total batches that `option` names. Raises BadInput."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text, re.ASCII)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise BadInput(f"{option} {text!r} is not MIN:MAX, least and largest total batch. Write it like 64:1024")
+    return int(match[1]), int(match[2])

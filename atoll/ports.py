@@ -1,0 +1,19 @@
+"""A port that is free now and still is when someone comes to listen on it."""
+
+from __future__ import annotations
+
+import socket
+
+
+def hold_port(host: str = "127.0.0.1") -> socket.socket:
+    """A socket on a free port of `host`. Until it is closed neither an outgoing connection nor anyone who asks for any
+    free port gets that one; who names it and sets SO_REUSEADDR, as etcd, gRPC and TCPStore do, can listen on it, again
+    and again."""
+    held = socket.socket()
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((host, 0))
+    except OSError:
+        held.close()
+        raise
+    return held
