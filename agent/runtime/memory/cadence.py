@@ -12,7 +12,8 @@ from atoll.agent.runtime.memory.pairs import Cost
 SHARE: Final = 0.01
 """Of the time of training that writing may cost."""
 _KEPT: Final = 16
-_FIRST: Final = 3  # generations that take memory for the first time, and steps that warm up
+_FIRST: Final = 2  # generations that take memory for the first time, and steps that warm up
+_LEAST, _ENOUGH = 2, 4  # generations to judge by: the cheapest of a few, the median of more
 OFF: Final = 2**40
 """Instead of a number of steps: this rank cannot write."""
 
@@ -66,7 +67,8 @@ class Cadence:
     @property
     def cost_s(self) -> float:
         """Of one generation: what is accounted for, or more where steps are longer by more for certain."""
-        accounted_s = statistics.median(self._costs_s) if self._costs_s else 0.0
+        middle = statistics.median if len(self._costs_s) >= _ENOUGH else min
+        accounted_s = middle(self._costs_s) if self._costs_s else 0.0
         return max(accounted_s, self._compared.least_s) if self._compared is not None else accounted_s
 
     @property
@@ -79,7 +81,7 @@ class Cadence:
 
     def _judge(self) -> None:
         """More seldom at once, more often only where it is clearly possible, so that it does not swing."""
-        if len(self._costs_s) < _KEPT // 4 or self.step_s <= 0:
+        if len(self._costs_s) < _LEAST or self.step_s <= 0:
             return
         needed, enough = self._needed(self.cost_s), self._needed(self._most_s)
         if needed > self.every:

@@ -25,6 +25,7 @@ from atoll.agent.runtime.memory.incoming import Incoming
 from atoll.agent.runtime.memory.outgoing import Outgoing, Parcel
 from atoll.agent.runtime.memory.pacing import allowance, overdue
 from atoll.agent.runtime.memory.path import BUFFERS, MAX_CHUNK_BYTES
+from atoll.agent.runtime.memory.processors import ThreadTime
 from atoll.agent.runtime.memory.sealing import Sealer
 from atoll.agent.runtime.memory.spans import IdleSpans
 from atoll.agent.runtime.memory.store import CopyFiles
@@ -40,6 +41,7 @@ _SLACK_BYTES: Final = 4096
 _BULK: Final = 0x08
 """The type of service for throughput: the kernel's own queue (pfifo_fast) sends everything else before it."""
 _MAX_EVENTS: Final = 4096
+_PREFIX: Final = 5  # of the names of ZeroMQ's threads, by which they are told from those that training's traffic has
 _STARVED_S: Final = 1.0
 _STARVED_SHARE: Final = 0.005
 """Of a link's time that copies have although training never leaves it alone: else they would never come."""
@@ -73,6 +75,7 @@ class Courier:
         self._incoming: dict[int, Incoming] = {}
         self._outgoing: dict[int, Outgoing] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.THREAD_NAME_PREFIX, _PREFIX)
         self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
@@ -84,6 +87,8 @@ class Courier:
         self._events: deque[tuple[_Event, float]] = deque(maxlen=_MAX_EVENTS)
         self._allowed: tuple[object, int] = (None, 0)  # for what, bytes
         self._left_s = 0.0  # when the last chunk left, or the present parcel came
+        self._worked_s = self._told_work_s = 0.0  # of processor time
+        self._io: ThreadTime | None = None
         self.failed: CheckpointError | None = None
         """Why copies of others cannot be kept here."""
         self.dropped: Counter[str] = Counter()
@@ -115,6 +120,7 @@ class Courier:
             self._outgoing[holder] = Outgoing(
                 socket, run=self._run, rank=self._rank, holder=holder, seals=seals, tell=self._tell
             )
+        self._io = ThreadTime(f"{_PREFIX}/ZMQ")
         self._spans.idle(time.monotonic())
         self._thread = threading.Thread(target=self._loop, name="atoll-copies", daemon=True)
         self._thread.start()
@@ -149,6 +155,12 @@ class Courier:
     def done_step(self) -> int | None:
         """The newest step of which every copy that belongs here is whole; None where none belongs here."""
         return min((one.done_step for one in self._incoming.values()), default=None)
+
+    def processor_s(self) -> float:
+        """Of processor time that copies in both directions took since this was last asked."""
+        worked_s = self._worked_s + (self._io.seconds() if self._io is not None else 0.0)
+        since_s, self._told_work_s = worked_s - self._told_work_s, worked_s
+        return since_s
 
     def send(self, parcel: Parcel) -> None:
         """Copy this one; the one before is done, or given up. From any thread."""
@@ -211,6 +223,7 @@ class Courier:
             now_s = time.monotonic()
             turn_s, turned_s = now_s - turned_s, now_s
             self._push(now_s, turn_s)
+            self._worked_s = time.thread_time()
 
     def _learn(self) -> None:
         while self._events:

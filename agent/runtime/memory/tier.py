@@ -17,7 +17,8 @@ from atoll.agent.runtime.memory.cadence import OFF, Cadence, News
 from atoll.agent.runtime.memory.courier import Courier
 from atoll.agent.runtime.memory.meeting import Placed, met
 from atoll.agent.runtime.memory.outgoing import Parcel
-from atoll.agent.runtime.memory.pairs import Pairs, paused
+from atoll.agent.runtime.memory.pairs import Pairs, Pauses
+from atoll.agent.runtime.memory.processors import Contention
 from atoll.agent.runtime.memory.shard import RollingShard, ShardState, StandingShard
 from atoll.agent.runtime.memory.slot import SlotFile, Tail, bounds
 from atoll.agent.runtime.memory.store import CopyFiles, Generation, ShardFiles, remove_others
@@ -60,15 +61,16 @@ class MemoryTier:
             else RollingShard(snapshot, rounds, place.rank, place.world_size)
         )
         self._cadence = Cadence()
-        self._pairs = Pairs()
-        self._first_step = 0
+        self._pairs, self._pauses = Pairs(), Pauses()
         self._files: ShardFiles | None = None
         self._current = 0  # step of the generation in progress; 0: none
         self._begun_step = 0  # of the newest generation that began
         self._done_step = 0  # of the newest that this rank has written
         self._news = News()
         self._boundary_s = 0.0
-        self._held_s = 0.0  # what the generation under way has cost so far
+        self._held_s = 0.0  # for which the generation under way has held training up so far
+        self._written_s = 0.0  # of processor time that writing it took
+        self._contention = Contention()
         self._others_there = True  # files of other shapes of the run may be in the folder
         self._thread: threading.Thread | None = None
         self._asked = threading.Condition()
@@ -86,7 +88,7 @@ class MemoryTier:
         PeerLost."""
         if self._memory is None:
             return
-        self._begun_step = self._first_step = step
+        self._begun_step = step
         place, incoming = self._session.place, {}
         try:
             folder = self._roomy(self._memory, state)
@@ -137,9 +139,9 @@ class MemoryTier:
         complete = self._completed(agreed.step)
         self._tell(agreed.every)
         self._boundary_s = begun_s
-        if self._paused(position.step):
-            return complete
-        if self._current == 0 and position.step - self._begun_step >= agreed.every:
+        # What the own shards cost is known without leaving any out.
+        paused = self._placed.any and self._pauses.at(completed=complete is not None, under_way=self._current != 0)
+        if self._current == 0 and not paused and position.step - self._begun_step >= agreed.every:
             self._held_s = 0.0
             self._begin(position.step)
             self._held_s += time.monotonic() - begun_s
@@ -172,10 +174,6 @@ class MemoryTier:
             self._files.close()
             self._files = None
 
-    def _paused(self, step: int) -> bool:
-        """Where shards are copied. What the own ones cost is known without leaving any out."""
-        return self._placed.any and paused(step - self._first_step)
-
     def _learn(self, step: int, now_s: float) -> None:
         """Of the step that is over."""
         if not self._boundary_s or step <= self._begun_step:
@@ -183,8 +181,7 @@ class MemoryTier:
         took_s = now_s - self._boundary_s
         self._cadence.stepped(took_s)
         if self._courier is not None and self._session.place.is_main:  # one clock is enough: all wait for each other
-            begun, copying = self._begun_step == step - 1, self._current != 0
-            self._pairs.stepped(took_s, pause=self._paused(step - 1), begun=begun, copying=copying)
+            self._pairs.stepped(took_s, busy=self._current != 0, begun=self._begun_step == step - 1)
             self._cadence.compared(self._pairs.cost)
 
     def _completed(self, agreed_step: int) -> int | None:
@@ -192,10 +189,19 @@ class MemoryTier:
             return None
         complete, self._current = self._current, 0
         self._files.turn()
-        self._cadence.wrote(self._held_s)
+        self._cadence.wrote(self._held_s + self._processors_s())
         if self._session.place.local_rank == 0:
             self._make_room()
         return complete
+
+    def _processors_s(self) -> float:
+        """What the generation that is complete took of the processors that train, beside holding training up."""
+        if self._session.device.type != "cpu":
+            return 0.0
+        with self._asked:
+            written_s, self._written_s = self._written_s, 0.0
+        copied_s = self._courier.processor_s() if self._courier is not None else 0.0
+        return self._contention.share() * (written_s + copied_s)
 
     def _begin(self, step: int) -> None:
         assert self._files is not None
@@ -255,9 +261,8 @@ class MemoryTier:
                 self._asked.notify_all()
             if well:
                 self._complete(writing)
-            if self._session.device.type == "cpu":  # whose cores were training's
-                self._held_s += time.thread_time() - begun_s
             with self._asked:
+                self._written_s += time.thread_time() - begun_s
                 self._writing = None
 
     def _read(self) -> bool:

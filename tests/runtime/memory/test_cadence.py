@@ -27,7 +27,7 @@ def test_one_slow_write_changes_nothing() -> None:
 
 def test_the_first_writes_take_memory_and_do_not_count() -> None:
     cadence = Cadence()
-    told(cadence, step_s=0.1, cost_s=3.0, generations=3)
+    told(cadence, step_s=0.1, cost_s=3.0, generations=2)
     assert told(cadence, step_s=0.1, cost_s=0.0001) == 1
 
 
@@ -45,3 +45,13 @@ def test_a_change_is_news_when_it_stays_and_not_when_it_swings() -> None:
     assert len(told) == 1
     assert not any(news.changed(5) for _ in range(200))
     assert sum(news.changed(1) for _ in range(200)) == 1
+
+
+def test_what_costs_very_much_is_known_after_two_that_count() -> None:
+    """Of two the cheaper counts."""
+    cadence = Cadence()
+    told(cadence, step_s=0.1, cost_s=9.0, generations=2)
+    cadence.wrote(0.9)
+    assert cadence.every == 1
+    cadence.wrote(0.4)
+    assert cadence.every == 400
