@@ -13,6 +13,7 @@ SHARE: Final = 0.01
 """Of the time of training that writing may cost."""
 _KEPT: Final = 16
 _FIRST: Final = 2  # generations that take memory for the first time, and steps that warm up
+_FIRST_TIMES: Final = 4.0  # as much as later ones they cost at most; they count where that is half a step or more
 _LEAST, _ENOUGH = 2, 4  # generations to judge by: the cheapest of a few, the median of more
 OFF: Final = 2**40
 """Instead of a number of steps: this rank cannot write."""
@@ -46,16 +47,14 @@ class Cadence:
     def __init__(self) -> None:
         self._costs_s: deque[float] = deque(maxlen=_KEPT)
         self._steps_s: deque[float] = deque(maxlen=_KEPT)
-        self._seen = 0
+        self._first_s: list[float] = []
         self._compared: Cost | None = None
         self.every = 1
 
     def wrote(self, cost_s: float) -> None:
         """What one generation cost the training: time it was held up, and of the processor where that trains."""
-        self._seen += 1
-        if self._seen > _FIRST:
-            self._costs_s.append(cost_s)
-            self._judge()
+        (self._first_s if len(self._first_s) < _FIRST else self._costs_s).append(cost_s)
+        self._judge()
 
     def stepped(self, step_s: float) -> None:
         self._steps_s.append(step_s)
@@ -67,9 +66,16 @@ class Cadence:
     @property
     def cost_s(self) -> float:
         """Of one generation: what is accounted for, or more where steps are longer by more for certain."""
-        middle = statistics.median if len(self._costs_s) >= _ENOUGH else min
-        accounted_s = middle(self._costs_s) if self._costs_s else 0.0
+        accounted_s = self._accounted_s()
         return max(accounted_s, self._compared.least_s) if self._compared is not None else accounted_s
+
+    def _accounted_s(self) -> float:
+        if len(self._costs_s) >= _ENOUGH:
+            return statistics.median(self._costs_s)
+        if len(self._costs_s) >= _LEAST:
+            return min(self._costs_s)
+        at_least_s = min(self._first_s, default=0.0) / _FIRST_TIMES
+        return at_least_s if at_least_s >= self.step_s / 2 else 0.0
 
     @property
     def _most_s(self) -> float:
@@ -81,7 +87,7 @@ class Cadence:
 
     def _judge(self) -> None:
         """More seldom at once, more often only where it is clearly possible, so that it does not swing."""
-        if len(self._costs_s) < _LEAST or self.step_s <= 0:
+        if self.step_s <= 0:
             return
         needed, enough = self._needed(self.cost_s), self._needed(self._most_s)
         if needed > self.every:

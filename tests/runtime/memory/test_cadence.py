@@ -25,10 +25,13 @@ def test_one_slow_write_changes_nothing() -> None:
     assert cadence.every == 1
 
 
-def test_the_first_writes_take_memory_and_do_not_count() -> None:
+def test_the_first_writes_take_memory_and_count_for_a_quarter_where_that_is_much() -> None:
     cadence = Cadence()
-    told(cadence, step_s=0.1, cost_s=3.0, generations=2)
+    assert told(cadence, step_s=0.1, cost_s=0.15, generations=2) == 1
     assert told(cadence, step_s=0.1, cost_s=0.0001) == 1
+    cadence = Cadence()
+    assert told(cadence, step_s=0.1, cost_s=2.0, generations=1) == 500
+    assert told(cadence, step_s=0.1, cost_s=0.0001, generations=4) == 1
 
 
 def test_it_comes_back_when_steps_grow_longer_but_does_not_swing() -> None:
@@ -47,10 +50,9 @@ def test_a_change_is_news_when_it_stays_and_not_when_it_swings() -> None:
     assert sum(news.changed(1) for _ in range(200)) == 1
 
 
-def test_what_costs_very_much_is_known_after_two_that_count() -> None:
-    """Of two the cheaper counts."""
+def test_of_the_first_two_that_count_the_cheaper_does() -> None:
     cadence = Cadence()
-    told(cadence, step_s=0.1, cost_s=9.0, generations=2)
+    told(cadence, step_s=0.1, cost_s=0.0, generations=2)
     cadence.wrote(0.9)
     assert cadence.every == 1
     cadence.wrote(0.4)
