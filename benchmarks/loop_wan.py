@@ -1,14 +1,14 @@
 """The live loop over links whose bandwidth changes: does the compression rate follow, and is it worth it?
 
     sudo env PATH=$PATH python benchmarks/loop_wan.py [--rates 480,40,200 | --rates trace] [--each-s 40]
-        [--policies fixed:0.9,fixed:0.99,rate,both] [--profile-probes 8]
+        [--policies fixed:0.9,fixed:0.99,rate,both] [--profile-probes 8] [--scale 0.2]
 
 Controller, etcd and two agents in two network namespaces, an island each, joined by shaped links that carry everything:
 training, telemetry and plans. The MLP of the laboratory (25.3 M parameters, MNIST, 64 samples a worker). Each policy
 trains over the same bandwidths: `fixed:R` at one compression rate, `rate` with `[adapt] rate = true` from 0.99, `both`
 with total batch too, by an offline profile that `atoll profile` makes first (a few minutes; --profile FILE takes one
-that is there). `--rates trace` follows traces/wan.csv, 50 to 600 Mbit/s, for three times --each-s. The short form is
---rates trace --each-s 15 --profile-probes 3.
+that is there). `--rates trace` follows traces/wan.csv, 50 to 600 Mbit/s, times --scale, for three times --each-s. The
+short form is --rates trace --each-s 15 --profile-probes 3 --profile-samples 1600.
 """
 
 from __future__ import annotations
@@ -90,13 +90,14 @@ def cli_nodes(network: Network) -> int:
     return sum(node["connected"] for node in nodes)
 
 
-def make_profile(out: Path, probes: int) -> None:
-    """Of the model that trains, with trials as short as say something."""
-    options = ["--out", str(out), "--probes", str(probes), "--samples", "3200", "--batch", "{}:{}".format(*BATCHES)]
+def make_profile(out: Path, probes: int, samples: int) -> None:
+    """Of the model that trains. samples: of a trial."""
+    options = ["--out", str(out), "--probes", str(probes), "--samples", str(samples)]
+    options += ["--batch", "{}:{}".format(*BATCHES)]
     script = str(HERE / "scripts" / "follow_train.py")
     argv = [sys.executable, "-m", "atoll.cli.main", "profile", script, *options]
     began_s = time.monotonic()
-    subprocess.run([*argv, "--", "mlp", os.devnull], env=os.environ | {"PYTHONPATH": PATHS}, timeout=900, check=True)
+    subprocess.run([*argv, "--", "mlp", os.devnull], env=os.environ | {"PYTHONPATH": PATHS}, timeout=1800, check=True)
     print(f"profiled in {time.monotonic() - began_s:.0f} s", flush=True)
 
 
@@ -111,10 +112,10 @@ def job_file(folder: Path, policy: str, profile: Path) -> Path:
 
 
 @contextmanager
-def bandwidths(network: Network, rates: str, each_s: float) -> Iterator[Sequence[tuple[str, float]]]:
+def bandwidths(network: Network, rates: str, each_s: float, scale: float) -> Iterator[Sequence[tuple[str, float]]]:
     """Names and lengths of the parts of a run; `shape` of a part's name sets its bandwidth, but a trace is followed."""
     if rates == "trace":
-        with network.shaped(Rate.parse("trace"), trace.read(trace.WAN)):
+        with network.shaped(Rate.parse("trace"), trace.read(trace.WAN).scaled(scale)):
             yield [("trace", each_s)] * 3
     else:
         yield [(rate, each_s) for rate in rates.split(",")]
@@ -122,7 +123,7 @@ def bandwidths(network: Network, rates: str, each_s: float) -> Iterator[Sequence
 
 
 def train(
-    network: Network, folder: Path, policy: str, rates: str, each_s: float, profile: Path
+    network: Network, folder: Path, policy: str, profile: Path, options: argparse.Namespace
 ) -> list[dict[str, float]]:
     """The steps of rank 0 under this policy, while the links go through these rates."""
     name, _, rate = policy.partition(":")
@@ -136,7 +137,7 @@ def train(
         if time.monotonic() > ends:
             raise SystemExit(cli(network, "events", job) + cli(network, "logs", job))
         time.sleep(0.2)
-    with bandwidths(network, rates, each_s) as parts:
+    with bandwidths(network, options.rates, options.each_s, options.scale) as parts:
         for mbit_s, seconds in parts:
             if mbit_s != "trace":
                 network.shape(float(mbit_s))
@@ -178,18 +179,21 @@ def main() -> None:
     parser.add_argument("--policies", default="fixed:0.9,fixed:0.99,rate,both")
     parser.add_argument("--profile", type=Path, help="made before; else one is made where `both` is asked for")
     parser.add_argument("--profile-probes", type=int, default=8)
+    parser.add_argument("--profile-samples", type=int, default=12_800, help="that each trial trains on")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the trace's bandwidths")
     parser.add_argument("--targets", default="0.3,0.2,0.15", help="training losses of rank 0, means of 10 steps")
     options = parser.parse_args()
     targets = [float(target) for target in options.targets.split(",")]
     refuse_without_tools()
-    print(f"{datetime.date.today()}  {processor()}, {options.rates} Mbit/s, {options.each_s:g} s each")
+    rates = f"{options.rates} Mbit/s" + (f" times {options.scale:g}" if options.scale != 1 else "")
+    print(f"{datetime.date.today()}  {processor()}, {rates}, {options.each_s:g} s each")
     rows = []
     with tempfile.TemporaryDirectory() as folder, Network(2) as network, cluster(network, Path(folder)):
         profile = options.profile or Path(folder, "mlp.profile.json")
         if "both" in options.policies and options.profile is None:
-            make_profile(profile, options.profile_probes)
+            make_profile(profile, options.profile_probes, options.profile_samples)
         for policy in options.policies.split(","):
-            steps = train(network, Path(folder), policy, options.rates, options.each_s, profile.resolve())
+            steps = train(network, Path(folder), policy, profile.resolve(), options)
             losses = [step["loss"] for step in steps]
             smooth = [statistics.fmean(losses[i - 9 : i + 1]) for i in range(9, len(losses))]
             reached = [first_at(steps, smooth, target) for target in targets]

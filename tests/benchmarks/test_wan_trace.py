@@ -45,6 +45,7 @@ def test_the_mean_weighs_points_by_their_time() -> None:
     assert STEPS.mean(0, 4) == pytest.approx((2 * 100 + 400 + 50) / 4)
     assert STEPS.mean(1, 2.5) == pytest.approx((100 + 0.5 * 400) / 1.5)
     assert STEPS.mean(0, 40) == pytest.approx(STEPS.mean(0, 4))
+    assert STEPS.scaled(0.2).mean(1, 2.5) == pytest.approx(0.2 * STEPS.mean(1, 2.5))
 
 
 @pytest.mark.parametrize(
