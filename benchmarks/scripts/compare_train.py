@@ -1,10 +1,10 @@
 """What benchmarks/checkpoint_compare.py submits: trains steps without checkpoints, with them, without, and writes what
 rank 0 saw. Run 2 and later only tell how long it took to have the state back.
 
-    compare_train.py OUT WAY STEPS WIDTH BATCH REMOTE_BPS
+    compare_train.py OUT WAY STEPS WIDTH BATCH REMOTE_BPS WAITS_S
 
-WAY: atoll, dcp-disk, dcp-remote, save. REMOTE_BPS: 0 asks for the one that suits the steps. Where OUT is there already,
-a way but atoll only retrieves what the job before wrote."""
+WAY: atoll, dcp-disk, dcp-remote, save. REMOTE_BPS: 0 asks for the one that suits the steps. WAITS_S: of a step, beside
+what its batch takes. Where OUT is there already, a way but atoll only retrieves what the job before wrote."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from checkpoints_train import make
 from compare_ways import DistributedCheckpoint, Link, PlainSave, Way, forget_cached
+from paced_train import waited
 from torch import nn
 
 WARM = 5  # steps that are not counted
@@ -33,7 +34,7 @@ def main() -> None:
     import atoll
 
     out, way, steps, width, batch = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:6])
-    remote_bps, written = float(sys.argv[6]), out.exists()
+    remote_bps, waits_s, written = float(sys.argv[6]), float(sys.argv[7]), out.exists()
     run = atoll.init(seed=1)
     found_s = timed_find()
     model, dataset = make(width)
@@ -72,7 +73,8 @@ def main() -> None:
             marks.append(time.monotonic())
             if step == last:
                 break
-            run.backward(nn.functional.cross_entropy(model(inputs), labels))
+            logits = waited(model(inputs), waits_s / 3, 2 * waits_s / 3)
+            run.backward(nn.functional.cross_entropy(logits, labels))
             optimizer.step()
             optimizer.zero_grad()
         if step == last:
@@ -114,6 +116,7 @@ class Seen:
 
     def __init__(self, tier: Any, *, atoll_way: bool) -> None:
         self.on = False
+        self._tier = tier if atoll_way else None
         self.begun_s: list[float] = []
         self.took_s: list[float] = []
         self.held_s: list[float] = []
@@ -148,14 +151,14 @@ class Seen:
         took = [after - before for before, after in pairwise(marks)]
         begin, end = bounds(steps)
         off, on = took[WARM : begin - 1] + took[end + 1 :], took[begin : end - 1]
-        spans = [after - before for before, after in pairwise(self.begun_s)]
         done_s = way.done_s if way is not None else self.took_s
         if not done_s:
             raise SystemExit(f"no checkpoint was complete within {steps} steps; take more")
+        every = self._tier._cadence.every if self._tier is not None else 1  # as it would go on
         return {
             "off_s": statistics.fmean(off),
             "on_s": statistics.fmean(on),
-            "interval_s": statistics.fmean(spans) if spans else max(done_s),  # the next begins when it is complete
+            "interval_s": max(sum(on) / len(self.begun_s), every * statistics.fmean(on)),
             "checkpoint_s": statistics.median(done_s),
             "held_s": sum(self.held_s) / len(on),
             "checkpoints": len(self.begun_s),
