@@ -99,7 +99,7 @@ def cost_of_disk(options: argparse.Namespace) -> None:
     print(
         f"  on disk: {told['parameters'] / 1e6:.1f} M parameters, step {1e3 * without_s:.0f} ms without; "
         f"the step that begins with the copy {1e3 * (first_s - without_s):+.1f} ms; still written as {lasts:g} steps "
-        f"end; later steps beside writing: {longer}; blocks with one checkpoint: {spread(pairs)}, {each_ms:.1f} ms each",
+        f"end; later steps beside writing: {longer}; blocks with one: {spread(pairs)}, {each_ms:.1f} ms each",
         flush=True,
     )
 
