@@ -1,5 +1,9 @@
 """What benchmarks/checkpoints.py submits: trains blocks of steps with checkpoints in memory and without, in turn, and
-writes what each step of rank 0 took, and what the tier says of itself."""
+writes what each step of rank 0 took, and what the tier says of itself.
+
+    checkpoints_train.py OUT BLOCKS WIDTH BATCH [disk]
+
+With "disk" it is the job that has a checkpoint on disk begin with every second block; the script only looks."""
 
 from __future__ import annotations
 
@@ -35,26 +39,31 @@ def main() -> None:
     import atoll
 
     out, blocks, width, batch = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    disk = sys.argv[5:] == ["disk"]
     run = atoll.init(seed=1)
     model, dataset = make(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=batch)
-    tier: Any = run._training._memory  # type: ignore[union-attr]
+    training: Any = run._training
+    tier, saver = training._memory, training.saver
     remember = tier.at_boundary
     took: list[list[float]] = []
+    writing: list[list[bool]] = []  # whether a checkpoint was on its way to the disk as the step ended
     before, last = 0.0, BLOCK * blocks - 1
     for _ in run.epochs(10_000):
         for inputs, labels in loader:
             block, place = divmod(run.step, BLOCK)
-            if place == 0:  # this step is neither one nor the other
+            if place == 0:
                 tier.at_boundary = remember if block % 2 == 0 else lambda agreed: None
                 took.append([])
+                writing.append([])
             run.backward(nn.functional.cross_entropy(model(inputs), labels))
             optimizer.step()
             optimizer.zero_grad()
             now = time.perf_counter()
-            if place:
+            if place or disk:  # with the tier this step is neither one nor the other
                 took[-1].append(now - before)
+                writing[-1].append(saver._under_way is not None and saver._under_way.is_alive())
             before = now
             if run.step == last:
                 break
@@ -64,8 +73,9 @@ def main() -> None:
         cadence, courier = tier._cadence, tier._courier
         told = {
             "took": took,
+            "writing": writing,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "shared_bytes": tier._shard.layout.total,
+            "shared_bytes": 0 if disk else tier._shard.layout.total,
             "own_bytes": sum(map(size_of_entry, (tier._shard.own or {"tensors": []})["tensors"])),
             "every": cadence.every,
             "cost_s": cadence.cost_s,

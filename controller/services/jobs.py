@@ -124,7 +124,8 @@ class JobServicer(JobServiceServicer):
         name = term.ledger.find(request.job).job.id if request.job else keys.CLUSTER
         sent = 0
         while True:
-            state = self._still(term, name) if request.job else None
+            self._check_still(term)
+            state = term.ledger.find(name) if request.job else None
             newest = state.job.events if state else term.ledger.cluster_events
             if newest > sent:
                 for event in await term.ledger.events(name, after=sent):
@@ -170,9 +171,13 @@ class JobServicer(JobServiceServicer):
         return await checkpoints(term, term.ledger.find(request.job))
 
     def _still(self, term: Term, name: str) -> JobState:
+        self._check_still(term)
+        return term.ledger.find(name)
+
+    def _check_still(self, term: Term) -> None:
+        """Each turn of a stream begins with it: once the term is over, `_next_look` waits no more."""
         if self._office.leading() is not term:  # it led, did not, and leads again: what it mirrors is another term's
             raise ControllerUnreachable("this controller leads anew; ask again")
-        return term.ledger.find(name)
 
 
 class _Reader:

@@ -47,6 +47,8 @@ def test_a_whole_job_file_becomes_a_spec(tmp_path: Path) -> None:
             directory = "/mnt/vit"
             every_steps = 50
             keep = 4
+            memory_replicas = 3
+            site_safe = true
             """,
         )
     )
@@ -55,6 +57,7 @@ def test_a_whole_job_file_becomes_a_spec(tmp_path: Path) -> None:
     assert (spec.min_workers, spec.max_workers, spec.max_restarts) == (2, 8, 1)
     assert (spec.split, spec.seed, spec.stall_timeout_s, dict(spec.env)) == ("even", 7, 30.0, {"EPOCHS": "3"})
     assert (spec.checkpoint.directory, spec.checkpoint.every_steps, spec.checkpoint.keep) == ("/mnt/vit", 50, 4)
+    assert (spec.checkpoint.memory_replicas, spec.checkpoint.site_safe) == (3, True)
     assert spec.strategy == "stale-sparse"
     assert spec.stale_sparse == StaleSparse(rate=0.995, staleness=0, no_error_feedback=True)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -115,6 +117,55 @@ async def test_a_lost_node_is_fenced_and_the_job_goes_on_and_grows_again(etcd: s
         assert any("node b was lost" in text for text in await head.events())
 
 
+async def test_copies_go_to_other_racks_and_islands_and_move_little_when_a_machine_is_replaced(
+    etcd: str, tmp_path: Path
+) -> None:
+    """1. Four machines of one island in two racks: each keeps its copies in the other rack. 2. One is lost, another
+    joins: copies of its own and of its partner move. 3. With four machines in another island and site_safe, all copies
+    are in the other island. 4. Workers are told what was recorded."""
+    async with controller(tmp_path, etcd) as head:
+        await leading(head)
+
+        async def joined(name: str, island: str, rack: str) -> FakeAgent:
+            agent = FakeAgent(name)
+            agent.register.island, agent.register.rack = island, rack
+            return await agent.connect(head.address)
+
+        async def kept(job: str, run: int) -> dict[str, list[str]]:
+            """By machine, where copies of its state are, as plan 0 of the run says."""
+            await head.phase(job, pb.PHASE_RUNNING, run=run)
+            plan = (await head.stub.Plans(pb.PlansRequest(job=job, run=run), timeout=5)).plans[0]
+            assert (plan.plan.id, plan.plan.planner) == (0, "placement")
+            names = [machine["name"] for machine in json.loads(plan.input)["machines"]]
+            told = agents["a"].launches[-1].members
+            found = json.loads(plan.output)["holders"]
+            assert [list(member.holders) for member in told] == [holders[1:] for holders in found]
+            return {names[own]: [names[other] for other in others] for own, *others in found}
+
+        racks = {"a": "r1", "b": "r1", "c": "r2", "d": "r2"}
+        agents = {name: await joined(name, "lyon", rack) for name, rack in racks.items()}
+        job = await head.submit((4, 4), checkpoint=common_pb2.CheckpointPolicy(memory_replicas=2))
+        before = await kept(job, 1)
+        assert all(racks[owner] != racks[other] for owner, (other,) in before.items()), before
+        await agents.pop("d").disconnect()
+        await agents["a"].until(lambda: bool(agents["a"].stopped))
+        agents["e"] = await joined("e", "lyon", "r2")
+        after = await kept(job, 2)
+        assert after == {
+            "e" if owner == "d" else owner: ["e" if other == "d" else other for other in others]
+            for owner, others in before.items()
+        }
+        await head.stub.Cancel(pb.CancelRequest(job=job), timeout=5)
+        await head.phase(job, pb.PHASE_CANCELLED)
+        agents |= {name: await joined(name, "oslo", "r1") for name in "fghi"}
+        policy = common_pb2.CheckpointPolicy(memory_replicas=2, site_safe=True)
+        safe = await kept(await head.submit((8, 8), checkpoint=policy), 1)
+        islands = {name: agent.register.island for name, agent in agents.items()}
+        assert len(safe) == 8
+        assert all(islands[owner] != islands[other] for owner, (other,) in safe.items()), safe
+        await asyncio.gather(*(agent.disconnect() for agent in agents.values()))
+
+
 async def test_cancel_stops_all_and_is_harmless_when_repeated(etcd: str, tmp_path: Path) -> None:
     async with controller(tmp_path, etcd) as head:
         await leading(head)
@@ -192,6 +243,36 @@ async def test_etcd_away_means_unavailable_in_time_and_then_it_goes_on(own_etcd:
         await head.phase(job, pb.PHASE_DONE)
         assert a.launched == [(job, 1, 0)]
         await a.disconnect()
+
+
+async def test_whoever_follows_is_told_when_the_controller_leads_no_more(etcd: str, tmp_path: Path) -> None:
+    """Streams that have nothing to say, and would not for hours, neither hang nor hold the controller up."""
+    async with controller(tmp_path, etcd) as head:
+        await leading(head)
+        a = await FakeAgent("a").connect(head.address)
+        job = await head.submit()
+        await head.phase(job, pb.PHASE_RUNNING)
+        streams = [
+            head.stub.Events(pb.EventsRequest(follow=True), timeout=30),
+            head.stub.Events(pb.EventsRequest(job=job, follow=True), timeout=30),
+            head.stub.Watch(pb.WatchRequest(job=job), timeout=30),
+            head.stub.Logs(pb.LogsRequest(job=job, follow=True), timeout=30),
+        ]
+        for stream in streams[:3]:
+            await stream.read()
+        head.stop.set()
+        for stream in streams:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await asyncio.wait_for(_heard_out(stream), 10)
+            assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+        await asyncio.wait({head.task}, timeout=10)
+        assert head.task.done()
+        await a.disconnect()
+
+
+async def _heard_out(stream: Any) -> None:
+    while await stream.read() is not grpc.aio.EOF:
+        pass
 
 
 async def test_a_repeated_submit_makes_no_second_job(etcd: str, tmp_path: Path) -> None:

@@ -120,10 +120,11 @@ class Cluster:
         extra = ("--etcd", etcd) if etcd else ()
         self.atoll(name, "controller", "--listen", address, "--data-dir", str(self.folder / name), *extra)
 
-    def agent(self, name: str, speed: float = 1.0) -> None:
+    def agent(self, name: str, speed: float = 1.0, *more: str) -> None:
         self.atoll(
             name, "agent", "--controller", ",".join(self.addresses), "--name", name, "--speed", str(speed),
             "--state-dir", str(self.folder / name), "--jobs-dir", str(self.folder / "jobs"), "--threads", "1",
+            *more,
         )  # fmt: skip
 
     def led_by_one_of_two(self) -> None:

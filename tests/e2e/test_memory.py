@@ -77,13 +77,20 @@ def test_killed_worker_goes_on_from_its_agents_memory(cluster: Cluster, tmp_path
 
 
 def test_lost_machine_with_its_memory_and_everything_goes_on_from_the_copies(cluster: Cluster, tmp_path: Path) -> None:
-    """1. Two machines. 2. All workers are killed, and machine 1 with its agent and its memory. 3. It comes back empty;
-    its part comes from machine 0."""
+    """1. Two machines, each in a rack of its own, keep copies of each other's state. 2. All workers are killed, and
+    machine 1 with its agent and its memory. 3. It comes back empty; its part comes from machine 0."""
     out, calm = tmp_path / "out", tmp_path / "calm"
-    cluster.local([1.0, 1.0])
+    cluster.controller()
+    for name in ("agent-0", "agent-1"):
+        cluster.agent(name, 1.0, "--rack", f"rack-of-{name}")
+    cluster.wait_for_nodes(2)
     arguments = (SLOW, "--epochs=1")
     job = cluster.submit("tiny.py", f"--out={out}", *arguments, workers=(2, 2), checkpoint_every=0)
     before = in_memory(cluster, job, 8)
+    placement = cluster.client.plans(job)[0]
+    racks = {machine["name"]: machine["rack"] for machine in json.loads(placement.input)["machines"]}
+    assert racks == {name: f"default/rack-of-{name}" for name in ("agent-0", "agent-1")}
+    assert json.loads(placement.output)["holders"] == [[0, 1], [1, 0]]
     pids = {worker.node: worker.status.pid for worker in before.workers}
     cluster.kill("agent-1")
     kill(pids["agent-0"])

@@ -237,9 +237,10 @@ class Courier:
                     self._spans.boundary()
 
     def _take_parcel(self) -> None:
-        parcel, self._next = self._next, None
+        parcel = self._next
         if parcel is None:
             return
+        self._next = None  # nobody sends another before this one is done: nothing is forgotten in between
         self._drop_parcel()
         try:
             self._file = os.open(parcel.path, os.O_RDONLY | os.O_CLOEXEC)

@@ -263,7 +263,8 @@ class MemoryTier:
                 self._complete(writing)
             with self._asked:
                 self._written_s += time.thread_time() - begun_s
-                self._writing = None
+                if self._writing is writing:  # the next one may have begun as soon as this one was told
+                    self._writing = None
 
     def _read(self) -> bool:
         try:

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ EPOCHS, STEPS = 6, 54
 ARGUMENTS = ("--epochs", str(EPOCHS), "--adam")
 SLOWLY = ("--sleep-s", "0.1")  # of which one percent is more than writing costs
 Line = dict[str, Any]
+Undisturbed = Callable[[int], list[list[Line]]]
 
 
 def lines(out: Path, world_size: int) -> list[list[Line]]:
@@ -102,10 +104,17 @@ def step_of(path: Path) -> int:
         return -1
 
 
-def undisturbed(tmp_path: Path, start: Start, world_size: int) -> list[list[Line]]:
-    job = Job(tmp_path, start, "undisturbed")
-    job.ended(world_size, replicas=0)
-    return lines(job.out, world_size)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, start: Start) -> Undisturbed:
+    """What so many ranks train where nothing happens."""
+
+    @cache
+    def trained(world_size: int) -> list[list[Line]]:
+        job = Job(tmp_path_factory.mktemp("undisturbed"), start)
+        job.ended(world_size, replicas=0)
+        return lines(job.out, world_size)
+
+    return trained
 
 
 def resumed_at(printed: str) -> int:
@@ -115,12 +124,11 @@ def resumed_at(printed: str) -> int:
 
 
 def test_a_killed_worker_goes_on_at_the_newest_step_in_memory_and_no_disk_is_touched(
-    tmp_path: Path, start: Start
+    tmp_path: Path, start: Start, undisturbed: Undisturbed
 ) -> None:
     """1. One worker, no checkpoints on disk. 2. SIGKILL. 3. The next run begins at the newest step that is in memory
     whole: the one under way, or some before it where a busy machine keeps fewer. 4. All losses, random numbers and
     counters are those of a run that nobody disturbed."""
-    expected = undisturbed(tmp_path, start, 1)
     job = Job(tmp_path, start)
     job.killed(1, at_step=6)
     assert job.checkpoints() == []
@@ -128,14 +136,15 @@ def test_a_killed_worker_goes_on_at_the_newest_step_in_memory_and_no_disk_is_tou
     assert 6 <= newest <= last + 1  # a line is written before its update
     printed, _ = job.ended(1)
     assert first_and_last(job.out, 2)[0] == resumed_at(printed) == newest
-    assert lines(job.out, 1) == expected
+    assert lines(job.out, 1) == undisturbed(1)
 
 
-def test_all_workers_killed_at_once_and_a_machine_lost_its_memory(tmp_path: Path, start: Start) -> None:
+def test_all_workers_killed_at_once_and_a_machine_lost_its_memory(
+    tmp_path: Path, start: Start, undisturbed: Undisturbed
+) -> None:
     """1. Three machines, each shard on its own and on the next. 2. All die, one machine's memory is gone. 3. Its shard
     comes from the machine that held its copy; every bit of training is as if nothing had happened. 4. Again, with the
     memory of the one that helped before."""
-    expected = undisturbed(tmp_path, start, 3)
     job = Job(tmp_path, start)
     for run, lost in ((1, 1), (2, 2)):
         job.killed(3, at_step=5 * run)
@@ -147,7 +156,7 @@ def test_all_workers_killed_at_once_and_a_machine_lost_its_memory(tmp_path: Path
     assert job.checkpoints() == []
     printed, _ = job.ended(3)
     assert resumed_at(printed) >= 10
-    assert lines(job.out, 3) == expected
+    assert lines(job.out, 3) == undisturbed(3)
 
 
 def test_fewer_machines_go_on_from_the_shards_of_more(tmp_path: Path, start: Start) -> None:
@@ -169,10 +178,9 @@ def test_fewer_machines_go_on_from_the_shards_of_more(tmp_path: Path, start: Sta
     assert steps == list(range(STEPS))
 
 
-def test_both_machines_of_a_pair_lost_means_the_disk(tmp_path: Path, start: Start) -> None:
+def test_both_machines_of_a_pair_lost_means_the_disk(tmp_path: Path, start: Start, undisturbed: Undisturbed) -> None:
     """1. Checkpoints on disk every 4 steps, in memory every step. 2. Machines 0 and 1 lose their memory: nobody has
     shard 0 any more. 3. All go on from the same step on disk, and what memory still holds is not mixed in."""
-    expected = undisturbed(tmp_path, start, 3)
     job = Job(tmp_path, start)
     job.killed(3, at_step=6, every_steps=4)
     for node in (0, 1):
@@ -186,7 +194,7 @@ def test_both_machines_of_a_pair_lost_means_the_disk(tmp_path: Path, start: Star
     assert on_disk < newest
     printed, _ = job.ended(3)
     assert set(re.findall(r"goes on from step (\d+)(, from memory)?", printed)) == {(str(on_disk), "")}
-    assert lines(job.out, 3) == expected
+    assert lines(job.out, 3) == undisturbed(3)
 
 
 def test_what_is_on_disk_at_the_same_step_or_later_is_used(tmp_path: Path, start: Start) -> None:
@@ -218,10 +226,9 @@ def truncate(path: Path) -> None:
 
 @pytest.mark.parametrize(("damage", "why"), [(flip, "not what was written"), (truncate, "torn")])
 def test_a_damaged_shard_is_refused_and_an_older_generation_used(
-    tmp_path: Path, start: Start, damage: Callable[[Path], None], why: str
+    tmp_path: Path, start: Start, undisturbed: Undisturbed, damage: Callable[[Path], None], why: str
 ) -> None:
     """The newest shard of the only rank is damaged; the generation before it is whole, and training is the same."""
-    expected = undisturbed(tmp_path, start, 1)
     job = Job(tmp_path, start)
     job.killed(1, at_step=5)
     steps = sorted((step_of(path), path) for path in job.shards(0))
@@ -231,7 +238,47 @@ def test_a_damaged_shard_is_refused_and_an_older_generation_used(
     printed, notices = job.ended(1)
     assert resumed_at(printed) == steps[0][0]
     assert any("passes over a checkpoint in memory" in text and why in text for text in notices), notices
-    assert lines(job.out, 1) == expected
+    assert lines(job.out, 1) == undisturbed(1)
+
+
+def killed_between_writes(job: Job, at_step: int) -> tuple[list[int], list[str]]:
+    """Runs of three, each shard on each machine, that are killed until all files are whole. Returns the two generations
+    that are there then, the older one first, and the notices."""
+    said: list[str] = []
+    for at in range(at_step, STEPS - 15, 3):
+        said += job.killed(3, at_step=at, replicas=3)
+        found = {step_of(path) for node in range(3) for path in job.shards(node)}
+        if len(found) == 2 and -1 not in found:
+            return sorted(found), said
+    raise AssertionError("all kills came in the middle of a write")
+
+
+def test_a_lost_machines_part_is_not_taken_from_a_damaged_copy(
+    tmp_path: Path, start: Start, undisturbed: Undisturbed
+) -> None:
+    """1. Each of three machines holds all three parts. 2. All die, the first with its memory. 3. The newest copy of its
+    part on the second has a flipped byte: that of the third is used. 4. Again, and the third's has one too: all go on
+    from the generation before. 5. Training is as if nothing had happened."""
+    job = Job(tmp_path, start)
+    refused = "rank {} passes over a checkpoint in memory: shard-0000-of-0003-slot-"
+
+    def lose_first_and_damage(*nodes: int) -> None:
+        shutil.rmtree(job.memory / "node-0")
+        for node in nodes:
+            flip(max((path for path in job.shards(node) if path.name.startswith("shard-0000")), key=step_of))
+
+    (_, newest), _ = killed_between_writes(job, at_step=4)
+    lose_first_and_damage(1)
+    number = job.runs + 1
+    (older, _), notices = killed_between_writes(job, at_step=newest + 3)
+    assert first_and_last(job.out, number)[0] == newest
+    assert any(text.startswith(refused.format(1)) and "not what was written" in text for text in notices), notices
+    assert job.checkpoints() == []
+    lose_first_and_damage(1, 2)
+    printed, notices = job.ended(3, replicas=3)
+    assert resumed_at(printed) == older
+    assert all(any(text.startswith(refused.format(node)) for text in notices) for node in (1, 2)), notices
+    assert lines(job.out, 3) == undisturbed(3)
 
 
 def test_shards_of_another_model_or_job_are_refused_by_name(tmp_path: Path, start: Start) -> None:
@@ -271,17 +318,16 @@ def test_one_machine_without_a_folder_means_disks_for_all(tmp_path: Path, start:
 
 
 def test_memory_that_fills_up_ends_the_tier_on_all_ranks_and_nothing_else(
-    tmp_path: Path, start: Start, small_disk: Callable[[int], Path]
+    tmp_path: Path, start: Start, undisturbed: Undisturbed, small_disk: Callable[[int], Path]
 ) -> None:
     """Rank 1's machine has room as it seems, and then has not. All say why, and train to the end."""
-    expected = undisturbed(tmp_path, start, 2)
     job = Job(tmp_path, start)
     job.memory.mkdir()
     (job.memory / "node-1").symlink_to(small_disk(8 * 1024))
     _, notices = job.ended(2, "--sleep-s", "0.02")
     assert any("No space left" in text for text in notices), notices
     assert any("another rank cannot write its part" in text for text in notices), notices
-    assert lines(job.out, 2) == expected
+    assert lines(job.out, 2) == undisturbed(2)
 
 
 def test_without_replicas_each_machine_keeps_its_own_part_alone(tmp_path: Path, start: Start) -> None:
