@@ -118,7 +118,9 @@ def verdict(job: Job) -> None:
         return
     reason = terminal.printable(job.reason) or "no reason was given"
     if job.phase == pb.PHASE_CANCELLED:
-        raise JobFailed(f"{job.id} was cancelled: {reason}. Submit it again to go on from its checkpoint")
+        why = "" if reason == "cancelled" else f": {reason}"
+        on = f" It goes on, as a new job, with: atoll restore {job.id}" if job.checkpoint_step else ""
+        raise JobFailed(f"{job.id} was cancelled{why}.{on}")
     worker = culprit(job)
     who = ""
     if worker is not None:

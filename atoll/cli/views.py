@@ -53,16 +53,20 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     lived_s = (job.ended_unix_s or now_s) - job.submitted_unix_s
     script = " ".join([job.spec.script, *job.spec.args])
     lines = [
-        f"{job.id}: {wire.phase(job)}" + (f", {printable(job.reason)}" if job.reason else ""),
+        f"{job.id}: {wire.phase(job)}"
+        + (f", {printable(job.reason)}" if job.reason not in ("", wire.phase(job)) else ""),
         f"{printable(script)}, {bounds(job)} workers, submitted {ago(job.submitted_unix_s, now_s)} ago, "
         + (f"took {duration(lived_s)}" if job.ended_unix_s else f"run {job.run}, restarts {job.restarts}"),
     ]
     if job.progress.step or job.progress.metrics:
         lines.append(progress_line(job))
     checkpoint = f"newest at step {job.checkpoint_step}" if job.checkpoint_step else "none yet"
-    in_memory = f"; memory: step {job.memory_step}" if job.memory_step else ""
+    over = bool(job.ended_unix_s)  # then its memory was given back, and what went on is over too
+    in_memory = f"; memory: step {job.memory_step}" if job.memory_step and not over else ""
+    if _only_supervised(job):
+        checkpoint = "none, for no worker has called atoll.init; a script without it saves and loads its own"
     lines.append(f"checkpoint: {checkpoint}{in_memory}")
-    if job.HasField("recovery"):
+    if job.HasField("recovery") and (job.recovery.resumed_unix_s or not over):
         lines.append(recovery_line(job.recovery, now_s))
     if job.plan.id:
         lines.append(
@@ -78,6 +82,13 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     if dropped := dropped_line(job):
         lines.append(dropped)
     return lines + standby_lines(job)
+
+
+def _only_supervised(job: Job) -> bool:
+    """Whether its script is one for torchrun, as far as can be told by now."""
+    started = [worker for worker in job.workers if worker.status.pid]
+    known = job.checkpoint_step or job.memory_step or any(worker.status.uses_atoll for worker in started)
+    return bool(started) and not known
 
 
 def recovery_line(recovery: Recovery, now_s: float) -> str:
