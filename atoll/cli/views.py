@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from atoll.cli import wire
-from atoll.cli.terminal import ago, bit_rate, duration, printable, seconds, size
+from atoll.cli.terminal import ago, bit_rate, duration, printable, seconds, shortened, size
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
@@ -24,12 +24,13 @@ CHECKPOINT_COLUMNS: Final = ("TIER", "STEP", "RUN", "SHARDS", "SIZE", "AGE", "HE
 CHECKPOINT_NUMBERS: Final = ("STEP", "RUN", "SIZE", "AGE")
 NOT_PINNED: Final = "nothing pinned"
 _LINKS_SHOWN: Final = 12
+_BRIEF_REASON: Final = 72
 _STANDBYS_SHOWN: Final = 8
 
 
-def job_row(job: Job, now_s: float) -> tuple[str, ...]:
-    """One line of `atoll jobs`."""
-    progress = job.progress
+def job_row(job: Job, now_s: float, *, brief: bool = False) -> tuple[str, ...]:
+    """One line of `atoll jobs`. brief: a few words of the reason, for a terminal's width; `atoll status` has all."""
+    progress, reason = job.progress, printable(job.reason)
     return (
         job.id,
         wire.phase(job),
@@ -38,7 +39,7 @@ def job_row(job: Job, now_s: float) -> tuple[str, ...]:
         f"{progress.metrics['loss']:.4g}" if "loss" in progress.metrics else "-",
         f"{progress.samples_per_s:.0f}" if progress.samples_per_s else "-",
         ago(job.submitted_unix_s, now_s),
-        printable(job.reason),
+        shortened(reason, _BRIEF_REASON) if brief else reason,
     )
 
 

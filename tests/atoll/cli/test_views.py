@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from atoll.cli import views
-from atoll.cli.follow import verdict
+from atoll.cli.follow import PlainScreen, verdict
 from atoll.errors import JobFailed
-from atoll.v1.common_pb2 import WorkerStatus
+from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, Event, WorkerStatus
 from atoll.v1.jobs_pb2 import PHASE_CANCELLED, PHASE_FAILED, PHASE_RUNNING, Job, Recovery, WorkerView
 
 
@@ -67,3 +67,26 @@ def test_a_failed_job_says_why() -> None:
     made.phase = PHASE_FAILED
     with pytest.raises(JobFailed, match=r"vit-3f9a failed: rank 0 on a failed: ValueError\. Its output: atoll logs"):
         verdict(made)
+
+
+def test_what_rank_0_tells_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is in rank 0's output, which is followed too. A warning is shown in any case: the controller has such too."""
+    screen = PlainScreen()
+    for kind, level, text in (
+        ("phase", LEVEL_INFO, "running"),
+        ("notice", LEVEL_INFO, "rank 0: in memory every 4 steps"),
+        ("notice", LEVEL_INFO, "rank 1: goes on without its file"),
+        ("notice", LEVEL_WARNING, "rank 0: measurements were dropped"),
+    ):
+        screen.event(Event(kind=kind, level=level, text=text))
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.rpartition("  ")[2].strip() for line in shown] == [
+        "rank 1: goes on without its file",
+        "rank 0: measurements were dropped",
+    ]
+
+
+def test_a_long_reason_is_cut_for_a_terminal_alone() -> None:
+    made = job(reason="rank 0 on a failed: " + 20 * "because ")
+    assert views.job_row(made, now_s=160.0)[-1] == made.reason
+    assert len(views.job_row(made, now_s=160.0, brief=True)[-1]) == 72
