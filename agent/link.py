@@ -21,6 +21,7 @@ from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor.shell import Supervisor
 from atoll.agent.telemetry.devices import Device
 from atoll.errors import AtollError, BadInput, Conflict, ControllerUnreachable, NotAllowed
+from atoll.handshakes import certificate_problem, ended_at_once, refused_in_silence
 from atoll.rpc import CODE_CHUNK_BYTES, controller_errors, leader_hint, open_channel, split_address, translate
 from atoll.v1.agents_pb2 import (
     AgentMessage,
@@ -143,7 +144,7 @@ class Link:
         if isinstance(error, grpc.aio.AioRpcError):
             code = error.code()
             self._take_hint(leader_hint(error), address)
-            error = translate(error, f"registering {self._settings.name!r} at {address}", address)
+            error = self._in_words(error, address)
         if isinstance(error, NotAllowed) and self._lease_s is None:
             raise error  # later it is the controller that was started with another token: workers go on meanwhile
         if code is grpc.StatusCode.ALREADY_EXISTS:
@@ -155,6 +156,14 @@ class Link:
         said = f"no controller: {error}. Trying again for ever; workers go on"
         logger.log(logging.DEBUG if said == self._told else logging.WARNING, "%s", said)
         self._told = said
+
+    def _in_words(self, error: grpc.aio.AioRpcError, address: str) -> AtollError:
+        doing, details = f"registering {self._settings.name!r} at {address}", error.details() or ""
+        if why := certificate_problem(details):
+            return ControllerUnreachable(f"{doing}: {why}")
+        if ended_at_once(details):
+            return ControllerUnreachable(f"{doing}: it {refused_in_silence(self._settings.tls)}")
+        return translate(error, doing, address)
 
     def _take_hint(self, hint: str | None, refused_by: str) -> None:
         if hint is None or hint == refused_by:

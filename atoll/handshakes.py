@@ -48,5 +48,6 @@ def refused_in_silence(tls: Tls | None) -> str:
         )
     return (
         f"refused the certificate {tls.certificate} of {facts.common_name}. "
-        "Make one with the cluster's own authority: `atoll certs client DIR NAME`"
+        "Make one with the cluster's own authority: `atoll certs client DIR NAME`, "
+        "for an agent `atoll certs agent DIR NODE`"
     )

@@ -245,6 +245,7 @@ def from_spec(spec: JobSpec) -> JobFile:
         split=cast(Split, spec.split or "auto"),
         seed=spec.seed,
         stall_timeout_s=spec.stall_timeout_s,
+        hang_s=spec.hang_s,
         strategy=cast(Strategy, spec.strategy or "dense"),
         stale_sparse=StaleSparseSection.model_validate(
             {
@@ -359,7 +360,9 @@ def _explain(error: ErrorDetails) -> str:
     if error["type"] == "value_error":
         return f"{field} = {given!r} {error['ctx']['error']}"
     cause = error["msg"][0].lower() + error["msg"][1:]
-    return f"{field} = {_short(given)} is wrong: {cause.replace('input ', 'it ')}"
+    for pydantics, tomls in _WORDS:
+        cause = cause.replace(pydantics, tomls)
+    return f"{field} = {_short(given)} is wrong: {cause}"
 
 
 _SECTIONS: Final[Mapping[str, type[_Strict]]] = {
@@ -367,6 +370,7 @@ _SECTIONS: Final[Mapping[str, type[_Strict]]] = {
     "stale_sparse": StaleSparseSection,
     "adapt": AdaptSection,
 }
+_WORDS: Final = (("input ", "it "), ("valid tuple", "list"), ("valid dictionary", "table"))
 # pydantic names the branch of a union it tried; users know only the field.
 _NOISE: Final = frozenset({"int", "str", "float"})
 

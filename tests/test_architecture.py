@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"atoll": "atoll", "controller": "atoll.controller", "agent": "atoll.agent", "kernels": "atoll.kernels"}
-SHARED = ("atoll.errors", "atoll.rpc", "atoll.v1", "atoll.kernels", "atoll.chunks")
+SHARED = ("atoll.errors", "atoll.rpc", "atoll.v1", "atoll.kernels", "atoll.chunks", "atoll.handshakes")
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,11 @@ class Loader(Generic[BatchT]):
         return self._cutter.batches_left(self.position)
 
     @property
+    def at_last_batch(self) -> bool:
+        """Whether the batch last handed out ends its epoch, if no other plan comes."""
+        return self.current is not None and self._cutter.batches_left(after(self.current)) == 0
+
+    @property
     def total_batch(self) -> int:
         """Samples of all ranks in the step under way; an epoch's last batch may be shorter."""
         return self._cutter.batch_at(self.position.step)

@@ -98,6 +98,7 @@ class Run:
         self._training: Training | None = None
         self._tracked: dict[str, Tracked] = {}
         self._peer_lost = False
+        self._ends = False  # `end_training` was called
         self._group: Group | None = None
         self._link = Link(place, place.agent) if place.agent is not None else None
         if self._link is not None:
@@ -145,6 +146,12 @@ class Run:
     def epoch(self) -> int:
         """The epoch that is being trained, from 0."""
         return self._training.loader.position.epoch if self._training is not None else 0
+
+    @property
+    def last_batch(self) -> bool:
+        """Whether the batch that is being trained is its epoch's last, also in an epoch that a resume went on with:
+        scripts that accumulate gradients make an update there too."""
+        return self._prepared("run.last_batch").loader.at_last_batch
 
     @property
     def total_batch(self) -> int:
@@ -231,8 +238,17 @@ class Run:
         for epoch in range(training.loader.position.epoch, total):
             training.begin_epoch(epoch)
             yield epoch
-        training.loader.begin_epoch(max(total, training.loader.position.epoch))
+            if self._ends:
+                break
+        else:
+            training.loader.begin_epoch(max(total, training.loader.position.epoch))
         training.finish()
+
+    def end_training(self) -> None:
+        """No epoch after this one: the loop over `epochs` ends by itself, with the last checkpoint, which `break`
+        leaves out. Every rank says so in the same epoch: decide on what all know alike, e.g. what `sum` gave."""
+        self._prepared("run.end_training")
+        self._ends = True
 
     def backward(self, loss: torch.Tensor) -> None:
         """In place of loss.backward(): afterwards every p.grad is that of the whole job's batch.
@@ -255,6 +271,18 @@ class Run:
         Under `stale-sparse` this waits for all updates and exchanges whatever was held back, once, in full. The end of
         training does it by itself; under `dense` there is nothing to do."""
         self._prepared("run.synchronize").synchronize()
+
+    def sum(self, *numbers: float) -> tuple[float, ...]:
+        """Each of these numbers added up over all ranks, the same on every rank to the bit. All ranks call it together.
+
+        For losses and counts of a validation set that ranks share, and for what all must decide alike. Raises
+        BadInput."""
+        training = self._prepared("run.sum")
+        try:
+            mine = [float(number) for number in numbers]
+        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of many numbers
+            raise BadInput(f"run.sum takes single numbers, e.g. loss.item(): {error}") from error
+        return training.sum(mine)
 
     def statistics(self) -> dict[str, float]:
         """total_batch and learning_rate_factor of this step, and what the strategy measured since the run began.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import torch
@@ -177,11 +177,24 @@ class Training:
     def synchronize(self) -> None:
         """All ranks together, between two steps: bring everything that is held back into the weights."""
         if self._pass_open or self._gradients_pending:
-            raise BadInput("run.synchronize between run.backward and optimizer.step(); call it after the step")
+            raise BadInput(
+                "run.synchronize between run.backward and optimizer.step(); call it after the step. A script that "
+                "accumulates gradients has to step at its epoch's last batch too: `if ... or run.last_batch:`"
+            )
         self._memory.settle()  # weights change that a checkpoint may still be read from
         try:
             self._sync.boundary(settle=True)
             self._sync.finish()
+        except PeerLost as error:
+            self.lost(error)
+
+    def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
+        """All ranks together: each of these numbers added up over them."""
+        group = self._session.group
+        if group is None:
+            return tuple(numbers)
+        try:
+            return group.sum_numbers(numbers)
         except PeerLost as error:
             self.lost(error)
 

@@ -27,7 +27,10 @@ def init(folder: Folder) -> None:
 
     certs.create_authority(folder.expanduser(), _now())
     print(folder)
-    terminal.note(f"next: atoll certs server {folder} --host HEAD, then atoll certs client {folder} NAME")
+    terminal.note(
+        f"next: atoll certs server {folder} --host HEAD, atoll certs agent {folder} NODE for each machine, "
+        f"atoll certs client {folder} NAME. {folder}/join-token is the TOKEN of controllers and agents"
+    )
 
 
 @app.command()
@@ -39,7 +42,7 @@ def server(
     if not host:
         raise BadInput("--host missing: name what clients and agents dial, e.g. --host 10.0.0.1")
     name = re.sub(r"[^A-Za-z0-9._-]", "-", host[0]).strip("-._") or "head"
-    _issue(folder, "controller", name[:50], host, "atoll controller --listen HOST:PORT")
+    _issue(folder, "controller", name[:50], host, "atoll controller --listen HOST:PORT --token-file TOKEN")
 
 
 @app.command()

@@ -30,8 +30,6 @@ class Connection:
 
     def client(self) -> AsyncClient:
         """A client for them; the caller closes it."""
-        # gRPC's C core writes handshake failures to stderr itself; ours says the same in one line.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from atoll.client import AsyncClient
 
         return AsyncClient(self.controllers, tls=self.tls, timeout_s=self.timeout_s)
@@ -59,6 +57,9 @@ class Options:
 
 def of(context: typer.Context) -> Connection:
     """The connection that the global options describe. Raises BadInput naming the one that is wrong."""
+    # gRPC's C core writes failed handshakes to stderr, of a controller every one that somebody tries; whoever dials
+    # says the same in one line.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     given = context.find_object(Options)
     assert given is not None
     addresses = tuple(part.strip() for part in given.controllers.split(",") if part.strip())

@@ -47,6 +47,7 @@ def controller(
     ] = False,
 ) -> None:
     """Run a controller: the daemon on the head node. Several may run on one etcd; one leads."""
+    reached = connection.of(context)  # before gRPC is imported, which reads its variables then
     settings = need("atoll.controller.settings", "controller")
     daemon = need("atoll.controller.daemon", "controller")
     chosen = settings.ControllerSettings(
@@ -55,7 +56,7 @@ def controller(
         etcd=tuple(part.strip() for part in etcd.split(",")) if etcd else (),
         etcd_tls=_etcd_tls(etcd_ca, etcd_cert, etcd_key),
         data_dir=data_dir.expanduser().absolute(),
-        tls=connection.of(context).tls,
+        tls=reached.tls,
         insecure=insecure,
         token_file=token_file.expanduser().absolute() if token_file else None,
     )

@@ -118,15 +118,25 @@ def verdict(job: Job) -> None:
         return
     reason = terminal.printable(job.reason) or "no reason was given"
     if job.phase == pb.PHASE_CANCELLED:
-        raise JobFailed(f"{job.id} was cancelled: {reason}. Submit it again to go on from its checkpoint")
+        why = "" if reason == "cancelled" else f": {reason}"
+        on = f" It goes on, as a new job, with: atoll restore {job.id}" if job.checkpoint_step else ""
+        raise JobFailed(f"{job.id} was cancelled{why}.{on}")
     worker = culprit(job)
     who = ""
     if worker is not None:
-        who = f" rank {worker.rank} on {worker.node} ended with exit code {worker.status.exit_code}"
-        if worker.status.reason and worker.status.reason not in reason:
-            who += f" ({terminal.printable(worker.status.reason)})"
-        who += ","
+        name = f"rank {worker.rank} on {worker.node}"
+        if not reason.startswith(name):  # the reason itself names another, or nobody
+            who = f" {name} ended with exit code {worker.status.exit_code}"
+            if worker.status.reason and worker.status.reason not in reason:
+                who += f" ({terminal.printable(worker.status.reason)})"
+            who += ","
     raise JobFailed(f"{job.id} failed:{who} {reason}. Its output: atoll logs {job.id}")
+
+
+def _said_otherwise(event: Event) -> bool:
+    """Whether a screen shows it already: phases with the job itself, what rank 0 has to tell in its output."""
+    told = event.kind == "notice" and wire.level(event) == "info" and event.text.startswith("rank 0: ")
+    return event.kind == "phase" or told
 
 
 class PlainScreen:
@@ -149,7 +159,7 @@ class PlainScreen:
             terminal.note(line)
 
     def event(self, event: Event) -> None:
-        if event.kind != "phase":  # the job itself said it
+        if not _said_otherwise(event):
             terminal.note(views.event_line(event))
 
     def line(self, run: int, rank: int, text: str) -> None:
@@ -209,7 +219,7 @@ class LiveScreen:
     def event(self, event: Event) -> None:
         from rich.text import Text
 
-        if event.kind != "phase":
+        if not _said_otherwise(event):
             self._console.print(Text(views.event_line(event), terminal.STYLES.get(wire.level(event), "")))
 
     def line(self, run: int, rank: int, text: str) -> None:

@@ -33,7 +33,8 @@ def jobs(
         )
         return
     now_s = time.time()
-    terminal.print_table(views.JOB_COLUMNS, [views.job_row(job, now_s) for job in found], right=views.JOB_NUMBERS)
+    rows = [views.job_row(job, now_s, brief=sys.stdout.isatty()) for job in found]
+    terminal.print_table(views.JOB_COLUMNS, rows, right=views.JOB_NUMBERS)
 
 
 def status(context: typer.Context, job: JobName, as_json: Json = False) -> None:

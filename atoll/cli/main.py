@@ -34,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="First steps:  atoll up --agents 3    then    atoll submit train.py --workers 3 --follow",
+    epilog="First steps: atoll up --agents 3, then atoll submit train.py --workers 3 -f",
 )
 
 

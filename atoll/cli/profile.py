@@ -40,7 +40,7 @@ def profile(
         bool, typer.Option("--uniform", help="Draw rates uniformly from 0 to 0.999, as published.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option(help="Job file (TOML): its script, args, env, seed and [stale_sparse] hold.")
+        Path | None, typer.Option(help="Job file (TOML): its script, args, env, seed and \\[stale_sparse] hold.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it, with its uncertainty.")] = None,
     as_json: Json = False,

@@ -97,6 +97,8 @@ def hand_over(
     """Have a job submitted, say its id, and follow it where that was asked for. send: returns the id."""
     if timeout_s is not None and not timeout_s > 0:
         raise BadInput(f"--timeout {timeout_s:g} must be positive. Leave it out to follow to the end")
+    if timeout_s is not None and not follow:
+        raise BadInput(f"--timeout {timeout_s:g} is how long to follow, and the job itself has no limit. Add --follow")
     try:
         connection.of(context).run(
             lambda client: _submit(client, send, follow=follow, timeout_s=timeout_s, as_json=as_json)

@@ -74,7 +74,7 @@ def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         number = name in right
         table.add_column(
@@ -96,6 +96,11 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seq
         "  ".join(getattr(cell, side)(width) for cell, side, width in zip(line, sides, widths, strict=True)).rstrip()
         for line in (columns, *rows)
     ]
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, or its beginning with an ellipsis."""
+    return text if len(text) <= limit else text[: limit - 1].rstrip() + "\u2026"
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from atoll.cli import wire
-from atoll.cli.terminal import ago, bit_rate, duration, printable, seconds, size
+from atoll.cli.terminal import ago, bit_rate, duration, printable, seconds, shortened, size
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
@@ -24,12 +24,13 @@ CHECKPOINT_COLUMNS: Final = ("TIER", "STEP", "RUN", "SHARDS", "SIZE", "AGE", "HE
 CHECKPOINT_NUMBERS: Final = ("STEP", "RUN", "SIZE", "AGE")
 NOT_PINNED: Final = "nothing pinned"
 _LINKS_SHOWN: Final = 12
+_BRIEF_REASON: Final = 72
 _STANDBYS_SHOWN: Final = 8
 
 
-def job_row(job: Job, now_s: float) -> tuple[str, ...]:
-    """One line of `atoll jobs`."""
-    progress = job.progress
+def job_row(job: Job, now_s: float, *, brief: bool = False) -> tuple[str, ...]:
+    """One line of `atoll jobs`. brief: a few words of the reason, for a terminal's width; `atoll status` has all."""
+    progress, reason = job.progress, printable(job.reason)
     return (
         job.id,
         wire.phase(job),
@@ -38,7 +39,7 @@ def job_row(job: Job, now_s: float) -> tuple[str, ...]:
         f"{progress.metrics['loss']:.4g}" if "loss" in progress.metrics else "-",
         f"{progress.samples_per_s:.0f}" if progress.samples_per_s else "-",
         ago(job.submitted_unix_s, now_s),
-        printable(job.reason),
+        shortened(reason, _BRIEF_REASON) if brief else reason,
     )
 
 
@@ -53,16 +54,20 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     lived_s = (job.ended_unix_s or now_s) - job.submitted_unix_s
     script = " ".join([job.spec.script, *job.spec.args])
     lines = [
-        f"{job.id}: {wire.phase(job)}" + (f", {printable(job.reason)}" if job.reason else ""),
+        f"{job.id}: {wire.phase(job)}"
+        + (f", {printable(job.reason)}" if job.reason not in ("", wire.phase(job)) else ""),
         f"{printable(script)}, {bounds(job)} workers, submitted {ago(job.submitted_unix_s, now_s)} ago, "
         + (f"took {duration(lived_s)}" if job.ended_unix_s else f"run {job.run}, restarts {job.restarts}"),
     ]
     if job.progress.step or job.progress.metrics:
         lines.append(progress_line(job))
     checkpoint = f"newest at step {job.checkpoint_step}" if job.checkpoint_step else "none yet"
-    in_memory = f"; memory: step {job.memory_step}" if job.memory_step else ""
+    over = bool(job.ended_unix_s)  # then its memory was given back, and what went on is over too
+    in_memory = f"; memory: step {job.memory_step}" if job.memory_step and not over else ""
+    if _only_supervised(job):
+        checkpoint = "none, for no worker has called atoll.init; a script without it saves and loads its own"
     lines.append(f"checkpoint: {checkpoint}{in_memory}")
-    if job.HasField("recovery"):
+    if job.HasField("recovery") and (job.recovery.resumed_unix_s or not over):
         lines.append(recovery_line(job.recovery, now_s))
     if job.plan.id:
         lines.append(
@@ -78,6 +83,13 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     if dropped := dropped_line(job):
         lines.append(dropped)
     return lines + standby_lines(job)
+
+
+def _only_supervised(job: Job) -> bool:
+    """Whether its script is one for torchrun, as far as can be told by now."""
+    started = [worker for worker in job.workers if worker.status.pid]
+    known = job.checkpoint_step or job.memory_step or any(worker.status.uses_atoll for worker in started)
+    return bool(started) and not known
 
 
 def recovery_line(recovery: Recovery, now_s: float) -> str:

@@ -94,6 +94,25 @@ async def test_missing_certificate_ends_the_agent(settings: AgentSettings, tmp_p
         await asyncio.wait_for(RunningAgent(replace(settings, tls=tls)).task, 10)
 
 
+async def test_controller_that_wants_certificates_is_told_from_one_that_is_away(
+    settings: AgentSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes the connection and ends it: all that an agent without certificates sees of mutual TLS."""
+
+    async def end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(end, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    agent = RunningAgent(replace(settings, controllers=(f"127.0.0.1:{port}",)))
+    advice = "ends connections at once, as a controller with certificates does. Name yours with --tls-ca"
+    await until("it says so", lambda: advice in caplog.text)
+    await agent.end()
+    server.close()
+    await server.wait_closed()
+
+
 async def test_certificate_of_another_role_ends_the_agent(
     settings: AgentSettings, controller: ScriptedController
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,16 @@ from hypothesis import strategies as st
 
 from atoll import jobfile
 from atoll.errors import BadInput, NotFound
-from atoll.jobfile import CheckpointSection, JobFile, StaleSparseSection, load, name_from, parse_workers, with_flags
+from atoll.jobfile import (
+    AdaptSection,
+    CheckpointSection,
+    JobFile,
+    StaleSparseSection,
+    load,
+    name_from,
+    parse_workers,
+    with_flags,
+)
 from atoll.v1.common_pb2 import StaleSparse
 
 
@@ -60,6 +70,41 @@ def test_a_whole_job_file_becomes_a_spec(tmp_path: Path) -> None:
     assert (spec.checkpoint.memory_replicas, spec.checkpoint.site_safe) == (3, True)
     assert spec.strategy == "stale-sparse"
     assert spec.stale_sparse == StaleSparse(rate=0.995, staleness=0, no_error_feedback=True)
+
+
+def test_a_submitted_job_says_what_its_job_file_said() -> None:
+    """`atoll restore` takes the settings over from there: all of them, or it is another job."""
+    said: dict[str, object] = {
+        "name": "vit",
+        "script": "train.py",
+        "args": ("--lr", "0.1"),
+        "workers": "2:8",
+        "standby": 1,
+        "env": {"A": "1"},
+        "checkpoint": CheckpointSection(
+            directory="/mnt/vit", every_steps=7, keep=3, keep_every_steps=70, memory_replicas=0, site_safe=True
+        ),
+        "max_restarts": 5,
+        "split": "even",
+        "seed": 4,
+        "stall_timeout_s": 90.0,
+        "hang_s": 600.0,
+        "strategy": "stale-sparse",
+        "stale_sparse": StaleSparseSection(rate=0.5, staleness=0, error_feedback=False),
+        "adapt": AdaptSection(batch=(64, 256), learning_rate="none", rate=True),
+    }
+    left_out = {"workdir"}  # what travelled is there already
+    assert set(said) | left_out == set(JobFile.model_fields)
+    job = JobFile.model_validate(said)
+    assert jobfile.from_spec(job.to_spec("train.py")) == job
+
+
+def test_the_manual_has_every_field() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "jobs.md").read_text()
+    told = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(told) == sorted(JobFile.model_fields)
+    for section in (CheckpointSection, AdaptSection):
+        assert [field for field in section.model_fields if f"`{field}`" not in page] == []
 
 
 def test_an_empty_job_file_means_the_defaults(tmp_path: Path) -> None:

@@ -158,6 +158,65 @@ def test_accumulated_gradients_are_never_cut_by_a_checkpoint(runs: list[atoll.Ru
     assert [found.step for found in files.newest(tmp_path)] == [8, 6]  # and 4, which is one too many to keep
 
 
+def test_an_epoch_that_is_gone_on_with_updates_at_its_last_batch_too(runs: list[atoll.Run], tmp_path: Path) -> None:
+    """1. A script updates after every second batch and at the last one: of 7 batches, four updates. It synchronizes
+    after each epoch, which it may not with gradients that wait. 2. The same is cut off in the second epoch, after a
+    checkpoint there: a count of its own no longer tells the last batch, `run.last_batch` does. Same weights."""
+
+    def train(to: Path, stop_at: int = -1) -> tuple[list[int], list[Any]]:
+        run = atoll.init(seed=5, checkpoint_directory=to, checkpoint_every=9)
+        runs.append(run)
+        model = nn.Linear(4, 1)
+        model, optimizer, loader = run.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.02), DATA, 3)
+        updates = []
+        for _ in run.epochs(2):
+            for index, (inputs, labels) in enumerate(loader):
+                if run.step == stop_at:
+                    run.close()
+                    return updates, []
+                run.backward(nn.functional.mse_loss(model(inputs), labels) / 2)
+                if index % 2 or run.last_batch:
+                    updates.append(run.step)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            run.synchronize()
+        run.close()
+        return updates, [tensor.tolist() for tensor in model.state_dict().values()]
+
+    updates, weights = train(tmp_path / "undisturbed")
+    assert updates == [1, 3, 5, 6, 8, 10, 12, 13]
+    assert train(tmp_path / "cut off", stop_at=10) == ([1, 3, 5, 6, 8], [])
+    assert [found.step for found in files.newest(tmp_path / "cut off")] == [9]
+    assert train(tmp_path / "cut off") == ([10, 12, 13], weights)
+
+
+def test_training_that_ends_early_leaves_its_checkpoint(runs: list[atoll.Run], tmp_path: Path) -> None:
+    """The script has seen enough after the second of five epochs. What is saved is that epoch's end, and started again
+    it goes on from there."""
+
+    def train(enough_after: int) -> list[int]:
+        run = atoll.init(seed=5, checkpoint_directory=tmp_path)
+        runs.append(run)
+        model = nn.Linear(4, 1)
+        model, optimizer, loader = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), DATA, 5)
+        seen = []
+        for epoch in run.epochs(5):
+            for inputs, labels in loader:
+                run.backward(nn.functional.mse_loss(model(inputs), labels))
+                optimizer.step()
+                optimizer.zero_grad()
+            seen.append(epoch)
+            if epoch == enough_after:
+                run.end_training()
+        run.close()
+        return seen
+
+    assert train(1) == [0, 1]
+    assert [(found.step, found.header.epoch) for found in files.newest(tmp_path)] == [(8, 1)]
+    assert train(3) == [1, 2, 3]  # of epoch 1 what follows its batches, which had not been saved
+    assert [found.step for found in files.newest(tmp_path)] == [16, 8]
+
+
 def test_disk_that_is_full_costs_a_checkpoint_not_the_job(
     runs: list[atoll.Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +303,9 @@ def test_misuse_is_named(runs: list[atoll.Run], tmp_path: Path) -> None:
         run.report(loss="low")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="got 65 numbers"):
         run.report(**{f"m{index}": 0.0 for index in range(65)})
+    with pytest.raises(BadInput, match=r"run\.sum takes single numbers"):
+        run.sum("low")  # type: ignore[arg-type]
+    assert run.sum(2, torch.tensor(0.5)) == (2.0, 0.5)  # type: ignore[arg-type]
 
 
 def test_only_worker_of_an_agent_obeys_its_stop(

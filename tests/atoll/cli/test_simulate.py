@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from atoll.cli.main import app
 
+ROOT = Path(__file__).resolve().parents[3]
 SCENARIO = """
 name = "tiny"
 entries = 1000
@@ -39,6 +41,15 @@ def test_a_table_has_a_row_for_each_policy(runner: CliRunner, scenario: str) -> 
     done = runner.invoke(app, ["simulate", scenario])
     assert done.exit_code == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["POLICY", "even", "lb-bsp"]
+
+
+@pytest.mark.parametrize("name", ["cannikin-a", "failures"])
+def test_the_manual_shows_what_it_prints(runner: CliRunner, name: str) -> None:
+    page = (ROOT / "docs" / "simulator.md").read_text()
+    shown = re.search(rf"^atoll simulate examples/scenarios/{name}\.toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    done = runner.invoke(app, ["simulate", str(ROOT / "examples" / "scenarios" / f"{name}.toml")])
+    assert done.stdout == shown[1]
 
 
 def test_json_is_one_document_the_same_to_the_byte(runner: CliRunner, scenario: str) -> None:

@@ -219,6 +219,15 @@ def agree() -> None:
         control.finish()
 
 
+def numbers_are_added_up() -> None:
+    """In the order of ranks, so to the same bits everywhere; infinity is a sum too; unequally many are refused."""
+    mine_first = GROUP.sum_numbers([0.1 + PLACE.rank, 1e300, float("inf") if PLACE.rank else 0.0])
+    assert mine_first == (0.1 + 1.1, 2e300, float("inf"))
+    assert GROUP.sum_numbers([]) == ()
+    with pytest.raises(BadInput, match="would add up 1 to 2 numbers"):
+        GROUP.sum_numbers([1.0] * (1 + PLACE.rank))
+
+
 train(accumulate=1, set_to_none=True, own_backward=True)
 train(accumulate=1, set_to_none=False, own_backward=False)
 train(accumulate=3, set_to_none=True, own_backward=True)
@@ -229,6 +238,7 @@ refuse_what_was_frozen()
 tensors_of_every_kind_arrive()
 the_same_step_saved_at_two_positions_is_one_after_a_resume()
 many_buckets()
+numbers_are_added_up()
 agree()
 GROUP.barrier()
 assert GROUP.gather_rows([PLACE.rank, 7]) == [[0, 7], [1, 7]]

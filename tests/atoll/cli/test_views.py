@@ -1,0 +1,92 @@
+"""What `atoll status` says of a job depends on whether it lives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.cli import views
+from atoll.cli.follow import PlainScreen, verdict
+from atoll.errors import JobFailed
+from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, Event, WorkerStatus
+from atoll.v1.jobs_pb2 import PHASE_CANCELLED, PHASE_FAILED, PHASE_RUNNING, Job, Recovery, WorkerView
+
+
+def job(**fields: Any) -> Job:
+    made = Job(id="vit-3f9a", phase=PHASE_RUNNING, run=2, submitted_unix_s=100.0, **fields)
+    made.spec.script, made.spec.min_workers, made.spec.max_workers = "train.py", 1, 2
+    return made
+
+
+def said(made: Job) -> str:
+    return "\n".join(views.status_lines(made, now_s=160.0))
+
+
+def test_what_ended_with_the_job_is_not_shown_of_it() -> None:
+    """A job that was cancelled, or failed, in the middle of a recovery: its memory is given back, nobody recovers."""
+    recovery = Recovery(run=1, detected_unix_s=150.0, cause="rank 1 was killed")
+    living = job(checkpoint_step=400, memory_step=412, recovery=recovery, reason="run 2: 2 workers training")
+    assert "checkpoint: newest at step 400; memory: step 412" in said(living)
+    assert "recovering for 10.0 s: rank 1 was killed" in said(living)
+    over = job(checkpoint_step=400, memory_step=412, recovery=recovery, reason="cancelled", ended_unix_s=155.0)
+    over.phase = PHASE_CANCELLED
+    assert said(over).splitlines()[0] == "vit-3f9a: cancelled"
+    assert "memory" not in said(over)
+    assert "recovering" not in said(over)
+
+
+def test_a_recovery_that_came_about_stays_in_the_story() -> None:
+    recovery = Recovery(run=1, seen_unix_s=110.0, resumed_unix_s=114.0, tier="memory", step=400)
+    assert "recovered in 4.0 s from the loss of run 1: memory, step 400" in said(
+        job(recovery=recovery, ended_unix_s=155.0)
+    )
+
+
+@pytest.mark.parametrize("uses_atoll", [False, True])
+def test_a_script_for_torchrun_is_told_that_its_checkpoints_are_its_own(uses_atoll: bool) -> None:
+    worker = WorkerView(status=WorkerStatus(pid=4711, uses_atoll=uses_atoll))
+    assert ("saves and loads its own" in said(job(workers=[worker]))) is not uses_atoll
+
+
+def test_who_cancels_is_told_how_it_goes_on() -> None:
+    """1. From its checkpoint, as a new job. 2. It has none."""
+    for checkpoint_step, on in (
+        (415, " It goes on, as a new job, with: atoll restore vit-3f9a"),
+        (0, ""),
+    ):
+        made = job(checkpoint_step=checkpoint_step, reason="cancelled")
+        made.phase = PHASE_CANCELLED
+        with pytest.raises(JobFailed) as told:
+            verdict(made)
+        assert str(told.value) == f"vit-3f9a was cancelled.{on}"
+
+
+def test_a_failed_job_says_why() -> None:
+    made = job(reason="rank 0 on a failed: ValueError")
+    made.phase = PHASE_FAILED
+    with pytest.raises(JobFailed, match=r"vit-3f9a failed: rank 0 on a failed: ValueError\. Its output: atoll logs"):
+        verdict(made)
+
+
+def test_what_rank_0_tells_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is in rank 0's output, which is followed too. A warning is shown in any case: the controller has such too."""
+    screen = PlainScreen()
+    for kind, level, text in (
+        ("phase", LEVEL_INFO, "running"),
+        ("notice", LEVEL_INFO, "rank 0: in memory every 4 steps"),
+        ("notice", LEVEL_INFO, "rank 1: goes on without its file"),
+        ("notice", LEVEL_WARNING, "rank 0: measurements were dropped"),
+    ):
+        screen.event(Event(kind=kind, level=level, text=text))
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.rpartition("  ")[2].strip() for line in shown] == [
+        "rank 1: goes on without its file",
+        "rank 0: measurements were dropped",
+    ]
+
+
+def test_a_long_reason_is_cut_for_a_terminal_alone() -> None:
+    made = job(reason="rank 0 on a failed: " + 20 * "because ")
+    assert views.job_row(made, now_s=160.0)[-1] == made.reason
+    assert len(views.job_row(made, now_s=160.0, brief=True)[-1]) == 72
