@@ -244,6 +244,7 @@ def from_spec(spec: JobSpec) -> JobFile:
         split=cast(Split, spec.split or "auto"),
         seed=spec.seed,
         stall_timeout_s=spec.stall_timeout_s,
+        hang_s=spec.hang_s,
         strategy=cast(Strategy, spec.strategy or "dense"),
         stale_sparse=StaleSparseSection.model_validate(
             {
