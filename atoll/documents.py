@@ -1,12 +1,20 @@
-"""Small files that users write or pass on: read whole and within a limit; errors name the file and the next step."""
+"""What users write or pass on: small files are read whole and within a limit; errors name file, field and next step."""
 
 from __future__ import annotations
 
+import difflib
+import re
 import tomllib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from atoll.errors import BadInput, NotFound
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_WORDS: Final = (("input ", "it "), ("valid tuple", "list"), ("valid dictionary", "table"))
 
 
 def read_document(what: str, path: Path, max_bytes: int, *, absent: str = "Check the path", large: str) -> bytes:
@@ -38,3 +46,42 @@ def read_toml(what: str, path: Path, max_bytes: int, *, large: str) -> tuple[dic
         raise BadInput(f"{what} {path} is not valid TOML: {error}. Check that line") from error
     except RecursionError as error:
         raise BadInput(f"{what} {path} is nested too deeply. A {what} is a few lines of TOML") from error
+
+
+def line_of(text: str, keys: Sequence[str]) -> int | None:
+    """Where a field stands in TOML text (tomllib does not tell). None where it cannot be found, e.g. across lines."""
+    best, section = None, ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
+            section = header[1].replace('"', "").replace("'", "")
+            if section == ".".join(keys[: section.count(".") + 1]) and best is None:
+                best = number
+        elif assignment := re.match(r"""\s*["']?([\w.-]+?)["']?\s*=""", line):
+            path = f"{section}.{assignment[1]}".lstrip(".")
+            if path == ".".join(keys):
+                return number
+            if path == keys[0]:
+                best = number
+    return best
+
+
+def unknown_field(field: str, name: str, known: Iterable[str]) -> str:
+    """field: the whole path, whose last part is `name`."""
+    return f"unknown field '{field}'. {did_you_mean(name, known, alike=0.5)}"
+
+
+def wrong_value(field: str, error: ErrorDetails) -> str:
+    """What pydantic says of a value, as a sentence about the field."""
+    given = repr(error["input"])
+    shown = given if len(given) <= 80 else given[:77] + "..."
+    cause = error["msg"][0].lower() + error["msg"][1:]
+    for pydantics, tomls in _WORDS:
+        cause = cause.replace(pydantics, tomls)
+    return f"{field} = {shown} is wrong: {cause}"
+
+
+def did_you_mean(name: str, known: Iterable[str], *, alike: float = 0.6) -> str:
+    """The next step for a name that there is not. alike: from 0 to 1, how near one must come to be meant."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=alike)
+    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(names)}"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
@@ -23,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from atoll.documents import read_toml
+from atoll.documents import line_of, read_toml, unknown_field, wrong_value
 from atoll.errors import BadInput
 from atoll.profiling.document import Model, load_profile
 
@@ -304,7 +303,8 @@ def load(path: Path) -> JobFile:
         return JobFile.model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        line = _line_of(text, first["loc"])
+        keys = [part for part in first["loc"] if isinstance(part, str) and part not in _NOISE]
+        line = line_of(text, keys) if keys else None  # none: of fields that do not fit each other
         where = f"{path} line {line}" if line else str(path)
         raise BadInput(f"job file {where}: {_explain(first)}") from error
 
@@ -351,18 +351,14 @@ def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
 def _explain(error: ErrorDetails) -> str:
     parts = [str(part) for part in error["loc"] if not (isinstance(part, str) and "[" in part) and part not in _NOISE]
     field = ".".join(parts)
-    given = error["input"]
     if error["type"] == "extra_forbidden":
         section = _SECTIONS[parts[0]] if len(parts) > 1 else JobFile
-        return f"unknown field '{field}'. {_nearest(parts[-1], list(section.model_fields))}"
+        return unknown_field(field, parts[-1], section.model_fields)
     if error["type"] == "value_error" and not field:
         return str(error["ctx"]["error"])
     if error["type"] == "value_error":
-        return f"{field} = {given!r} {error['ctx']['error']}"
-    cause = error["msg"][0].lower() + error["msg"][1:]
-    for pydantics, tomls in _WORDS:
-        cause = cause.replace(pydantics, tomls)
-    return f"{field} = {_short(given)} is wrong: {cause}"
+        return f"{field} = {error['input']!r} {error['ctx']['error']}"
+    return wrong_value(field, error)
 
 
 _SECTIONS: Final[Mapping[str, type[_Strict]]] = {
@@ -370,36 +366,5 @@ _SECTIONS: Final[Mapping[str, type[_Strict]]] = {
     "stale_sparse": StaleSparseSection,
     "adapt": AdaptSection,
 }
-_WORDS: Final = (("input ", "it "), ("valid tuple", "list"), ("valid dictionary", "table"))
 # pydantic names the branch of a union it tried; users know only the field.
 _NOISE: Final = frozenset({"int", "str", "float"})
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}"
-
-
-def _line_of(text: str, location: Sequence[int | str]) -> int | None:
-    """Where a field stands in TOML text (tomllib does not tell). None where it cannot be found, e.g. across lines."""
-    keys = [part for part in location if isinstance(part, str) and part not in _NOISE]
-    if not keys:  # of fields that do not fit each other
-        return None
-    best, section = None, ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
-            section = header[1].replace('"', "").replace("'", "")
-            if section == ".".join(keys[: section.count(".") + 1]) and best is None:
-                best = number
-        elif assignment := re.match(r"""\s*["']?([\w.-]+?)["']?\s*=""", line):
-            path = f"{section}.{assignment[1]}".lstrip(".")
-            if path == ".".join(keys):
-                return number
-            if path == keys[0]:
-                best = number
-    return best

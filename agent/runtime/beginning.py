@@ -10,8 +10,7 @@ from torch import nn
 from atoll.agent.runtime import exits, resuming
 from atoll.agent.runtime.checkpoint.folders import Moment
 from atoll.agent.runtime.checkpoint.header import fingerprint
-from atoll.agent.runtime.inputs import LoaderSettings
-from atoll.agent.runtime.loader import Loader
+from atoll.agent.runtime.loader import Loader, LoaderSettings
 from atoll.agent.runtime.memory.store import Generation
 from atoll.agent.runtime.resuming import Resumed
 from atoll.agent.runtime.saving import Saver

@@ -2,68 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
+from atoll.agent.runtime.loader import LoaderSettings
 from atoll.agent.runtime.session import Session
 from atoll.errors import BadInput
 
 WRAPPERS: Final = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderSettings:
-    """How batches are made. `batch_size` is the whole job's."""
-
-    dataset: Dataset[Any]
-    batch_size: int
-    shuffle: bool = True
-    drop_last: bool = False
-    num_workers: int = 0
-    collate_fn: Callable[[list[Any]], Any] | None = None
-    pin_memory: bool = False
-    prefetch_factor: int | None = None
-    persistent_workers: bool = False
-    worker_init_fn: Callable[[int], None] | None = None
-
-    @staticmethod
-    def from_dataloader(given: DataLoader[Any], batch_size: int | None) -> LoaderSettings:
-        """Take over a DataLoader's settings; its batch size counts as the whole job's. Raises BadInput."""
-        size = batch_size if batch_size is not None else given.batch_size
-        plain = isinstance(given.sampler, (RandomSampler, SequentialSampler))
-        if size is None or not plain or getattr(given.sampler, "replacement", False):
-            own = type(given.sampler if size is not None else given.batch_sampler).__name__
-            raise BadInput(
-                f"the DataLoader has its own {own}; Atoll cuts batches itself so that each sample counts once. "
-                "Pass the dataset and batch_size in its place"
-            )
-        return LoaderSettings(
-            dataset=given.dataset,
-            batch_size=size,
-            shuffle=isinstance(given.sampler, RandomSampler),
-            drop_last=given.drop_last,
-            num_workers=given.num_workers,
-            collate_fn=given.collate_fn,
-            pin_memory=given.pin_memory,
-            prefetch_factor=given.prefetch_factor,
-            persistent_workers=given.persistent_workers,
-            worker_init_fn=given.worker_init_fn,
-        )
-
-    def check(self, world_size: int) -> None:
-        """Raises BadInput naming what to do. The dataset itself is checked by the loader."""
-        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < world_size:
-            raise BadInput(
-                f"batch_size = {self.batch_size!r} must be a whole number of at least the number of workers "
-                f"({world_size}): it is the whole job's batch, split over them. Raise it or use fewer workers"
-            )
 
 
 def check_model(model: nn.Module) -> None:

@@ -8,20 +8,69 @@ from __future__ import annotations
 import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from atoll.agent.runtime.rows import as_is, move, tensor_rows
 from atoll.agent.runtime.sampler import Cut, Cutter, EpochOrder, Position, after, mixed_seed
 from atoll.agent.runtime.schedule import PlanSchedule
 from atoll.errors import AtollError, BadInput
 
-__all__ = ["Cut", "Loader", "Position"]
+__all__ = ["Cut", "Loader", "LoaderSettings", "Position"]
 
 BatchT = TypeVar("BatchT")
 _END: Final = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """How batches are made. `batch_size` is the whole job's."""
+
+    dataset: Dataset[Any]
+    batch_size: int
+    shuffle: bool = True
+    drop_last: bool = False
+    num_workers: int = 0
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    pin_memory: bool = False
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    worker_init_fn: Callable[[int], None] | None = None
+
+    @staticmethod
+    def from_dataloader(given: DataLoader[Any], batch_size: int | None) -> LoaderSettings:
+        """Take over a DataLoader's settings; its batch size counts as the whole job's. Raises BadInput."""
+        size = batch_size if batch_size is not None else given.batch_size
+        plain = isinstance(given.sampler, (RandomSampler, SequentialSampler))
+        if size is None or not plain or getattr(given.sampler, "replacement", False):
+            own = type(given.sampler if size is not None else given.batch_sampler).__name__
+            raise BadInput(
+                f"the DataLoader has its own {own}; Atoll cuts batches itself so that each sample counts once. "
+                "Pass the dataset and batch_size in its place"
+            )
+        return LoaderSettings(
+            dataset=given.dataset,
+            batch_size=size,
+            shuffle=isinstance(given.sampler, RandomSampler),
+            drop_last=given.drop_last,
+            num_workers=given.num_workers,
+            collate_fn=given.collate_fn,
+            pin_memory=given.pin_memory,
+            prefetch_factor=given.prefetch_factor,
+            persistent_workers=given.persistent_workers,
+            worker_init_fn=given.worker_init_fn,
+        )
+
+    def check(self, world_size: int) -> None:
+        """Raises BadInput naming what to do, for what users say most often; the loader checks the rest."""
+        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < world_size:
+            raise BadInput(
+                f"batch_size = {self.batch_size!r} must be a whole number of at least the number of workers "
+                f"({world_size}): it is the whole job's batch, split over them. Raise it or use fewer workers"
+            )
 
 
 class Loader(Generic[BatchT]):
@@ -31,77 +80,57 @@ class Loader(Generic[BatchT]):
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        settings: LoaderSettings,
         *,
-        global_batch: int,
         rank: int,
-        world_size: int,
         seed: int,
         schedule: PlanSchedule,
         boundary: Callable[[], None],
         handed_out: Callable[[], None] = lambda: None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: str = "forkserver",
         device: torch.device | None = None,
     ) -> None:
-        """dataset: map-style. global_batch: samples per step of all ranks, where no plan says otherwise. boundary:
-        called at the start of every __next__, also of the one that ends the epoch; what it raises ends the iteration.
-        handed_out: called when the batch is there, before the script gets it.
+        """settings: its batch size holds where no plan says otherwise. schedule: of as many ranks as there are.
+        boundary: called at the start of every __next__, also of the one that ends the epoch; what it raises ends the
+        iteration. handed_out: called when the batch is there, before the script gets it.
 
         multiprocessing_context: how worker processes are made. Not "fork": this process has threads (its link to the
         agent, gloo, NCCL, OpenMP) whose locks a forked child would inherit locked. The training script must therefore
         guard its code with `if __name__ == "__main__":` when it uses workers, and the dataset must be picklable.
         device: where batches are moved to; None leaves them. Raises BadInput."""
-        samples = sample_count(dataset)
-        if global_batch < 1:
-            raise BadInput(f"global_batch = {global_batch} must be at least 1")
-        if not 0 <= rank < world_size or world_size != schedule.world_size:
-            raise BadInput(f"rank {rank} of {world_size} does not fit a schedule for {schedule.world_size} ranks")
-        if drop_last and samples < global_batch:
-            raise BadInput(
-                f"the dataset's {samples} samples are fewer than one global batch of {global_batch}, and drop_last "
-                "drops them all. Use a smaller batch or drop_last=False"
-            )
-        if num_workers < 0 or (prefetch_factor is not None and prefetch_factor < 1):
-            raise BadInput(
-                f"num_workers = {num_workers} must be 0 or more, prefetch_factor = {prefetch_factor} at least 1"
-            )
-        prefetch = (prefetch_factor or 2) if num_workers > 0 else None
+        self.samples = samples = _fitting(settings)
+        if not 0 <= rank < schedule.world_size:
+            raise BadInput(f"rank {rank} of {schedule.world_size} does not exist; the first is 0")
+        num_workers = settings.num_workers
+        prefetch = (settings.prefetch_factor or 2) if num_workers > 0 else None
         self.lead = num_workers * (prefetch or 0)
         """How many steps ahead batches are cut."""
         self.position = Position(0, 0, 0)
         self.current: Cut | None = None
-        self.samples = samples
         self._boundary, self._tell_handed_out = boundary, handed_out
         self._device = device
-        self._cutter = Cutter(EpochOrder(samples, seed, shuffle), global_batch, drop_last, rank, schedule)
+        order = EpochOrder(samples, seed, settings.shuffle)
+        self._cutter = Cutter(order, settings.batch_size, settings.drop_last, rank, schedule)
         self._seeds = (seed, rank)
         self._ahead: deque[Cut] = deque()  # cut, not handed out yet
         self._handed_out = False  # `current` is being trained on: not complete yet
         self._shown_again: tuple[Cut, list[int]] | None = None  # all that the next pass hands out
         self._exhausted = False  # the last iteration came to its epoch's end
         self._pass = 0
-        self._persistent = persistent_workers and num_workers > 0
-        rows = tensor_rows(dataset) if collate_fn in (None, default_collate) else None
-        self._pinned = pin_memory and torch.cuda.is_available()
+        self._persistent = settings.persistent_workers and num_workers > 0
+        rows = tensor_rows(settings.dataset) if settings.collate_fn in (None, default_collate) else None
+        self._pinned = settings.pin_memory and torch.cuda.is_available()
         self._generator = torch.Generator()  # DataLoader would draw its workers' seed from the global one
         self._workers: Any = None  # DataLoader's iterator, while it may own processes
         self._data: DataLoader[Any] = DataLoader(
-            dataset if rows is None else rows,
+            settings.dataset if rows is None else rows,
             batch_sampler=_Ahead(self._cut_ahead),
             num_workers=num_workers,
-            collate_fn=collate_fn if rows is None else as_is,
+            collate_fn=settings.collate_fn if rows is None else as_is,
             pin_memory=self._pinned,
             prefetch_factor=prefetch,
             persistent_workers=self._persistent,
-            worker_init_fn=worker_init_fn,
+            worker_init_fn=settings.worker_init_fn,
             multiprocessing_context=_context(multiprocessing_context) if num_workers > 0 else None,
             generator=self._generator,
         )
@@ -249,6 +278,22 @@ class _Ahead:
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._cuts()
+
+
+def _fitting(settings: LoaderSettings) -> int:
+    """How many samples there are. Raises BadInput where the settings make no batches of them."""
+    samples, batch = sample_count(settings.dataset), settings.batch_size
+    if batch < 1:
+        raise BadInput(f"batch_size = {batch} must be at least 1")
+    if settings.drop_last and samples < batch:
+        raise BadInput(
+            f"the dataset's {samples} samples are fewer than one global batch of {batch}, and drop_last "
+            "drops them all. Use a smaller batch or drop_last=False"
+        )
+    workers, prefetch = settings.num_workers, settings.prefetch_factor
+    if workers < 0 or (prefetch is not None and prefetch < 1):
+        raise BadInput(f"num_workers = {workers} must be 0 or more, prefetch_factor = {prefetch} at least 1")
+    return samples
 
 
 def sample_count(dataset: Dataset[Any]) -> int:

@@ -27,7 +27,7 @@ from atoll.agent.runtime.strategy import Dense, StaleSparse, Strategy
 from atoll.errors import BadInput, SettingError
 
 if TYPE_CHECKING:
-    from atoll.agent.runtime.inputs import LoaderSettings
+    from atoll.agent.runtime.loader import LoaderSettings
 
 VARIABLE: Final = "ATOLL_PROBE"
 _FLUSH_S: Final = 1.0

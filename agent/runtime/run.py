@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 from atoll.agent.runtime import exits, group
 from atoll.agent.runtime import strategy as strategies
 from atoll.agent.runtime.group import COLLECTIVE_TIMEOUT_S, Group
-from atoll.agent.runtime.inputs import LoaderSettings, check_model, check_optimizer
+from atoll.agent.runtime.inputs import check_model, check_optimizer
 from atoll.agent.runtime.link import Link
-from atoll.agent.runtime.loader import Loader
+from atoll.agent.runtime.loader import Loader, LoaderSettings
 from atoll.agent.runtime.place import Place
 from atoll.agent.runtime.probe import Probe
 from atoll.agent.runtime.randomness import seed_alike

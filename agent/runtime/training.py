@@ -15,9 +15,9 @@ from atoll.agent.runtime.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.consistency import Consistency
 from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.fingerprint import fingerprint_of
-from atoll.agent.runtime.inputs import LoaderSettings, check_alike, check_loss
+from atoll.agent.runtime.inputs import check_alike, check_loss
 from atoll.agent.runtime.learningrate import LearningRate
-from atoll.agent.runtime.loader import Cut, Loader, sample_count
+from atoll.agent.runtime.loader import Cut, Loader, LoaderSettings, sample_count
 from atoll.agent.runtime.memory.budget import size_of_state
 from atoll.agent.runtime.memory.tier import MemoryTier
 from atoll.agent.runtime.probe import Probe, description
@@ -58,22 +58,12 @@ class Training:
         place = session.place
         self._schedule = PlanSchedule(place.world_size, session.first, samples=sample_count(settings.dataset))
         self.loader: Loader[Any] = Loader(
-            settings.dataset,
-            global_batch=settings.batch_size,
+            settings,
             rank=place.rank,
-            world_size=place.world_size,
             seed=session.seed,
             schedule=self._schedule,
             boundary=self._boundary,
             handed_out=self._handed_out,
-            shuffle=settings.shuffle,
-            drop_last=settings.drop_last,
-            num_workers=settings.num_workers,
-            collate_fn=settings.collate_fn,
-            pin_memory=settings.pin_memory,
-            prefetch_factor=settings.prefetch_factor,
-            persistent_workers=settings.persistent_workers,
-            worker_init_fn=settings.worker_init_fn,
             device=session.device,
         )
         model.to(session.device)

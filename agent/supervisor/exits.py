@@ -6,10 +6,9 @@ import re
 import signal
 from typing import Final
 
+from atoll.agent.runtime import exits
 from atoll.agent.supervisor.events import Ended, Exit, ExitKind
 
-PEER_LOST_CODE: Final = 75
-DRAINED_CODE: Final = 85
 MAX_REASON: Final = 500
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")
@@ -21,11 +20,12 @@ def classify(ended: Ended, kill: tuple[ExitKind, str] | None) -> Exit:
     catches SIGTERM and exits with 0 has not finished."""
     code, words = ended.exit_code, ended.last_words
     match code:
-        case 0 if kill is None:
+        case exits.FINISHED if kill is None:
             return Exit(ExitKind.FINISHED, 0, "")
-        case 85:
+        case exits.DRAINED:
             return Exit(ExitKind.DRAINED, code, "stopped at a step boundary, as asked")
-        case 75 if kill is None or kill[0] is not ExitKind.FAILED:  # who hung leaves like one that lost a peer
+        case exits.PEER_LOST if kill is None or kill[0] is not ExitKind.FAILED:
+            # Who hung leaves like one that lost a peer, and is none.
             return Exit(ExitKind.PEER_LOST, code, words or "a peer of its run was lost")
     if kill is not None:
         return Exit(kill[0], code, kill[1])

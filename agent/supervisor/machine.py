@@ -13,6 +13,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from atoll.agent.runtime import exits
 from atoll.agent.supervisor import liveness
 from atoll.agent.supervisor.events import (
     AliveSaid,
@@ -40,7 +41,7 @@ from atoll.agent.supervisor.events import (
     Tell,
     Ticked,
 )
-from atoll.agent.supervisor.exits import DRAINED_CODE, classify
+from atoll.agent.supervisor.exits import classify
 from atoll.agent.supervisor.progress import Progress
 
 TERM_S: Final = 2.0
@@ -239,7 +240,7 @@ def _killed(stop: Stop | None, exit_code: int) -> tuple[ExitKind, str] | None:
     """What to call the end of a worker, and why, if it was the agent's doing."""
     if stop is None:
         return None
-    hung = stop.kind is ExitKind.FAILED and exit_code not in (0, DRAINED_CODE)  # else it came to itself
+    hung = stop.kind is ExitKind.FAILED and exit_code not in (exits.FINISHED, exits.DRAINED)  # else it came to itself
     return (stop.kind, stop.reason) if stop.signal or hung else None
 
 

@@ -123,11 +123,6 @@ class Supervisor:
     def workers(self) -> Sequence[machine.Worker]:
         return tuple(self._state.workers.values())
 
-    @property
-    def dropped_messages(self) -> int:
-        """Messages on the workers' socket that were malformed, of other runs, or of strangers."""
-        return self._socket.dropped.total()
-
     # What the controller asks for; checked already.
 
     def launch(self, key: Key, launch: Launch) -> None:

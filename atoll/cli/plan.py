@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from typing import Annotated, Final
 
@@ -11,6 +10,7 @@ import typer
 from atoll.cli import terminal
 from atoll.cli.daemons import need
 from atoll.cli.jobs import Json
+from atoll.documents import did_you_mean
 from atoll.errors import BadInput
 
 _MAX_INPUT_BYTES: Final = 64 * 1024 * 1024
@@ -34,9 +34,7 @@ def plan(
             terminal.print_table(("PLANNER", "WHAT"), listed)
         return
     if name not in planners:
-        close = difflib.get_close_matches(name, list(planners), n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(planners))}"
-        raise BadInput(f"no planner {name!r}. {hint}")
+        raise BadInput(f"no planner {name!r}. {did_you_mean(name, sorted(planners))}")
     if sys.stdin.isatty():
         terminal.note(f"reading the input of {name} as JSON from the terminal; end it with Ctrl-D")
     content = sys.stdin.buffer.read(_MAX_INPUT_BYTES + 1)

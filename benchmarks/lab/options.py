@@ -72,11 +72,6 @@ class Method:
                 raise BadInput(f"method {text}: {key} = {value!r} is not {KINDS[known[key]]}") from error
         return Method(text, name, MappingProxyType(options))
 
-    @property
-    def is_baseline(self) -> bool:
-        """Whether it is plain DDP or one of its hooks."""
-        return self.name.startswith("ddp")
-
 
 @dataclass(frozen=True, slots=True)
 class Rate:

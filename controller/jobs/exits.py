@@ -1,8 +1,10 @@
-"""How the workers of a run ended, as far as reports and leases tell. Pure."""
+"""How the workers of a run ended, as far as reports and leases tell, and the words for it. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from atoll.controller.jobs.seen import (
     ABSENT_S,
@@ -11,12 +13,17 @@ from atoll.controller.jobs.seen import (
     RETURN_GRACE_S,
     WORKER_DEATH_S,
     Alive,
+    NewEvent,
     Seen,
     SeenNode,
     Telling,
     WorkerKey,
 )
-from atoll.controller.state.records import Exit, ExitKind, Member, Phase, RunRecord
+from atoll.controller.state.records import Exit, ExitKind, Level, Member, Phase, RunRecord
+
+EXIT_EVENTS: Final = 32
+"""Ends that are told one by one: a run of thousands may end at one moment, and all is one transaction of etcd."""
+_GOOD_ENDS: Final = (ExitKind.FINISHED, ExitKind.DRAINED, ExitKind.STOPPED)
 
 
 def silent_s(node: SeenNode | None, clock: Telling) -> float:
@@ -85,3 +92,32 @@ def _exit_of_absent(seen: Seen, member: Member, node: SeenNode) -> Exit | None:
             return Exit(kind=ExitKind.STOPPED, reason="it had not begun")
         case _:
             return None
+
+
+def exit_events(before: RunRecord, after: RunRecord) -> Iterator[NewEvent]:
+    """One for each end, the bad ones first; beyond EXIT_EVENTS of them a last one counts the rest."""
+    both = zip(before.members, after.members, strict=True)
+    ends = [(new, new.exit) for old, new in both if old.exit is None and new.exit is not None]
+    if len(ends) > EXIT_EVENTS:
+        ends.sort(key=lambda end: end[1].kind in _GOOD_ENDS)
+    for member, exit in ends[:EXIT_EVENTS]:
+        text = f"run {after.run}: rank {member.rank} on {member.node} {in_words(exit)}"
+        yield NewEvent(Level.INFO if exit.kind in _GOOD_ENDS else Level.WARNING, "worker", text)
+    if rest := [exit.kind for _, exit in ends[EXIT_EVENTS:]]:
+        counts = ", ".join(f"{rest.count(kind)} {kind.lower()}" for kind in sorted(set(rest)))
+        yield NewEvent(Level.INFO, "worker", f"run {after.run}: {len(rest)} more workers ended: {counts}")
+
+
+def in_words(exit: Exit) -> str:
+    said = f": {exit.reason}" if exit.reason else ""
+    return {
+        ExitKind.FINISHED: "finished",
+        ExitKind.DRAINED: f"stopped at a step boundary, step {exit.step}",
+        ExitKind.PEER_LOST: f"lost a peer at step {exit.step}{said}",
+        ExitKind.FAILED: f"failed with exit code {exit.code} at step {exit.step}{said}",
+        ExitKind.SIGNALLED: f"was killed at step {exit.step}{said or f': signal {-exit.code}'}",
+        ExitKind.UNRESPONSIVE: f"gave no sign of life after step {exit.step}{said}",
+        ExitKind.NOT_STARTED: f"could not start{said}",
+        ExitKind.STOPPED: f"was stopped at the end of the grace{said}",
+        ExitKind.LOST: f"was lost{said}",
+    }[exit.kind]

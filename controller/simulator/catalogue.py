@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -14,6 +13,7 @@ from atoll.controller.simulator.outcome import Outcome
 from atoll.controller.simulator.policies import Even, LbBsp, Policy
 from atoll.controller.simulator.run import Simulation
 from atoll.controller.simulator.telemetry import Estimators
+from atoll.documents import did_you_mean
 from atoll.errors import BadInput
 
 POLICIES: Final[Mapping[str, tuple[Callable[[], Policy], str]]] = {
@@ -40,8 +40,6 @@ def simulate(
     """One outcome for each policy, in order. Raises BadInput, or NoFeasiblePlan where the batch does not fit."""
     for name in policies:
         if name not in POLICIES:
-            close = difflib.get_close_matches(name, list(POLICIES), n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(POLICIES)}"
-            raise BadInput(f"no policy {name!r}. {hint}")
+            raise BadInput(f"no policy {name!r}. {did_you_mean(name, POLICIES)}")
     for name in policies:
         yield Simulation(cluster, name, POLICIES[name][0](), new_estimators, seed).run()

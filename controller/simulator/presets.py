@@ -6,12 +6,12 @@ models and their sizes, but no coefficients of any device: those here are ours, 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from atoll.controller.simulator.devices import Cost
+from atoll.documents import did_you_mean
 from atoll.errors import BadInput
 
 
@@ -92,9 +92,7 @@ def cost(device: str, model: str) -> Cost:
 def known(name: str, names: Iterable[str], what: str) -> None:
     """Raises BadInput with the nearest name."""
     if name not in (listed := sorted(names)):
-        close = difflib.get_close_matches(name, listed, n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(listed)}"
-        raise BadInput(f"no {what} {name!r}. {hint}")
+        raise BadInput(f"no {what} {name!r}. {did_you_mean(name, listed)}")
 
 
 def listed() -> list[dict[str, object]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ from atoll.controller.planners.placement import PlacementInput, plan_placement
 from atoll.controller.simulator.failure_scenario import FailureScenario
 from atoll.controller.simulator.failures import DAY_S, Failure, failures
 from atoll.controller.simulator.progress import Pace, Restorable, Writing
+from atoll.documents import did_you_mean
 from atoll.errors import BadInput
 
 Tier = Literal["local", "peers", "persistent"]
@@ -61,9 +61,7 @@ def survive(scenario: FailureScenario, policies: Sequence[str], seed: int) -> It
     """One outcome for each policy, all with the same failures. Raises BadInput for a policy that there is not."""
     for name in policies:
         if name not in POLICIES:
-            close = difflib.get_close_matches(name, POLICIES, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(POLICIES)}"
-            raise BadInput(f"no policy {name!r} for failures. {hint}")
+            raise BadInput(f"no policy {name!r} for failures. {did_you_mean(name, POLICIES)}")
     rack = scenario.failures.rack_machines
     machines = tuple(Machine(rack=str(i // rack)) if rack else Machine() for i in range(scenario.machines))
     holders = plan_placement(PlacementInput(machines, scenario.replicas)).holders

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -20,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from atoll.documents import read_toml
+from atoll.documents import read_toml, unknown_field, wrong_value
 from atoll.errors import BadInput
 
 MAX_DEVICES: Final = 10_000
@@ -260,14 +259,10 @@ def _explain(error: ErrorDetails, root: type[Section], sections: Mapping[str, ty
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     if error["type"] == "extra_forbidden":
         within = [sections[str(part)] for part in parts[:-1] if str(part) in sections]
-        known = list((within[-1] if within else root).model_fields)
-        close = difflib.get_close_matches(str(parts[-1]), known, n=1, cutoff=0.5)
-        return f"unknown field '{field}'. " + (f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known)}")
+        known = (within[-1] if within else root).model_fields
+        return unknown_field(field, str(parts[-1]), known)
     if error["type"] == "value_error":
         return f"{field} {error['ctx']['error']}".lstrip()
     if error["type"] == "missing":
         return f"field '{field}' is missing. Add it"
-    given = repr(error["input"])
-    cause = error["msg"][0].lower() + error["msg"][1:]
-    shown = given if len(given) <= 80 else given[:77] + "..."
-    return f"{field} = {shown} is wrong: {cause.replace('input ', 'it ')}"
+    return wrong_value(field, error)

@@ -99,10 +99,6 @@ def request(request_id: str) -> str:
     return f"/atoll/requests/{_segment('request id', request_id)}"
 
 
-def requests_prefix() -> str:
-    return "/atoll/requests/"
-
-
 def last_segment(key: str) -> str:
     """The name or number at the end of a key."""
     return key.rpartition("/")[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.documents import read_document, read_toml
+from atoll.documents import did_you_mean, line_of, read_document, read_toml
 from atoll.errors import AtollError, BadInput, NotFound
 
 
@@ -53,3 +53,18 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path, name: str, kind: type[At
     with pytest.raises(kind) as refused:
         read_document("profile", path, 1024, absent="Make one", large="Cut it")
     assert str(refused.value) == told.format(path=path)
+
+
+def test_a_field_is_found_by_its_section_or_by_the_inline_table_it_is_in() -> None:
+    text = "# keep = 1\nseed = 3\n[checkpoint]\nkeep = 2\n[[devices]]\n'sample_s' = 1\n"
+    assert line_of(text, ["seed"]) == 2
+    assert line_of(text, ["checkpoint", "keep"]) == 4
+    assert line_of(text, ["devices", "sample_s"]) == 6
+    assert line_of(text, ["checkpoint", "every"]) == 3  # not there: its section's
+    assert line_of("adapt = {\n rate = 1 }", ["adapt", "rate"]) == 1
+    assert line_of(text, ["nowhere"]) is None
+
+
+def test_a_name_that_is_none_brings_the_nearest_or_all_of_them() -> None:
+    assert did_you_mean("optprf", ["even", "optperf"]) == "Did you mean 'optperf'?"
+    assert did_you_mean("xyzzy", ["even", "optperf"]) == "Known: even, optperf"

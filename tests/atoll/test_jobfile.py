@@ -114,6 +114,34 @@ def test_an_empty_job_file_means_the_defaults(tmp_path: Path) -> None:
     assert (spec.strategy, spec.HasField("stale_sparse")) == ("dense", False)
 
 
+def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
+    """atoll restore JOB makes a job file of what was submitted: nothing of it may be left out on the way."""
+    job = JobFile.model_validate(
+        {
+            "name": "vit",
+            "script": "train.py",
+            "args": ["--lr", "0.1"],
+            "workers": "2:8",
+            "standby": 1,
+            "env": {"EPOCHS": "3"},
+            "checkpoint": {"directory": "s3://b/vit", "every_steps": 50, "keep": 4, "keep_every_steps": 500}
+            | {"memory_replicas": 0, "site_safe": True},
+            "max_restarts": 1,
+            "split": "even",
+            "seed": 7,
+            "stall_timeout_s": 30,
+            "hang_s": 600,
+            "strategy": "stale-sparse",
+            "stale_sparse": {"rate": 0.995, "staleness": 0, "error_feedback": False, "values": "float32"}
+            | {"selection": "topk", "exchange": "gradients", "momentum": "as-is", "scheduling": "fcfs"}
+            | {"digest_every": 10},
+            "adapt": {"batch": [128, 1024], "learning_rate": "square-root", "rate": True},
+        }
+    )
+    assert job.model_fields_set | {"workdir"} == set(JobFile.model_fields)  # a new field belongs here
+    assert jobfile.from_spec(job.to_spec("train.py")).to_spec("train.py") == job.to_spec("train.py")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from torch.utils.data import DataLoader, Dataset
 
-from atoll.agent.runtime.loader import Loader, Position
+from atoll.agent.runtime.loader import Loader, LoaderSettings, Position
 from atoll.agent.runtime.schedule import PlanSchedule
 from atoll.agent.runtime.terms import Terms
+
+_SETTINGS: Final = {field.name for field in fields(LoaderSettings)}
 
 
 class Numbers(Dataset[int]):
@@ -46,10 +49,11 @@ class AheadOfTime(DataLoader[Any]):
 
 
 def make(samples: int = 20, *, rank: int = 0, world_size: int = 1, **options: Any) -> Loader[Any]:
-    options.setdefault("schedule", PlanSchedule(world_size))
-    options.setdefault("boundary", lambda: None)
-    options.setdefault("global_batch", 6)
-    return Loader(Numbers(samples), rank=rank, world_size=world_size, **{"seed": 3, **options})
+    """options: of the loader and of its settings."""
+    said = {name: options.pop(name) for name in _SETTINGS & options.keys()}
+    settings = LoaderSettings(**{"dataset": Numbers(samples), "batch_size": 6, **said})
+    options = {"seed": 3, "schedule": PlanSchedule(world_size), "boundary": lambda: None, **options}
+    return Loader(settings, rank=rank, **options)
 
 
 def epoch_of(loader: Loader[Any], epoch: int) -> list[list[int]]:

@@ -5,44 +5,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-from atoll.agent.runtime.inputs import LoaderSettings, check_loss, check_model, check_optimizer
+from atoll.agent.runtime.inputs import check_loss, check_model, check_optimizer
 from atoll.errors import BadInput
-
-DATA = TensorDataset(torch.zeros(20, 2))
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (LoaderSettings(dataset=DATA, batch_size=2), "at least the number of workers .3."),
-        (LoaderSettings(dataset=DATA, batch_size=4.0), "batch_size = 4.0 must be a whole number"),  # type: ignore[arg-type]
-    ],
-)
-def test_unusable_batch_size_is_named_with_the_way_out(settings: LoaderSettings, says: str) -> None:
-    with pytest.raises(BadInput, match=says):
-        settings.check(3)
-
-
-def test_settings_of_a_dataloader_are_taken_over() -> None:
-    def collate(rows: list[Any]) -> list[Any]:
-        return rows
-
-    given = DataLoader(DATA, batch_size=5, shuffle=False, num_workers=2, collate_fn=collate, drop_last=True)
-    settings = LoaderSettings.from_dataloader(given, None)
-    assert (settings.dataset, settings.batch_size, settings.shuffle) == (DATA, 5, False)
-    assert (settings.num_workers, settings.collate_fn, settings.drop_last) == (2, collate, True)
-    assert LoaderSettings.from_dataloader(DataLoader(DATA, shuffle=True), 6).shuffle
-    assert LoaderSettings.from_dataloader(DataLoader(DATA), 6).batch_size == 6
-
-
-def test_dataloader_that_draws_in_its_own_way_is_refused() -> None:
-    sampler = WeightedRandomSampler([1.0] * 20, 20)
-    with pytest.raises(BadInput, match="its own WeightedRandomSampler"):
-        LoaderSettings.from_dataloader(DataLoader(DATA, batch_size=4, sampler=sampler), None)
-    with pytest.raises(BadInput, match="Pass the dataset and batch_size"):
-        LoaderSettings.from_dataloader(DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]), None)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_rig import AheadOfTime, Members, Numbers, epoch_of, flat, make
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
 
 from atoll.agent.runtime import loader as loader_module
-from atoll.agent.runtime.loader import Cut, Loader, Position
+from atoll.agent.runtime.loader import Cut, Loader, LoaderSettings, Position
 from atoll.agent.runtime.schedule import PlanSchedule
 from atoll.agent.runtime.split import split_batch
 from atoll.agent.runtime.terms import Terms
 from atoll.errors import AtollError, BadInput
+
+DATA = TensorDataset(torch.zeros(20, 2))
 
 
 @settings(max_examples=150, deadline=None)
@@ -34,7 +36,7 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
         patch.setattr(loader_module, "DataLoader", AheadOfTime)
         while position.epoch < epochs:
             world_size, lead = data.draw(st.integers(1, 5), "world"), data.draw(st.integers(0, 3), "lead")
-            members = Members(world_size, position, lead, samples=samples, global_batch=batch, drop_last=drop_last)
+            members = Members(world_size, position, lead, samples=samples, batch_size=batch, drop_last=drop_last)
             ends_after = data.draw(st.integers(0, 12), "steps of this run")
             plans = 0
             for epoch in range(position.epoch, epochs):
@@ -96,7 +98,7 @@ def test_what_ended_an_epoch_is_shown_again_alone_whatever_the_batches_were(data
     handed_out: list[int] = []
     for rank in range(world_size):
         plans = PlanSchedule(world_size, Terms((1.0,) * world_size, total_batch=total), samples=samples)
-        loader = make(samples, rank=rank, world_size=world_size, schedule=plans, global_batch=5, drop_last=drop_last)
+        loader = make(samples, rank=rank, world_size=world_size, schedule=plans, batch_size=5, drop_last=drop_last)
         loader.seek(end)
         assert loader.batches_left == 0
         loader.show_again()
@@ -235,9 +237,8 @@ def test_tensors_are_indexed_as_a_whole_and_look_as_torch_would_collate_them() -
     data = TensorDataset(torch.arange(40.0).reshape(20, 2), torch.arange(20))
     chosen = Subset(Subset(data, list(range(19, -1, -1))), [0, 2, 4, 6, 8, 10, 12])
     for dataset in (data, chosen):
-        common: dict[str, Any] = {"global_batch": 4, "rank": 0, "world_size": 1, "seed": 1, "boundary": lambda: None}
-        fast = list(Loader[Any](dataset, schedule=PlanSchedule(1), **common))
-        slow = list(Loader[Any](dataset, schedule=PlanSchedule(1), collate_fn=_collate_slowly, **common))
+        fast = list(make(dataset=dataset, batch_size=4))
+        slow = list(make(dataset=dataset, batch_size=4, collate_fn=_collate_slowly))
         assert len(fast) == len(slow) == -(-len(dataset) // 4)
         for mine, theirs in zip(fast, slow, strict=True):
             assert type(mine) is type(theirs) is list
@@ -255,22 +256,15 @@ def test_a_dataset_may_answer_for_a_batch_at_once() -> None:
             return indices
 
     asked: list[list[int]] = []
-    loader: Loader[Any] = Loader(
-        Batched(8), global_batch=4, rank=0, world_size=1, seed=0, schedule=PlanSchedule(1), boundary=lambda: None
-    )
+    loader = make(dataset=Batched(8), batch_size=4)
     assert [batch.tolist() for batch in loader] == asked
     assert sorted(flat(asked)) == list(range(8))
 
 
 def test_batches_are_moved_to_the_device_whatever_their_shape() -> None:
-    loader: Loader[Any] = Loader(
-        Numbers(4),
-        global_batch=4,
-        rank=0,
-        world_size=1,
-        seed=0,
-        schedule=PlanSchedule(1),
-        boundary=lambda: None,
+    loader = make(
+        4,
+        batch_size=4,
         collate_fn=lambda samples: {"x": (torch.tensor(samples), "text"), "y": [torch.ones(2)]},
         device=torch.device("meta"),
     )
@@ -294,25 +288,14 @@ class Endless(IterableDataset[int]):
     [
         (lambda: make(0), "empty"),
         (lambda: make(5, drop_last=True), "drop_last drops them all"),
-        (lambda: make(global_batch=0), "global_batch = 0"),
+        (lambda: make(batch_size=0), "batch_size = 0"),
         (lambda: make(num_workers=-1), "num_workers = -1"),
         (lambda: make(num_workers=1, multiprocessing_context="threads"), "threads"),
         (lambda: make(rank=2, world_size=2), "rank 2 of 2"),
         (lambda: list(make(seed=2**80)), "seed"),
         (lambda: make().begin_epoch(-1), "epoch -1"),
         (lambda: make().seek(Position(0, 21, 4)), "20 samples"),
-        (
-            lambda: Loader(
-                Endless(),
-                global_batch=1,
-                rank=0,
-                world_size=1,
-                seed=0,
-                schedule=PlanSchedule(1),
-                boundary=lambda: None,
-            ),
-            "Endless has no length",
-        ),
+        (lambda: make(dataset=Endless()), "Endless has no length"),
     ],
 )
 def test_bad_input_is_refused_in_words(build: Callable[[], object], says: str) -> None:
@@ -325,9 +308,7 @@ def test_stop_iteration_from_a_dataset_is_not_taken_for_the_end_of_the_epoch() -
         def __getitem__(self, index: int) -> int:
             raise StopIteration
 
-    loader: Loader[Any] = Loader(
-        Broken(8), global_batch=4, rank=0, world_size=1, seed=0, schedule=PlanSchedule(1), boundary=lambda: None
-    )
+    loader = make(dataset=Broken(8), batch_size=4)
     with pytest.raises((BadInput, RuntimeError), match="StopIteration"):
         list(loader)
 
@@ -338,3 +319,35 @@ def test_a_data_loader_that_asks_too_far_ahead_is_noticed(monkeypatch: pytest.Mo
     loader.lead = 1
     with pytest.raises(AtollError, match="more than 1 steps ahead"):
         list(loader)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (LoaderSettings(dataset=DATA, batch_size=2), "at least the number of workers .3."),
+        (LoaderSettings(dataset=DATA, batch_size=4.0), "batch_size = 4.0 must be a whole number"),  # type: ignore[arg-type]
+    ],
+)
+def test_unusable_batch_size_is_named_with_the_way_out(asked: LoaderSettings, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        asked.check(3)
+
+
+def test_settings_of_a_dataloader_are_taken_over() -> None:
+    def collate(rows: list[Any]) -> list[Any]:
+        return rows
+
+    own = DataLoader(DATA, batch_size=5, shuffle=False, num_workers=2, collate_fn=collate, drop_last=True)
+    taken = LoaderSettings.from_dataloader(own, None)
+    assert (taken.dataset, taken.batch_size, taken.shuffle) == (DATA, 5, False)
+    assert (taken.num_workers, taken.collate_fn, taken.drop_last) == (2, collate, True)
+    assert LoaderSettings.from_dataloader(DataLoader(DATA, shuffle=True), 6).shuffle
+    assert LoaderSettings.from_dataloader(DataLoader(DATA), 6).batch_size == 6
+
+
+def test_dataloader_that_draws_in_its_own_way_is_refused() -> None:
+    sampler = WeightedRandomSampler([1.0] * 20, 20)
+    with pytest.raises(BadInput, match="its own WeightedRandomSampler"):
+        LoaderSettings.from_dataloader(DataLoader(DATA, batch_size=4, sampler=sampler), None)
+    with pytest.raises(BadInput, match="Pass the dataset and batch_size"):
+        LoaderSettings.from_dataloader(DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]), None)

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from loader_rig import make
 from torch.utils.data import TensorDataset
 
 from atoll.agent.runtime.loader import Loader
@@ -35,15 +36,11 @@ def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persi
 
     def loader(num_workers: int) -> tuple[Loader[Any], PlanSchedule]:
         schedule = PlanSchedule(2, Terms((1, 1)))
-        data = TensorDataset(torch.arange(64))
-        made = Loader[Any](
-            data,
-            global_batch=4,
-            rank=0,
-            world_size=2,
+        made = make(
+            dataset=TensorDataset(torch.arange(64)),
+            batch_size=4,
             seed=5,
             schedule=schedule,
-            boundary=lambda: None,
             num_workers=num_workers,
             persistent_workers=persistent and num_workers > 0,
         )

@@ -22,11 +22,13 @@ from atoll.agent.runtime.checkpoint import files
 from atoll.agent.runtime.checkpoint.disk import disk_errors
 from atoll.agent.runtime.checkpoint.files import Checkpoint, Header
 from atoll.agent.runtime.checkpoint.state import pack_state, unpack_state
+from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.stale.layout import Layer
 from atoll.agent.runtime.stale.publication import add_blocks
 from atoll.agent.runtime.synchronisation import Origin, OwnState
 from atoll.errors import CheckpointError
 from atoll.kernels.pipeline import RecentPart
+from atoll.v1.common_pb2 import LEVEL_WARNING
 
 FOLDER: Final = "held-back"
 KEPT: Final = 2
@@ -38,7 +40,7 @@ Packed = tuple[Mapping[str, torch.Tensor], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class _Found:
     """One rank's residual of the run before, in this rank's directory."""
 
     rank: int
@@ -55,7 +57,7 @@ class Flushed:
 
 
 @dataclass(frozen=True, slots=True)
-class Contained:
+class _Contained:
     """What the checkpoint that a run goes on from has of the run before, by layer."""
 
     versions: Mapping[str, int]  # the last round: parts of later ones were not applied and are owed again
@@ -98,7 +100,37 @@ def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
     files.keep_newest(folder, KEPT)
 
 
-def find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> list[Found]:
+def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> list[OwnState]:
+    """Collective: everything the ranks of the run before held back and is still readable goes to one rank here.
+
+    sizes: entries by layer, in the order of layers. Raises PeerLost."""
+    rank, directory = session.place.rank, session.checkpoint.directory
+    assert directory is not None  # a checkpoint was read from it
+
+    def skipped(why: str) -> None:
+        session.notice(LEVEL_WARNING, f"rank {rank}: {why}")
+
+    found = {one.rank: one for one in _find(directory, origin, skipped)}
+    mine = [int(old in found) for old in range(origin.world_size)]
+    rows = session.group.gather_rows(mine) if session.group is not None else [mine]
+    held = [[old for old, there in enumerate(row) if there] for row in rows]
+    none = torch.zeros(len(sizes), dtype=torch.int64)  # written before flushes were counted
+    versions, flushes = (
+        dict(zip(sizes, origin.extra.get(what, none).tolist(), strict=True)) for what in ("versions", "flushes")
+    )
+    contained = _Contained(versions, flushes)
+    states = []
+    for old, owner in enumerate(_shared_out(held, origin.world_size)):
+        if owner == rank:
+            state = _read(found[old], contained, sizes, skipped)
+            states += [state] if state is not None else []
+        elif owner is None and session.place.is_main:
+            text = f"what rank {old} of run {origin.run} had held back is lost with its machine; training goes on"
+            session.notice(LEVEL_WARNING, text)
+    return states
+
+
+def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> list[_Found]:
     """The residuals here that belong to the checkpoint this run goes on from, one per rank, by rank."""
     found = []
     root = directory / FOLDER
@@ -114,11 +146,11 @@ def find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> lis
         ]
         if near:
             best = min(near, key=lambda candidate: abs(candidate.step - origin.step))
-            found.append(Found(rank, best.path))
+            found.append(_Found(rank, best.path))
     return found
 
 
-def shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
+def _shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
     """Who takes over whose residual. held: per new rank, the old ranks whose residual it can read. Returns, per old
     rank, the new one that takes it: itself where it can, else the lowest that can; None where it is lost. Pure."""
     owners: list[int | None] = []
@@ -128,8 +160,8 @@ def shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
     return owners
 
 
-def read(
-    found: Found, contained: Contained, sizes: Mapping[str, int], on_skip: Callable[[str], None]
+def _read(
+    found: _Found, contained: _Contained, sizes: Mapping[str, int], on_skip: Callable[[str], None]
 ) -> OwnState | None:
     """What a rank of the run before held back; None, told to on_skip, where it cannot be used.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -25,12 +24,13 @@ from atoll.agent.runtime.stale.digests import Digests
 from atoll.agent.runtime.stale.layout import Layer, own_module_layers
 from atoll.agent.runtime.stale.offload import Offload
 from atoll.agent.runtime.stale.rounds import Owing, Rounds
+from atoll.agent.runtime.stale.tally import Tally
 from atoll.agent.runtime.stale.traffic import Traffic
 from atoll.agent.runtime.strategy import StaleSparse
 from atoll.agent.runtime.synchronisation import Callbacks, Norms, Origin, OwnState, Pass, StepNumbers
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.kernels.pipeline import Pipeline
-from atoll.v1.common_pb2 import LEVEL_WARNING, LinkSample
+from atoll.v1.common_pb2 import LinkSample
 
 FREEZE_DEADLINE_S: Final = 5.0
 
@@ -68,14 +68,10 @@ class StaleSynchroniser(ABC):
         self.open = False
         self._fetched: set[int] = set()  # layers whose weights were brought up to date since the boundary
         self._unhooked: set[int] = set()  # layers used without their own module's forward: fetched at the boundary
-        self._stall_s = self._step_stall_s = 0.0
-        self._fresh = self._looked = 0
-        self._counted: Counter[str] = Counter()
+        self._tally = Tally([layer.name for layer in self._layers])
         self._flushes = dict.fromkeys((layer.name for layer in self._layers), 0)
         self._given: dict[str, torch.Tensor] = {}  # into a flush that other ranks may not have finished
         self._flushing = threading.Lock()  # a layer is between two flushes
-        self._layer_stalls_s = dict.fromkeys((layer.name for layer in self._layers), 0.0)
-        self._sent_bytes = 0
         self._traffic: Traffic | None = None
         self._offload: Offload | None = None
         self._pipeline: Pipeline
@@ -108,7 +104,8 @@ class StaleSynchroniser(ABC):
             layer.master.copy_(saved.get(f"master.{layer.name}", layer.live))
         self._made = max(self._adopt(saved), int(saved.get("updates", 0)))
         if origin is not None and "versions" in saved:
-            self._put_back(self._taken_over(origin) if origin.own is None else origin.own)
+            sizes = {layer.name: layer.master.numel() for layer in self._layers}
+            self._put_back(held_back.take_over(self._session, origin, sizes) if origin.own is None else origin.own)
         members = topology.members(self._session)
         self._pipeline = self._make_pipeline(topology.islands(members))
         if self._session.device.type == "cuda":
@@ -210,7 +207,7 @@ class StaleSynchroniser(ABC):
         if number > self._acted_on:
             self._agreed, waited_s = self._agreement.act_on(number, self._deadline_s)
             self._acted_on = number
-            self._stall_s += waited_s
+            self._tally.waited_for_all(waited_s)
         return self._agreed
 
     def boundary(self, *, settle: bool) -> None:
@@ -225,9 +222,7 @@ class StaleSynchroniser(ABC):
             self._fetch([layer for layer in self._layers if layer.number in self._unhooked], self._required)
 
     def waited(self) -> float:
-        waited_s, self._stall_s = self._stall_s, 0.0
-        self._step_stall_s += waited_s
-        return waited_s
+        return self._tally.take_waited()
 
     # --- the state
 
@@ -277,31 +272,14 @@ class StaleSynchroniser(ABC):
     # --- numbers
 
     def statistics(self) -> Mapping[str, float]:
-        for name, value in self._pipeline.take_stats()._asdict().items():
-            self._counted[name] += value
-        numbers = {name: float(value) for name, value in self._counted.items()}
-        looked = numbers.pop("layers", 0.0) + self._looked
-        fresh = numbers.pop("fresh_layers", 0.0) + self._fresh
-        numbers["fresh_share"] = fresh / looked if looked else 0.0
-        numbers |= {f"stall_s.{name}": waited_s for name, waited_s in self._layer_stalls_s.items()}
-        numbers["rate"] = self._rate
-        numbers["sent_bytes"] = float(self._traffic.sent_bytes()) if self._traffic is not None else 0.0
-        return numbers
+        self._tally.add(self._pipeline.take_stats()._asdict())
+        return {**self._tally.statistics(), "rate": self._rate, "sent_bytes": float(self._sent_bytes())}
 
     def step_numbers(self) -> StepNumbers:
-        fresh, looked = self._fresh, self._looked
-        self._counted["fresh_layers"] += fresh
-        self._counted["layers"] += looked
-        self._fresh = self._looked = 0
-        stall_s, self._step_stall_s = self._step_stall_s, 0.0
-        before = self._sent_bytes
-        self._sent_bytes = self._traffic.sent_bytes() if self._traffic is not None else 0
-        return StepNumbers(
-            stall_s=stall_s,
-            fresh_share=fresh / looked if looked else 0.0,
-            rate=self._rate,
-            sent_bytes=self._sent_bytes - before,
-        )
+        return self._tally.take_step(self._rate, self._sent_bytes())
+
+    def _sent_bytes(self) -> int:
+        return self._traffic.sent_bytes() if self._traffic is not None else 0
 
     def links(self) -> list[LinkSample]:
         return self._traffic.link_samples() if self._traffic is not None else []
@@ -334,26 +312,18 @@ class StaleSynchroniser(ABC):
             on_cpu = [layer.number for layer in layers if layer.on_cpu]
             if on_cpu:
                 _, fresh, waited_s = self._pipeline.fetch(on_cpu, number, self._deadline_s)
-                self._fresh += fresh
-                self._note_stall([layer for layer in layers if layer.on_cpu], waited_s)
+                self._tally.looked([layer.name for layer in layers if layer.on_cpu], fresh, waited_s)
             for layer in layers:
                 if not layer.on_cpu:
                     self._take_changes(layer, number)
         except DeadlineExceeded as error:
             raise PeerLost(str(error)) from error
-        self._looked += len(layers)
         self._fetched.update(layer.number for layer in layers)
 
     def _take_changes(self, layer: Layer, number: int) -> None:
         version, waited_s, index, values = self._pipeline.changes(layer.number, number, self._deadline_s)
-        self._note_stall([layer], waited_s)
-        self._fresh += version > number
+        self._tally.looked([layer.name], int(version > number), waited_s)
         self._publish(layer.live, index, values)
-
-    def _note_stall(self, layers: Sequence[Layer], waited_s: float) -> None:
-        self._stall_s += waited_s
-        for layer in layers:  # of one module: nobody knows which of them it was
-            self._layer_stalls_s[layer.name] += waited_s / len(layers)
 
     @abstractmethod
     def _publish(self, live: torch.Tensor, index: Any, values: Any) -> None:
@@ -365,36 +335,6 @@ class StaleSynchroniser(ABC):
             self._keep = [layer.keep_blocks(rate, self._world_size) for layer in self._layers]
 
     # --- others
-
-    def _taken_over(self, origin: Origin) -> list[OwnState]:
-        """Collective: everything the ranks of the run before held back and is still readable goes to one rank here."""
-        session, directory = self._session, self._session.checkpoint.directory
-        rank = session.place.rank
-        assert directory is not None  # a checkpoint was read from it
-
-        def skipped(why: str) -> None:
-            session.notice(LEVEL_WARNING, f"rank {rank}: {why}")
-
-        found = {one.rank: one for one in held_back.find(directory, origin, skipped)}
-        mine = [int(old in found) for old in range(origin.world_size)]
-        rows = session.group.gather_rows(mine) if session.group is not None else [mine]
-        held = [[old for old, there in enumerate(row) if there] for row in rows]
-        none = torch.zeros(len(self._layers), dtype=torch.int64)  # written before flushes were counted
-        versions, flushes = (
-            dict(zip((layer.name for layer in self._layers), origin.extra.get(what, none).tolist(), strict=True))
-            for what in ("versions", "flushes")
-        )
-        contained = held_back.Contained(versions, flushes)
-        sizes = {layer.name: layer.master.numel() for layer in self._layers}
-        states = []
-        for old, owner in enumerate(held_back.shared_out(held, origin.world_size)):
-            if owner == rank:
-                state = held_back.read(found[old], contained, sizes, skipped)
-                states += [state] if state is not None else []
-            elif owner is None and session.place.is_main:
-                text = f"what rank {old} of run {origin.run} had held back is lost with its machine; training goes on"
-                session.notice(LEVEL_WARNING, text)
-        return states
 
     def _tell_agreement(self, number: int, payload: bytes) -> None:
         if self._traffic is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from atoll.controller.deciding.first import Place, first_plan
@@ -70,7 +69,3 @@ def given(
         policy=policy or Policy(),
         islands=islands or ("here",) * len(current.shares),
     )
-
-
-def under(plan: PlanRecord, **changes: Any) -> PlanRecord:
-    return replace(plan, **changes)

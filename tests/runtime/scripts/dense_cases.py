@@ -9,7 +9,6 @@ import copy
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,7 +29,6 @@ from atoll.agent.runtime.synchronisation import Callbacks
 from atoll.agent.runtime.throttle import Throttle
 from atoll.errors import BadInput, PeerLost
 
-Forward = Callable[[nn.Module, torch.Tensor, int], torch.Tensor]
 LOCAL = (5, 2)  # samples of each rank
 PLACE = Place.from_environment()
 GROUP = group.join(PLACE, torch.device("cpu"))
