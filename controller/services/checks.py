@@ -25,8 +25,6 @@ MAX_NOTICES: Final = 64
 MAX_COUNT: Final = 2**40
 MAX_LINKS: Final = 64
 MAX_DROP_REASONS: Final = 16
-MAX_ISLAND: Final = 191
-MAX_RACK: Final = 63
 TIERS: Final = ("memory", "disk", "start")
 MAX_TEXT_BYTES: Final = 4096
 MAX_LOG_BYTES: Final = 256 * 1024
@@ -51,17 +49,15 @@ def check_register(register: agents_pb2.Register) -> None:
             f"register.protocol = {register.protocol}: this controller speaks {PROTOCOL}. "
             "Run the same version of Atoll on all machines"
         )
-    if not _NODE_NAME.fullmatch(register.name):
-        raise BadInput(
-            f"register.name = {register.name[:80]!r} must be 1 to 63 of letters, digits, '.', '_' and '-', "
-            "beginning with a letter or digit. Give the agent a --name"
-        )
-    for field in ("session", "island", "address", "version", "token", "host"):
+    for field in ("name", "island", *(("rack",) if register.rack else ())):
+        value = getattr(register, field)
+        if not _NODE_NAME.fullmatch(value):
+            raise BadInput(
+                f"register.{field} = {value[:80]!r} must be 1 to 63 of letters, digits, '.', '_' and '-', beginning "
+                f"with a letter or digit. Give the agent another --{field}"
+            )
+    for field in ("session", "address", "version", "token", "host"):
         _text(f"register.{field}", getattr(register, field))
-    if len(register.island) > MAX_ISLAND:  # every launch of a run may carry it once for each rank
-        raise BadInput(f"register.island has {len(register.island)} characters, at most {MAX_ISLAND} are taken")
-    if len(register.rack) > MAX_RACK:  # with the island it is a name of at most 256 characters
-        raise BadInput(f"register.rack has {len(register.rack)} characters, at most {MAX_RACK} are taken")
     if not register.session:
         raise BadInput("register.session must not be empty")
     if not _HOST.fullmatch(register.address):
