@@ -30,6 +30,7 @@ from atoll.agent.runtime.terms import Terms, terms_from_wire
 from atoll.agent.runtime.throttle import Throttle
 from atoll.agent.runtime.training import Training
 from atoll.errors import BadInput, PeerLost, SettingError
+from atoll.v1.common_pb2 import LEVEL_WARNING
 from atoll.v1.worker_pb2 import Stop
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -99,6 +100,7 @@ class Run:
         self._tracked: dict[str, Tracked] = {}
         self._peer_lost = False
         self._ends = False  # `end_training` was called
+        self._left_early = False  # in the loop over `epochs`, or gone from it
         self._group: Group | None = None
         self._link = Link(place, place.agent) if place.agent is not None else None
         if self._link is not None:
@@ -237,7 +239,9 @@ class Run:
         training = self._prepared("run.epochs")
         for epoch in range(training.loader.position.epoch, total):
             training.begin_epoch(epoch)
+            self._left_early = True  # unless the script comes back for more
             yield epoch
+            self._left_early = False
             if self._ends:
                 break
         else:
@@ -396,12 +400,19 @@ class Run:
         )
         exits.end_now(exits.PEER_LOST)
 
+    def _tell_what_is_missing(self) -> None:
+        if self.is_main and self._session.checkpoint.directory is not None:
+            why = "the script left its loop over run.epochs, so no checkpoint was written at the end"
+            self._session.notice(LEVEL_WARNING, f"{why}. run.end_training() in place of break leaves one")
+
     def _at_exit(self) -> None:
         """The interpreter is ending. Where collectives are under way, or were, its own teardown could hang."""
         if os.getpid() != self._pid:
             return  # a child that the script forked: threads, peers and loader's workers are its parent's
         stuck = self._training is not None and self._training.stuck
         code = self._leaving_with
+        if self._left_early and code is None and not hasattr(sys, "last_value"):  # an exception says more than this
+            self._tell_what_is_missing()
         self.close()
         if code is not None or stuck:
             exits.end_now(1 if code is None else code)

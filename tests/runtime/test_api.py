@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -215,6 +217,29 @@ def test_training_that_ends_early_leaves_its_checkpoint(runs: list[atoll.Run], t
     assert [(found.step, found.header.epoch) for found in files.newest(tmp_path)] == [(8, 1)]
     assert train(3) == [1, 2, 3]  # of epoch 1 what follows its batches, which had not been saved
     assert [found.step for found in files.newest(tmp_path)] == [16, 8]
+
+
+@pytest.mark.parametrize(("leave", "told"), [("break", True), ("raise ValueError", False)])
+def test_a_break_is_told_what_it_left_out(tmp_path: Path, leave: str, told: bool) -> None:
+    """An exception is not: it says more itself."""
+    script = f"""
+import sys, torch, atoll
+run = atoll.init(checkpoint_directory=sys.argv[1])
+model = torch.nn.Linear(1, 1)
+data = torch.utils.data.TensorDataset(torch.ones(4, 1))
+model, optimizer, loader = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data, batch_size=2)
+for epoch in run.epochs(3):
+    for (inputs,) in loader:
+        run.backward(model(inputs).mean())
+        optimizer.step()
+    {leave}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == (0 if told else 1), done.stderr
+    assert ("run.end_training() in place of break leaves one" in done.stderr) is told
+    assert files.newest(tmp_path) == []
 
 
 def test_disk_that_is_full_costs_a_checkpoint_not_the_job(
