@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, alive, kill, trained_samples, wait_until
+from cluster import Cluster, alive, hurry, kill, trained_samples, wait_until
 
 from atoll.v1 import jobs_pb2 as pb
 
@@ -60,6 +60,7 @@ def test_controller_killed_and_restarted_costs_no_step_and_no_worker(cluster: Cl
     cluster.restart("controller")
     cluster.wait_for_step(job, before.progress.step + 40)
     cluster.wait_for(job, "the same processes", lambda j: [w.status.pid for w in j.workers] == pids)
+    hurry(out)
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.run) == (pb.PHASE_DONE, 1), cluster.story(job)
     check_every_sample_once(out, samples=600, epochs=14)
@@ -77,6 +78,7 @@ def test_leader_of_two_controllers_killed_the_other_leads(cluster: Cluster, tmp_
     cluster.wait_for_step(job, before.progress.step + 40)
     assert cluster.client.nodes().controller == cluster.addresses[1]
     cluster.wait_for(job, "the same processes", lambda j: [w.status.pid for w in j.workers] == pids)
+    hurry(out)
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.run) == (pb.PHASE_DONE, 1), cluster.story(job)
 
@@ -114,6 +116,7 @@ def test_agent_killed_with_its_workers_job_shrinks_and_grows_again(cluster: Clus
     cluster.restart("agent-1")
     grown = cluster.wait_for(job, "two workers again", lambda j: j.run == 3 and len(j.workers) == 2)
     cluster.wait_for_step(job, grown.progress.step + 10, run=3)
+    hurry(out)
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.restarts) == (pb.PHASE_DONE, 0), cluster.story(job)
     check_every_sample_once(out, samples=600, epochs=20)
@@ -136,6 +139,8 @@ def test_etcd_killed_everything_waits_and_resumes(cluster: Cluster, tmp_path: Pa
     at_kill = steps_written()
     wait_until("training goes on without etcd", lambda: steps_written() > at_kill + 100, 20)
     cluster.restart("etcd")
+    cluster.wait_for_step(job, at_kill + 100)
+    hurry(out)
     ended = cluster.wait_for_end(job, deadline_s=90)
     assert (ended.phase, ended.run) == (pb.PHASE_DONE, 1), cluster.story(job)
     assert not any(alive(pid) for pid in pids)

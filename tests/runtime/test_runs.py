@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from zmq_agent import FakeAgent, torchrun_like
+from zmq_agent import FakeAgent, Start, torchrun_like
 
 from atoll.agent.runtime.checkpoint import files
 from atoll.v1.common_pb2 import Plan
@@ -78,10 +78,10 @@ def check_equals_one_process(by_rank: list[list[Line]]) -> None:
     assert {epoch: sorted(ids) for epoch, ids in seen.items()} == {epoch: list(range(100)) for epoch in range(EPOCHS)}
 
 
-def undisturbed(tmp_path: Path) -> list[list[Line]]:
+def undisturbed(tmp_path: Path, start: Start) -> list[list[Line]]:
     """Shares 6:4:2 to begin with, 2:4:6 from step 25 on."""
     out = folder(tmp_path, "undisturbed")
-    with FakeAgent(out, world_size=3) as agent:
+    with FakeAgent(out, world_size=3, start=start) as agent:
         agent.shares = FIRST
         agent.later_plans = [agent.plan(2, CHANGE_AT, SECOND)]
         agent.start_workers("regression.py", str(out), "--epochs", str(EPOCHS))
@@ -97,18 +97,18 @@ def undisturbed(tmp_path: Path) -> list[list[Line]]:
     return lines(out)
 
 
-def test_stops_and_deaths_leave_no_trace_in_the_losses(tmp_path: Path) -> None:
+def test_stops_and_deaths_leave_no_trace_in_the_losses(tmp_path: Path, start: Start) -> None:
     """1. A run of three unequal workers equals one process with the whole batch. 2. The same job again: one worker is
     asked to stop, all drain at the same step and end with 85. 3. Run 2 goes on; rank 1 is killed (SIGKILL); the others
     save the step that was complete and end with 75, though the script catches every Exception. 4. Run 3 goes on to the
     end. 5. Every loss, learning rate and random number of both jobs has the same bits."""
-    expected = undisturbed(tmp_path)
+    expected = undisturbed(tmp_path, start)
     check_equals_one_process(expected)
     assert len(expected[0]) == STEPS
 
     out = folder(tmp_path, "disturbed")
     arguments = (str(out), "--epochs", str(EPOCHS), "--sleep-s", "0.05")
-    with FakeAgent(out, run=1, world_size=3) as agent:
+    with FakeAgent(out, run=1, world_size=3, start=start) as agent:
         agent.shares, agent.later_plans = FIRST, [agent.plan(2, CHANGE_AT, SECOND)]
         agent.start_workers("regression.py", *arguments)
         agent.wait_for_step(5)
@@ -117,7 +117,7 @@ def test_stops_and_deaths_leave_no_trace_in_the_losses(tmp_path: Path) -> None:
         drained = agent.checkpoint_step
     assert [len(part) for part in lines(out)] == [drained] * 3
 
-    with FakeAgent(out, run=2, world_size=3) as agent:
+    with FakeAgent(out, run=2, world_size=3, start=start) as agent:
         agent.shares, agent.later_plans = plans_after(agent, drained)
         agent.start_workers("regression.py", *arguments, "--own-backward")
         agent.wait_for_step(max(28, drained + 1))
@@ -127,7 +127,7 @@ def test_stops_and_deaths_leave_no_trace_in_the_losses(tmp_path: Path) -> None:
     assert saved > drained
     assert [len(part) for part in lines(out)[::2]] == [saved, saved]
 
-    with FakeAgent(out, run=3, world_size=3) as agent:
+    with FakeAgent(out, run=3, world_size=3, start=start) as agent:
         agent.shares, agent.later_plans = plans_after(agent, saved)
         agent.start_workers("regression.py", *arguments[:-2])
         assert agent.exit_codes() == [0, 0, 0], agent.said()
@@ -139,13 +139,13 @@ def plans_after(agent: FakeAgent, step: int) -> tuple[Sequence[float], list[Plan
     return (FIRST, [agent.plan(2, CHANGE_AT, SECOND)]) if step < CHANGE_AT else (SECOND, [])
 
 
-def test_the_batch_and_the_learning_rate_change_and_every_sample_counts_once(tmp_path: Path) -> None:
+def test_the_batch_and_the_learning_rate_change_and_every_sample_counts_once(tmp_path: Path, start: Start) -> None:
     """1. Three ranks begin with batches of 12. 2. From step 11 on, in the middle of an epoch, plan 2 wants 30 and a
     learning rate 1.5 times the script's; plan 3 wants more than the dataset has: all refuse it alike, rank 0 says so.
     3. Asked to stop, they save. 4. Two ranks go on with 40 samples, from step 24 on with the script's own 12 again.
     5. All of it equals one process with the same batches and rates, and schedulers know nothing of the factors."""
     arguments = (str(tmp_path), "--epochs", str(EPOCHS))
-    with FakeAgent(tmp_path, run=1, world_size=3) as agent:
+    with FakeAgent(tmp_path, run=1, world_size=3, start=start) as agent:
         agent.shares = FIRST
         agent.later_plans = [
             agent.plan(2, 11, SECOND, total_batch=30, learning_rate_factor=1.5),
@@ -161,7 +161,7 @@ def test_the_batch_and_the_learning_rate_change_and_every_sample_counts_once(tmp
             assert told[14][2] == whole
         (refusal,) = [notice.text for notice in agent.notices]
         assert refusal.startswith("plan 3 cannot be trained: its total batch of 101 is more than the dataset's 100")
-    with FakeAgent(tmp_path, run=2, world_size=2) as agent:
+    with FakeAgent(tmp_path, run=2, world_size=2, start=start) as agent:
         agent.total_batch, agent.learning_rate_factor = 40, 1.75
         agent.later_plans = [agent.plan(2, 24, (1.0, 1.0))]
         agent.start_workers("regression.py", *arguments)
@@ -173,13 +173,13 @@ def test_the_batch_and_the_learning_rate_change_and_every_sample_counts_once(tmp
     assert [by_rank[0][step]["factor"] for step in (10, 11, 17, 18, 23, 24)] == [1.0, 1.5, 1.5, 1.75, 1.75, 1.0]
 
 
-def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_path: Path) -> None:
+def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_path: Path, start: Start) -> None:
     """1. Rank 0 alone has plan 2: the old one stays in force. 2. Rank 1 gets it too: both change at the same step.
     3. Rank 1 is paused (SIGSTOP), so rank 0 waits in a collective. 4. Asked to stop, rank 0 cannot reach its boundary:
     its link thread saves the last complete step and ends it with 75 well within the grace. 5. Run 2 goes on from there;
     rank 1, on another machine by now, gets the checkpoint from rank 0 and keeps it."""
     out = folder(tmp_path, "run")
-    with FakeAgent(out, world_size=2) as agent:
+    with FakeAgent(out, world_size=2, start=start) as agent:
         agent.speed = 0.8
         agent.own_directories = True
         agent.spec.checkpoint.every_steps = 4
@@ -208,7 +208,7 @@ def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_pat
         assert 1 <= len(files.newest(agent.directory_of(1))) <= agent.spec.checkpoint.keep
         shutil.rmtree(agent.directory_of(1))
 
-    with FakeAgent(out, run=2, world_size=2) as agent:
+    with FakeAgent(out, run=2, world_size=2, start=start) as agent:
         agent.own_directories = True
         agent.start_workers("regression.py", str(out), "--epochs", str(newest.header.epoch + 1))
         assert agent.exit_codes() == [0, 0], agent.said()
@@ -218,13 +218,13 @@ def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_pat
         assert kept[0] == (2, 9 * (newest.header.epoch + 1))
 
 
-def test_a_worker_that_leaves_early_takes_nobody_hostage(tmp_path: Path) -> None:
+def test_a_worker_that_leaves_early_takes_nobody_hostage(tmp_path: Path, start: Start) -> None:
     """Under torchrun's variables alone. Rank 1 calls sys.exit(3) in step 5; rank 0 saves that step and ends with 75.
     Started again, both go on to the end."""
     arguments = (str(tmp_path), "--epochs", "1", "--checkpoints", str(tmp_path / "checkpoints"))
-    assert torchrun_like("regression.py", *arguments, "--leave-at", "5") == [75, 3]
+    assert torchrun_like("regression.py", *arguments, "--leave-at", "5", start=start) == [75, 3]
     assert [found.step for found in files.newest(tmp_path / "checkpoints")] == [5]
-    assert torchrun_like("regression.py", *arguments) == [0, 0]
+    assert torchrun_like("regression.py", *arguments, start=start) == [0, 0]
     assert [found.step for found in files.newest(tmp_path / "checkpoints")] == [9, 5]
     assert [[line["step"] for line in part] for part in lines(tmp_path, 2)] == [list(range(9))] * 2
 

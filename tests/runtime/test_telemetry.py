@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 import pytest
-from warm import WarmStock
 from zmq_agent import FakeAgent, Start
 
 from atoll.v1.common_pb2 import StaleSparse, StepSample
@@ -17,12 +16,6 @@ PARTS = ("load_s", "forward_s", "backward_s", "update_s")
 LEAST_S = (0.01, 0.02, 0.03, 0.01)  # see parts.py
 FIRST_BUCKET_S = 0.01
 WHOLE, STEPS = 12, 20  # those that can be cut up come first
-
-
-@pytest.fixture(scope="module")
-def start() -> Iterator[Start]:
-    with WarmStock() as stock:
-        yield stock.start
 
 
 def train(agent: FakeAgent) -> list[list[StepSample]]:

@@ -1,23 +1,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for zmq_agent and warm
-
-from warm import WarmStock
-from zmq_agent import Start
-
-
-@pytest.fixture(scope="package")
-def start() -> Iterator[Start]:
-    """Starts workers that have torch imported already."""
-    with WarmStock() as stock:
-        yield stock.start
 
 
 @pytest.fixture

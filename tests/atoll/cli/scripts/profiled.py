@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
+import without_compiler  # noqa: F401
 from torch import nn
 
 import atoll

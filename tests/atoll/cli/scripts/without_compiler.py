@@ -1,0 +1,1 @@
+../../../e2e/scripts/without_compiler.py

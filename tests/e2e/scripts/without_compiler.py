@@ -1,0 +1,26 @@
+"""For scripts that compile nothing: the first optimizer that is made imports torch._dynamo, which takes a worker as long
+again as importing torch. What torch asks of it in vain is missed aloud, as an AttributeError.
+
+Drills and tests/runtime train with the real one."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+
+class NoCompiler(ModuleType):
+    """What optimizers and init_process_group ask of torch._dynamo."""
+
+    trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
+
+    @staticmethod
+    def disable(function: Any, *_: object, **__: object) -> Any:
+        return function
+
+    @staticmethod
+    def graph_break() -> None: ...
+
+
+sys.modules["torch._dynamo"] = NoCompiler("torch._dynamo")
