@@ -18,6 +18,7 @@ from atoll.rpc import MAX_CODE_BYTES, MAX_UNPACKED_BYTES
 
 MAX_FILES: Final = 10_000
 _MAX_FOLDERS: Final = 20_000
+_LOOKED_AT: Final = 4096  # bytes of a script
 _SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
 
 
@@ -67,8 +68,9 @@ def _check_script(script: Path) -> None:
             raise BadInput(f"script {script} is a folder. Name the Python file in it that starts the training")
         if not stat.S_ISREG(mode):
             raise BadInput(f"script {script} is not a regular file. Name a Python file")
-        with script.open("rb"):
-            pass
+        with script.open("rb") as file:
+            if b"\0" in file.read(_LOOKED_AT):
+                raise BadInput(f"script {script} is no Python source: it has binary data. Name a Python file")
     except FileNotFoundError as error:
         raise NotFound(f"script {script} is not there. Check the path; the working folder is {Path.cwd()}") from error
     except OSError as error:

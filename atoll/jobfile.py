@@ -174,6 +174,11 @@ class JobFile(_Strict):
                 f"strategy = '{self.strategy}' takes no stale_sparse settings. "
                 "Leave them out, or say strategy = 'stale-sparse'"
             )
+        if self.adapt.rate and self.strategy != "stale-sparse":
+            raise ValueError(
+                f"adapt.rate = true: strategy = '{self.strategy}' has no compression rate to adapt. "
+                "Leave it out, or say strategy = 'stale-sparse'"
+            )
         return self
 
     def to_spec(self, script: str) -> JobSpec:
@@ -334,6 +339,7 @@ def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
     merged: dict[str, Any] = job.model_dump()
     if flags.get("strategy") == "dense":  # the file's settings of the other strategy do not count then
         merged["stale_sparse"] = None
+        merged["adapt"] = {**(merged["adapt"] or {}), "rate": False}
     for field, value in flags.items():
         if value is None:
             continue

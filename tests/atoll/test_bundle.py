@@ -73,14 +73,14 @@ NAMES = st.text(
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.dictionaries(NAMES.map(lambda n: f"m{n}.py"), st.binary(max_size=300), min_size=1, max_size=8))
+@given(st.dictionaries(NAMES.map(lambda n: f"m{n}.py"), st.binary(max_size=300), max_size=8))
 def test_any_files_come_out_as_they_went_in_whatever_their_order(files: dict[str, bytes]) -> None:
-    packed = []
+    packed, files = [], {**files, "train.py": b"print()"}
     for order in (list(files), list(reversed(files))):
         with tempfile.TemporaryDirectory() as folder:
             for name in order:
                 (Path(folder) / name).write_bytes(files[name])
-            packed.append(pack(Path(folder) / min(files)))
+            packed.append(pack(Path(folder) / "train.py"))
     assert packed[0] == packed[1]
     with tarfile.open(fileobj=io.BytesIO(packed[0].data), mode="r:gz") as archive:
         unpacked = {}
@@ -137,6 +137,9 @@ def test_scripts_that_are_none_are_refused_by_name(tmp_path: Path) -> None:
         pack(tmp_path / "inside")
     with pytest.raises(BadInput, match="not a regular file"):
         pack(tmp_path / "pipe")
+    (tmp_path / "model.pt").write_bytes(b"PK\x03\x04\0\0")
+    with pytest.raises(BadInput, match=r"model\.pt is no Python source"):
+        pack(tmp_path / "model.pt")
     with pytest.raises(BadInput, match="outside --workdir"):
         pack(tmp_path / "inside/train.py", tmp_path / "other")
     with pytest.raises(NotFound, match="--workdir names"):

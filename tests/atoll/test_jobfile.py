@@ -180,6 +180,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
         ("[stale_sparse]\nrate = nan", "line 2: stale_sparse.rate = nan is wrong"),
         ("[stale_sparse]\nstaleness = 2", "line 2: stale_sparse.staleness = 2 is wrong"),
         ("[stale_sparse]\nvalues = 'int8'", "line 2: stale_sparse.values = 'int8' is wrong: it should be 'float16'"),
+        ("[adapt]\nrate = true", "adapt.rate = true: strategy = 'dense' has no compression rate to adapt. Leave it"),
         ("[stale_sparse]\nrate = 0.9", "strategy = 'dense' takes no stale_sparse settings. Leave them out, or say"),
         ("stall_timeout_s = nan", "line 1: stall_timeout_s = nan is wrong"),
         ("a = \nb = 1", "is not valid TOML: Invalid value (at line 1, column 5)"),
