@@ -41,17 +41,10 @@ class NoClock:
     def waited(self, seconds: float, *, at_boundary: bool = False) -> None: ...
 
 
-class NoTeller:
-    def tell(self, *_: object, **__: object) -> None: ...
-
-    def links(self, samples: object) -> None: ...
-
-    def finish(self) -> None: ...
-
-
 def switch(run: Any) -> Callable[[bool], None]:
     """What turns the measuring of this run on and off, between two boundaries."""
     from atoll.agent.runtime import training as module
+    from atoll.agent.runtime.teller import Silent
 
     training = run._training
     reducer = training._sync._reducer
@@ -64,7 +57,7 @@ def switch(run: Any) -> Callable[[bool], None]:
 
     def to(measuring: bool) -> None:
         training._clock = clock if measuring else NoClock()
-        training._teller = teller if measuring else NoTeller()
+        training._teller = teller if measuring else Silent()
         reducer._launch = timed if measuring else untimed
         module.NORMS_EVERY_STEPS = 10 if measuring else NEVER  # type: ignore[misc]
 
