@@ -32,10 +32,10 @@ TESTS = HERE.parent / "tests"
 sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(TESTS), str(TESTS / "e2e")]
 
 import torch
-from checkpoints_train import BLOCK
-from cluster import Cluster, kill, wait_until
+from blocks import BLOCK
+from cluster import Cluster, kill
 from lab.machine import processor
-from recovery import steps
+from recovery import until_run_2
 
 from atoll.v1 import common_pb2 as common
 
@@ -113,12 +113,7 @@ def recovered(cluster: Cluster, strategy: str, folder: Path) -> tuple[float, int
     killed_s = time.time()
     for worker in seen.workers:
         kill(worker.status.pid)
-    wait_until("run 2", lambda: steps(out, 2), 60)
-    first = steps(out, 2)[0]
-    last = max(line["step"] for line in steps(out, 1))
-    cluster.client.cancel(job)
-    cluster.wait_for_end(job)
-    return first["at"] - killed_s, max(0, int(last - first["step"]))
+    return until_run_2(cluster, job, out, killed_s)
 
 
 def main() -> None:

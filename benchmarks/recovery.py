@@ -59,12 +59,17 @@ def killed_to_training(cluster: Cluster, folder: Path, rank: int) -> tuple[float
     seen = cluster.wait_for_step(job, 30)
     killed = time.time()
     kill(seen.workers[rank].status.pid)
+    return until_run_2(cluster, job, out, killed)
+
+
+def until_run_2(cluster: Cluster, job: str, out: Path, killed_unix_s: float) -> tuple[float, int]:
+    """Seconds to the first step of a killed job's next run, and the completed steps lost. The job ends here."""
     wait_until("run 2", lambda: steps(out, 2), 60)
     first = steps(out, 2)[0]
     last = max(line["step"] for line in steps(out, 1))
     cluster.client.cancel(job)
     cluster.wait_for_end(job)
-    return first["at"] - killed, max(0, int(last - first["step"]))
+    return first["at"] - killed_unix_s, max(0, int(last - first["step"]))
 
 
 def controller_restart(cluster: Cluster, folder: Path) -> str:

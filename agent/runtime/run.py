@@ -383,7 +383,7 @@ class Run:
         """The exit code, where this worker leaves because it was asked to or a peer was lost."""
         if self._peer_lost:
             return exits.PEER_LOST
-        return self._training.leaving_with if self._training is not None else None
+        return self._training.leaving.code if self._training is not None else None
 
     def _leave_without_peer(self, error: PeerLost) -> NoReturn:
         """Before training began there is nothing to save."""
@@ -394,7 +394,7 @@ class Run:
     def _overdue(self, stop: Stop) -> None:
         """By the link thread: half of the stop's grace has gone by and the training thread has not obeyed."""
         if self._training is not None:
-            self._training.overdue(stop.grace_s / 4)
+            self._training.leaving.overdue(stop.grace_s / 4)
         exits.say(
             f"rank {self.rank} was asked to stop before training began ({stop.reason}); exit code {exits.PEER_LOST}"
         )

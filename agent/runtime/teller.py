@@ -62,6 +62,16 @@ class Teller:
         self._outbox.step(sample)
 
 
+class Silent:
+    """In place of a Teller, where there is no agent."""
+
+    def tell(self, *_: object, **__: object) -> None: ...
+
+    def links(self, *_: object) -> None: ...
+
+    def finish(self) -> None: ...
+
+
 def _finite(norm: float) -> float:
     """A training that diverges has no norm to tell; 0 is "not sampled"."""
     return norm if math.isfinite(norm) else 0.0

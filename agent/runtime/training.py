@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 import torch
@@ -17,9 +18,11 @@ from atoll.agent.runtime.control import Agreed
 from atoll.agent.runtime.fingerprint import fingerprint_of
 from atoll.agent.runtime.inputs import check_alike, check_loss
 from atoll.agent.runtime.learningrate import LearningRate
+from atoll.agent.runtime.leaving import Leaving
 from atoll.agent.runtime.loader import Cut, Loader, LoaderSettings, sample_count
 from atoll.agent.runtime.memory.budget import size_of_state
 from atoll.agent.runtime.memory.tier import MemoryTier
+from atoll.agent.runtime.plans import Plans
 from atoll.agent.runtime.probe import Probe, description
 from atoll.agent.runtime.randomness import seed_step
 from atoll.agent.runtime.rehearsal import Rehearsal
@@ -31,8 +34,7 @@ from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.strategies import build
 from atoll.agent.runtime.synchronisation import Callbacks, Norms, Pass
-from atoll.agent.runtime.teller import Teller
-from atoll.agent.runtime.terms import terms_from_wire
+from atoll.agent.runtime.teller import Silent, Teller
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -68,20 +70,19 @@ class Training:
         )
         model.to(session.device)
         self._clock = StepClock(marks_of(session.device))
-        self._teller = Teller(session.link.outbox) if session.link is not None else None
+        self._teller = Teller(session.link.outbox) if session.link is not None else Silent()
         self._consistency = Consistency()
         self._agreed = Agreed(self._schedule.newest_contiguous(), False)
         callbacks = Callbacks(self._begin_from_hook, self._before_launch, self.lost, self._links_busy, self._links_idle)
         self._sync = build(session, model, optimizer, callbacks, self._agreed)
         self._snapshot = Snapshot(model, optimizer, tracked, self._sync)
         self.saver = Saver(session, self._snapshot)
+        self.leaving = Leaving(session, self._snapshot, self.saver, self._sync, self._consistency)
         self._memory = MemoryTier(session, self._snapshot)
         self._norms = Norms()
-        self.leaving_with: int | None = None  # the exit code, once it is decided
         self._pass_open = False
         self._gradients_pending = False  # a backward pass since the last optimizer.step()
-        self._updated = False  # an optimizer.step() since the last snapshot, which no longer tells the whole state
-        self._lead = self.loader.lead  # the longest of all ranks, so that a plan holds from the same step on each
+        self._plans = Plans(session, self._schedule, self.loader.lead)
         self._learning_rate = LearningRate(optimizer)
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_update),
@@ -98,7 +99,7 @@ class Training:
         trains = fingerprint_of(description(self._settings, self._model, self._optimizer)) if session.link else ""
         if session.group is not None:
             check_alike(session, self._model, self._settings)
-            self._lead = max(lead for (lead,) in session.group.gather_rows([self.loader.lead]))
+            self._plans.start()
         begun = begin(session, self.saver, self._model, self._optimizer, self.loader)
         self._resumed = begun.resumed
         for name in self._tracked:
@@ -130,12 +131,8 @@ class Training:
         """Go on with this epoch, or start it; at the very end of it after a resume, show its last batch again."""
         self.loader.begin_epoch(epoch)
         position = self.loader.position
-        if (
-            self._resumed is not None
-            and position == self._resumed.position
-            and position.consumed
-            and not self.loader.batches_left
-        ):
+        resumed_here = self._resumed is not None and position == self._resumed.position
+        if resumed_here and position.consumed and not self.loader.batches_left:
             self._rehearsal = Rehearsal(self._model, self._optimizer, self._tracked)
             self.loader.show_again()
 
@@ -172,21 +169,16 @@ class Training:
                 "accumulates gradients has to step at its epoch's last batch too: `if ... or run.last_batch:`"
             )
         self._memory.settle()  # weights change that a checkpoint may still be read from
-        try:
+        with self._leaving_if_lost():
             self._sync.boundary(settle=True)
             self._sync.finish()
-        except PeerLost as error:
-            self.lost(error)
 
     def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
         """All ranks together: each of these numbers added up over them."""
-        group = self._session.group
-        if group is None:
-            return tuple(numbers)
-        try:
-            return group.sum_numbers(numbers)
-        except PeerLost as error:
-            self.lost(error)
+        if self._session.group is not None:
+            with self._leaving_if_lost():
+                numbers = self._session.group.sum_numbers(numbers)
+        return tuple(numbers)
 
     @property
     def learning_rate_factor(self) -> float:
@@ -202,21 +194,17 @@ class Training:
         """All epochs are done: wait until every rank has come here, then a last checkpoint."""
         self._boundary(last=True)
         self._memory.settle()
-        try:
+        with self._leaving_if_lost():
             self._sync.boundary(settle=True)
             self._sync.finish()
             if self._session.group is not None:
                 self._session.group.barrier()
-        except PeerLost as error:
-            self.lost(error)
         self._sync.leave()
-        self._tell_all()
-        if not self._updated:  # else gradients wait for an update that never comes; the last checkpoint stays
+        self._teller.finish()
+        if not self.leaving.updated:  # else gradients wait for an update that never comes; the last checkpoint stays
             self.saver.save()
-            try:
+            with self._leaving_if_lost():
                 await_carried(self._session, self.saver)
-            except PeerLost as error:
-                self.lost(error)
 
     def close(self) -> None:
         self.saver.close()
@@ -243,24 +231,23 @@ class Training:
             self._tell(cut, lap)
         else:
             self._sync.step_numbers()  # what was waited for between two epochs is of no step
-        self._take_plans()
+        self._plans.take()
         step = self.loader.position.step
         if self._session.probe is not None:
             self._advance_probe(self._session.probe, step)
-        try:
+        with self._leaving_if_lost():
             self._agreed = self._sync.agreed(self._own_word())
-            self._agree(max(step - 1, 0))  # now: how large the next batch is decides whether this is an epoch's end
+            # Now: how large the next batch is decides whether this is an epoch's end.
+            self._plans.agree(max(step - 1, 0), self._agreed.plan_id)
             whole = not self._gradients_pending
             due = whole and (self._agreed.stop or self.saver.due(step))
             self._sync.boundary(settle=due or not self.loader.batches_left)
             self._clock.waited(self._sync.waited(), at_boundary=True)
-        except PeerLost as error:
-            self.lost(error)
         if self._session.link is not None:
             self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
         if not self._gradients_pending:  # in the middle of an accumulation, the last whole update is what counts
             self._consistency.begin_update()
-            self._updated = False
+            self.leaving.updated = False
             if self.saver.enabled and self._rehearsal is None:  # what was resumed from is on disk already
                 self._memory.settle()
                 self._snapshot.take(self.loader.position)
@@ -268,25 +255,23 @@ class Training:
                     self.saver.at_boundary(step)  # else it may be the end of training, with another model
                 self._remember()
             if self._agreed.stop:
-                self._drain(step)
+                self.leaving.obey()
+                self._teller.finish()
+                self.leaving.drained(step)
             self._consistency.end_update()
         seed_step(self._session.seed, self._session.place.rank, step)
         self._clock.boundary_ends()
         self._session.throttle.resume()
 
     def _own_word(self) -> Agreed:
-        return Agreed(self._schedule.newest_contiguous(), self._stop_wanted, self._memory.said())
+        link = self._session.link
+        stop = link is not None and link.stop is not None
+        return Agreed(self._schedule.newest_contiguous(), stop, self._memory.said())
 
     def _remember(self) -> None:
         complete = self._memory.at_boundary(self._agreed.memory)
         if complete is not None and self._session.link is not None:
             self._session.link.outbox.memory(complete)
-
-    def _agree(self, step: int) -> None:
-        self._schedule.agree(step, self._agreed.plan_id, self._lead)
-        for refusal in self._schedule.take_refusals():
-            if self._session.place.is_main:  # every rank refuses alike
-                self._session.notice(LEVEL_WARNING, refusal)
 
     def _end_rehearsal(self, rehearsal: Rehearsal) -> None:
         rehearsal.undo()
@@ -297,28 +282,10 @@ class Training:
             self._gradients_pending = False
 
     def _tell(self, cut: Cut, lap: Lap) -> None:
-        if self._teller is None:
-            return
         plan = self._schedule.plan_at(cut.step)
         self._teller.tell(cut, lap, plan=plan, norms=self._norms, numbers=self._sync.step_numbers())
         if cut.step % LINKS_EVERY_STEPS == 0:
             self._teller.links(self._sync.links())
-
-    def _tell_all(self) -> None:
-        if self._teller is not None:
-            self._teller.finish()
-
-    def _drain(self, step: int) -> NoReturn:
-        link = self._session.link
-        if link is not None:
-            link.obeyed = True
-        self._tell_all()
-        where = self.saver.save()
-        self._sync.leave()
-        reason = link.stop.reason if link is not None and link.stop is not None else "another worker was asked to"
-        exits.say(f"rank {self._session.place.rank} stops after step {step}: {reason}{_as_words(where)}")
-        self.leaving_with = exits.DRAINED
-        raise exits.WorkerExit(exits.DRAINED)
 
     def _advance_probe(self, probe: Probe, step: int) -> None:
         """Once the trial has trained enough, the model becomes the same on every rank; once it was judged, the run
@@ -332,8 +299,7 @@ class Training:
                 self._session.group.barrier()
             self._sync.leave()
             probe.end()
-            self.leaving_with = exits.FINISHED
-            raise exits.WorkerExit(exits.FINISHED)
+            self.leaving.leave(exits.FINISHED)
 
     @property
     def _muted(self) -> bool:
@@ -357,7 +323,7 @@ class Training:
         self._waited()
         self._session.throttle.pay()
         self._clock.backward_begins(seen=seen and not self._gradients_pending)
-        self._take_plans()
+        self._plans.take()
         opened = Pass(
             cut=cut,
             own=self._own_word(),
@@ -366,10 +332,8 @@ class Training:
             sampled=not self._gradients_pending and cut.step % NORMS_EVERY_STEPS == 0,
             muted=self._muted,
         )
-        try:
+        with self._leaving_if_lost():
             self._sync.begin(opened)
-        except PeerLost as error:
-            self.lost(error)
         self._norms = Norms()
         self._gradients_pending = self._pass_open = True
 
@@ -397,27 +361,12 @@ class Training:
     def _end_pass(self) -> None:
         throttle = self._session.throttle
         throttle.pay()
-        try:
+        with self._leaving_if_lost():
             self._norms = self._sync.end()
-        except PeerLost as error:
-            self.lost(error)
         self._waited()
         self._clock.backward_ends()
         throttle.resume()
         self._pass_open = False
-
-    def _take_plans(self) -> None:
-        if self._session.link is None:
-            return
-        for plan in self._session.link.take_plans():
-            try:
-                self._schedule.add(plan.id, plan.from_step, terms_from_wire(plan))
-            except BadInput as error:
-                self._session.notice(LEVEL_WARNING, f"rank {self._session.place.rank} refused a plan: {error}")
-
-    @property
-    def _stop_wanted(self) -> bool:
-        return self._session.link is not None and self._session.link.stop is not None
 
     # --- the update
 
@@ -436,7 +385,7 @@ class Training:
 
     def _after_update(self, *_: object) -> None:
         self._gradients_pending = False
-        self._updated = True
+        self.leaving.updated = True
         self._session.throttle.pay()
         if not self._muted:
             self._sync.after_update()
@@ -446,29 +395,14 @@ class Training:
 
     # --- when others fail
 
+    @contextmanager
+    def _leaving_if_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerLost as error:
+            self.lost(error)
+
     def lost(self, error: AtollError) -> NoReturn:
-        """A peer is gone. Save the last boundary's state, unless it was updated since, and leave."""
-        self._consistency.begin_update()
-        if self._session.link is not None:
-            self._session.link.obeyed = True
-        self._sync.freeze()
-        if self._updated and self._sync.survives_update and self.loader.current is not None:
-            self._snapshot.take(after(self.loader.current))
-            self._updated = False
-        where = None if self._updated else self.saver.save_in_emergency()
-        rank, step = self._session.place.rank, self.loader.position.step
-        exits.say(f"rank {rank} lost a peer in step {step} ({error}){_as_words(where)}; exit code {exits.PEER_LOST}")
-        self.leaving_with = exits.PEER_LOST
-        raise exits.WorkerExit(exits.PEER_LOST)
-
-    def overdue(self, timeout_s: float) -> None:
-        """By the link thread: the training thread does not come to its boundary. Save what the last one left."""
-        with self._consistency.frozen(timeout_s) as may_read:
-            self._sync.freeze()
-            where = self.saver.save_in_emergency() if may_read else None
-            exits.say(f"rank {self._session.place.rank} was asked to stop and is stuck{_as_words(where)}")
-            exits.end_now(exits.PEER_LOST)
-
-
-def _as_words(where: object) -> str:
-    return "" if where is None else f"; checkpoint {where}"
+        """A peer is gone. Save what is whole, and leave."""
+        cut = self.loader.current
+        self.leaving.lost(error, self.loader.position.step, after(cut) if cut is not None else None)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from blocks import BLOCK, train_in_blocks
 from torch import nn
-
-BLOCK = 20
 
 
 def size_of_entry(entry: tuple[str, str, list[int]]) -> int:
@@ -47,28 +45,21 @@ def main() -> None:
     training: Any = run._training
     tier, saver = training._memory, training.saver
     remember = tier.at_boundary
-    took: list[list[float]] = []
     writing: list[list[bool]] = []  # whether a checkpoint was on its way to the disk as the step ended
-    before, last = 0.0, BLOCK * blocks - 1
-    for _ in run.epochs(10_000):
-        for inputs, labels in loader:
-            block, place = divmod(run.step, BLOCK)
-            if place == 0:
-                tier.at_boundary = remember if block % 2 == 0 else lambda agreed: None
-                took.append([])
-                writing.append([])
-            run.backward(nn.functional.cross_entropy(model(inputs), labels))
-            optimizer.step()
-            optimizer.zero_grad()
-            now = time.perf_counter()
-            if place or disk:  # with the tier this step is neither one nor the other
-                took[-1].append(now - before)
-                writing[-1].append(saver._under_way is not None and saver._under_way.is_alive())
-            before = now
-            if run.step == last:
-                break
-        if run.step >= last:
-            break
+
+    def turn(block: int) -> None:
+        tier.at_boundary = remember if block % 2 == 0 else lambda agreed: None
+        writing.append([])
+
+    def loss(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(inputs), labels)
+
+    def counted() -> None:
+        writing[-1].append(saver._under_way is not None and saver._under_way.is_alive())
+
+    took = train_in_blocks(
+        run, optimizer, loader, loss, blocks=blocks, turn=turn, left_out=0 if disk else 1, counted=counted
+    )
     if run.is_main:
         cadence, courier = tier._cadence, tier._courier
         told = {
@@ -80,7 +71,7 @@ def main() -> None:
             "every": cadence.every,
             "cost_s": cadence.cost_s,
             "copied_bytes": courier.sent_bytes if courier is not None else 0,
-            "steps": last + 1,
+            "steps": BLOCK * blocks,
         }
         out.write_text(json.dumps(told))
 

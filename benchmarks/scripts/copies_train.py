@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import random
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
-from checkpoints_train import BLOCK, make
+from blocks import train_in_blocks
+from checkpoints_train import make
 from paced_train import NOISE, waited
 from torch import nn
 
@@ -34,32 +34,23 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=BATCH)
     tier: Any = run._training._memory  # type: ignore[union-attr]
-    took: list[list[float]] = []
     written: list[int] = []
-    before, last, begun_step = 0.0, BLOCK * blocks - 1, 0
-    for _ in run.epochs(1_000_000):
-        for inputs, labels in loader:
-            block, place = divmod(run.step, BLOCK)
-            if place == 0:  # this step is neither one nor the other
-                without = block >= WARM_BLOCKS and block % 2 == 1
-                tier._paused = lambda step, paused=without: paused
-                took.append([])
-                written.append(0)
-            if tier._begun_step != begun_step:
-                begun_step, written[-1] = tier._begun_step, written[-1] + 1
-            work_s = pace_s * random.lognormvariate(0.0, NOISE)
-            loss = nn.functional.cross_entropy(waited(model(inputs), work_s / 3, 2 * work_s / 3), labels)
-            run.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            now = time.perf_counter()
-            if place > 1:  # in the first two a generation of the block before may still be on its way
-                took[-1].append(now - before)
-            before = now
-            if run.step == last:
-                break
-        if run.step >= last:
-            break
+    begun_step = 0
+
+    def turn(block: int) -> None:
+        without = block >= WARM_BLOCKS and block % 2 == 1
+        tier._paused = lambda step: without
+        written.append(0)
+
+    def loss(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        nonlocal begun_step
+        if tier._begun_step != begun_step:
+            begun_step, written[-1] = tier._begun_step, written[-1] + 1
+        work_s = pace_s * random.lognormvariate(0.0, NOISE)
+        return nn.functional.cross_entropy(waited(model(inputs), work_s / 3, 2 * work_s / 3), labels)
+
+    # In a block's first two steps a generation of the one before may still be on its way.
+    took = train_in_blocks(run, optimizer, loader, loss, blocks=blocks, turn=turn, left_out=2)
     if run.is_main:
         path = next((one.path for one in tier._courier._outgoing.values()), None)
         told = {

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from blocks import train_in_blocks
 from torch import nn
 from unequal_train import make
 
-BLOCK = 20
 NEVER = 2**62
 
 
@@ -41,17 +40,10 @@ class NoClock:
     def waited(self, seconds: float, *, at_boundary: bool = False) -> None: ...
 
 
-class NoTeller:
-    def tell(self, *_: object, **__: object) -> None: ...
-
-    def links(self, samples: object) -> None: ...
-
-    def finish(self) -> None: ...
-
-
 def switch(run: Any) -> Callable[[bool], None]:
     """What turns the measuring of this run on and off, between two boundaries."""
     from atoll.agent.runtime import training as module
+    from atoll.agent.runtime.teller import Silent
 
     training = run._training
     reducer = training._sync._reducer
@@ -64,7 +56,7 @@ def switch(run: Any) -> Callable[[bool], None]:
 
     def to(measuring: bool) -> None:
         training._clock = clock if measuring else NoClock()
-        training._teller = teller if measuring else NoTeller()
+        training._teller = teller if measuring else Silent()
         reducer._launch = timed if measuring else untimed
         module.NORMS_EVERY_STEPS = 10 if measuring else NEVER  # type: ignore[misc]
 
@@ -79,26 +71,12 @@ def main() -> None:
     model, dataset = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=256)
-    turn = switch(run)
-    took: list[list[float]] = []
-    before = 0.0
-    for _ in run.epochs(10_000):
-        for inputs, labels in loader:
-            block, place = divmod(run.step, BLOCK)
-            if place == 0:  # this step is neither one nor the other
-                turn(block % 2 == 0)
-                took.append([])
-            run.backward(nn.functional.cross_entropy(model(inputs), labels))
-            optimizer.step()
-            optimizer.zero_grad()
-            now = time.perf_counter()
-            if place:
-                took[-1].append(now - before)
-            before = now
-            if run.step == BLOCK * blocks - 1:
-                break
-        if run.step >= BLOCK * blocks - 1:
-            break
+    measure = switch(run)
+
+    def loss(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(inputs), labels)
+
+    took = train_in_blocks(run, optimizer, loader, loss, blocks=blocks, turn=lambda block: measure(block % 2 == 0))
     if run.is_main:
         out.write_text(json.dumps(took))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -140,10 +140,7 @@ class Term:
         Repeating it makes no second plan. Raises NotFound, BadInput for values that do not fit the run, and Conflict
         for a job that does not run or has no such value."""
         async with self.ledger.writing:
-            state = self.ledger.find(name)
-            if state.stale:
-                await self.ledger.reread(state.job.id)
-                state = self.ledger.find(state.job.id)
+            state = await self._latest(name)
             current = _adjustable(state, asked, unpin)
             job = _pinned(state.job, asked, unpin)
             progress = self.progress.of(job.id, job.run)
@@ -154,33 +151,39 @@ class Term:
                 text = f"{', '.join(sorted(unpin))}: left to the controller again (asked by a user)"
                 events.append(NewEvent(Level.INFO, "plan", text))
             if plan or job != state.job:
-                try:
-                    await self.ledger.write(state, job, plan=plan, events=events)
-                except StoreUnavailable:
-                    self.nudge()
-                    raise
+                await self._write(state, job, events, plan)
         self.nudge()
         return state
 
     async def cancel(self, name: str) -> JobState:
         """Write the wish to cancel. Raises NotFound, and Conflict for a job that ended otherwise."""
         async with self.ledger.writing:
-            state = self.ledger.find(name)
-            if state.stale:
-                await self.ledger.reread(state.job.id)
-                state = self.ledger.find(state.job.id)
+            state = await self._latest(name)
             job = state.job
             if job.phase.ended and not job.cancel:
                 raise Conflict(f"job {job.id} is {job.phase.lower()} already: {job.reason}")
             if not job.cancel:
                 event = NewEvent(Level.INFO, "phase", "cancel was asked for")
-                try:
-                    await self.ledger.write(state, replace(job, cancel=True), events=[event])
-                except StoreUnavailable:
-                    self.nudge()
-                    raise
+                await self._write(state, replace(job, cancel=True), [event])
         self.nudge()
         return state
+
+    async def _latest(self, name: str) -> JobState:
+        """The job as it is in etcd; while nobody else writes."""
+        state = self.ledger.find(name)
+        if state.stale:
+            await self.ledger.reread(state.job.id)
+            state = self.ledger.find(state.job.id)
+        return state
+
+    async def _write(
+        self, state: JobState, job: JobRecord, events: Sequence[NewEvent], plan: PlanRecord | None = None
+    ) -> None:
+        try:
+            await self.ledger.write(state, job, plan=plan, events=events)
+        except StoreUnavailable:
+            self.nudge()
+            raise
 
 
 def _adjustable(state: JobState, asked: Pins, unpin: Collection[str]) -> PlanRecord:

@@ -209,6 +209,14 @@ class FakeAgent:
         with self._changed:
             assert self._changed.wait_for(what, timeout=deadline_s), self.said()
 
+    def lose_power(self, at_step: int) -> None:
+        """All machines at once, after this step is in memory everywhere."""
+        self.wait_until(lambda: len(self.memory_steps) == self.world_size)
+        self.wait_until(lambda: min(self.memory_steps.values()) >= at_step)
+        for worker in self.workers:
+            worker.send_signal(signal.SIGKILL)
+        assert self.exit_codes() == [-signal.SIGKILL] * self.world_size, self.said()
+
     def directory_of(self, rank: int) -> Path:
         return self.job_directory / f"node-{rank}" if self.own_directories else self.job_directory
 

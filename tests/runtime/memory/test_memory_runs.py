@@ -69,11 +69,7 @@ class Job:
         """A run whose machines all lose power at once, after this step is in memory everywhere. Returns the notices."""
         with self.agent(world_size, **settings) as agent:
             agent.start_workers("regression.py", str(self.out), *ARGUMENTS, *SLOWLY, *more)
-            agent.wait_until(lambda: len(agent.memory_steps) == world_size, 60)
-            agent.wait_until(lambda: min(agent.memory_steps.values()) >= at_step, 60)
-            for worker in agent.workers:
-                worker.send_signal(signal.SIGKILL)
-            assert agent.exit_codes() == [-signal.SIGKILL] * world_size, agent.said()
+            agent.lose_power(at_step)
             return [notice.text for notice in agent.notices]
 
     def ended(self, world_size: int, *more: str, **settings: Any) -> tuple[str, list[str]]:

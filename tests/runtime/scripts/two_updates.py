@@ -19,7 +19,7 @@ data = torch.utils.data.TensorDataset(torch.randn(40, 4))
 workers = run.rank if leave_at < 0 else 0
 model, optimizer, loader = run.prepare(model, optimizer, data, batch_size=4, num_workers=workers)
 assert run._training is not None
-assert run._training._lead == (2 if leave_at < 0 else 0)
+assert run._training._plans._lead == (2 if leave_at < 0 else 0)
 if leave_at < 0:
     assert loader.lead == 2 * run.rank  # nothing is drawn: no worker processes are started
     sys.exit(0)

@@ -55,11 +55,7 @@ class Job:
         """All machines lose power at once, after this step is in memory everywhere."""
         with self.agent(world_size, **how) as agent:
             agent.start_workers("stale_train.py", str(self.out), "--keep-sums", *SLOWLY, *more)
-            agent.wait_until(lambda: len(agent.memory_steps) == world_size, 60)
-            agent.wait_until(lambda: min(agent.memory_steps.values()) >= at_step, 60)
-            for worker in agent.workers:
-                worker.send_signal(signal.SIGKILL)
-            assert agent.exit_codes() == [-signal.SIGKILL] * world_size, agent.said()
+            agent.lose_power(at_step)
 
     def ended(self, world_size: int, *more: str, **how: Any) -> tuple[int, list[str]]:
         """A run to the job's end. Returns the step in memory that it went on from, and the notices."""
