@@ -1,5 +1,5 @@
-"""For scripts that compile nothing: the first optimizer that is made imports torch._dynamo, which takes a worker as long
-again as importing torch. What torch asks of it in vain is missed aloud, as an AttributeError.
+"""For scripts that compile nothing: the first optimizer that is made imports torch._dynamo, which takes a worker about
+as long as importing torch itself. What torch asks of it in vain is missed aloud, as an AttributeError.
 
 Drills and tests/runtime train with the real one."""
 
