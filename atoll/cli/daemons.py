@@ -1,4 +1,4 @@
-"""atoll controller, agent: the daemons in the foreground, until SIGTERM or SIGINT."""
+"""atoll controller, agent: the daemons in the foreground, until SIGTERM, SIGINT or SIGHUP."""
 
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ def read_token(path: Path) -> str:
 
 
 def run_until_told(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Serve until SIGTERM or SIGINT; a second signal ends the process at once."""
+    """Serve until SIGTERM, SIGINT or, where nobody asked to ignore it, SIGHUP; a second signal ends the process at
+    once."""
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname).1s %(name)s: %(message)s"
     )
@@ -143,8 +144,9 @@ def run_until_told(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
                 os._exit(128 + number)
             stop.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, told, number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup asks
+                loop.add_signal_handler(number, told, number)
         await serve(stop)
 
     gc.freeze()  # what was imported stays: full collections, tens of milliseconds over all of it, leave it out
