@@ -1,4 +1,5 @@
-"""How training ends before its script does: on request, for a peer that is gone, or because nothing moves any more.
+"""How training ends before its script does: on request, for a peer that is gone, or because nothing moves any more;
+and where the trial of a profile is over.
 
 Whoever leaves saves what it can, says so, and ends with the exit code that its agent understands."""
 
@@ -9,11 +10,13 @@ from typing import NoReturn
 
 from atoll.agent.runtime import exits
 from atoll.agent.runtime.consistency import Consistency
+from atoll.agent.runtime.probe import Probe
 from atoll.agent.runtime.sampler import Position
 from atoll.agent.runtime.saving import Saver
 from atoll.agent.runtime.session import Session
 from atoll.agent.runtime.snapshot import Snapshot
 from atoll.agent.runtime.synchronisation import Synchronisation
+from atoll.agent.runtime.teller import Silent, Teller
 
 
 class Leaving:
@@ -27,24 +30,30 @@ class Leaving:
         self.updated = False  # an optimizer.step() since the last snapshot, which no longer tells the whole state
         self.code: int | None = None  # the exit code, once it is decided
 
-    def leave(self, code: int) -> NoReturn:
-        self.code = code
-        raise exits.WorkerExit(code)
+    def tried(self, probe: Probe) -> NoReturn:
+        """A trial of `atoll profile` has seen enough, on all ranks at once."""
+        if self._session.group is not None:
+            self._session.group.barrier()
+        self._sync.leave()
+        probe.end()
+        self._leave(exits.FINISHED)
 
-    def drained(self, step: int) -> NoReturn:
+    def drained(self, step: int, teller: Teller | Silent) -> NoReturn:
         """All ranks stop at this boundary."""
         link = self._session.link
+        self._obey()
+        teller.finish()
         where = self._saver.save()
         self._sync.leave()
         reason = link.stop.reason if link is not None and link.stop is not None else "another worker was asked to"
         exits.say(f"rank {self._session.place.rank} stops after step {step}: {reason}{_as_words(where)}")
-        self.leave(exits.DRAINED)
+        self._leave(exits.DRAINED)
 
     def lost(self, why: Exception, step: int, updated_to: Position | None) -> NoReturn:
         """A peer is gone in this step. Saves the last boundary's state, unless it was updated since; then that of
         `updated_to`, where the strategy's is whole."""
         self._consistency.begin_update()
-        self.obey()
+        self._obey()
         self._sync.freeze()
         if self.updated and self._sync.survives_update and updated_to is not None:
             self._snapshot.take(updated_to)
@@ -52,7 +61,7 @@ class Leaving:
         where = None if self.updated else self._saver.save_in_emergency()
         rank = self._session.place.rank
         exits.say(f"rank {rank} lost a peer in step {step} ({why}){_as_words(where)}; exit code {exits.PEER_LOST}")
-        self.leave(exits.PEER_LOST)
+        self._leave(exits.PEER_LOST)
 
     def overdue(self, timeout_s: float) -> None:
         """By the link thread: the training thread does not come to its boundary. Save what the last one left."""
@@ -62,10 +71,14 @@ class Leaving:
             exits.say(f"rank {self._session.place.rank} was asked to stop and is stuck{_as_words(where)}")
             exits.end_now(exits.PEER_LOST)
 
-    def obey(self) -> None:
-        """From here on the agent need not hurry this worker."""
+    def _obey(self) -> None:
+        """From here on the stop that was asked for is being carried out."""
         if self._session.link is not None:
             self._session.link.obeyed = True
+
+    def _leave(self, code: int) -> NoReturn:
+        self.code = code
+        raise exits.WorkerExit(code)
 
 
 def _as_words(where: Path | None) -> str:

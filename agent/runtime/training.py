@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
-from atoll.agent.runtime import exits
 from atoll.agent.runtime.beginning import begin, prepared
 from atoll.agent.runtime.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.consistency import Consistency
@@ -120,12 +119,11 @@ class Training:
 
     def restore_tracked(self, name: str) -> None:
         """Give a tracked object its state of the checkpoint from which this run went on."""
-        if self._resumed is None:
-            return
-        try:
-            self._resumed.restore_tracked(name, self._tracked[name])
-        except CheckpointError as error:
-            self._session.notice(LEVEL_WARNING, str(error))
+        if self._resumed is not None:
+            try:
+                self._resumed.restore_tracked(name, self._tracked[name])
+            except CheckpointError as error:
+                self._session.notice(LEVEL_WARNING, str(error))
 
     def begin_epoch(self, epoch: int) -> None:
         """Go on with this epoch, or start it; at the very end of it after a resume, show its last batch again."""
@@ -218,8 +216,7 @@ class Training:
     # --- the boundary
 
     def _boundary(self, *, last: bool = False) -> None:
-        """Between two steps. Called by the loader before it cuts the next batch, and after an epoch's last. last: no
-        step follows."""
+        """Between two steps: by the loader before it cuts a batch, and after an epoch's last. last: no step follows."""
         if self._pass_open:
             raise BadInput("the loader was asked for the next batch in the middle of a backward pass")
         lap = self._clock.boundary_begins()
@@ -255,17 +252,14 @@ class Training:
                     self.saver.at_boundary(step)  # else it may be the end of training, with another model
                 self._remember()
             if self._agreed.stop:
-                self.leaving.obey()
-                self._teller.finish()
-                self.leaving.drained(step)
+                self.leaving.drained(step, self._teller)
             self._consistency.end_update()
         seed_step(self._session.seed, self._session.place.rank, step)
         self._clock.boundary_ends()
         self._session.throttle.resume()
 
     def _own_word(self) -> Agreed:
-        link = self._session.link
-        stop = link is not None and link.stop is not None
+        stop = (link := self._session.link) is not None and link.stop is not None
         return Agreed(self._schedule.newest_contiguous(), stop, self._memory.said())
 
     def _remember(self) -> None:
@@ -295,11 +289,7 @@ class Training:
             self.synchronize()
             probe.judge(step, self._model, statistics)
         if probe.over(step):
-            if self._session.group is not None:
-                self._session.group.barrier()
-            self._sync.leave()
-            probe.end()
-            self.leaving.leave(exits.FINISHED)
+            self.leaving.tried(probe)
 
     @property
     def _muted(self) -> bool:
