@@ -131,7 +131,11 @@ def test_stops_and_deaths_leave_no_trace_in_the_losses(tmp_path: Path, start: St
         agent.shares, agent.later_plans = plans_after(agent, saved)
         agent.start_workers("regression.py", *arguments[:-2])
         assert agent.exit_codes() == [0, 0, 0], agent.said()
-    assert lines(out) == expected
+    found = lines(out)
+    missed = [line for line in expected[1] if line not in found[1]]
+    # Rank 1 may have been killed after the all-reduce of a step that counts and before it wrote its line.
+    assert missed in ([], [expected[1][saved - 1]])
+    assert found == [expected[0], [line for line in expected[1] if line not in missed], expected[2]]
 
 
 def plans_after(agent: FakeAgent, step: int) -> tuple[Sequence[float], list[Plan]]:
