@@ -209,7 +209,8 @@ def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_pat
         assert "is stuck; checkpoint" in agent.said()
         newest = files.newest(agent.directory_of(0))[0]
         assert newest.step in (reached, reached - 1)  # the line of the step that broke may be written already
-        assert 1 <= len(files.newest(agent.directory_of(1))) <= agent.spec.checkpoint.keep
+        # It may have been paused between the writing of one and the removal of the oldest.
+        assert 1 <= len(files.newest(agent.directory_of(1))) <= agent.spec.checkpoint.keep + 1
         shutil.rmtree(agent.directory_of(1))
 
     with FakeAgent(out, run=2, world_size=2, start=start) as agent:
