@@ -174,17 +174,17 @@ class JobFile(_Strict):
                 f"strategy = '{self.strategy}' takes no stale_sparse settings. "
                 "Leave them out, or say strategy = 'stale-sparse'"
             )
-        if self.adapt.rate and self.strategy != "stale-sparse":
-            raise ValueError(
-                f"adapt.rate = true: strategy = '{self.strategy}' has no compression rate to adapt. "
-                "Leave it out, or say strategy = 'stale-sparse'"
-            )
         return self
 
     def to_spec(self, script: str) -> JobSpec:
-        """The message that is sent. script: its path inside the bundle."""
+        """The message that is sent. script: its path inside the bundle. Raises BadInput."""
         from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec
 
+        if self.adapt.rate and self.strategy != "stale-sparse":  # not before: the strategy may be a flag
+            raise BadInput(
+                f"adapt.rate = true: strategy = '{self.strategy}' has no compression rate to adapt. "
+                "Leave it out, or say strategy = 'stale-sparse'"
+            )
         low, high = parse_workers(str(self.workers))
         return JobSpec(
             name=self.name or name_from(script),

@@ -180,7 +180,6 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
         ("[stale_sparse]\nrate = nan", "line 2: stale_sparse.rate = nan is wrong"),
         ("[stale_sparse]\nstaleness = 2", "line 2: stale_sparse.staleness = 2 is wrong"),
         ("[stale_sparse]\nvalues = 'int8'", "line 2: stale_sparse.values = 'int8' is wrong: it should be 'float16'"),
-        ("[adapt]\nrate = true", "adapt.rate = true: strategy = 'dense' has no compression rate to adapt. Leave it"),
         ("[stale_sparse]\nrate = 0.9", "strategy = 'dense' takes no stale_sparse settings. Leave them out, or say"),
         ("stall_timeout_s = nan", "line 1: stall_timeout_s = nan is wrong"),
         ("a = \nb = 1", "is not valid TOML: Invalid value (at line 1, column 5)"),
@@ -232,6 +231,15 @@ def test_a_flag_for_dense_leaves_the_files_other_strategy_out(tmp_path: Path) ->
     assert not with_flags(job, {"strategy": "dense"}).to_spec("a.py").HasField("stale_sparse")
     with pytest.raises(BadInput, match="strategy = 'dense' takes no stale_sparse settings"):
         with_flags(JobFile(), {"stale_sparse.rate": 0.9})
+
+
+def test_a_rate_to_adapt_needs_a_strategy_that_has_one_in_the_file_or_by_a_flag(tmp_path: Path) -> None:
+    job = load(written(tmp_path, "[adapt]\nrate = true"))
+    sparse = with_flags(job, {"strategy": "stale-sparse"})
+    assert sparse.to_spec("a.py").adapt.rate
+    assert not with_flags(sparse, {"strategy": "dense"}).to_spec("a.py").adapt.rate
+    with pytest.raises(BadInput, match=r"adapt\.rate = true: strategy = 'dense' has no compression rate"):
+        job.to_spec("a.py")
 
 
 FIELDS = st.sampled_from(

@@ -41,6 +41,7 @@ def submit(runner: CliRunner, controller: ScriptedController, *args: str) -> Res
         (["nope.py"], "error: script nope.py is not there. Check the path"),
         (["."], "error: script . is a folder. Name the Python file"),
         (["train.py", "--workers", "4:2"], "error: workers = '4:2' has a minimum of 4 above its maximum of 2"),
+        (["train.py", "--adapt-rate"], "error: adapt.rate = true: strategy = 'dense' has no compression rate to adapt"),
         (["train.py", "--adapt-batch", "64"], "error: --adapt-batch '64' is not MIN:MAX"),
         (["train.py", "--workers", "many"], "error: workers = 'many' must be N or 'MIN:MAX'"),
         (["train.py", "--name", "My Job"], "error: name = 'My Job' must be 1 to 40 of a-z"),
