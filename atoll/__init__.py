@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from atoll.agent.runtime.run import Run, init
-    from atoll.agent.runtime.strategy import Dense, StaleSparse
+    from atoll.agent.runtime.api.run import Run, init
+    from atoll.strategies.settings import Dense, StaleSparse
 
 __all__ = ["Dense", "Run", "StaleSparse", "init"]
 
@@ -17,7 +17,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")
     try:
-        from atoll.agent.runtime import run
+        from atoll.agent.runtime.api import run
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "zmq", "safetensors", "xxhash"):
             raise

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from atoll.agent.runtime.checkpoint import files, listing
-from atoll.agent.runtime.checkpoint.files import Checkpoint
-from atoll.agent.runtime.checkpoint.folders import Moment, by_age
-from atoll.agent.runtime.checkpoint.state import unpack_state
-from atoll.agent.runtime.checkpoint.store import Store, answered
-from atoll.agent.runtime.checkpoint.tensorfile import serialized
-from atoll.cli.sources import pick
+from atoll.agent.runtime.checkpoints.disk import files, listing
+from atoll.agent.runtime.checkpoints.disk.files import Checkpoint
+from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
+from atoll.agent.runtime.checkpoints.disk.state import unpack_state
+from atoll.agent.runtime.checkpoints.disk.store import Store, answered
+from atoll.agent.runtime.checkpoints.disk.tensorfile import serialized
+from atoll.cli.commands.sources import pick
 from atoll.errors import BadInput, CheckpointError, NotFound
 
 

@@ -32,7 +32,7 @@ from lab.probe import probe
 from lab.trace import WAN, read
 from loop_wan import cli, cluster
 
-from atoll.agent.runtime.wire.keys import generate
+from atoll.agent.runtime.transport.keys import generate
 
 DEADLINE_S = 150.0
 SCRIPTS = HERE / "scripts"

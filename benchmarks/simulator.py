@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from lab.machine import processor
 
-from atoll.cli.terminal import aligned
+from atoll.cli.render.terminal import aligned
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.planners.bounds import Bounds
 from atoll.controller.planners.surrogate import Surrogate

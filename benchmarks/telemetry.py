@@ -30,18 +30,18 @@ from cluster import Cluster
 from lab.machine import processor
 from unequal_train import make
 
-from atoll.agent.runtime.clock import StepClock, host_mark
-from atoll.agent.runtime.exchange_times import ExchangeTimes
-from atoll.agent.runtime.gradients import squared_norm
-from atoll.agent.runtime.outbox import Outbox
-from atoll.agent.runtime.sampler import Cut
-from atoll.agent.runtime.synchronisation import Norms, StepNumbers
-from atoll.agent.runtime.teller import Teller
+from atoll.agent.runtime.agent_link.outbox import Outbox
+from atoll.agent.runtime.data.sampler import Cut
+from atoll.agent.runtime.step.clock import StepClock, host_mark
+from atoll.agent.runtime.step.step_reporter import Teller
+from atoll.agent.runtime.step.synchronisation import Norms, StepNumbers
 from atoll.agent.supervisor.events import Key
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import find_devices
 from atoll.agent.telemetry.gauges import gauges_of
 from atoll.controller.services.checks import check_telemetry
+from atoll.strategies.dense.exchange_times import ExchangeTimes
+from atoll.strategies.dense.gradients import squared_norm
 from atoll.v1.common_pb2 import WorkerId
 
 BATCH_STEPS = 10  # that one message carries

@@ -24,12 +24,12 @@ from multiprocessing.connection import Connection
 
 from lab.machine import processor
 
-from atoll.agent.runtime.wire.endpoint import Endpoint
-from atoll.agent.runtime.wire.frames import Frame, Kind
-from atoll.agent.runtime.wire.keys import Keys, generate
-from atoll.agent.runtime.wire.limits import Limits
-from atoll.agent.runtime.wire.members import members_of
-from atoll.agent.runtime.wire.transport import Transport
+from atoll.agent.runtime.transport.endpoint import Endpoint
+from atoll.agent.runtime.transport.frames import Frame, Kind
+from atoll.agent.runtime.transport.keys import Keys, generate
+from atoll.agent.runtime.transport.limits import Limits
+from atoll.agent.runtime.transport.members import members_of
+from atoll.agent.runtime.transport.transport import Transport
 
 PAYLOADS = (1_000_000, 64_000, 256)
 IN_FLIGHT_BYTES = 16_000_000  # what the sender lets wait, as a pipeline that works on two steps would

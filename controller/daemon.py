@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 from grpc_health.v1.health import aio as health  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
-from atoll.controller.jobs.term import Term, TermSettings
+from atoll.controller.jobs.lifecycle.leader_epoch import Term, TermSettings
 from atoll.controller.services.agents import AgentServicer
 from atoll.controller.services.gate import AGENT_SERVICE, JOB_SERVICE, Gate, Office
 from atoll.controller.services.jobs import JobServicer

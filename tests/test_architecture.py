@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"atoll": "atoll", "controller": "atoll.controller", "agent": "atoll.agent", "kernels": "atoll.kernels"}
+PACKAGES = {
+    "atoll": "atoll",
+    "controller": "atoll.controller",
+    "agent": "atoll.agent",
+    "kernels": "atoll.kernels",
+    "strategies": "atoll.strategies",
+}
 SHARED = ("atoll.errors", "atoll.rpc", "atoll.v1", "atoll.kernels", "atoll.chunks", "atoll.handshakes")
 
 
@@ -95,7 +101,8 @@ def test_the_rules_see_the_code() -> None:
     ("room", "may_import"),
     [
         ("atoll.controller", ("atoll.controller", "atoll.documents", "atoll.ports", *SHARED)),
-        ("atoll.agent", ("atoll.agent", *SHARED)),
+        ("atoll.agent", ("atoll.agent", "atoll.strategies", *SHARED)),
+        ("atoll.strategies", ("atoll.strategies", "atoll.agent.runtime", *SHARED)),
         ("atoll.kernels", ("atoll.kernels", "atoll.errors")),
     ],
 )
@@ -219,9 +226,9 @@ def test_every_wait_for_a_thread_or_process_has_a_deadline() -> None:
 
 MAY_SLEEP = {
     "atoll/drill/job/train.py": "pretends work, so that a strike hits a step under way",
-    "agent/runtime/throttle.py": "slows a device down by as much as it was asked to",
+    "agent/runtime/step/throttle.py": "slows a device down by as much as it was asked to",
     "agent/supervisor/leftovers.py": "processes that are not its children can only be looked at again",
-    "agent/runtime/checkpoint/fence.py": "a file lock cannot be waited for with a deadline other than by asking again",
+    "agent/runtime/checkpoints/disk/fence.py": "a file lock can be waited for with a deadline only by asking again",
 }
 
 

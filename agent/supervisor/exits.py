@@ -6,7 +6,7 @@ import re
 import signal
 from typing import Final
 
-from atoll.agent.runtime import exits
+from atoll.agent.runtime.agent_link import exits
 from atoll.agent.supervisor.events import Ended, Exit, ExitKind
 
 MAX_REASON: Final = 500

@@ -13,7 +13,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from atoll.agent.runtime import exits
+from atoll.agent.runtime.agent_link import exits
 from atoll.agent.supervisor import liveness
 from atoll.agent.supervisor.events import (
     AliveSaid,

@@ -46,13 +46,13 @@ from atoll.agent.supervisor.events import (
     Ticked,
 )
 from atoll.agent.supervisor.exits import last_words
+from atoll.agent.supervisor.inventory import StockTaker
 from atoll.agent.supervisor.leftovers import end_escaped
 from atoll.agent.supervisor.liveness import STALL_TIMEOUT_S, is_stopped
 from atoll.agent.supervisor.logs import Logs, LogStream
 from atoll.agent.supervisor.memory import MemoryFolders
 from atoll.agent.supervisor.output import Captured, OutputPump
 from atoll.agent.supervisor.process import WorkerProcess, out_of_memory_kills
-from atoll.agent.supervisor.stock import StockTaker
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device

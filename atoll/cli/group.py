@@ -9,7 +9,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from atoll.cli.terminal import complain
+from atoll.cli.render.terminal import complain
 from atoll.errors import AtollError
 
 # Typer brings its own copy of click, or uses the installed one, by version: found through a class that is public.

@@ -8,10 +8,10 @@ from typing import Annotated, Final
 
 import typer
 
-from atoll.cli import (
+from atoll.cli import connection
+from atoll.cli.commands import (
     certs,
     checkpoints,
-    connection,
     daemons,
     doctor,
     drill,
@@ -23,10 +23,10 @@ from atoll.cli import (
     simulate,
     streams,
     submit,
-    terminal,
     up,
 )
 from atoll.cli.group import AtollGroup
+from atoll.cli.render import terminal
 
 app = typer.Typer(
     name="atoll",

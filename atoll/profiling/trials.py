@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from atoll.agent.ports import RendezvousPorts
-from atoll.agent.runtime.exits import PEER_LOST
-from atoll.agent.runtime.fingerprint import fingerprint_of
+from atoll.agent.runtime.agent_link.exits import PEER_LOST
+from atoll.agent.runtime.step.fingerprint import fingerprint_of
 from atoll.agent.supervisor.environment import PLACE
 from atoll.agent.supervisor.process import BOOTSTRAP
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, JobFailed

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from atoll.cli.terminal import aligned
+from atoll.cli.render.terminal import aligned
 from atoll.controller.simulator.failure_scenario import FailureScenario, parse
 from atoll.controller.simulator.recovery import POLICIES, Survived, survive
 

@@ -15,7 +15,7 @@ from atoll.controller.deciding.batch import CANDIDATES, SETTLED_STEPS, explore_b
 from atoll.controller.deciding.given import GAIN, MIN_INTERVAL_S, REACH, Given
 from atoll.controller.deciding.split import following, node_form, overlap_form
 from atoll.controller.estimators.profile import NodeEstimate
-from atoll.controller.jobs import reconcile
+from atoll.controller.jobs.lifecycle import reconcile
 from atoll.controller.planners.bounds import Bounds
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.planners.goodput import candidates_between

@@ -19,7 +19,7 @@ from torch import nn
 
 
 def size_of_entry(entry: tuple[str, str, list[int]]) -> int:
-    from atoll.agent.runtime.memory.live import size_of
+    from atoll.agent.runtime.checkpoints.memory.live import size_of
 
     return size_of(entry[1], entry[2])
 

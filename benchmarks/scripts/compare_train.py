@@ -87,14 +87,14 @@ def main() -> None:
 
 def timed_find() -> list[float]:
     """What finding a checkpoint to go on from takes from now on."""
-    from atoll.agent.runtime import resuming
-    from atoll.agent.runtime.checkpoint.header import Fingerprint
-    from atoll.agent.runtime.session import Session
+    from atoll.agent.runtime.api.session import Session
+    from atoll.agent.runtime.checkpoints import resume
+    from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
 
     found_s: list[float] = []
-    find = resuming.find
+    find = resume.find
 
-    def timed(session: Session, directory: Path, model: Fingerprint) -> resuming.Found | None:
+    def timed(session: Session, directory: Path, model: Fingerprint) -> resume.Found | None:
         dist.barrier()  # whose process came up later is not the storage's fault
         begun_s = time.monotonic()
         found = find(session, directory, model)
@@ -102,7 +102,7 @@ def timed_find() -> list[float]:
         found_s.append(time.monotonic() - begun_s)
         return found
 
-    resuming.find = timed
+    resume.find = timed
     return found_s
 
 

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.lifeline import end_with_parent
 
-from atoll.agent.runtime.memory.courier import Courier
-from atoll.agent.runtime.memory.outgoing import Outgoing, Parcel
-from atoll.agent.runtime.memory.store import CopyFiles, ShardFiles
-from atoll.agent.runtime.wire.keys import Keys
+from atoll.agent.runtime.checkpoints.memory.outgoing import Outgoing, Parcel
+from atoll.agent.runtime.checkpoints.memory.replica_sender import Courier
+from atoll.agent.runtime.checkpoints.memory.store import CopyFiles, ShardFiles
+from atoll.agent.runtime.transport.keys import Keys
 
 DEADLINE_S = 120.0
 TURN_S = 0.002

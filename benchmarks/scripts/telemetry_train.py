@@ -42,8 +42,8 @@ class NoClock:
 
 def switch(run: Any) -> Callable[[bool], None]:
     """What turns the measuring of this run on and off, between two boundaries."""
-    from atoll.agent.runtime import training as module
-    from atoll.agent.runtime.teller import Silent
+    from atoll.agent.runtime.step import training as module
+    from atoll.agent.runtime.step.step_reporter import Silent
 
     training = run._training
     reducer = training._sync._reducer

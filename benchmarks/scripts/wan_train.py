@@ -36,8 +36,8 @@ from torch.nn.parallel import DistributedDataParallel
 from wan_models import TASKS
 
 import atoll
-from atoll.agent.runtime.sampler import EpochOrder
-from atoll.agent.runtime.strategy import StaleSparse
+from atoll.agent.runtime.data.sampler import EpochOrder
+from atoll.strategies.settings import StaleSparse
 
 SEED: Final = 1  # of weights, order of samples, PowerSGD's first directions: the same for all methods
 EPOCHS: Final = 1_000_000  # more than any run has

@@ -10,10 +10,10 @@ import time
 from collections.abc import AsyncIterator
 from typing import Final
 
-from atoll.controller.jobs import wire
-from atoll.controller.jobs.seen import NewEvent
-from atoll.controller.jobs.sessions import RESEND_S, NameTaken, Session
-from atoll.controller.jobs.term import Term
+from atoll.controller.jobs.agents.sessions import RESEND_S, NameTaken, Session
+from atoll.controller.jobs.lifecycle.leader_epoch import Term
+from atoll.controller.jobs.lifecycle.observed import NewEvent
+from atoll.controller.jobs.records import wire
 from atoll.controller.services.checks import check_log, check_register, check_statuses, check_stock, check_telemetry
 from atoll.controller.services.gate import Context, Office, WrongToken, caller_name
 from atoll.controller.services.logs import LogStore

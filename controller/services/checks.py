@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from atoll.controller.jobs.offline import FINGERPRINT
+from atoll.controller.jobs.records.offline_profile import FINGERPRINT
 from atoll.errors import BadInput
 from atoll.v1 import agents_pb2, common_pb2
 

@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from atoll.controller.jobs.sessions import NameTaken
-from atoll.controller.jobs.term import Term
+from atoll.controller.jobs.agents.sessions import NameTaken
+from atoll.controller.jobs.lifecycle.leader_epoch import Term
 from atoll.errors import (
     AtollError,
     BadInput,

@@ -13,14 +13,14 @@ from importlib.metadata import version
 from typing import Final
 
 from atoll.controller.deciding.given import Pins
-from atoll.controller.jobs.bundle import check_bundle
-from atoll.controller.jobs.ledger import JobState
-from atoll.controller.jobs.spec import check_rate, spec_from_wire
-from atoll.controller.jobs.term import Term
-from atoll.controller.jobs.wire import event_to_wire
+from atoll.controller.jobs.lifecycle.leader_epoch import Term
+from atoll.controller.jobs.records.bundle import check_bundle
+from atoll.controller.jobs.records.ledger import JobState
+from atoll.controller.jobs.records.spec import check_rate, spec_from_wire
+from atoll.controller.jobs.records.wire import event_to_wire
 from atoll.controller.services.gate import Context, Office
+from atoll.controller.services.inventory import checkpoints
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog
-from atoll.controller.services.stock import checkpoints
 from atoll.controller.services.views import job_to_wire, node_to_wire, plans_to_wire
 from atoll.controller.state import keys
 from atoll.controller.state.records import JobRecord, Spec

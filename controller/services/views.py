@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from atoll.controller.jobs import wire
-from atoll.controller.jobs.ledger import JobState
-from atoll.controller.jobs.policy import pins_of
-from atoll.controller.jobs.progress import RunProgress
-from atoll.controller.jobs.seen import SeenNode, WorkerKey
-from atoll.controller.jobs.spec import spec_to_wire
-from atoll.controller.jobs.term import Term
+from atoll.controller.jobs.agents.progress import RunProgress
+from atoll.controller.jobs.lifecycle.leader_epoch import Term
+from atoll.controller.jobs.lifecycle.observed import SeenNode, WorkerKey
+from atoll.controller.jobs.lifecycle.policy import pins_of
+from atoll.controller.jobs.records import wire
+from atoll.controller.jobs.records.ledger import JobState
+from atoll.controller.jobs.records.spec import spec_to_wire
 from atoll.controller.state.records import AdmissionRecord, Phase, PlanRecord
 from atoll.v1 import common_pb2, jobs_pb2
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.jobs.admitting import Candidate, Question, answer
+from atoll.controller.jobs.admission.admitting import Candidate, Question, answer
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Device
 

@@ -97,8 +97,8 @@ async def test_the_runs_keys_reach_the_worker_by_its_socket_alone(
     secret = b"correct-horse-battery-staple-321"
     script = (
         "import os, sys\n"
-        "from atoll.agent.runtime.link import Link\n"
-        "from atoll.agent.runtime.place import Place\n"
+        "from atoll.agent.runtime.agent_link.link import Link\n"
+        "from atoll.agent.runtime.agent_link.place import Place\n"
         "print(dict(os.environ), sys.argv)\n"
         "place = Place.from_environment()\n"
         "link = Link(place, place.agent)\n"

@@ -8,8 +8,8 @@ import pytest
 from lab.options import METHODS, Method, Rate, split_methods
 from lab.sets import SETS, TARGETS
 
-from atoll.agent.runtime.strategy import StaleSparse
 from atoll.errors import BadInput
+from atoll.strategies.settings import StaleSparse
 
 
 def test_commas_within_a_method_belong_to_its_options() -> None:

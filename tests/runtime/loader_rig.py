@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader, Dataset
 
-from atoll.agent.runtime.loader import Loader, LoaderSettings, Position
-from atoll.agent.runtime.schedule import PlanSchedule
-from atoll.agent.runtime.terms import Terms
+from atoll.agent.runtime.data.loader import Loader, LoaderSettings, Position
+from atoll.agent.runtime.step.plan_parameters import Terms
+from atoll.agent.runtime.step.schedule import PlanSchedule
 
 _SETTINGS: Final = {field.name for field in fields(LoaderSettings)}
 

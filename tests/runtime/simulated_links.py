@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from atoll.agent.runtime.memory.path import Path
-from atoll.agent.runtime.memory.spans import IdleSpans
+from atoll.agent.runtime.checkpoints.memory.path import Path
+from atoll.agent.runtime.checkpoints.memory.spans import IdleSpans
 
 
 class Link:

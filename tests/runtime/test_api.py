@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from zmq_agent import FakeAgent
 
 import atoll
-from atoll.agent.runtime.checkpoint import files
+from atoll.agent.runtime.checkpoints.disk import files
 from atoll.errors import BadInput, CheckpointError
 
 Step = Callable[[int], None]

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from atoll.agent.runtime.clock import HostMark, Lap, Mark, StepClock, StepTimes
-from atoll.agent.runtime.outbox import Outbox
-from atoll.agent.runtime.sampler import Cut
-from atoll.agent.runtime.synchronisation import Norms, StepNumbers
-from atoll.agent.runtime.teller import LAG_STEPS, Teller
+from atoll.agent.runtime.agent_link.outbox import Outbox
+from atoll.agent.runtime.data.sampler import Cut
+from atoll.agent.runtime.step.clock import HostMark, Lap, Mark, StepClock, StepTimes
+from atoll.agent.runtime.step.step_reporter import LAG_STEPS, Teller
+from atoll.agent.runtime.step.synchronisation import Norms, StepNumbers
 from atoll.v1.common_pb2 import StepSample, WorkerId
 
 

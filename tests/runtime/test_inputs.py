@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime.inputs import check_loss, check_model, check_optimizer
+from atoll.agent.runtime.api.inputs import check_loss, check_model, check_optimizer
 from atoll.errors import BadInput
 
 

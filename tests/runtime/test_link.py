@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from zmq_agent import FakeAgent
 
-from atoll.agent.runtime.link import Link
-from atoll.agent.runtime.outbox import MAX_LINKS, MAX_STEPS, Outbox
-from atoll.agent.runtime.place import AgentEndpoint, Place
+from atoll.agent.runtime.agent_link.link import Link
+from atoll.agent.runtime.agent_link.outbox import MAX_LINKS, MAX_STEPS, Outbox
+from atoll.agent.runtime.agent_link.place import AgentEndpoint, Place
 from atoll.errors import BadInput, DeadlineExceeded
 from atoll.v1.common_pb2 import LEVEL_INFO, LinkSample, Plan, StepSample, WorkerId
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from loader_rig import AheadOfTime, Members, Numbers, epoch_of, flat, make
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
 
-from atoll.agent.runtime import loader as loader_module
-from atoll.agent.runtime.loader import Cut, Loader, LoaderSettings, Position
-from atoll.agent.runtime.schedule import PlanSchedule
-from atoll.agent.runtime.split import split_batch
-from atoll.agent.runtime.terms import Terms
+from atoll.agent.runtime.data import loader as loader_module
+from atoll.agent.runtime.data.loader import Cut, Loader, LoaderSettings, Position
+from atoll.agent.runtime.data.split import split_batch
+from atoll.agent.runtime.step.plan_parameters import Terms
+from atoll.agent.runtime.step.schedule import PlanSchedule
 from atoll.errors import AtollError, BadInput
 
 DATA = TensorDataset(torch.zeros(20, 2))

@@ -13,9 +13,9 @@ import torch
 from loader_rig import make
 from torch.utils.data import TensorDataset
 
-from atoll.agent.runtime.loader import Loader
-from atoll.agent.runtime.schedule import PlanSchedule
-from atoll.agent.runtime.terms import Terms
+from atoll.agent.runtime.data.loader import Loader
+from atoll.agent.runtime.step.plan_parameters import Terms
+from atoll.agent.runtime.step.schedule import PlanSchedule
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from atoll.agent.runtime.outbox import MAX_STEPS, Outbox
+from atoll.agent.runtime.agent_link.outbox import MAX_STEPS, Outbox
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import StepSample, WorkerId
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from atoll.agent.runtime.place import AgentEndpoint, Place
+from atoll.agent.runtime.agent_link.place import AgentEndpoint, Place
 from atoll.errors import BadInput
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}

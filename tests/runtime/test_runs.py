@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from zmq_agent import FakeAgent, Start, torchrun_like
 
-from atoll.agent.runtime.checkpoint import files
+from atoll.agent.runtime.checkpoints.disk import files
 from atoll.v1.common_pb2 import Plan
 
 pytestmark = pytest.mark.timeout(240)

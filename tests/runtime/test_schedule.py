@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from atoll.agent.runtime import schedule
-from atoll.agent.runtime.schedule import PlanSchedule
-from atoll.agent.runtime.terms import Terms, terms_from_wire
+from atoll.agent.runtime.step import schedule
+from atoll.agent.runtime.step.plan_parameters import Terms, terms_from_wire
+from atoll.agent.runtime.step.schedule import PlanSchedule
 from atoll.errors import BadInput
 from atoll.v1.common_pb2 import Plan
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.agent.runtime.split import split_batch
+from atoll.agent.runtime.data.split import split_batch
 from atoll.errors import BadInput
 
 shares_of_ranks = st.lists(st.floats(min_value=1e-6, max_value=1e6), min_size=1, max_size=9)

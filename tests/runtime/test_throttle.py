@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from atoll.agent.runtime.throttle import Throttle
+from atoll.agent.runtime.step.throttle import Throttle
 from atoll.errors import BadInput
 
 

@@ -153,9 +153,9 @@ def become(asked: dict[str, Any]) -> None:
 if __name__ == "__main__":
     import torch._dynamo  # noqa: F401 - the first optimizer that is made imports it
 
-    import atoll.agent.runtime.run
-    import atoll.agent.runtime.stale.gradient_exchange
-    import atoll.agent.runtime.stale.update_exchange  # noqa: F401
+    import atoll.agent.runtime.api.run
+    import atoll.strategies.stale_sparse.gradient_exchange
+    import atoll.strategies.stale_sparse.update_exchange  # noqa: F401
 
     become(serve())
     runpy.run_path(sys.argv[0], run_name="__main__")

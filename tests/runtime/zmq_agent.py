@@ -17,7 +17,7 @@ from typing import IO, Protocol
 import zmq
 from held_ports import free_port
 
-from atoll.agent.runtime.wire.keys import generate
+from atoll.agent.runtime.transport.keys import generate
 from atoll.v1.agents_pb2 import DataKeys, Launch, Member, Notice
 from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, LinkSample, Metrics, Plan, StepSample, WorkerId
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage

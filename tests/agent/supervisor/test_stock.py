@@ -10,10 +10,10 @@ import pytest
 import torch
 import xxhash
 
-from atoll.agent.runtime.checkpoint import files
-from atoll.agent.runtime.checkpoint.header import Fingerprint, Header
-from atoll.agent.runtime.memory.slot import SlotFile, Tail, bounds
-from atoll.agent.supervisor.stock import StockTaker, checkpoints_in, checkpoints_under, shards_in
+from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
+from atoll.agent.runtime.checkpoints.memory.slot import SlotFile, Tail, bounds
+from atoll.agent.supervisor.inventory import StockTaker, checkpoints_in, checkpoints_under, shards_in
 from atoll.v1.agents_pb2 import Stock, TakeStock
 
 JOB = "vit-3f9a"

@@ -14,10 +14,10 @@ from scripted_controller import ScriptedController
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from atoll.agent.runtime.checkpoint import files
-from atoll.agent.runtime.checkpoint.header import Header, fingerprint
-from atoll.agent.runtime.checkpoint.state import pack_state
-from atoll.cli import sources
+from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
+from atoll.agent.runtime.checkpoints.disk.state import pack_state
+from atoll.cli.commands import sources
 from atoll.cli.main import app
 from atoll.errors import BadInput
 from atoll.v1 import common_pb2 as common

@@ -12,7 +12,7 @@ import pytest
 
 SERVES = """
 import asyncio, signal, sys
-from atoll.cli.daemons import run_until_told
+from atoll.cli.commands.daemons import run_until_told
 
 if "nohup" in sys.argv:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

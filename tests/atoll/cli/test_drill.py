@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from atoll.cli import drill
+from atoll.cli.commands import drill
 from atoll.cli.main import app
 from atoll.drill.schedule import KINDS
 

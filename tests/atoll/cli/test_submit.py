@@ -15,8 +15,8 @@ import pytest
 from scripted_controller import ScriptedController
 from typer.testing import CliRunner, Result
 
-from atoll.cli.follow import culprit
 from atoll.cli.main import app
+from atoll.cli.render.follow import culprit
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 

@@ -16,10 +16,10 @@ import pytest
 from scripted_controller import ScriptedController
 from typer.testing import CliRunner
 
-from atoll.cli import up
-from atoll.cli.daemons import need, read_token
+from atoll.cli.commands import up
+from atoll.cli.commands.daemons import need, read_token
+from atoll.cli.commands.up import Cluster, check_port, parse_speeds
 from atoll.cli.main import app
-from atoll.cli.up import Cluster, check_port, parse_speeds
 from atoll.errors import AtollError, BadInput, DeadlineExceeded
 from atoll.v1 import jobs_pb2 as pb
 
@@ -153,7 +153,7 @@ def test_a_leashed_child_whose_parent_is_gone_already_ends() -> None:
 
 SERVE = """
 import asyncio
-from atoll.cli.daemons import run_until_told
+from atoll.cli.commands.daemons import run_until_told
 async def serve(stop):
     print("up", flush=True)
     await stop.wait()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from atoll.cli import views
-from atoll.cli.follow import PlainScreen, verdict
+from atoll.cli.render import views
+from atoll.cli.render.follow import PlainScreen, verdict
 from atoll.errors import JobFailed
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, Event, WorkerStatus
 from atoll.v1.jobs_pb2 import PHASE_CANCELLED, PHASE_FAILED, PHASE_RUNNING, Job, Recovery, WorkerView

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from made import spec
 
-from atoll.controller.jobs.ledger import Ledger
-from atoll.controller.jobs.progress import ProgressBoard
-from atoll.controller.jobs.reconciler import Reconciler
-from atoll.controller.jobs.seen import NewEvent
-from atoll.controller.jobs.sessions import Outgoing, Session, Sessions
+from atoll.controller.jobs.agents.progress import ProgressBoard
+from atoll.controller.jobs.agents.sessions import Outgoing, Session, Sessions
+from atoll.controller.jobs.lifecycle.observed import NewEvent
+from atoll.controller.jobs.lifecycle.reconciler import Reconciler
+from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state import keys
 from atoll.controller.state.records import DeviceRecord, JobRecord, Level, NodeRecord
 from atoll.controller.state.store import (

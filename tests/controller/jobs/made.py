@@ -7,8 +7,8 @@ from typing import Any
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.estimators.profile import NodeEstimate, Profile, RankProfile
-from atoll.controller.jobs.seen import Alive, Seen, SeenNode, SeenWorker, Telling, WorkerKey
-from atoll.controller.jobs.start import FreeDevice
+from atoll.controller.jobs.lifecycle.observed import Alive, Seen, SeenNode, SeenWorker, Telling, WorkerKey
+from atoll.controller.jobs.lifecycle.start import FreeDevice
 from atoll.controller.state.records import (
     DeviceRecord,
     Exit,

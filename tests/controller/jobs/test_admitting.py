@@ -9,7 +9,7 @@ import pytest
 from made import profile
 
 from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, OverlapEstimate, Profile
-from atoll.controller.jobs.admitting import MAX_JUDGED, Answer, Candidate, Question, answer, dispensable
+from atoll.controller.jobs.admission.admitting import MAX_JUDGED, Answer, Candidate, Question, answer, dispensable
 
 
 def ask(known: Profile, *offers: Candidate, works: tuple[float, ...] = (1.0, 1.0, 1.0), **fields: Any) -> Answer | None:

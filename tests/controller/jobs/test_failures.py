@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from made import ended, exited, job, run, spec
 
-from atoll.controller.jobs.failures import judge, root_cause
+from atoll.controller.jobs.lifecycle.failures import judge, root_cause
 from atoll.controller.state.records import Cause, Exit, ExitKind, Failure, JobRecord, Phase
 
 FINISHED = exited(ExitKind.FINISHED)

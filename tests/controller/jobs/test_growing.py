@@ -10,10 +10,10 @@ import pytest
 from made import NOW_S, clock, free, job, node, profile, run, seen, spec, worker
 
 from atoll.controller.estimators.profile import NoiseEstimate, Profile
-from atoll.controller.jobs.growing import KEPT_STANDBYS, RESTART_S, learned, restart_s, stood_by
-from atoll.controller.jobs.reconcile import next_step
-from atoll.controller.jobs.seen import Seen, Step
-from atoll.controller.jobs.start import FreeDevice
+from atoll.controller.jobs.admission.growing import KEPT_STANDBYS, RESTART_S, learned, restart_s, stood_by
+from atoll.controller.jobs.lifecycle.observed import Seen, Step
+from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.lifecycle.start import FreeDevice
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import Cause, Change, Growth, JobRecord, Phase, Standby
 

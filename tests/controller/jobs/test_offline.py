@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from made import clock, job, node, profile, run, seen, spec, worker
 
-from atoll.controller.jobs.offline import offline_profile
-from atoll.controller.jobs.policy import policy_of
-from atoll.controller.jobs.progress import ProgressBoard
-from atoll.controller.jobs.reconcile import next_step
-from atoll.controller.jobs.seen import Seen
+from atoll.controller.jobs.agents.progress import ProgressBoard
+from atoll.controller.jobs.lifecycle.observed import Seen
+from atoll.controller.jobs.lifecycle.policy import policy_of
+from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.records.offline_profile import offline_profile
 from atoll.controller.state.records import Adapt, JobRecord, Level, StaleSparse
 from atoll.errors import BadInput
 from atoll.v1.agents_pb2 import Prepared, WorkerTelemetry

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from made import job
 
-from atoll.controller.jobs.phases import EDGES, KEPT_CHANGES, IllegalTransition, advance, phases_table
+from atoll.controller.jobs.lifecycle.phases import EDGES, KEPT_CHANGES, IllegalTransition, advance, phases_table
 from atoll.controller.state.records import Phase
 
 

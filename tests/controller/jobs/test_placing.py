@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.jobs.placing import first_placement, holders, is_same, shared_hosts
+from atoll.controller.jobs.agents.replica_placement import first_placement, holders, is_same, shared_hosts
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import Checkpoint, Member, NodeRecord, PlanRecord
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from atoll.controller.jobs.progress import ProgressBoard
+from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.v1.agents_pb2 import WorkerTelemetry
 from atoll.v1.common_pb2 import LinkSample, StepSample, WorkerId
 

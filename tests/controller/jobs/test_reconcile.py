@@ -8,9 +8,7 @@ import pytest
 from made import JOB, NOW_S, clock, ended, exited, free, job, node, run, seen, spec, worker
 
 from atoll.controller.estimators.profile import Profile, RankProfile
-from atoll.controller.jobs.ledger import Ledger
-from atoll.controller.jobs.reconcile import next_step
-from atoll.controller.jobs.seen import (
+from atoll.controller.jobs.lifecycle.observed import (
     Alive,
     ForgetWorker,
     LaunchWorker,
@@ -20,6 +18,8 @@ from atoll.controller.jobs.seen import (
     StopRun,
     WorkerKey,
 )
+from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.records import Cause, ExitKind, Failure, JobRecord, Level, Phase, StaleSparse
 from atoll.controller.state.store import Fence, Put

@@ -8,8 +8,8 @@ import pytest
 from lives import Breaking, Cluster, Killed
 from made import NOW_S, clock, ended, exited, job, node, run, seen, worker
 
-from atoll.controller.jobs.reconcile import next_step
-from atoll.controller.jobs.recovering import sentence
+from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.lifecycle.recovering import sentence
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode
 from atoll.controller.state.records import Cause, ExitKind, Phase, RunRecord

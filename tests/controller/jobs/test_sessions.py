@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from made import JOB, NOW_S, node
 
-from atoll.controller.jobs.seen import Alive, WorkerKey
-from atoll.controller.jobs.sessions import OUTBOX_MESSAGES, RESEND_S, NameTaken, Session, Sessions
+from atoll.controller.jobs.agents.sessions import OUTBOX_MESSAGES, RESEND_S, NameTaken, Session, Sessions
+from atoll.controller.jobs.lifecycle.observed import Alive, WorkerKey
 from atoll.controller.state.records import ExitKind
 from atoll.v1 import agents_pb2, common_pb2
 

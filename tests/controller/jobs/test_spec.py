@@ -5,8 +5,7 @@ from typing import Any, get_args
 
 import pytest
 
-from atoll.agent.runtime import strategy
-from atoll.controller.jobs.spec import (
+from atoll.controller.jobs.records.spec import (
     EXCHANGES,
     MAX_RATE,
     MOMENTA,
@@ -18,6 +17,7 @@ from atoll.controller.jobs.spec import (
 )
 from atoll.errors import BadInput
 from atoll.jobfile import JobFile, with_flags
+from atoll.strategies import settings
 from atoll.v1 import common_pb2 as pb
 
 SHA = "ab" * 32
@@ -89,16 +89,16 @@ def test_what_was_left_out_gets_its_meaning() -> None:
 
 def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
     """Neither may import the other, so each knows the defaults and limits for itself."""
-    assert strategy.from_spec(spec_to_wire(spec_from_wire(wire(strategy="stale-sparse")))) == strategy.StaleSparse()
-    assert strategy.from_spec(wire(strategy="stale-sparse")) == strategy.StaleSparse()
-    assert strategy.from_spec(spec_to_wire(spec_from_wire(wire()))) == strategy.Dense()
+    assert settings.from_spec(spec_to_wire(spec_from_wire(wire(strategy="stale-sparse")))) == settings.StaleSparse()
+    assert settings.from_spec(wire(strategy="stale-sparse")) == settings.StaleSparse()
+    assert settings.from_spec(spec_to_wire(spec_from_wire(wire()))) == settings.Dense()
     assert (
-        get_args(strategy.Selection),
-        get_args(strategy.Exchange),
-        get_args(strategy.Values),
-        get_args(strategy.Momentum),
-        get_args(strategy.Scheduling),
-        strategy.MAX_RATE,
+        get_args(settings.Selection),
+        get_args(settings.Exchange),
+        get_args(settings.Values),
+        get_args(settings.Momentum),
+        get_args(settings.Scheduling),
+        settings.MAX_RATE,
     ) == (SELECTIONS, EXCHANGES, VALUES, MOMENTA, SCHEDULINGS, MAX_RATE)
     flags = {"strategy": "stale-sparse", "stale_sparse.rate": MAX_RATE}
     assert with_flags(JobFile(), flags).to_spec("a.py").stale_sparse.rate == MAX_RATE

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from made import clock, ended, exited, free, job, node, run, seen, spec
 
-from atoll.controller.jobs.reconcile import next_step
-from atoll.controller.jobs.standby import kept_free
-from atoll.controller.jobs.start import Wanted, decide_start
+from atoll.controller.jobs.admission.standby import kept_free
+from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.lifecycle.start import Wanted, decide_start
 from atoll.controller.state.records import ExitKind, NodeRecord, Phase, Standby
 
 PORTS = dict.fromkeys("abcde", (29500,))

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from made import JOB, exited, job, node, run, worker
 
-from atoll.controller.jobs.seen import Alive, DropMemory, ForgetWorker, StopRun, WorkerKey
-from atoll.controller.jobs.strays import stray_actions
+from atoll.controller.jobs.agents.orphans import stray_actions
+from atoll.controller.jobs.lifecycle.observed import Alive, DropMemory, ForgetWorker, StopRun, WorkerKey
 from atoll.controller.state.records import ExitKind, Phase
 
 KEY = WorkerKey(JOB, 1, 0)

@@ -5,8 +5,8 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from made import job, run
 
-from atoll.controller.jobs.datakeys import new_seed
-from atoll.controller.jobs.wire import launch, launch_of_all, plan_to_wire
+from atoll.controller.jobs.agents.data_keys import new_seed
+from atoll.controller.jobs.records.wire import launch, launch_of_all, plan_to_wire
 from atoll.controller.state.records import PlanRecord
 from atoll.v1.agents_pb2 import ControllerMessage
 from atoll.v1.common_pb2 import Plan

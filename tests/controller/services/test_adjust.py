@@ -14,8 +14,8 @@ import pytest
 from daemons import Controller, controller, leading
 from fake_agent import FakeAgent
 
-from atoll.cli.wire import to_plain
-from atoll.controller.jobs.datakeys import private_key, public_keys
+from atoll.cli.render.wire import to_plain
+from atoll.controller.jobs.agents.data_keys import private_key, public_keys
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode

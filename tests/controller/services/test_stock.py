@@ -11,7 +11,7 @@ import pytest
 from daemons import Controller, bundle, controller, leading, spec_for
 from fake_agent import FakeAgent
 
-from atoll.controller.services import stock as stock_service
+from atoll.controller.services import inventory as stock_service
 from atoll.v1 import common_pb2
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.agents_pb2 import HeldCheckpoint, Stock

@@ -16,22 +16,24 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime import buckets, group, resuming
-from atoll.agent.runtime.checkpoint import files
-from atoll.agent.runtime.checkpoint.header import Header, fingerprint
-from atoll.agent.runtime.checkpoint.state import pack_state
-from atoll.agent.runtime.control import Agreed, Control
-from atoll.agent.runtime.dense import DenseReducer
-from atoll.agent.runtime.place import Place
-from atoll.agent.runtime.session import CheckpointSettings, Session
-from atoll.agent.runtime.strategy import Dense
-from atoll.agent.runtime.synchronisation import Callbacks
-from atoll.agent.runtime.throttle import Throttle
+from atoll.agent.runtime.agent_link.place import Place
+from atoll.agent.runtime.api.session import CheckpointSettings, Session
+from atoll.agent.runtime.checkpoints import resume
+from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
+from atoll.agent.runtime.checkpoints.disk.state import pack_state
+from atoll.agent.runtime.step.agreement import Agreed, Control
+from atoll.agent.runtime.step.synchronisation import Callbacks
+from atoll.agent.runtime.step.throttle import Throttle
+from atoll.agent.runtime.transport import process_groups
 from atoll.errors import BadInput, PeerLost
+from atoll.strategies.dense import buckets
+from atoll.strategies.dense.worker import DenseReducer
+from atoll.strategies.settings import Dense
 
 LOCAL = (5, 2)  # samples of each rank
 PLACE = Place.from_environment()
-GROUP = group.join(PLACE, torch.device("cpu"))
+GROUP = process_groups.join(PLACE, torch.device("cpu"))
 assert GROUP is not None
 
 
@@ -188,7 +190,7 @@ def the_same_step_saved_at_two_positions_is_one_after_a_resume() -> None:
         model=fingerprint({}),
     )
     files.write(settings.directory, header, tensors, scalars)
-    newest = resuming.find(session, settings.directory, fingerprint({}))
+    newest = resume.find(session, settings.directory, fingerprint({}))
     assert newest is not None
     found = newest.checkpoint
     assert (found.header.epoch, found.header.consumed) == (1, 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import atoll
-from atoll.agent.runtime.strategy import Strategy
+from atoll.strategies.settings import Strategy
 
 PORTS = iter(sys.argv[1].split(","))
 

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.agent.runtime.memory import cadence
-from atoll.agent.runtime.stale.rounds import Rounds
+from atoll.agent.runtime.checkpoints.memory import cadence
+from atoll.strategies.stale_sparse.rounds import Rounds
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)

@@ -1,0 +1,176 @@
+"""The worker's end of its link to the agent: protos/atoll/v1/worker.proto over ZeroMQ, on a thread of its own."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+from google.protobuf.message import DecodeError
+
+from atoll.agent.runtime.agent_link.exits import say
+from atoll.agent.runtime.agent_link.outbox import Outbox
+from atoll.agent.runtime.agent_link.place import AgentEndpoint, Place
+from atoll.errors import BadInput, DeadlineExceeded
+from atoll.strategies.settings import MAX_RATE
+from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, WorkerId
+from atoll.v1.worker_pb2 import Alive, Hello, Stop, SupervisorMessage, Welcome, WorkerMessage
+
+MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+HELLO_EVERY_S: Final = 0.2
+WELCOME_DEADLINE_S: Final = 30.0
+ALIVE_EVERY_S: Final = 0.5
+TELEMETRY_EVERY_S: Final = 1.0
+_TURN_MS: Final = 100
+_FLUSH_MS: Final = 1000  # how long closing waits for last words to leave
+
+
+class Link:
+    """Says Hello until Welcome comes; from then on a thread sends Alive and telemetry and receives plans and stops.
+
+    `close` joins the thread. `on_overdue` is called on that thread when a Stop was not obeyed within half its grace."""
+
+    def __init__(self, place: Place, endpoint: AgentEndpoint, welcome_deadline_s: float = WELCOME_DEADLINE_S) -> None:
+        """Raises DeadlineExceeded if the agent does not answer, BadInput if its Welcome makes no sense."""
+        self.id = WorkerId(job=endpoint.job, run=endpoint.run, rank=place.rank)
+        self.outbox = Outbox()
+        self.on_overdue: Callable[[Stop], None] | None = None
+        self.step, self.plan = 0, 0  # what Alive says
+        self.obeyed = False  # the training thread is carrying the stop out
+        self._world_size = place.world_size
+        self._stop: Stop | None = None
+        self._overdue_s = math.inf  # monotonic
+        self._plans: list[Plan] = []
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, f"{endpoint.job}/{endpoint.run}/{place.rank}".encode())
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.LINGER, _FLUSH_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        try:
+            self._socket.connect(endpoint.socket)
+            self.welcome = self._meet(endpoint, welcome_deadline_s)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        # A daemon: a script that ends without closing its run must not hang here.
+        self._thread = threading.Thread(target=self._run, name="atoll-link", daemon=True)
+        self._thread.start()
+
+    @property
+    def stop(self) -> Stop | None:
+        """The agent's wish that this worker stops."""
+        return self._stop
+
+    def take_plans(self) -> list[Plan]:
+        """Plans that came since the last call, in the order of their arrival, each checked."""
+        with self._lock:
+            plans, self._plans = self._plans, []
+        return plans
+
+    def close(self) -> None:
+        """Send what is left and join the thread."""
+        self._closing.set()
+        self._thread.join(timeout=5)
+        if not self._thread.is_alive():
+            self._context.destroy(linger=_FLUSH_MS)
+
+    def _meet(self, endpoint: AgentEndpoint, deadline_s: float) -> Welcome:
+        hello = WorkerMessage(id=self.id, hello=Hello(pid=os.getpid(), secret=endpoint.secret))
+        ends_s = time.monotonic() + deadline_s
+        while (now_s := time.monotonic()) < ends_s:
+            self._send(hello)
+            if self._socket.poll(int(1000 * min(HELLO_EVERY_S, ends_s - now_s)), zmq.POLLIN):
+                message = self._receive()
+                if message is not None and message.HasField("welcome"):
+                    self._check(message.welcome)
+                    self._plans.extend(plan for plan in message.welcome.plans if self._acceptable(plan))
+                    return message.welcome
+                if message is not None:
+                    self._take(message)
+        raise DeadlineExceeded(
+            f"the agent at {endpoint.socket} did not answer within {deadline_s:.0f} s. Is it alive? Look at its log"
+        )
+
+    def _run(self) -> None:
+        alive_s = telemetry_s = -math.inf
+        while not self._closing.is_set():
+            if self._socket.poll(_TURN_MS, zmq.POLLIN):
+                message = self._receive()
+                if message is not None:
+                    self._take(message)
+            now_s = time.monotonic()
+            if now_s - alive_s >= ALIVE_EVERY_S:
+                alive_s = now_s
+                self._send(WorkerMessage(id=self.id, alive=Alive(step=self.step, plan=self.plan)))
+            if now_s - telemetry_s >= TELEMETRY_EVERY_S or self.outbox.urgent:
+                telemetry_s = now_s
+                self._send_telemetry()
+            if now_s >= self._overdue_s and not self.obeyed and self._stop is not None and self.on_overdue is not None:
+                self._overdue_s = math.inf
+                self.on_overdue(self._stop)
+        self._send(WorkerMessage(id=self.id, alive=Alive(step=self.step, plan=self.plan)))
+        self._send_telemetry()
+
+    def _take(self, message: SupervisorMessage) -> None:
+        match message.WhichOneof("body"):
+            case "plan" if self._acceptable(message.plan):
+                with self._lock:
+                    self._plans.append(message.plan)
+            case "stop" if self._stop is None:
+                self._overdue_s = time.monotonic() + max(message.stop.grace_s, 0) / 2
+                self._stop = message.stop
+            case _:  # a second Welcome or Stop says nothing new
+                pass
+
+    def _acceptable(self, plan: Plan) -> bool:
+        fits = len(plan.shares) == self._world_size and all(share > 0 and math.isfinite(share) for share in plan.shares)
+        fits = fits and (not plan.HasField("rate") or 0 <= plan.rate <= MAX_RATE)
+        if plan.run == self.id.run and plan.id > 0 and fits:
+            return True
+        text = (
+            f"rank {self.id.rank} refused plan {plan.id} of run {plan.run}: it needs run {self.id.run} and "
+            f"{self._world_size} shares above 0, not {list(plan.shares)[:8]}"
+            + (f", and a rate of 0 to {MAX_RATE}, not {plan.rate}" if plan.HasField("rate") else "")
+        )
+        self.outbox.notice(LEVEL_WARNING, text)
+        return False
+
+    def _check(self, welcome: Welcome) -> None:
+        launch = welcome.launch
+        if launch.id != self.id or launch.world_size != self._world_size:
+            raise BadInput(
+                f"the agent's Welcome is for {launch.id.job} run {launch.id.run} rank {launch.id.rank} of "
+                f"{launch.world_size}; this worker is {self.id.job} run {self.id.run} rank {self.id.rank} of "
+                f"{self._world_size}. Was its environment changed?"
+            )
+        if not 0 < welcome.speed <= 1:
+            raise BadInput(f"the agent's Welcome has speed {welcome.speed}; it must be above 0 and at most 1")
+
+    def _receive(self) -> SupervisorMessage | None:
+        frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        try:
+            return SupervisorMessage.FromString(frames[-1])
+        except DecodeError:
+            say(f"a message of {len(frames[-1])} bytes from the agent is malformed and was dropped")
+            return None
+
+    def _send(self, message: WorkerMessage) -> bool:
+        """Returns whether it is on its way."""
+        try:
+            self._socket.send(message.SerializeToString(), zmq.NOBLOCK)
+        except zmq.Again:
+            return False  # the agent is away and the queue is full: everything here is repeated or counted
+        return True
+
+    def _send_telemetry(self) -> None:
+        telemetry = self.outbox.take(self.id)
+        if telemetry is not None and not self._send(WorkerMessage(id=self.id, telemetry=telemetry)):
+            self.outbox.lost(telemetry)

@@ -1,0 +1,88 @@
+"""What users may hand to run.prepare, checked before anything is changed."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.data.loader import LoaderSettings
+from atoll.errors import BadInput
+
+WRAPPERS: Final = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def check_model(model: nn.Module) -> None:
+    """Raises BadInput for what strategy `dense` cannot train."""
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"model is a {type(model).__name__}, not a torch.nn.Module. Pass the model itself")
+    if isinstance(model, WRAPPERS):
+        raise BadInput(f"model is wrapped in {type(model).__name__}; pass the bare model, Atoll combines the gradients")
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            raise BadInput(f"{name or 'the model'} makes sparse gradients; build it with sparse=False")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise BadInput(f"parameter {name} has no shape yet; run one batch through the model before run.prepare")
+        if parameter.requires_grad and not parameter.dtype.is_floating_point:
+            raise BadInput(f"parameter {name} is {parameter.dtype}; only real floating-point parameters can be trained")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise BadInput("no parameter of the model requires a gradient; there is nothing to train")
+
+
+def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises BadInput for optimizers whose update would differ between ranks or cannot be split into steps."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise BadInput(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise BadInput("LBFGS evaluates the loss several times in one step; use an optimizer that takes one gradient")
+    known = {id(parameter) for parameter in model.parameters()}
+    for index, group in enumerate(optimizer.param_groups):
+        foreign = sum(id(parameter) not in known for parameter in group["params"])
+        if foreign:
+            raise BadInput(
+                f"{foreign} parameters of the optimizer's group {index} are not the model's, so their gradients would "
+                "not be combined. Put them into one nn.Module with the model and build the optimizer from that"
+            )
+
+
+def check_alike(session: Session, model: nn.Module, settings: LoaderSettings) -> None:
+    """Collective. Raises BadInput on every rank if they were given different things, naming what differs; PeerLost."""
+    assert session.group is not None
+    state = model.state_dict().items()
+    tensors = [(name, tuple(one.shape), one.dtype) for name, one in state if isinstance(one, torch.Tensor)]
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    mine = {
+        "model": _digest((tensors, trained)),
+        "length of the dataset": len(settings.dataset),  # type: ignore[arg-type]
+        "batch_size": settings.batch_size,
+        "shuffle": int(settings.shuffle),
+        "drop_last": int(settings.drop_last),
+        "seed": session.seed % 2**63,
+        "checkpoint_every": session.checkpoint.every_steps,
+        "checkpoint_directory": int(session.checkpoint.directory is not None),
+        "the run's first plan": _digest(session.first),
+    }
+    rows = session.group.gather_rows(list(mine.values()))
+    for column, what in enumerate(mine):
+        differing = [rank for rank, row in enumerate(rows) if row[column] != rows[0][column]]
+        if differing:
+            raise BadInput(f"{what} on rank {differing[0]} differs from rank 0's; every rank must run the same script")
+
+
+def _digest(value: object) -> int:
+    return int.from_bytes(blake2b(repr(value).encode(), digest_size=7).digest(), "little")
+
+
+def check_loss(loss: torch.Tensor) -> None:
+    """Raises BadInput unless `loss` is one number with a gradient."""
+    if not isinstance(loss, torch.Tensor):
+        raise BadInput(f"run.backward got a {type(loss).__name__}; pass the loss tensor, without .item()")
+    if loss.numel() != 1:
+        raise BadInput(f"the loss has shape {tuple(loss.shape)}; it must be one number: the mean over the batch")
+    if not loss.requires_grad:
+        raise BadInput("the loss has no gradient; was it computed under torch.no_grad() or detached?")

@@ -1,0 +1,428 @@
+"""The training API: `atoll.init` and `atoll.Run`."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from atoll.agent.runtime.agent_link import exits
+from atoll.agent.runtime.agent_link.link import Link
+from atoll.agent.runtime.agent_link.place import Place
+from atoll.agent.runtime.api.inputs import check_model, check_optimizer
+from atoll.agent.runtime.api.session import CheckpointSettings, MemorySettings, Session, checkpoint_settings
+from atoll.agent.runtime.checkpoints.snapshot import Tracked
+from atoll.agent.runtime.data.loader import Loader, LoaderSettings
+from atoll.agent.runtime.step.plan_parameters import Terms, terms_from_wire
+from atoll.agent.runtime.step.probe import Probe
+from atoll.agent.runtime.step.randomness import seed_alike
+from atoll.agent.runtime.step.throttle import Throttle
+from atoll.agent.runtime.step.training import Training
+from atoll.agent.runtime.transport import process_groups
+from atoll.agent.runtime.transport.process_groups import COLLECTIVE_TIMEOUT_S, Group
+from atoll.errors import BadInput, PeerLost, SettingError
+from atoll.strategies import settings as strategies
+from atoll.strategies.settings import Dense, StaleSparse, Strategy
+from atoll.v1.common_pb2 import LEVEL_WARNING
+from atoll.v1.worker_pb2 import Stop
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+
+MAX_METRICS: Final = 64
+_current: Run | None = None
+
+
+def init(
+    *,
+    seed: int = 0,
+    strategy: str | Strategy = "dense",
+    checkpoint_directory: str | Path | None = None,
+    checkpoint_every: int = 0,
+) -> Run:
+    """Join the job this process belongs to; started by hand, a run of one worker. Once per process.
+
+    strategy: "dense", "stale-sparse", or the settings of one, e.g. atoll.StaleSparse(rate=0.995).
+    seed: of initial weights, order of samples, dropout. Models built after this call start equal on every rank.
+    checkpoint_directory, checkpoint_every: where to save, and every how many steps (0: only at the end and when a peer
+    is lost). Under an Atoll agent the submitted job's settings hold in place of these, and its seed unless that is 0.
+    Raises BadInput for wrong arguments or environment, DeadlineExceeded if the agent does not answer."""
+    global _current  # noqa: PLW0603 - a process is one worker
+    if _current is not None:
+        raise BadInput("atoll.init was called already; use the Run that it returned, or close() that one first")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise BadInput(
+            "a loader's worker process is running the training script itself. Put what the script does under "
+            '`if __name__ == "__main__":`'
+        )
+    if isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 0:
+        raise SettingError(
+            "checkpoint_every", checkpoint_every, "must be a whole number of steps", "0 is only at the end"
+        )
+    if checkpoint_every and checkpoint_directory is None:
+        raise BadInput(f"checkpoint_every = {checkpoint_every} needs checkpoint_directory, where they shall go")
+    place = Place.from_environment()
+    directory = Path(checkpoint_directory).absolute() if checkpoint_directory is not None else None
+    own = CheckpointSettings(directory=directory, every_steps=checkpoint_every, keep=2)
+    chosen = strategies.from_name(strategy) if isinstance(strategy, str) else strategy
+    if not isinstance(chosen, Dense | StaleSparse):
+        raise BadInput(f"strategy is a {type(chosen).__name__}; pass a name or atoll.StaleSparse(...)")
+    probe = Probe.from_environment(place.rank) if place.agent is None else None
+    if probe is not None:
+        seed, chosen = probe.seed(seed), probe.strategy(chosen)
+        own = CheckpointSettings(directory=None, every_steps=0, keep=2)  # a trial neither goes on nor leaves anything
+    _current = Run(place, seed, chosen, own, probe)
+    return _current
+
+
+class Run:
+    """This worker's part in the job."""
+
+    def __init__(
+        self,
+        place: Place,
+        seed: int,
+        strategy: Strategy,
+        checkpoint: CheckpointSettings,
+        probe: Probe | None = None,
+    ) -> None:
+        self._place = place
+        self._probe = probe
+        self._pid = os.getpid()
+        self._training: Training | None = None
+        self._tracked: dict[str, Tracked] = {}
+        self._peer_lost = False
+        self._ends = False  # `end_training` was called
+        self._left_early = False  # in the loop over `epochs`, or gone from it
+        self._group: Group | None = None
+        self._link = Link(place, place.agent) if place.agent is not None else None
+        if self._link is not None:
+            self._link.on_overdue = self._overdue
+        atexit.register(self._at_exit)
+        try:
+            self._session = self._join(seed, strategy, checkpoint)
+        except exits.WorkerExit:
+            raise  # half a process group may be there: `_at_exit` ends the process past its teardown
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, 0 to world_size - 1."""
+        return self._place.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers this run has. A later run of the same job may have more or fewer."""
+        return self._place.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number on its machine."""
+        return self._place.local_rank
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes what shall be there once."""
+        return self._place.is_main
+
+    @property
+    def device(self) -> torch.device:
+        """Where `prepare` puts the model and the loader its batches."""
+        return self._session.device
+
+    @property
+    def step(self) -> int:
+        """Batches of the whole job that are done; with gradient accumulation several make one update."""
+        return self._training.loader.position.step if self._training is not None else 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being trained, from 0."""
+        return self._training.loader.position.epoch if self._training is not None else 0
+
+    @property
+    def last_batch(self) -> bool:
+        """Whether the batch that is being trained is its epoch's last, also in an epoch that a resume went on with:
+        scripts that accumulate gradients make an update there too."""
+        return self._prepared("run.last_batch").loader.at_last_batch
+
+    @property
+    def total_batch(self) -> int:
+        """Samples of this step of the whole job: `batch_size`, or what the plan says in its place. An epoch's last
+        batch may be shorter."""
+        return self._prepared("run.total_batch").loader.total_batch
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """What the plan multiplies the optimizer's learning rates by in this step, while optimizer.step() runs."""
+        return self._prepared("run.learning_rate_factor").learning_rate_factor
+
+    def prepare(
+        self,
+        model: ModelT,
+        optimizer: OptimizerT,
+        dataset: Dataset[Any] | DataLoader[Any],
+        batch_size: int | None = None,
+        *,
+        scheduler: Tracked | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+    ) -> tuple[ModelT, OptimizerT, Loader[Any]]:
+        """Make them ready for training together, and go on from the newest checkpoint where there is one. Once per run.
+
+        model, optimizer: come back themselves, moved to `device`, equal on every rank.
+        dataset: with a length and an index; or a DataLoader, whose dataset and settings are taken over.
+        batch_size: samples per step of the whole job, split over the workers by the plan. Needed unless a DataLoader is
+        given. scheduler: short for track("scheduler", scheduler).
+        Returns (model, optimizer, loader). Raises BadInput for what cannot be trained, CheckpointError for a checkpoint
+        of another model."""
+        if self._training is not None:
+            raise BadInput("run.prepare was called already. Put models that train together into one nn.Module")
+        if isinstance(dataset, DataLoader):
+            settings = LoaderSettings.from_dataloader(dataset, batch_size)
+        elif batch_size is None:
+            raise BadInput("run.prepare needs batch_size, the whole job's samples per step")
+        else:
+            settings = LoaderSettings(
+                dataset=dataset,
+                batch_size=batch_size,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                num_workers=num_workers,
+                collate_fn=collate_fn,
+                pin_memory=pin_memory,
+            )
+        settings.check(self.world_size)
+        check_model(model)
+        check_optimizer(model, optimizer)
+        if scheduler is not None:
+            self.track("scheduler", scheduler)
+        if self._probe is not None:
+            settings = self._probe.begin(settings, model, optimizer)
+        training = Training(self._session, model, optimizer, settings, self._tracked)
+        try:
+            training.start()
+        except PeerLost as error:
+            self._leave_without_peer(error)
+        self._training = training
+        return model, optimizer, training.loader
+
+    def track(self, name: str, tracked: Tracked) -> None:
+        """Keep this in checkpoints too: a scheduler, a gradient scaler, an average of weights.
+
+        name: the same in every run. tracked: has state_dict() and load_state_dict(). Raises BadInput."""
+        if not isinstance(tracked, Tracked):
+            raise BadInput(f"{type(tracked).__name__} lacks state_dict() or load_state_dict(); they are what is saved")
+        if not name.isidentifier() or name in self._tracked:
+            raise BadInput(f"track({name!r}, ...): the name must be a Python identifier that is not tracked yet")
+        self._tracked[name] = tracked
+        if self._training is not None:
+            self._training.restore_tracked(name)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """The numbers of the epochs that are left of `total`, going on in the middle of one after a resume.
+
+        What follows the loop over the loader runs again after a resume at the end of an epoch; the loop then shows the
+        last batch once more, without effect."""
+        training = self._prepared("run.epochs")
+        for epoch in range(training.loader.position.epoch, total):
+            training.begin_epoch(epoch)
+            self._left_early = True  # unless the script comes back for more
+            yield epoch
+            self._left_early = False
+            if self._ends:
+                break
+        else:
+            training.loader.begin_epoch(max(total, training.loader.position.epoch))
+        training.finish()
+
+    def end_training(self) -> None:
+        """No epoch after this one: the loop over `epochs` ends by itself, with the last checkpoint, which `break`
+        leaves out. Every rank says so in the same epoch: decide on what all know alike, e.g. what `sum` gave."""
+        self._prepared("run.end_training")
+        self._ends = True
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """In place of loss.backward(): afterwards every p.grad is that of the whole job's batch.
+
+        loss: one number, the mean over this worker's part of the batch. Raises BadInput."""
+        self._prepared("run.backward").backward(loss)
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor | None:
+        """Between backward and optimizer.step(): bring the gradient's global L2 norm down to max_norm.
+
+        Under `dense` what torch.nn.utils.clip_grad_norm_ does; returns the norm before. Under `stale-sparse` it is the
+        norm of the combined sparse update, which is clipped when it is complete; returns None."""
+        if not max_norm > 0:  # NaN too
+            raise BadInput(f"run.clip_grad_norm got max_norm = {max_norm}; it must be above 0")
+        return self._prepared("run.clip_grad_norm").clip(float(max_norm))
+
+    def synchronize(self) -> None:
+        """Make the model the same on every rank, for evaluation or export in mid-training. All ranks call it together.
+
+        Under `stale-sparse` this waits for all updates and exchanges whatever was held back, once, in full. The end of
+        training does it by itself; under `dense` there is nothing to do."""
+        self._prepared("run.synchronize").synchronize()
+
+    def sum(self, *numbers: float) -> tuple[float, ...]:
+        """Each of these numbers added up over all ranks, the same on every rank to the bit. All ranks call it together.
+
+        For losses and counts of a validation set that ranks share, and for what all must decide alike. Raises
+        BadInput."""
+        training = self._prepared("run.sum")
+        try:
+            mine = [float(number) for number in numbers]
+        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of many numbers
+            raise BadInput(f"run.sum takes single numbers, e.g. loss.item(): {error}") from error
+        return training.sum(mine)
+
+    def statistics(self) -> dict[str, float]:
+        """total_batch and learning_rate_factor of this step, and what the strategy measured since the run began.
+
+        Under `dense` that is nothing, under `stale-sparse` among others stall_s, fresh_share, sent_bytes, and
+        stall_s.NAME for each parameter."""
+        measured = self._prepared("run.statistics").statistics()
+        plan = {"total_batch": float(self.total_batch), "learning_rate_factor": self.learning_rate_factor}
+        return {**measured, **plan}
+
+    def report(self, **metrics: float) -> None:
+        """Numbers for `atoll status` and the job's curves, at the current step. At most 64, under any names."""
+        if len(metrics) > MAX_METRICS:
+            raise BadInput(f"run.report got {len(metrics)} numbers; it takes at most {MAX_METRICS}")
+        try:
+            values = {name: float(value) for name, value in metrics.items()}
+        except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of many numbers
+            raise BadInput(f"run.report takes single numbers, e.g. loss=loss.item(): {error}") from error
+        if self._link is not None:
+            self._link.outbox.metrics(self.step, values)
+        elif self.is_main:
+            numbers = " ".join(f"{name} {value:.4g}" for name, value in values.items())
+            print(f"epoch {self.epoch} step {self.step} {numbers}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Wait for a checkpoint under way, say good-bye to the agent, free the process group. Also done at exit."""
+        global _current  # noqa: PLW0603
+        atexit.unregister(self._at_exit)
+        stuck = self._training is not None and self._training.stuck
+        if self._training is not None:
+            self._training.close()
+        if self._link is not None:
+            self._link.close()
+        if self._probe is not None:
+            self._probe.close()
+        if self._group is not None and not stuck and self._leaving_with is None:
+            self._group.close()
+            self._group = None
+        if _current is self:
+            _current = None
+
+    def _join(self, seed: int, strategy: Strategy, checkpoint: CheckpointSettings) -> Session:
+        place, link = self._place, self._link
+        timeout_s, speed = COLLECTIVE_TIMEOUT_S, 1.0
+        first: Terms | None = None
+        memory: MemorySettings | None = None
+        if link is not None:
+            welcome, spec = link.welcome, link.welcome.launch.spec
+            seed = spec.seed or seed
+            timeout_s, speed = max(timeout_s, spec.stall_timeout_s), welcome.speed
+            strategy = strategies.from_spec(spec)
+            first = terms_from_wire(welcome.launch.plan) if welcome.launch.plan.shares else None
+            checkpoint = checkpoint_settings(welcome)
+            if spec.checkpoint.memory_replicas:  # on every rank alike
+                memory = MemorySettings(
+                    folder=Path(welcome.memory_directory) if welcome.memory_directory else None,
+                    room_bytes=welcome.memory_bytes,
+                    nodes=tuple(member.node for member in welcome.launch.members),
+                    kept_by=tuple(tuple(member.holders) for member in welcome.launch.members),
+                )
+        seed_alike(seed)
+        device = _choose_device(place)
+        sync = torch.cuda.synchronize if device.type == "cuda" else None
+        try:
+            self._group = process_groups.join(place, device)
+        except PeerLost as error:
+            self._leave_without_peer(error)
+        return Session(
+            place=place,
+            device=device,
+            job=place.agent.job if place.agent is not None else "",
+            run=place.agent.run if place.agent is not None else 0,
+            seed=seed,
+            strategy=strategy,
+            checkpoint=checkpoint,
+            first=first,
+            group=self._group,
+            collective_timeout_s=timeout_s,
+            link=link,
+            throttle=Throttle(speed, sync),
+            memory=memory,
+            probe=self._probe,
+        )
+
+    def _prepared(self, what: str) -> Training:
+        if self._training is None:
+            raise BadInput(
+                f"{what} before run.prepare. Call run.prepare(model, optimizer, dataset, batch_size=...) first"
+            )
+        return self._training
+
+    @property
+    def _leaving_with(self) -> int | None:
+        """The exit code, where this worker leaves because it was asked to or a peer was lost."""
+        if self._peer_lost:
+            return exits.PEER_LOST
+        return self._training.leaving.code if self._training is not None else None
+
+    def _leave_without_peer(self, error: PeerLost) -> NoReturn:
+        """Before training began there is nothing to save."""
+        self._peer_lost = True
+        exits.say(f"rank {self.rank} lost a peer before training ({error}); exit code {exits.PEER_LOST}")
+        raise exits.WorkerExit(exits.PEER_LOST)
+
+    def _overdue(self, stop: Stop) -> None:
+        """By the link thread: half of the stop's grace has gone by and the training thread has not obeyed."""
+        if self._training is not None:
+            self._training.leaving.overdue(stop.grace_s / 4)
+        exits.say(
+            f"rank {self.rank} was asked to stop before training began ({stop.reason}); exit code {exits.PEER_LOST}"
+        )
+        exits.end_now(exits.PEER_LOST)
+
+    def _tell_what_is_missing(self) -> None:
+        if self.is_main and self._session.checkpoint.directory is not None:
+            why = "the script left its loop over run.epochs, so no checkpoint was written at the end"
+            self._session.notice(LEVEL_WARNING, f"{why}. run.end_training() in place of break leaves one")
+
+    def _at_exit(self) -> None:
+        """The interpreter is ending. Where collectives are under way, or were, its own teardown could hang."""
+        if os.getpid() != self._pid:
+            return  # a child that the script forked: threads, peers and loader's workers are its parent's
+        stuck = self._training is not None and self._training.stuck
+        code = self._leaving_with
+        if self._left_early and code is None and not hasattr(sys, "last_value"):  # an exception says more than this
+            self._tell_what_is_missing()
+        self.close()
+        if code is not None or stuck:
+            exits.end_now(1 if code is None else code)
+
+
+def _choose_device(place: Place) -> torch.device:
+    """This worker's GPU where one is visible. An agent makes only the worker's own visible, or none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,101 @@
+"""What `atoll.init` found out: who this worker is, with whom it trains, and what it was asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from atoll.agent.runtime.agent_link.exits import say
+from atoll.agent.runtime.agent_link.link import Link
+from atoll.agent.runtime.agent_link.place import Place
+from atoll.agent.runtime.step.plan_parameters import Terms
+from atoll.agent.runtime.step.probe import Probe
+from atoll.agent.runtime.step.throttle import Throttle
+from atoll.agent.runtime.transport.process_groups import Group
+from atoll.strategies.settings import Strategy
+from atoll.v1.common_pb2 import Level
+from atoll.v1.worker_pb2 import Welcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFrom:
+    """The checkpoint of another job that this one begins with."""
+
+    directory: Path | None  # where it would lie on this machine
+    store: str  # URL; empty: in none
+    step: int | None  # None: the newest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """Where checkpoints go and when."""
+
+    directory: Path | None  # None: none are written
+    every_steps: int  # 0: only at the end and in emergencies
+    keep: int  # complete ones that stay
+    keep_every_steps: int = 0  # the first at or after each multiple stays for good; 0: none
+    store: str = ""  # URL of the object store that is kept level with the directory; empty: none
+    start_from: StartFrom | None = None  # where the job has none of its own yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySettings:
+    """Where checkpoints go that stay in memory."""
+
+    folder: Path | None  # of this job and this machine's agent; None where that has no room for any
+    room_bytes: int  # for this rank's, as the agent found it
+    nodes: tuple[str, ...]  # by rank; empty where they are not known
+    kept_by: tuple[tuple[int, ...], ...]  # by rank, the nodes that hold copies, as positions in the order of nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One worker's membership in its run. `group` is None in a run of one, `link` where there is no agent."""
+
+    place: Place
+    device: torch.device
+    job: str
+    run: int
+    seed: int
+    strategy: Strategy
+    checkpoint: CheckpointSettings
+    first: Terms | None  # of the plan it was launched with, whose id is 1
+    group: Group | None
+    collective_timeout_s: float
+    link: Link | None
+    throttle: Throttle
+    memory: MemorySettings | None = None
+    probe: Probe | None = None  # of `atoll profile`, which then says what is trained
+
+    def notice(self, level: Level.ValueType, text: str) -> None:
+        """Tell people: in this worker's output, and through the agent in the job's events."""
+        say(text)
+        if self.link is not None:
+            self.link.outbox.notice(level, text)
+
+
+def checkpoint_settings(welcome: Welcome) -> CheckpointSettings:
+    """What the submitted job says of checkpoints, as it is on this machine."""
+    policy, job = welcome.launch.spec.checkpoint, welcome.launch.id.job
+    start = policy.start_from if policy.HasField("start_from") else None
+    return CheckpointSettings(
+        directory=Path(welcome.job_directory) if welcome.job_directory else None,
+        every_steps=policy.every_steps,
+        keep=max(policy.keep, 1),
+        keep_every_steps=policy.keep_every_steps,
+        store=_in_store(policy.directory, job),
+        start_from=None
+        if start is None
+        else StartFrom(
+            directory=Path(welcome.start_directory) if welcome.start_directory else None,
+            store=_in_store(start.directory, start.job),
+            step=start.step if start.HasField("step") else None,
+        ),
+    )
+
+
+def _in_store(directory: str, job: str) -> str:
+    """The URL of the job's checkpoints; empty where the directory is none."""
+    return "/".join([directory.rstrip("/"), *([job] if job else [])]) if "://" in directory else ""

@@ -1,0 +1,196 @@
+"""Checkpoints in a directory: DIRECTORY/step-000000100-run-000003/{state.safetensors, manifest.json}.
+
+A checkpoint is written into a folder of another name, made durable, and renamed under the directory's lock once the
+fence shows no newer run. So a folder with the right name is whole; the hashes in its manifest show later damage."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll.agent.runtime.checkpoints.disk import manifest, transfer
+from atoll.agent.runtime.checkpoints.disk.content import Hasher
+from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors, free_bytes, sync_folder, write_all
+from atoll.agent.runtime.checkpoints.disk.fence import locked, raise_fence
+from atoll.agent.runtime.checkpoints.disk.folders import begin, discard, sweep
+from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, check_fits, fingerprint
+from atoll.agent.runtime.checkpoints.disk.listing import (
+    Candidate,
+    check_content,
+    check_size,
+    is_whole,
+    newest,
+    read_manifest,
+)
+from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE, Manifest
+from atoll.agent.runtime.checkpoints.disk.retention import keep_newest
+from atoll.agent.runtime.checkpoints.disk.tensorfile import deserialized, serialized
+from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, Checkpoint
+from atoll.errors import CheckpointError
+
+__all__ = [
+    "Candidate",
+    "Checkpoint",
+    "Fingerprint",
+    "Header",
+    "adopt",
+    "as_bytes",
+    "check_fits",
+    "fingerprint",
+    "from_bytes",
+    "keep_newest",
+    "newest",
+    "newest_valid",
+    "read",
+    "write",
+]
+
+
+def write(
+    directory: Path,
+    header: Header,
+    tensors: Mapping[str, torch.Tensor],
+    scalars: Any,
+    *,
+    as_run: int | None = None,
+) -> Path:
+    """Publish a checkpoint; when this returns it survives a power cut. A whole one of the same run and step stays.
+
+    scalars: plain JSON (see pack_state). as_run: the run of who writes, where that is not header.run: a newer run may
+    store an older one's checkpoint on its own machine. Raises CheckpointError if the writer's run was fenced by a
+    newer one, or the disk refuses; what was written before is untouched."""
+
+    def fill(file: int) -> bytes:
+        hasher = Hasher()
+        for part in serialized(tensors):
+            write_all(file, part)
+            hasher.update(part)
+        return manifest.to_bytes(Manifest(header, scalars, hasher.content()))
+
+    return _publish(directory, header.name, header.run if as_run is None else as_run, fill)
+
+
+def adopt(directory: Path, sealed: bytes, parts: Iterator[memoryview], as_run: int) -> Path:
+    """Publish a checkpoint whose bytes come from elsewhere. sealed: its manifest; parts: of its state file, in order.
+
+    Raises CheckpointError as `write` does, and where the parts are not what the manifest says."""
+    found = manifest.from_bytes(sealed)
+
+    def fill(file: int) -> bytes:
+        hasher = Hasher()
+        for part in parts:
+            write_all(file, part)
+            hasher.update(part)
+        difference = found.state.difference(hasher.content())
+        if difference is not None:
+            raise CheckpointError(f"{STATE_FILE} of {found.header.name} is damaged: {difference}")
+        return sealed
+
+    return _publish(directory, found.header.name, as_run, fill)
+
+
+def _publish(directory: Path, name: str, writer_run: int, fill: Callable[[int], bytes]) -> Path:
+    """fill: writes the state file and returns the manifest."""
+    final = directory / name
+    with locked(directory):
+        raise_fence(directory, writer_run)
+        sweep(directory)
+        if is_whole(final):
+            return final
+        with disk_errors(f"writing checkpoint {final}"):
+            temporary, state = begin(directory, name)
+    try:
+        try:
+            with disk_errors(f"writing checkpoint {final} ({free_bytes(directory)} bytes free)"):
+                sealed = fill(state)
+                os.fsync(state)
+                _seal(temporary, sealed)
+            with locked(directory):
+                raise_fence(directory, writer_run)
+                if not is_whole(final):
+                    with disk_errors(f"publishing checkpoint {final}"):
+                        discard(final)  # damaged, or it would be whole
+                        temporary.rename(final)
+                        sync_folder(directory)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)  # gone if it was published; what stays is swept later
+    finally:
+        os.close(state)
+    return final
+
+
+def _seal(folder: Path, sealed: bytes) -> None:
+    with (folder / MANIFEST_FILE).open("xb") as file:
+        file.write(sealed)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def read(path: Path) -> Checkpoint:
+    """The checkpoint in this folder, every byte verified. Raises CheckpointError naming the file and what is wrong."""
+    found = read_manifest(path)
+    file = path / STATE_FILE
+    with disk_errors(f"reading {file}"), file.open("rb", buffering=0) as source:
+        check_size(file, os.fstat(source.fileno()).st_size, found)
+        try:
+            tensors, seen = deserialized(source, found.state.bytes)
+        except CheckpointError as error:
+            raise CheckpointError(f"{file} is damaged: {error}") from error
+    check_content(file, found, seen)
+    return Checkpoint(found.header, tensors, found.scalars, path)
+
+
+def from_parts(found: Manifest, parts: Iterator[memoryview], where: str) -> Checkpoint:
+    """The checkpoint whose manifest is `found` and whose state file these are, in order, every byte verified."""
+    try:
+        tensors, seen = deserialized(_Stream(parts), found.state.bytes)
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}/{STATE_FILE} is damaged: {error}") from error
+    check_content(Path(where) / STATE_FILE, found, seen)
+    return Checkpoint(found.header, tensors, found.scalars)
+
+
+class _Stream:
+    """Parts as something that is read from."""
+
+    def __init__(self, parts: Iterator[memoryview]) -> None:
+        self._parts, self._left = parts, memoryview(b"")
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        while not self._left:
+            part = next(self._parts, None)
+            if part is None:
+                return 0
+            self._left = part
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count
+
+
+def newest_valid(directory: Path, on_skip: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that is sound; None where there is none. on_skip is told what was passed over and why."""
+    candidates = newest(directory, on_skip)
+    for candidate, older in zip_longest(candidates, candidates[1:]):
+        try:
+            return read(candidate.path)
+        except CheckpointError as error:
+            instead = "there is no older one" if older is None else f"{older.path.name} is tried in its place"
+            on_skip(f"{error}; {instead}")
+    return None
+
+
+def as_bytes(source: Path | Checkpoint, limit_bytes: int = MAX_BYTES) -> bytes:
+    """A checkpoint for a peer: of a folder, then verified first, or of one in memory. Raises CheckpointError."""
+    return transfer.pack(read(source) if isinstance(source, Path) else source, limit_bytes)
+
+
+def from_bytes(data: bytes | bytearray | memoryview, limit_bytes: int = MAX_BYTES) -> Checkpoint:
+    """What `as_bytes` made on another machine, every byte verified. Raises CheckpointError."""
+    return transfer.unpack(data, limit_bytes)

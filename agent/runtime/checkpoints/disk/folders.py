@@ -1,0 +1,86 @@
+"""Names in a checkpoint directory: step-000000100-run-000003, and those of folders that come or go."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
+from atoll.agent.runtime.checkpoints.disk.manifest import STATE_FILE
+
+WRITING: Final = ".writing-"
+REMOVING: Final = ".removing-"
+_NAME: Final = re.compile(r"step-(\d{9,18})-run-(\d{6,18})")
+
+
+class Moment(NamedTuple):
+    """What a checkpoint is of. A higher one is newer, the run first."""
+
+    run: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        return f"step-{self.step:09d}-run-{self.run:06d}"
+
+    @staticmethod
+    def of(name: str) -> Moment | None:
+        """None for a name that no checkpoint has."""
+        match = _NAME.fullmatch(name)
+        return Moment(int(match[2]), int(match[1])) if match else None
+
+
+def by_age(directory: Path) -> list[Path]:
+    """Folders that are named like checkpoints, the newest first."""
+    if not directory.is_dir():
+        return []
+    with disk_errors(f"listing {directory}"):
+        named = [(moment, path) for path in directory.iterdir() if (moment := Moment.of(path.name))]
+    return [path for _, path in sorted(named, reverse=True)]
+
+
+def begin(directory: Path, name: str) -> tuple[Path, int]:
+    """A folder to write in, and its state file, whose lock says that its writer lives. The directory is locked."""
+    temporary = directory / f"{WRITING}{name}-{os.getpid()}-{secrets.token_hex(4)}"
+    temporary.mkdir()
+    state = os.open(temporary / STATE_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return temporary, state
+
+
+def discard(path: Path) -> None:
+    """Remove a checkpoint such that a half-removed one has not its name any more. The directory is locked."""
+    if path.exists():
+        doomed = path.with_name(f"{REMOVING}{path.name}-{secrets.token_hex(4)}")
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)  # what stays is swept later
+
+
+def sweep(directory: Path) -> None:
+    """Remove what dead writers left. A live one holds the lock of its state file. The directory is locked."""
+    with disk_errors(f"listing {directory}"):
+        left = [path for path in directory.iterdir() if path.name.startswith((WRITING, REMOVING))]
+    for path in left:
+        if path.name.startswith(REMOVING) or not has_live_writer(path):
+            shutil.rmtree(path, ignore_errors=True)  # not worth failing a checkpoint; the next one tries again
+
+
+def has_live_writer(temporary: Path) -> bool:
+    try:
+        state = os.open(temporary / STATE_FILE, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False  # made and locked under the directory's lock, which we hold
+    except OSError:
+        return True  # not ours to judge
+    try:
+        fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(state)
+    return False

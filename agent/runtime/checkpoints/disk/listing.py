@@ -1,0 +1,121 @@
+"""What checkpoints lie in a directory, and whether they are sound. Needs no torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.agent.runtime.checkpoints.disk import manifest
+from atoll.agent.runtime.checkpoints.disk.content import CHUNK_BYTES, Content, Hasher
+from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
+from atoll.agent.runtime.checkpoints.disk.folders import by_age
+from atoll.agent.runtime.checkpoints.disk.header import Header
+from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE, Manifest
+from atoll.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint whose manifest is sound; its state was not looked at yet."""
+
+    path: Path
+    header: Header
+    state_bytes: int
+
+    @property
+    def run(self) -> int:
+        return self.header.run
+
+    @property
+    def step(self) -> int:
+        return self.header.step
+
+
+def newest(directory: Path, on_skip: Callable[[str], None] = logger.warning) -> list[Candidate]:
+    """All checkpoints with a sound manifest, the highest (run, step) first. Reads manifests only.
+
+    on_skip is told of the others, with the reason."""
+    candidates = []
+    for path in by_age(directory):
+        try:
+            found = read_manifest(path)
+            if found.header.name != path.name:
+                raise CheckpointError(f"{path} holds {found.header.name}: somebody renamed it")
+        except CheckpointError as error:
+            on_skip(str(error))
+        else:
+            candidates.append(Candidate(path, found.header, found.state.bytes))
+    return candidates
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Of the checkpoint in this folder. Raises CheckpointError naming the file and what is wrong."""
+    file = path / MANIFEST_FILE
+    with disk_errors(f"reading {file}"), file.open("rb") as source:
+        raw = source.read(manifest.MAX_MANIFEST_BYTES + 1)
+    try:
+        return manifest.from_bytes(raw)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file} cannot be used: {error}") from error
+
+
+def check_size(file: Path, size: int, found: Manifest) -> None:
+    if size != found.state.bytes:
+        raise CheckpointError(f"{file} is torn: it has {size} bytes; {found.state.bytes} were written")
+
+
+def check_content(file: Path, found: Manifest, seen: Content) -> None:
+    difference = found.state.difference(seen)
+    if difference is not None:
+        raise CheckpointError(f"{file} is damaged: {difference}")
+
+
+def check_whole(path: Path) -> Manifest:
+    """Its manifest is sound and its state file has the right size. Cheap. Raises CheckpointError."""
+    found = read_manifest(path)
+    file = path / STATE_FILE
+    with disk_errors(f"looking at {file}"):
+        check_size(file, file.stat().st_size, found)
+    return found
+
+
+def check_sound(path: Path) -> Manifest:
+    """Every byte is as it was written. Reads all of it. Raises CheckpointError naming file and place."""
+    found = read_manifest(path)
+    file = path / STATE_FILE
+    hasher = Hasher()
+    with disk_errors(f"reading {file}"):
+        for part in parts(file):
+            hasher.update(part)
+    check_size(file, hasher.content().bytes, found)
+    check_content(file, found, hasher.content())
+    return found
+
+
+def is_whole(path: Path) -> bool:
+    try:
+        check_whole(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def is_sound(path: Path) -> bool:
+    try:
+        check_sound(path)
+    except CheckpointError as error:
+        logger.warning("%s", error)
+        return False
+    return True
+
+
+def parts(file: Path) -> Iterator[memoryview]:
+    """A file's bytes, CHUNK_BYTES at a time, each valid until the next. Raises OSError."""
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    with file.open("rb", buffering=0) as source:
+        while count := source.readinto(buffer):
+            yield buffer[:count]

@@ -1,0 +1,46 @@
+"""Which checkpoints stay: the newest few, and those kept for good."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Set
+from pathlib import Path
+
+from atoll.agent.runtime.checkpoints.disk import listing
+from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
+from atoll.agent.runtime.checkpoints.disk.fence import locked
+from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age, discard
+from atoll.errors import CheckpointError
+
+
+def retained(present: Collection[Moment], keep: int, keep_every_steps: int = 0) -> set[Moment]:
+    """Of those present, the newest `keep`, and for good the first at or after each multiple of keep_every_steps.
+
+    The first, not the exact one: with gradient accumulation a checkpoint may come a little after the multiple. Of equal
+    steps that of the newest run: it is what training went on from. keep_every_steps: 0: none is kept for good."""
+    if keep < 1:
+        raise CheckpointError(f"keep = {keep} would remove every checkpoint; it must be at least 1")
+    stay = set(sorted(present, reverse=True)[:keep])
+    if keep_every_steps:
+        firsts: dict[int, Moment] = {}
+        for moment in sorted(present, key=lambda one: (one.step, -one.run)):
+            if moment.step >= keep_every_steps:
+                firsts.setdefault(moment.step // keep_every_steps, moment)
+        stay.update(firsts.values())
+    return stay
+
+
+def keep_newest(directory: Path, keep: int, keep_every_steps: int = 0, in_use: Set[Moment] = frozenset()) -> list[Path]:
+    """Remove what `retained` does not name; the newest sound one stays in any case, and what is in use. Returns what
+    went."""
+    with locked(directory):
+        paths = {moment: path for path in by_age(directory) if (moment := Moment.of(path.name))}
+        stay = retained(paths, keep, keep_every_steps) | in_use
+        surplus = [path for moment, path in paths.items() if moment not in stay]
+        if not surplus:
+            return []
+        sound = next((path for path in paths.values() if listing.is_sound(path)), None)
+        surplus = [path for path in surplus if path != sound]
+        with disk_errors(f"removing old checkpoints in {directory}"):
+            for path in surplus:
+                discard(path)
+    return surplus

@@ -1,0 +1,198 @@
+"""Checkpoints in an object store, through fsspec: URL/step-000000100-run-000003/{state.safetensors, manifest.json}.
+
+A store has neither locks nor renames. So the manifest, which says what the state file holds, is written last, after
+the state was read back, and removed first: without a sound one a checkpoint does not exist. Runs need no fence: what
+a run writes has its number, and a newer run's come first. Needs no torch."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from atoll.agent.runtime.checkpoints.disk import manifest
+from atoll.agent.runtime.checkpoints.disk.content import CHUNK_BYTES, Hasher
+from atoll.agent.runtime.checkpoints.disk.folders import Moment
+from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE, Manifest
+from atoll.errors import CheckpointError
+
+_HAS_FOLDERS: Final = frozenset({"file", "local", "ftp", "sftp", "ssh", "smb", "hdfs", "webhdfs"})
+_WORDS: Final = 300
+ANSWER_S: Final = 20.0
+"""How long a store may take for a list or a manifest. Reading a state takes as long as it takes."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint as a listing shows it: its two files are there. modified_unix_s: None where the store does not
+    say."""
+
+    state_bytes: int
+    modified_unix_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """`torn`: folders that lack a file, because their writer is at work or died."""
+
+    whole: Mapping[Moment, Stored]
+    torn: frozenset[Moment]
+
+
+class Store:
+    """The checkpoints under one URL. Every method may raise CheckpointError that says what the store said."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        with self._errors("opening it"):
+            from fsspec.core import url_to_fs  # only where there is a store
+
+            self._files, self._root = url_to_fs(self.url)
+        protocols = self._files.protocol
+        self._has_folders = bool(_HAS_FOLDERS & set([protocols] if isinstance(protocols, str) else protocols))
+
+    def list(self) -> Listing:
+        """Reads no file. Whether a manifest is sound shows when it is read."""
+        with self._errors("listing it"):
+            self._files.invalidate_cache()
+            try:
+                found = self._files.find(self._root, maxdepth=2, detail=True)
+            except FileNotFoundError:
+                found = {}
+        folders: dict[Moment, dict[str, Mapping[str, Any]]] = defaultdict(dict)
+        for path, about in found.items():
+            folder, _, file = path.rpartition("/")
+            moment = Moment.of(folder.rpartition("/")[2])
+            if moment is not None:
+                folders[moment][file] = about
+        whole = {
+            moment: Stored(int(files[STATE_FILE].get("size") or 0), _modified_unix_s(files[MANIFEST_FILE]))
+            for moment, files in folders.items()
+            if files.keys() >= {STATE_FILE, MANIFEST_FILE}
+        }
+        return Listing(whole, frozenset(folders.keys() - whole.keys()))
+
+    def manifest(self, moment: Moment) -> tuple[Manifest, bytes]:
+        """Of this checkpoint, verified, and as it was written."""
+        file = f"{self._folder(moment)}/{MANIFEST_FILE}"
+        with self._errors(f"reading {moment.name}/{MANIFEST_FILE}"), self._files.open(file, "rb") as source:
+            raw = bytes(source.read(manifest.MAX_MANIFEST_BYTES + 1))
+        try:
+            found = manifest.from_bytes(raw)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.url}/{moment.name}/{MANIFEST_FILE} cannot be used: {error}") from error
+        if found.header.name != moment.name:
+            raise CheckpointError(f"{self.url}/{moment.name} holds {found.header.name}: somebody renamed it")
+        return found, raw
+
+    def state(self, moment: Moment) -> Iterator[memoryview]:
+        """The bytes of its state file in order, not verified."""
+        with self._errors(f"reading {moment.name}/{STATE_FILE}"):
+            source = self._files.open(f"{self._folder(moment)}/{STATE_FILE}", "rb")
+        try:
+            while True:
+                with self._errors(f"reading {moment.name}/{STATE_FILE}"):
+                    part = source.read(CHUNK_BYTES)
+                if not part:
+                    return
+                yield memoryview(part)
+        finally:
+            source.close()
+
+    def put(self, sealed: bytes, parts: Iterator[memoryview], stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Write a checkpoint; once this returns True it counts. sealed: its manifest; parts: of its state file.
+
+        False where `stopped` said so in between. What cannot be read back as it was written is not sealed."""
+        found = manifest.from_bytes(sealed)
+        moment = Moment(found.header.run, found.header.step)
+        folder = self._folder(moment)
+        with self._errors(f"writing {moment.name}"):
+            if self._has_folders:
+                self._files.makedirs(folder, exist_ok=True)
+            hasher = Hasher()
+            with self._files.open(f"{folder}/{STATE_FILE}", "wb") as target:
+                for part in parts:
+                    if stopped():
+                        return False
+                    target.write(part)
+                    hasher.update(part)
+        if (difference := found.state.difference(hasher.content())) is not None:
+            raise CheckpointError(f"{STATE_FILE} of {moment.name} is damaged and stays here: {difference}")
+        hasher = Hasher()
+        for part in self.state(moment):
+            if stopped():
+                return False
+            hasher.update(part)
+        if (difference := found.state.difference(hasher.content())) is not None:
+            raise CheckpointError(f"{self.url}/{moment.name}/{STATE_FILE} reads back damaged: {difference}")
+        with self._errors(f"writing {moment.name}/{MANIFEST_FILE}"):
+            self._files.pipe_file(f"{folder}/{MANIFEST_FILE}", sealed)
+        return True
+
+    def remove(self, moment: Moment) -> None:
+        """The manifest first: a half-removed one does not count. One that is not there is removed."""
+        folder = self._folder(moment)
+        with self._errors(f"removing {moment.name}"):
+            with suppress(FileNotFoundError):
+                self._files.rm_file(f"{folder}/{MANIFEST_FILE}")
+            with suppress(FileNotFoundError):
+                self._files.rm(folder, recursive=True)
+
+    def _folder(self, moment: Moment) -> str:
+        return f"{self._root.rstrip('/')}/{moment.name}"
+
+    @contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        """The one place that knows what stores raise: every backend has exceptions of its own."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except ImportError as error:
+            raise CheckpointError(f"{self.url}: {error}. Install it where workers and agents run") from error
+        except Exception as error:
+            words = " ".join(f"{type(error).__name__}: {error}".split())[:_WORDS]
+            raise CheckpointError(f"{self.url}: {doing} failed: {words}") from error
+
+
+def answered(url: str, ask: Callable[[Store], T], deadline_s: float = ANSWER_S) -> T:
+    """What a store says, within a deadline: some backends have none. Raises CheckpointError."""
+    said: list[T] = []
+    failed: list[CheckpointError] = []
+
+    def asking() -> None:
+        try:
+            said.append(ask(Store(url)))
+        except CheckpointError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=asking, name="atoll-store", daemon=True)
+    thread.start()
+    thread.join(timeout=deadline_s)
+    if failed:
+        raise failed[0]
+    if not said:
+        raise CheckpointError(f"{url} did not answer within {deadline_s:g} s")
+    return said[0]
+
+
+def _modified_unix_s(about: Mapping[str, Any]) -> float | None:
+    """When a file was written, by whatever name the backend has for it."""
+    for name in ("mtime", "LastModified", "last_modified", "updated", "modify", "modified", "created"):
+        value = about.get(name)
+        if isinstance(value, (int, float)):
+            return float(value)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                continue
+        if isinstance(value, datetime):
+            return value.timestamp()
+    return None

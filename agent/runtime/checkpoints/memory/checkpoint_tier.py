@@ -1,0 +1,350 @@
+"""This rank's part in the generations: when one begins, who writes it, and when the one before may be given up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from atoll.agent.runtime.api.session import MemorySettings, Session
+from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
+from atoll.agent.runtime.checkpoints.memory.budget import StateBytes, needed_bytes
+from atoll.agent.runtime.checkpoints.memory.cadence import OFF, Cadence, News
+from atoll.agent.runtime.checkpoints.memory.meeting import Placed, met
+from atoll.agent.runtime.checkpoints.memory.outgoing import Parcel
+from atoll.agent.runtime.checkpoints.memory.pairs import Pairs, Pauses
+from atoll.agent.runtime.checkpoints.memory.processors import Contention
+from atoll.agent.runtime.checkpoints.memory.replica_sender import Courier
+from atoll.agent.runtime.checkpoints.memory.shard import RollingShard, ShardState, StandingShard
+from atoll.agent.runtime.checkpoints.memory.slot import SlotFile, Tail, bounds
+from atoll.agent.runtime.checkpoints.memory.store import CopyFiles, Generation, ShardFiles, remove_others
+from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.step.agreement import MemorySaid
+from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost
+from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
+
+INLINE_BYTES: Final = 256 * 1024
+"""Less is written on the training thread: waking another costs more."""
+_LONGEST_WAIT_S: Final = 60.0
+_SLACK_BYTES: Final = 128 << 20  # what a copy may be longer than the state itself: layout and tail
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """One generation on its way into a slot."""
+
+    step: int
+    file: SlotFile
+    tail: Tail
+
+
+class MemoryTier:
+    """Called on the training thread at its boundaries; a thread of its own copies what is large meanwhile.
+
+    A generation is in progress from the boundary at which all ranks begin it until all know, from what they tell each
+    other in every step anyway, that everyone has written it. Only then the next one begins, over the one before it."""
+
+    def __init__(self, session: Session, snapshot: Snapshot) -> None:
+        self._session, self._snapshot = session, snapshot
+        self._memory = session.memory
+        self._placed = Placed.of(session)
+        self._courier: Courier | None = None
+        place, rounds = session.place, snapshot.sync.rounds()
+        self._rolls = rounds is not None  # the state goes on changing in the background
+        self._shard: ShardState = (
+            StandingShard(snapshot, place.rank, place.world_size)
+            if rounds is None
+            else RollingShard(snapshot, rounds, place.rank, place.world_size)
+        )
+        self._cadence = Cadence()
+        self._pairs, self._pauses = Pairs(), Pauses()
+        self._files: ShardFiles | None = None
+        self._current = 0  # step of the generation in progress; 0: none
+        self._begun_step = 0  # of the newest generation that began
+        self._done_step = 0  # of the newest that this rank has written
+        self._news = News()
+        self._boundary_s = 0.0
+        self._held_s = 0.0  # for which the generation under way has held training up so far
+        self._written_s = 0.0  # of processor time that writing it took
+        self._contention = Contention()
+        self._others_there = True  # files of other shapes of the run may be in the folder
+        self._thread: threading.Thread | None = None
+        self._asked = threading.Condition()
+        self._writing: _Writing | None = None
+        self._reading = False  # what the next update changes
+        self._failed: CheckpointError | None = None
+        self._closing = self._late = False
+
+    @property
+    def enabled(self) -> bool:
+        return self._memory is not None
+
+    def begin(self, step: int, kept: Generation | None, state: StateBytes) -> None:
+        """Training begins at `step`. kept: what it goes on from, where that came from memory. Collective; raises
+        PeerLost."""
+        if self._memory is None:
+            return
+        self._begun_step = step
+        place, incoming = self._session.place, {}
+        try:
+            folder = self._roomy(self._memory, state)
+            files = {
+                shard: ShardFiles(folder, shard, place.world_size, kept, self._make_room)
+                for shard in (place.rank, *self._placed.owners)
+            }
+            self._files = files.pop(place.rank)
+            incoming = {owner: CopyFiles(copies) for owner, copies in files.items()}
+        except CheckpointError as error:
+            self._fail(error)
+        if self._placed.any and self._session.group is not None:
+            limit_bytes = 2 * (state.shared + state.own) + _SLACK_BYTES
+            self._courier, why = met(self._session, self._placed, incoming, limit_bytes=limit_bytes)
+            if why:
+                self._turn_off(why)
+
+    def said(self) -> MemorySaid:
+        """What the other ranks need to know of this one."""
+        self._take_failure()
+        copied = self._courier.done_step if self._courier is not None else None
+        done = self._done_step if copied is None else min(self._done_step, copied)
+        return MemorySaid(done, self._cadence.every if self.enabled else OFF)
+
+    def hold(self) -> None:
+        """Training is about to send."""
+        if self._courier is not None:
+            self._courier.hold()
+
+    def release(self) -> None:
+        """The links are idle again."""
+        if self._courier is not None:
+            self._courier.release()
+
+    def at_boundary(self, agreed: MemorySaid) -> int | None:
+        """The snapshot was taken. agreed: the least that any rank has written, the longest period that any wants.
+        Returns the step that is newly complete on all ranks, None where there is none."""
+        position = self._snapshot.position
+        if not self.enabled or position is None:
+            return None
+        begun_s = time.monotonic()
+        if self._courier is not None:
+            self._courier.boundary()
+        if agreed.every >= OFF:
+            self._turn_off("another rank cannot write its part")
+            return None
+        self._learn(position.step, begun_s)
+        complete = self._completed(agreed.step)
+        self._tell(agreed.every)
+        self._boundary_s = begun_s
+        # What the own shards cost is known without leaving any out.
+        paused = self._placed.any and self._pauses.at(completed=complete is not None, under_way=self._current != 0)
+        if self._current == 0 and not paused and position.step - self._begun_step >= agreed.every:
+            self._held_s = 0.0
+            self._begin(position.step)
+            self._held_s += time.monotonic() - begun_s
+        return complete
+
+    def settle(self) -> None:
+        """Before the state changes: wait until it was read. Raises nothing: who cannot write says so with `said`."""
+        if self._thread is None:
+            return
+        begun_s = time.monotonic()
+        with self._asked:
+            free = self._asked.wait_for(lambda: not self._reading, _LONGEST_WAIT_S)
+        if not free:
+            self._late = True  # what it copies from now on is of two steps: it must not count
+            self._fail(CheckpointError(f"copying to memory took over {_LONGEST_WAIT_S:.0f} s"))
+        self._held_s += time.monotonic() - begun_s
+
+    def close(self) -> None:
+        """What is being written is finished; then the thread ends."""
+        if self._thread is not None:
+            with self._asked:
+                self._closing = True
+                self._asked.notify_all()
+            self._thread.join(_LONGEST_WAIT_S)
+            self._thread = None
+        if self._courier is not None:
+            self._courier.close()
+            self._courier = None
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def _learn(self, step: int, now_s: float) -> None:
+        """Of the step that is over."""
+        if not self._boundary_s or step <= self._begun_step:
+            return
+        took_s = now_s - self._boundary_s
+        self._cadence.stepped(took_s)
+        if self._courier is not None and self._session.place.is_main:  # one clock is enough: all wait for each other
+            self._pairs.stepped(took_s, busy=self._current != 0, begun=self._begun_step == step - 1)
+            self._cadence.compared(self._pairs.cost)
+
+    def _completed(self, agreed_step: int) -> int | None:
+        if self._current == 0 or agreed_step < self._current or self._files is None:
+            return None
+        complete, self._current = self._current, 0
+        self._files.turn()
+        self._cadence.wrote(self._held_s + self._processors_s())
+        if self._session.place.local_rank == 0:
+            self._make_room()
+        return complete
+
+    def _processors_s(self) -> float:
+        """What the generation that is complete took of the processors that train, beside holding training up."""
+        if self._session.device.type != "cpu":
+            return 0.0
+        with self._asked:
+            written_s, self._written_s = self._written_s, 0.0
+        copied_s = self._courier.processor_s() if self._courier is not None else 0.0
+        return self._contention.share() * (written_s + copied_s)
+
+    def _begin(self, step: int) -> None:
+        assert self._files is not None
+        try:
+            self._shard.look()
+            writing = self._prepared(step, self._files.next())
+            self._current = self._begun_step = step
+            self._shard.begin(writing.file)
+        except CheckpointError as error:
+            self._fail(error)
+            return
+        except (PeerLost, DeadlineExceeded):
+            return  # training is told by itself
+        if writing.tail.size <= INLINE_BYTES and not self._rolls:  # who waits for others does not do it on this thread
+            if self._read():
+                self._complete(writing)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="atoll-memory", daemon=True)
+            self._thread.start()
+        with self._asked:
+            self._writing, self._reading = writing, True
+            self._asked.notify_all()
+
+    def _prepared(self, step: int, file: SlotFile) -> _Writing:
+        layout, place = self._shard.layout, self._session.place
+        begin, end = bounds(layout.total, place.rank, place.world_size)
+        tail = Tail(
+            shard=place.rank,
+            shards=place.world_size,
+            begin=begin,
+            size=end - begin,
+            total=layout.total,
+            header=self._header(),
+            moving=self._shard.moving,
+            own=self._shard.own,
+        )
+        return _Writing(step, file, tail)
+
+    def _header(self) -> dict[str, object]:
+        header = self._snapshot.header(self._session, _NO_MODEL)
+        return {name: value for name, value in asdict(header).items() if name != "model"}
+
+    def _run(self) -> None:
+        if self._session.device.type == "cuda":
+            torch.cuda.set_device(self._session.device)  # each thread has a current one of its own
+        while True:
+            with self._asked:
+                self._asked.wait_for(lambda: self._writing is not None or self._closing)
+                writing = self._writing
+            if writing is None:
+                return
+            begun_s = time.thread_time()
+            well = self._read()
+            with self._asked:
+                self._reading = False
+                self._asked.notify_all()
+            if well:
+                self._complete(writing)
+            with self._asked:
+                self._written_s += time.thread_time() - begun_s
+                if self._writing is writing:  # the next one may have begun as soon as this one was told
+                    self._writing = None
+
+    def _read(self) -> bool:
+        try:
+            with self._snapshot.readable():
+                self._shard.read()
+        except CheckpointError as error:
+            self._failed = error
+            return False
+        except (PeerLost, DeadlineExceeded):
+            return False  # training is told by itself
+        return not self._late
+
+    def _complete(self, writing: _Writing) -> None:
+        try:
+            hashes = self._shard.complete(lambda: self._closing)
+            if hashes is None:
+                return
+            writing.file.seal(writing.tail.sealed(*hashes))
+        except CheckpointError as error:
+            self._failed = error
+        except DeadlineExceeded as error:
+            self._failed = CheckpointError(f"step {writing.step}: {error}")
+        else:
+            self._done_step = writing.step
+            if self._courier is not None and self._courier.sends:
+                self._courier.send(Parcel(writing.step, writing.file.path, writing.file.content_bytes))
+
+    def _roomy(self, memory: MemorySettings, state: StateBytes) -> Path:
+        """The folder. Raises CheckpointError with figures where it will not fit."""
+        if memory.folder is None:
+            raise CheckpointError(f"the agent of rank {self._session.place.rank} could not make a folder for them")
+        held = len(self._placed.owners)
+        needed = needed_bytes(state, self._session.place.world_size, held)
+        if needed > memory.room_bytes:
+            raise CheckpointError(
+                f"they take {needed / 1e6:.0f} MB on this machine for rank {self._session.place.rank} (its part of "
+                f"{state.shared / 1e6:.0f} MB, {state.own / 1e6:.0f} MB of its own and {held} copies of others', two "
+                "generations of each), and "
+                f"{memory.room_bytes / 1e6:.0f} MB are free in {memory.folder}. Free memory, use more machines, or set "
+                "[checkpoint] memory_replicas lower"
+            )
+        return memory.folder
+
+    def _make_room(self) -> bool:
+        """Remove the shards of runs of another shape: a generation is complete without them, or cannot be while they
+        are there. Also by the threads that write; whether there were any, as far as is known."""
+        there, self._others_there = self._others_there, False
+        if there and self._memory is not None and self._memory.folder is not None:
+            try:
+                remove_others(self._memory.folder, self._placed.here, self._session.place.world_size)
+            except CheckpointError as error:
+                self._session.notice(LEVEL_WARNING, str(error))
+        return there
+
+    def _tell(self, every: int) -> None:
+        if self._news.changed(every) and self._session.place.is_main:
+            text = (
+                f"the state goes into memory every {every} steps from now on: a generation costs training "
+                f"{1000 * self._cadence.cost_s:.2f} ms here, a step takes {1000 * self._cadence.step_s:.1f} ms"
+            )
+            self._session.notice(LEVEL_INFO, text)
+
+    def _take_failure(self) -> None:
+        failed, self._failed = self._failed, None
+        if failed is None and self._courier is not None:
+            failed, self._courier.failed = self._courier.failed, None
+        if failed is not None:
+            self._fail(failed)
+
+    def _fail(self, error: CheckpointError) -> None:
+        self._turn_off(str(error))
+
+    def _turn_off(self, why: str) -> None:
+        """On all ranks, at the step after the one that tells them."""
+        if self._memory is None:
+            return
+        self._memory = None
+        self._current = 0
+        text = f"no checkpoints in memory: {why}. Those on disk are written as asked; training goes on"
+        self._session.notice(LEVEL_WARNING, text)
+
+
+_NO_MODEL: Final = Fingerprint({})  # it is in the layout

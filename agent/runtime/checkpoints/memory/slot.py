@@ -1,0 +1,340 @@
+"""One shard of one generation in a file: layout, data, what it is of, and a head that is written last.
+
+    0        head: magic, the places of the parts, hashes of layout and tail, hash of the head itself
+    4096     layout: JSON, what the state consists of that all ranks share; the same in every shard
+    ...      own: state that is this rank's alone; none where ranks differ in nothing
+    ...      data: this shard's bytes of the shared state
+    ...      tail: JSON, of which job, run and step this is, what its own bytes are, and a hash of every CHUNK_BYTES
+
+A writer clears the head first and writes it last. So who is killed in between leaves a file that says it is torn, and
+whoever reads verifies every byte. A file may come from another machine: nothing in it is trusted before its hashes and
+sizes agree, and nothing in it can name code to run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors, write_all
+from atoll.agent.runtime.checkpoints.disk.header import Header
+from atoll.errors import CheckpointError
+
+CHUNK_BYTES: Final = 1 << 20  # hashed on its own, right after it was copied, while it is in the cache
+PAGE_BYTES: Final = 4096
+MAX_JSON_BYTES: Final = 64 << 20
+_MAGIC: Final = b"ATOLLME2"
+_HEAD: Final = struct.Struct("<8sQQQQQ16s16s")  # magic, bytes of layout, own, data and tail, place of own, two hashes
+_SEAL: Final = struct.Struct("<16s")
+_NUMBERS: Final = ("shard", "shards", "begin", "size", "total")
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Unsealed(CheckpointError):
+    """The writer ended before the file was whole, as one of two always is when a worker is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a shard is of. begin, size: its place in the `total` bytes of the shared state. moving: what changes with
+    every step and is no tensor, as pack_state made it. header: of the checkpoint, without the model's fingerprint.
+    own: what this rank's own bytes are. chunks, own_chunks: hashes."""
+
+    shard: int
+    shards: int
+    begin: int
+    size: int
+    total: int
+    header: Mapping[str, Any]
+    moving: Any
+    chunks: tuple[str, ...] = ()
+    own: Any = None
+    own_chunks: tuple[str, ...] = ()
+
+    @staticmethod
+    def from_json(raw: bytes) -> Tail:
+        """Raises CheckpointError."""
+        body = parsed(raw, "its tail")
+        numbers: dict[str, int] = {}
+        for name in _NUMBERS:
+            value = body.get(name)
+            if type(value) is not int or not 0 <= value < 2**63:
+                raise CheckpointError(f"{name} = {value!r} in its tail is not a whole number of 0 or more")
+            numbers[name] = value
+        hashes, header = [body.get("chunks"), body.get("own_chunks")], body.get("header")
+        for one in hashes:
+            if not isinstance(one, list) or not all(isinstance(text, str) for text in one):
+                raise CheckpointError("its tail lacks the hashes of its data")
+        if not isinstance(header, dict):
+            raise CheckpointError("its tail lacks the header")
+        chunks, own_chunks = (tuple(one or ()) for one in hashes)
+        moving, own = body.get("moving"), body.get("own")
+        return Tail(header=header, moving=moving, chunks=chunks, own=own, own_chunks=own_chunks, **numbers)
+
+    def sealed(self, chunks: Sequence[str], own_chunks: Sequence[str] = ()) -> bytes:
+        """As the file holds it, once the hashes of its data are known."""
+        return replace(self, chunks=tuple(chunks), own_chunks=tuple(own_chunks)).to_json()
+
+    def to_json(self) -> bytes:
+        names = (*_NUMBERS, "header", "moving", "chunks", "own", "own_chunks")
+        return json.dumps({name: getattr(self, name) for name in names}).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A file that was read, every byte verified. data: uint8 [tail.size]; own: uint8, empty where it was left out."""
+
+    header: Header
+    tail: Tail
+    layout: Mapping[str, Any]
+    layout_digest: str
+    data: Bytes
+    own: Bytes
+
+
+class SlotFile:
+    """The writer's end of one file. Not thread-safe; close() is idempotent."""
+
+    def __init__(self, path: Path, make_room: Callable[[], bool] = lambda: False) -> None:
+        """make_room: gives up what is less needed; whether it could. Raises CheckpointError where the file cannot be
+        made."""
+        self.path, self._make_room = path, make_room
+        self._map: mmap.mmap | None = None
+        self._data: Bytes = np.empty(0, np.uint8)
+        self._layout_digest = b""
+        self._layout_bytes = self._data_at = self._own_bytes = self._content_bytes = 0
+        with disk_errors(f"making {path}"):
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def begin(self, layout: bytes, layout_digest: bytes, data_bytes: int, own_bytes: int = 0) -> Bytes:
+        """Give up what the file holds; the memory to write `own_bytes` and behind them `data_bytes` into, beginning at
+        a page. Raises CheckpointError where there is no room: all of it is taken here, because a page that cannot be
+        had later is a SIGBUS."""
+        size = own_bytes + data_bytes
+
+        def take() -> None:
+            os.pwrite(self._file, bytes(PAGE_BYTES), 0)
+            if layout_digest != self._layout_digest or len(self._data) != size:
+                self._lay_out(layout, layout_digest, size)
+
+        self._with_room(size, take)
+        self._own_bytes = own_bytes
+        return self._data
+
+    def seal(self, tail: bytes) -> None:
+        """What `begin` gave is filled: from now on the file counts."""
+        size = len(self._data)
+        head = _HEAD.pack(
+            _MAGIC,
+            self._layout_bytes,
+            self._own_bytes,
+            size - self._own_bytes,
+            len(tail),
+            self._data_at,
+            self._layout_digest,
+            xxhash.xxh3_128_digest(tail),
+        )
+        with disk_errors(f"writing {self.path}"):
+            self._write(tail, self._data_at + size)
+            self._write(head + _SEAL.pack(xxhash.xxh3_128_digest(head)), 0)
+        self._content_bytes = self._data_at + size + len(tail)
+
+    @property
+    def content_bytes(self) -> int:
+        """Of the file, those that count since `seal`."""
+        return self._content_bytes
+
+    def receive(self, total: int) -> None:
+        """In place of `begin`: the whole file comes from elsewhere, by `put`, its first page last."""
+        self._release()
+        self._layout_digest = b""
+
+        def take() -> None:
+            os.pwrite(self._file, bytes(PAGE_BYTES), 0)
+            os.posix_fallocate(self._file, 0, total)
+
+        self._with_room(total, take)
+
+    def put(self, part: bytes | memoryview, place: int) -> None:
+        with disk_errors(f"writing {self.path}"):
+            self._write(part, place)
+
+    def close(self) -> None:
+        self._release()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _with_room(self, needed: int, take: Callable[[], None]) -> None:
+        with disk_errors(f"taking {needed} bytes for {self.path}"):
+            try:
+                take()
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not self._make_room():
+                    raise
+                take()
+
+    def _lay_out(self, layout: bytes, digest: bytes, size: int) -> None:
+        self._release()
+        self._layout_digest = b""
+        page = mmap.ALLOCATIONGRANULARITY  # a multiple of PAGE_BYTES
+        data_at = -(-(PAGE_BYTES + len(layout)) // page) * page
+        end = data_at + size
+        os.ftruncate(self._file, 0)  # give back before asking for more
+        if end:
+            os.posix_fallocate(self._file, 0, end)
+        self._write(layout, PAGE_BYTES)
+        if size:
+            self._map = mmap.mmap(self._file, size, offset=data_at)
+            self._data = np.frombuffer(self._map, np.uint8)
+        self._layout_digest, self._layout_bytes, self._data_at = digest, len(layout), data_at
+
+    def _write(self, data: bytes | memoryview, place: int) -> None:
+        os.lseek(self._file, place, os.SEEK_SET)
+        write_all(self._file, data)
+
+    def _release(self) -> None:
+        self._data = np.empty(0, np.uint8)
+        self._map = None  # goes with the last array that looks at it
+
+
+def content_of(path: Path) -> Bytes:
+    """The bytes of this file, where they lie: of a file that nobody writes any more. Raises CheckpointError."""
+    with disk_errors(f"reading {path}"):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            size = os.fstat(file).st_size
+            return np.frombuffer(mmap.mmap(file, size, prot=mmap.PROT_READ) if size else bytes(1), np.uint8)
+        finally:
+            os.close(file)
+
+
+def own_of(content: Bytes) -> Bytes:
+    """The own bytes of a file, not verified."""
+    if len(content) < PAGE_BYTES:
+        return content[:0]
+    _, _, own_bytes, _, _, at, _, _ = _HEAD.unpack(content[: _HEAD.size].tobytes())
+    return content[at : at + own_bytes]
+
+
+def without_own(content: Bytes) -> Bytes:
+    """A file's bytes as `parse` takes them with own=False: what other ranks need of it."""
+    own = own_of(content)
+    if not len(own):
+        return content
+    at = _HEAD.unpack(content[: _HEAD.size].tobytes())[5]
+    return np.concatenate([content[:at], content[at + len(own) :]])
+
+
+def parse(content: Bytes, *, own: bool = True) -> Shard:
+    """The shard in these bytes of a file, all of them verified. own: they hold its own bytes too. Raises
+    CheckpointError saying what is wrong."""
+    if len(content) < PAGE_BYTES:
+        raise CheckpointError(f"it is torn: {len(content)} bytes are less than its head")
+    head = content[: _HEAD.size].tobytes()
+    if not any(head[: len(_MAGIC)]):
+        raise Unsealed("it was not written to its end")
+    if head[: len(_MAGIC)] != _MAGIC:
+        raise CheckpointError("it is no shard of a checkpoint: its first bytes are wrong")
+    if content[_HEAD.size : _HEAD.size + _SEAL.size].tobytes() != xxhash.xxh3_128_digest(head):
+        raise CheckpointError("its head does not match the hash behind it")
+    _, layout_bytes, own_bytes, data_bytes, tail_bytes, own_at, layout_digest, tail_digest = _HEAD.unpack(head)
+    if max(layout_bytes, tail_bytes) > MAX_JSON_BYTES or PAGE_BYTES + layout_bytes > own_at:
+        raise CheckpointError("the sizes in its head make no sense")
+    data_at = own_at + own_bytes * own
+    end = data_at + data_bytes + tail_bytes
+    if end > len(content):
+        raise CheckpointError(f"it is torn: {len(content)} bytes of {end}")
+    raw_layout = content[PAGE_BYTES : PAGE_BYTES + layout_bytes].tobytes()
+    raw_tail = content[data_at + data_bytes : end].tobytes()
+    for what, raw, digest in (("layout", raw_layout, layout_digest), ("tail", raw_tail, tail_digest)):
+        if xxhash.xxh3_128_digest(raw) != digest:
+            raise CheckpointError(f"its {what} is not what was written")
+    tail, layout, data = Tail.from_json(raw_tail), parsed(raw_layout, "its layout"), content[data_at:][:data_bytes]
+    _check_data(tail, data)
+    own_data = content[own_at:data_at]
+    if own:
+        check_own(tail, own_data)
+    header = Header.from_json({**tail.header, "model": layout.get("model")})
+    return Shard(header, tail, layout, layout_digest.hex(), data, own_data)
+
+
+def glance(path: Path) -> Tail:
+    """What the file says it is of, from its head and tail: its data is not read, so it may still be damaged. Raises
+    Unsealed where its writer is not done, CheckpointError."""
+    with disk_errors(f"reading {path}"), path.open("rb", buffering=0) as file:
+        head = file.read(_HEAD.size + _SEAL.size)
+        if not any(head[: len(_MAGIC)]):
+            raise Unsealed("it is being written, or its writer ended before it was whole")
+        if len(head) < _HEAD.size + _SEAL.size or head[_HEAD.size :] != xxhash.xxh3_128_digest(head[: _HEAD.size]):
+            raise CheckpointError("its head does not match the hash behind it")
+        _, _, own_bytes, data_bytes, tail_bytes, own_at, _, tail_digest = _HEAD.unpack(head[: _HEAD.size])
+        if tail_bytes > MAX_JSON_BYTES:
+            raise CheckpointError("the sizes in its head make no sense")
+        file.seek(own_at + own_bytes + data_bytes)
+        raw = file.read(tail_bytes)
+    if xxhash.xxh3_128_digest(raw) != tail_digest:
+        raise CheckpointError("its tail is not what was written")
+    return Tail.from_json(raw)
+
+
+def bounds(total: int, shard: int, shards: int) -> tuple[int, int]:
+    """Where a shard begins and ends in `total` bytes."""
+    return total * shard // shards, total * (shard + 1) // shards
+
+
+def hashed(chunk: Bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(chunk.data)
+
+
+def hashes(data: Bytes) -> list[str]:
+    """Of each chunk."""
+    return [hashed(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
+
+
+def parsed(raw: bytes, what: str) -> dict[str, Any]:
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{what} cannot be read: {error}") from error
+    if not isinstance(body, dict):
+        raise CheckpointError(f"{what} is not an object")
+    return body
+
+
+def _check_data(tail: Tail, data: Bytes) -> None:
+    if not tail.shard < tail.shards or bounds(tail.total, tail.shard, tail.shards) != (
+        tail.begin,
+        tail.begin + tail.size,
+    ):
+        raise CheckpointError(f"shard {tail.shard} of {tail.shards} cannot be bytes {tail.begin} to +{tail.size}")
+    if len(data) != tail.size:
+        raise CheckpointError(f"it has {len(data)} bytes; {tail.size} were written")
+    _check_chunks(data, tail.chunks, "")
+
+
+def check_own(tail: Tail, own: Bytes) -> None:
+    """Whether these are the own bytes of that tail's file. Raises CheckpointError."""
+    _check_chunks(own, tail.own_chunks, "own ")
+
+
+def _check_chunks(data: Bytes, written: Sequence[str], whose: str) -> None:
+    if len(written) != -(-len(data) // CHUNK_BYTES):
+        raise CheckpointError(f"it has {len(data)} {whose}bytes and hashes of {len(written)} chunks")
+    for index, one in enumerate(written):
+        begin = index * CHUNK_BYTES
+        if hashed(data[begin : begin + CHUNK_BYTES]) != one:
+            raise CheckpointError(
+                f"{whose}bytes {begin} to {min(begin + CHUNK_BYTES, len(data))} are not those written"
+            )

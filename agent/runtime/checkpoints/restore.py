@@ -1,0 +1,82 @@
+"""What a run begins with: the newest checkpoint, put back into model, optimizer and loader on every rank alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.agent_link import exits
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints import resume
+from atoll.agent.runtime.checkpoints.disk.folders import Moment
+from atoll.agent.runtime.checkpoints.disk.header import fingerprint
+from atoll.agent.runtime.checkpoints.memory.store import Generation
+from atoll.agent.runtime.checkpoints.resume import Resumed
+from atoll.agent.runtime.checkpoints.saver import Saver
+from atoll.agent.runtime.data.loader import Loader, LoaderSettings
+from atoll.v1.agents_pb2 import Prepared
+from atoll.v1.common_pb2 import LEVEL_WARNING
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """step: the first to train. resumed: None where nothing was trained yet. generation: of memory, where it came from
+    there."""
+
+    step: int = 0
+    resumed: Resumed | None = None
+    generation: Generation | None = None
+
+
+def begin(
+    session: Session, saver: Saver, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Loader[object]
+) -> Beginning:
+    """Collective. Nothing where the session keeps no checkpoints. Raises CheckpointError for a checkpoint of another
+    model, PeerLost."""
+    directory = session.checkpoint.directory
+    if directory is None:
+        return Beginning()
+    found = resume.find(session, directory, fingerprint(model.state_dict()))
+    shared = resume.shares_directory_of_main(session.group, directory, session.run)
+    writes = session.place.is_main or (session.place.local_rank == 0 and not shared)
+    if found is None:
+        saver.begin(writes=writes, step=0, on_disk=None)
+        _tell(session, "start", 0)
+        return Beginning()
+    header, from_memory = found.checkpoint.header, found.generation is not None
+    saver.begin(writes=writes, step=header.step, on_disk=None if from_memory else Moment(header.run, header.step))
+    if not from_memory:
+        saver.store_received(found.checkpoint)
+    resumed = Resumed(found.checkpoint, found.own)
+    resumed.restore(model, optimizer)
+    loader.seek(resumed.position)
+    exits.say(f"rank {session.place.rank} goes on from step {header.step}{', from memory' if from_memory else ''}")
+    _compare_seed(session, header.seed, loader)
+    _tell(session, "memory" if from_memory else "disk", header.step)
+    return Beginning(header.step, resumed, found.generation)
+
+
+def prepared(model: nn.Module, loader: Loader[object], settings: LoaderSettings, fingerprint: str) -> Prepared:
+    """What the controller needs to know of what is trained."""
+    return Prepared(
+        entries=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        samples=loader.samples,
+        batch_size=settings.batch_size,
+        fingerprint=fingerprint,
+    )
+
+
+def _tell(session: Session, tier: str, step: int) -> None:
+    if session.link is not None:
+        session.link.outbox.resumed(tier, step)
+
+
+def _compare_seed(session: Session, saved: int, loader: Loader[object]) -> None:
+    if saved != session.seed and loader.position.consumed and session.place.is_main:
+        text = (
+            f"the checkpoint is of seed {saved}, this run has {session.seed}: samples of the epoch under way may come "
+            "twice or not at all. Use the same seed to go on exactly"
+        )
+        session.notice(LEVEL_WARNING, text)

@@ -1,0 +1,173 @@
+"""From which checkpoint a run goes on, and how ranks whose machine lacks it get it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import xxhash
+from torch import nn
+
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.disk import fence, files
+from atoll.agent.runtime.checkpoints.disk.files import Checkpoint
+from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
+from atoll.agent.runtime.checkpoints.disk.state import unpack_state
+from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
+from atoll.agent.runtime.checkpoints.memory.recovery import Remembered
+from atoll.agent.runtime.checkpoints.memory.store import Generation
+from atoll.agent.runtime.checkpoints.remote_checkpoints import Elsewhere
+from atoll.agent.runtime.checkpoints.snapshot import EXTRA, Tracked
+from atoll.agent.runtime.data.loader import Position
+from atoll.agent.runtime.step.synchronisation import Origin, OwnState
+from atoll.agent.runtime.transport.process_groups import Group
+from atoll.errors import CheckpointError
+from atoll.v1.common_pb2 import LEVEL_WARNING
+
+_NONE = (-1, -1, -1, -1, -1)
+_NOTHING = (-1, -1)
+
+
+class Resumed:
+    """A checkpoint on its way back into the objects that it was taken from."""
+
+    def __init__(self, checkpoint: Checkpoint, own: Sequence[OwnState] | None = None) -> None:
+        """own: what this rank takes over of the run before; None: it is beside the checkpoint."""
+        self._where = f"the checkpoint of run {checkpoint.header.run}, step {checkpoint.header.step}"
+        self._header = header = checkpoint.header
+        self.position = Position(epoch=header.epoch, consumed=header.consumed, step=header.loader_step)
+        self._states, self._own = unpack_state(checkpoint.tensors, checkpoint.scalars), own
+
+    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Overwrite the state of both. Raises CheckpointError where it is that of another model."""
+        files.check_fits(self._header, files.fingerprint(model.state_dict()))
+        with self._another("the model and the optimizer"):
+            model.load_state_dict(self._states.pop("model"))
+            optimizer.load_state_dict(self._states.pop("optimizer"))
+
+    def restore_tracked(self, name: str, tracked: Tracked) -> None:
+        """Raises CheckpointError where the checkpoint has no such state or the object refuses it."""
+        state = self._states.pop(f"tracked.{name}", None)
+        if state is None:
+            raise CheckpointError(f"{self._where} has no state of {name!r}; it begins anew")
+        with self._another(name):
+            tracked.load_state_dict(state)
+
+    def origin(self) -> Origin:
+        """What a strategy needs to know of it."""
+        header = self._header
+        return Origin(header.run, header.step, header.world_size, self._states.pop(EXTRA, {}), self._own)
+
+    @contextmanager
+    def _another(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{self._where} does not fit {what} of this script: {error}. Choose another checkpoint directory, or "
+                "give the job another name"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a run goes on from. generation: of memory, where it came from there; own: what this rank takes over then,
+    where ranks had something of their own."""
+
+    checkpoint: Checkpoint
+    generation: Generation | None = None
+    own: Sequence[OwnState] | None = None
+
+
+def find(session: Session, directory: Path, model: Fingerprint) -> Found | None:
+    """The newest checkpoint that any rank holds on disk, or all together in memory; the same on every rank.
+
+    Where memory has a newer one, disks are not read at all. Raises CheckpointError if a newer run holds the directory,
+    PeerLost."""
+    directory.mkdir(parents=True, exist_ok=True)
+    fence.take(directory, session.run)
+    elsewhere = Elsewhere(session, directory)
+    remembered = Remembered(session, session.memory.folder, model) if session.memory is not None else None
+    if remembered is not None:
+        newest = _newest_on_disk(session, directory, elsewhere)
+        if (found := remembered.newest(newest)) is not None:
+            return Found(found.checkpoint, found.generation, found.own)
+    elsewhere.bring(lambda: _newest_on_disk(session, directory))
+    on_disk = _find_on_disk(session, directory)
+    if remembered is not None:  # disks may have said that they had more than is sound
+        newer_than = _NOTHING if on_disk is None else (on_disk.header.run, on_disk.header.step)
+        if (found := remembered.newest(newer_than)) is not None:
+            return Found(found.checkpoint, found.generation, found.own)
+    on_disk = on_disk or agreed(session, elsewhere.start())
+    return Found(on_disk) if on_disk is not None else None
+
+
+def _newest_on_disk(session: Session, directory: Path, elsewhere: Elsewhere | None = None) -> tuple[int, int]:
+    """(run, step) of the newest checkpoint whose manifest is sound, on any rank's disk, or `elsewhere`."""
+    own = next(((one.run, one.step) for one in files.newest(directory, lambda why: None)), _NOTHING)
+    own = max(own, elsewhere.newest_in_store or _NOTHING) if elsewhere is not None else own
+    if session.group is None:
+        return own
+    return max((run, step) for run, step in session.group.gather_rows(own))
+
+
+def _find_on_disk(session: Session, directory: Path) -> Checkpoint | None:
+    """The newest sound one on any rank's disk, on every rank. Raises PeerLost."""
+    rank = session.place.rank
+    own = files.newest_valid(
+        directory, lambda why: session.notice(LEVEL_WARNING, f"rank {rank} passes over a checkpoint: {why}")
+    )
+    return agreed(session, own)
+
+
+def agreed(session: Session, own: Checkpoint | None) -> Checkpoint | None:
+    """The newest of what the ranks have, on every rank; None where none has any. Raises PeerLost.
+
+    Highest (run, step) wins, then the later position: one rank may have saved a step at its epoch's end, another where
+    the next epoch begins. Of the same position ranks that were lost apart may have saved different states, where the
+    strategy is not synchronous: then that of the lowest rank is everybody's. Who lacks it receives it from the lowest
+    rank that has it, and verifies it on arrival."""
+    if session.group is None:
+        return own
+    mine = _NONE
+    if own is not None:
+        mine = (own.header.run, own.header.step, own.header.epoch, own.header.consumed, _contained(own))
+    held = [tuple(row) for row in session.group.gather_rows(mine)]
+    source = max(range(len(held)), key=lambda one: (held[one][:-1], -one))
+    best = held[source]
+    if best == _NONE:
+        return None
+    if all(one == best for one in held):
+        return own
+    sent = session.group.broadcast_bytes(files.as_bytes(own) if own and session.group.rank == source else None, source)
+    return own if mine == best else files.from_bytes(sent)
+
+
+def _contained(checkpoint: Checkpoint) -> int:
+    """Equal for equal states of one position: a digest, below 2^63, of what the strategy says that it contains."""
+    hasher = xxhash.xxh3_64()
+    for name in sorted(name for name in checkpoint.tensors if name.startswith(f"{EXTRA}/")):
+        hasher.update(bytes_of(checkpoint.tensors[name]))
+    return hasher.intdigest() >> 1
+
+
+def shares_directory_of_main(group: Group | None, directory: Path, run: int) -> bool:
+    """Whether this rank's directory is rank 0's: rank 0 puts a token there, the others look for it."""
+    if group is None:
+        return True
+    token = directory / f".token-run-{run}"
+    said = group.broadcast_bytes(secrets.token_bytes(16) if group.rank == 0 else None, 0)
+    try:
+        if group.rank == 0:
+            token.write_bytes(said)
+        group.barrier()
+        sees = token.is_file() and token.read_bytes() == said
+        group.barrier()
+    finally:
+        if group.rank == 0:
+            token.unlink(missing_ok=True)
+    return sees

@@ -1,0 +1,243 @@
+"""When checkpoints are written, by whom, and what happens if that fails: training goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.disk import fence, files
+from atoll.agent.runtime.checkpoints.disk.files import Checkpoint, Header, fingerprint
+from atoll.agent.runtime.checkpoints.disk.folders import Moment
+from atoll.agent.runtime.checkpoints.disk.state import pack_state
+from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.checkpoints.upload import Carrier
+from atoll.errors import CheckpointError
+from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_WARNING
+
+LONGEST_WAIT_S: Final = 20.0
+LAST_WAIT_S: Final = 600.0
+CARRY_DEADLINE_S: Final = 600.0
+CARRY_WORD_S: Final = 2.0
+_CARRIED: Final = 1
+_LATE: Final = 2
+Packed = tuple[Header, Mapping[str, torch.Tensor], Any]  # what files.write takes
+
+
+class Saver:
+    """Writes the snapshot of the last boundary: in the background every so many steps, at once where the worker leaves.
+
+    Ordinary checkpoints are written by rank 0, and by the first rank of each node whose directory is another one. In an
+    emergency any rank may write: who else is alive is not known then."""
+
+    def __init__(self, session: Session, snapshot: Snapshot) -> None:
+        self._session, self._snapshot = session, snapshot
+        self._directory = session.checkpoint.directory
+        self._writes = False
+        self._began_with: frozenset[Moment] = frozenset()
+        self._carrier: Carrier | None = None
+        self._seen_step = self._done_step = 0
+        self._under_way: threading.Thread | None = None
+
+    @property
+    def enabled(self) -> bool:
+        return self._directory is not None
+
+    def begin(self, *, writes: bool, step: int, on_disk: Moment | None) -> None:
+        """writes: whether ordinary checkpoints are this rank's. step: where training begins; on_disk: what of that is
+        saved."""
+        self._writes = writes
+        self._seen_step = step
+        self._done_step = on_disk.step if on_disk is not None else 0
+        self._began_with = frozenset() if on_disk is None else frozenset([on_disk])
+        settings = self._session.checkpoint
+        if settings.store and settings.directory is not None and self._session.place.is_main:
+            self._carrier = Carrier(
+                settings.store,
+                settings.directory,
+                keep=settings.keep,
+                keep_every_steps=settings.keep_every_steps,
+                tell=self._session.notice,
+            )
+            if on_disk is not None:
+                self._carrier.wake()  # an emergency's may not have been carried
+
+    def due(self, step: int) -> bool:
+        """Whether an ordinary checkpoint belongs to this boundary, on every rank alike."""
+        every = self._session.checkpoint.every_steps
+        return every > 0 and step // every > self._seen_step // every  # accumulation may step over the exact number
+
+    def at_boundary(self, step: int) -> None:
+        """Start a checkpoint if one is due. Waits for the one before, so that memory holds one copy at most; but not so
+        long that the other ranks, who wait meanwhile, take this one for dead."""
+        due = self.due(step)
+        self._seen_step = step
+        if due and self._directory is not None:
+            self._start(self._directory, step)
+
+    def save(self) -> Path | None:
+        """A checkpoint of the last boundary, on disk when this returns; None where this rank writes none or cannot."""
+        self._save_aside()
+        path = self._save_now() if self._writes else None
+        if path is not None:
+            self._tidy(path.parent)
+        return path
+
+    def save_in_emergency(self) -> Path | None:
+        """Like `save`, by any rank: the first of a directory writes, the others find its work done."""
+        self._save_aside()
+        return self._save_now()
+
+    def check_packable(self) -> None:
+        """Raises CheckpointError, naming the key, if a state dict holds what no checkpoint can."""
+        if self._directory is not None:
+            self._packed(copy=False)
+
+    def store_received(self, checkpoint: Checkpoint) -> None:
+        """Keep what came from another machine, so that losing that one loses nothing."""
+        if self._writes and self._directory is not None and checkpoint.path is None:
+            try:
+                files.write(
+                    self._directory,
+                    checkpoint.header,
+                    checkpoint.tensors,
+                    checkpoint.scalars,
+                    as_run=self._session.run,
+                )
+            except CheckpointError as error:
+                self._tell(checkpoint.header.step, error)
+            else:
+                if self._carrier is not None:
+                    self._carrier.wake()
+
+    def carried_within(self, deadline_s: float) -> bool:
+        """Whether all that was written is in the object store, or was tried; waits for it."""
+        return self._carrier is None or self._carrier.idle_within(deadline_s)
+
+    def close(self) -> None:
+        """Wait for the checkpoint under way; break off what is being carried."""
+        self._wait_for_write()
+        if self._carrier is not None:
+            self._carrier.close()
+
+    def _wait_for_write(self) -> None:
+        if self._under_way is not None:
+            self._under_way.join(timeout=LAST_WAIT_S)
+            if self._under_way.is_alive():
+                text = f"the last checkpoint was not written within {LAST_WAIT_S:.0f} s; the one before it stays"
+                self._session.notice(LEVEL_WARNING, text)
+            self._under_way = None
+
+    def _start(self, directory: Path, step: int) -> None:
+        if self._under_way is not None:
+            self._under_way.join(timeout=LONGEST_WAIT_S)
+            if self._under_way.is_alive():
+                text = f"checkpoint at step {step} left out: the one before is still being written; save less often"
+                self._session.notice(LEVEL_WARNING, text)
+                return
+        try:
+            aside = self._snapshot.sync.aside(self._header(), copy=True)
+            packed = self._packed(copy=True) if self._writes else None
+        except CheckpointError as error:
+            self._tell(step, error)
+            return
+        if aside is None and packed is None:
+            return
+        self._under_way = threading.Thread(
+            target=self._write_all, args=(directory, step, aside, packed), name="atoll-checkpoint", daemon=True
+        )
+        self._under_way.start()
+
+    def _write_all(self, directory: Path, step: int, aside: Callable[[], None] | None, packed: Packed | None) -> None:
+        self._call(aside, step)
+        if packed is not None and self._write(directory, *packed) is not None:
+            self._tidy(directory)
+
+    def _save_now(self) -> Path | None:
+        position = self._snapshot.position
+        if self._directory is None or position is None:
+            return None
+        self._wait_for_write()
+        try:
+            with fence.locked(self._directory / ".leaving"):  # so that a node's ranks do not all write the same bytes
+                for found in files.newest(self._directory):
+                    # One of this step by an older run counts only where this run began with it.
+                    if found.step == position.step and (
+                        found.run == self._session.run or found.step == self._done_step
+                    ):
+                        return found.path
+                if position.step <= self._done_step:
+                    return None  # what this run began with, kept on another machine
+                return self._write(self._directory, *self._packed(copy=self._session.device.type != "cpu"))
+        except CheckpointError as error:
+            self._tell(position.step, error)
+            return None
+
+    def _save_aside(self) -> None:
+        """What the strategy keeps for each rank alone."""
+        position = self._snapshot.position
+        if self._directory is None or position is None:
+            return
+        self._wait_for_write()
+        self._call(self._snapshot.sync.aside(self._header(), copy=False), position.step)
+
+    def _call(self, aside: Callable[[], None] | None, step: int) -> None:
+        if aside is not None:
+            try:
+                aside()
+            except CheckpointError as error:
+                self._tell(step, error)
+
+    def _packed(self, *, copy: bool) -> Packed:
+        states = self._snapshot.states()
+        with self._snapshot.readable():
+            return self._header(states["model"]), *pack_state(states, copy=copy)
+
+    def _header(self, model_state: Mapping[str, Any] | None = None) -> Header:
+        """Of the last boundary. model_state: what the model's fingerprint is taken of; without it it is left empty."""
+        return self._snapshot.header(self._session, fingerprint(model_state or {}))
+
+    def _write(self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> Path | None:
+        try:
+            path = files.write(directory, header, tensors, scalars)
+        except CheckpointError as error:
+            self._tell(header.step, error)
+            return None
+        self._done_step = header.step
+        self._began_with = frozenset()
+        if self._session.link is not None:
+            self._session.link.outbox.checkpoint(header.step)
+        if self._carrier is not None:
+            self._carrier.wake()
+        return path
+
+    def _tidy(self, directory: Path) -> None:
+        try:
+            settings = self._session.checkpoint
+            files.keep_newest(directory, settings.keep, settings.keep_every_steps, self._began_with)
+        except CheckpointError as error:
+            self._session.notice(LEVEL_WARNING, f"old checkpoints stay: {error}")
+
+    def _tell(self, step: int, error: CheckpointError) -> None:
+        text = f"checkpoint at step {step} failed: {error}; training goes on. Free space or choose another directory"
+        self._session.notice(LEVEL_ERROR, text)
+
+
+def await_carried(session: Session, saver: Saver) -> None:
+    """All ranks stay until rank 0 has carried the last checkpoint to the object store: a run whose ranks end apart is
+    stopped. Raises PeerLost."""
+    if not session.checkpoint.store:
+        return
+    ends_s, word = time.monotonic() + CARRY_DEADLINE_S, 0
+    while not word:
+        late = time.monotonic() > ends_s
+        own = _CARRIED if saver.carried_within(CARRY_WORD_S) else _LATE if late else 0
+        word = session.group.gather_rows([own])[0][0] if session.group is not None else own
+    if word == _LATE and session.place.is_main:
+        text = f"the last checkpoint was not carried within {CARRY_DEADLINE_S:.0f} s; it is on disk"
+        session.notice(LEVEL_WARNING, text)

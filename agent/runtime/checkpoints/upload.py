@@ -1,0 +1,155 @@
+"""Keeps an object store level with the directory where checkpoints are written first, in the background."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from atoll.agent.runtime.checkpoints.disk import listing
+from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
+from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
+from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE
+from atoll.agent.runtime.checkpoints.disk.retention import retained
+from atoll.agent.runtime.checkpoints.disk.store import Store
+from atoll.errors import CheckpointError
+from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_INFO, Level
+
+STOP_S: Final = 5.0
+
+
+class Carrier:
+    """One per job, on rank 0. What the store lacks is found out anew each time, so a failure needs no bookkeeping: the
+    next checkpoint, or the next run, makes up for it."""
+
+    def __init__(
+        self,
+        url: str,
+        directory: Path,
+        *,
+        keep: int,
+        keep_every_steps: int,
+        tell: Callable[[Level.ValueType, str], None],
+    ) -> None:
+        """tell: called on the carrier's thread when carrying begins to fail, and when it works again."""
+        self._url, self._directory = url, directory
+        self._keep, self._keep_every_steps = keep, keep_every_steps
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._again = self._running = self._failing = False
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._sound: set[Moment] = set()  # there, their manifests read
+
+    def wake(self) -> None:
+        """There may be something to carry."""
+        with self._lock:
+            self._again = True
+            if not self._running and not self._stop.is_set():
+                self._running = True
+                self._thread = threading.Thread(target=self._run, name="atoll-carrier", daemon=True)
+                self._thread.start()
+
+    def idle_within(self, deadline_s: float) -> bool:
+        """Wait until all is carried, or tried. Returns whether it is."""
+        ends_s = time.monotonic() + deadline_s
+        while (thread := self._thread) is not None and thread.is_alive():
+            left_s = ends_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            thread.join(timeout=left_s)
+        return True
+
+    def close(self) -> None:
+        """Break off between two parts of a file. A store that hangs keeps the thread; the process does not wait."""
+        self._stop.set()
+        if not self.idle_within(STOP_S):
+            self._tell(LEVEL_ERROR, f"{self._url} did not answer within {STOP_S:.0f} s and is left behind")
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._again or self._stop.is_set():
+                    self._running = False
+                    return
+                self._again = False
+            try:
+                self._level()
+            except CheckpointError as error:
+                if not self._failing:
+                    text = f"checkpoints are not carried: {error}. Training goes on, the next one is tried again"
+                    self._tell(LEVEL_ERROR, text)
+                self._failing = True
+
+    def _level(self) -> None:
+        """Carry what shall be there and is not, the newest first; then remove what shall not be there any more."""
+        store = Store(self._url)
+        there = self._whole_there(store)
+        here = {moment: path for path in by_age(self._directory) if (moment := Moment.of(path.name))}
+        stay = retained({*here, *there}, self._keep, self._keep_every_steps)
+        failed: CheckpointError | None = None
+        for moment in sorted(stay & here.keys() - there, reverse=True):
+            try:
+                if self._carry(store, here[moment]):
+                    there.add(moment)
+            except CheckpointError as error:  # one that is damaged here must not keep back the others
+                failed = failed or error
+            if self._stop.is_set():
+                return
+        self._tidy(store, there)
+        if failed is not None:
+            raise failed
+        if self._failing:
+            self._failing = False
+            self._tell(LEVEL_INFO, f"checkpoints are carried to {self._url} again")
+
+    def _whole_there(self, store: Store) -> set[Moment]:
+        whole = store.list().whole
+        self._sound &= whole.keys()
+        for moment in whole.keys() - self._sound:
+            try:
+                found, _ = store.manifest(moment)
+            except CheckpointError:
+                continue  # torn: it is written again where it is still here, and does not count
+            if found.state.bytes == whole[moment].state_bytes:
+                self._sound.add(moment)
+        return set(self._sound)
+
+    def _carry(self, store: Store, path: Path) -> bool:
+        try:
+            with disk_errors(f"reading {path}"):
+                sealed = (path / MANIFEST_FILE).read_bytes()
+            listing.check_whole(path)
+            parts = _parts(path / STATE_FILE)
+            first = next(parts, memoryview(b""))  # opens it: from now on it may be removed here
+        except CheckpointError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return False  # retention was faster
+            raise
+        carried = store.put(sealed, _chained(first, parts), self._stop.is_set)
+        if carried and (moment := Moment.of(path.name)):
+            self._sound.add(moment)
+        return carried
+
+    def _tidy(self, store: Store, there: set[Moment]) -> None:
+        """`there` are sound, so the newest sound one stays. Older ones that lack a file are of dead writers. Those
+        whose manifest could not be read are left alone: that may have been the network."""
+        if not there:
+            return
+        stay = retained(there, self._keep, self._keep_every_steps)
+        for moment in (there | store.list().torn) - stay:
+            if moment < max(there):
+                store.remove(moment)
+                self._sound.discard(moment)
+
+
+def _parts(file: Path) -> Iterator[memoryview]:
+    with disk_errors(f"reading {file}"):
+        yield from listing.parts(file)
+
+
+def _chained(first: memoryview, rest: Iterator[memoryview]) -> Iterator[memoryview]:
+    yield first
+    yield from rest

@@ -1,0 +1,1 @@
+"""Samples and batches: which rank trains which."""

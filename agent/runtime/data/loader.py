@@ -1,0 +1,327 @@
+"""The loader: this rank's part of every global batch, and the step boundary.
+
+Batches come from torch's DataLoader, which is told by a batch sampler which samples to fetch. With worker processes it
+asks for batches ahead of time, so a new plan takes effect that many steps later (`Loader.lead`)."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
+
+from atoll.agent.runtime.data.rows import as_is, move, tensor_rows
+from atoll.agent.runtime.data.sampler import Cut, Cutter, EpochOrder, Position, after, mixed_seed
+from atoll.agent.runtime.step.schedule import PlanSchedule
+from atoll.errors import AtollError, BadInput
+
+__all__ = ["Cut", "Loader", "LoaderSettings", "Position"]
+
+BatchT = TypeVar("BatchT")
+_END: Final = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """How batches are made. `batch_size` is the whole job's."""
+
+    dataset: Dataset[Any]
+    batch_size: int
+    shuffle: bool = True
+    drop_last: bool = False
+    num_workers: int = 0
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    pin_memory: bool = False
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    worker_init_fn: Callable[[int], None] | None = None
+
+    @staticmethod
+    def from_dataloader(given: DataLoader[Any], batch_size: int | None) -> LoaderSettings:
+        """Take over a DataLoader's settings; its batch size counts as the whole job's. Raises BadInput."""
+        size = batch_size if batch_size is not None else given.batch_size
+        plain = isinstance(given.sampler, (RandomSampler, SequentialSampler))
+        if size is None or not plain or getattr(given.sampler, "replacement", False):
+            own = type(given.sampler if size is not None else given.batch_sampler).__name__
+            raise BadInput(
+                f"the DataLoader has its own {own}; Atoll cuts batches itself so that each sample counts once. "
+                "Pass the dataset and batch_size in its place"
+            )
+        return LoaderSettings(
+            dataset=given.dataset,
+            batch_size=size,
+            shuffle=isinstance(given.sampler, RandomSampler),
+            drop_last=given.drop_last,
+            num_workers=given.num_workers,
+            collate_fn=given.collate_fn,
+            pin_memory=given.pin_memory,
+            prefetch_factor=given.prefetch_factor,
+            persistent_workers=given.persistent_workers,
+            worker_init_fn=given.worker_init_fn,
+        )
+
+    def check(self, world_size: int) -> None:
+        """Raises BadInput naming what to do, for what users say most often; the loader checks the rest."""
+        if isinstance(self.batch_size, bool) or not isinstance(self.batch_size, int) or self.batch_size < world_size:
+            raise BadInput(
+                f"batch_size = {self.batch_size!r} must be a whole number of at least the number of workers "
+                f"({world_size}): it is the whole job's batch, split over them. Raise it or use fewer workers"
+            )
+
+
+class Loader(Generic[BatchT]):
+    """Iterating gives the rest of the current epoch; each sample counts once per epoch over all ranks and resumes.
+
+    `current` is the cut of the batch last handed out, None where there is none. `position` is what is complete."""
+
+    def __init__(
+        self,
+        settings: LoaderSettings,
+        *,
+        rank: int,
+        seed: int,
+        schedule: PlanSchedule,
+        boundary: Callable[[], None],
+        handed_out: Callable[[], None] = lambda: None,
+        multiprocessing_context: str = "forkserver",
+        device: torch.device | None = None,
+    ) -> None:
+        """settings: its batch size holds where no plan says otherwise. schedule: of as many ranks as there are.
+        boundary: called at the start of every __next__, also of the one that ends the epoch; what it raises ends the
+        iteration. handed_out: called when the batch is there, before the script gets it.
+
+        multiprocessing_context: how worker processes are made. Not "fork": this process has threads (its link to the
+        agent, gloo, NCCL, OpenMP) whose locks a forked child would inherit locked. The training script must therefore
+        guard its code with `if __name__ == "__main__":` when it uses workers, and the dataset must be picklable.
+        device: where batches are moved to; None leaves them. Raises BadInput."""
+        self.samples = samples = _fitting(settings)
+        if not 0 <= rank < schedule.world_size:
+            raise BadInput(f"rank {rank} of {schedule.world_size} does not exist; the first is 0")
+        num_workers = settings.num_workers
+        prefetch = (settings.prefetch_factor or 2) if num_workers > 0 else None
+        self.lead = num_workers * (prefetch or 0)
+        """How many steps ahead batches are cut."""
+        self.position = Position(0, 0, 0)
+        self.current: Cut | None = None
+        self._boundary, self._tell_handed_out = boundary, handed_out
+        self._device = device
+        order = EpochOrder(samples, seed, settings.shuffle)
+        self._cutter = Cutter(order, settings.batch_size, settings.drop_last, rank, schedule)
+        self._seeds = (seed, rank)
+        self._ahead: deque[Cut] = deque()  # cut, not handed out yet
+        self._handed_out = False  # `current` is being trained on: not complete yet
+        self._shown_again: tuple[Cut, list[int]] | None = None  # all that the next pass hands out
+        self._exhausted = False  # the last iteration came to its epoch's end
+        self._pass = 0
+        self._persistent = settings.persistent_workers and num_workers > 0
+        rows = tensor_rows(settings.dataset) if settings.collate_fn in (None, default_collate) else None
+        self._pinned = settings.pin_memory and torch.cuda.is_available()
+        self._generator = torch.Generator()  # DataLoader would draw its workers' seed from the global one
+        self._workers: Any = None  # DataLoader's iterator, while it may own processes
+        self._data: DataLoader[Any] = DataLoader(
+            settings.dataset if rows is None else rows,
+            batch_sampler=_Ahead(self._cut_ahead),
+            num_workers=num_workers,
+            collate_fn=settings.collate_fn if rows is None else as_is,
+            pin_memory=self._pinned,
+            prefetch_factor=prefetch,
+            persistent_workers=self._persistent,
+            worker_init_fn=settings.worker_init_fn,
+            multiprocessing_context=_context(multiprocessing_context) if num_workers > 0 else None,
+            generator=self._generator,
+        )
+
+    def __len__(self) -> int:
+        """Global batches of a whole epoch, as schedules count them, of the script's own size; the same after a resume
+        in the middle of one, and whatever the plan says."""
+        return self._cutter.own_batches()
+
+    @property
+    def batches_left(self) -> int:
+        """Of this epoch, from the position, if no other plan comes."""
+        return self._cutter.batches_left(self.position)
+
+    @property
+    def at_last_batch(self) -> bool:
+        """Whether the batch last handed out ends its epoch, if no other plan comes."""
+        return self.current is not None and self._cutter.batches_left(after(self.current)) == 0
+
+    @property
+    def total_batch(self) -> int:
+        """Samples of all ranks in the step under way; an epoch's last batch may be shorter."""
+        return self._cutter.batch_at(self.position.step)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Go on with `epoch` where it was left, or start it. A batch that was handed out counts as completed."""
+        if epoch < 0:
+            raise BadInput(f"epoch {epoch} does not exist; the first is 0")
+        self._stop_pass()
+        self._complete()
+        if epoch != self.position.epoch:
+            self.position = Position(epoch, 0, self.position.step)
+        self._shown_again = None
+        self._exhausted = False
+
+    def seek(self, position: Position) -> None:
+        """Go on from here, e.g. from a checkpoint. What was handed out and not completed is forgotten."""
+        if min(position.epoch, position.consumed, position.step) < 0 or position.consumed > self.samples:
+            raise BadInput(
+                f"{position} is not in this dataset of {self.samples} samples. Was the checkpoint of another?"
+            )
+        self._stop_pass()
+        self.current, self._handed_out = None, False
+        self.position = position
+        self._shown_again = None
+        self._exhausted = False
+
+    def show_again(self) -> None:
+        """At an epoch's end: the next pass hands out the batch that led here once more, and nothing else."""
+        made = self._cutter.cut_ending(self.position)
+        self.seek(Position(made[0].epoch, made[0].start, made[0].step))
+        self._shown_again = made
+
+    def __iter__(self) -> Iterator[BatchT]:
+        """The rest of the epoch. Iterating again after its end begins the next one. One iterator at a time."""
+        if self._exhausted:
+            self.begin_epoch(self.position.epoch + 1)
+        self._stop_pass()
+        return self._iterate(self._pass)
+
+    def close(self) -> None:
+        """End the worker processes. Iterating again starts new ones."""
+        self._stop_pass()
+        self._end_workers()
+
+    def _iterate(self, this_pass: int) -> Iterator[BatchT]:
+        batches: Iterator[Any] | None = None
+        batch: Any
+        try:
+            while True:
+                if this_pass != self._pass:
+                    raise BadInput(
+                        "this iterator has ended: the loader was iterated, moved or closed since it was made"
+                    )
+                self._complete()
+                self._boundary()
+                self.current = None
+                if batches is None:
+                    batches = self._start()
+                batch = next(batches, _END)
+                if batch is _END and self._ahead:
+                    raise BadInput("the dataset or its collate_fn raised StopIteration in the middle of an epoch")
+                if batch is _END:
+                    self._exhausted = True
+                    return
+                self.current, self._handed_out = self._ahead.popleft(), True
+                if self._device is not None:
+                    batch = move(batch, self._device, non_blocking=self._pinned)
+                self._tell_handed_out()
+                yield batch
+        finally:
+            if this_pass == self._pass:
+                self._stop_pass()
+
+    def _start(self) -> Iterator[Any]:
+        _refuse_unguarded_main(self._data.num_workers)
+        self._ahead.clear()
+        seed, rank = self._seeds
+        self._generator.manual_seed(mixed_seed(seed, self.position.epoch, self.position.consumed, rank))
+        self._workers = iter(self._data)
+        batches: Iterator[Any] = self._workers
+        return batches
+
+    def _cut_ahead(self) -> Iterator[list[int]]:
+        """What DataLoader draws from, `lead` batches before it hands them out."""
+        if self._shown_again is not None:
+            (cut, indices), self._shown_again = self._shown_again, None
+            self._ahead.append(cut)
+            yield indices
+            return
+        next_position = self.position
+        while (made := self._cutter.cut(next_position)) is not None:
+            cut, indices = made
+            if cut.step > self.position.step + self.lead:
+                raise AtollError(
+                    f"batch {cut.step} was cut in step {self.position.step}, more than {self.lead} steps ahead"
+                )
+            self._ahead.append(cut)
+            next_position = after(cut)
+            yield indices
+
+    def _complete(self) -> None:
+        if self._handed_out and self.current is not None:
+            self.position = after(self.current)
+        self._handed_out = False
+
+    def _stop_pass(self) -> None:
+        """The running iteration, if any, ends; its worker processes too, unless they are to persist."""
+        self._pass += 1
+        self._ahead.clear()
+        if not self._persistent:
+            self._end_workers()
+
+    def _end_workers(self) -> None:
+        # Dropping the iterator would do it too, but not while a traceback still refers to it.
+        end = getattr(self._workers, "_shutdown_workers", None)
+        if end is not None:
+            end()
+        self._workers = self._data._iterator = None
+
+
+class _Ahead:
+    def __init__(self, cuts: Callable[[], Iterator[list[int]]]) -> None:
+        self._cuts = cuts
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._cuts()
+
+
+def _fitting(settings: LoaderSettings) -> int:
+    """How many samples there are. Raises BadInput where the settings make no batches of them."""
+    samples, batch = sample_count(settings.dataset), settings.batch_size
+    if batch < 1:
+        raise BadInput(f"batch_size = {batch} must be at least 1")
+    if settings.drop_last and samples < batch:
+        raise BadInput(
+            f"the dataset's {samples} samples are fewer than one global batch of {batch}, and drop_last "
+            "drops them all. Use a smaller batch or drop_last=False"
+        )
+    workers, prefetch = settings.num_workers, settings.prefetch_factor
+    if workers < 0 or (prefetch is not None and prefetch < 1):
+        raise BadInput(f"num_workers = {workers} must be 0 or more, prefetch_factor = {prefetch} at least 1")
+    return samples
+
+
+def sample_count(dataset: Dataset[Any]) -> int:
+    """Raises BadInput where it has no length, no index or no sample."""
+    if isinstance(dataset, IterableDataset) or not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
+        raise BadInput(
+            f"{type(dataset).__name__} has no length or no index; both are needed to give each sample to one rank "
+            "once. Wrap the data in a Dataset with __len__ and __getitem__"
+        )
+    samples = len(dataset)
+    if samples < 1:
+        raise BadInput("the dataset is empty. Check the path that it was read from")
+    return samples
+
+
+def _context(name: str) -> Any:
+    try:
+        context = multiprocessing.get_context(name)
+    except ValueError as error:
+        raise BadInput(f'multiprocessing_context = {name!r} is unknown; use "forkserver" or "spawn"') from error
+    if name == "forkserver":
+        context.set_forkserver_preload(["torch.utils.data"])  # imported once there, not once in every worker
+    return context
+
+
+def _refuse_unguarded_main(num_workers: int) -> None:
+    if num_workers > 0 and getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise BadInput(
+            "a loader's worker process is running the training script itself. Put what the script does under "
+            '`if __name__ == "__main__":`, so that worker processes can import it for its definitions'
+        )

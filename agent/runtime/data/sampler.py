@@ -1,0 +1,130 @@
+"""Which samples make up which batch: every rank works it out alone and all come to the same answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+
+from atoll.agent.runtime.data.split import split_batch
+from atoll.agent.runtime.step.schedule import PlanSchedule
+from atoll.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far the job's data has been trained on. Free of ranks, so that any number of them can go on from it."""
+
+    epoch: int
+    consumed: int  # samples of this epoch, from the start of its order
+    step: int  # global batches completed since the job began
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One global batch and this rank's part of it."""
+
+    step: int  # number of the global batch since the job began, from 0
+    epoch: int
+    start: int  # of the global batch in the epoch's order
+    total: int  # samples of all ranks
+    local: int  # samples of this rank that count; 0 where it got one sample at weight 0
+    weight: float  # local / total
+
+
+class EpochOrder:
+    """The order of an epoch's samples, from (seed, epoch) alone."""
+
+    def __init__(self, samples: int, seed: int, shuffle: bool) -> None:
+        self.samples = samples
+        self._seed = seed
+        self._shuffle = shuffle
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def indices(self, epoch: int, begin: int, end: int) -> list[int]:
+        """The dataset's indices at positions [begin, end) of the epoch."""
+        if not self._shuffle:
+            return list(range(begin, end))
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(mixed_seed(self._seed, epoch))
+            self._order = torch.randperm(self.samples, generator=generator)
+            self._epoch = epoch
+        indices: list[int] = self._order[begin:end].tolist()
+        return indices
+
+
+class Cutter:
+    """Cuts global batches, as large as the plan says, and this rank's slice out of them."""
+
+    def __init__(
+        self, order: EpochOrder, global_batch: int, drop_last: bool, rank: int, schedule: PlanSchedule
+    ) -> None:
+        """global_batch: the script's own, which holds where the plan says nothing."""
+        self._order = order
+        self._global_batch = global_batch
+        self._drop_last = drop_last
+        self._rank = rank
+        self._schedule = schedule
+        self._last_split: tuple[int, Sequence[float], list[int]] = (0, (), [])
+
+    def batch_at(self, step: int) -> int:
+        """Samples of all ranks in `step`, unless it is an epoch's last."""
+        return self._schedule.terms_at(step).total_batch or self._global_batch
+
+    def own_batches(self) -> int:
+        """Of a whole epoch, were all as large as the script gave them."""
+        return self._batches(self._order.samples, self._global_batch)
+
+    def batches_left(self, position: Position) -> int:
+        """Of the epoch, if no other plan comes."""
+        return self._batches(self._order.samples - position.consumed, self.batch_at(position.step))
+
+    def cut(self, position: Position) -> tuple[Cut, list[int]] | None:
+        """The batch that begins at `position` and this rank's dataset indices; None at the end of the epoch."""
+        if self.batches_left(position) == 0:
+            return None
+        return self._slice(position, min(self.batch_at(position.step), self._order.samples - position.consumed))
+
+    def cut_ending(self, end: Position) -> tuple[Cut, list[int]]:
+        """The batch that ended the epoch at `end`; another that ends there where batches had other sizes than now."""
+        batch = self.batch_at(end.step - 1)
+        total = min(batch, end.consumed) if self._drop_last else (end.consumed - 1) % batch + 1
+        return self._slice(Position(end.epoch, end.consumed - total, end.step - 1), total)
+
+    def _batches(self, samples: int, batch: int) -> int:
+        return samples // batch if self._drop_last else -(-samples // batch)
+
+    def _slice(self, position: Position, total: int) -> tuple[Cut, list[int]]:
+        start = position.consumed
+        counts = self._split(total, self._schedule.terms_at(position.step).shares)
+        local = counts[self._rank]
+        cut = Cut(position.step, position.epoch, start, total, local, local / total)
+        begin = start + sum(counts[: self._rank])
+        if local == 0:
+            # A rank without samples still takes part in the collectives, which needs a backward pass.
+            begin, local = start, 1
+        return cut, self._order.indices(position.epoch, begin, begin + local)
+
+    def _split(self, total: int, shares: Sequence[float]) -> list[int]:
+        last_total, last_shares, counts = self._last_split
+        if total != last_total or shares is not last_shares:
+            counts = split_batch(total, shares)
+            self._last_split = (total, shares, counts)
+        return counts
+
+
+def after(cut: Cut) -> Position:
+    """The position once this batch is completed."""
+    return Position(cut.epoch, cut.start + cut.total, cut.step + 1)
+
+
+def mixed_seed(*parts: int) -> int:
+    """One generator seed from several numbers. torch's CPU generator uses the low 32 bits: they must be well mixed."""
+    try:
+        words = b"".join(part.to_bytes(9, "little", signed=True) for part in parts)
+    except OverflowError as error:
+        raise BadInput(f"a seed among {parts} is too large; it must be at least -2^64 and below 2^64") from error
+    return int.from_bytes(blake2b(words, digest_size=8).digest(), "little")

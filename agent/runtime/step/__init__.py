@@ -1,0 +1,1 @@
+"""The life of a step: boundary, backward pass, update, and the plans that change them."""

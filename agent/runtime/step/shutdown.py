@@ -1,0 +1,85 @@
+"""How training ends before its script does: on request, for a peer that is gone, or because nothing moves any more;
+and where the trial of a profile is over.
+
+Whoever leaves saves what it can, says so, and ends with the exit code that its agent understands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+from atoll.agent.runtime.agent_link import exits
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.saver import Saver
+from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.step.consistency import Consistency
+from atoll.agent.runtime.step.probe import Probe
+from atoll.agent.runtime.step.step_reporter import Silent, Teller
+from atoll.agent.runtime.step.synchronisation import Synchronisation
+
+
+class Leaving:
+    """All methods run on the training thread, but for `overdue`."""
+
+    def __init__(
+        self, session: Session, snapshot: Snapshot, saver: Saver, sync: Synchronisation, consistency: Consistency
+    ) -> None:
+        self._session, self._snapshot, self._saver = session, snapshot, saver
+        self._sync, self._consistency = sync, consistency
+        self.updated = False  # an optimizer.step() since the last snapshot, which no longer tells the whole state
+        self.code: int | None = None  # the exit code, once it is decided
+
+    def tried(self, probe: Probe) -> NoReturn:
+        """A trial of `atoll profile` has seen enough, on all ranks at once."""
+        if self._session.group is not None:
+            self._session.group.barrier()
+        self._sync.leave()
+        probe.end()
+        self._leave(exits.FINISHED)
+
+    def drained(self, step: int, teller: Teller | Silent) -> NoReturn:
+        """All ranks stop at this boundary."""
+        link = self._session.link
+        self._obey()
+        teller.finish()
+        where = self._saver.save()
+        self._sync.leave()
+        reason = link.stop.reason if link is not None and link.stop is not None else "another worker was asked to"
+        exits.say(f"rank {self._session.place.rank} stops after step {step}: {reason}{_as_words(where)}")
+        self._leave(exits.DRAINED)
+
+    def lost(self, why: Exception, step: int, updated_to: Position | None) -> NoReturn:
+        """A peer is gone in this step. Saves the last boundary's state, unless it was updated since; then that of
+        `updated_to`, where the strategy's is whole."""
+        self._consistency.begin_update()
+        self._obey()
+        self._sync.freeze()
+        if self.updated and self._sync.survives_update and updated_to is not None:
+            self._snapshot.take(updated_to)
+            self.updated = False
+        where = None if self.updated else self._saver.save_in_emergency()
+        rank = self._session.place.rank
+        exits.say(f"rank {rank} lost a peer in step {step} ({why}){_as_words(where)}; exit code {exits.PEER_LOST}")
+        self._leave(exits.PEER_LOST)
+
+    def overdue(self, timeout_s: float) -> None:
+        """By the link thread: the training thread does not come to its boundary. Save what the last one left."""
+        with self._consistency.frozen(timeout_s) as may_read:
+            self._sync.freeze()
+            where = self._saver.save_in_emergency() if may_read else None
+            exits.say(f"rank {self._session.place.rank} was asked to stop and is stuck{_as_words(where)}")
+            exits.end_now(exits.PEER_LOST)
+
+    def _obey(self) -> None:
+        """From here on the stop that was asked for is being carried out."""
+        if self._session.link is not None:
+            self._session.link.obeyed = True
+
+    def _leave(self, code: int) -> NoReturn:
+        self.code = code
+        raise exits.WorkerExit(code)
+
+
+def _as_words(where: Path | None) -> str:
+    return "" if where is None else f"; checkpoint {where}"

@@ -1,0 +1,77 @@
+"""Tells the agent of each step once its times are known: on a CPU at once, on a GPU when that has come past it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from atoll.agent.runtime.agent_link.outbox import Outbox
+from atoll.agent.runtime.data.sampler import Cut
+from atoll.agent.runtime.step.clock import Lap
+from atoll.agent.runtime.step.synchronisation import Norms, StepNumbers
+from atoll.v1.common_pb2 import LinkSample, StepSample
+
+LAG_STEPS: Final = 4
+"""A host that is further ahead of its device waits for it: what waits here must not grow without end."""
+
+
+class Teller:
+    """Used by the training thread alone."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._waiting: deque[tuple[StepSample, Lap]] = deque()
+
+    def tell(self, cut: Cut, lap: Lap, *, plan: int, norms: Norms, numbers: StepNumbers) -> None:
+        """Of the step that trained `cut` under this plan."""
+        sample = StepSample(
+            step=cut.step,
+            epoch=cut.epoch,
+            plan=plan,
+            local_batch=cut.local,
+            total_batch=cut.total,
+            local_grad_sqnorm=_finite(norms.local),
+            global_grad_sqnorm=_finite(norms.together),
+            sync_s=numbers.sync_s,
+            last_sync_s=numbers.last_sync_s,
+            stall_s=numbers.stall_s,
+            fresh_share=numbers.fresh_share,
+            rate=numbers.rate,
+            sent_bytes=numbers.sent_bytes,
+        )
+        self._waiting.append((sample, lap))
+        while self._waiting and (len(self._waiting) > LAG_STEPS or self._waiting[0][1].measured()):
+            self._send()
+
+    def links(self, samples: Iterable[LinkSample]) -> None:
+        self._outbox.links(samples)
+
+    def finish(self) -> None:
+        """Tell of every step, waiting for the device."""
+        while self._waiting:
+            self._send()
+
+    def _send(self) -> None:
+        sample, lap = self._waiting.popleft()
+        times = lap.times()
+        sample.step_s, sample.compute_s, sample.wait_s = times.step, times.compute, times.wait
+        sample.load_s, sample.forward_s, sample.update_s = times.load, times.forward, times.update
+        sample.backward_s, sample.first_bucket_s = times.backward, times.first_bucket
+        self._outbox.step(sample)
+
+
+class Silent:
+    """In place of a Teller, where there is no agent."""
+
+    def tell(self, *_: object, **__: object) -> None: ...
+
+    def links(self, *_: object) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+def _finite(norm: float) -> float:
+    """A training that diverges has no norm to tell; 0 is "not sampled"."""
+    return norm if math.isfinite(norm) else 0.0

@@ -1,0 +1,266 @@
+"""The wire's thread: waits for sockets, the pipeline and its own process, and moves frames between them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import zmq
+
+from atoll.agent.runtime.transport.frames import Frame, Kind, encode
+from atoll.agent.runtime.transport.inbox import Inbox
+from atoll.agent.runtime.transport.keys import Gatekeeper
+from atoll.agent.runtime.transport.limits import Limits
+from atoll.agent.runtime.transport.members import Topology
+from atoll.agent.runtime.transport.peer import Peer
+from atoll.agent.runtime.transport.sendqueue import Letter
+from atoll.agent.runtime.transport.shared import ArenaView
+from atoll.errors import AtollError
+
+_TICK_S: Final = 0.1
+_FLUSH_MS: Final = 5  # how often closing looks whether everything has left
+_AT_ONCE: Final = 64  # messages or payloads of one source before the others have their turn
+_EMPTY_TAKES: Final = 16  # in a row from a source that says it has something: it failed, and says so elsewhere
+
+
+class Outgoing(Protocol):
+    """A payload that the pipeline wants to have sent (atoll.kernels.pipeline.Outgoing). kind: 0 part, 1 sum."""
+
+    @property
+    def kind(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def tensor(self) -> int: ...
+    @property
+    def order(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def payload(self) -> bytes | memoryview: ...
+
+
+class Source(Protocol):
+    """Where payloads come from (atoll.kernels.pipeline.Pipeline)."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while `take_outgoing` has something."""
+
+    def take_outgoing(self, limit: int) -> Sequence[Outgoing]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """Called on the wire's thread."""
+
+    deliver: Callable[[Frame], str | None]  # a returned reason is counted as dropped
+    ready: Callable[[], None]  # every peer is connected and has said hello
+    lost: Callable[[AtollError], None]  # once; from then on nothing is received
+    waits: Callable[[bool], None] = lambda waits: None  # whether something waits to leave now; told when it changes
+
+
+@dataclass(slots=True)
+class Submissions:
+    """What other threads want to have sent, and when to end. Filled under the GIL alone: deque.append is atomic."""
+
+    wake: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+    letters: deque[tuple[Kind, Letter]] = field(default_factory=deque)
+    ends_s: float | None = None  # monotonic: flush until then, and end
+
+    def put(self, kind: Kind, letter: Letter) -> None:
+        self.letters.append((kind, letter))
+        os.eventfd_write(self.wake, 1)
+
+    def end(self, ends_s: float) -> None:
+        self.ends_s = ends_s
+        os.eventfd_write(self.wake, 1)
+
+    def close(self) -> None:
+        os.close(self.wake)
+
+
+class Loop:
+    """Everything here runs on the wire's thread. `run` returns when its end was asked for."""
+
+    def __init__(
+        self,
+        *,
+        topology: Topology,
+        run: int,
+        router: zmq.Socket[bytes],
+        gatekeeper: Gatekeeper | None,
+        peers: Mapping[int, Peer],
+        source: Source,
+        submissions: Submissions,
+        callbacks: Callbacks,
+        limits: Limits,
+    ) -> None:
+        self.inbox = Inbox(topology, run, peers, gatekeeper is not None)
+        self._topology = topology
+        self._run = run
+        self._router = router
+        self._gatekeeper = gatekeeper
+        self._peers = peers
+        self._source = source
+        self._source_fd = source.fileno()
+        self._watching = True
+        self._empty_takes = 0
+        self._submissions = submissions
+        self._callbacks = callbacks
+        self._limits = limits
+        self._ready = self._lost = False
+        self._next_tick_s = 0.0
+        self._writing: set[int] = set()  # peers whose socket is watched for room
+        self._by_monitor = {peer.monitor: peer for peer in peers.values()}
+        self._poller = zmq.Poller()
+        self._poller.register(submissions.wake, zmq.POLLIN)
+        self._poller.register(router, zmq.POLLIN)
+        for monitor in self._by_monitor:
+            self._poller.register(monitor, zmq.POLLIN)
+        if gatekeeper is not None:
+            self._poller.register(gatekeeper.socket, zmq.POLLIN)
+        self._poller.register(self._source_fd, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Until the submissions say so; an error of this thread itself is a loss too, and goes on to its owner."""
+        try:
+            while not self._over(time.monotonic()):
+                try:
+                    self._turn()
+                except AtollError as error:
+                    self._lose(error)
+        except BaseException as error:
+            self._lose(AtollError(f"the wire's thread failed: {error!r}. This is a bug"))
+            raise
+
+    def _over(self, now_s: float) -> bool:
+        ends_s = self._submissions.ends_s
+        if ends_s is None:
+            return False
+        if self._lost or now_s >= ends_s:
+            return True
+        return not self._submissions.letters and all(peer.empty for peer in self._peers.values())
+
+    def _pause_ms(self, now_s: float) -> int:
+        if self._lost:
+            return 1000
+        if self._submissions.ends_s is not None:
+            return _FLUSH_MS
+        return int(1000 * max(self._next_tick_s - now_s, 0)) + 1
+
+    def _turn(self) -> None:
+        ready = dict(self._poller.poll(self._pause_ms(time.monotonic())))
+        now_s = time.monotonic()
+        if self._submissions.wake in ready:
+            os.eventfd_read(self._submissions.wake)
+        if self._lost:
+            return
+        while self._submissions.letters:
+            kind, letter = self._submissions.letters.popleft()
+            self._send(self._topology.routes(kind), letter, now_s)
+        if self._gatekeeper is not None and self._gatekeeper.socket in ready:
+            self._gatekeeper.answer()
+        if self._router in ready:
+            self._receive(now_s)
+        for monitor, peer in self._by_monitor.items():
+            if monitor in ready and peer.observe(now_s):
+                self._greet(peer, now_s)
+        if self._source_fd in ready:
+            self._take(now_s)
+        self._flush()
+        self._watch_source()
+        if now_s >= self._next_tick_s:
+            self._next_tick_s = now_s + _TICK_S
+            for peer in self._peers.values():
+                peer.tick(now_s)
+
+    def _receive(self, now_s: float) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                message = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            for peer, frame, letter in self.inbox.open(message):
+                self._on_frame(peer, frame, letter, now_s)
+
+    def _on_frame(self, peer: Peer, frame: Frame, letter: Letter, now_s: float) -> None:
+        if frame.kind is Kind.HELLO:
+            self._on_hello(peer, bytes(frame.payload))
+            return
+        if frame.kind is Kind.GOODBYE and frame.origin == peer.member.rank:
+            peer.left = True
+        self._send(self._topology.relays(frame.kind, peer.member.rank), letter, now_s)
+        if self._submissions.ends_s is None and frame.kind is not Kind.GOODBYE:
+            refused = self._callbacks.deliver(frame)
+            if refused is not None:
+                peer.meter.drop(refused)
+
+    def _on_hello(self, peer: Peer, offer: bytes) -> None:
+        if offer and peer.view is None and peer.member.node == self._topology.me.node:
+            peer.view = ArenaView.open(offer)
+        peer.greeted = True
+        if not self._ready and all(each.ready for each in self._peers.values()):
+            self._ready = True
+            self._callbacks.ready()
+
+    def _greet(self, peer: Peer, now_s: float) -> None:
+        offer = peer.arena.offer if peer.arena is not None else b""
+        hello = Frame(Kind.HELLO, self._run, 0, 0, 0, self._topology.me.rank, 0, offer)
+        peer.push(Letter(Kind.HELLO, 0, 0, encode(hello), offer), now_s)
+        if not self._ready and all(each.ready for each in self._peers.values()):
+            self._ready = True
+            self._callbacks.ready()
+
+    def _take(self, now_s: float) -> None:
+        me = self._topology.me
+        for at in range(_AT_ONCE):
+            taken = self._source.take_outgoing(1)  # one by one: how large it is, is not known before
+            if not taken:
+                self._empty_takes += at == 0
+                return
+            self._empty_takes = 0
+            (out,) = taken
+            kind = Kind(out.kind)
+            origin = me.island if kind is Kind.SUM else me.rank
+            header = encode(Frame(kind, self._run, out.step, out.tensor, out.order, origin, out.count, out.payload))
+            self._send(self._topology.routes(kind), Letter(kind, out.step, out.order, header, out.payload), now_s)
+            if self._full:
+                return
+
+    @property
+    def _full(self) -> bool:
+        return any(peer.queue.bytes > self._limits.send_buffer_bytes for peer in self._peers.values())
+
+    def _send(self, ranks: Sequence[int], letter: Letter, now_s: float) -> None:
+        for rank in ranks:
+            self._peers[rank].push(letter, now_s)
+
+    def _flush(self) -> None:
+        waited = bool(self._writing)
+        for rank, peer in self._peers.items():
+            waits = peer.flush() if peer.queue else False
+            if waits != (rank in self._writing):
+                self._poller.register(peer.dealer, zmq.POLLOUT if waits else 0)
+                (self._writing.add if waits else self._writing.discard)(rank)
+        if bool(self._writing) != waited:
+            self._callbacks.waits(not waited)
+
+    def _watch_source(self) -> None:
+        """Not while a peer's queue is full: what waits in the pipeline is bounded there and still sorted."""
+        watch = not self._full and self._empty_takes < _EMPTY_TAKES
+        if watch != self._watching:
+            self._poller.register(self._source_fd, zmq.POLLIN if watch else 0)
+            self._watching = watch
+
+    def _lose(self, error: AtollError) -> None:
+        if self._lost:
+            return
+        self._lost = True
+        self._poller = zmq.Poller()
+        self._poller.register(self._submissions.wake, zmq.POLLIN)
+        if self._submissions.ends_s is None:
+            self._callbacks.lost(error)

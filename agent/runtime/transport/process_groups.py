@@ -1,0 +1,195 @@
+"""The run's process groups, and the one place that knows what a failing collective means."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import reduce
+from operator import add
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.rendezvous import rendezvous
+
+from atoll.agent.runtime.agent_link.place import Place
+from atoll.errors import BadInput, PeerLost
+
+# torch's own default is 30 minutes, for which a run with a dead peer would only look busy.
+COLLECTIVE_TIMEOUT_S: Final = 300.0
+# Until training begins, peers fetch code, import torch and read checkpoints, on slow disks too. Dead ones show at once.
+START_TIMEOUT_S: Final = 300.0
+BROADCAST_BYTES: Final = 64 * 1024 * 1024  # at a time, so that the timeout is for this much on a thin link
+
+
+@contextmanager
+def collective(doing: str) -> Iterator[None]:
+    """Turn what torch.distributed raises inside the block into PeerLost."""
+    try:
+        yield
+    except RuntimeError as error:  # gloo raises it bare, NCCL and the store subclasses of it
+        raise PeerLost(f"{doing}: {_cause(error)}") from error
+
+
+def _cause(error: RuntimeError) -> str:
+    """What happened, without the place in gloo's source before it and the general advice after it."""
+    first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return re.sub(r"^\[[^]]*\]\s*", "", first_line).partition(". This is")[0][:300]
+
+
+class Group:
+    """The workers of this run. `data` carries tensors where they live, `control` small CPU tensors beside them."""
+
+    def __init__(self, rank: int, world_size: int, data: dist.ProcessGroup, control: dist.ProcessGroup) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.data, self.control = data, control
+
+    def expect_answers_within(self, seconds: float) -> None:
+        """From now on a collective that takes longer has failed."""
+        for group in (self.data, self.control):
+            _set_pg_timeout(timedelta(seconds=seconds), group)
+
+    def close(self) -> None:
+        """End the groups and join their threads. Only where no collective is under way: this waits for those.
+
+        A gloo thread that is left when the interpreter ends can abort the process (it asks for the GIL in vain)."""
+        del self.data, self.control  # whose destructors join the threads; torch holds the only other references
+        dist.destroy_process_group()
+
+    def gather_rows(self, row: Sequence[int]) -> list[list[int]]:
+        """Every rank's row of integers (equally long), by rank. Raises PeerLost."""
+        mine = torch.tensor(row, dtype=torch.int64)
+        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        with collective("gathering from all ranks"):
+            dist.all_gather(rows, mine, group=self.control)
+        return [[int(value) for value in row.tolist()] for row in rows]
+
+    def gather_bytes(self, mine: bytes) -> list[bytes]:
+        """Every rank's bytes, by rank. Raises PeerLost."""
+        lengths = [length for (length,) in self.gather_rows([len(mine)])]
+        padded = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
+        if mine:
+            padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        received = [torch.empty_like(padded) for _ in range(self.world_size)]
+        with collective("gathering from all ranks"):
+            dist.all_gather(received, padded, group=self.control)
+        return [one[:length].numpy().tobytes() for one, length in zip(received, lengths, strict=True)]
+
+    def sum_numbers(self, numbers: Sequence[float]) -> tuple[float, ...]:
+        """Each number's sum over all ranks, equal on all. Raises PeerLost, BadInput where ranks gave unequally many."""
+        sent = self.gather_bytes(np.array(numbers, np.float64).tobytes())
+        rows = [np.frombuffer(row, np.float64).tolist() for row in sent]
+        counts = [len(row) for row in rows]
+        if len(set(counts)) > 1:
+            raise BadInput(f"ranks would add up {min(counts)} to {max(counts)} numbers; every rank gives as many")
+        # One after the other, by rank: the same bits on machines of every kind, and infinity is a sum too.
+        return tuple(reduce(add, column) for column in zip(*rows, strict=True))
+
+    def broadcast_bytes(self, data: bytes | None, source: int) -> bytes:
+        """`data` of rank `source` on every rank. Raises PeerLost."""
+        length = self.gather_rows([len(data) if data is not None else 0])[source][0]
+        buffer = torch.frombuffer(bytearray(data or bytes(length)), dtype=torch.uint8)
+        with collective(f"receiving from rank {source}"):
+            for chunk in torch.split(buffer, BROADCAST_BYTES):
+                dist.broadcast(chunk, source, group=self.control)
+        return buffer.numpy().tobytes()
+
+    def broadcast_array(
+        self, array: npt.NDArray[np.uint8] | None, source: int, limit_bytes: int
+    ) -> npt.NDArray[np.uint8]:
+        """`array` of rank `source` on every rank, there without a copy. Raises PeerLost, and BadInput where it is
+        longer than `limit_bytes`."""
+        length = self.gather_rows([len(array) if array is not None else 0])[source][0]
+        if length > limit_bytes:
+            raise BadInput(f"rank {source} would send {length} bytes; at most {limit_bytes} are taken")
+        buffer = np.empty(length, np.uint8) if array is None or self.rank != source else array
+        with collective(f"receiving from rank {source}"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # read-only memory as a tensor: the source's is only read
+            for chunk in torch.split(torch.from_numpy(buffer), BROADCAST_BYTES):
+                dist.broadcast(chunk, source, group=self.control)
+        return buffer
+
+    def hand_over(self, array: npt.NDArray[np.uint8], source: int, to: int, length: int) -> npt.NDArray[np.uint8]:
+        """`array` of rank `source`, whose length both know, at rank `to`; there without a copy. Called by these two.
+        Raises PeerLost."""
+        buffer = array if self.rank == source else np.empty(length, np.uint8)
+        with collective(f"rank {source} hands over to rank {to}"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # read-only memory as a tensor: the source's is only read
+            for chunk in torch.split(torch.from_numpy(buffer), BROADCAST_BYTES):
+                if self.rank == source:
+                    dist.send(chunk, to, group=self.control)
+                else:
+                    dist.recv(chunk, source, group=self.control)
+        return buffer
+
+    def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Overwrite `tensors` with rank 0's. Raises PeerLost."""
+        with torch.no_grad():
+            dense = [tensor.detach().contiguous() for tensor in tensors]
+            # As bytes: neither gloo nor NCCL sends every dtype that a buffer may have.
+            flat = [tensor.reshape(-1).view(torch.uint8) for tensor in dense]
+            with collective("receiving the model from rank 0"):
+                works = [dist.broadcast(part, 0, group=self.data, async_op=True) for part in flat]
+                for work in works:
+                    work.wait()
+            for tensor, received in zip(tensors, dense, strict=True):
+                if received.data_ptr() != tensor.data_ptr():
+                    tensor.detach().copy_(received)
+
+    def barrier(self) -> None:
+        self.gather_rows([0])
+
+
+def join(place: Place, device: torch.device) -> Group | None:
+    """Meet the other ranks; None where there are none. Raises PeerLost if one does not come."""
+    if place.world_size == 1:
+        return None
+    interface = _interface_towards(place.master_address)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # gloo asks the host's name otherwise, often 127.0.1.1
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a lost peer then raises; it aborts the process otherwise
+    timeout = timedelta(seconds=START_TIMEOUT_S)
+    with collective(f"rank {place.rank} waited for the {place.world_size} workers of its run to meet"):
+        store, rank, world_size = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        control = dist.new_group(backend="gloo", timeout=timeout)
+    data = dist.group.WORLD
+    assert data is not None
+    return Group(rank, world_size, data, control)
+
+
+def own_address_towards(address: str) -> str | None:
+    """This machine's address on the way to `address`; None where there is no way."""
+    try:
+        family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)  # of a datagram socket: chooses the route, sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None  # the rendezvous will say what is wrong with the address
+
+
+def _interface_towards(address: str) -> str | None:
+    """The name of the network interface over which this machine reaches `address`."""
+    own = own_address_towards(address)
+    if own is None:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(
+            found.family in (socket.AF_INET, socket.AF_INET6)
+            and ipaddress.ip_address(found.address.split("%")[0]) == ipaddress.ip_address(own)
+            for found in addresses
+        ):
+            return name
+    return None

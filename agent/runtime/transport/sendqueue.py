@@ -1,0 +1,80 @@
+"""What waits to leave for one peer, most urgent first."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from atoll.agent.runtime.transport.frames import Kind
+
+Policy = Literal["edf", "fcfs"]
+
+_FIRST: Final = -1
+_LAST: Final = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """An encoded frame on its way, the same for all its receivers."""
+
+    kind: Kind
+    step: int
+    order: int
+    header: bytes
+    payload: bytes | memoryview
+
+    @property
+    def bytes(self) -> int:
+        return len(self.header) + len(self.payload)
+
+
+@dataclass(slots=True)
+class SendQueue:
+    """edf: by (step, order), so that a late message for a layer that is needed soon overtakes what came before it.
+    fcfs: as they came. CONTROL is ahead of everything; GOODBYE behind, because it says that nothing else will come."""
+
+    policy: Policy = "edf"
+    bytes: int = 0
+    _heap: list[tuple[int, int, int, Letter]] = field(default_factory=list)
+    _since_s: dict[int, float] = field(default_factory=dict)  # by sequence number; oldest first
+    _sequence: int = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, letter: Letter, now_s: float) -> None:
+        self._sequence += 1
+        if letter.kind in {Kind.CONTROL, Kind.HELLO}:
+            step, order = _FIRST, 0
+        elif letter.kind is Kind.GOODBYE:
+            step, order = _LAST, 0
+        else:
+            step, order = (letter.step, letter.order) if self.policy == "edf" else (0, 0)
+        heapq.heappush(self._heap, (step, order, self._sequence, letter))
+        self._since_s[self._sequence] = now_s
+        self.bytes += letter.bytes
+
+    def pop(self, max_frames: int, max_bytes: int) -> list[Letter]:
+        """The most urgent ones, together at most `max_bytes`, but at least one if there is any."""
+        batch: list[Letter] = []
+        room = max_bytes
+        while self._heap and len(batch) < max_frames:
+            _, _, sequence, letter = self._heap[0]
+            if batch and letter.bytes > room:
+                break
+            heapq.heappop(self._heap)
+            del self._since_s[sequence]
+            batch.append(letter)
+            room -= letter.bytes
+            self.bytes -= letter.bytes
+        return batch
+
+    def waited_s(self, now_s: float) -> float:
+        """How long the oldest has waited, in seconds; 0 if there is none."""
+        return now_s - next(iter(self._since_s.values()), now_s)
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._since_s.clear()
+        self.bytes = 0

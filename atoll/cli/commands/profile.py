@@ -1,0 +1,196 @@
+"""atoll profile: what compression and the total batch cost a model, measured once, before its jobs run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from atoll.cli.commands.daemons import need
+from atoll.cli.commands.job_options import batch_range
+from atoll.cli.commands.jobs import Json
+from atoll.cli.render import terminal
+from atoll.errors import BadInput, NotFound
+
+if TYPE_CHECKING:
+    from atoll.jobfile import JobFile
+    from atoll.profiling.beginning import Wanted
+    from atoll.profiling.document import Document
+    from atoll.profiling.trials import Command
+
+MAX_WORKERS: Final = 64
+
+
+def profile(
+    script: Annotated[Path | None, typer.Argument(help="The training script. Its own arguments follow `--`.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Handed to the script.")] = None,
+    *,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The profile.", show_default="SCRIPT.profile.json")
+    ] = None,
+    probes: Annotated[int, typer.Option(help="Trials with compression and staleness.")] = 30,
+    samples: Annotated[int | None, typer.Option(help="Trained in each trial.", show_default="half the dataset")] = None,
+    batch: Annotated[
+        str | None, typer.Option(metavar="MIN:MAX", help="Total batches.", show_default="the script's / 4 to * 4")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes of a trial, all on this machine.")] = 2,
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="Draw rates uniformly from 0 to 0.999, as published.")
+    ] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="Job file (TOML): its script, args, env, seed and \\[stale_sparse] hold.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it, with its uncertainty.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how compression and the total batch change a model's convergence.
+
+    atoll profile train.py --probes 30 -- --lr 0.1
+
+    Runs the script again and again on this machine. Interrupted, the same command goes on.
+    """
+    from atoll.profiling import document as documents
+    from atoll.profiling.beginning import Wanted
+
+    if not 1 <= probes <= documents.MAX_PROBES:
+        raise BadInput(f"--probes {probes} must be 1 to {documents.MAX_PROBES}. 30 are usually enough")
+    if not 2 <= workers <= MAX_WORKERS:
+        raise BadInput(f"--workers {workers} must be 2 to {MAX_WORKERS}: one alone exchanges nothing")
+    if samples is not None and samples < 1:
+        raise BadInput(f"--samples {samples} must be at least 1. Leave it out for half the dataset")
+    wanted_batches = batch_range("--batch", batch)
+    need("skopt", "profile")
+    if plot is not None:
+        _check_plot(plot)
+    job = _job(config, script, args)
+    path = out if out is not None else Path(f"{Path(str(job.script)).stem}.profile.json")
+    _check_devices(workers)
+    wanted = Wanted(
+        probes=probes,
+        workers=workers,
+        rates="uniform" if uniform else "log-uniform",
+        seed=job.seed,
+        stale_sparse=_beside_rate(job),
+        samples=samples,
+        batches=wanted_batches,
+    )
+    command = _command(job, path)
+    document = _begin(command, wanted, path)
+    document = _run(document, path, command)
+    if plot is not None:
+        from atoll.profiling.plot import draw
+
+        draw(document, plot)
+        terminal.note(f"plot: {plot}")
+    if as_json:
+        terminal.print_json(document.model_dump(mode="json"))
+    else:
+        _show(document)
+    terminal.note(f'profile: {path}   in a job file: [adapt] profile = "{path}"')
+
+
+def _check_plot(path: Path) -> None:
+    need("matplotlib", "profile")
+    if path.suffix not in {".png", ".svg", ".pdf"} or not path.absolute().parent.is_dir():
+        raise BadInput(f"--plot {path} must end in .png, .svg or .pdf, in a folder that is there. Name another file")
+
+
+def _job(config: Path | None, script: Path | None, args: list[str] | None) -> JobFile:
+    """A job file's settings with the command's on top; `script` is set, relative to this folder."""
+    from atoll import jobfile
+
+    job = jobfile.load(config) if config else jobfile.JobFile()
+    chosen = script or (config.parent / job.script if config and job.script else None)
+    if chosen is None:
+        raise BadInput("no script named. Give it: atoll profile train.py, or `script = ` in the job file")
+    if not chosen.exists():
+        raise NotFound(f"script {chosen} is not there. Check the path")
+    if not chosen.is_file():
+        raise BadInput(f"script {chosen} is no file. Name the Python file")
+    return job.model_copy(update={"script": str(chosen), **({"args": tuple(args)} if args else {})})
+
+
+def _beside_rate(job: JobFile) -> dict[str, Any]:
+    """The job's settings of stale-sparse that a trial keeps."""
+    settings = job.stale_sparse.model_dump(exclude_none=True) if job.stale_sparse is not None else {}
+    return {name: value for name, value in settings.items() if name not in {"rate", "staleness"}}
+
+
+def _command(job: JobFile, path: Path) -> Command:
+    from atoll.profiling.trials import Command
+
+    assert job.script is not None  # `_job` saw to it
+    logs = path.with_suffix(".logs")
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"folder {logs} for logs cannot be made: {error.strerror}. Name another --out") from error
+    return Command(script=Path(job.script), args=job.args, env=job.env, logs=logs)
+
+
+def _check_devices(workers: int) -> None:
+    from atoll.agent.telemetry.devices import find_devices
+
+    gpus = [device for device in find_devices() if device.kind == "cuda"]
+    if 0 < len(gpus) < workers:
+        raise BadInput(
+            f"--workers {workers}, but this machine has {len(gpus)} GPU(s), and a GPU can be of one worker only. Give "
+            "fewer, or train on the CPU: CUDA_VISIBLE_DEVICES= atoll profile ..."
+        )
+
+
+def _begin(command: Command, wanted: Wanted, path: Path) -> Document:
+    """The profile as it is on disk, or an empty one. Raises BadInput where the one on disk is of something else."""
+    from atoll.profiling import beginning, profiler
+    from atoll.profiling.document import read
+
+    old = read(path) if path.exists() else None  # a file that is no profile is said before anything is started
+    terminal.note(f"starting {command.script} to see what it trains")
+    new = beginning.begin(profiler.look(command, wanted.workers), command, wanted)
+    if old is None:
+        return new
+    document = beginning.go_on(old, new, path)
+    if old.conditions.script_sha256 != new.conditions.script_sha256:
+        terminal.note(f"warning: {command.script} was changed since {path} was begun; what it prepares is the same")
+    going_on = "nothing is left to do" if document.complete else "going on"
+    terminal.note(f"{path} has {len(document.probes)} of {document.wanted_probes} probes; {going_on}")
+    return document
+
+
+def _run(document: Document, path: Path, command: Command) -> Document:
+    from atoll.cli.render.trials_shown import shown
+    from atoll.profiling import profiler
+    from atoll.profiling.trials import ScriptFailed
+
+    if document.complete:
+        return document
+    try:
+        with shown(document) as watcher:
+            return profiler.profile(document, path, command, watcher)
+    except ScriptFailed as error:
+        for line in error.last_lines:
+            terminal.note(f"  | {terminal.printable(line)}")
+        raise
+    except KeyboardInterrupt:
+        terminal.note(f"interrupted. The same command goes on where it stopped: {path}")
+        raise typer.Exit(130) from None
+
+
+def _show(document: Document) -> None:
+    """Percent of extra loss on stdout: rates down, batches across."""
+    grid, compression = document.surrogate, document.compression
+    assert grid is not None
+    assert compression is not None
+    columns = ["RATE", *(str(batch) for batch in grid.batches)]
+    rows = [
+        [f"{rate:g}", *(f"{100 * alone:+.1f} ({100 * whole:+.0f})" for alone, whole in zip(one, both, strict=True))]
+        for rate, one, both in zip(grid.rates, compression.extra, grid.extra, strict=True)
+    ]
+    print(
+        "extra loss in %, by rate and total batch: against no compression at the same batch (and at batch "
+        f"{document.reference_batch})"
+    )
+    terminal.print_table(columns, rows, right=columns)
+    sys.stdout.flush()

@@ -1,0 +1,166 @@
+"""atoll restore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli.commands import job_options as options
+from atoll.cli.commands import sources, submit
+from atoll.cli.render import terminal
+from atoll.errors import BadInput, CheckpointError
+
+if TYPE_CHECKING:
+    from atoll.client import AsyncClient
+    from atoll.v1.common_pb2 import StartFrom
+    from atoll.v1.jobs_pb2 import CheckpointsReply, Job
+
+
+def restore(
+    context: typer.Context,
+    source: sources.SourceName,
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Handed to the script.")] = None,
+    *,
+    step: sources.Step = None,
+    script: Annotated[
+        Path | None, typer.Option(help="Another script than the job's; needed for a directory or a URL.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the new job.")] = None,
+    workers: Annotated[str | None, typer.Option(metavar="N|MIN:MAX", help="How many devices.")] = None,
+    standby: options.Standby = None,
+    config: options.Config = None,
+    follow: options.Follow = False,
+    env: options.Env = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoint_dir: options.CheckpointDir = None,
+    keep: options.Keep = None,
+    keep_every: options.KeepEvery = None,
+    max_restarts: options.MaxRestarts = None,
+    split: options.Split = None,
+    adapt_batch: options.AdaptBatch = None,
+    seed: options.Seed = None,
+    strategy: options.Strategy = None,
+    rate: options.Rate = None,
+    adapt_rate: options.AdaptRate = None,
+    workdir: options.Workdir = None,
+    timeout: options.Timeout = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Start a new job from a checkpoint, which stays as it is.
+
+    atoll restore vit-3f9a --step 4000        the same code and settings, unless others are given
+
+    atoll restore s3://bucket/vit/vit-3f9a --script train.py --workers 4
+    """
+    wanted = sources.parse(source, step)
+    flags = {
+        "name": name,
+        "script": str(script) if script else None,
+        "args": tuple(args) if args else None,
+        "workers": workers,
+        "standby": standby,
+        "workdir": str(workdir) if workdir else None,
+        "env": env,
+        "checkpoint.every_steps": checkpoint_every,
+        "checkpoint.directory": checkpoint_dir,
+        "checkpoint.keep": keep,
+        "checkpoint.keep_every_steps": keep_every,
+        "max_restarts": max_restarts,
+        "split": split,
+        "seed": seed,
+        "strategy": strategy,
+        "stale_sparse.rate": rate,
+        "adapt.batch": options.batch_range("--adapt-batch", adapt_batch),
+        "adapt.rate": adapt_rate,
+    }
+    own_code = script is not None or config is not None
+    if not wanted.job and not own_code:
+        raise BadInput(f"{source} says nothing of the code. Give it with --script train.py, or with --config")
+    send = _of_job(wanted, flags) if not own_code else _with_own_code(wanted, config, flags)
+    submit.hand_over(context, send, follow, timeout, as_json=as_json)
+
+
+def _of_job(wanted: sources.Source, flags: dict[str, Any]) -> submit.Send:
+    from atoll import jobfile
+
+    async def send(client: AsyncClient) -> str:
+        job, start = await _start(client, wanted)
+        spec = submit.with_flags(jobfile.from_spec(job.spec), flags).to_spec(job.spec.script)
+        spec.checkpoint.start_from.CopyFrom(start)
+        return await client.submit_alike(spec, job.id)
+
+    return send
+
+
+def _with_own_code(wanted: sources.Source, config: Path | None, flags: dict[str, Any]) -> submit.Send:
+    from atoll.v1.common_pb2 import StartFrom
+
+    prepared, bundle = submit.prepare(config, flags)
+    spec = prepared.to_spec(bundle.script)
+    if wanted.directory is not None:
+        _look(wanted.directory, wanted.step)
+    elif wanted.url:
+        _ask(wanted.url, wanted.step)
+
+    async def send(client: AsyncClient) -> str:
+        if wanted.job:
+            _, start = await _start(client, wanted)
+        else:
+            start = StartFrom(directory=wanted.url or str(wanted.directory), step=wanted.step)
+        spec.checkpoint.start_from.CopyFrom(start)
+        return await client.submit(spec, bundle.data)
+
+    return send
+
+
+async def _start(client: AsyncClient, wanted: sources.Source) -> tuple[Job, StartFrom]:
+    """The job, and its checkpoint that is there. Raises NotFound, CheckpointError."""
+    from atoll.v1.common_pb2 import StartFrom
+
+    job = await client.get(wanted.job)
+    reply = await client.checkpoints(job.id)
+    _say_where(reply, wanted.step)
+    return job, StartFrom(job=job.id, directory=job.spec.checkpoint.directory, step=wanted.step)
+
+
+def _say_where(reply: CheckpointsReply, step: int | None) -> None:
+    found = sources.chosen(reply, step)[0]
+    where = found.path if found.tier == "store" else f"node {', '.join(found.nodes)}"
+    terminal.note(f"from step {found.step} of {reply.job}, on {where}")
+
+
+def _look(directory: Path, step: int | None) -> None:
+    """Refuse now what would be refused on the nodes, where the directory is on this machine as well."""
+    if not directory.is_dir():
+        terminal.note(f"{directory} is not on this machine; the nodes look for it")
+        return
+    try:
+        from atoll.agent.runtime.checkpoints.disk import listing
+        from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
+    except ModuleNotFoundError:
+        return  # the nodes can look
+    paths = {moment: path for path in by_age(directory) if (moment := Moment.of(path.name))}
+    for moment in sources.pick(paths, step, str(directory)):
+        try:
+            listing.check_sound(paths[moment])
+        except CheckpointError as error:
+            if step is not None:
+                raise
+            terminal.note(f"passed over: {error}")
+        else:
+            return
+    raise CheckpointError(f"none of the checkpoints in {directory} can be used")
+
+
+def _ask(url: str, step: int | None) -> None:
+    """As `_look`, as far as this machine reaches the store."""
+    try:
+        from atoll.agent.runtime.checkpoints.disk.store import answered
+
+        present = answered(url, lambda store: store.list()).whole
+    except (ModuleNotFoundError, CheckpointError) as error:
+        terminal.note(f"{url} cannot be looked at from here ({error}); the nodes look")
+        return
+    sources.pick(present, step, url)

@@ -1,0 +1,109 @@
+"""atoll logs, events: what was written and what happened, once or as it comes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli import connection
+from atoll.cli.commands.jobs import JobName
+from atoll.cli.render import terminal, wire
+
+if TYPE_CHECKING:
+    from atoll.client import AsyncClient
+    from atoll.v1.jobs_pb2 import LogChunk
+
+_MAX_LINE_BYTES = 64 * 1024
+
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="JSON lines on stdout; one document without --follow.")]
+
+
+class Lines:
+    """Cuts each worker's bytes into lines; what has no end yet waits, up to 64 KiB of it."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, int], bytes] = {}
+
+    def of(self, chunk: LogChunk) -> Iterator[tuple[int, int, str]]:
+        """(run, rank, line without its end) for every line that this chunk completed."""
+        key = (chunk.run, chunk.rank)
+        *whole, rest = (self._open.pop(key, b"") + chunk.data).split(b"\n")
+        while len(rest) > _MAX_LINE_BYTES:
+            whole.append(rest[:_MAX_LINE_BYTES])
+            rest = rest[_MAX_LINE_BYTES:]
+        if rest:
+            self._open[key] = rest
+        for line in whole:
+            yield *key, line.decode(errors="replace")
+
+    def rest(self) -> Iterator[tuple[int, int, str]]:
+        """What was left without an end of line."""
+        for key in sorted(self._open):
+            yield *key, self._open[key].decode(errors="replace")
+        self._open = {}
+
+
+def logs(
+    context: typer.Context,
+    job: JobName,
+    *,
+    follow: Follow = False,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Only this worker's, as it wrote it. All ranks where left out.")
+    ] = None,
+    tail: Annotated[int, typer.Option(min=0, help="Only the newest lines; 0 = all that is kept.")] = 0,
+    as_json: JsonLines = False,
+) -> None:
+    """Print what the workers wrote."""
+    document: list[dict[str, object]] = []
+
+    def emit(run: int, number: int, text: str) -> None:
+        entry: dict[str, object] = {"run": run, "rank": number, "text": text}
+        if as_json and follow:
+            terminal.print_json(entry)
+        elif as_json:
+            document.append(entry)
+        else:
+            shown = terminal.printable(text) if sys.stdout.isatty() else text
+            print(shown if rank is not None else f"[{number}] {shown}", flush=follow)
+
+    async def show(client: AsyncClient) -> None:
+        lines = Lines()
+        async for chunk in client.logs(job, rank=rank, follow=follow, tail_lines=tail):
+            for line in lines.of(chunk):
+                emit(*line)
+        for line in lines.rest():
+            emit(*line)
+
+    connection.of(context).run(show)
+    if as_json and not follow:
+        terminal.print_json({"lines": document})
+
+
+def events(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Those of a job; of the cluster where left out.")] = "",
+    follow: Follow = False,
+    as_json: JsonLines = False,
+) -> None:
+    """Print what happened and why: phases, plans, workers, nodes, checkpoints."""
+    from atoll.cli.render import views
+
+    document: list[dict[str, object]] = []
+
+    async def show(client: AsyncClient) -> None:
+        async for event in client.events(job, follow=follow):
+            if as_json and follow:
+                terminal.print_json(wire.to_plain(event))
+            elif as_json:
+                document.append(wire.to_plain(event))
+            else:
+                print(views.event_line(event), flush=True)
+
+    connection.of(context).run(show)
+    if as_json and not follow:
+        terminal.print_json({"events": document})

@@ -1,0 +1,186 @@
+"""atoll submit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from atoll.cli import connection
+from atoll.cli.commands import job_options as options
+from atoll.cli.render import terminal
+from atoll.errors import BadInput
+
+if TYPE_CHECKING:
+    from atoll.bundle import Bundle
+    from atoll.client import AsyncClient
+    from atoll.jobfile import JobFile
+    from atoll.v1.jobs_pb2 import Job
+
+Send: TypeAlias = "Callable[[AsyncClient], Awaitable[str]]"
+"""Submits a job and returns its id."""
+
+
+def submit(
+    context: typer.Context,
+    script: Annotated[
+        Path | None, typer.Argument(help="The training script. Its own arguments follow after `--`.")
+    ] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Handed to the script.")] = None,
+    *,
+    name: Annotated[str | None, typer.Option(help="Name of the job; the script's name where left out.")] = None,
+    workers: Annotated[
+        str | None, typer.Option(metavar="N|MIN:MAX", help="How many devices.", show_default="1")
+    ] = None,
+    standby: options.Standby = None,
+    config: options.Config = None,
+    follow: options.Follow = False,
+    env: options.Env = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoint_dir: options.CheckpointDir = None,
+    keep: options.Keep = None,
+    keep_every: options.KeepEvery = None,
+    max_restarts: options.MaxRestarts = None,
+    split: options.Split = None,
+    adapt_batch: options.AdaptBatch = None,
+    seed: options.Seed = None,
+    strategy: options.Strategy = None,
+    rate: options.Rate = None,
+    adapt_rate: options.AdaptRate = None,
+    workdir: options.Workdir = None,
+    timeout: options.Timeout = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Run a training script on the cluster.
+
+    atoll submit train.py --workers 2:8 --follow -- --lr 0.1
+
+    The code is executed on every node it is placed on.
+    """
+    flags = {
+        "name": name,
+        "script": str(script) if script else None,
+        "args": tuple(args) if args else None,
+        "workers": workers,
+        "standby": standby,
+        "workdir": str(workdir) if workdir else None,
+        "env": env,
+        "checkpoint.every_steps": checkpoint_every,
+        "checkpoint.directory": checkpoint_dir,
+        "checkpoint.keep": keep,
+        "checkpoint.keep_every_steps": keep_every,
+        "max_restarts": max_restarts,
+        "split": split,
+        "seed": seed,
+        "strategy": strategy,
+        "stale_sparse.rate": rate,
+        "adapt.batch": options.batch_range("--adapt-batch", adapt_batch),
+        "adapt.rate": adapt_rate,
+    }
+    job, bundle = prepare(config, flags)
+    spec = job.to_spec(bundle.script)
+    hand_over(context, lambda client: client.submit(spec, bundle.data), follow, timeout, as_json=as_json)
+
+
+def hand_over(
+    context: typer.Context,
+    send: Send,
+    follow: bool,
+    timeout_s: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Have a job submitted, say its id, and follow it where that was asked for. send: returns the id."""
+    if timeout_s is not None and not timeout_s > 0:
+        raise BadInput(f"--timeout {timeout_s:g} must be positive. Leave it out to follow to the end")
+    if timeout_s is not None and not follow:
+        raise BadInput(f"--timeout {timeout_s:g} is how long to follow, and the job itself has no limit. Add --follow")
+    try:
+        connection.of(context).run(
+            lambda client: _submit(client, send, follow=follow, timeout_s=timeout_s, as_json=as_json)
+        )
+    except _Detached as detached:
+        terminal.note(f"detached; the job goes on: atoll status {detached}")
+        raise typer.Exit(130) from None
+
+
+def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle]:
+    """Everything that can be wrong with the input is found here, before any connection."""
+    from atoll import bundle, jobfile
+
+    job = jobfile.load(config) if config else jobfile.JobFile()
+    base = config.parent if config and not flags["script"] else Path()
+    root = config.parent if config and not flags["workdir"] else Path()
+    job = with_flags(job, flags)
+    if job.script is None:
+        raise BadInput("no script named. Give it: atoll submit train.py, or `script = ` in the job file")
+    script = base / job.script
+    job = jobfile.with_profile(job, root)
+    return job, bundle.pack(script, root / job.workdir if job.workdir else None)
+
+
+def with_flags(job: JobFile, flags: dict[str, Any]) -> JobFile:
+    """The job with the command's flags on top; --env adds to its environment. Raises BadInput."""
+    from atoll import jobfile
+
+    env = _environment(flags["env"] or [])
+    return jobfile.with_flags(job, {**flags, "env": {**job.env, **env} if env else None})
+
+
+def _environment(pairs: list[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise BadInput(f"--env {pair!r} is not NAME=VALUE. Write it like --env EPOCHS=3")
+        found[key] = value
+    return found
+
+
+class _Detached(Exception):
+    """Ctrl-C while following; holds the job's id."""
+
+
+async def _submit(
+    client: AsyncClient,
+    send: Send,
+    *,
+    follow: bool,
+    timeout_s: float | None,
+    as_json: bool,
+) -> None:
+    job_id = await send(client)
+    if as_json:
+        terminal.print_json({"job": job_id})
+    else:
+        print(job_id, flush=True)
+    if not follow:
+        terminal.note(f"follow it: atoll logs {job_id} -f    see it: atoll status {job_id}")
+        return
+    try:
+        last = await _shown(client, job_id, timeout_s, as_json)
+    except asyncio.CancelledError:
+        raise _Detached(job_id) from None
+    from atoll.cli.render.follow import last_words, verdict
+    from atoll.v1.jobs_pb2 import PHASE_FAILED
+
+    if last.phase == PHASE_FAILED:
+        for line in await last_words(client, last):
+            terminal.note(f"  | {terminal.printable(line)}")
+    verdict(last)
+
+
+async def _shown(client: AsyncClient, job_id: str, timeout_s: float | None, as_json: bool) -> Job:
+    from atoll.cli.render import follow
+
+    if as_json:
+        return await follow.follow(client, job_id, follow.JsonScreen(), timeout_s)
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return await follow.follow(client, job_id, follow.PlainScreen(), timeout_s)
+    with follow.LiveScreen() as screen:
+        return await follow.follow(client, job_id, screen, timeout_s)

@@ -1,0 +1,1 @@
+"""What people and scripts see of jobs, nodes and events."""

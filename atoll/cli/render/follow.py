@@ -1,0 +1,245 @@
+"""Follow one job to its end: progress, events and the output of rank 0, for a terminal, a pipe or a program."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, aclosing
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from atoll.cli.commands.streams import Lines
+from atoll.cli.render import terminal, views, wire
+from atoll.errors import DeadlineExceeded, JobFailed
+
+if TYPE_CHECKING:
+    from atoll.client import AsyncClient
+    from atoll.v1.common_pb2 import Event
+    from atoll.v1.jobs_pb2 import Job, WorkerView
+
+_PROGRESS_EVERY_S: Final = 2.0
+_LAST_WORDS_S: Final = 5.0
+_LAST_LINES: Final = 10
+
+
+class Screen(Protocol):
+    """Where a followed job is shown."""
+
+    def job(self, job: Job) -> None: ...
+    def event(self, event: Event) -> None: ...
+    def line(self, run: int, rank: int, text: str) -> None: ...
+
+
+async def follow(client: AsyncClient, job: str, screen: Screen, timeout_s: float | None) -> Job:
+    """Show the job until it has ended; return its last state.
+
+    Raises DeadlineExceeded after timeout_s; the job goes on.
+    """
+    try:
+        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+            beside = [
+                group.create_task(_events(client, job, screen), name=f"events of {job}"),
+                group.create_task(_output(client, job, screen), name=f"output of {job}"),
+            ]
+            last = None
+            async with aclosing(client.watch(job)) as changes:
+                async for last in changes:
+                    screen.job(last)
+            # The job has ended; its last events and lines are on their way.
+            _, late = await asyncio.wait(beside, timeout=_LAST_WORDS_S)
+            for task in late:
+                task.cancel()
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{job} did not end within {timeout_s:g} s. It goes on: atoll status {job}") from error
+    except ExceptionGroup as errors:
+        raise _first(errors) from errors
+    assert last is not None
+    return last
+
+
+def _first(errors: ExceptionGroup[Exception]) -> Exception:
+    """The cause to show: streams of one cluster fail for one reason."""
+    error: Exception = errors
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _events(client: AsyncClient, job: str, screen: Screen) -> None:
+    async with aclosing(client.events(job, follow=True)) as events:
+        async for event in events:
+            screen.event(event)
+
+
+async def _output(client: AsyncClient, job: str, screen: Screen) -> None:
+    lines = Lines()
+    async with aclosing(client.logs(job, rank=0, follow=True)) as chunks:
+        async for chunk in chunks:
+            for line in lines.of(chunk):
+                screen.line(*line)
+    for line in lines.rest():
+        screen.line(*line)
+
+
+async def last_words(client: AsyncClient, job: Job) -> list[str]:
+    """The newest lines of the worker that failed first; empty where none is to blame."""
+    worker = culprit(job)
+    if worker is None:
+        return []
+    lines, found = Lines(), []
+    stream: AsyncIterator[Any] = client.logs(job.id, rank=worker.rank, tail_lines=_LAST_LINES)
+    async for chunk in stream:
+        found += [text for run, _, text in lines.of(chunk) if run == job.run]
+    found += [text for run, _, text in lines.rest() if run == job.run]
+    return found[-_LAST_LINES:]
+
+
+def culprit(job: Job) -> WorkerView | None:
+    """The worker whose own failure ended the job: not one that only lost a peer or was stopped because of it."""
+    from atoll.v1 import common_pb2 as common
+
+    own = (
+        common.EXIT_KIND_FAILED,
+        common.EXIT_KIND_SIGNALLED,
+        common.EXIT_KIND_UNRESPONSIVE,
+        common.EXIT_KIND_NOT_STARTED,
+    )
+    failed = [worker for worker in job.workers if worker.status.exit_kind in own]
+    exact = [worker for worker in failed if job.exit_code and worker.status.exit_code == job.exit_code]
+    return next(iter(exact or failed), None)
+
+
+def verdict(job: Job) -> None:
+    """Say how it ended. Raises JobFailed unless it is done."""
+    from atoll.v1 import jobs_pb2 as pb
+
+    if job.phase == pb.PHASE_DONE:
+        terminal.note(f"{job.id} done: {views.progress_line(job)}" if job.progress.step else f"{job.id} done")
+        return
+    reason = terminal.printable(job.reason) or "no reason was given"
+    if job.phase == pb.PHASE_CANCELLED:
+        why = "" if reason == "cancelled" else f": {reason}"
+        on = f" It goes on, as a new job, with: atoll restore {job.id}" if job.checkpoint_step else ""
+        raise JobFailed(f"{job.id} was cancelled{why}.{on}")
+    worker = culprit(job)
+    who = ""
+    if worker is not None:
+        name = f"rank {worker.rank} on {worker.node}"
+        if not reason.startswith(name):  # the reason itself names another, or nobody
+            who = f" {name} ended with exit code {worker.status.exit_code}"
+            if worker.status.reason and worker.status.reason not in reason:
+                who += f" ({terminal.printable(worker.status.reason)})"
+            who += ","
+    raise JobFailed(f"{job.id} failed:{who} {reason}. Its output: atoll logs {job.id}")
+
+
+def _said_otherwise(event: Event) -> bool:
+    """Whether a screen shows it already: phases with the job itself, what rank 0 has to tell in its output."""
+    told = event.kind == "notice" and wire.level(event) == "info" and event.text.startswith("rank 0: ")
+    return event.kind == "phase" or told
+
+
+class PlainScreen:
+    """Lines for a pipe, a file or CI: changes at once, progress at most every two seconds."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._shown_s = 0.0
+        self._line = ""
+
+    def job(self, job: Job) -> None:
+        now_s = time.monotonic()
+        phase = f"{job.id} {wire.phase(job)}" + (f": {terminal.printable(job.reason)}" if job.reason else "")
+        if phase != self._phase:
+            self._phase = phase
+            terminal.note(phase)
+        line = "  ".join(part for part in (views.progress_line(job), views.shares_text(job)) if part)
+        if job.progress.step and line != self._line and now_s - self._shown_s >= _PROGRESS_EVERY_S:
+            self._shown_s, self._line = now_s, line
+            terminal.note(line)
+
+    def event(self, event: Event) -> None:
+        if not _said_otherwise(event):
+            terminal.note(views.event_line(event))
+
+    def line(self, run: int, rank: int, text: str) -> None:
+        terminal.note(f"[{rank}] {_visible(text)}")
+
+
+class JsonScreen:
+    """JSON lines on stdout, each with its `type`: job, event or log."""
+
+    def job(self, job: Job) -> None:
+        terminal.print_json({"type": "job", **wire.to_plain(job)})
+
+    def event(self, event: Event) -> None:
+        terminal.print_json({"type": "event", **wire.to_plain(event)})
+
+    def line(self, run: int, rank: int, text: str) -> None:
+        terminal.print_json({"type": "log", "run": run, "rank": rank, "text": text})
+
+
+class LiveScreen:
+    """Events and output scroll by above; progress and the workers' shares stay at the bottom. Used with `with`."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> LiveScreen:
+        self._stack.enter_context(self._live)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def job(self, job: Job) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        phase = wire.phase(job)
+        style = terminal.STYLES.get(phase, "")
+        head = Text.assemble((job.id, "bold"), "  ", (phase, style), "  ", (terminal.printable(job.reason), "dim"))
+        parts: list[Any] = [Text(), head]
+        if job.progress.step or job.progress.metrics:
+            parts.append(Text(views.progress_line(job)))
+        if job.workers:
+            rows = [_worker_row(worker) for worker in job.workers[:_MOST_WORKERS_SHOWN]]
+            parts.append(terminal.rich_table(_LIVE_COLUMNS, rows, right=_LIVE_NUMBERS))
+        if len(job.workers) > _MOST_WORKERS_SHOWN:
+            parts.append(Text(f"and {len(job.workers) - _MOST_WORKERS_SHOWN} more: atoll status {job.id}", "dim"))
+        if phase not in ("done", "failed", "cancelled"):
+            parts.append(Text("Ctrl-C detaches; the job goes on", "dim"))
+        self._live.update(Group(*parts))
+
+    def event(self, event: Event) -> None:
+        from rich.text import Text
+
+        if not _said_otherwise(event):
+            self._console.print(Text(views.event_line(event), terminal.STYLES.get(wire.level(event), "")))
+
+    def line(self, run: int, rank: int, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text.assemble((f"[{rank}] ", "cyan"), _visible(text)))
+
+
+_MOST_WORKERS_SHOWN: Final = 12
+_LIVE_COLUMNS: Final = ("RANK", "NODE", "STATE", "BATCH", "SHARE", "", "TIME", "WAIT")
+_LIVE_NUMBERS: Final = ("RANK", "BATCH", "SHARE", "TIME", "WAIT")
+_BAR: Final = 20
+
+
+def _worker_row(worker: WorkerView) -> tuple[str, ...]:
+    rank, node, _, state, batch, share, _, time_text, _, wait = views.worker_row(worker)
+    bar = "\u2501" * round(worker.share * _BAR)
+    return rank, node, state, batch, share, bar.ljust(_BAR), time_text, wait
+
+
+def _visible(text: str) -> str:
+    """What a terminal would show of a line that redraws itself with carriage returns."""
+    return terminal.printable(text.rstrip("\r").rpartition("\r")[2])

@@ -1,0 +1,287 @@
+"""Jobs, workers, nodes and events as lines and rows of text. Pure: messages in, text out."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from atoll.cli.render import wire
+from atoll.cli.render.terminal import ago, bit_rate, duration, printable, seconds, shortened, size
+
+if TYPE_CHECKING:
+    from atoll.v1.common_pb2 import Event
+    from atoll.v1.jobs_pb2 import DecidedAdmission, DecidedPlan, Job, Node, Recovery, StoredCheckpoint, WorkerView
+
+JOB_COLUMNS: Final = ("JOB", "PHASE", "WORKERS", "STEP", "LOSS", "SAMPLES/S", "AGE", "REASON")
+JOB_NUMBERS: Final = ("STEP", "LOSS", "SAMPLES/S")
+WORKER_COLUMNS: Final = ("RANK", "NODE", "DEVICE", "STATE", "BATCH", "SHARE", "STEP", "TIME", "COMPUTE", "WAIT")
+WORKER_NUMBERS: Final = ("RANK", "DEVICE", "BATCH", "SHARE", "STEP", "TIME", "COMPUTE", "WAIT")
+NODE_COLUMNS: Final = ("NODE", "ISLAND", "STATE", "ADDRESS", "DEVICES", "LOAD", "MEMORY", "WORKERS", "VERSION")
+NODE_NUMBERS: Final = ("MEMORY",)
+PLAN_COLUMNS: Final = ("PLAN", "STEP", "PLANNER", "BATCH", "RATE", "PREDICTED", "MEASURED", "REASON")
+PLAN_NUMBERS: Final = ("PLAN", "STEP", "BATCH", "RATE", "PREDICTED", "MEASURED")
+CHECKPOINT_COLUMNS: Final = ("TIER", "STEP", "RUN", "SHARDS", "SIZE", "AGE", "HEALTH", "WHERE")
+CHECKPOINT_NUMBERS: Final = ("STEP", "RUN", "SIZE", "AGE")
+NOT_PINNED: Final = "nothing pinned"
+_LINKS_SHOWN: Final = 12
+_BRIEF_REASON: Final = 72
+_STANDBYS_SHOWN: Final = 8
+
+
+def job_row(job: Job, now_s: float, *, brief: bool = False) -> tuple[str, ...]:
+    """One line of `atoll jobs`. brief: a few words of the reason, for a terminal's width; `atoll status` has all."""
+    progress, reason = job.progress, printable(job.reason)
+    return (
+        job.id,
+        wire.phase(job),
+        f"{_alive(job)} of {bounds(job)}",
+        str(progress.step) if progress.step else "-",
+        f"{progress.metrics['loss']:.4g}" if "loss" in progress.metrics else "-",
+        f"{progress.samples_per_s:.0f}" if progress.samples_per_s else "-",
+        ago(job.submitted_unix_s, now_s),
+        shortened(reason, _BRIEF_REASON) if brief else reason,
+    )
+
+
+def bounds(job: Job) -> str:
+    """How many workers were asked for: '2:8', or '4'."""
+    low, high = job.spec.min_workers, job.spec.max_workers
+    return str(low) if low == high else f"{low}:{high}"
+
+
+def status_lines(job: Job, now_s: float) -> list[str]:
+    """The head of `atoll status`, above the workers."""
+    lived_s = (job.ended_unix_s or now_s) - job.submitted_unix_s
+    script = " ".join([job.spec.script, *job.spec.args])
+    lines = [
+        f"{job.id}: {wire.phase(job)}"
+        + (f", {printable(job.reason)}" if job.reason not in ("", wire.phase(job)) else ""),
+        f"{printable(script)}, {bounds(job)} workers, submitted {ago(job.submitted_unix_s, now_s)} ago, "
+        + (f"took {duration(lived_s)}" if job.ended_unix_s else f"run {job.run}, restarts {job.restarts}"),
+    ]
+    if job.progress.step or job.progress.metrics:
+        lines.append(progress_line(job))
+    checkpoint = f"newest at step {job.checkpoint_step}" if job.checkpoint_step else "none yet"
+    over = bool(job.ended_unix_s)  # then its memory was given back, and what went on is over too
+    in_memory = f"; memory: step {job.memory_step}" if job.memory_step and not over else ""
+    if _only_supervised(job):
+        checkpoint = "none, for no worker has called atoll.init; a script without it saves and loads its own"
+    lines.append(f"checkpoint: {checkpoint}{in_memory}")
+    if job.HasField("recovery") and (job.recovery.resumed_unix_s or not over):
+        lines.append(recovery_line(job.recovery, now_s))
+    if job.plan.id:
+        lines.append(
+            f"plan {job.plan.id} ({job.plan.planner}) from step {job.plan.from_step}: {printable(job.plan.reason)}"
+        )
+        if prediction := prediction_text(job):
+            lines.append(prediction)
+        if pins_text(job) != NOT_PINNED:
+            lines.append(pins_text(job))
+    lines.append(strategy_line(job))
+    if links := links_line(job):
+        lines.append(links)
+    if dropped := dropped_line(job):
+        lines.append(dropped)
+    return lines + standby_lines(job)
+
+
+def _only_supervised(job: Job) -> bool:
+    """Whether its script is one for torchrun, as far as can be told by now."""
+    started = [worker for worker in job.workers if worker.status.pid]
+    known = job.checkpoint_step or job.memory_step or any(worker.status.uses_atoll for worker in started)
+    return bool(started) and not known
+
+
+def recovery_line(recovery: Recovery, now_s: float) -> str:
+    """'recovered in 3.9 s from the loss of run 3: memory, step 812, 1 step lost'; before its end: 'recovering for
+    1.2 s: rank 1 on b was killed ...'."""
+    if not recovery.resumed_unix_s:
+        return f"recovering for {max(now_s - recovery.detected_unix_s, 0):.1f} s: {printable(recovery.cause)}"
+    took_s, lost = recovery.resumed_unix_s - recovery.seen_unix_s, recovery.steps_lost
+    where = "begun anew" if recovery.tier == "start" else f"{recovery.tier}, step {recovery.step}"
+    text = f"recovered in {took_s:.1f} s from the loss of run {recovery.run}: {where}"
+    return f"{text}, {lost or 'no'} step{'s' * (lost != 1)} lost"
+
+
+def standby_lines(job: Job) -> list[str]:
+    """'standby d/0: the run would take 20.1 % longer (...)' for each device that waits."""
+    shown = [f"standby {s.node}/{s.device}: {printable(s.reason)}" for s in job.standby[:_STANDBYS_SHOWN]]
+    rest = len(job.standby) - len(shown)
+    return [*shown, f"standby: and {rest} more"] if rest else shown
+
+
+def strategy_line(job: Job) -> str:
+    """'strategy stale-sparse: rate 99.50 %  stall 3.1 % of the step  fresh layers 71 %'."""
+    name = job.spec.strategy or "dense"
+    if name == "dense":
+        return f"strategy {name}"
+    progress = job.progress
+    # Before the first step was reported: what it will begin with.
+    rate = progress.rate if progress.step else job.plan.rate if job.plan.id else job.spec.stale_sparse.rate
+    parts = [f"rate {rate * 100:.2f} %"]
+    if job.plan.id and progress.step and job.plan.rate != rate:
+        parts[0] += f" ({job.plan.rate * 100:.2f} % soon)"
+    if progress.step:
+        parts += [
+            f"stall {progress.stall_share * 100:.1f} % of the step",
+            f"fresh layers {progress.fresh_share * 100:.0f} %",
+        ]
+    return f"strategy {name}: " + "  ".join(parts)
+
+
+def prediction_text(job: Job) -> str:
+    """'step 131 ms predicted, 128 ms measured (2.3 % shorter)'; empty where either is not known."""
+    predicted_s, measured_s = job.plan.predicted_step_s, job.progress.step_s
+    if not predicted_s or not measured_s:
+        return ""
+    off = measured_s / predicted_s - 1
+    return (
+        f"step {seconds(predicted_s)} predicted, {seconds(measured_s)} measured "
+        f"({abs(off) * 100:.1f} % {'longer' if off > 0 else 'shorter'})"
+    )
+
+
+def pins_text(job: Job) -> str:
+    """'pinned: rate 99.50 %, batch 256, shares 50 % 30 % 20 %'."""
+    pins = job.pins
+    said = [f"rate {pins.rate * 100:.2f} %"] if pins.HasField("rate") else []
+    said += [f"batch {pins.total_batch}"] if pins.total_batch else []
+    if pins.shares:
+        said.append("shares " + " ".join(f"{share / sum(pins.shares) * 100:.0f} %" for share in pins.shares))
+    return f"pinned: {', '.join(said)}" if said else NOT_PINNED
+
+
+def plan_row(decided: DecidedPlan) -> tuple[str, ...]:
+    """One line of `atoll plans`."""
+    plan = decided.plan
+    return (
+        str(plan.id),
+        str(plan.from_step),
+        plan.planner,
+        str(plan.total_batch) if plan.total_batch else "-",
+        f"{plan.rate * 100:.2f} %" if plan.HasField("rate") else "-",
+        seconds(plan.predicted_step_s) if plan.predicted_step_s else "-",
+        seconds(decided.measured_step_s) if decided.measured_step_s else "-",
+        printable(plan.reason),
+    )
+
+
+def admission_row(admission: DecidedAdmission) -> tuple[str, ...]:
+    """One line of `atoll plans`."""
+    return (f"a{admission.id}", "-", "admission", "-", "-", "-", "-", printable(admission.reason))
+
+
+def links_line(job: Job) -> str:
+    """'links 0-1 94.1 Mbit/s  1-0 idle', by rank and peer; empty where no link is known. Idle was never busy for long
+    enough to tell what it carries."""
+    known = [(worker.rank, link) for worker in job.workers for link in worker.links]
+    shown = [
+        f"{rank}-{link.peer} {bit_rate(link.goodput_bps) if link.goodput_bps else 'idle'}"
+        for rank, link in known[:_LINKS_SHOWN]
+    ]
+    rest = [f"and {len(known) - _LINKS_SHOWN} more"] if len(known) > _LINKS_SHOWN else []
+    return "links " + "  ".join([*shown, *rest]) if known else ""
+
+
+def dropped_line(job: Job) -> str:
+    """'dropped telemetry of 12 steps of rank 3'; empty where all came through."""
+    dropped = [worker for worker in job.workers if worker.dropped_steps]
+    shown = [f"{worker.dropped_steps} steps of rank {worker.rank}" for worker in dropped[:_LINKS_SHOWN]]
+    rest = [f"of {len(dropped) - _LINKS_SHOWN} more ranks"] if len(dropped) > _LINKS_SHOWN else []
+    return "dropped telemetry of " + ", ".join([*shown, *rest]) if dropped else ""
+
+
+def progress_line(job: Job) -> str:
+    """'step 1240  epoch 3  loss 0.1234  1830 samples/s  140 ms a step'."""
+    progress = job.progress
+    parts = [f"step {progress.step}", f"epoch {progress.epoch}"]
+    # Loss first: it is what everybody looks for.
+    names = sorted(progress.metrics, key=lambda name: (name != "loss", name))
+    parts += [f"{printable(name)} {progress.metrics[name]:.4g}" for name in names]
+    if progress.samples_per_s:
+        parts.append(f"{progress.samples_per_s:.0f} samples/s")
+    if progress.step_s:
+        parts.append(f"{seconds(progress.step_s)} a step")
+    return "  ".join(parts)
+
+
+def shares_text(job: Job) -> str:
+    """'shares 50 % 31 % 19 %' by rank; empty with fewer than two workers."""
+    if len(job.workers) < 2 or not any(worker.share for worker in job.workers):
+        return ""
+    return "shares " + " ".join(f"{worker.share:.0%}".replace("%", " %") for worker in job.workers)
+
+
+def worker_row(worker: WorkerView) -> tuple[str, ...]:
+    """One worker of `atoll status`."""
+    last = worker.last
+    return (
+        str(worker.status.id.rank if worker.status.HasField("id") else worker.rank),
+        worker.node,
+        str(worker.device),
+        wire.state(worker.status),
+        str(last.local_batch) if last.total_batch else "-",
+        f"{worker.share * 100:.1f} %" if worker.share else "-",
+        str(last.step or worker.status.step or "-"),
+        seconds(last.step_s) if last.step_s else "-",
+        seconds(last.compute_s) if last.step_s else "-",
+        seconds(last.wait_s) if last.step_s else "-",
+    )
+
+
+def node_row(node: Node) -> tuple[str, ...]:
+    """One line of `atoll nodes`."""
+    kinds: dict[str, int] = {}
+    for device in node.devices:
+        slowed = f" at {device.speed:g} speed" if 0 < device.speed < 1 else ""
+        name = f"{device.kind}: {printable(device.model)}{slowed}" if device.model else f"{device.kind}{slowed}"
+        kinds[name] = kinds.get(name, 0) + 1
+    devices = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in kinds.items())
+    running = sorted({f"{worker.id.job}/{worker.id.rank}" for worker in node.workers if wire.state(worker) != "exited"})
+    return (
+        node.name,
+        node.island,
+        "connected" if node.connected else "lost",
+        node.address,
+        devices or "-",
+        load_text(node) or "-",
+        size(node.memory_bytes) if node.memory_bytes else "-",
+        ", ".join(running) or "-",
+        node.version or "-",
+    )
+
+
+def checkpoint_row(found: StoredCheckpoint) -> tuple[str, ...]:
+    """One line of `atoll checkpoints`."""
+    damaged = found.tier.endswith("memory") and found.health == "damaged"
+    return (
+        found.tier,
+        "-" if damaged else str(found.step),
+        "-" if damaged else str(found.run),
+        f"{found.shards_there} of {found.shards}",
+        size(found.bytes) if found.bytes >= 2**20 else f"{found.bytes / 1024:.0f} KiB",
+        duration(found.age_s) if found.age_s >= 0 else "-",
+        found.health,
+        ", ".join(found.nodes) or printable(found.path) or "-",
+    )
+
+
+def load_text(node: Node) -> str:
+    """'97 % 18 GiB 64 °C': of several devices the mean, the sum and the hottest. What none can tell is left out."""
+    busy = [sample.utilisation for sample in node.samples if sample.HasField("utilisation")]
+    used = [sample.memory_used_bytes for sample in node.samples if sample.HasField("memory_used_bytes")]
+    warm_c = [sample.temperature_c for sample in node.samples if sample.HasField("temperature_c")]
+    parts = [f"{sum(busy) / len(busy) * 100:.0f} %"] if busy else []
+    parts += [size(sum(used))] if used else []
+    parts += [f"{max(warm_c):.0f} °C"] if warm_c else []
+    return " ".join(parts)
+
+
+def event_line(event: Event) -> str:
+    """'12:31:07 warning plan     text'."""
+    clock = time.strftime("%H:%M:%S", time.localtime(event.unix_s))
+    return f"{clock} {wire.level(event):7} {event.kind:10} {printable(event.text)}"
+
+
+def _alive(job: Job) -> int:
+    return sum(wire.state(worker.status) in ("starting", "running") for worker in job.workers)

@@ -1,0 +1,364 @@
+"""Whether a running job takes in devices that are free, which it leaves waiting, and which it sends back. Pure.
+
+Three looks, each a function of what is seen: devices that offer themselves are predicted (jobs/admitting.py); a run
+that took devices in is held against the run before, as it was measured; a worker whose fixed cost holds every step up
+is predicted away. A restart is what each of them costs, so each has to promise more.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from atoll.controller.estimators.profile import Profile
+from atoll.controller.jobs.admission.admitting import Answer, Candidate, Planned, Question, answer, dispensable
+from atoll.controller.jobs.lifecycle.observed import GROW_STABLE_S, NewEvent, Seen, Telling
+from atoll.controller.jobs.lifecycle.policy import policy_of
+from atoll.controller.jobs.lifecycle.start import FreeDevice, same_work
+from atoll.controller.state.records import (
+    AdmissionRecord,
+    Cause,
+    Change,
+    Growth,
+    JobRecord,
+    Level,
+    Phase,
+    RunRecord,
+    Standby,
+)
+
+JUDGE_EVERY_S: Final = 10.0
+UNMEASURED_S: Final = 15.0
+"""How long a run that reports no measured steps is waited for before devices are taken in without a prediction."""
+TRIAL_S: Final = 60.0
+"""How long devices wait while those that were taken in before them are held against the run without them."""
+SETTLED_S: Final = 10.0
+SETTLED_STEPS: Final = 10
+SLOWER: Final = 0.1
+"""A run is slower than the one before it where it trains at least this part fewer samples a second, and two standard
+errors of both."""
+MOST_DOUBT: Final = 0.3
+"""However unsteady its steps are, a run that lost this part is slower."""
+RESTART_S: Final = 8.0
+"""Stands for what a restart costs before this job has seen one."""
+KEPT_STANDBYS: Final = 64
+_NOTHING: Final[Mapping[str, float]] = {}
+_NUMBERS: Final = re.compile(r"[\d.]+(e[+-]?\d+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What comes of it. `cause`: why the run should stop, in words `text`, if it should. `admission`: the planner's
+    word, where it changed something."""
+
+    job: JobRecord
+    cause: Cause | None = None
+    text: str = ""
+    events: tuple[NewEvent, ...] = ()
+    judged: bool = False
+    admission: AdmissionRecord | None = None
+
+
+def look_at_devices(seen: Seen, run: RunRecord, clock: Telling) -> Look:
+    """At most one of: send devices back, take devices in, leave them waiting. For a run whose workers all live and can
+    stop at a step boundary."""
+    sent_back = _compared(seen, run, clock)
+    if sent_back.cause is not None:
+        return sent_back
+    free = _offering(seen, run, clock)
+    names = {device.name for device in free}
+    if free and (names - seen.job.standby.keys() or clock.now_s - seen.judged_s >= JUDGE_EVERY_S):
+        look = _offered(replace(seen, job=sent_back.job), run, free, clock)
+    elif clock.now_s - seen.judged_s >= JUDGE_EVERY_S and _settled(seen, run, clock):
+        look = _without_slowest(replace(seen, job=sent_back.job), run, clock)
+    else:
+        return sent_back
+    return replace(look, events=(*sent_back.events, *look.events))
+
+
+# Devices that offer themselves
+
+
+def _offering(seen: Seen, run: RunRecord, clock: Telling) -> list[FreeDevice]:
+    """Free for a while, of the run's kind, and not sent back from a run as large as this one."""
+    wait_s = GROW_STABLE_S if seen.job.growth is None else TRIAL_S
+    if len(run.members) >= seen.job.spec.max_workers or clock.now_s - seen.since_s < wait_s:
+        return []
+    first = run.members[0]
+    kinds = {device.kind for device in seen.nodes[first.node].record.devices}
+    return [
+        d
+        for d in seen.free
+        if d.kind in kinds
+        and clock.now_s - d.since_s >= GROW_STABLE_S
+        and not _slowed(seen.job.standby.get(d.name), d, run)
+    ]
+
+
+def _slowed(standby: Standby | None, device: FreeDevice, run: RunRecord) -> bool:
+    if standby is None or not standby.slowed or not same_work(standby.work_per_s, device.work_per_s):
+        return False
+    return len(run.members) >= standby.slowed
+
+
+def _offered(seen: Seen, run: RunRecord, free: Sequence[FreeDevice], clock: Telling) -> Look:
+    job, room = seen.job, seen.job.spec.max_workers - len(run.members)
+    profile = seen.profile if _measured(seen) else None
+    found = None if profile is None else answer(_question(seen, run, profile, free, learned(job, free)))
+    if found is None:
+        found = _unmeasured(seen, run, free, clock)
+        if not found.unknown:
+            return Look(job=job)
+    job, events = _waiting(job, found.waiting, {d.name: d.work_per_s for d in free})
+    take = [*found.admitted, *found.unknown][:room]
+    if not take:
+        look = Look(job=job, events=events, judged=True)
+        if found.planned is None or job.standby == seen.job.standby:
+            return look
+        return _recorded(look, run, clock, found.planned, _verdicts(found))
+    nodes = sorted({d.node for d in free if d.name in take})
+    text = f"growing from {len(run.members)} to {len(run.members) + len(take)} workers: devices are free on "
+    text += ", ".join(nodes[:8])
+    events += tuple(
+        NewEvent(Level.INFO, "admission", f"{name} is admitted: {found.admitted.get(name, _UNKNOWN)}") for name in take
+    )
+    job = replace(
+        job,
+        growth=_growth(seen, run, take),
+        standby={name: standby for name, standby in job.standby.items() if name not in take},
+    )
+    look = Look(job=job, cause=Cause.GROW, text=text, events=events, judged=True)
+    return _recorded(look, run, clock, found.planned, _verdicts(found)) if found.planned else look
+
+
+def _recorded(look: Look, run: RunRecord, clock: Telling, planned: Planned, reason: str) -> Look:
+    """The same with the planner's word for the record."""
+    number = look.job.admissions + 1
+    admission = AdmissionRecord(
+        id=number, run=run.run, unix_s=clock.unix_s, reason=reason, input=planned.input, output=planned.output
+    )
+    return replace(look, job=replace(look.job, admissions=number), admission=admission)
+
+
+def _verdicts(found: Answer) -> str:
+    """'x/0 is admitted; y/0, z/0 wait': what each was told is in the planner's output."""
+    said = []
+    for names, one, more in ((found.admitted, "is admitted", "are admitted"), (found.waiting, "waits", "wait")):
+        if names:
+            shown = ", ".join(sorted(names)[:8]) + (f", … ({len(names)})" if len(names) > 8 else "")
+            said.append(f"{shown} {one if len(names) == 1 else more}")
+    return "; ".join(said)
+
+
+_UNKNOWN: Final = "how fast it is for this job is not known, so the run will show it"
+
+
+def _question(
+    seen: Seen, run: RunRecord, profile: Profile, free: Sequence[FreeDevice] = (), known: Mapping[str, float] = _NOTHING
+) -> Question:
+    policy = policy_of(seen.job)
+    return Question(
+        profile=profile,
+        workers=_workers(seen, run),
+        offers=[Candidate(d.name, d.work_per_s) for d in free],
+        learned=known,
+        split=seen.job.spec.split,
+        batch_range=(policy.min_batch, policy.max_batch) if policy.adapts_batch else None,
+        restart_s=restart_s(seen.job.history),
+    )
+
+
+def _workers(seen: Seen, run: RunRecord) -> list[Candidate]:
+    work = {
+        (name, device.index): device.work_per_s for name, node in seen.nodes.items() for device in node.record.devices
+    }
+    return [Candidate(f"{m.node}/{m.device}", work.get((m.node, m.device), 0.0)) for m in run.members]
+
+
+def _unmeasured(seen: Seen, run: RunRecord, free: Sequence[FreeDevice], clock: Telling) -> Answer:
+    """What cannot be predicted is taken in at once, as nothing would be learned of it by waiting; the rest where the
+    run, or one of its ranks, measures nothing though it had the time. Who waits by a verdict waits on."""
+    profile, began_s = seen.profile, max(seen.since_s, seen.planned_s)
+    silent = profile is None or profile.total_batch == 0 or profile.steps >= SETTLED_STEPS
+    hopeless = silent and clock.now_s - began_s >= UNMEASURED_S
+    new = (d for d in free if d.name not in seen.job.standby)
+    return Answer({}, {}, tuple(sorted(d.name for d in new if hopeless or not _foreseeable(seen, run, d))))
+
+
+def _foreseeable(seen: Seen, run: RunRecord, device: FreeDevice) -> bool:
+    """Whether the device can be predicted once the run has measured its steps."""
+    if device.name in learned(seen.job, [device]):
+        return True
+    return device.work_per_s > 0 and any(worker.work_per_s > 0 for worker in _workers(seen, run))
+
+
+def learned(job: JobRecord, devices: Iterable[FreeDevice]) -> dict[str, float]:
+    """Seconds per sample by name, of devices that earlier runs measured and that are as fast as they were then."""
+    return {
+        d.name: job.speeds[d.name]
+        for d in devices
+        if d.name in job.speeds and same_work(job.learned_at.get(d.name, 0.0), d.work_per_s)
+    }
+
+
+def _waiting(
+    job: JobRecord, reasons: Mapping[str, str], work: Mapping[str, float]
+) -> tuple[JobRecord, tuple[NewEvent, ...]]:
+    """The job with these verdicts. One that says the same with other numbers is not written again."""
+    new = {
+        name: Standby(reason=reason, work_per_s=work.get(name, 0.0))
+        for name, reason in reasons.items()
+        if name not in job.standby or _gist(job.standby[name].reason) != _gist(reason)
+    }
+    return stood_by(job, new, work)
+
+
+def stood_by(
+    job: JobRecord, new: Mapping[str, Standby], present: Collection[str]
+) -> tuple[JobRecord, tuple[NewEvent, ...]]:
+    """The job with these standbys. A device that waited before for another reason is not told of again, or every change
+    of what is measured would be an event. Of too many those that are not `present` are forgotten first."""
+    if not new:
+        return job, ()
+    every = {**job.standby, **new}
+    kept = sorted(every, key=lambda name: (name not in new, name not in present, name))[:KEPT_STANDBYS]
+    events = tuple(
+        NewEvent(Level.INFO, "admission", f"{name} waits as a standby: {new[name].reason}")
+        for name in [name for name in new if name not in job.standby][:KEPT_STANDBYS]
+    )
+    return replace(job, standby={name: every[name] for name in sorted(kept)}), events
+
+
+def _gist(reason: str) -> str:
+    return _NUMBERS.sub("#", reason)
+
+
+def restart_s(history: Sequence[Change]) -> float:
+    """Seconds without training that this job's newest restart cost, without waiting for devices in between."""
+    ended_s = began_s = stopped_s = None
+    for change in reversed(history):
+        if change.after is Phase.RUNNING and ended_s is None:
+            ended_s = change.unix_s
+        elif change.after is Phase.STARTING and ended_s is not None and began_s is None:
+            began_s = change.unix_s
+        elif change.after is Phase.QUEUED and began_s is not None and stopped_s is None:
+            stopped_s = change.unix_s
+        elif change.after is Phase.STOPPING and None not in (ended_s, began_s, stopped_s):
+            assert ended_s is not None
+            assert began_s is not None
+            assert stopped_s is not None
+            return min(max(ended_s - began_s + stopped_s - change.unix_s, 1.0), 120.0)
+    return RESTART_S
+
+
+# Devices that were taken in
+
+
+def _growth(seen: Seen, run: RunRecord, added: Sequence[str]) -> Growth | None:
+    """What to hold the larger run against; None where this one is not measured. Who is still on trial stays on it."""
+    profile, trial = seen.profile, seen.job.growth
+    if trial is not None:
+        return replace(trial, run=run.run, added=(*trial.added, *added))
+    if profile is None or not _measured(seen):
+        return None
+    return Growth(
+        run=run.run,
+        added=tuple(added),
+        workers=len(run.members),
+        samples_per_s=profile.total_batch / profile.step_s,
+        total_batch=profile.total_batch,
+        error=_error(profile),
+    )
+
+
+def _error(profile: Profile) -> float:
+    return max((rank.compute_error_s / rank.compute_s for rank in profile.ranks.values() if rank.compute_s), default=0)
+
+
+def _measured(seen: Seen) -> bool:
+    """Whether the run has measured enough steps under its newest plan."""
+    profile = seen.profile
+    if profile is None or not seen.plans or profile.plan != seen.plans[-1].id or profile.step_s <= 0:
+        return False
+    return profile.steps >= SETTLED_STEPS
+
+
+def _settled(seen: Seen, run: RunRecord, clock: Telling) -> bool:
+    """Whether the run has trained for a while under its newest plan, and every rank measured it."""
+    long_enough = clock.now_s - max(seen.planned_s, seen.since_s) >= SETTLED_S
+    profile = seen.profile
+    return long_enough and _measured(seen) and profile is not None and len(profile.ranks) == len(run.members)
+
+
+def _compared(seen: Seen, run: RunRecord, clock: Telling) -> Look:
+    """Holds a run that took devices in against the one before, once it has settled."""
+    job, growth, profile = seen.job, seen.job.growth, seen.profile
+    if growth is None or run.run <= growth.run:
+        return Look(job=job)
+    added = {f"{m.node}/{m.device}": m.rank for m in run.members if f"{m.node}/{m.device}" in growth.added}
+    if not added or len(run.members) - len(added) < growth.workers:  # another run than was thought of
+        return Look(job=replace(job, growth=None))
+    if profile is None or not _settled(seen, run, clock):
+        return Look(job=job)
+    now, before = profile.total_batch / profile.step_s, growth.samples_per_s
+    worth = _worth(profile, growth)
+    rates = f"{before:.4g} → {now:.4g} samples/s"
+    doubt = min(2 * math.hypot(growth.error, _error(profile)), MOST_DOUBT)
+    if now * worth >= before * (1 - max(SLOWER, doubt)):
+        text = f"grown from {growth.workers} to {len(run.members)} workers: {rates}"
+        return Look(job=replace(job, growth=None), events=(NewEvent(Level.INFO, "admission", text),))
+    dropped = _slowest_half(added, profile)
+    if len(run.members) - len(dropped) < job.spec.min_workers:
+        text = f"slower with {', '.join(added)} ({rates}), but fewer workers were not asked for"
+        return Look(job=replace(job, growth=None), events=(NewEvent(Level.WARNING, "admission", text),))
+    left = tuple(name for name in growth.added if name in added and name not in dropped)
+    job = replace(job, growth=replace(growth, run=run.run, added=left) if left else None)
+    return _sent_back(seen, run, job, dropped, f"the run was slower with it: {rates} measured")
+
+
+def _worth(profile: Profile, growth: Growth) -> float:
+    """What a sample is worth to learning in the present total batch, against the one before."""
+    if profile.noise is None:
+        return 1.0
+    noise = profile.noise.noise_scale
+    return (noise + growth.total_batch) / (noise + profile.total_batch)
+
+
+def _slowest_half(added: Mapping[str, int], profile: Profile) -> list[str]:
+    """Half of them at once: the others are held against the same run again, and many are sorted out in few restarts."""
+
+    def per_sample_s(name: str) -> float:
+        rank = profile.ranks[added[name]]
+        return rank.compute_s / max(rank.local_batch, 1)
+
+    slowest_first = sorted(added, key=lambda name: (-per_sample_s(name), name))
+    return slowest_first[: (len(added) + 1) // 2]
+
+
+def _sent_back(seen: Seen, run: RunRecord, job: JobRecord, names: Sequence[str], why: str) -> Look:
+    work = {worker.name: worker.work_per_s for worker in _workers(seen, run)}
+    left = len(run.members) - len(names)
+    new = {name: Standby(reason=why, work_per_s=work.get(name, 0.0), slowed=left) for name in names}
+    job, events = stood_by(job, new, names)
+    text = f"shrinking from {len(run.members)} to {left} workers: faster without {', '.join(names[:8])}"
+    return Look(job=job, cause=Cause.SHRINK, text=text, events=events, judged=True)
+
+
+# A worker that costs more than it brings
+
+
+def _without_slowest(seen: Seen, run: RunRecord, clock: Telling) -> Look:
+    """The run with and without its slowest worker, where the fixed costs of all are known."""
+    job, profile = seen.job, seen.profile
+    if profile is None or len(run.members) <= max(job.spec.min_workers, 1) or job.growth is not None:
+        return Look(job=job, judged=True)  # what was measured before a growth says more than a prediction
+    found = dispensable(_question(seen, run, profile))
+    if found is None:
+        return Look(job=job, judged=True)
+    member = run.members[found.rank]
+    name = f"{member.node}/{member.device}"
+    look = _sent_back(seen, run, job, [name], found.reason)
+    return _recorded(look, run, clock, found.planned, f"faster without {name}")

@@ -1,0 +1,1 @@
+"""What agents say and hold: sessions, progress, copies of state, keys."""

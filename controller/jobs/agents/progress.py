@@ -1,0 +1,249 @@
+"""What the workers of each job's current run measured lately. In memory only: agents repeat it every second."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from atoll.controller.estimators.profile import Profile
+from atoll.controller.estimators.run import RunEstimators
+from atoll.controller.estimators.seen import LinkSeen, StepSeen
+from atoll.controller.jobs.lifecycle.observed import NewEvent
+from atoll.controller.jobs.records.wire import level_from_wire
+from atoll.controller.state.records import Level
+from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
+
+RECENT_S: Final = 5.0
+RECENT_STEPS: Final = 64
+RECENT_WAITS: Final = 512
+KEPT_NOTICES: Final = 64
+KEPT_PLANS: Final = 64
+PROFILE_EVERY_S: Final = 0.5
+MAX_METRICS: Final = 64
+MAX_LINKS: Final = 64
+
+
+@dataclass(slots=True)
+class RankProgress:
+    last: common_pb2.StepSample | None = None
+    links: dict[int, common_pb2.LinkSample] = field(default_factory=dict)  # newest, by peer
+    dropped_steps: int = 0  # that this controller never heard of, since the run began
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """Of one step of one rank: how long it took, how long it waited for updates, how many layers were up to date."""
+
+    heard_s: float
+    step_s: float
+    stall_s: float
+    fresh_share: float
+
+
+@dataclass(slots=True)
+class RunProgress:
+    """Of one run; a newer run begins with nothing. `islands`: by rank. `steps`: (heard, seconds) of rank 0's newest
+    steps, `steps_of`: the seconds alone by plan; `waits`: of the newest steps of all ranks."""
+
+    run: int
+    islands: Mapping[int, str] = field(default_factory=dict)
+    ranks: dict[int, RankProgress] = field(default_factory=dict)
+    estimators: RunEstimators = field(default_factory=RunEstimators)
+    steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    steps_of: dict[int, deque[float]] = field(default_factory=dict)
+    waits: deque[Waited] = field(default_factory=lambda: deque(maxlen=RECENT_WAITS))
+    metrics: dict[str, float] = field(default_factory=dict)
+    metrics_step: int = 0
+    total_batch: int = 0  # the largest under the newest plan: an epoch's last batch may be short
+    plan: int = 0
+    batch_size: int = 0  # of the whole job as its script gave it; 0 before it told
+    samples: int = 0  # of its dataset
+    trains: str = ""  # fingerprint of what it prepared
+    checkpoint_step: int = 0
+    memory_step: int = 0
+    resumed: tuple[str, int] | None = None  # tier and step that it went on from
+    notices: deque[NewEvent] = field(default_factory=lambda: deque(maxlen=KEPT_NOTICES))
+    notices_dropped: int = 0
+    _profile: Profile | None = None
+    _profiled_s: float = 0.0
+
+    @property
+    def stepped(self) -> bool:
+        """Whether a step of the run was heard of."""
+        return any(rank.last for rank in self.ranks.values())
+
+    @property
+    def newest_step(self) -> int:
+        return max((rank.last.step for rank in self.ranks.values() if rank.last), default=0)
+
+    @property
+    def next_step(self) -> int:
+        """The first that nobody has finished, as far as was heard."""
+        return self.newest_step + 1 if self.stepped else 0
+
+    def profile(self, now_s: float) -> tuple[Profile, bool]:
+        """What is known of the run, and whether that is news since the last call. Made anew once in PROFILE_EVERY_S
+        only: with a thousand ranks it is work, and passes come in bursts."""
+        if self._profile is not None and now_s < self._profiled_s + PROFILE_EVERY_S:
+            return self._profile, False
+        self._profile, self._profiled_s = self.estimators.profile(), now_s
+        return self._profile, True
+
+    def measured_s(self, plan: int) -> float:
+        """Median of rank 0's steps under this plan; 0 where none were heard of."""
+        steps = self.steps_of.get(plan)
+        return statistics.median(steps) if steps else 0.0
+
+    def observe_step(self, rank: int, sample: common_pb2.StepSample, now_s: float) -> None:
+        """The newest step of a rank."""
+        if sample.plan > self.plan:
+            self.plan, self.total_batch = sample.plan, 0
+        if sample.plan == self.plan:
+            self.total_batch = max(self.total_batch, sample.total_batch)
+        self.estimators.observe(rank, step_from_wire(sample))
+        if rank == 0 and math.isfinite(sample.step_s):
+            self.steps.append((now_s, sample.step_s))
+            if sample.plan not in self.steps_of and len(self.steps_of) == KEPT_PLANS:
+                del self.steps_of[min(self.steps_of)]
+            self.steps_of.setdefault(sample.plan, deque(maxlen=RECENT_STEPS)).append(sample.step_s)
+        if sample.step_s > 0 and sample.stall_s >= 0 and 0 <= sample.fresh_share <= 1:  # NaN is none of these
+            self.waits.append(Waited(now_s, sample.step_s, sample.stall_s, sample.fresh_share))
+
+    def to_wire(self, now_s: float) -> jobs_pb2.Progress:
+        recent = [step_s for heard_s, step_s in self.steps if now_s - heard_s < RECENT_S]
+        step_s = statistics.median(recent) if recent else 0.0
+        lead = self.ranks.get(0)
+        waits = [wait for wait in self.waits if now_s - wait.heard_s < RECENT_S]
+        return jobs_pb2.Progress(
+            step=self.newest_step + 1 if self.total_batch else 0,
+            epoch=lead.last.epoch if lead and lead.last else 0,
+            samples_per_s=self.total_batch / step_s if step_s > 0 else 0.0,
+            step_s=step_s,
+            metrics=self.metrics,
+            rate=lead.last.rate if lead and lead.last else 0.0,
+            stall_share=min(sum(w.stall_s for w in waits) / sum(w.step_s for w in waits), 1.0) if waits else 0.0,
+            fresh_share=statistics.fmean(w.fresh_share for w in waits) if waits else 0.0,
+        )
+
+
+class ProgressBoard:
+    """Progress by job. Messages of runs other than the newest one seen are dropped."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._runs: dict[str, RunProgress] = {}
+
+    def begin(self, job: str, run: int, islands: Mapping[int, str]) -> RunProgress:
+        """The progress of this run; what an older one left is gone. islands: by rank."""
+        found = self._runs.get(job)
+        if found is None or found.run < run:
+            found = self._runs[job] = RunProgress(run, islands)
+        return found
+
+    def of(self, job: str, run: int) -> RunProgress | None:
+        found = self._runs.get(job)
+        return found if found and found.run == run else None
+
+    def drop(self, job: str) -> None:
+        self._runs.pop(job, None)
+
+    def observe(self, telemetry: agents_pb2.WorkerTelemetry) -> bool:
+        """One worker's batch, already checked for size. Of a job or run that is not current: nothing happens.
+
+        Returns whether it tells of the run's first step."""
+        found = self.of(telemetry.id.job, telemetry.id.run)
+        if found is None:
+            return False
+        stepped = found.stepped
+        rank = found.ranks.setdefault(telemetry.id.rank, RankProgress())
+        now_s = self._clock()
+        for sample in telemetry.steps:
+            if rank.last is not None and sample.step <= rank.last.step:
+                continue
+            rank.last = sample
+            found.observe_step(telemetry.id.rank, sample, now_s)
+        if telemetry.HasField("prepared"):
+            found.batch_size, found.samples = telemetry.prepared.batch_size, telemetry.prepared.samples
+            if telemetry.id.rank == 0:
+                found.trains = telemetry.prepared.fingerprint
+            found.estimators.observe_entries(telemetry.prepared.entries)
+        for link in telemetry.links:
+            if link.peer in rank.links or len(rank.links) < MAX_LINKS:
+                rank.links[link.peer] = link
+        if telemetry.links:
+            links = [LinkSeen(peer=k.peer, sent_bytes=k.sent_bytes, busy_s=k.busy_s) for k in telemetry.links]
+            found.estimators.observe_links(telemetry.id.rank, found.islands, links, now_s)
+        if telemetry.HasField("resumed"):
+            found.resumed = found.resumed or (telemetry.resumed.tier, telemetry.resumed.step)
+        self._observe_dropped(found, rank, telemetry)
+        self._observe_words(found, telemetry)
+        return found.stepped and not stepped
+
+    def _observe_dropped(self, found: RunProgress, rank: RankProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
+        """The first of a run is an event; how many there are is for `atoll status`."""
+        first = telemetry.dropped_steps and not any(other.dropped_steps for other in found.ranks.values())
+        rank.dropped_steps = max(rank.dropped_steps, telemetry.dropped_steps)
+        if first:
+            text = (
+                f"rank {telemetry.id.rank}: measurements of {telemetry.dropped_steps} steps were dropped on their way "
+                "here. Training is not touched; plans rest on the steps that came. `atoll status` counts them"
+            )
+            self._notice(found, NewEvent(Level.WARNING, "notice", text))
+
+    @staticmethod
+    def _notice(found: RunProgress, event: NewEvent) -> None:
+        if len(found.notices) == KEPT_NOTICES:
+            found.notices_dropped += 1
+        found.notices.append(event)
+
+    def _observe_words(self, found: RunProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
+        for metrics in telemetry.metrics:
+            if telemetry.id.rank == 0 and metrics.step >= found.metrics_step and len(metrics.values) <= MAX_METRICS:
+                found.metrics_step = metrics.step
+                found.metrics = dict(metrics.values)
+        found.checkpoint_step = max(found.checkpoint_step, telemetry.checkpoint_step)
+        found.memory_step = max(found.memory_step, telemetry.memory_step)
+        for notice in telemetry.notices:
+            text = f"rank {telemetry.id.rank}: {notice.text[:1000]}"
+            self._notice(found, NewEvent(level_from_wire(notice.level), "notice", text))
+
+    def take_notices(self, job: str, run: int) -> tuple[NewEvent, ...]:
+        """Notices since the last call, at most KEPT_NOTICES; then they are the caller's to write."""
+        found = self.of(job, run)
+        if found is None or not found.notices:
+            return ()
+        notices = tuple(found.notices)
+        if found.notices_dropped:
+            first = notices[0]
+            notices = (NewEvent(first.level, "notice", f"{found.notices_dropped} older notices were dropped"), *notices)
+        found.notices.clear()
+        found.notices_dropped = 0
+        return notices
+
+
+def step_from_wire(sample: common_pb2.StepSample) -> StepSeen:
+    return StepSeen(
+        step=sample.step,
+        plan=sample.plan,
+        local_batch=sample.local_batch,
+        total_batch=sample.total_batch,
+        step_s=sample.step_s,
+        compute_s=sample.compute_s,
+        load_s=sample.load_s,
+        forward_s=sample.forward_s,
+        backward_s=sample.backward_s,
+        first_bucket_s=sample.first_bucket_s,
+        update_s=sample.update_s,
+        sync_s=sample.sync_s,
+        last_sync_s=sample.last_sync_s,
+        stall_s=sample.stall_s,
+        rate=sample.rate,
+        sent_bytes=sample.sent_bytes,
+        local_sqnorm=sample.local_grad_sqnorm,
+        global_sqnorm=sample.global_grad_sqnorm,
+    )

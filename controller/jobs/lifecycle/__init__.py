@@ -1,0 +1,1 @@
+"""The life of jobs and runs: phases, reconciling, launching, failures, recovery."""

@@ -1,0 +1,106 @@
+"""A waiting job: its next run on devices that are free, with a first plan and a placement. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from atoll.controller.deciding.first import Place, first_plan
+from atoll.controller.jobs.admission.growing import learned, stood_by
+from atoll.controller.jobs.agents.replica_placement import first_placement, is_same, shared_hosts
+from atoll.controller.jobs.lifecycle import recovering
+from atoll.controller.jobs.lifecycle.observed import NewEvent, Seen, Step, Telling
+from atoll.controller.jobs.lifecycle.phases import advance
+from atoll.controller.jobs.lifecycle.policy import begun_with, planned_total
+from atoll.controller.jobs.lifecycle.start import StartDecision, Wanted, decide_start
+from atoll.controller.state.records import ExitKind, JobRecord, Level, Phase, PlanRecord, RunRecord
+
+_SECONDS: Final = re.compile(r"[\d.]+ s\b")
+
+
+def begin_run(seen: Seen, clock: Telling) -> Step:
+    """The job's next run where its devices are there; else the job with what it waits for."""
+    job = seen.job
+    wanted = Wanted(
+        min_workers=job.spec.min_workers,
+        max_workers=job.spec.max_workers,
+        since_s=seen.since_s,
+        retry_delay_s=job.retry_delay_s,
+        seats=tuple(Counter(m.node for m in seen.run.members).items()) if seen.run else (),
+        settled=_settled(seen.run),
+        standby=job.standby,
+        learned=learned(job, seen.free),
+        total_batch=planned_total(job) or job.total_batch,
+    )
+    decision = decide_start(clock.now_s, wanted, seen.free, seen.ports)
+    if not decision.members:
+        return Step(_explain(job, decision.reason), seen.run, held=decision.held)
+    number = job.run + 1
+    run = RunRecord(
+        job=job.id,
+        run=number,
+        members=tuple(replace(m, island=seen.nodes[m.node].record.island) for m in decision.members),
+        master_address=seen.nodes[decision.members[0].node].record.address,
+        master_port=decision.master_port,
+        began_unix_s=clock.unix_s,
+        data_seed=seen.data_seed,
+        recovery=recovering.launched(seen.run, decision.members, clock),
+    )
+    free = {(device.node, device.index): device for device in seen.free}
+    taken = [free[m.node, m.device] for m in run.members]
+    places = [Place(d.node, d.index, d.speed, d.work_per_s) for d in taken]
+    plan = begun_with(job, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch))
+    started = replace(advance(job, Phase.STARTING, decision.reason, clock.unix_s), run=number, retry_delay_s=0.0)
+    started, told = _left_waiting(started, decision, places)
+    where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
+    nodes = {m.node: seen.nodes[m.node].record for m in run.members}
+    placement = first_placement(
+        number, run.members, nodes, job.spec.checkpoint, before=seen.placement, links=seen.links
+    )
+    events = (
+        NewEvent(Level.INFO, "phase", f"run {number}: {decision.reason} ({where})"),
+        NewEvent(Level.INFO, "plan", f"plan 1 ({plan.planner}): {plan.reason}"),
+        *_placed_anew(seen.placement, placement),
+        *told,
+    )
+    return Step(started, run, plan, events, placement=placement)
+
+
+def _placed_anew(before: PlanRecord | None, now: PlanRecord | None) -> Iterator[NewEvent]:
+    """What is new in whose memory holds whose state; a restart on the same machines is silent."""
+    if now is None or (before is not None and is_same(before, now)):
+        return
+    yield NewEvent(Level.INFO, "plan", f"placement: {now.reason}")
+    hosts = shared_hosts(now)
+    if hosts and (before is None or shared_hosts(before) != hosts):
+        text = (
+            f"copies in memory are on the host that they are to outlive ({', '.join(hosts[:8])} and others there): "
+            "its loss goes back to the disk. More hosts would help"
+        )
+        yield NewEvent(Level.WARNING, "plan", text)
+
+
+def _left_waiting(
+    job: JobRecord, decision: StartDecision, places: Sequence[Place]
+) -> tuple[JobRecord, tuple[NewEvent, ...]]:
+    """The job with its standbys: without those that train now, with those that the start left out."""
+    trains = {place.name for place in places}
+    job = replace(job, standby={name: s for name, s in job.standby.items() if name not in trains})
+    new = {name: standby for name, standby in decision.standby.items() if job.standby.get(name) != standby}
+    return stood_by(job, new, decision.standby)
+
+
+def _settled(run: RunRecord | None) -> frozenset[str]:
+    if run is None:
+        return frozenset()
+    lost = {m.node for m in run.members if m.exit is not None and m.exit.kind is ExitKind.LOST}
+    return frozenset(m.node for m in run.members) - lost
+
+
+def _explain(job: JobRecord, reason: str) -> JobRecord:
+    """Counting seconds down in etcd would be a write each pass, so what differs only in them is not written."""
+    same = _SECONDS.sub("", reason) == _SECONDS.sub("", job.reason)
+    return job if same else replace(job, reason=reason)

@@ -1,0 +1,217 @@
+"""A term: all that exists while this controller leads, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from atoll.controller.deciding.first import pinned_plan
+from atoll.controller.deciding.given import Pins
+from atoll.controller.jobs.agents.progress import ProgressBoard
+from atoll.controller.jobs.agents.sessions import Session, Sessions
+from atoll.controller.jobs.lifecycle.observed import NewEvent
+from atoll.controller.jobs.lifecycle.policy import pins_of
+from atoll.controller.jobs.lifecycle.reconciler import Reconciler
+from atoll.controller.jobs.records.code import CodeStore
+from atoll.controller.jobs.records.ledger import JobState, Ledger
+from atoll.controller.jobs.records.spec import check_shares, check_total_batch
+from atoll.controller.state import keys
+from atoll.controller.state.codec import encode
+from atoll.controller.state.leases import LeaseKeeper
+from atoll.controller.state.records import JobRecord, Level, NodeRecord, Phase, PlanRecord
+from atoll.controller.state.store import Fence, Put, StateStore
+from atoll.errors import BadInput, Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+NODE_KEY_LEASES: Final = 5
+"""A node's key in etcd outlives this many of its leases without a heartbeat: a new leader should know whom to wait
+for. Whether a node counts as lost is decided by the leader's own clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermSettings:
+    controller: str
+    """This controller's address, as agents are told."""
+
+    heartbeat_s: float
+    node_lease_s: float
+
+
+class Term:
+    """Parts of one term of leadership. `over` is set, with nothing usable any more, when it ends."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        fence: Fence,
+        keeper: LeaseKeeper,
+        settings: TermSettings,
+        removed: Callable[[str], None],
+    ) -> None:
+        self.settings: Final = settings
+        self.over = asyncio.Event()
+        self.ledger: Final = Ledger(store, fence, self.nudge)
+        self.sessions: Final = Sessions(settings.node_lease_s, self.nudge)
+        self.progress: Final = ProgressBoard()
+        self.code: Final = CodeStore(store, fence)
+        self.reconciler: Final = Reconciler(
+            self.ledger, self.sessions, self.progress, node_lease_s=settings.node_lease_s, removed=removed
+        )
+        self._store = store
+        self._fence = fence
+        self._keeper = keeper
+
+    def nudge(self) -> None:
+        self.reconciler.nudge()
+
+    async def load(self) -> None:
+        """Mirror etcd; before this nobody may be served."""
+        self.sessions.remembered = await self.ledger.load()
+        self.reconciler.remember(self.sessions.remembered)
+
+    async def run(self) -> None:
+        """Reconcile until cancelled. Raises LeadershipLost, after which nothing here may be used."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.reconciler.run(), name="reconciler")
+                group.create_task(self.ledger.follow(), name="ledger-watch")
+                group.create_task(self.sessions.watch(), name="sessions-watch")
+        except* LeadershipLost as lost:
+            raise LeadershipLost(str(lost.exceptions[0])) from lost
+        finally:
+            self.over.set()
+            self.sessions.end_all(ControllerUnreachable("this controller does not lead any more; connect again"))
+
+    async def join(self, session_id: str, node: NodeRecord) -> Session:
+        """Admit an agent: its node is in etcd when this returns. Raises Conflict, StoreUnavailable, LeadershipLost."""
+        self.sessions.check_name(session_id, node)
+        ttl_s = max(int(self.settings.node_lease_s * NODE_KEY_LEASES), 1)
+        lease = await self._store.grant_lease(ttl_s)
+        await self._store.commit([Put(keys.node(node.name), encode(node), lease)], (), self._fence)
+        session = Session(session_id, node, lease, time.monotonic())
+        self.sessions.admit(session)
+        self._keeper.keep(lease, ttl_s)
+        return session
+
+    def leave(self, session: Session) -> None:
+        self.sessions.leave(session)
+        self._keeper.forget(session.lease)
+
+    def heard(self, session: Session) -> None:
+        """A sign of life."""
+        session.heard_s = time.monotonic()
+        self._keeper.touch(session.lease)
+
+    async def submit(self, make: Callable[[], JobRecord], sha256: str, code: bytes) -> str:
+        """Keep code and job in etcd. Returns its id: the one an earlier Submit with the same request id got, if any.
+
+        make: called for a record with a fresh id, again where that id is taken.
+        """
+        async with self.ledger.writing:  # held over both, so that retention does not remove the code in between
+            await self.code.put(sha256, code)
+            for _ in range(5):
+                job = make()
+                if known := await self.requested(job.request_id):
+                    return known
+                text = f"submitted: {job.spec.script} on {job.spec.min_workers} to {job.spec.max_workers} workers"
+                try:
+                    await self.ledger.add(job, NewEvent(Level.INFO, "phase", text))
+                except Conflict as error:
+                    taken = error
+                    continue
+                self.nudge()
+                return job.id
+            raise taken
+
+    async def requested(self, request_id: str) -> str | None:
+        """The job that a Submit with this request id made."""
+        entry = await self._store.read(keys.request(request_id))
+        return entry.value.decode() if entry else None
+
+    async def adjust(self, name: str, asked: Pins, unpin: Collection[str]) -> JobState:
+        """Pin what a user asked for, by a plan that is in etcd when this returns; leave to the controller again what is
+        named in `unpin`.
+
+        Repeating it makes no second plan. Raises NotFound, BadInput for values that do not fit the run, and Conflict
+        for a job that does not run or has no such value."""
+        async with self.ledger.writing:
+            state = await self._latest(name)
+            current = _adjustable(state, asked, unpin)
+            job = _pinned(state.job, asked, unpin)
+            progress = self.progress.of(job.id, job.run)
+            step, adapts = progress.next_step if progress else 0, bool(job.spec.adapt.max_batch)
+            plan = pinned_plan(current, pins_of(job), step, adapts=adapts)
+            events = [NewEvent(Level.INFO, "plan", f"plan {plan.id}: {plan.reason}")] if plan else []
+            if unpin:
+                text = f"{', '.join(sorted(unpin))}: left to the controller again (asked by a user)"
+                events.append(NewEvent(Level.INFO, "plan", text))
+            if plan or job != state.job:
+                await self._write(state, job, events, plan)
+        self.nudge()
+        return state
+
+    async def cancel(self, name: str) -> JobState:
+        """Write the wish to cancel. Raises NotFound, and Conflict for a job that ended otherwise."""
+        async with self.ledger.writing:
+            state = await self._latest(name)
+            job = state.job
+            if job.phase.ended and not job.cancel:
+                raise Conflict(f"job {job.id} is {job.phase.lower()} already: {job.reason}")
+            if not job.cancel:
+                event = NewEvent(Level.INFO, "phase", "cancel was asked for")
+                await self._write(state, replace(job, cancel=True), [event])
+        self.nudge()
+        return state
+
+    async def _latest(self, name: str) -> JobState:
+        """The job as it is in etcd; while nobody else writes."""
+        state = self.ledger.find(name)
+        if state.stale:
+            await self.ledger.reread(state.job.id)
+            state = self.ledger.find(state.job.id)
+        return state
+
+    async def _write(
+        self, state: JobState, job: JobRecord, events: Sequence[NewEvent], plan: PlanRecord | None = None
+    ) -> None:
+        try:
+            await self.ledger.write(state, job, plan=plan, events=events)
+        except StoreUnavailable:
+            self.nudge()
+            raise
+
+
+def _adjustable(state: JobState, asked: Pins, unpin: Collection[str]) -> PlanRecord:
+    """The newest plan of a run that can take these values now. Raises BadInput, Conflict."""
+    job = state.job
+    if job.spec.stale_sparse is None and (asked.rate is not None or "rate" in unpin):
+        raise BadInput(
+            f"job {job.id} runs with strategy {job.spec.strategy}, which has no compression rate. "
+            "Submit it with --strategy stale-sparse"
+        )
+    if job.phase not in (Phase.STARTING, Phase.RUNNING) or not state.plans:
+        again = "Submit it again with what you want" if job.phase.ended else "Try again when it runs"
+        raise Conflict(f"job {job.id} does not run: it is {job.phase.lower()}. {again}")
+    current = state.plans[-1]
+    if asked.total_batch:
+        check_total_batch(asked.total_batch, len(current.shares))
+    if asked.shares:
+        check_shares(asked.shares, len(current.shares))
+    return current
+
+
+def _pinned(job: JobRecord, asked: Pins, unpin: Collection[str]) -> JobRecord:
+    kept = pins_of(job)
+    shares = asked.shares or (() if "shares" in unpin else kept.shares)
+    return replace(
+        job,
+        rate=asked.rate if asked.rate is not None else None if "rate" in unpin else kept.rate,
+        pinned_batch=asked.total_batch or (0 if "total-batch" in unpin else kept.total_batch),
+        pinned_shares=shares,
+        pinned_run=job.run if shares else 0,
+    )

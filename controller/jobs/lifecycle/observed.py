@@ -1,0 +1,177 @@
+"""What the reconciler sees and what it asks for: plain data, so that its decisions are functions of values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, TypeAlias
+
+from atoll.controller.estimators.profile import Profile
+from atoll.controller.jobs.lifecycle.start import FreeDevice
+from atoll.controller.state.records import AdmissionRecord, Exit, JobRecord, Level, NodeRecord, PlanRecord, RunRecord
+
+START_DEADLINE_S: Final = 60.0
+LEFT_EARLY_S: Final = 10.0
+GROW_STABLE_S: Final = 3.0
+RETURN_GRACE_S: Final = 10.0
+"""How long a controller that has just begun to lead waits for agents before it calls their nodes lost."""
+WORKER_DEATH_S: Final = 0.5
+"""Workers die within this time of their agent, by the kernel's hand: a lost node has no process of ours left then."""
+PARTED_S: Final = 1.5
+"""An agent whose stream is gone for this long, and whose workers were lost by their peers, is not waited for."""
+CANCEL_DEADLINE_S: Final = 5.0
+ABSENT_S: Final = 1.5
+"""A report this long after the stop went out, without the worker in it: that worker never began."""
+
+
+class Alive(Enum):
+    STARTING = auto()
+    RUNNING = auto()
+    STOPPING = auto()
+    EXITED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKey:
+    job: str
+    run: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWorker:
+    """A worker as its agent reported it; `exit` is set where `alive` is EXITED."""
+
+    alive: Alive
+    step: int = 0
+    plan: int = 0
+    uses_atoll: bool = False
+    exit: Exit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNode:
+    """A node that has, or had, an agent. Times are of the monotonic clock; `heard_s` is None where this leader has
+    never heard of it. `ports`: rendezvous ports it holds free; `memory_jobs`: whose checkpoints are in its memory."""
+
+    record: NodeRecord
+    connected: bool
+    heard_s: float | None
+    workers: Mapping[WorkerKey, SeenWorker] = field(default_factory=dict)
+    ports: tuple[int, ...] = ()
+    memory_jobs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """Clocks of one pass. `now_s` is monotonic and decides; `unix_s` is only shown to people."""
+
+    now_s: float
+    unix_s: float
+    leading_since_s: float
+    node_lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One job, what its nodes report, and what is free. `since_s`: when this phase began, as far as this controller
+    knows; `finished_since_s`: when the first rank of this run was seen to have finished; `planned_s`: when its newest
+    plan was issued; `profile`: what its workers measured, `profile_is_news`: the last look did not see it;
+    `plans_sent`: the newest plan that each node was sent over its present stream; `data_seed`: a secret for a run that
+    would begin now, where it needs one; `judged_s`: when free devices were last looked at. `total_batch`: the largest
+    under the newest plan; `batch_size`, `samples`: what the script gave, of the whole job and its dataset; 0 before.
+    `resumed`: tier and step that the run went on from, once its workers said so; `stepped`: a step of it was heard of;
+    `placement`: of the newest run; `links`: bits per second from an island to the others, as the newest run measured
+    them. `trains`: fingerprint of what it prepared; empty before."""
+
+    job: JobRecord
+    run: RunRecord | None
+    plans: tuple[PlanRecord, ...]
+    nodes: Mapping[str, SeenNode]
+    since_s: float
+    finished_since_s: float | None = None
+    free: Sequence[FreeDevice] = ()
+    ports: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    profile: Profile | None = None
+    profile_is_news: bool = False
+    total_batch: int = 0
+    batch_size: int = 0
+    samples: int = 0
+    trains: str = ""
+    newest_step: int = 0
+    checkpoint_step: int = 0
+    memory_step: int = 0
+    resumed: tuple[str, int] | None = None
+    stepped: bool = False
+    placement: PlanRecord | None = None
+    links: Mapping[str, float] = field(default_factory=dict)
+    planned_s: float = 0.0
+    plans_sent: Mapping[str, int] = field(default_factory=dict)
+    data_seed: str = field(default="", repr=False)
+    judged_s: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchWorker:
+    node: str
+    key: WorkerKey
+
+
+@dataclass(frozen=True, slots=True)
+class StopRun:
+    node: str
+    job: str
+    run: int
+    grace_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetWorker:
+    node: str
+    key: WorkerKey
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    node: str
+    job: str
+    run: int
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropMemory:
+    node: str
+    job: str
+
+
+Action: TypeAlias = LaunchWorker | StopRun | ForgetWorker | SendPlan | DropMemory
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event before it has its number."""
+
+    level: Level
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one look at a job calls for. `job`, `run`, `plan` and `placement` are what to write, where they changed;
+    actions are sent after that is written. `held`: devices that the job waits with, kept from jobs behind it.
+    `judged`: free devices were looked at. `admission`: what was decided about them, where that is news."""
+
+    job: JobRecord
+    run: RunRecord | None
+    plan: PlanRecord | None = None
+    events: tuple[NewEvent, ...] = ()
+    actions: tuple[Action, ...] = ()
+    held: tuple[FreeDevice, ...] = ()
+    judged: bool = False
+    placement: PlanRecord | None = None
+    admission: AdmissionRecord | None = None

@@ -1,0 +1,66 @@
+"""What may be decided about a job, and what its next run begins with: from what its record keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from atoll.controller.deciding.given import Pins, Policy
+from atoll.controller.jobs.records.offline_profile import offline_profile
+from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.state.records import Adapted, JobRecord, PlanRecord
+
+
+def policy_of(job: JobRecord, samples: int = 0) -> Policy:
+    """samples: of the dataset, which no batch may exceed; 0 where that is not known."""
+    sparse, adapt = job.spec.stale_sparse, job.spec.adapt
+    return Policy(
+        split=job.spec.split,
+        sparse=sparse is not None,
+        adapt_rate=adapt.rate,
+        min_batch=adapt.min_batch,
+        max_batch=min(adapt.max_batch, samples) if samples else adapt.max_batch,
+        rule=adapt.learning_rate,
+        initial_batch=job.initial_batch,
+        value_bytes=4 if sparse is not None and sparse.values == "float32" else 2,
+        surrogate=_surrogate(job),
+        pins=pins_of(job),
+    )
+
+
+def pins_of(job: JobRecord) -> Pins:
+    """Shares count only in the run whose ranks they were given for."""
+    shares = job.pinned_shares if job.pinned_run == job.run else ()
+    return Pins(rate=job.rate, total_batch=job.pinned_batch, shares=shares)
+
+
+def _surrogate(job: JobRecord) -> Surrogate | None:
+    """Of the offline profile, unless that is of another model than the one that this job trains."""
+    if not job.spec.adapt.profile:
+        return None
+    profile = offline_profile(job.spec.adapt.profile)
+    return profile.surrogate if profile.is_of(job.trains) else None
+
+
+def begun_with(job: JobRecord, plan: PlanRecord) -> PlanRecord:
+    """A run's first plan with what the job has beside its split: pinned, else decided in its last run, else the
+    spec's."""
+    adapted = job.adapted or Adapted()
+    sparse = job.spec.stale_sparse
+    rate = None if sparse is None else _first_of(job.rate, adapted.rate if job.spec.adapt.rate else None, sparse.rate)
+    total = planned_total(job)
+    factor = adapted.learning_rate_factor if job.spec.adapt.max_batch and total else 0.0
+    return replace(plan, rate=rate, total_batch=total, learning_rate_factor=factor)
+
+
+def planned_total(job: JobRecord) -> int:
+    """The total batch that the next run begins with; 0: the script's own."""
+    adapted = job.adapted.total_batch if job.adapted and job.spec.adapt.max_batch else 0
+    return job.pinned_batch or adapted
+
+
+def adapted_by(plan: PlanRecord) -> Adapted:
+    return Adapted(rate=plan.rate, total_batch=plan.total_batch, learning_rate_factor=plan.learning_rate_factor)
+
+
+def _first_of(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)

@@ -1,0 +1,384 @@
+"""The shell around `next_step`: looks at every job, writes what follows, then says it to the agents.
+
+Runs on events and on a timer. May be killed at any line: the next pass, here or at another controller, sees what is
+wanted and what is there, and goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from atoll.controller.jobs.admission.standby import kept_free
+from atoll.controller.jobs.agents.commits import COMMIT_EVERY_S, newly_complete
+from atoll.controller.jobs.agents.data_keys import new_seed
+from atoll.controller.jobs.agents.orphans import is_stray, stray_actions
+from atoll.controller.jobs.agents.progress import ProgressBoard, RunProgress
+from atoll.controller.jobs.agents.sessions import Session, Sessions
+from atoll.controller.jobs.lifecycle.exits import is_lost
+from atoll.controller.jobs.lifecycle.observed import (
+    Action,
+    DropMemory,
+    ForgetWorker,
+    LaunchWorker,
+    NewEvent,
+    Seen,
+    SendPlan,
+    StopRun,
+    Telling,
+)
+from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.lifecycle.start import FreeDevice
+from atoll.controller.jobs.records import wire
+from atoll.controller.jobs.records.ledger import JobState, Ledger
+from atoll.controller.state.records import ExitKind, Level, NodeRecord, Phase, RunRecord
+from atoll.errors import Conflict, LeadershipLost, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+PASS_INTERVAL_S: Final = 0.5
+MIN_PAUSE_S: Final = 0.02
+"""Between passes, so that a thousand agents that report at the same moment cause one pass."""
+RETRY_S: Final = 0.5
+MAX_STEPS_A_PASS: Final = 4
+
+
+@dataclass(slots=True)
+class Free:
+    """Devices and rendezvous ports that nobody holds, as one pass gives them out."""
+
+    devices: list[FreeDevice]
+    ports: dict[str, tuple[int, ...]]
+    kept: dict[FreeDevice, str] = field(default_factory=dict)
+    """For which job a device is kept; others do not get it."""
+
+
+class Reconciler:
+    """Owns no task: `run` is one, its caller cancels it."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        sessions: Sessions,
+        progress: ProgressBoard,
+        *,
+        node_lease_s: float,
+        removed: Callable[[str], None] = lambda job: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger = ledger
+        self._sessions = sessions
+        self._progress = progress
+        self._node_lease_s = node_lease_s
+        self._removed = removed
+        self._clock = clock
+        self.leading_since_s = clock()
+        self._nudged = asyncio.Event()
+        self.kept_free: dict[str, tuple[FreeDevice, ...]] = {}
+        self._committed_s: dict[str, float] = {}
+        self._free_since: dict[tuple[str, int], float] = {}
+        self._present: set[str] = set()
+        self._cluster_events: list[NewEvent] = []
+        self._undecided: dict[str, str] = {}
+        self._last_launch: tuple[tuple[str, int], bytes] | None = None
+        self._last_plan: tuple[tuple[str, int, int], bytes] | None = None
+
+    def nudge(self) -> None:
+        """Look soon: something happened."""
+        self._nudged.set()
+
+    def remember(self, nodes: Iterable[str]) -> None:
+        """Nodes that were there under an earlier leader: they neither join nor are they lost yet."""
+        self._present.update(nodes)
+
+    def tell_cluster(self, event: NewEvent) -> None:
+        """Have an event of the cluster written with the next pass."""
+        if len(self._cluster_events) < 256:
+            self._cluster_events.append(event)
+
+    async def run(self) -> None:
+        """Pass after pass until cancelled. Raises LeadershipLost."""
+        while True:
+            pause_s = PASS_INTERVAL_S
+            self._nudged.clear()
+            try:
+                await self.once()
+            except (StoreUnavailable, Conflict) as error:
+                logger.warning("%s; looking again in %.1f s", error, RETRY_S)
+                pause_s = RETRY_S
+            await asyncio.sleep(MIN_PAUSE_S)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._nudged.wait()
+            except TimeoutError:
+                continue
+
+    async def once(self) -> None:
+        """One pass over all jobs."""
+        self._sessions.end_silent()
+        await self._watch_nodes()
+        async with self._ledger.writing:
+            free = self._free()
+            live = [s for s in self._ledger.jobs.values() if not s.job.phase.ended or s.stale]
+            live.sort(key=lambda s: (s.job.phase is not Phase.QUEUED, s.created))
+            for state in live:
+                await self._settle_alone(state, free)
+            await self._commit(live)
+            removed = await self._ledger.remove_oldest()
+        self._stop_strays()
+        for job in removed:
+            self._progress.drop(job)
+            self._committed_s.pop(job, None)
+            self._removed(job)
+
+    async def _settle_alone(self, state: JobState, free: Free) -> None:
+        """A job that cannot be decided upon, by a mistake of ours or in its records, must not hold up the others."""
+        job = state.job.id
+        try:
+            await self._settle(state, free)
+        except (StoreUnavailable, Conflict, LeadershipLost):
+            raise
+        except Exception as error:
+            if self._undecided.get(job) != repr(error):
+                self._undecided[job] = repr(error)
+                logger.exception("job %s cannot be decided upon and stays as it is", job)
+                self.tell_cluster(NewEvent(Level.ERROR, "notice", f"job {job} stays as it is: {error}"))
+        else:
+            self._undecided.pop(job, None)
+
+    async def _settle(self, state: JobState, free: Free) -> None:
+        """Take one job as far as it can go now."""
+        for _ in range(MAX_STEPS_A_PASS):
+            if state.stale:
+                await self._ledger.reread(state.job.id)
+                found = self._ledger.jobs.get(state.job.id)
+                if found is None:
+                    return
+                state = found
+            before = (state.job, state.run)
+            step = next_step(self._seen(state, free), self._telling())
+            await self._ledger.write(
+                state,
+                step.job,
+                step.run,
+                step.plan,
+                step.events,
+                placement=step.placement,
+                admission=step.admission,
+            )
+            if step.judged:
+                state.judged_s = self._clock()
+            self._note_finished(state)
+            for action in step.actions:
+                self._act(state, action)
+            if state.job.phase is Phase.QUEUED:
+                self._hold(free, step.held)
+                if before[0].phase is not Phase.QUEUED:
+                    self.nudge()  # the devices that it has just given back are free in the next pass
+                return
+            if before[0].phase is Phase.QUEUED:
+                self._take_away(state, free)
+            if (state.job, state.run) == before and step.plan is None:
+                break
+        if state.run:
+            notices = self._progress.take_notices(state.job.id, state.run.run)
+            for i in range(0, len(notices), 32):  # a transaction carries only so many
+                await self._ledger.write(state, state.job, events=notices[i : i + 32])
+
+    async def _commit(self, live: Sequence[JobState]) -> None:
+        """Write which generations in memory are newly complete, of each job at most once in COMMIT_EVERY_S."""
+        now_s, unix_s, complete = self._clock(), time.time(), []
+        for state in live:
+            job, run = state.job.id, state.run
+            progress = self._progress.of(job, run.run) if run else None
+            if not run or not progress or now_s - self._committed_s.get(job, -math.inf) < COMMIT_EVERY_S:
+                continue
+            if (found := newly_complete(run, progress.memory_step, state.commit, unix_s)) is not None:
+                complete.append(found)
+                self._committed_s[job] = now_s
+        await self._ledger.commit(complete)
+
+    def _telling(self) -> Telling:
+        return Telling(self._clock(), time.time(), self.leading_since_s, self._node_lease_s)
+
+    def _seen(self, state: JobState, free: Free) -> Seen:
+        job, run = state.job, state.run
+        progress = _begin(self._progress, run) if run and job.phase.active else None
+        profile, news = (
+            progress.profile(self._clock()) if progress and job.phase is not Phase.STARTING else (None, False)
+        )
+        may_take = job.phase is Phase.QUEUED or (job.phase is Phase.RUNNING and self._may_grow(state))
+        nodes = {m.node for m in run.members} if run else set()
+        sent = {n: self._sessions.connected[n] for n in nodes if n in self._sessions.connected}
+        return Seen(
+            job=job,
+            run=run,
+            plans=state.plans,
+            nodes=self._sessions.nodes() if job.phase is Phase.QUEUED else self._sessions.nodes_named(nodes),
+            since_s=state.since_s,
+            finished_since_s=state.finished_since_s,
+            free=tuple(d for d in free.devices if free.kept.get(d, job.id) == job.id) if may_take else (),
+            ports=free.ports,
+            profile=profile,
+            profile_is_news=news,
+            total_batch=progress.total_batch if progress else 0,
+            batch_size=progress.batch_size if progress else 0,
+            samples=progress.samples if progress else 0,
+            trains=progress.trains if progress else "",
+            newest_step=progress.newest_step if progress else 0,
+            checkpoint_step=progress.checkpoint_step if progress else 0,
+            memory_step=state.commit.step if state.commit else 0,
+            resumed=progress.resumed if progress else None,
+            stepped=progress.stepped if progress else False,
+            placement=state.placement,
+            links=self._links(state) if job.phase is Phase.QUEUED else {},
+            planned_s=state.planned_s,
+            plans_sent={n: s.plans_sent.get((job.id, run.run), 1) for n, s in sent.items()} if run else {},
+            judged_s=state.judged_s,
+            data_seed=new_seed() if job.phase is Phase.QUEUED and job.spec.exchanges else "",
+        )
+
+    def _links(self, state: JobState) -> dict[str, float]:
+        """By island, what its links carried in the job's last run."""
+        progress = self._progress.of(state.job.id, state.job.run)
+        profile = progress.profile(self._clock())[0] if progress else None
+        return {island: link.bandwidth_bps for island, link in profile.links.items()} if profile else {}
+
+    def _may_grow(self, state: JobState) -> bool:
+        """One run grows at a time, and not while a job that could start here waits for the devices."""
+        devices = sum(len(s.record.devices) for s in self._sessions.connected.values())
+        for other in self._ledger.jobs.values():
+            if other is state:
+                continue
+            if other.job.phase is Phase.STOPPING:
+                return False
+            if other.job.phase is Phase.QUEUED and other.job.spec.min_workers <= devices:
+                return False
+        return True
+
+    def _note_finished(self, state: JobState) -> None:
+        if state.run and state.finished_since_s is None:
+            exits = (m.exit for m in state.run.members)
+            if any(exit and exit.kind is ExitKind.FINISHED for exit in exits):
+                state.finished_since_s = self._clock()
+
+    # Devices
+
+    def _free(self) -> Free:
+        """What connected nodes have beyond what runs hold. Nodes on which strays still live give nothing."""
+        runs = [s.run for s in self._ledger.jobs.values() if s.run and s.job.phase.active]
+        held = {(m.node, m.device) for run in runs for m in run.members}
+        used_ports = {(run.members[0].node, run.master_port) for run in runs}
+        now_s = self._clock()
+        devices: list[FreeDevice] = []
+        ports: dict[str, tuple[int, ...]] = {}
+        for name, session in self._sessions.connected.items():
+            if self._has_strays(name, session):
+                continue
+            ports[name] = tuple(port for port in session.ports if (name, port) not in used_ports)
+            for d in session.record.devices:
+                if (name, d.index) not in held:
+                    since_s = max(self._free_since.get((name, d.index), now_s), session.began_s)
+                    devices.append(FreeDevice(name, d.index, d.kind, d.speed, since_s, d.work_per_s))
+        self._free_since = {(d.node, d.index): d.since_s for d in devices}
+        oldest_first = sorted(self._ledger.jobs.values(), key=lambda s: s.created)
+        nodes = {name: session.record for name, session in self._sessions.connected.items()}
+        self.kept_free = kept_free(((s.job, s.run) for s in oldest_first), devices, nodes)
+        return Free(devices, ports, {device: job for job, kept in self.kept_free.items() for device in kept})
+
+    def _has_strays(self, name: str, session: Session) -> bool:
+        for key, worker in session.workers.items():
+            state = self._ledger.jobs.get(key.job)
+            job, run = (state.job, state.run) if state else (None, None)
+            if worker.exit is None and is_stray(name, key, job, run):
+                return True
+        return False
+
+    def _hold(self, free: Free, held: Sequence[FreeDevice]) -> None:
+        kept = set(held)
+        free.devices = [d for d in free.devices if d not in kept]
+
+    def _take_away(self, state: JobState, free: Free) -> None:
+        if state.run is None:
+            return
+        taken = {(m.node, m.device) for m in state.run.members}
+        free.devices = [d for d in free.devices if (d.node, d.index) not in taken]
+        first = state.run.members[0].node
+        free.ports[first] = tuple(port for port in free.ports.get(first, ()) if port != state.run.master_port)
+
+    # Nodes
+
+    async def _watch_nodes(self) -> None:
+        """Events of nodes that came and went."""
+        telling, connected = self._telling(), self._sessions.connected
+        for name in [name for name in connected if name not in self._present]:
+            self._present.add(name)
+            self.tell_cluster(NewEvent(Level.INFO, "node", _joined(connected[name].record)))
+        away = [name for name in self._present if name not in connected]
+        for name, node in self._sessions.nodes_named(away).items():
+            if is_lost(node, telling):
+                self._present.discard(name)
+                text = f"node {name} was lost: its agent's stream is gone and its lease ran out"
+                self.tell_cluster(NewEvent(Level.WARNING, "node", text))
+                self._sessions.remembered.pop(name, None)
+        while self._cluster_events:
+            await self._ledger.cluster_event(self._cluster_events[0])
+            del self._cluster_events[0]
+
+    def _stop_strays(self) -> None:
+        jobs = {name: (state.job, state.run) for name, state in self._ledger.jobs.items()}
+        busy = {name: s for name, s in self._sessions.connected.items() if s.workers or s.memory_jobs}
+        for action in stray_actions(self._sessions.nodes_named(busy), jobs, self._ledger.unreadable):
+            self._act(None, action)
+
+    # Saying
+
+    def _act(self, state: JobState | None, action: Action) -> None:
+        session = self._sessions.connected.get(action.node)
+        if session is None:
+            return
+        now_s = self._clock()
+        match action:
+            case StopRun():
+                session.say(replace(action, reason=""), lambda: wire.stop(action), now_s)
+            case ForgetWorker():
+                session.say(action, lambda: wire.forget(action), now_s)
+            case DropMemory():
+                session.say(action, lambda: wire.drop_memory(action), now_s)
+            case LaunchWorker() if state and state.run and state.plans:
+                run, common = state.run, self._common_launch(state, state.run)
+                session.say(action, lambda: wire.launch(common, run, action.key.rank), now_s)
+            case SendPlan() if state:
+                session.plans_sent[action.job, action.run] = action.plan
+                session.send(self._plan_message(state, action))
+            case _:
+                logger.error("job %s has no plan to launch %s with", state and state.job.id, action)
+
+    def _common_launch(self, state: JobState, run: RunRecord) -> bytes:
+        key = (run.job, run.run)
+        if self._last_launch is None or self._last_launch[0] != key:
+            self._last_launch = (key, wire.launch_of_all(state.job, run, state.plans[0], state.placement))
+        return self._last_launch[1]
+
+    def _plan_message(self, state: JobState, action: SendPlan) -> bytes:
+        """Made once for all nodes: a plan for a thousand ranks has a thousand shares."""
+        key = (action.job, action.run, action.plan)
+        if self._last_plan is None or self._last_plan[0] != key:
+            plan = next(p for p in state.plans if p.id == action.plan)
+            self._last_plan = (key, wire.plan_for_job(action.job, plan))
+        return self._last_plan[1]
+
+
+def _begin(board: ProgressBoard, run: RunRecord) -> RunProgress:
+    return board.begin(run.job, run.run, {m.rank: m.island for m in run.members})
+
+
+def _joined(node: NodeRecord) -> str:
+    kinds = [d.kind for d in node.devices]
+    have = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+    return f"node {node.name} joined: {have}, island {node.island}, at {node.address}"

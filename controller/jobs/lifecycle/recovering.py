@@ -1,0 +1,130 @@
+"""How a job goes on after a loss, kept in its run's record as it proceeds: another leader finds it there. Pure.
+
+Times are wall clocks, for they outlive controllers; nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from atoll.controller.jobs.lifecycle.exits import silent_s
+from atoll.controller.jobs.lifecycle.observed import NewEvent, Seen, Telling
+from atoll.controller.state.records import Cause, Exit, ExitKind, Level, Member, Phase, RunRecord
+from atoll.controller.state.recovery import Recovery
+
+MOST_NAMED: Final = 64
+WISHED: Final = (Cause.GROW, Cause.SHRINK, Cause.CANCEL)
+_FOLLOWED: Final = (ExitKind.FINISHED, ExitKind.DRAINED, ExitKind.STOPPED, ExitKind.PEER_LOST)
+"""How workers end that are not lost themselves."""
+
+
+def begun(seen: Seen, run: RunRecord, cause: Cause, text: str, clock: Telling) -> Recovery | None:
+    """What the record says from now on, as the run is fenced. A loss before the first step is part of the same
+    recovery; a stop that was wished for begins none."""
+    before = run.recovery
+    if before is not None and not before.over and not _trained(seen):
+        return replace(before, lost=_named(before.lost, _lost(run)), ended_unix_s=0.0, launched_unix_s=0.0)
+    if cause in WISHED:
+        return None
+    return Recovery(
+        run=run.run,
+        cause=text,
+        lost=_named((), _lost(run)),
+        reached_step=_reached(seen, run),
+        seen_unix_s=_last_seen(seen, run, clock.unix_s, clock),
+        detected_unix_s=clock.unix_s,
+    )
+
+
+def ended(seen: Seen, run: RunRecord, text: str, clock: Telling) -> Recovery | None:
+    """No process of the run is left: who is to blame is known by now. text: the cause, empty where nobody is."""
+    recovery = run.recovery
+    if recovery is None or recovery.over:
+        return recovery
+    recovery = replace(recovery, ended_unix_s=clock.unix_s, lost=_named(recovery.lost, _lost(run)))
+    if recovery.run != run.run:
+        return recovery
+    return replace(
+        recovery,
+        cause=text or recovery.cause,
+        reached_step=max(recovery.reached_step, _reached(seen, run)),
+        seen_unix_s=_last_seen(seen, run, recovery.seen_unix_s, clock),
+    )
+
+
+def launched(before: RunRecord | None, members: Iterable[Member], clock: Telling) -> Recovery | None:
+    """What the next run's record begins with."""
+    if before is None or before.recovery is None or before.recovery.over:
+        return None
+    had = {member.node for member in before.members}
+    new = dict.fromkeys(member.node for member in members if member.node not in had)
+    joined = _named(before.recovery.joined, list(new))
+    return replace(before.recovery, launched_unix_s=clock.unix_s, joined=joined)
+
+
+def trained(seen: Seen, run: RunRecord, clock: Telling) -> tuple[RunRecord, tuple[NewEvent, ...]]:
+    """The run with its recovery closed, once its first step was heard of, and the sentence that tells of it."""
+    recovery = run.recovery
+    if recovery is None or recovery.over or seen.resumed is None or not seen.stepped:
+        return run, ()
+    if seen.job.phase is not Phase.RUNNING or recovery.run == run.run:
+        return run, ()  # it is this run that is lost
+    tier, step = seen.resumed
+    recovery = replace(recovery, resumed_unix_s=clock.unix_s, tier=tier, step=step)
+    return replace(run, recovery=recovery), (NewEvent(Level.INFO, "recovery", sentence(recovery)),)
+
+
+def sentence(recovery: Recovery) -> str:
+    """Of one that is over: 'recovered in 3.9 s: 0.4 detecting, 0.9 ending, 2.6 starting; from memory, step 812, 1 step
+    lost; c took over'."""
+    times = (
+        ("detecting", recovery.detected_unix_s - recovery.seen_unix_s),
+        ("ending", recovery.ended_unix_s - recovery.detected_unix_s),
+        ("waiting for devices", recovery.launched_unix_s - recovery.ended_unix_s),
+        ("starting", recovery.resumed_unix_s - recovery.launched_unix_s),
+    )
+    parts = [f"{seconds:.1f} {what}" for what, seconds in times if what != "waiting for devices" or seconds >= 0.05]
+    lost = recovery.steps_lost
+    where = "the beginning" if recovery.tier == "start" else f"{recovery.tier}, step {recovery.step}"
+    text = f"recovered in {recovery.resumed_unix_s - recovery.seen_unix_s:.1f} s: {', '.join(parts)}; from {where}, "
+    text += f"{lost or 'no'} step{'s' * (lost != 1)} lost"
+    return f"{text}; {', '.join(recovery.joined[:8])} took over" if recovery.joined else text
+
+
+def _trained(seen: Seen) -> bool:
+    """Whether the run came as far as a step, or is one of a script whose steps nobody hears of."""
+    silent = seen.job.phase is not Phase.STARTING and not (seen.batch_size or seen.job.initial_batch)
+    return seen.stepped or silent
+
+
+def _lost(run: RunRecord) -> list[str]:
+    bad = (m for m in run.members if m.exit is not None and m.exit.kind not in _FOLLOWED)
+    return [f"rank {member.rank} on {member.node}" for member in bad]
+
+
+def _reached(seen: Seen, run: RunRecord) -> int:
+    """Steps that the run is known to have done."""
+    told = [member.exit.step for member in run.members if member.exit]
+    told += [w.step for node in seen.nodes.values() for key, w in node.workers.items() if key.run == run.run]
+    return max([*told, seen.newest_step + 1 if seen.stepped else 0])
+
+
+def _last_seen(seen: Seen, run: RunRecord, latest_unix_s: float, clock: Telling) -> float:
+    """The last sign of life of a node that was lost; `latest_unix_s` where there is none, or none that this leader
+    heard."""
+    silent = [
+        silent_s(node, clock)
+        for member in run.members
+        if _is_loss_of_node(member.exit) and (node := seen.nodes.get(member.node)) and node.heard_s is not None
+    ]
+    return min(latest_unix_s, clock.unix_s - max(silent)) if silent else latest_unix_s
+
+
+def _is_loss_of_node(exit: Exit | None) -> bool:
+    return exit is not None and exit.kind is ExitKind.LOST
+
+
+def _named(before: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*before, *new)))[:MOST_NAMED]

@@ -1,0 +1,1 @@
+"""Jobs as records: the ledger, the spec and its wire form, code bundles, offline profiles."""

@@ -1,0 +1,346 @@
+"""The jobs as etcd has them, mirrored in the leader's memory, and the only way to change them.
+
+Every change of a job is one fenced transaction that also carries its events. What was written is mirrored at once; the
+watch tells of what others wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Final
+
+from atoll.controller.jobs.lifecycle.observed import NewEvent
+from atoll.controller.state import keys
+from atoll.controller.state.codec import decode, encode
+from atoll.controller.state.records import (
+    AdmissionRecord,
+    EventRecord,
+    JobRecord,
+    NodeRecord,
+    PlanRecord,
+    RunRecord,
+)
+from atoll.controller.state.recovery import Commit
+from atoll.controller.state.store import (
+    Absent,
+    Change,
+    Condition,
+    Delete,
+    Deleted,
+    DeletePrefix,
+    Entry,
+    Fence,
+    Put,
+    StateStore,
+    Unchanged,
+)
+from atoll.errors import BadInput, Conflict, NotFound, StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+KEPT_EVENTS: Final = 1000
+KEPT_ADMISSIONS: Final = 100
+KEPT_ENDED_JOBS: Final = 100
+MAX_LIVE_JOBS: Final = 1000
+COMMITS_AT_ONCE: Final = 64
+"""A transaction of etcd carries 128 changes by default."""
+
+
+@dataclass(slots=True)
+class JobState:
+    """A job with its newest run, that run's placement and plans, and what is complete in memory. `revision` and
+    `created` are etcd's, of the job's key.
+
+    The rest is this controller's own: since when the phase lasts, since when a rank has finished, when the newest
+    plan was issued, when free devices were last looked at (monotonic). `stale`: a write had an unknown outcome, so
+    read before the next one.
+    """
+
+    job: JobRecord
+    revision: int
+    created: int
+    since_s: float
+    run: RunRecord | None = None
+    plans: tuple[PlanRecord, ...] = ()
+    placement: PlanRecord | None = None
+    commit: Commit | None = None
+    finished_since_s: float | None = None
+    planned_s: float = 0.0
+    judged_s: float = -math.inf
+    stale: bool = False
+
+
+class Ledger:
+    """Jobs, runs, plans and events. `changed` is called when another than the reconciler changed something."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        fence: Fence,
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store: Final = store
+        self.fence: Final = fence
+        self.jobs: dict[str, JobState] = {}
+        self.unreadable: dict[str, str] = {}
+        self.writing = asyncio.Lock()
+        """Held from looking at a job to having written what follows from it."""
+        self._changed = changed
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._cluster_events = 0
+        self._revision = 0
+
+    # Reading
+
+    async def load(self) -> dict[str, NodeRecord]:
+        """Mirror everything. Returns the nodes that an earlier leader knew."""
+        snapshot = await self.store.read_prefix(keys.jobs_prefix())
+        self._revision = snapshot.revision
+        for job in self.jobs.keys() - {keys.last_segment(key) for key in snapshot.entries}:
+            del self.jobs[job]
+        for entry in snapshot.entries.values():
+            await self._take(entry)
+        events = await self.store.read_prefix(keys.events_prefix(keys.CLUSTER))
+        self._cluster_events = max((int(keys.last_segment(key)) for key in events.entries), default=0)
+        nodes: dict[str, NodeRecord] = {}
+        for key, entry in (await self.store.read_prefix(keys.nodes_prefix())).entries.items():
+            try:
+                nodes[keys.last_segment(key)] = decode(NodeRecord, key, entry.value)
+            except BadInput as error:
+                logger.warning("%s", error)
+        return nodes
+
+    async def follow(self) -> None:
+        """Take over what others write, until cancelled."""
+        async with aclosing(self.store.watch(keys.jobs_prefix(), self._revision + 1)) as batches:
+            async for batch in batches:
+                if batch.reset:
+                    async with self.writing:
+                        await self.load()
+                    self._changed()
+                    continue
+                for event in batch.events:
+                    await self._follow_one(event)
+
+    async def _follow_one(self, event: Entry | Deleted) -> None:
+        job = keys.last_segment(event.key)
+        async with self.writing:
+            state = self.jobs.get(job)
+            if state is not None and event.mod_revision <= state.revision:
+                return  # our own write, or one older than what we know
+            if isinstance(event, Deleted):
+                self.jobs.pop(job, None)
+                self.unreadable.pop(job, None)
+            else:
+                await self._take(event)
+        self._changed()
+
+    async def reread(self, job: str) -> None:
+        """Read one job anew, after a write whose outcome is not known. Call with `writing` held."""
+        entry = await self.store.read(keys.job(job))
+        if entry is None:
+            self.jobs.pop(job, None)
+        else:
+            await self._take(entry)
+
+    async def _take(self, entry: Entry) -> None:
+        """Mirror a job's entry, with its newest run and plans where it still lives."""
+        name = keys.last_segment(entry.key)
+        try:
+            job = decode(JobRecord, entry.key, entry.value)
+            run, plans = await self._read_run(job)
+            commit = await self._read_commit(job.id)
+        except BadInput as error:
+            if self.unreadable.get(name) != str(error):
+                logger.error("job %s is left alone: %s", name, error)
+            self.unreadable[name] = str(error)
+            self.jobs.pop(name, None)
+            return
+        self.unreadable.pop(name, None)
+        before = self.jobs.get(name)
+        state = JobState(job, entry.mod_revision, entry.create_revision, self._clock(), run)
+        state.placement = next((plan for plan in plans if plan.id == 0), None)
+        state.plans = tuple(plan for plan in plans if plan.id)
+        state.commit = commit
+        if before and (before.job.phase, before.job.run) == (job.phase, job.run):
+            state.since_s, state.finished_since_s = before.since_s, before.finished_since_s
+            state.planned_s, state.judged_s = before.planned_s, before.judged_s
+        self.jobs[name] = state
+
+    async def _read_run(self, job: JobRecord) -> tuple[RunRecord | None, tuple[PlanRecord, ...]]:
+        if not job.run:
+            return None, ()
+        key = keys.run(job.id, job.run)
+        entry = await self.store.read(key)
+        if entry is None:
+            raise BadInput(f"etcd key {key} is missing, though job {job.id} is in run {job.run}")
+        return decode(RunRecord, key, entry.value), tuple(await self.plans(job.id, job.run))
+
+    async def _read_commit(self, job: str) -> Commit | None:
+        entry = await self.store.read(keys.commit(job))
+        return decode(Commit, keys.commit(job), entry.value) if entry else None
+
+    def find(self, name: str) -> JobState:
+        """By id, or the newest job of a name. Raises NotFound."""
+        if name in self.jobs:
+            return self.jobs[name]
+        if name in self.unreadable:
+            raise BadInput(f"job {name}: {self.unreadable[name]}")
+        named = [state for state in self.jobs.values() if state.job.spec.name == name]
+        if not named:
+            raise NotFound(f"no job {name!r}. `atoll jobs --all` lists them")
+        return max(named, key=lambda state: state.created)
+
+    # Writing
+
+    async def write(
+        self,
+        state: JobState,
+        job: JobRecord,
+        run: RunRecord | None = None,
+        plan: PlanRecord | None = None,
+        events: Sequence[NewEvent] = (),
+        *,
+        placement: PlanRecord | None = None,
+        admission: AdmissionRecord | None = None,
+    ) -> None:
+        """Write what changed of a job, in one transaction. Call with `writing` held.
+
+        Raises Conflict where somebody else wrote it since it was read (it is read anew then), StoreUnavailable,
+        LeadershipLost.
+        """
+        job = replace(job, events=job.events + len(events))
+        changes: list[Change] = [] if job == state.job else [Put(keys.job(job.id), encode(job))]
+        if run is not None and run != state.run:
+            changes.append(Put(keys.run(job.id, run.run), encode(run)))
+        changes += [Put(keys.plan(job.id, one.run, one.id), encode(one)) for one in (placement, plan) if one]
+        if admission is not None:
+            changes.append(Put(keys.admission(job.id, admission.id), encode(admission)))
+            if admission.id > KEPT_ADMISSIONS:
+                changes.append(Delete(keys.admission(job.id, admission.id - KEPT_ADMISSIONS)))
+        changes += self._event_changes(job.id, run.run if run else job.run, job.events - len(events), events)
+        if not changes:
+            return
+        try:
+            revision = await self.store.commit(changes, [Unchanged(keys.job(job.id), state.revision)], self.fence)
+        except StoreUnavailable:
+            state.stale = True
+            raise
+        except Conflict:
+            await self.reread(job.id)
+            raise
+        if job.run != state.job.run:
+            state.placement = placement
+        self._mirror(state, job, run, plan, revision)
+
+    async def commit(self, complete: Sequence[Commit]) -> None:
+        """Write which generations count. Call with `writing` held. Raises StoreUnavailable, LeadershipLost."""
+        for i in range(0, len(complete), COMMITS_AT_ONCE):
+            batch = complete[i : i + COMMITS_AT_ONCE]
+            await self.store.commit([Put(keys.commit(one.job), encode(one)) for one in batch], (), self.fence)
+            for one in batch:
+                self.jobs[one.job].commit = one
+
+    def _mirror(
+        self, state: JobState, job: JobRecord, run: RunRecord | None, plan: PlanRecord | None, revision: int
+    ) -> None:
+        now_s = self._clock()
+        if job != state.job:
+            state.revision = revision
+        if job.phase is not state.job.phase or job.run != state.job.run:
+            state.since_s, state.finished_since_s, state.judged_s = now_s, None, -math.inf
+        if plan is not None:
+            state.plans = (*state.plans, plan) if plan.run == state.job.run else (plan,)
+            state.planned_s = now_s
+        state.job, state.run = job, run or state.run
+
+    def _event_changes(self, job: str, run: int, before: int, events: Sequence[NewEvent]) -> list[Change]:
+        changes: list[Change] = []
+        for sequence, event in enumerate(events, before + 1):
+            record = EventRecord(
+                sequence=sequence,
+                unix_s=self._wall_clock(),
+                level=event.level,
+                job="" if job == keys.CLUSTER else job,
+                run=run,
+                kind=event.kind,
+                text=event.text,
+            )
+            changes.append(Put(keys.event(job, sequence), encode(record)))
+            if sequence > KEPT_EVENTS:
+                changes.append(Delete(keys.event(job, sequence - KEPT_EVENTS)))
+        return changes
+
+    async def cluster_event(self, event: NewEvent) -> None:
+        """Write an event of no job. After an unknown outcome the same number is written again: no gap, none twice."""
+        changes = self._event_changes(keys.CLUSTER, 0, self._cluster_events, [event])
+        await self.store.commit(changes, (), self.fence)
+        self._cluster_events += 1
+
+    @property
+    def cluster_events(self) -> int:
+        """The number of the newest event of the cluster."""
+        return self._cluster_events
+
+    async def add(self, job: JobRecord, event: NewEvent) -> JobState:
+        """Write a new job together with the request that made it. Raises Conflict where either exists."""
+        live = sum(not state.job.phase.ended for state in self.jobs.values())
+        if live >= MAX_LIVE_JOBS:
+            raise Conflict(f"{live} jobs are alive, no more than {MAX_LIVE_JOBS} are taken. Cancel some first")
+        job = replace(job, events=1)
+        key = keys.job(job.id)
+        changes: list[Change] = [Put(key, encode(job)), Put(keys.request(job.request_id), job.id.encode())]
+        changes += self._event_changes(job.id, 0, 0, [event])
+        conditions: list[Condition] = [Absent(key), Absent(keys.request(job.request_id))]
+        revision = await self.store.commit(changes, conditions, self.fence)
+        state = self.jobs[job.id] = JobState(job, revision, revision, self._clock())
+        return state
+
+    async def remove_oldest(self) -> list[str]:
+        """Remove ended jobs beyond the newest KEPT_ENDED_JOBS with all that is theirs. Returns their ids."""
+        ended = sorted((s for s in self.jobs.values() if s.job.phase.ended), key=lambda s: s.created)
+        removed = []
+        for state in ended[: max(len(ended) - KEPT_ENDED_JOBS, 0)]:
+            job = state.job
+            changes: list[Change] = [
+                Delete(keys.job(job.id)),
+                Delete(keys.request(job.request_id)),
+                DeletePrefix(keys.runs_prefix(job.id)),
+                DeletePrefix(keys.plans_prefix(job.id)),
+                DeletePrefix(keys.admissions_prefix(job.id)),
+                DeletePrefix(keys.events_prefix(job.id)),
+                Delete(keys.commit(job.id)),
+            ]
+            others = (s.job.spec.code_sha256 for s in self.jobs.values() if s is not state)
+            if job.spec.code_sha256 not in others and not self.unreadable:
+                changes.append(DeletePrefix(keys.code_prefix(job.spec.code_sha256)))
+            await self.store.commit(changes, (), self.fence)
+            del self.jobs[job.id]
+            removed.append(job.id)
+        return removed
+
+    async def plans(self, job: str, run: int) -> list[PlanRecord]:
+        """All plans of a run, in order, first its placement as number 0; none where there is no such run."""
+        snapshot = await self.store.read_prefix(keys.plans_prefix(job, run))
+        return [decode(PlanRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items())]
+
+    async def admissions(self, job: str, run: int) -> list[AdmissionRecord]:
+        """The kept ones of a run, in order."""
+        snapshot = await self.store.read_prefix(keys.admissions_prefix(job))
+        found = (decode(AdmissionRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items()))
+        return [admission for admission in found if admission.run == run]
+
+    async def events(self, job: str, after: int) -> list[EventRecord]:
+        """The kept events of a job (or of the cluster) with numbers above `after`, in order."""
+        snapshot = await self.store.read_prefix(keys.events_prefix(job))
+        found = (decode(EventRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items()))
+        return [event for event in found if event.sequence > after]

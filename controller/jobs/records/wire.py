@@ -1,0 +1,200 @@
+"""Between records and messages. Nothing is decided here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Final
+
+from atoll.controller.jobs.agents.data_keys import private_key, public_keys
+from atoll.controller.jobs.agents.replica_placement import holders
+from atoll.controller.jobs.lifecycle.observed import Alive, DropMemory, ForgetWorker, SeenWorker, StopRun, WorkerKey
+from atoll.controller.jobs.records.spec import spec_to_wire
+from atoll.controller.state.records import (
+    DeviceRecord,
+    EventRecord,
+    Exit,
+    ExitKind,
+    JobRecord,
+    Level,
+    NodeRecord,
+    PlanRecord,
+    RunRecord,
+)
+from atoll.controller.state.recovery import Recovery
+from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
+
+MAX_REASON: Final = 500
+
+_ALIVE: Final = {
+    common_pb2.WORKER_STATE_STARTING: Alive.STARTING,
+    common_pb2.WORKER_STATE_RUNNING: Alive.RUNNING,
+    common_pb2.WORKER_STATE_STOPPING: Alive.STOPPING,
+    common_pb2.WORKER_STATE_EXITED: Alive.EXITED,
+}
+_EXIT: Final = {common_pb2.ExitKind.Value(f"EXIT_KIND_{kind}"): kind for kind in ExitKind if kind is not ExitKind.LOST}
+_LEVELS: Final = {level: common_pb2.Level.Value(f"LEVEL_{level}") for level in Level}
+_LEVEL_OF: Final[dict[int, Level]] = {value: level for level, value in _LEVELS.items()}
+
+
+def worker_from_wire(status: common_pb2.WorkerStatus) -> SeenWorker:
+    alive = _ALIVE.get(status.state, Alive.STARTING)
+    exit = None
+    if alive is Alive.EXITED:
+        kind = _EXIT.get(status.exit_kind) or _kind_of(status.exit_code)
+        exit = Exit(kind=kind, code=status.exit_code, reason=status.reason[:MAX_REASON], step=status.step)
+    return SeenWorker(alive, status.step, status.plan, status.uses_atoll, exit)
+
+
+def _kind_of(code: int) -> ExitKind:
+    """For an agent that gave only an exit code."""
+    if code < 0:
+        return ExitKind.SIGNALLED
+    return {0: ExitKind.FINISHED, 75: ExitKind.PEER_LOST, 85: ExitKind.DRAINED}.get(code, ExitKind.FAILED)
+
+
+def exit_to_wire(key: WorkerKey, exit: Exit) -> common_pb2.WorkerStatus:
+    """A recorded end, for those who ask when its agent has forgotten it."""
+    kind = common_pb2.EXIT_KIND_UNSPECIFIED
+    if exit.kind is not ExitKind.LOST:
+        kind = common_pb2.ExitKind.Value(f"EXIT_KIND_{exit.kind}")
+    return common_pb2.WorkerStatus(
+        id=worker_id(key),
+        state=common_pb2.WORKER_STATE_EXITED,
+        exit_code=exit.code,
+        exit_kind=kind,
+        reason=exit.reason,
+        step=exit.step,
+    )
+
+
+def node_from_wire(register: agents_pb2.Register) -> NodeRecord:
+    return NodeRecord(
+        name=register.name,
+        island=register.island or "default",
+        address=register.address,
+        memory_bytes=register.memory_bytes,
+        devices=tuple(
+            DeviceRecord(
+                index=d.index,
+                kind=d.kind,
+                model=d.model,
+                memory_bytes=d.memory_bytes,
+                speed=d.speed,
+                work_per_s=d.work_per_s,
+            )
+            for d in register.devices
+        ),
+        version=register.version,
+        host=register.host,
+        rack=register.rack,
+    )
+
+
+def device_to_wire(device: DeviceRecord) -> common_pb2.Device:
+    return common_pb2.Device(
+        index=device.index,
+        kind=device.kind,
+        model=device.model,
+        memory_bytes=device.memory_bytes,
+        speed=device.speed,
+        work_per_s=device.work_per_s,
+    )
+
+
+def worker_id(key: WorkerKey) -> common_pb2.WorkerId:
+    return common_pb2.WorkerId(job=key.job, run=key.run, rank=key.rank)
+
+
+def plan_to_wire(plan: PlanRecord) -> common_pb2.Plan:
+    return common_pb2.Plan(
+        id=plan.id,
+        run=plan.run,
+        from_step=plan.from_step,
+        shares=plan.shares,
+        planner=plan.planner,
+        reason=plan.reason,
+        rate=plan.rate,
+        total_batch=plan.total_batch,
+        learning_rate_factor=plan.learning_rate_factor,
+        predicted_step_s=plan.predicted_s,
+    )
+
+
+def recovery_to_wire(recovery: Recovery) -> jobs_pb2.Recovery:
+    return jobs_pb2.Recovery(**asdict(recovery) | {"steps_lost": recovery.steps_lost})
+
+
+def event_to_wire(event: EventRecord) -> common_pb2.Event:
+    return common_pb2.Event(
+        sequence=event.sequence,
+        unix_s=event.unix_s,
+        level=_LEVELS[event.level],
+        job=event.job,
+        run=event.run,
+        kind=event.kind,
+        text=event.text,
+    )
+
+
+def level_from_wire(level: int) -> Level:
+    return _LEVEL_OF.get(level, Level.INFO)
+
+
+def launch_of_all(job: JobRecord, run: RunRecord, first: PlanRecord, placement: PlanRecord | None) -> bytes:
+    """What the launches of a run have in common, serialised: with a thousand ranks it has as many members, keys and
+    shares, so it is made once."""
+    common = agents_pb2.Launch(
+        world_size=len(run.members),
+        master_address=run.master_address,
+        master_port=run.master_port,
+        spec=spec_to_wire(job.spec),
+        plan=plan_to_wire(first),
+    )
+    if run.data_seed:
+        common.members.extend(_members(run, placement))
+        common.keys.public.extend(public_keys(run.data_seed, run.job, run.run, len(run.members)))
+    return agents_pb2.ControllerMessage(launch=common).SerializeToString()
+
+
+def launch(common: bytes, run: RunRecord, rank: int) -> bytes:
+    """The launch of one rank, serialised: what all have in common, then its own, which a parser merges into one message
+    (protobuf's encoding, "Last One Wins")."""
+    member = run.members[rank]
+    own = agents_pb2.Launch(
+        id=common_pb2.WorkerId(job=run.job, run=run.run, rank=rank),
+        local_rank=member.local_rank,
+        local_world_size=member.local_world_size,
+        device=member.device,
+        node_rank=member.node_rank,
+    )
+    if run.data_seed:
+        own.keys.secret = private_key(run.data_seed, run.job, run.run, rank)
+    return common + agents_pb2.ControllerMessage(launch=own).SerializeToString()
+
+
+def plan_for_job(job: str, plan: PlanRecord) -> bytes:
+    """Serialised, as it goes to many."""
+    return agents_pb2.ControllerMessage(
+        plan=agents_pb2.PlanForJob(job=job, plan=plan_to_wire(plan))
+    ).SerializeToString()
+
+
+def _members(run: RunRecord, placement: PlanRecord | None) -> list[agents_pb2.Member]:
+    kept_by = holders(placement.output) if placement else ((),) * len(run.members)
+    return [
+        agents_pb2.Member(rank=m.rank, node=m.node, island=m.island, holders=kept_by[m.node_rank]) for m in run.members
+    ]
+
+
+def stop(action: StopRun) -> agents_pb2.ControllerMessage:
+    return agents_pb2.ControllerMessage(
+        stop=agents_pb2.StopWorkers(job=action.job, run=action.run, grace_s=action.grace_s, reason=action.reason)
+    )
+
+
+def drop_memory(action: DropMemory) -> agents_pb2.ControllerMessage:
+    return agents_pb2.ControllerMessage(drop_memory=agents_pb2.DropMemory(job=action.job))
+
+
+def forget(action: ForgetWorker) -> agents_pb2.ControllerMessage:
+    return agents_pb2.ControllerMessage(forget=agents_pb2.Forget(id=worker_id(action.key)))

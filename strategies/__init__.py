@@ -1,0 +1,1 @@
+"""Strategies: one folder a method, both halves together. `registry.py` is the only list."""

@@ -1,0 +1,1 @@
+"""Strategy `dense`: every step all-reduces whole gradients."""

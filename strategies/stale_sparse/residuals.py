@@ -1,0 +1,189 @@
+"""What compression held back, kept over the end of a run: DIRECTORY/held-back/rank-N, in the format of checkpoints.
+
+Every rank keeps its own on its own machine: a residual is as large as the model and has no place on a thin link. The
+next run's ranks take over what they find, each rank's exactly once. In an emergency ranks may have been in different
+passes: parts that the chosen checkpoint does not contain yet go back into the residual of who had sent them.
+
+A flush hands everything over at once, and ranks may be lost in the middle of one. So each counts its flushes, as the
+checkpoint does, and keeps what it gave into the last until all ranks are known to have it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
+from atoll.agent.runtime.checkpoints.disk.files import Checkpoint, Header
+from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
+from atoll.agent.runtime.step.synchronisation import Origin, OwnState
+from atoll.errors import CheckpointError
+from atoll.kernels.pipeline import RecentPart
+from atoll.strategies.stale_sparse.layout import Layer
+from atoll.strategies.stale_sparse.publication import add_blocks
+from atoll.v1.common_pb2 import LEVEL_WARNING
+
+FOLDER: Final = "held-back"
+KEPT: Final = 2
+SPREAD_STEPS: Final = 2  # how far apart ranks may be when one is lost
+_RANK: Final = re.compile(r"rank-(\d{1,4})")
+
+
+Packed = tuple[Mapping[str, torch.Tensor], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One rank's residual of the run before, in this rank's directory."""
+
+    rank: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """By layer. counts: flushes since the run began. given: what this rank gave into the last, where others may lack
+    it still; float32 [N]."""
+
+    counts: Mapping[str, int]
+    given: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Contained:
+    """What the checkpoint that a run goes on from has of the run before, by layer."""
+
+    versions: Mapping[str, int]  # the last round: parts of later ones were not applied and are owed again
+    flushes: Mapping[str, int]  # how many
+
+
+def as_rows(layers: Sequence[Layer], parts: Sequence[RecentPart]) -> list[dict[str, Any]]:
+    """Parts that were sent, as a checkpoint holds them."""
+    names = {layer.number: layer.name for layer in layers}
+    return [
+        {
+            "pass": part.step,
+            "name": names[part.tensor],
+            "index": torch.from_numpy(part.index.astype(np.int32)),
+            "values": torch.from_numpy(part.values),
+        }
+        for part in parts
+    ]
+
+
+def pack(
+    owed: Mapping[str, torch.Tensor],
+    parts: Sequence[Mapping[str, Any]],
+    optimizer: Mapping[str, Any] | None,
+    flushed: Flushed,
+    *,
+    copy: bool,
+) -> Packed:
+    """What this rank held back and the parts it sent last. copy: own memory, for who writes while training goes on."""
+    state = {"owed": dict(owed), "parts": list(parts), "optimizer": optimizer}
+    return pack_state({**state, "flushes": dict(flushed.counts), "given": dict(flushed.given)}, copy=copy)
+
+
+def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
+    """Publish what `pack` gave, as it was with the checkpoint of `header`. Raises CheckpointError."""
+    folder = directory / FOLDER / f"rank-{rank}"
+    with disk_errors(f"writing {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder, header, *packed)
+    files.keep_newest(folder, KEPT)
+
+
+def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> list[OwnState]:
+    """Collective: everything the ranks of the run before held back and is still readable goes to one rank here.
+
+    sizes: entries by layer, in the order of layers. Raises PeerLost."""
+    rank, directory = session.place.rank, session.checkpoint.directory
+    assert directory is not None  # a checkpoint was read from it
+
+    def skipped(why: str) -> None:
+        session.notice(LEVEL_WARNING, f"rank {rank}: {why}")
+
+    found = {one.rank: one for one in _find(directory, origin, skipped)}
+    mine = [int(old in found) for old in range(origin.world_size)]
+    rows = session.group.gather_rows(mine) if session.group is not None else [mine]
+    held = [[old for old, there in enumerate(row) if there] for row in rows]
+    none = torch.zeros(len(sizes), dtype=torch.int64)  # written before flushes were counted
+    versions, flushes = (
+        dict(zip(sizes, origin.extra.get(what, none).tolist(), strict=True)) for what in ("versions", "flushes")
+    )
+    contained = _Contained(versions, flushes)
+    states = []
+    for old, owner in enumerate(_shared_out(held, origin.world_size)):
+        if owner == rank:
+            state = _read(found[old], contained, sizes, skipped)
+            states += [state] if state is not None else []
+        elif owner is None and session.place.is_main:
+            text = f"what rank {old} of run {origin.run} had held back is lost with its machine; training goes on"
+            session.notice(LEVEL_WARNING, text)
+    return states
+
+
+def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> list[_Found]:
+    """The residuals here that belong to the checkpoint this run goes on from, one per rank, by rank."""
+    found = []
+    root = directory / FOLDER
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        match = _RANK.fullmatch(folder.name)
+        rank = int(match[1]) if match is not None else origin.world_size
+        if rank >= origin.world_size:
+            continue
+        near = [
+            candidate
+            for candidate in files.newest(folder, on_skip)
+            if candidate.run == origin.run and abs(candidate.step - origin.step) <= SPREAD_STEPS
+        ]
+        if near:
+            best = min(near, key=lambda candidate: abs(candidate.step - origin.step))
+            found.append(_Found(rank, best.path))
+    return found
+
+
+def _shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
+    """Who takes over whose residual. held: per new rank, the old ranks whose residual it can read. Returns, per old
+    rank, the new one that takes it: itself where it can, else the lowest that can; None where it is lost. Pure."""
+    owners: list[int | None] = []
+    for old in range(ranks):
+        able = [new for new, readable in enumerate(held) if old in readable]
+        owners.append(old if old in able else min(able, default=None))
+    return owners
+
+
+def _read(
+    found: _Found, contained: _Contained, sizes: Mapping[str, int], on_skip: Callable[[str], None]
+) -> OwnState | None:
+    """What a rank of the run before held back; None, told to on_skip, where it cannot be used.
+
+    sizes: entries by layer."""
+    try:
+        checkpoint: Checkpoint = files.read(found.path)
+        state = unpack_state(checkpoint.tensors, checkpoint.scalars)
+        owed: dict[str, torch.Tensor] = state["owed"]
+        if {name: tuple(tensor.shape) for name, tensor in owed.items()} != {
+            name: (size,) for name, size in sizes.items()
+        }:
+            raise CheckpointError("it is of another model")
+        for name, missed in owed.items():
+            behind = contained.flushes[name] - state.get("flushes", {}).get(name, 0)
+            if behind > 0:
+                missed.zero_()  # another rank finished the flush that this one was lost in, and so has all of it
+            elif behind < 0:
+                missed.add_(state["given"][name])
+        for part in state["parts"]:
+            if part["pass"] > contained.versions[part["name"]]:
+                add_blocks(owed[part["name"]], part["index"].numpy(), part["values"].numpy())
+        return OwnState(found.rank, owed, state["optimizer"])
+    except (CheckpointError, KeyError) as error:
+        on_skip(f"what rank {found.rank} had held back cannot be read from {found.path}: {error}")
+        return None

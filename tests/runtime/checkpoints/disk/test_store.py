@@ -1,0 +1,240 @@
+"""Checkpoints in object stores: fsspec's memory and local file systems, which behave like a bucket and like a disk; and
+S3 itself, against a server in this process, where s3fs and moto are installed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+
+from atoll.agent.runtime.checkpoints.disk import files, listing
+from atoll.agent.runtime.checkpoints.disk.folders import Moment
+from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE
+from atoll.agent.runtime.checkpoints.disk.store import Store, answered
+from atoll.agent.runtime.checkpoints.upload import Carrier
+from atoll.errors import CheckpointError
+
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The endpoint of a server that speaks S3."""
+    pytest.importorskip("s3fs", reason="pip install s3fs 'moto[server]' to test against an S3 server")
+    moto = pytest.importorskip("moto.server", reason="pip install 'moto[server]'")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path / 'store'}"
+    elif request.param == "memory":
+        yield f"memory://{secrets.token_hex(8)}/vit"
+    else:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3"))  # as a user would name his own server
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "testing")
+        bucket = f"bucket-{secrets.token_hex(8)}"
+        fsspec.filesystem("s3").mkdir(bucket)
+        yield f"s3://{bucket}/vit"
+        fsspec.filesystem("s3").clear_instance_cache()
+
+
+def file_of(url: str, moment: Moment, name: str) -> tuple[Any, str]:
+    system, root = fsspec.core.url_to_fs(url)
+    return system, f"{root}/{moment.name}/{name}"
+
+
+def put(url: str, path: Path, stopped: Callable[[], bool] = lambda: False) -> bool:
+    return Store(url).put((path / MANIFEST_FILE).read_bytes(), listing.parts(path / STATE_FILE), stopped)
+
+
+@pytest.fixture
+def carried(tmp_path: Path, url: str) -> Iterator[tuple[Carrier, list[str]]]:
+    """A carrier of tmp_path/jobs that keeps 2, and 1 of each 100 steps; and what it told."""
+    told: list[str] = []
+    carrier = Carrier(
+        url, tmp_path / "jobs", keep=2, keep_every_steps=100, tell=lambda _, text: told.append(text.replace(url, "URL"))
+    )
+    yield carrier, told
+    carrier.close()
+
+
+def steps(url: str) -> list[int]:
+    return sorted(moment.step for moment in Store(url).list().whole)
+
+
+def level(carrier: Carrier) -> None:
+    carrier.wake()
+    assert carrier.idle_within(20)
+
+
+def test_what_was_carried_comes_back_byte_for_byte(tmp_path: Path, url: str, header: Any, tensors: Tensors) -> None:
+    assert Store(url).list().whole == {}
+    path = files.write(tmp_path / "here", header(), tensors, {"lr": 0.1})
+    assert put(url, path)
+    moment = Moment(3, 100)
+    stored = Store(url).list().whole[moment]
+    assert stored.state_bytes == (path / STATE_FILE).stat().st_size
+    assert stored.modified_unix_s is not None
+    found, sealed = Store(url).manifest(moment)
+    assert found.header == header()
+    back = files.adopt(tmp_path / "there", sealed, Store(url).state(moment), 9)
+    for name in (STATE_FILE, MANIFEST_FILE):
+        assert (back / name).read_bytes() == (path / name).read_bytes()
+    read = files.from_parts(found, Store(url).state(moment), url)
+    assert all(torch.equal(read.tensors[name], tensor) for name, tensor in tensors.items())
+    Store(url).remove(moment)
+    Store(url).remove(moment)
+    gone = Store(url).list()
+    assert (gone.whole, gone.torn) == ({}, frozenset())
+
+
+def test_what_is_cut_off_or_damaged_does_not_count(tmp_path: Path, url: str, header: Any, tensors: Tensors) -> None:
+    """1. Carrying is stopped between two parts. 2. A file is damaged before it is carried. 3. One is damaged there."""
+    path, moment = files.write(tmp_path, header(), tensors, None), Moment(3, 100)
+    assert not put(url, path, stopped=lambda: True)
+    assert Store(url).list().torn == {moment}
+    with (path / STATE_FILE).open("r+b") as file:
+        file.seek(-5, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-5, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(CheckpointError, match="is damaged and stays here: bytes 0 to"):
+        put(url, path)
+    assert Store(url).list().whole == {}
+    whole = files.write(tmp_path / "other", header(), tensors, None)
+    assert put(url, whole)
+    system, file_there = file_of(url, moment, STATE_FILE)
+    content = bytearray(system.cat_file(file_there))
+    content[-5] ^= 1
+    system.pipe_file(file_there, bytes(content))
+    found, sealed = Store(url).manifest(moment)
+    with pytest.raises(CheckpointError, match="is damaged: bytes 0 to"):
+        files.adopt(tmp_path / "there", sealed, Store(url).state(moment), 9)
+    with pytest.raises(CheckpointError, match="is damaged: bytes 0 to"):
+        files.from_parts(found, Store(url).state(moment), url)
+    assert listing.newest(tmp_path / "there") == []
+    system, manifest_there = file_of(url, moment, MANIFEST_FILE)
+    system.pipe_file(manifest_there, sealed[:-3])
+    with pytest.raises(CheckpointError, match="torn or damaged"):
+        Store(url).manifest(moment)
+
+
+def test_a_store_that_is_not_what_it_seems_says_so(tmp_path: Path, header: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"no-such://bucket: opening it failed: ValueError: Protocol not known"):
+        Store("no-such://bucket")
+    (tmp_path / "file").write_text("no folder")
+    path = files.write(tmp_path / "jobs", header(), {}, None)
+    with pytest.raises(CheckpointError, match=f"writing {path.name} failed: NotADirectoryError"):
+        put(f"file://{tmp_path}/file/below", path)
+
+
+def test_the_store_keeps_the_newest_and_one_for_good(
+    tmp_path: Path, url: str, carried: tuple[Carrier, list[str]], header: Any
+) -> None:
+    carrier, told = carried
+    for step in (50, 100, 150, 200, 250):
+        files.write(tmp_path / "jobs", header(step), {}, None)
+        files.keep_newest(tmp_path / "jobs", 2, 100)
+        level(carrier)
+    assert steps(url) == [100, 200, 250]
+    assert sorted(path.name for path in (tmp_path / "jobs").glob("step-*")) == [
+        Moment(3, step).name for step in (100, 200, 250)
+    ]
+    assert told == []
+
+
+def test_a_failing_store_is_told_once_and_made_up_for(
+    tmp_path: Path, url: str, carried: tuple[Carrier, list[str]], header: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The store refuses twice: one event. 2. It works again: the newest two are there, and the event says so."""
+    carrier, told = carried
+
+    def refuse(*_: object) -> None:
+        raise CheckpointError("URL: writing failed: 503 Slow Down")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "put", refuse)
+        for step in (10, 20, 30):
+            files.write(tmp_path / "jobs", header(step), {}, None)
+            level(carrier)
+    assert len(told) == 1
+    assert "503 Slow Down. Training goes on" in told[0]
+    level(carrier)
+    assert steps(url) == [20, 30]
+    assert told[1:] == ["checkpoints are carried to URL again"]
+
+
+def test_what_dead_writers_left_in_the_store_goes_and_a_damaged_one_here_keeps_nobody_back(
+    tmp_path: Path, url: str, carried: tuple[Carrier, list[str]], header: Any, tensors: Tensors
+) -> None:
+    carrier, told = carried
+    old = files.write(tmp_path / "old", header(10, run=2), tensors, None)
+    put(url, old, stopped=lambda: True)
+    files.write(tmp_path / "jobs", header(20), tensors, None)
+    newest = files.write(tmp_path / "jobs", header(30), tensors, None)
+    with (newest / STATE_FILE).open("r+b") as file:
+        file.seek(3000)
+        file.write(b"damage")
+    level(carrier)
+    assert steps(url) == [20]
+    assert Store(url).list().torn == {Moment(3, 30)}
+    assert "is damaged and stays here" in told[0]
+
+
+def test_a_carrier_killed_at_any_moment_leaves_the_older_one_good(tmp_path: Path, header: Any) -> None:
+    """1. A child carries one checkpoint after another to a disk. 2. SIGKILL. 3. What counts there is whole."""
+    url, newest = f"file://{tmp_path / 'store'}", 0
+    for moment_s in (0.0, 0.02, 0.04, 0.06, 0.1, 0.2):
+        begun, begin = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                torch.set_num_threads(1)  # OpenMP's threads did not come along
+                os.write(begin, b".")
+                for step in range(newest + 1, newest + 1000):
+                    weights = torch.full((50_000,), float(step))
+                    put(url, files.write(tmp_path / "jobs", header(step), {"w": weights}, None))
+            finally:
+                os._exit(1)
+        os.close(begin)
+        os.read(begun, 1)
+        os.close(begun)
+        time.sleep(moment_s)  # the moment is what is tested
+        os.kill(pid, signal.SIGKILL)
+        assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        found = sorted(Store(url).list().whole, reverse=True)
+        for moment in found:
+            try:
+                sound, _ = Store(url).manifest(moment)
+            except CheckpointError:
+                assert moment == found[0], "only the one under way may be torn"
+                continue
+            read = files.from_parts(sound, Store(url).state(moment), url)
+            assert set(read.tensors["w"].tolist()) == {float(moment.step)}
+            newest = max(newest, moment.step)
+    assert newest > 0
+
+
+def test_a_store_that_hangs_is_given_up() -> None:
+    def hang(_: Store) -> None:
+        time.sleep(1.0)  # a store that does not answer
+
+    with pytest.raises(CheckpointError, match=r"did not answer within 0\.05 s"):
+        answered("memory://hangs", hang, 0.05)

@@ -1,0 +1,21 @@
+"""Fixtures of everything that starts workers: under tests/runtime and tests/strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from warm import WarmStock
+from zmq_agent import Start
+
+
+@pytest.fixture(scope="session")
+def stock() -> Iterator[WarmStock]:
+    with WarmStock() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def start(stock: WarmStock) -> Start:
+    """Starts workers that have torch imported already."""
+    return stock.start

@@ -1,0 +1,331 @@
+"""Whole runs of strategy stale-sparse: real worker processes, their own sockets between them. Each test is a story."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from held_ports import free_port
+from sparse_runs import (
+    Tensors,
+    check_alike,
+    check_every_sample_once,
+    check_nothing_was_lost,
+    equal,
+    kept,
+    sparse,
+    together,
+    trained,
+)
+from zmq_agent import Start, torchrun_like
+
+from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.transport.limits import Limits
+
+pytestmark = pytest.mark.timeout(120)
+
+EXCHANGES = pytest.mark.parametrize("exchange", ["updates", "gradients"])
+
+
+def ports(count: int) -> str:
+    return ",".join(str(free_port()) for _ in range(count))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_when_nothing_is_left_out_or_late_it_trains_what_dense_trains(start: Start, world_size: int) -> None:
+    """Each of eleven cases in the same processes by dense and by both exchanges: momentum, Adam, weight decay, groups,
+    a schedule, tied and frozen parameters, accumulation, clipping, channels last. Losses, evaluations, weights and
+    moments agree to rounding. Adam and clipping agree by gradients only."""
+    codes = torchrun_like("stale_equals_dense.py", ports(40), world_size=world_size, start=start)
+    assert codes == [0] * world_size
+
+
+def test_what_scripts_do_works_by_both_exchanges(start: Start, tmp_path: Path) -> None:
+    """Every setting; batch norm, evaluations, loader's workers; bfloat16 parameters and a resume; layers that one rank
+    uses alone. The script says each; all ranks end with the same bits."""
+    assert torchrun_like("stale_cases.py", ports(24), str(tmp_path), start=start) == [0, 0]
+
+
+def test_all_ranks_of_two_islands_end_with_the_same_model(start: Start, tmp_path: Path) -> None:
+    """By hand, islands named by a variable; each rank makes its own keys. Updates, rate 0.9, one step late, float16."""
+    arguments = (str(tmp_path), "--settings", json.dumps({"rate": 0.9, "digest_every": 5}))
+    islands = ("west", "west", "east", "east")
+    codes = torchrun_like("stale_train.py", *arguments, world_size=4, islands=islands, start=start)
+    assert codes == [0] * 4
+    begun, ended = ([kept(tmp_path, 0, rank, what) for rank in range(4)] for what in ("begin", "end"))
+    masters, live = check_alike(ended, "masters"), check_alike(ended, "live")
+    for name, first in check_alike(begun, "masters").items():
+        assert torch.equal(live[name], masters[name]), name
+        assert not torch.equal(first, masters[name]), name
+    assert all(state["step"] == 27 for state in ended)
+
+
+def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(start: Start, tmp_path: Path) -> None:
+    """Two islands: the first's ranks share memory, the second's are on two nodes. A plan with another rate and other
+    shares comes while they train: it holds from the same step on all ranks, and each step's figures are told."""
+    with sparse(tmp_path, 4, start=start, rate=0.95, digest_every=4, exchange="gradients") as agent:
+        agent.place(["a", "a", "b", "c"], ["west", "west", "east", "east"])
+        agent.shares, agent.rate = (1.0, 1.0, 1.0, 1.0), 0.9
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "10", "--sleep-s", "0.02")
+        agent.wait_for_step(5)
+        agent.send_plan(2, 0, (3.0, 1.0, 1.0, 1.0), rate=0.8)
+        assert agent.exit_codes() == [0] * 4, agent.said()
+    changes = set()
+    for rank in range(4):
+        samples = agent.steps[rank]
+        assert [sample.step for sample in samples] == list(range(90))
+        assert {(sample.plan, sample.rate) for sample in samples} == {(1, 0.9), (2, 0.8)}
+        changes.add(next(sample.step for sample in samples if sample.plan == 2))
+        assert {sample.local_batch for sample in samples if sample.total_batch == 12} == {3, 6 if rank == 0 else 2}
+        assert all(0 <= sample.stall_s <= sample.step_s for sample in samples)
+        assert all(0 <= sample.fresh_share <= 1 for sample in samples)
+        told = sum(link.sent_bytes for link in agent.links[rank].values())
+        assert told / 2 < sum(sample.sent_bytes for sample in samples if sample.step <= 80) <= told
+        assert all(link.received_bytes > 0 and not link.dropped for link in agent.links[rank].values())
+    assert len(changes) == 1
+    assert {rank: set(links) for rank, links in agent.links.items()} == {0: {1, 2}, 1: {0}, 2: {0, 3}, 3: {2}}
+    ended = [kept(tmp_path, 1, rank, "end") for rank in range(4)]
+    masters, live = check_alike(ended, "masters"), check_alike(ended, "live")
+    assert equal(live, masters)
+    assert any(tensor.any() for state in ended for tensor in state["held_back"].values())
+
+
+@EXCHANGES
+def test_drained_and_resumed_by_fewer_nothing_is_trained_or_taken_over_twice(
+    start: Start, tmp_path: Path, exchange: str
+) -> None:
+    """1. Three ranks are asked to stop and end with 85. 2. Two go on: what the three held back is shared out among
+    them, each rank's once. 3. Every sample counts exactly once, and all gradients of both runs are either in the
+    weights or still held back."""
+    settings = {"rate": 0.9, "values": "float32", "digest_every": 3, "exchange": exchange}
+    with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--await-stop-at", "5")
+        agent.send_stop_in(5, rank=0)
+        assert agent.exit_codes() == [85] * 3, agent.said()
+        drained = agent.checkpoint_step
+        assert drained == 7  # said in step 5, done after step 6: one step late
+    with sparse(tmp_path, 2, start=start, run=2, **settings) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 2, agent.said()
+        assert agent.said().count(f"goes on from step {drained}\n") == 2
+        assert not agent.notices
+    first = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
+    begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(2)] for what in ("begin", "end"))
+    before = together(first, "held_back")
+    assert any(tensor.any() for tensor in before.values())
+    torch.testing.assert_close(together(begun, "held_back"), before, rtol=1e-4, atol=1e-6)
+    # Rank 1 took over its own, rank 0 its own and that of rank 2, which is no more.
+    torch.testing.assert_close(begun[1]["held_back"], first[1]["held_back"], rtol=1e-4, atol=1e-6)
+    assert equal(check_alike(begun, "masters"), check_alike(first, "masters"))
+    check_every_sample_once(tmp_path, epochs=3)
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    gradients, owed = together([*first, *second], "summed"), together(second, "held_back")
+    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, owed, exchange)
+
+
+@EXCHANGES
+def test_the_batch_and_the_learning_rate_change_and_nothing_is_trained_twice(
+    start: Start, tmp_path: Path, exchange: str
+) -> None:
+    """1. Three ranks go over from batches of 12 to 30 in step 5, and to a learning rate 1.5 times the script's; a plan
+    for more than the dataset has is refused. 2. They are stopped; two ranks go on with batches of 40 and factor 2.
+    3. Every sample counts once, and all gradients of both runs, each times its step's factor, are in the weights or,
+    by updates, still held back."""
+    settings = {"rate": 0.9 if exchange == "updates" else 0.0, "values": "float32", "exchange": exchange}
+    with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
+        shares = (6.0, 4.0, 2.0)
+        agent.later_plans = [
+            agent.plan(2, 5, shares, total_batch=30, learning_rate_factor=1.5),
+            agent.plan(3, 7, shares, total_batch=101),
+        ]
+        agent.start_workers("stale_train.py", str(tmp_path), "--await-stop-at", "7")
+        agent.send_stop_in(7, rank=0)
+        assert agent.exit_codes() == [85] * 3, agent.said()
+        for rank, local in enumerate(((15, 5), (10, 3), (5, 2))):
+            told = [(sample.plan, sample.total_batch, sample.local_batch) for sample in agent.steps[rank]]
+            assert told[4:7] == [(1, 12, 4), (2, 30, local[0]), (2, 10, local[1])]
+            assert told[7:] == [(3, 30, local[0])] * 2
+        (refusal,) = [notice.text for notice in agent.notices]
+        assert refusal.startswith("plan 3 cannot be trained")
+    with sparse(tmp_path, 2, start=start, run=2, **settings) as agent:
+        agent.total_batch, agent.learning_rate_factor = 40, 2.0
+        agent.start_workers("stale_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 2, agent.said()
+        assert [sample.total_batch for sample in agent.steps[1]] == [40, 40, 40, 20]
+    check_every_sample_once(tmp_path, epochs=3)
+    first = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
+    second = [kept(tmp_path, 2, rank, "end") for rank in range(2)]
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    gradients, owed = together([*first, *second], "summed"), together(second, "held_back")
+    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, owed, exchange)
+
+
+@EXCHANGES
+def test_the_last_checkpoint_is_of_the_model_that_training_ended_with(
+    start: Start, tmp_path: Path, exchange: str
+) -> None:
+    """Also where an ordinary one is due at that very step, before what was held back is handed over."""
+    with sparse(tmp_path, 2, start=start, run=1, rate=0.9, values="float32", exchange=exchange) as agent:
+        agent.spec.checkpoint.every_steps = 9
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
+        assert agent.exit_codes() == [0] * 2, agent.said()
+        newest = files.newest(agent.directory_of(0))[:2]
+    assert [found.step for found in newest] == [18, 9]
+    checkpoint = files.read(newest[0].path)
+    masters = check_alike([kept(tmp_path, 1, rank, "end") for rank in range(2)], "masters")
+    assert equal({name: checkpoint.tensors[f"model/{name}"] for name in masters}, masters)
+
+
+@EXCHANGES
+def test_a_stop_at_the_end_of_each_epoch_changes_nothing(start: Start, tmp_path: Path, exchange: str) -> None:
+    """1. AdamW, everything sent, no step late. 2. The same job again, stopped at the end of epochs 1 and 2: each run
+    that goes on shows the last batch of the epoch before once more. 3. The weights are the same: moments went through
+    both stops."""
+    settings = {"rate": 0.0, "staleness": 0, "values": "float32", "exchange": exchange}
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    for out, run, await_stop_at in ((whole, 1, -1), (stopped, 1, 8), (stopped, 2, 17), (stopped, 3, -1)):
+        out.mkdir(exist_ok=True)
+        with sparse(out, 2, start=start, run=run, **settings) as agent:
+            agent.start_workers("stale_train.py", str(out), "--adamw", "--await-stop-at", str(await_stop_at))
+            if await_stop_at > 0:
+                agent.send_stop_in(await_stop_at, rank=0)
+            assert agent.exit_codes() == [85 if await_stop_at > 0 else 0] * 2, agent.said()
+            assert agent.checkpoint_step == (await_stop_at + 1 if await_stop_at > 0 else 27)
+            assert not agent.notices
+    check_every_sample_once(stopped, epochs=3)
+    expected = check_alike([kept(whole, 1, rank, "end") for rank in range(2)], "masters")
+    actual = check_alike([kept(stopped, 3, rank, "end") for rank in range(2)], "masters")
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_lost_machine_held_back_is_missed_aloud(start: Start, tmp_path: Path) -> None:
+    """Each rank has a directory of its own; that of rank 1 is gone when the next run begins. The others take over their
+    own, and a notice names the loss."""
+    for run in (1, 2):
+        with sparse(tmp_path, 2, start=start, run=run, rate=0.9, values="float32") as agent:
+            agent.own_directories = True
+            stop_at = "4" if run == 1 else "-1"
+            agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "1", "--await-stop-at", stop_at)
+            if run == 1:
+                agent.send_stop_in(4, rank=0)
+                assert agent.exit_codes() == [85] * 2, agent.said()
+                shutil.rmtree(agent.directory_of(1))
+            else:
+                assert agent.exit_codes() == [0] * 2, agent.said()
+                (lost,) = [notice.text for notice in agent.notices]
+                assert lost.startswith("what rank 1 of run 1 had held back is lost")
+    for rank in range(2):
+        before, after = kept(tmp_path, 1, rank, "end"), kept(tmp_path, 2, rank, "begin")
+        assert equal(after["masters"], before["masters"])
+        expected = {name: tensor * (rank == 0) for name, tensor in before["held_back"].items()}
+        torch.testing.assert_close(after["held_back"], expected, rtol=1e-4, atol=1e-7)
+
+
+@EXCHANGES
+def test_a_killed_rank_costs_seconds_and_only_what_it_held_back_itself(
+    start: Start, tmp_path: Path, exchange: str
+) -> None:
+    """1. Rank 1 is killed (SIGKILL) in step 13. 2. The others save and end with 75 within seconds. 3. Two ranks go on
+    to the end. Rank 1's gradients were all zero, so it held nothing back: every gradient of the others is in the
+    weights or still held back, whichever step each of them was in when rank 1 died."""
+    settings = {"rate": 0.9, "values": "float32", "digest_every": 2, "exchange": exchange}
+    with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--silent-rank", "1", "--raise-at", "13")
+        assert agent.workers[1].wait(timeout=30) == -signal.SIGKILL, agent.said()
+        begun_s = time.monotonic()
+        assert agent.exit_codes() == [75, -signal.SIGKILL, 75], agent.said()
+        assert time.monotonic() - begun_s < 5
+        saved = agent.checkpoint_step
+        assert saved == files.newest(agent.job_directory)[0].step
+        assert saved in {13, 14, 15}  # of step 13 rank 1 sent nothing; the forward pass of step 15 needs that
+    with sparse(tmp_path, 2, start=start, run=2, **settings) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 2, agent.said()
+        assert agent.said().count(f"goes on from step {saved}\n") == 2
+        (lost,) = [notice.text for notice in agent.notices]
+        assert lost.startswith("what rank 1 of run 1 had held back is lost")
+    first = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]
+    begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(2)] for what in ("begin", "end"))
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    gradients, owed = together(first, "summed"), together(begun, "held_back")
+    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, owed, exchange)
+    gradients, owed = together([*first, *second], "summed"), together(second, "held_back")
+    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, owed, exchange)
+    assert {line["step"] for line in trained(tmp_path)} == set(range(27))
+
+
+@pytest.mark.parametrize(
+    ("lost", "number", "when"),
+    [
+        (0, 0, "by the script"),
+        (2, 0, "at the end"),
+        (1, int(signal.SIGKILL), "by the script"),
+        (1, int(signal.SIGKILL), "at the end"),
+    ],
+)
+def test_a_rank_lost_in_the_middle_of_a_flush_counts_once(
+    start: Start, tmp_path: Path, lost: int, number: int, when: str
+) -> None:
+    """1. All ranks hand over what they held back. One gave the third tensor and is lost before it has the sum: its
+    link breaks, or it is killed. 2. The others have the sum. Each saves what it has on a machine of its own. 3. The
+    next run goes on from rank 0's state, which has the flush or lacks it: what each rank gave counts once either way.
+    A killed rank's gradients were all zero, so it takes nothing with it."""
+    settings = {"rate": 0.9, "values": "float32", "digest_every": 2}
+    arguments = ["--break-flush", f"{lost}:{number}"]
+    arguments += ["--synchronize-at", "6"] if when == "by the script" else ["--epochs", "1"]
+    arguments += ["--silent-rank", str(lost)] if number else []
+    with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
+        agent.own_directories = True
+        agent.start_workers("stale_train.py", str(tmp_path), *arguments)
+        codes = agent.exit_codes()
+        assert codes == [-number if number and rank == lost else 75 for rank in range(3)], agent.said()
+        counts = {tuple(flushes(agent.directory_of(rank))) for rank in range(3) if rank != lost or not number}
+        assert counts <= {(1, 1, 1, 0, 0, 0), (1, 1, 0, 0, 0, 0)}
+        assert number or len(counts) == 2
+    with sparse(tmp_path, 3, start=start, run=2, **settings) as agent:
+        agent.own_directories = True
+        agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
+        assert agent.exit_codes() == [0] * 3, agent.said()
+    first = [kept(tmp_path, 1, rank, "end") for rank in range(3) if rank != lost or not number]
+    begun = [kept(tmp_path, 2, rank, "begin") for rank in range(3)]
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    gradients, owed = together(first, "summed"), together(begun, "held_back")
+    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, owed, "updates")
+
+
+def flushes(directory: Path) -> list[int]:
+    """By layer, how many the newest checkpoint contains."""
+    checkpoint = files.read(files.newest(directory)[0].path)
+    (name,) = [name for name in checkpoint.tensors if name.endswith("flushes")]
+    counts: list[int] = checkpoint.tensors[name].tolist()
+    return counts
+
+
+def test_a_paused_rank_is_lost_within_the_limit_of_silence(start: Start, tmp_path: Path) -> None:
+    """Rank 1 is stopped (SIGSTOP) in step 6: its kernel still answers, it does not. Rank 0 saves and ends with 75."""
+    pause = ("--raise-at", "6", "--signal", str(int(signal.SIGSTOP)))
+    with sparse(tmp_path, 2, start=start, rate=0.9) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), *pause)
+        assert agent.workers[0].wait(timeout=Limits().silence_s + 5) == 75, agent.said()
+        assert "lost a peer in step" in agent.said()
+        assert files.newest(agent.job_directory)[0].step in {6, 7, 8}
+
+
+@EXCHANGES
+def test_a_flipped_bit_stops_the_run_and_names_the_tensor(start: Start, tmp_path: Path, exchange: str) -> None:
+    """One bit of one weight of rank 1 changes in memory: the next comparison finds it."""
+    arguments = (str(tmp_path), "--epochs", "1000", "--flip-at", "6")
+    settings = json.dumps({"rate": 0.9, "digest_every": 4, "exchange": exchange})
+    with (tmp_path / "said").open("wb") as log:
+        codes = torchrun_like("stale_train.py", *arguments, "--settings", settings, start=start, log=log)
+    said = (tmp_path / "said").read_text()
+    assert all(codes), said
+    assert "the weights of 2.weight differ between ranks" in said
+    assert "(1 of 6 tensors differ)" in said
+    steps = [kept(tmp_path, 0, rank, "end")["step"] for rank in range(2)]
+    assert all(6 <= step <= 14 for step in steps), steps
