@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def test_killed_worker_goes_on_from_its_agents_memory(cluster: Cluster, tmp_path
 
 def test_lost_machine_with_its_memory_and_everything_goes_on_from_the_copies(cluster: Cluster, tmp_path: Path) -> None:
     """1. Two machines, each in a rack of its own, keep copies of each other's state. 2. All workers are killed, and
-    machine 1 with its agent and its memory. 3. It comes back empty; its part comes from machine 0."""
+    machine 1 with its agent and its memory; they stand still before, or rank 0 might notice the loss of rank 1 and
+    write to the disk. 3. It comes back empty; its part comes from machine 0."""
     out, calm = tmp_path / "out", tmp_path / "calm"
     cluster.controller()
     for name in ("agent-0", "agent-1"):
@@ -92,6 +94,8 @@ def test_lost_machine_with_its_memory_and_everything_goes_on_from_the_copies(clu
     assert racks == {name: f"default/rack-of-{name}" for name in ("agent-0", "agent-1")}
     assert json.loads(placement.output)["holders"] == [[0, 1], [1, 0]]
     pids = {worker.node: worker.status.pid for worker in before.workers}
+    for pid in pids.values():
+        kill(pid, signal.SIGSTOP)
     cluster.kill("agent-1")
     kill(pids["agent-0"])
     wait_until("no worker is left", lambda: not any(alive(pid) for pid in pids.values()), 5)
