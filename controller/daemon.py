@@ -21,9 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 from grpc_health.v1.health import aio as health  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
-from atoll.controller.jobs.lifecycle.leader_epoch import Term, TermSettings
+from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch, LeaderEpochSettings
 from atoll.controller.services.agents import AgentServicer
-from atoll.controller.services.gate import AGENT_SERVICE, JOB_SERVICE, Gate, Office
+from atoll.controller.services.gate import AGENT_SERVICE, JOB_SERVICE, Gate, KnownLeader
 from atoll.controller.services.jobs import JobServicer
 from atoll.controller.services.logs import LogStore
 from atoll.controller.settings import ControllerSettings
@@ -40,7 +40,7 @@ from atoll.v1 import agents_pb2_grpc, jobs_pb2_grpc
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S: Final = 1.0
-LOOK_FOR_LEADER_S: Final = 0.5
+FOLLOW_LEADER_S: Final = 0.5
 PARALLEL_CALLS: Final = 8192
 """Each agent's stream is a call for as long as it lives."""
 
@@ -64,15 +64,15 @@ async def serve(settings: ControllerSettings, stop: asyncio.Event) -> None:
         store = EtcdStore(endpoints, settings.etcd_tls)
         stack.push_async_callback(store.close)
         executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="bundles"))
-        office, logs = Office(), LogStore(settings.data_dir / "logs")
+        known_leader, logs = KnownLeader(), LogStore(settings.data_dir / "logs")
         servicers = (
-            JobServicer(office, logs, executor),
-            AgentServicer(office, logs, token, identities=settings.tls is not None),
+            JobServicer(known_leader, logs, executor),
+            AgentServicer(known_leader, logs, token, identities=settings.tls is not None),
         )
         checker = health.HealthServicer()
-        address = await stack.enter_async_context(_server(settings, office, servicers, checker))
+        address = await stack.enter_async_context(_server(settings, known_leader, servicers, checker))
         candidate = _Candidate(
-            settings=settings, store=store, office=office, logs=logs, checker=checker, address=address
+            settings=settings, store=store, known_leader=known_leader, logs=logs, checker=checker, address=address
         )
         await stack.enter_async_context(_running(candidate, stop))
         _write_address(settings.data_dir / "address", address)
@@ -103,14 +103,14 @@ class _Candidate:
         *,
         settings: ControllerSettings,
         store: EtcdStore,
-        office: Office,
+        known_leader: KnownLeader,
         logs: LogStore,
         checker: health.HealthServicer,
         address: str,
     ) -> None:
         self._settings = settings
         self._store = store
-        self._office = office
+        self._known_leader = known_leader
         self._logs = logs
         self._checker = checker
         self._address = address
@@ -121,12 +121,12 @@ class _Candidate:
         await self._checker.set("", health_pb2.HealthCheckResponse.SERVING)
         while True:
             await self._checker.set(JOB_SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
-            looking = asyncio.create_task(self._look_for_leader(), name="look-for-leader")
+            following = asyncio.create_task(self._follow_leader(), name="follow-leader")
             try:
                 leadership = await self._election.campaign()
             finally:
-                looking.cancel()
-                await asyncio.wait({looking})
+                following.cancel()
+                await asyncio.wait({following})
             try:
                 await self._lead(leadership.fence, leadership.lost)
             except (LeadershipLost, StoreUnavailable) as error:
@@ -135,23 +135,23 @@ class _Candidate:
                 logger.exception("the leader's work failed; this controller ends")
                 raise
             finally:
-                self._office.term = None
+                self._known_leader.epoch = None
                 await leadership.resign()
 
     async def _lead(self, fence: Fence, lost: asyncio.Event) -> None:
         keeper = LeaseKeeper(self._store, lambda lease: logger.debug("lease %x of a node ran out", lease))
-        settings = TermSettings(
+        settings = LeaderEpochSettings(
             controller=self._address,
             heartbeat_s=self._settings.heartbeat_s,
             node_lease_s=self._settings.node_lease_s,
         )
-        term = Term(self._store, fence, keeper, settings, self._logs.remove)
-        await term.load()
-        self._office.term, self._office.leader = term, self._address
+        epoch = LeaderEpoch(self._store, fence, keeper, settings, self._logs.remove)
+        await epoch.load()
+        self._known_leader.epoch, self._known_leader.leader = epoch, self._address
         await self._checker.set(JOB_SERVICE, health_pb2.HealthCheckResponse.SERVING)
         logger.info("leading")
         parts = [
-            asyncio.create_task(term.run(), name="term"),
+            asyncio.create_task(epoch.run(), name="leader-epoch"),
             asyncio.create_task(keeper.run(), name="lease-keeper"),
             asyncio.create_task(lost.wait(), name="leadership-lost"),
         ]
@@ -160,36 +160,36 @@ class _Candidate:
             for part in done:
                 part.result()
         finally:
-            self._office.term, self._office.leader = None, ""
+            self._known_leader.epoch, self._known_leader.leader = None, ""
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
 
-    async def _look_for_leader(self) -> None:
+    async def _follow_leader(self) -> None:
         """While standing by, know who leads, to tell those who ask the wrong one."""
-        said = ""
+        logged = ""
         while True:
             try:
                 entry = await self._election.leader()
-                self._office.leader = json.loads(entry.value)["address"] if entry else ""
+                self._known_leader.leader = json.loads(entry.value)["address"] if entry else ""
             except StoreUnavailable as error:
                 logger.debug("%s", error)
-                self._office.leader = ""
-            if self._office.leader and self._office.leader != said:
-                said = self._office.leader
-                logger.info("standing by, %s leads", said)
-            await asyncio.sleep(LOOK_FOR_LEADER_S)
+                self._known_leader.leader = ""
+            if self._known_leader.leader and self._known_leader.leader != logged:
+                logged = self._known_leader.leader
+                logger.info("standing by, %s leads", logged)
+            await asyncio.sleep(FOLLOW_LEADER_S)
 
 
 @asynccontextmanager
 async def _server(
     settings: ControllerSettings,
-    office: Office,
+    known_leader: KnownLeader,
     servicers: tuple[JobServicer, AgentServicer],
     checker: health.HealthServicer,
 ) -> AsyncIterator[str]:
     """A started server. Gives the address that others are told."""
-    gate = Gate(office, identities=settings.tls is not None)
+    gate = Gate(known_leader, identities=settings.tls is not None)
     server = grpc.aio.server(interceptors=[gate], options=SERVER_OPTIONS, maximum_concurrent_rpcs=PARALLEL_CALLS)
     jobs_pb2_grpc.add_JobServiceServicer_to_server(servicers[0], server)
     agents_pb2_grpc.add_AgentServiceServicer_to_server(servicers[1], server)

@@ -10,12 +10,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Final
 
-from atoll.controller.jobs.agents.sessions import RESEND_S, NameTaken, Session
-from atoll.controller.jobs.lifecycle.leader_epoch import Term
+from atoll.controller.jobs.agents.sessions import RESEND_S, AgentSession, NameTaken
+from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.records import wire
 from atoll.controller.services.checks import check_log, check_register, check_statuses, check_stock, check_telemetry
-from atoll.controller.services.gate import Context, Office, WrongToken, caller_name
+from atoll.controller.services.gate import Context, KnownLeader, WrongToken, caller_name
 from atoll.controller.services.logs import LogStore
 from atoll.controller.state.records import Level
 from atoll.errors import BadInput, DeadlineExceeded, NotAllowed
@@ -35,8 +35,8 @@ _PULSE: Final = pb.ControllerMessage(pulse=pb.Pulse()).SerializeToString()
 class AgentServicer(AgentServiceServicer):
     """token: what agents must present, None where nothing is asked. identities: whether they have certificates."""
 
-    def __init__(self, office: Office, logs: LogStore, token: str | None, identities: bool) -> None:
-        self._office = office
+    def __init__(self, known_leader: KnownLeader, logs: LogStore, token: str | None, identities: bool) -> None:
+        self._known_leader = known_leader
         self._logs = logs
         self._token = token
         self._identities = identities
@@ -44,19 +44,19 @@ class AgentServicer(AgentServiceServicer):
         self._full = False
 
     async def Connect(self, request_iterator: AsyncIterator[pb.AgentMessage], context: Context) -> None:  # type: ignore[override]
-        term = self._office.leading()
+        epoch = self._known_leader.leading()
         messages = aiter(request_iterator)
         register = await self._registration(messages, context)
         node = wire.node_from_wire(register)
         try:
-            session = await term.join(register.session, node)
+            session = await epoch.join(register.session, node)
         except NameTaken as error:
-            self._warn(term, "name", register.name, str(error))
+            self._warn(epoch, "name", register.name, str(error))
             raise
         session.report(register.workers, register.rendezvous_ports, register.memory_jobs)
-        self._warn_of_skew(term, register)
+        self._warn_of_skew(epoch, register)
         logger.info("agent %s joined from %s", node.name, context.peer())
-        settings = term.settings
+        settings = epoch.settings
         session.send(
             pb.ControllerMessage(
                 registered=pb.Registered(
@@ -67,21 +67,21 @@ class AgentServicer(AgentServiceServicer):
                 )
             )
         )
-        term.nudge()
-        await self._serve(term, session, messages, context)
+        epoch.nudge()
+        await self._serve(epoch, session, messages, context)
 
     async def _serve(
-        self, term: Term, session: Session, messages: AsyncIterator[pb.AgentMessage], context: Context
+        self, epoch: LeaderEpoch, session: AgentSession, messages: AsyncIterator[pb.AgentMessage], context: Context
     ) -> None:
         """Both directions until either ends. Raises why the controller ended it."""
         sides = [
-            asyncio.create_task(self._listen(term, session, messages), name=f"listen-{session.record.name}"),
+            asyncio.create_task(self._listen(epoch, session, messages), name=f"listen-{session.record.name}"),
             asyncio.create_task(_talk(session, context), name=f"talk-{session.record.name}"),
         ]
         try:
             await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            term.leave(session)  # first: what follows waits for gRPC, and the node is gone now
+            epoch.leave(session)  # first: what follows waits for gRPC, and the node is gone now
             for side in sides:
                 side.cancel()
             _, stuck = await asyncio.wait(sides, timeout=SIDE_END_S)
@@ -114,34 +114,36 @@ class AgentServicer(AgentServiceServicer):
             raise WrongToken("the join token is wrong. Give the agent the controller's with --token-file")
         return register
 
-    async def _listen(self, term: Term, session: Session, messages: AsyncIterator[pb.AgentMessage]) -> None:
+    async def _listen(
+        self, epoch: LeaderEpoch, session: AgentSession, messages: AsyncIterator[pb.AgentMessage]
+    ) -> None:
         async for message in messages:
-            term.heard(session)
+            epoch.heard(session)
             match message.WhichOneof("body"):
                 case "heartbeat":
                     beat = message.heartbeat
                     check_statuses(beat.workers, beat.rendezvous_ports, beat.memory_jobs)
-                    session.say("pulse", lambda: _PULSE, time.monotonic())
+                    session.send_unless_recent("pulse", lambda: _PULSE, time.monotonic())
                     if session.report(beat.workers, beat.rendezvous_ports, beat.memory_jobs):
-                        term.nudge()
+                        epoch.nudge()
                 case "telemetry":
                     check_telemetry(message.telemetry)
                     session.sampled(message.telemetry.devices)
                     for worker in message.telemetry.workers:
-                        if _may_speak_for(term, session, worker.id) and term.progress.observe(worker):
-                            term.nudge()
+                        if _may_speak_for(epoch, session, worker.id) and epoch.progress.observe(worker):
+                            epoch.nudge()
                 case "stock":
                     check_stock(message.stock)
-                    session.stock_taken(message.stock)
+                    session.inventory_taken(message.stock)
                 case "log":
                     check_log(message.log)
-                    self._keep(term, session, message.log)
+                    self._keep(epoch, session, message.log)
                 case _:
                     raise BadInput("an agent's messages are Register once, then Heartbeat, Telemetry, LogBatch, Stock")
 
-    def _keep(self, term: Term, session: Session, batch: pb.LogBatch) -> None:
+    def _keep(self, epoch: LeaderEpoch, session: AgentSession, batch: pb.LogBatch) -> None:
         """Write output down, then acknowledge it. What cannot be written stays with the agent, which repeats it."""
-        if not _may_speak_for(term, session, batch.id):
+        if not _may_speak_for(epoch, session, batch.id):
             kept = batch.offset + len(batch.data)  # of a job that was removed, or not this node's: nobody asks for it
         else:
             try:
@@ -152,35 +154,35 @@ class AgentServicer(AgentServiceServicer):
                     self._full = True
                     logger.error("logs cannot be kept: %s. Free space on the controller's disk", error)
                     text = f"logs of workers cannot be kept: {error.strerror}. Free space on the controller's disk"
-                    term.reconciler.tell_cluster(NewEvent(Level.ERROR, "notice", text))
+                    epoch.reconciler.add_cluster_event(NewEvent(Level.ERROR, "notice", text))
                 return
         session.send(pb.ControllerMessage(log_ack=pb.LogAck(id=batch.id, offset=kept)))
 
-    def _warn_of_skew(self, term: Term, register: pb.Register) -> None:
+    def _warn_of_skew(self, epoch: LeaderEpoch, register: pb.Register) -> None:
         skew_s = register.unix_s - time.time()
         if abs(skew_s) > SKEW_S:
             where = "ahead of" if skew_s > 0 else "behind"
             text = f"node {register.name}'s clock is {abs(skew_s):.0f} s {where} the controller's. Start NTP there"
-            self._warn(term, register.session, register.name, f"{text}; training does not depend on it")
+            self._warn(epoch, register.session, register.name, f"{text}; training does not depend on it")
 
-    def _warn(self, term: Term, kind: str, node: str, text: str) -> None:
+    def _warn(self, epoch: LeaderEpoch, kind: str, node: str, text: str) -> None:
         """An event of the cluster, once for each cause: agents come back every second."""
         if (kind, node) not in self._warned and len(self._warned) < 1024:
             self._warned.add((kind, node))
-            term.reconciler.tell_cluster(NewEvent(Level.WARNING, "node", text))
-            term.nudge()
+            epoch.reconciler.add_cluster_event(NewEvent(Level.WARNING, "node", text))
+            epoch.nudge()
 
     async def FetchCode(self, request: pb.FetchCodeRequest, context: Context) -> None:  # type: ignore[override]
-        term = self._office.leading()
+        epoch = self._known_leader.leading()
         if not _SHA256.fullmatch(request.sha256):
             raise BadInput(f"sha256 = {request.sha256[:80]!r} is not a SHA-256 in hex")
-        for chunk in await term.code.chunks(request.sha256):
+        for chunk in await epoch.code.chunks(request.sha256):
             await context.write(pb.CodeChunk(data=chunk))
 
 
-def _may_speak_for(term: Term, session: Session, worker: common_pb2.WorkerId) -> bool:
+def _may_speak_for(epoch: LeaderEpoch, session: AgentSession, worker: common_pb2.WorkerId) -> bool:
     """Whether the worker is one of this node's. Who was in older runs is not in memory: their late words pass."""
-    state = term.ledger.jobs.get(worker.job)
+    state = epoch.ledger.jobs.get(worker.job)
     if state is None or state.run is None or worker.run > state.run.run:
         return False
     if worker.run < state.run.run:
@@ -189,6 +191,6 @@ def _may_speak_for(term: Term, session: Session, worker: common_pb2.WorkerId) ->
     return worker.rank < len(members) and members[worker.rank].node == session.record.name
 
 
-async def _talk(session: Session, context: Context) -> None:
+async def _talk(session: AgentSession, context: Context) -> None:
     while (message := await session.next_message()) is not None:
         await context.write(message)

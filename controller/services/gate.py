@@ -1,5 +1,5 @@
-"""What every call passes before a servicer sees it: who may call, does this controller lead, can the message be read.
-And what every error becomes on its way out: a status code and one line, never a traceback.
+"""The gate of every call before a servicer sees it: who may call, does this controller lead, can the message be read.
+And on the way out every error becomes a status code and one line, never a traceback.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from atoll.controller.jobs.agents.sessions import NameTaken
-from atoll.controller.jobs.lifecycle.leader_epoch import Term
+from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.errors import (
     AtollError,
     BadInput,
@@ -60,18 +60,18 @@ _CODES: Final[tuple[tuple[type[AtollError], grpc.StatusCode], ...]] = (
 
 
 @dataclass(slots=True)
-class Office:
-    """Who leads, as far as this controller knows. `term` is set while it is this one."""
+class KnownLeader:
+    """Who leads, as far as this controller knows. `epoch` is set while it is this one."""
 
-    term: Term | None = None
+    epoch: LeaderEpoch | None = None
     leader: str = ""
 
-    def leading(self) -> Term:
+    def leading(self) -> LeaderEpoch:
         """Raises ControllerUnreachable on a controller that does not lead."""
-        if self.term is None or self.term.over.is_set():
+        if self.epoch is None or self.epoch.over.is_set():
             other = f"; {self.leader} leads" if self.leader else ", and none is known to"
             raise ControllerUnreachable(f"this controller does not lead{other}")
-        return self.term
+        return self.epoch
 
 
 class _Unreadable:
@@ -88,8 +88,8 @@ _Behaviour = Callable[[Any, Context], Awaitable[Any]]
 class Gate(grpc.aio.ServerInterceptor):
     """identities: whether callers have certificates (mutual TLS), whose names then decide what they may call."""
 
-    def __init__(self, office: Office, identities: bool) -> None:
-        self._office = office
+    def __init__(self, known_leader: KnownLeader, identities: bool) -> None:
+        self._known_leader = known_leader
         self._identities = identities
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -109,11 +109,11 @@ class Gate(grpc.aio.ServerInterceptor):
 
     def _guard(self, behaviour: _Behaviour, method: str, service: str) -> _Behaviour:
         async def guarded(request: Any, context: Context) -> Any:
-            stream = _Stream(request) if hasattr(request, "__aiter__") else None
+            stream = _RequestStream(request) if hasattr(request, "__aiter__") else None
             try:
                 if self._identities:
                     caller_name(context, _ROLES[service])
-                self._office.leading()
+                self._known_leader.leading()
                 return await behaviour(stream or _readable(request), context)
             except AtollError as error:
                 failure: Exception = error
@@ -133,8 +133,8 @@ class Gate(grpc.aio.ServerInterceptor):
         code = next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
         text = str(error) if isinstance(error, AtollError) else f"{method} failed inside the controller; see its log"
         metadata: tuple[tuple[str, str], ...] = ()
-        if code is grpc.StatusCode.UNAVAILABLE and self._office.leader:
-            metadata = ((LEADER_METADATA, self._office.leader),)
+        if code is grpc.StatusCode.UNAVAILABLE and self._known_leader.leader:
+            metadata = ((LEADER_METADATA, self._known_leader.leader),)
         await context.abort(code, text, metadata)
 
 
@@ -178,14 +178,14 @@ def _readable(request: Any) -> Any:
     return request
 
 
-class _Stream:
+class _RequestStream:
     """A caller's messages, as they are read."""
 
     def __init__(self, requests: AsyncIterator[Any]) -> None:
         self._requests = aiter(requests)
         self._heard = False
 
-    def __aiter__(self) -> _Stream:
+    def __aiter__(self) -> _RequestStream:
         return self
 
     async def __anext__(self) -> Any:

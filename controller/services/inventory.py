@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from atoll.controller.jobs.agents.inventory import put_together
-from atoll.controller.jobs.lifecycle.leader_epoch import Term
+from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.records.ledger import JobState
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode
@@ -21,20 +21,22 @@ MAX_NOTES: Final = 256
 MAX_RUNS: Final = 16
 
 
-async def checkpoints(term: Term, state: JobState) -> jobs_pb2.CheckpointsReply:
+async def checkpoints(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.CheckpointsReply:
     """What there is of a job's checkpoints, also of one that is over."""
-    job, sessions = state.job, term.sessions.connected
+    job, sessions = state.job, epoch.sessions.connected
     directory = job.spec.checkpoint.directory
     trained = [member.node for member in state.run.members] if state.run is not None else []
     in_store = "://" in directory
-    looks = next((node for node in [*trained, *sorted(sessions)] if node in sessions), None)  # one, into the store
+    store_reader = next(
+        (node for node in [*trained, *sorted(sessions)] if node in sessions), None
+    )  # the only one asked about the store
     asked = {
-        node: session.take_stock(job.id, directory, store=in_store and node == looks)
+        node: session.take_inventory(job.id, directory, store=in_store and node == store_reader)
         for node, session in sessions.items()
     }
-    stocks: dict[str, agents_pb2.Stock] = {}
-    notes = [_gone(term, node) for node in dict.fromkeys(trained) if node not in asked]
-    if in_store and looks is None:
+    inventories: dict[str, agents_pb2.Stock] = {}
+    notes = [_gone(epoch, node) for node in dict.fromkeys(trained) if node not in asked]
+    if in_store and store_reader is None:
         notes.append(f"no node is connected that could look into {directory}")
     if asked:
         _, late = await asyncio.wait(asked.values(), timeout=STORE_ANSWER_S if in_store else ANSWER_S)
@@ -44,25 +46,25 @@ async def checkpoints(term: Term, state: JobState) -> jobs_pb2.CheckpointsReply:
         if answer.cancelled():
             notes.append(f"node {node} did not answer: what it has is not shown")
         else:
-            stocks[node] = answer.result()
-            notes += [f"node {node}: {trouble}" for trouble in stocks[node].troubles]
-    runs = {shard.run for stock in stocks.values() for shard in stock.memory if shard.run}
-    members = {run: await _members(term, state, run) for run in sorted({*runs, job.run})[-MAX_RUNS:]}
-    found = put_together(stocks, members)
+            inventories[node] = answer.result()
+            notes += [f"node {node}: {trouble}" for trouble in inventories[node].troubles]
+    runs = {shard.run for inventory in inventories.values() for shard in inventory.memory if shard.run}
+    members = {run: await _members(epoch, state, run) for run in sorted({*runs, job.run})[-MAX_RUNS:]}
+    found = put_together(inventories, members)
     return jobs_pb2.CheckpointsReply(job=job.id, checkpoints=found, notes=notes[:MAX_NOTES])
 
 
-def _gone(term: Term, node: str) -> str:
-    seen = term.sessions.nodes_named([node]).get(node)
+def _gone(epoch: LeaderEpoch, node: str) -> str:
+    seen = epoch.sessions.nodes_named([node]).get(node)
     since = "" if seen is None or seen.heard_s is None else f" (last heard {time.monotonic() - seen.heard_s:.0f} s ago)"
     return f"node {node} is gone{since}: what it had in memory may be lost; what is on its disk comes back with it"
 
 
-async def _members(term: Term, state: JobState, run: int) -> list[str]:
+async def _members(epoch: LeaderEpoch, state: JobState, run: int) -> list[str]:
     """The node of each rank of a run; empty where nobody remembers it."""
     record = state.run
     if record is None or record.run != run:
         key = keys.run(state.job.id, run)
-        entry = await term.ledger.store.read(key)
+        entry = await epoch.ledger.store.read(key)
         record = decode(RunRecord, key, entry.value) if entry is not None else None
     return [member.node for member in record.members] if record is not None else []

@@ -1,4 +1,4 @@
-"""JobService: what users call. Thin: checks, asks the term, answers."""
+"""JobService: what users call. Thin: checks, asks the leader epoch, answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from importlib.metadata import version
 from typing import Final
 
 from atoll.controller.deciding.given import Pins
-from atoll.controller.jobs.lifecycle.leader_epoch import Term
+from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.records.bundle import check_bundle
 from atoll.controller.jobs.records.ledger import JobState
 from atoll.controller.jobs.records.spec import check_rate, spec_from_wire
 from atoll.controller.jobs.records.wire import event_to_wire
-from atoll.controller.services.gate import Context, Office
+from atoll.controller.services.gate import Context, KnownLeader
 from atoll.controller.services.inventory import checkpoints
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog
 from atoll.controller.services.views import job_to_wire, node_to_wire, plans_to_wire
@@ -41,65 +41,67 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class JobServicer(JobServiceServicer):
     """Streams poll the memory of this process, four times a second: cheap, and nothing to miss."""
 
-    def __init__(self, office: Office, logs: LogStore, executor: Executor) -> None:
-        self._office = office
+    def __init__(self, known_leader: KnownLeader, logs: LogStore, executor: Executor) -> None:
+        self._known_leader = known_leader
         self._logs = logs
         self._executor = executor
 
     async def Submit(self, request_iterator: AsyncIterator[pb.SubmitRequest], context: Context) -> pb.SubmitReply:
-        term = self._office.leading()
+        epoch = self._known_leader.leading()
         try:
             async with asyncio.timeout(SUBMIT_DEADLINE_S):
                 header = await _header(request_iterator)
-                if known := await term.requested(header.request_id):
+                if known := await epoch.requested(header.request_id):
                     return pb.SubmitReply(job=known)
                 if header.code_of:
-                    return await self._submit_alike(term, header)
+                    return await self._submit_alike(epoch, header)
                 spec = spec_from_wire(header.spec)
                 code = await _code(request_iterator)
                 await asyncio.get_running_loop().run_in_executor(self._executor, check_bundle, spec, code)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the code bundle did not arrive within {SUBMIT_DEADLINE_S:.0f} s") from error
         make = partial(_new_job, spec, header.request_id)
-        return pb.SubmitReply(job=await term.submit(make, spec.code_sha256, code))
+        return pb.SubmitReply(job=await epoch.submit(make, spec.code_sha256, code))
 
-    async def _submit_alike(self, term: Term, header: pb.SubmitHeader) -> pb.SubmitReply:
+    async def _submit_alike(self, epoch: LeaderEpoch, header: pb.SubmitHeader) -> pb.SubmitReply:
         """A job with the code, and the offline profile, of another one, which may be over."""
-        other = term.ledger.find(header.code_of).job.spec
+        other = epoch.ledger.find(header.code_of).job.spec
         header.spec.code_sha256 = other.code_sha256
         if other.adapt.profile and header.spec.strategy == other.strategy:
             header.spec.adapt.profile = other.adapt.profile
         spec = spec_from_wire(header.spec)
-        code = b"".join(await term.code.chunks(spec.code_sha256))
-        return pb.SubmitReply(job=await term.submit(partial(_new_job, spec, header.request_id), spec.code_sha256, code))
+        code = b"".join(await epoch.code.chunks(spec.code_sha256))
+        return pb.SubmitReply(
+            job=await epoch.submit(partial(_new_job, spec, header.request_id), spec.code_sha256, code)
+        )
 
     async def Get(self, request: pb.GetRequest, context: Context) -> pb.Job:
-        term = self._office.leading()
-        return job_to_wire(term, term.ledger.find(request.job))
+        epoch = self._known_leader.leading()
+        return job_to_wire(epoch, epoch.ledger.find(request.job))
 
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
-        term = self._office.leading()
-        states = sorted(term.ledger.jobs.values(), key=lambda state: state.created)
-        return pb.ListReply(jobs=[job_to_wire(term, s) for s in states if request.all or not s.job.phase.ended])
+        epoch = self._known_leader.leading()
+        states = sorted(epoch.ledger.jobs.values(), key=lambda state: state.created)
+        return pb.ListReply(jobs=[job_to_wire(epoch, s) for s in states if request.all or not s.job.phase.ended])
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
-        term = self._office.leading()
-        name, last = term.ledger.find(request.job).job.id, None
+        epoch = self._known_leader.leading()
+        name, last = epoch.ledger.find(request.job).job.id, None
         while True:
-            job = job_to_wire(term, self._still(term, name))
+            job = job_to_wire(epoch, self._still(epoch, name))
             if job != last:
                 await context.write(job)
                 last = job
             if job.phase in ENDED:  # what was sent, not what it has become meanwhile
                 return
-            await _next_look(term)
+            await _next_poll(epoch)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.Job:
-        term = self._office.leading()
-        return job_to_wire(term, await term.cancel(request.job))
+        epoch = self._known_leader.leading()
+        return job_to_wire(epoch, await epoch.cancel(request.job))
 
     async def Adjust(self, request: pb.AdjustRequest, context: Context) -> pb.Job:
-        term = self._office.leading()
+        epoch = self._known_leader.leading()
         asked = Pins(
             rate=check_rate("rate", request.rate) if request.HasField("rate") else None,
             total_batch=request.total_batch,
@@ -110,34 +112,34 @@ class JobServicer(JobServiceServicer):
             raise BadInput(f"unpin = {unknown[0][:80]!r} is not known. Use {', '.join(sorted(PINS))}")
         if asked == Pins() and not request.unpin:
             raise BadInput("the request changes nothing. Give a rate, a total batch, shares, or what to unpin")
-        return job_to_wire(term, await term.adjust(request.job, asked, set(request.unpin)))
+        return job_to_wire(epoch, await epoch.adjust(request.job, asked, set(request.unpin)))
 
     async def Plans(self, request: pb.PlansRequest, context: Context) -> pb.PlansReply:
-        term = self._office.leading()
-        job = term.ledger.find(request.job).job
+        epoch = self._known_leader.leading()
+        job = epoch.ledger.find(request.job).job
         run = request.run or job.run
-        plans, admissions = await term.ledger.plans(job.id, run), await term.ledger.admissions(job.id, run)
-        return plans_to_wire(term.progress.of(job.id, run), plans, admissions)
+        plans, admissions = await epoch.ledger.plans(job.id, run), await epoch.ledger.admissions(job.id, run)
+        return plans_to_wire(epoch.progress.of(job.id, run), plans, admissions)
 
     async def Events(self, request: pb.EventsRequest, context: Context) -> None:  # type: ignore[override]
-        term = self._office.leading()
-        name = term.ledger.find(request.job).job.id if request.job else keys.CLUSTER
+        epoch = self._known_leader.leading()
+        name = epoch.ledger.find(request.job).job.id if request.job else keys.CLUSTER
         sent = 0
         while True:
-            self._check_still(term)
-            state = term.ledger.find(name) if request.job else None
-            newest = state.job.events if state else term.ledger.cluster_events
+            self._check_still(epoch)
+            state = epoch.ledger.find(name) if request.job else None
+            newest = state.job.events if state else epoch.ledger.cluster_events
             if newest > sent:
-                for event in await term.ledger.events(name, after=sent):
+                for event in await epoch.ledger.events(name, after=sent):
                     await context.write(event_to_wire(event))
                     sent = event.sequence
             if not request.follow or (state and state.job.phase.ended and state.job.events <= sent):
                 return
-            await _next_look(term)
+            await _next_poll(epoch)
 
     async def Logs(self, request: pb.LogsRequest, context: Context) -> None:  # type: ignore[override]
-        term = self._office.leading()
-        job = term.ledger.find(request.job).job
+        epoch = self._known_leader.leading()
+        job = epoch.ledger.find(request.job).job
         wanted = request.rank if request.HasField("rank") else None
         if wanted is not None and wanted >= job.spec.max_workers:
             raise NotFound(f"job {job.id} has no rank {wanted}, at most {job.spec.max_workers} workers")
@@ -147,36 +149,38 @@ class JobServicer(JobServiceServicer):
             for rank in self._logs.ranks(job.id):
                 if wanted in (None, rank) and rank not in readers:
                     readers[rank] = _Reader(rank, self._logs.rank(job.id, rank), request.tail_lines)
-            over = not request.follow or self._still(term, job.id).job.phase.ended
+            over = not request.follow or self._still(epoch, job.id).job.phase.ended
             for reader in readers.values():
                 while chunk := reader.next_chunk(whole_lines=not over):
                     await context.write(chunk)
                     quiet_since_s = time.monotonic()
             if not request.follow or (over and time.monotonic() - quiet_since_s > LAST_WORDS_S):
                 return
-            await _next_look(term)
+            await _next_poll(epoch)
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.ListNodesReply:
-        term = self._office.leading()
-        nodes = term.sessions.nodes()
+        epoch = self._known_leader.leading()
+        nodes = epoch.sessions.nodes()
         return pb.ListNodesReply(
-            nodes=[node_to_wire(term, nodes[name]) for name in sorted(nodes)],
-            controller=term.settings.controller,
+            nodes=[node_to_wire(epoch, nodes[name]) for name in sorted(nodes)],
+            controller=epoch.settings.controller,
             version=version("atoll"),
             unix_s=time.time(),
         )
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:
-        term = self._office.leading()
-        return await checkpoints(term, term.ledger.find(request.job))
+        epoch = self._known_leader.leading()
+        return await checkpoints(epoch, epoch.ledger.find(request.job))
 
-    def _still(self, term: Term, name: str) -> JobState:
-        self._check_still(term)
-        return term.ledger.find(name)
+    def _still(self, epoch: LeaderEpoch, name: str) -> JobState:
+        self._check_still(epoch)
+        return epoch.ledger.find(name)
 
-    def _check_still(self, term: Term) -> None:
-        """Each turn of a stream begins with it: once the term is over, `_next_look` waits no more."""
-        if self._office.leading() is not term:  # it led, did not, and leads again: what it mirrors is another term's
+    def _check_still(self, epoch: LeaderEpoch) -> None:
+        """Each turn of a stream begins with it: once the leader epoch is over, `_next_poll` waits no more."""
+        if (
+            self._known_leader.leading() is not epoch
+        ):  # it led, did not, and leads again: what it mirrors is another epoch's
             raise ControllerUnreachable("this controller leads anew; ask again")
 
 
@@ -204,11 +208,11 @@ class _Reader:
         return pb.LogChunk(run=piece.run, rank=self._rank, data=data, offset=piece.offset)
 
 
-async def _next_look(term: Term) -> None:
-    """A quarter of a second, or at once when the term is over."""
+async def _next_poll(epoch: LeaderEpoch) -> None:
+    """A quarter of a second, or at once when the leader epoch is over."""
     try:
         async with asyncio.timeout(FOLLOW_INTERVAL_S):
-            await term.over.wait()
+            await epoch.over.wait()
     except TimeoutError:
         return
 

@@ -1,4 +1,4 @@
-"""What workers printed, kept per rank on the controller's disk: two files of at most 10 MiB each.
+"""Output of workers, kept per rank on the controller's disk: two files of at most 10 MiB each.
 
 Agents repeat what is not acknowledged, so each byte has an offset in its worker's output; an index beside the text says
 which bytes of the file are which bytes of which run's output.
@@ -27,7 +27,7 @@ _LOG_NAME: Final = re.compile(r"rank-(\d{1,4})\.log")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogPiece:
     """Kept output. `offset` is of its first byte in the worker's output; None for a note that the controller made.
     `next_at`: where the next piece begins."""
 
@@ -90,7 +90,7 @@ class RankLog:
         self._next[run] = offset + len(data)
         return self._next[run]
 
-    def read(self, at: int, limit: int = READ_BYTES) -> Piece | None:
+    def read(self, at: int, limit: int = READ_BYTES) -> LogPiece | None:
         """What is kept from position `at` on (or from the oldest that is kept), at most `limit` bytes of one run."""
         at = max(at, self.begin)
         if at >= self.end or not self._segments:
@@ -107,7 +107,7 @@ class RankLog:
         if not data:
             return None
         offset = None if segment.offset is None else segment.offset + at - segment.at
-        return Piece(segment.run, offset, data, at + len(data))
+        return LogPiece(segment.run, offset, data, at + len(data))
 
     def tail(self, lines: int) -> int:
         """The position from which on the last `lines` lines are."""

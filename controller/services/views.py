@@ -1,4 +1,4 @@
-"""What users are shown: records, reports and progress put together as messages."""
+"""Puts records, reports and progress together as the messages that users are shown."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from typing import Final
 
 from atoll.controller.jobs.agents.progress import RunProgress
-from atoll.controller.jobs.lifecycle.leader_epoch import Term
-from atoll.controller.jobs.lifecycle.observed import SeenNode, WorkerKey
+from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
+from atoll.controller.jobs.lifecycle.observed import ObservedNode, WorkerKey
 from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.records import wire
 from atoll.controller.jobs.records.ledger import JobState
 from atoll.controller.jobs.records.spec import spec_to_wire
-from atoll.controller.state.records import AdmissionRecord, Phase, PlanRecord
+from atoll.controller.state.records import AdmissionRecord, JobPhase, PlanRecord
 from atoll.v1 import common_pb2, jobs_pb2
 
 MAX_PLANS_BYTES: Final = 3 * 1024 * 1024
 MAX_LINKS: Final = 4096
 """Of all workers of a job together: a message has its limit."""
-_PHASES: Final = {phase: jobs_pb2.Phase.Value(f"PHASE_{phase}") for phase in Phase}
+_PHASES: Final = {phase: jobs_pb2.Phase.Value(f"PHASE_{phase}") for phase in JobPhase}
 
 
-def job_to_wire(term: Term, state: JobState) -> jobs_pb2.Job:
+def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
     """A job with its current run, as it is known at this moment."""
     job, run = state.job, state.run
-    progress = term.progress.of(job.id, job.run)
+    progress = epoch.progress.of(job.id, job.run)
     return jobs_pb2.Job(
         id=job.id,
         spec=spec_to_wire(job.spec),
@@ -35,14 +35,14 @@ def job_to_wire(term: Term, state: JobState) -> jobs_pb2.Job:
         restarts=job.restarts,
         submitted_unix_s=job.submitted_unix_s,
         ended_unix_s=job.ended_unix_s,
-        workers=_workers(term, state) if run else (),
+        workers=_workers(epoch, state) if run else (),
         progress=progress.to_wire(time.monotonic()) if progress else None,
         plan=wire.plan_to_wire(state.plans[-1]) if state.plans else None,
         checkpoint_step=max(job.checkpoint_step, progress.checkpoint_step if progress else 0),
         memory_step=state.commit.step if state.commit else job.memory_step,
         exit_code=job.exit_code,
         pins=jobs_pb2.Pins(rate=job.rate, total_batch=job.pinned_batch, shares=pins_of(job).shares),
-        standby=[*_kept_free(term, job.id), *_standby(term, state)],
+        standby=[*_kept_free(epoch, job.id), *_standby(epoch, state)],
         recovery=wire.recovery_to_wire(run.recovery) if run and run.recovery else None,
     )
 
@@ -74,13 +74,13 @@ def plans_to_wire(
     return reply
 
 
-def _kept_free(term: Term, job: str) -> list[jobs_pb2.Standby]:
+def _kept_free(epoch: LeaderEpoch, job: str) -> list[jobs_pb2.Standby]:
     """Devices that no other job gets, as this one asked for standbys."""
-    kept = term.reconciler.kept_free.get(job, ())
+    kept = epoch.reconciler.kept_free.get(job, ())
     return [jobs_pb2.Standby(node=d.node, device=d.index, reason="kept to take over a lost one") for d in kept]
 
 
-def _standby(term: Term, state: JobState) -> list[jobs_pb2.Standby]:
+def _standby(epoch: LeaderEpoch, state: JobState) -> list[jobs_pb2.Standby]:
     """Devices that are there and wait. A job that is over has none, nor one that takes no more workers."""
     job = state.job
     trains = {f"{m.node}/{m.device}" for m in state.run.members} if state.run and job.phase.active else set()
@@ -89,15 +89,15 @@ def _standby(term: Term, state: JobState) -> list[jobs_pb2.Standby]:
     waiting = []
     for name, standby in sorted(job.standby.items()):
         node, _, device = name.rpartition("/")
-        if name not in trains and node in term.sessions.connected:
+        if name not in trains and node in epoch.sessions.connected:
             waiting.append(jobs_pb2.Standby(node=node, device=int(device), reason=standby.reason))
     return waiting
 
 
-def _workers(term: Term, state: JobState) -> list[jobs_pb2.WorkerView]:
+def _workers(epoch: LeaderEpoch, state: JobState) -> list[jobs_pb2.WorkerView]:
     run = state.run
     assert run is not None
-    progress = term.progress.of(run.job, run.run)
+    progress = epoch.progress.of(run.job, run.run)
     shares = state.plans[-1].shares if state.plans else (1.0,) * len(run.members)
     total = sum(shares)
     views, links_left = [], MAX_LINKS
@@ -106,7 +106,7 @@ def _workers(term: Term, state: JobState) -> list[jobs_pb2.WorkerView]:
         if member.exit:
             status = wire.exit_to_wire(key, member.exit)
         else:
-            known = term.sessions.status(member.node, key)
+            known = epoch.sessions.status(member.node, key)
             status = known or common_pb2.WorkerStatus(id=wire.worker_id(key))
         rank = progress.ranks.get(member.rank) if progress else None
         links = sorted(rank.links.values(), key=lambda link: link.peer)[:links_left] if rank else []
@@ -126,9 +126,9 @@ def _workers(term: Term, state: JobState) -> list[jobs_pb2.WorkerView]:
     return views
 
 
-def node_to_wire(term: Term, node: SeenNode) -> jobs_pb2.Node:
+def node_to_wire(epoch: LeaderEpoch, node: ObservedNode) -> jobs_pb2.Node:
     now_s = time.monotonic()
-    session = term.sessions.connected.get(node.record.name)
+    session = epoch.sessions.connected.get(node.record.name)
     return jobs_pb2.Node(
         name=node.record.name,
         island=node.record.island,
@@ -136,7 +136,7 @@ def node_to_wire(term: Term, node: SeenNode) -> jobs_pb2.Node:
         memory_bytes=node.record.memory_bytes,
         devices=[wire.device_to_wire(device) for device in node.record.devices],
         connected=node.connected,
-        seen_s_ago=now_s - (node.heard_s if node.heard_s is not None else term.reconciler.leading_since_s),
+        seen_s_ago=now_s - (node.heard_s if node.heard_s is not None else epoch.reconciler.leading_since_s),
         workers=session.statuses.values() if session else (),
         version=node.record.version,
         samples=session.samples if session else (),

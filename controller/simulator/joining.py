@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.jobs.admission.admitting import Candidate, Question, answer
+from atoll.controller.jobs.admission.admitting import AdmissionQuestion, RatedDevice, answer
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Device
 
@@ -53,7 +53,7 @@ class Joining:
         if not offers or now_s < self._judged_s + JUDGE_EVERY_S:
             return
         found = answer(
-            Question(
+            AdmissionQuestion(
                 profile=profile,
                 workers=[_measured(device, speeds) for device in members],
                 offers=[_measured(device, speeds) for device in offers],
@@ -78,6 +78,6 @@ class Joining:
         return [device for device in self._cluster.devices if device.joins_s <= now_s < device.leaves_s]
 
 
-def _measured(device: Device, speeds: Mapping[str, float]) -> Candidate:
+def _measured(device: Device, speeds: Mapping[str, float]) -> RatedDevice:
     """What an agent measures of a device with a fixed calculation: samples a second, as far as they are its own."""
-    return Candidate(device.name, speeds[device.name] / (device.cost.q + device.cost.k))
+    return RatedDevice(device.name, speeds[device.name] / (device.cost.q + device.cost.k))

@@ -1,4 +1,4 @@
-"""How records are written to etcd: JSON, read back strictly.
+"""Writes records to etcd as JSON, and reads them back strictly.
 
 etcd may hold what an older or newer Atoll wrote, so reading refuses unknown and missing fields and names the key. Only
 fields marked `later` may be missing: they have their default then.
@@ -17,13 +17,15 @@ from functools import cache
 from typing import Any, TypeVar
 
 from atoll.controller.state.records import AdmissionRecord, EventRecord, JobRecord, NodeRecord, PlanRecord, RunRecord
-from atoll.controller.state.recovery import Commit
+from atoll.controller.state.recovery import CommitRecord
 from atoll.errors import BadInput
 
-Record = TypeVar("Record", JobRecord, RunRecord, PlanRecord, AdmissionRecord, NodeRecord, EventRecord, Commit)
+Record = TypeVar("Record", JobRecord, RunRecord, PlanRecord, AdmissionRecord, NodeRecord, EventRecord, CommitRecord)
 
 
-def encode(record: JobRecord | RunRecord | PlanRecord | AdmissionRecord | NodeRecord | EventRecord | Commit) -> bytes:
+def encode(
+    record: JobRecord | RunRecord | PlanRecord | AdmissionRecord | NodeRecord | EventRecord | CommitRecord,
+) -> bytes:
     """JSON with sorted keys: equal records are equal bytes."""
     return json.dumps(_plain(record), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 

@@ -45,7 +45,7 @@ _OPTIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class EtcdMember:
     """One etcd member as seen from here."""
 
     address: str
@@ -72,15 +72,15 @@ class Endpoints:
     def closed(self) -> bool:
         return self._closed.is_set()
 
-    def preferred(self) -> Member:
+    def preferred(self) -> EtcdMember:
         return self._members[self._preferred]
 
-    def avoid(self, member: Member) -> None:
+    def avoid(self, member: EtcdMember) -> None:
         """Ask another member next time, where there is one."""
         if self.preferred() is member:
             self._preferred = (self._preferred + 1) % len(self._members)
 
-    async def call(self, attempt: Callable[[Member, float], Awaitable[T]], doing: str, repeatable: bool) -> T:
+    async def call(self, attempt: Callable[[EtcdMember, float], Awaitable[T]], doing: str, repeatable: bool) -> T:
         """Carry out `attempt(member, timeout_s)` on the first member that can, within the deadline.
 
         An attempt that surely did not reach etcd is made again on the next member; one that may have is only where it
@@ -114,7 +114,7 @@ class Endpoints:
             pass
 
     @contextmanager
-    def errors(self, doing: str, member: Member, repeatable: bool = True) -> Iterator[None]:
+    def errors(self, doing: str, member: EtcdMember, repeatable: bool = True) -> Iterator[None]:
         """Turn every way in which gRPC ends a call inside the block into an AtollError."""
         try:
             yield
@@ -141,14 +141,14 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
-def _member(address: str, credentials: grpc.ChannelCredentials | None) -> Member:
+def _member(address: str, credentials: grpc.ChannelCredentials | None) -> EtcdMember:
     host, port = split_address(address, DEFAULT_ETCD_PORT)
     target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if credentials is None:
         channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
     else:
         channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
-    return Member(target, channel, wire.KVStub(channel), wire.LeaseStub(channel), wire.WatchStub(channel))
+    return EtcdMember(target, channel, wire.KVStub(channel), wire.LeaseStub(channel), wire.WatchStub(channel))
 
 
 _TRANSIENT: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

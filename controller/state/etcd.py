@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc.aio
 from etcd3aio import _protobuf as wire
 
-from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, Member
+from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, EtcdMember
 from atoll.controller.state.store import (
     Absent,
     Change,
@@ -20,7 +20,7 @@ from atoll.controller.state.store import (
     Exists,
     Fence,
     Put,
-    Snapshot,
+    StoreSnapshot,
     Unchanged,
     WatchBatch,
 )
@@ -45,7 +45,7 @@ class EtcdStore:
         reply = await self._range(wire.RangeRequest(key=key.encode()), f"reading {key}")
         return entry_of(reply.kvs[0]) if reply.kvs else None
 
-    async def read_prefix(self, prefix: str, limit: int | None = None) -> Snapshot:
+    async def read_prefix(self, prefix: str, limit: int | None = None) -> StoreSnapshot:
         entries: dict[str, Entry] = {}
         start, revision = prefix.encode(), 0
         while True:
@@ -57,7 +57,7 @@ class EtcdStore:
                 entry = entry_of(kv)
                 entries[entry.key] = entry
             if not reply.more or (limit is not None and len(entries) >= limit):
-                return Snapshot(revision, entries)
+                return StoreSnapshot(revision, entries)
             start = reply.kvs[-1].key + b"\0"
 
     async def commit(
@@ -66,7 +66,7 @@ class EtcdStore:
         request = _txn(changes, conditions, fence)
         doing = f"writing {_name(changes)}"
 
-        async def attempt(member: Member, timeout_s: float) -> Any:
+        async def attempt(member: EtcdMember, timeout_s: float) -> Any:
             return await member.kv.Txn(request, timeout=timeout_s, metadata=HAS_LEADER)
 
         reply = await self.endpoints.call(attempt, doing, repeatable=False)
@@ -78,7 +78,7 @@ class EtcdStore:
         if ttl_s < 1:
             raise BadInput(f"a lease of {ttl_s} s cannot be granted. Its time must be at least 1 s")
 
-        async def attempt(member: Member, timeout_s: float) -> Any:
+        async def attempt(member: EtcdMember, timeout_s: float) -> Any:
             return await member.lease.LeaseGrant(
                 wire.LeaseGrantRequest(TTL=ttl_s), timeout=timeout_s, metadata=HAS_LEADER
             )
@@ -90,7 +90,7 @@ class EtcdStore:
     async def refresh_lease(self, lease: int) -> float:
         doing = f"refreshing lease {lease:x}"
 
-        async def attempt(member: Member, timeout_s: float) -> Any:
+        async def attempt(member: EtcdMember, timeout_s: float) -> Any:
             call = member.lease.LeaseKeepAlive(timeout=timeout_s, metadata=HAS_LEADER)
             try:
                 await call.write(wire.LeaseKeepAliveRequest(ID=lease))
@@ -107,7 +107,7 @@ class EtcdStore:
         return float(reply.TTL)
 
     async def revoke_lease(self, lease: int) -> None:
-        async def attempt(member: Member, timeout_s: float) -> Any:
+        async def attempt(member: EtcdMember, timeout_s: float) -> Any:
             return await member.lease.LeaseRevoke(
                 wire.LeaseRevokeRequest(ID=lease), timeout=timeout_s, metadata=HAS_LEADER
             )
@@ -124,7 +124,7 @@ class EtcdStore:
         await self.endpoints.close()
 
     async def _range(self, request: Any, doing: str) -> Any:
-        async def attempt(member: Member, timeout_s: float) -> Any:
+        async def attempt(member: EtcdMember, timeout_s: float) -> Any:
             return await member.kv.Range(request, timeout=timeout_s, metadata=HAS_LEADER)
 
         return await self.endpoints.call(attempt, doing, repeatable=True)

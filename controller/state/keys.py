@@ -1,4 +1,4 @@
-"""Where what lies in etcd. Numbers are padded, so that the order of keys is the order of numbers."""
+"""Keys of etcd. Numbers are padded, so that the order of keys is the order of numbers."""
 
 from __future__ import annotations
 

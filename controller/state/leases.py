@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc.aio
 from etcd3aio import _protobuf as wire
 
-from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, Member
+from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, EtcdMember
 from atoll.controller.state.etcd import EtcdStore
 from atoll.errors import StoreUnavailable
 
@@ -89,7 +89,7 @@ class LeaseKeeper:
                 await self._endpoints.pause(backoff_s)
                 backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
-    async def _serve(self, member: Member) -> None:
+    async def _serve(self, member: EtcdMember) -> None:
         """Ask and listen over one stream, until it is lost."""
         self._due = {**self._asked, **self._due}  # what the last stream left unanswered
         self._asked = {}
@@ -110,7 +110,7 @@ class LeaseKeeper:
                 side.cancel()
             await asyncio.gather(*sides, return_exceptions=True)
 
-    async def _ask(self, call: Any, member: Member) -> None:
+    async def _ask(self, call: Any, member: EtcdMember) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -122,7 +122,7 @@ class LeaseKeeper:
                     async with asyncio.timeout(_ANSWER_S):
                         await call.write(wire.LeaseKeepAliveRequest(ID=lease))
 
-    async def _listen(self, call: Any, member: Member) -> None:
+    async def _listen(self, call: Any, member: EtcdMember) -> None:
         while True:
             with self._endpoints.errors("refreshing leases", member):
                 reply = await self._next_reply(call)

@@ -1,4 +1,4 @@
-"""What is written to etcd: frozen dataclasses. `codec` says how.
+"""Records in etcd: frozen dataclasses, written and read by `codec`.
 
 Fields that came after the first release are marked `later`: records of earlier versions lack them, and are read with
 their defaults.
@@ -12,13 +12,13 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from atoll.controller.state.recovery import Recovery
+from atoll.controller.state.recovery import RecoveryRecord
 
 _LATER: Final = MappingProxyType({"later": True})
 """Marks a field that records of earlier versions lack."""
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     QUEUED = "QUEUED"
     STARTING = "STARTING"
     RUNNING = "RUNNING"
@@ -29,15 +29,15 @@ class Phase(StrEnum):
 
     @property
     def ended(self) -> bool:
-        return self in (Phase.DONE, Phase.FAILED, Phase.CANCELLED)
+        return self in (JobPhase.DONE, JobPhase.FAILED, JobPhase.CANCELLED)
 
     @property
     def active(self) -> bool:
         """Whether a run holds devices in this phase."""
-        return self in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+        return self in (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.STOPPING)
 
 
-class ExitKind(StrEnum):
+class WorkerExitKind(StrEnum):
     """As atoll.v1.ExitKind, and LOST: nobody is left who could say how it ended."""
 
     FINISHED = "FINISHED"
@@ -147,20 +147,20 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class PhaseChange:
     """One transition of a job, for its history."""
 
-    before: Phase
-    after: Phase
+    before: JobPhase
+    after: JobPhase
     cause: str
     unix_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class RunFailure:
     """How a run failed, to compare it with the next one's. `times`: how many runs in a row failed like this."""
 
-    kind: ExitKind
+    kind: WorkerExitKind
     step: int
     code: int
     reason: str
@@ -179,7 +179,7 @@ class Adapted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standby:
     """A device that a job leaves out, and why. work_per_s: what it measured then; a device that measures otherwise is
-    looked at anew. slowed: how many workers the run had that was measured to be faster without it; 0: predicted."""
+    assessed anew. slowed: how many workers the run had that was measured to be faster without it; 0: predicted."""
 
     reason: str
     work_per_s: float = 0.0
@@ -213,7 +213,7 @@ class JobRecord:
     id: str
     spec: Spec
     request_id: str
-    phase: Phase = Phase.QUEUED
+    phase: JobPhase = JobPhase.QUEUED
     reason: str = ""
     run: int = 0
     restarts: int = 0
@@ -226,8 +226,8 @@ class JobRecord:
     events: int = 0
     total_batch: int = 0
     speeds: Mapping[str, float] = field(default_factory=dict)
-    last_failure: Failure | None = None
-    history: tuple[Change, ...] = ()
+    last_failure: RunFailure | None = None
+    history: tuple[PhaseChange, ...] = ()
     rate: float | None = field(default=None, metadata=_LATER)
     pinned_batch: int = field(default=0, metadata=_LATER)
     pinned_shares: tuple[float, ...] = field(default=(), metadata=_LATER)
@@ -243,10 +243,10 @@ class JobRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class ExitRecord:
     """The recorded end of a worker. `order` counts the exits of its run as they were recorded, from 0."""
 
-    kind: ExitKind
+    kind: WorkerExitKind
     code: int = 0
     reason: str = ""
     step: int = 0
@@ -254,14 +254,14 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class RunMember:
     rank: int
     node: str
     device: int
     node_rank: int
     local_rank: int
     local_world_size: int
-    exit: Exit | None = None
+    exit: ExitRecord | None = None
     island: str = field(default="", metadata=_LATER)
 
 
@@ -272,7 +272,7 @@ class RunRecord:
 
     job: str
     run: int
-    members: tuple[Member, ...]
+    members: tuple[RunMember, ...]
     master_address: str
     master_port: int
     began_unix_s: float
@@ -282,7 +282,7 @@ class RunRecord:
     grace_s: float = 0.0
     why: str = ""
     data_seed: str = field(default="", repr=False, metadata=_LATER)
-    recovery: Recovery | None = field(default=None, metadata=_LATER)
+    recovery: RecoveryRecord | None = field(default=None, metadata=_LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What is kept of a job's safe state: which generation is complete in memory, and how a recovery proceeds."""
+"""Records of a job's safe state: the generation that is complete in memory, and how a recovery proceeds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class CommitRecord:
     """The newest generation of which every shard of all ranks is complete in memory, with the copies that are due.
 
     shards: of run `run`, whose placement says which machines hold them. step: the first that is not in it.
@@ -20,7 +20,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class RecoveryRecord:
     """How a job goes on after the loss of run `run`, written as it proceeds. It lies with the run that was lost, then
     with the one that replaces it, and is over with that one's first step.
 

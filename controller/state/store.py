@@ -27,7 +27,7 @@ class Deleted:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StoreSnapshot:
     """All entries under a prefix at one revision, sorted by key. A watch goes on from `revision + 1`."""
 
     revision: int
@@ -105,7 +105,7 @@ class StateStore(Protocol):
 
     async def read(self, key: str) -> Entry | None: ...
 
-    async def read_prefix(self, prefix: str, limit: int | None = None) -> Snapshot:
+    async def read_prefix(self, prefix: str, limit: int | None = None) -> StoreSnapshot:
         """All entries under `prefix` at one revision, or the first `limit` of them in the order of their keys."""
         ...
 

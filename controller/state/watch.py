@@ -15,7 +15,7 @@ from typing import Any, Final
 import grpc.aio
 from etcd3aio import _protobuf as wire
 
-from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, Member
+from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, EtcdMember
 from atoll.controller.state.store import Deleted, Entry, WatchBatch
 from atoll.errors import BadInput, StoreUnavailable
 
@@ -53,7 +53,7 @@ async def watch(endpoints: Endpoints, prefix: str, from_revision: int) -> AsyncG
 
 
 async def _one_stream(
-    endpoints: Endpoints, member: Member, prefix: str, start_revision: int
+    endpoints: Endpoints, member: EtcdMember, prefix: str, start_revision: int
 ) -> AsyncGenerator[WatchBatch, None]:
     """Batches from one connection. Ends after a reset, raises StoreUnavailable when the connection is lost."""
     doing = f"watching {prefix}"

@@ -94,20 +94,20 @@ class FakeAgent:
             for step in steps
         ]
         report = pb.WorkerTelemetry(id=self._id(key), steps=samples)
-        await self.say(pb.AgentMessage(telemetry=pb.Telemetry(workers=[report])))
+        await self.send(pb.AgentMessage(telemetry=pb.Telemetry(workers=[report])))
         await self.beat()
 
     async def log(self, key: Key, offset: int, data: bytes) -> None:
         before = len(self.acks)
-        await self.say(pb.AgentMessage(log=pb.LogBatch(id=self._id(key), offset=offset, data=data)))
+        await self.send(pb.AgentMessage(log=pb.LogBatch(id=self._id(key), offset=offset, data=data)))
         await self.until(lambda: len(self.acks) > before)
 
-    async def say(self, message: pb.AgentMessage) -> None:
+    async def send(self, message: pb.AgentMessage) -> None:
         await self._say.put(message)
 
     async def beat(self) -> None:
         beat = pb.Heartbeat(workers=self.workers.values(), rendezvous_ports=self.register.rendezvous_ports)
-        await self.say(pb.AgentMessage(heartbeat=beat))
+        await self.send(pb.AgentMessage(heartbeat=beat))
 
     def _id(self, key: Key) -> common_pb2.WorkerId:
         return common_pb2.WorkerId(job=key[0], run=key[1], rank=key[2])
@@ -162,7 +162,7 @@ class FakeAgent:
                 self.looked.append(message.take_stock)
                 if self.stock is not None:
                     self.stock.request = message.take_stock.request
-                    await self.say(pb.AgentMessage(stock=self.stock))
+                    await self.send(pb.AgentMessage(stock=self.stock))
             case "log_ack":
                 self.acks.append(message.log_ack)
 

@@ -1,1 +1,1 @@
-"""Which devices take part in a running job, which wait, which are sent back."""
+"""Admission of devices: which take part in a running job, which wait, which are sent back."""

@@ -1,4 +1,5 @@
-"""What a run's profile says about devices that are not in it: the input of planner `admission`, and its verdicts. Pure.
+"""Predicts from a run's profile what devices outside it would bring: the input of planner `admission`, and its
+verdicts. Pure.
 
 A device that was in the job before is predicted from what was learned of it. Another one is predicted from the run's
 own workers, scaled by what both measured of the same fixed calculation (`work_per_s`): how well that carries over to
@@ -38,7 +39,7 @@ _WORK_AT_ONCE: Final = 16_000  # workers times offers: 0.15 s of planning
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Candidate:
+class RatedDevice:
     """A device by "node/device", with what its agent measured; 0 where it did not."""
 
     name: str
@@ -46,13 +47,13 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class AdmissionQuestion:
     """workers: by rank. learned: seconds per sample by name, of devices that are what they were then. batch_range:
     of the total batch; None where it stays. restart_s: seconds without training that taking devices in costs."""
 
     profile: Profile
-    workers: Sequence[Candidate]
-    offers: Sequence[Candidate]
+    workers: Sequence[RatedDevice]
+    offers: Sequence[RatedDevice]
     learned: Mapping[str, float] = field(default_factory=dict)
     split: str
     batch_range: tuple[int, int] | None
@@ -60,7 +61,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannerRun:
     """What went into planner `admission` and came out."""
 
     input: str
@@ -68,7 +69,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AdmissionAnswer:
     """Reasons by name, of those the run should take (`admitted`, the best first), of those it should not, and of
     those that nothing is known of (`unknown`). gain: part of its time that the run saves with the admitted. planned:
     None where the planner was not asked, or found no plan."""
@@ -77,7 +78,7 @@ class Answer:
     waiting: Mapping[str, str]
     unknown: tuple[str, ...]
     gain: float = 0.0
-    planned: Planned | None = None
+    planned: PlannerRun | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +100,9 @@ class _Model:
         return _Model(self.q * factor, self.s * factor, self.k * factor, self.m * factor, error)
 
 
-def answer(question: Question) -> Answer | None:
-    """Judge the offers; those beyond MAX_JUDGED, or beyond what is planned in time, wait for the next look. None where
-    the run itself is not known well enough to be compared with."""
+def answer(question: AdmissionQuestion) -> AdmissionAnswer | None:
+    """Judge the offers; those beyond MAX_JUDGED, or beyond what is planned in time, wait for the next assessment. None
+    where the run itself is not known well enough to be compared with."""
     models = _models(question.profile, len(question.workers))
     if models is None:
         return None
@@ -112,20 +113,20 @@ def answer(question: Question) -> Answer | None:
     known.sort(key=lambda pair: (pair[1].per_sample_s(batch), pair[0]))
     known = known[: max(4, min(MAX_JUDGED, _WORK_AT_ONCE // len(models)))]
     if not known:
-        return Answer({}, {}, unknown)
+        return AdmissionAnswer({}, {}, unknown)
     overlap, larger = _overlaps(question.profile, models)
     data = _planner_input(question, models, known, overlap, larger)
     data |= {"uncertainty": _uncertainty(question.profile, models)}
     text = canonical(data)
     try:
-        said = PLANNERS["admission"].run_json(text)
+        answered = PLANNERS["admission"].run_json(text)
     except NoFeasiblePlan as error:
-        return Answer({}, {name: str(error) for name, _ in known}, unknown)
-    output = json.loads(said)
+        return AdmissionAnswer({}, {name: str(error) for name, _ in known}, unknown)
+    output = json.loads(answered)
     reasons = {verdict["name"]: verdict["reason"].partition(": ")[2] for verdict in output["verdicts"]}
     admitted = {name: reasons[name] for name in output["admitted"]}
     waiting = {name: reason for name, reason in reasons.items() if name not in admitted}
-    return Answer(admitted, waiting, unknown, 1 - output["time_to_accuracy"], Planned(text, said))
+    return AdmissionAnswer(admitted, waiting, unknown, 1 - output["time_to_accuracy"], PlannerRun(text, answered))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +136,10 @@ class Dispensable:
 
     rank: int
     reason: str
-    planned: Planned
+    planned: PlannerRun
 
 
-def dispensable(question: Question) -> Dispensable | None:
+def dispensable(question: AdmissionQuestion) -> Dispensable | None:
     """The slowest worker, where the run gains more without it than prediction and restart take. A worker whose fixed
     cost is not known is taken to need no longer for a sample than it does now, so it is kept rather than sent away."""
     profile, ranks = question.profile, len(question.workers)
@@ -152,18 +153,18 @@ def dispensable(question: Question) -> Dispensable | None:
     data |= {"uncertainty": _uncertainty(profile, models)}
     text = canonical(data)
     try:
-        said = PLANNERS["admission"].run_json(text)
+        answered = PLANNERS["admission"].run_json(text)
     except NoFeasiblePlan:
         return None
-    [verdict] = json.loads(said)["verdicts"]
+    [verdict] = json.loads(answered)["verdicts"]
     longer, needed = -(verdict["improvement"] or 0.0), verdict["needed"] + data["cost"]
     if longer <= 0 or longer / (1 + longer) <= needed:
         return None
-    return Dispensable(rank, verdict["reason"].partition(": ")[2], Planned(text, said))
+    return Dispensable(rank, verdict["reason"].partition(": ")[2], PlannerRun(text, answered))
 
 
 def _planner_input(
-    question: Question,
+    question: AdmissionQuestion,
     models: Sequence[_Model],
     offers: Sequence[tuple[str, _Model]],
     overlap: Mapping[str, float],
@@ -222,7 +223,7 @@ def _reach(known: NodeEstimate, batch: float) -> float:
     return math.hypot(1, away / half) if half > 0 else math.inf
 
 
-def _predicted(question: Question, models: Sequence[_Model], offer: Candidate) -> _Model | None:
+def _predicted(question: AdmissionQuestion, models: Sequence[_Model], offer: RatedDevice) -> _Model | None:
     """Of an offered device; None where neither it nor anything to compare it with was measured."""
     ranks = question.profile.ranks
     per_sample_s = [model.per_sample_s(max(ranks[rank].local_batch, 1)) for rank, model in enumerate(models)]

@@ -1,8 +1,8 @@
-"""Whether a running job takes in devices that are free, which it leaves waiting, and which it sends back. Pure.
+"""Decides whether a running job takes in free devices, which it leaves waiting, and which it sends back. Pure.
 
-Three looks, each a function of what is seen: devices that offer themselves are predicted (jobs/admitting.py); a run
-that took devices in is held against the run before, as it was measured; a worker whose fixed cost holds every step up
-is predicted away. A restart is what each of them costs, so each has to promise more.
+Three assessments, each a function of what is observed: devices that offer themselves are predicted (admitting.py); a
+run that took devices in is held against the run before, as it was measured; a worker whose fixed cost holds every step
+up is predicted away. A restart is what each of them costs, so each has to promise more.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.jobs.admission.admitting import Answer, Candidate, Planned, Question, answer, dispensable
-from atoll.controller.jobs.lifecycle.observed import GROW_STABLE_S, NewEvent, Seen, Telling
+from atoll.controller.jobs.admission.admitting import (
+    AdmissionAnswer,
+    AdmissionQuestion,
+    PlannerRun,
+    RatedDevice,
+    answer,
+    dispensable,
+)
+from atoll.controller.jobs.lifecycle.observed import GROW_STABLE_S, NewEvent, ObservedJob, PassClock
 from atoll.controller.jobs.lifecycle.policy import policy_of
 from atoll.controller.jobs.lifecycle.start import FreeDevice, same_work
 from atoll.controller.state.records import (
     AdmissionRecord,
     Cause,
-    Change,
     Growth,
+    JobPhase,
     JobRecord,
     Level,
-    Phase,
+    PhaseChange,
     RunRecord,
     Standby,
 )
@@ -50,7 +57,7 @@ _NUMBERS: Final = re.compile(r"[\d.]+(e[+-]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class DeviceAssessment:
     """What comes of it. `cause`: why the run should stop, in words `text`, if it should. `admission`: the planner's
     word, where it changed something."""
 
@@ -62,39 +69,39 @@ class Look:
     admission: AdmissionRecord | None = None
 
 
-def look_at_devices(seen: Seen, run: RunRecord, clock: Telling) -> Look:
+def assess_devices(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
     """At most one of: send devices back, take devices in, leave them waiting. For a run whose workers all live and can
     stop at a step boundary."""
-    sent_back = _compared(seen, run, clock)
+    sent_back = _compared(observed, run, clock)
     if sent_back.cause is not None:
         return sent_back
-    free = _offering(seen, run, clock)
+    free = _offering(observed, run, clock)
     names = {device.name for device in free}
-    if free and (names - seen.job.standby.keys() or clock.now_s - seen.judged_s >= JUDGE_EVERY_S):
-        look = _offered(replace(seen, job=sent_back.job), run, free, clock)
-    elif clock.now_s - seen.judged_s >= JUDGE_EVERY_S and _settled(seen, run, clock):
-        look = _without_slowest(replace(seen, job=sent_back.job), run, clock)
+    if free and (names - observed.job.standby.keys() or clock.now_s - observed.judged_s >= JUDGE_EVERY_S):
+        assessment = _offered(replace(observed, job=sent_back.job), run, free, clock)
+    elif clock.now_s - observed.judged_s >= JUDGE_EVERY_S and _settled(observed, run, clock):
+        assessment = _without_slowest(replace(observed, job=sent_back.job), run, clock)
     else:
         return sent_back
-    return replace(look, events=(*sent_back.events, *look.events))
+    return replace(assessment, events=(*sent_back.events, *assessment.events))
 
 
 # Devices that offer themselves
 
 
-def _offering(seen: Seen, run: RunRecord, clock: Telling) -> list[FreeDevice]:
+def _offering(observed: ObservedJob, run: RunRecord, clock: PassClock) -> list[FreeDevice]:
     """Free for a while, of the run's kind, and not sent back from a run as large as this one."""
-    wait_s = GROW_STABLE_S if seen.job.growth is None else TRIAL_S
-    if len(run.members) >= seen.job.spec.max_workers or clock.now_s - seen.since_s < wait_s:
+    wait_s = GROW_STABLE_S if observed.job.growth is None else TRIAL_S
+    if len(run.members) >= observed.job.spec.max_workers or clock.now_s - observed.since_s < wait_s:
         return []
     first = run.members[0]
-    kinds = {device.kind for device in seen.nodes[first.node].record.devices}
+    kinds = {device.kind for device in observed.nodes[first.node].record.devices}
     return [
         d
-        for d in seen.free
+        for d in observed.free
         if d.kind in kinds
         and clock.now_s - d.since_s >= GROW_STABLE_S
-        and not _slowed(seen.job.standby.get(d.name), d, run)
+        and not _slowed(observed.job.standby.get(d.name), d, run)
     ]
 
 
@@ -104,21 +111,21 @@ def _slowed(standby: Standby | None, device: FreeDevice, run: RunRecord) -> bool
     return len(run.members) >= standby.slowed
 
 
-def _offered(seen: Seen, run: RunRecord, free: Sequence[FreeDevice], clock: Telling) -> Look:
-    job, room = seen.job, seen.job.spec.max_workers - len(run.members)
-    profile = seen.profile if _measured(seen) else None
-    found = None if profile is None else answer(_question(seen, run, profile, free, learned(job, free)))
+def _offered(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], clock: PassClock) -> DeviceAssessment:
+    job, room = observed.job, observed.job.spec.max_workers - len(run.members)
+    profile = observed.profile if _measured(observed) else None
+    found = None if profile is None else answer(_question(observed, run, profile, free, learned(job, free)))
     if found is None:
-        found = _unmeasured(seen, run, free, clock)
+        found = _unmeasured(observed, run, free, clock)
         if not found.unknown:
-            return Look(job=job)
+            return DeviceAssessment(job=job)
     job, events = _waiting(job, found.waiting, {d.name: d.work_per_s for d in free})
     take = [*found.admitted, *found.unknown][:room]
     if not take:
-        look = Look(job=job, events=events, judged=True)
-        if found.planned is None or job.standby == seen.job.standby:
-            return look
-        return _recorded(look, run, clock, found.planned, _verdicts(found))
+        assessment = DeviceAssessment(job=job, events=events, judged=True)
+        if found.planned is None or job.standby == observed.job.standby:
+            return assessment
+        return _recorded(assessment, run, clock, found.planned, _verdicts(found))
     nodes = sorted({d.node for d in free if d.name in take})
     text = f"growing from {len(run.members)} to {len(run.members) + len(take)} workers: devices are free on "
     text += ", ".join(nodes[:8])
@@ -127,72 +134,80 @@ def _offered(seen: Seen, run: RunRecord, free: Sequence[FreeDevice], clock: Tell
     )
     job = replace(
         job,
-        growth=_growth(seen, run, take),
+        growth=_growth(observed, run, take),
         standby={name: standby for name, standby in job.standby.items() if name not in take},
     )
-    look = Look(job=job, cause=Cause.GROW, text=text, events=events, judged=True)
-    return _recorded(look, run, clock, found.planned, _verdicts(found)) if found.planned else look
+    assessment = DeviceAssessment(job=job, cause=Cause.GROW, text=text, events=events, judged=True)
+    return _recorded(assessment, run, clock, found.planned, _verdicts(found)) if found.planned else assessment
 
 
-def _recorded(look: Look, run: RunRecord, clock: Telling, planned: Planned, reason: str) -> Look:
+def _recorded(
+    assessment: DeviceAssessment, run: RunRecord, clock: PassClock, planned: PlannerRun, reason: str
+) -> DeviceAssessment:
     """The same with the planner's word for the record."""
-    number = look.job.admissions + 1
+    number = assessment.job.admissions + 1
     admission = AdmissionRecord(
         id=number, run=run.run, unix_s=clock.unix_s, reason=reason, input=planned.input, output=planned.output
     )
-    return replace(look, job=replace(look.job, admissions=number), admission=admission)
+    return replace(assessment, job=replace(assessment.job, admissions=number), admission=admission)
 
 
-def _verdicts(found: Answer) -> str:
+def _verdicts(found: AdmissionAnswer) -> str:
     """'x/0 is admitted; y/0, z/0 wait': what each was told is in the planner's output."""
-    said = []
+    parts = []
     for names, one, more in ((found.admitted, "is admitted", "are admitted"), (found.waiting, "waits", "wait")):
         if names:
             shown = ", ".join(sorted(names)[:8]) + (f", … ({len(names)})" if len(names) > 8 else "")
-            said.append(f"{shown} {one if len(names) == 1 else more}")
-    return "; ".join(said)
+            parts.append(f"{shown} {one if len(names) == 1 else more}")
+    return "; ".join(parts)
 
 
 _UNKNOWN: Final = "how fast it is for this job is not known, so the run will show it"
 
 
 def _question(
-    seen: Seen, run: RunRecord, profile: Profile, free: Sequence[FreeDevice] = (), known: Mapping[str, float] = _NOTHING
-) -> Question:
-    policy = policy_of(seen.job)
-    return Question(
+    observed: ObservedJob,
+    run: RunRecord,
+    profile: Profile,
+    free: Sequence[FreeDevice] = (),
+    known: Mapping[str, float] = _NOTHING,
+) -> AdmissionQuestion:
+    policy = policy_of(observed.job)
+    return AdmissionQuestion(
         profile=profile,
-        workers=_workers(seen, run),
-        offers=[Candidate(d.name, d.work_per_s) for d in free],
+        workers=_workers(observed, run),
+        offers=[RatedDevice(d.name, d.work_per_s) for d in free],
         learned=known,
-        split=seen.job.spec.split,
+        split=observed.job.spec.split,
         batch_range=(policy.min_batch, policy.max_batch) if policy.adapts_batch else None,
-        restart_s=restart_s(seen.job.history),
+        restart_s=restart_s(observed.job.history),
     )
 
 
-def _workers(seen: Seen, run: RunRecord) -> list[Candidate]:
+def _workers(observed: ObservedJob, run: RunRecord) -> list[RatedDevice]:
     work = {
-        (name, device.index): device.work_per_s for name, node in seen.nodes.items() for device in node.record.devices
+        (name, device.index): device.work_per_s
+        for name, node in observed.nodes.items()
+        for device in node.record.devices
     }
-    return [Candidate(f"{m.node}/{m.device}", work.get((m.node, m.device), 0.0)) for m in run.members]
+    return [RatedDevice(f"{m.node}/{m.device}", work.get((m.node, m.device), 0.0)) for m in run.members]
 
 
-def _unmeasured(seen: Seen, run: RunRecord, free: Sequence[FreeDevice], clock: Telling) -> Answer:
+def _unmeasured(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], clock: PassClock) -> AdmissionAnswer:
     """What cannot be predicted is taken in at once, as nothing would be learned of it by waiting; the rest where the
     run, or one of its ranks, measures nothing though it had the time. Who waits by a verdict waits on."""
-    profile, began_s = seen.profile, max(seen.since_s, seen.planned_s)
+    profile, began_s = observed.profile, max(observed.since_s, observed.planned_s)
     silent = profile is None or profile.total_batch == 0 or profile.steps >= SETTLED_STEPS
     hopeless = silent and clock.now_s - began_s >= UNMEASURED_S
-    new = (d for d in free if d.name not in seen.job.standby)
-    return Answer({}, {}, tuple(sorted(d.name for d in new if hopeless or not _foreseeable(seen, run, d))))
+    new = (d for d in free if d.name not in observed.job.standby)
+    return AdmissionAnswer({}, {}, tuple(sorted(d.name for d in new if hopeless or not _foreseeable(observed, run, d))))
 
 
-def _foreseeable(seen: Seen, run: RunRecord, device: FreeDevice) -> bool:
+def _foreseeable(observed: ObservedJob, run: RunRecord, device: FreeDevice) -> bool:
     """Whether the device can be predicted once the run has measured its steps."""
-    if device.name in learned(seen.job, [device]):
+    if device.name in learned(observed.job, [device]):
         return True
-    return device.work_per_s > 0 and any(worker.work_per_s > 0 for worker in _workers(seen, run))
+    return device.work_per_s > 0 and any(worker.work_per_s > 0 for worker in _workers(observed, run))
 
 
 def learned(job: JobRecord, devices: Iterable[FreeDevice]) -> dict[str, float]:
@@ -236,17 +251,17 @@ def _gist(reason: str) -> str:
     return _NUMBERS.sub("#", reason)
 
 
-def restart_s(history: Sequence[Change]) -> float:
+def restart_s(history: Sequence[PhaseChange]) -> float:
     """Seconds without training that this job's newest restart cost, without waiting for devices in between."""
     ended_s = began_s = stopped_s = None
     for change in reversed(history):
-        if change.after is Phase.RUNNING and ended_s is None:
+        if change.after is JobPhase.RUNNING and ended_s is None:
             ended_s = change.unix_s
-        elif change.after is Phase.STARTING and ended_s is not None and began_s is None:
+        elif change.after is JobPhase.STARTING and ended_s is not None and began_s is None:
             began_s = change.unix_s
-        elif change.after is Phase.QUEUED and began_s is not None and stopped_s is None:
+        elif change.after is JobPhase.QUEUED and began_s is not None and stopped_s is None:
             stopped_s = change.unix_s
-        elif change.after is Phase.STOPPING and None not in (ended_s, began_s, stopped_s):
+        elif change.after is JobPhase.STOPPING and None not in (ended_s, began_s, stopped_s):
             assert ended_s is not None
             assert began_s is not None
             assert stopped_s is not None
@@ -257,12 +272,12 @@ def restart_s(history: Sequence[Change]) -> float:
 # Devices that were taken in
 
 
-def _growth(seen: Seen, run: RunRecord, added: Sequence[str]) -> Growth | None:
+def _growth(observed: ObservedJob, run: RunRecord, added: Sequence[str]) -> Growth | None:
     """What to hold the larger run against; None where this one is not measured. Who is still on trial stays on it."""
-    profile, trial = seen.profile, seen.job.growth
+    profile, trial = observed.profile, observed.job.growth
     if trial is not None:
         return replace(trial, run=run.run, added=(*trial.added, *added))
-    if profile is None or not _measured(seen):
+    if profile is None or not _measured(observed):
         return None
     return Growth(
         run=run.run,
@@ -278,45 +293,45 @@ def _error(profile: Profile) -> float:
     return max((rank.compute_error_s / rank.compute_s for rank in profile.ranks.values() if rank.compute_s), default=0)
 
 
-def _measured(seen: Seen) -> bool:
+def _measured(observed: ObservedJob) -> bool:
     """Whether the run has measured enough steps under its newest plan."""
-    profile = seen.profile
-    if profile is None or not seen.plans or profile.plan != seen.plans[-1].id or profile.step_s <= 0:
+    profile = observed.profile
+    if profile is None or not observed.plans or profile.plan != observed.plans[-1].id or profile.step_s <= 0:
         return False
     return profile.steps >= SETTLED_STEPS
 
 
-def _settled(seen: Seen, run: RunRecord, clock: Telling) -> bool:
+def _settled(observed: ObservedJob, run: RunRecord, clock: PassClock) -> bool:
     """Whether the run has trained for a while under its newest plan, and every rank measured it."""
-    long_enough = clock.now_s - max(seen.planned_s, seen.since_s) >= SETTLED_S
-    profile = seen.profile
-    return long_enough and _measured(seen) and profile is not None and len(profile.ranks) == len(run.members)
+    long_enough = clock.now_s - max(observed.planned_s, observed.since_s) >= SETTLED_S
+    profile = observed.profile
+    return long_enough and _measured(observed) and profile is not None and len(profile.ranks) == len(run.members)
 
 
-def _compared(seen: Seen, run: RunRecord, clock: Telling) -> Look:
+def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
     """Holds a run that took devices in against the one before, once it has settled."""
-    job, growth, profile = seen.job, seen.job.growth, seen.profile
+    job, growth, profile = observed.job, observed.job.growth, observed.profile
     if growth is None or run.run <= growth.run:
-        return Look(job=job)
+        return DeviceAssessment(job=job)
     added = {f"{m.node}/{m.device}": m.rank for m in run.members if f"{m.node}/{m.device}" in growth.added}
     if not added or len(run.members) - len(added) < growth.workers:  # another run than was thought of
-        return Look(job=replace(job, growth=None))
-    if profile is None or not _settled(seen, run, clock):
-        return Look(job=job)
+        return DeviceAssessment(job=replace(job, growth=None))
+    if profile is None or not _settled(observed, run, clock):
+        return DeviceAssessment(job=job)
     now, before = profile.total_batch / profile.step_s, growth.samples_per_s
     worth = _worth(profile, growth)
     rates = f"{before:.4g} → {now:.4g} samples/s"
     doubt = min(2 * math.hypot(growth.error, _error(profile)), MOST_DOUBT)
     if now * worth >= before * (1 - max(SLOWER, doubt)):
         text = f"grown from {growth.workers} to {len(run.members)} workers: {rates}"
-        return Look(job=replace(job, growth=None), events=(NewEvent(Level.INFO, "admission", text),))
+        return DeviceAssessment(job=replace(job, growth=None), events=(NewEvent(Level.INFO, "admission", text),))
     dropped = _slowest_half(added, profile)
     if len(run.members) - len(dropped) < job.spec.min_workers:
         text = f"slower with {', '.join(added)} ({rates}), but fewer workers were not asked for"
-        return Look(job=replace(job, growth=None), events=(NewEvent(Level.WARNING, "admission", text),))
+        return DeviceAssessment(job=replace(job, growth=None), events=(NewEvent(Level.WARNING, "admission", text),))
     left = tuple(name for name in growth.added if name in added and name not in dropped)
     job = replace(job, growth=replace(growth, run=run.run, added=left) if left else None)
-    return _sent_back(seen, run, job, dropped, f"the run was slower with it: {rates} measured")
+    return _sent_back(observed, run, job, dropped, f"the run was slower with it: {rates} measured")
 
 
 def _worth(profile: Profile, growth: Growth) -> float:
@@ -338,27 +353,29 @@ def _slowest_half(added: Mapping[str, int], profile: Profile) -> list[str]:
     return slowest_first[: (len(added) + 1) // 2]
 
 
-def _sent_back(seen: Seen, run: RunRecord, job: JobRecord, names: Sequence[str], why: str) -> Look:
-    work = {worker.name: worker.work_per_s for worker in _workers(seen, run)}
+def _sent_back(
+    observed: ObservedJob, run: RunRecord, job: JobRecord, names: Sequence[str], why: str
+) -> DeviceAssessment:
+    work = {worker.name: worker.work_per_s for worker in _workers(observed, run)}
     left = len(run.members) - len(names)
     new = {name: Standby(reason=why, work_per_s=work.get(name, 0.0), slowed=left) for name in names}
     job, events = stood_by(job, new, names)
     text = f"shrinking from {len(run.members)} to {left} workers: faster without {', '.join(names[:8])}"
-    return Look(job=job, cause=Cause.SHRINK, text=text, events=events, judged=True)
+    return DeviceAssessment(job=job, cause=Cause.SHRINK, text=text, events=events, judged=True)
 
 
 # A worker that costs more than it brings
 
 
-def _without_slowest(seen: Seen, run: RunRecord, clock: Telling) -> Look:
+def _without_slowest(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
     """The run with and without its slowest worker, where the fixed costs of all are known."""
-    job, profile = seen.job, seen.profile
+    job, profile = observed.job, observed.profile
     if profile is None or len(run.members) <= max(job.spec.min_workers, 1) or job.growth is not None:
-        return Look(job=job, judged=True)  # what was measured before a growth says more than a prediction
-    found = dispensable(_question(seen, run, profile))
+        return DeviceAssessment(job=job, judged=True)  # what was measured before a growth says more than a prediction
+    found = dispensable(_question(observed, run, profile))
     if found is None:
-        return Look(job=job, judged=True)
+        return DeviceAssessment(job=job, judged=True)
     member = run.members[found.rank]
     name = f"{member.node}/{member.device}"
-    look = _sent_back(seen, run, job, [name], found.reason)
-    return _recorded(look, run, clock, found.planned, f"faster without {name}")
+    assessment = _sent_back(observed, run, job, [name], found.reason)
+    return _recorded(assessment, run, clock, found.planned, f"faster without {name}")

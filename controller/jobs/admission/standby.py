@@ -1,4 +1,4 @@
-"""Which free devices are kept for jobs that asked for standbys. Pure.
+"""Keeps free devices for jobs that asked for standbys. Pure.
 
 A job that asks for N keeps N free devices beyond those that it trains on, as long as it lives: no other job gets them.
 So where a machine is lost, its place is taken at once.

@@ -1,1 +1,1 @@
-"""What agents say and hold: sessions, progress, copies of state, keys."""
+"""Agents as the controller knows them: sessions, progress, copies of state, keys."""

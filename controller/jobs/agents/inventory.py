@@ -1,4 +1,4 @@
-"""What the nodes say they have of a job's checkpoints, put together: pure."""
+"""A job's checkpoints, put together from the inventories of the nodes. Pure."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ Members = Mapping[int, Sequence[str]]
 """By run: the node of each rank."""
 
 
-def put_together(stocks: Mapping[str, agents_pb2.Stock], members: Members) -> list[jobs_pb2.StoredCheckpoint]:
-    """Everything that is there, the newest first and in that the fastest tier. stocks: by node.
+def put_together(inventories: Mapping[str, agents_pb2.Stock], members: Members) -> list[jobs_pb2.StoredCheckpoint]:
+    """Everything that is there, the newest first and in that the fastest tier. inventories: by node.
 
     A shard is a node's own where the rank of its number trained there in the shard's run, a copy elsewhere."""
     rows = [
-        *_in_memory(stocks, members),
-        *_held(DISK, ((node, held) for node, stock in sorted(stocks.items()) for held in stock.disk)),
-        *_held(STORE, (("", held) for stock in stocks.values() for held in stock.store)),
+        *_in_memory(inventories, members),
+        *_held(DISK, ((node, held) for node, inventory in sorted(inventories.items()) for held in inventory.disk)),
+        *_held(STORE, (("", held) for inventory in inventories.values() for held in inventory.store)),
     ]
     return sorted(rows, key=lambda row: (-row.run, -row.step, _TIERS[row.tier], row.path))[:MAX_ROWS]
 
 
-def _in_memory(stocks: Mapping[str, agents_pb2.Stock], members: Members) -> Iterable[jobs_pb2.StoredCheckpoint]:
+def _in_memory(inventories: Mapping[str, agents_pb2.Stock], members: Members) -> Iterable[jobs_pb2.StoredCheckpoint]:
     generations: dict[tuple[int, int, int], list[tuple[str, agents_pb2.HeldShard]]] = defaultdict(list)
     newest_run = max(members, default=0)
-    for node, stock in sorted(stocks.items()):
-        for held in stock.memory:
+    for node, inventory in sorted(inventories.items()):
+        for held in inventory.memory:
             if held.trouble:
                 yield jobs_pb2.StoredCheckpoint(
                     tier=_tier(node, held.shard, members.get(newest_run, ())),

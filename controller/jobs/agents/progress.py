@@ -1,4 +1,4 @@
-"""What the workers of each job's current run measured lately. In memory only: agents repeat it every second."""
+"""Progress: the newest measurements of each job's current run. In memory only: agents repeat them every second."""
 
 from __future__ import annotations
 

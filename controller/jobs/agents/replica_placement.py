@@ -1,4 +1,5 @@
-"""Which machines of a run hold copies of whose state: what the planner `placement` is asked, and its answer. Pure."""
+"""Places copies of each machine's state on other machines of a run: the input of planner `placement`, and its answer.
+Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from functools import lru_cache
 from typing import Any
 
 from atoll.controller.planners.registry import PLANNERS, canonical
-from atoll.controller.state.records import Checkpoint, Member, NodeRecord, PlanRecord
+from atoll.controller.state.records import Checkpoint, NodeRecord, PlanRecord, RunMember
 
 PLANNER = "placement"
 
 
 def first_placement(
     run: int,
-    members: Sequence[Member],
+    members: Sequence[RunMember],
     nodes: Mapping[str, NodeRecord],
     wanted: Checkpoint,
     *,

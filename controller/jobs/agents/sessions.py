@@ -1,4 +1,4 @@
-"""The agents that are connected, or were: what each last said, and what is on its way to it.
+"""The agents that are or were connected: the last report of each, and the messages on their way to it.
 
 All on one event loop. A heartbeat changes memory only; etcd hears of a node when it joins, and its lease is renewed by
 the keeper at its own pace.
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
-from atoll.controller.jobs.lifecycle.observed import PARTED_S, WORKER_DEATH_S, SeenNode, SeenWorker, WorkerKey
+from atoll.controller.jobs.lifecycle.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker, WorkerKey
 from atoll.controller.jobs.records.wire import worker_from_wire
 from atoll.controller.state.records import NodeRecord
 from atoll.errors import AtollError, Conflict, ControllerUnreachable
@@ -20,11 +20,11 @@ from atoll.v1 import agents_pb2, common_pb2
 
 OUTBOX_MESSAGES: Final = 4096
 RESEND_S: Final = 3.0
-"""An instruction that was sent over this stream and is not yet obeyed is said again after this long."""
+"""An instruction that was sent over this stream and is not yet obeyed is sent again after this long."""
 GONE_NODES: Final = 256
 PULSE_S: Final = 0.1
 PAUSE_S: Final = 0.5
-"""Two looks at the clock further apart than this: this controller itself stood still, and heard nobody meanwhile."""
+"""Two readings of the clock further apart than this: this controller itself stood still, and heard nobody meanwhile."""
 
 Outgoing: TypeAlias = agents_pb2.ControllerMessage | bytes
 """A message for an agent; serialised already where many are sent the same."""
@@ -34,7 +34,7 @@ class NameTaken(Conflict):
     """Two agents with one name."""
 
 
-class Session:
+class AgentSession:
     """One agent's stream. `ended` is set with `why` when the controller wants it closed."""
 
     def __init__(self, session: str, record: NodeRecord, lease: int, now_s: float) -> None:
@@ -44,7 +44,7 @@ class Session:
         self.began_s: Final = now_s
         self.heard_s = now_s
         self.ports: tuple[int, ...] = ()
-        self.workers: dict[WorkerKey, SeenWorker] = {}
+        self.workers: dict[WorkerKey, ObservedWorker] = {}
         self.statuses: dict[WorkerKey, common_pb2.WorkerStatus] = {}
         self.memory_jobs: frozenset[str] = frozenset()
         self.samples: tuple[common_pb2.DeviceSample, ...] = ()
@@ -53,7 +53,7 @@ class Session:
         self.plans_sent: dict[tuple[str, int], int] = {}
         self._outbox: deque[Outgoing] = deque()
         self._filled = asyncio.Event()
-        self._said: dict[object, float] = {}
+        self._sent_s: dict[object, float] = {}
         self._questions = 0
         self._asked: dict[int, asyncio.Future[agents_pb2.Stock]] = {}
 
@@ -76,16 +76,16 @@ class Session:
         """Messages that the agent has not been sent yet."""
         return len(self._outbox)
 
-    def say(self, topic: object, message: Callable[[], Outgoing], now_s: float) -> None:
+    def send_unless_recent(self, topic: object, message: Callable[[], Outgoing], now_s: float) -> None:
         """Send what may be repeated, but not more often than every RESEND_S."""
-        if now_s - self._said.get(topic, -RESEND_S) < RESEND_S:
+        if now_s - self._sent_s.get(topic, -RESEND_S) < RESEND_S:
             return
-        if len(self._said) > OUTBOX_MESSAGES:
-            self._said = {t: at for t, at in self._said.items() if now_s - at < RESEND_S}
-        self._said[topic] = now_s
+        if len(self._sent_s) > OUTBOX_MESSAGES:
+            self._sent_s = {t: at for t, at in self._sent_s.items() if now_s - at < RESEND_S}
+        self._sent_s[topic] = now_s
         self.send(message())
 
-    def take_stock(self, job: str, directory: str, *, store: bool) -> asyncio.Future[agents_pb2.Stock]:
+    def take_inventory(self, job: str, directory: str, *, store: bool) -> asyncio.Future[agents_pb2.Stock]:
         """Ask what there is of a job's checkpoints on this node. Who waits no more cancels the future."""
         number = self._questions = self._questions + 1
         answer: asyncio.Future[agents_pb2.Stock] = asyncio.get_running_loop().create_future()
@@ -95,11 +95,11 @@ class Session:
         self.send(agents_pb2.ControllerMessage(take_stock=message))
         return answer
 
-    def stock_taken(self, stock: agents_pb2.Stock) -> None:
+    def inventory_taken(self, inventory: agents_pb2.Stock) -> None:
         """The answer to `take_stock`, unless nobody waits for it any more."""
-        answer = self._asked.get(stock.request)
+        answer = self._asked.get(inventory.request)
         if answer is not None and not answer.done():
-            answer.set_result(stock)
+            answer.set_result(inventory)
 
     async def next_message(self) -> Outgoing | None:
         """The next message for the agent, or None when the stream is to be closed."""
@@ -115,7 +115,7 @@ class Session:
     ) -> bool:
         """Take over what the agent says it has. Returns whether a worker came, went or changed its state."""
         self.memory_jobs = frozenset(memory_jobs)
-        workers: dict[WorkerKey, SeenWorker] = {}
+        workers: dict[WorkerKey, ObservedWorker] = {}
         raw: dict[WorkerKey, common_pb2.WorkerStatus] = {}
         for status in statuses:
             key = WorkerKey(status.id.job, status.id.run, status.id.rank)
@@ -123,24 +123,24 @@ class Session:
         offered = tuple(ports)
         changed = offered != self.ports or workers.keys() != self.workers.keys()
         changed = changed or any(
-            (worker.alive, worker.uses_atoll) != (self.workers[key].alive, self.workers[key].uses_atoll)
+            (worker.phase, worker.uses_atoll) != (self.workers[key].phase, self.workers[key].uses_atoll)
             for key, worker in workers.items()
         )
         self.workers, self.statuses, self.ports = workers, raw, offered
         return changed
 
     def sampled(self, samples: Iterable[common_pb2.DeviceSample]) -> None:
-        """What the node's devices said of themselves, all of them; nothing where there is nothing new."""
+        """The newest samples of all the node's devices; nothing where there is nothing new."""
         own = {device.index for device in self.record.devices}
         self.samples = tuple(sample for sample in samples if sample.index in own) or self.samples
 
 
-def _seen(session: Session) -> SeenNode:
-    return SeenNode(session.record, True, session.heard_s, session.workers, session.ports, session.memory_jobs)
+def _observe(session: AgentSession) -> ObservedNode:
+    return ObservedNode(session.record, True, session.heard_s, session.workers, session.ports, session.memory_jobs)
 
 
-class Sessions:
-    """All agents by node name. `changed` is called when something happened that the reconciler should look at."""
+class AgentSessions:
+    """All agents by node name. `changed` is called when something happened that calls for a pass of the reconciler."""
 
     def __init__(
         self, node_lease_s: float, changed: Callable[[], None], clock: Callable[[], float] = time.monotonic
@@ -148,24 +148,24 @@ class Sessions:
         self._node_lease_s = node_lease_s
         self._changed = changed
         self._clock = clock
-        self._looked_s = clock()
+        self._clock_read_s = clock()
         self._due_s = (PARTED_S, node_lease_s, node_lease_s + WORKER_DEATH_S)  # silences after which something is due
-        self.connected: dict[str, Session] = {}
-        self.gone: dict[str, Session] = {}
+        self.connected: dict[str, AgentSession] = {}
+        self.gone: dict[str, AgentSession] = {}
         self.remembered: dict[str, NodeRecord] = {}
         """Nodes that an earlier leader knew and that have not come back yet."""
 
     def check_name(self, session_id: str, node: NodeRecord) -> None:
         """Raises NameTaken where a live agent has this name already."""
         other = self.connected.get(node.name)
-        if other is None or other.id == session_id or self._look() - other.heard_s > self._node_lease_s:
+        if other is None or other.id == session_id or self._read_clock() - other.heard_s > self._node_lease_s:
             return
         raise NameTaken(
             f"another agent named {node.name!r} is connected, from {other.record.address}. "
             "Give this one another --name, or stop the other"
         )
 
-    def admit(self, session: Session) -> None:
+    def admit(self, session: AgentSession) -> None:
         """Take over the name from a stream of the same agent, or from one that went silent. Raises NameTaken."""
         name = session.record.name
         self.check_name(session.id, session.record)
@@ -176,8 +176,8 @@ class Sessions:
         self.remembered.pop(name, None)
         self._changed()
 
-    def leave(self, session: Session) -> None:
-        """The stream is over. What the agent last said is kept."""
+    def leave(self, session: AgentSession) -> None:
+        """The stream is over. Its last report is kept."""
         name = session.record.name
         if self.connected.get(name) is session:
             del self.connected[name]
@@ -187,29 +187,29 @@ class Sessions:
             self._changed()
 
     async def watch(self) -> None:
-        """Look at the clock until cancelled, and have the reconciler look when a lease runs out."""
+        """Read the clock until cancelled, and have the reconciler make a pass when a lease runs out."""
         while True:
-            before_s = self._look()
+            before_s = self._read_clock()
             await asyncio.sleep(PULSE_S)
-            now_s = self._look()
+            now_s = self._read_clock()
             heard = [session.heard_s for session in (*self.connected.values(), *self.gone.values())]
             if any(before_s < heard_s + due_s <= now_s for heard_s in heard for due_s in self._due_s):
                 self._changed()
 
     def end_silent(self) -> None:
         """Close streams over which nothing came for a lease: TCP alone notices much later."""
-        now_s = self._look()
+        now_s = self._read_clock()
         for session in list(self.connected.values()):
             if now_s - session.heard_s > self._node_lease_s:
                 silent_s = now_s - session.heard_s
                 session.end(ControllerUnreachable(f"nothing heard for {silent_s:.1f} s; connect again"))
                 self.leave(session)  # now, not when its stream has been closed: that may need the other side
 
-    def _look(self) -> float:
+    def _read_clock(self) -> float:
         """The time. What this controller slept through is held against no agent: it may have spoken all the while."""
         now_s = self._clock()
-        paused_s = now_s - self._looked_s
-        self._looked_s = now_s
+        paused_s = now_s - self._clock_read_s
+        self._clock_read_s = now_s
         if paused_s > PAUSE_S:
             for session in (*self.connected.values(), *self.gone.values()):
                 session.heard_s = min(now_s, session.heard_s + paused_s)
@@ -219,20 +219,20 @@ class Sessions:
         for session in list(self.connected.values()):
             session.end(why)
 
-    def nodes(self) -> dict[str, SeenNode]:
+    def nodes(self) -> dict[str, ObservedNode]:
         """Every node that is or was there, as the decisions see it."""
         return self.nodes_named({*self.remembered, *self.gone, *self.connected})
 
-    def nodes_named(self, names: Iterable[str]) -> dict[str, SeenNode]:
+    def nodes_named(self, names: Iterable[str]) -> dict[str, ObservedNode]:
         """Those of `names` that are or were there."""
         found = {}
         for name in names:
             if session := self.connected.get(name):
-                found[name] = _seen(session)
+                found[name] = _observe(session)
             elif session := self.gone.get(name):
-                found[name] = SeenNode(session.record, False, session.heard_s)
+                found[name] = ObservedNode(session.record, False, session.heard_s)
             elif record := self.remembered.get(name):
-                found[name] = SeenNode(record, False, None)
+                found[name] = ObservedNode(record, False, None)
         return found
 
     def status(self, node: str, key: WorkerKey) -> common_pb2.WorkerStatus | None:

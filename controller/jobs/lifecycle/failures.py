@@ -1,4 +1,4 @@
-"""Why a run ended, judged from how its workers did: which exit is the cause, and whether to try again. Pure."""
+"""Judges a run's end from the exits of its workers: which one is the cause, and whether to try again. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from atoll.controller.state.records import Cause, Exit, ExitKind, Failure, JobRecord, Member, Phase, RunRecord
+from atoll.controller.state.records import (
+    Cause,
+    ExitRecord,
+    JobPhase,
+    JobRecord,
+    RunFailure,
+    RunMember,
+    RunRecord,
+    WorkerExitKind,
+)
 
 # A process that ends by one of these did it to itself (SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV): the script crashed.
 CRASH_SIGNALS: Final = frozenset({4, 6, 7, 8, 11})
@@ -24,67 +33,76 @@ _DIGITS: Final = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RunJudgement:
     """What becomes of the job. `counts`: the run's end is the script's own doing."""
 
-    after: Phase
+    after: JobPhase
     reason: str
     code: int = 0
     retry_delay_s: float = 0.0
     counts: bool = False
-    failure: Failure | None = None
+    failure: RunFailure | None = None
 
 
-def crashed(exit: Exit) -> bool:
+def crashed(exit: ExitRecord) -> bool:
     """Whether the process was ended by a signal that comes from inside."""
-    return exit.kind is ExitKind.SIGNALLED and -exit.code in CRASH_SIGNALS
+    return exit.kind is WorkerExitKind.SIGNALLED and -exit.code in CRASH_SIGNALS
 
 
-def _blame(exit: Exit) -> int:
-    """Which of a run's exits to look at first. A lost machine makes the scripts of the others fail, never the other
-    way round; so what came from outside is blamed before what a script did, and what merely followed comes last."""
-    if exit.kind in (ExitKind.LOST, ExitKind.UNRESPONSIVE) or (exit.kind is ExitKind.SIGNALLED and not crashed(exit)):
+def _blame(exit: ExitRecord) -> int:
+    """Order of a run's exits as causes, 0 first. A lost machine makes the scripts of others fail, never the other way
+    round; so what came from outside is blamed before what a script did, and what merely followed comes last."""
+    if exit.kind in (WorkerExitKind.LOST, WorkerExitKind.UNRESPONSIVE) or (
+        exit.kind is WorkerExitKind.SIGNALLED and not crashed(exit)
+    ):
         return 0
     symptom = any(words in exit.reason for words in PEER_SYMPTOMS)
-    if exit.kind is ExitKind.FAILED or crashed(exit):
+    if exit.kind is WorkerExitKind.FAILED or crashed(exit):
         return 3 if symptom or (crashed(exit) and -exit.code == 6) else 1  # NCCL's watchdog aborts when a peer is lost
-    return {ExitKind.NOT_STARTED: 2, ExitKind.DRAINED: 4, ExitKind.PEER_LOST: 5}.get(exit.kind, 6)
+    return {WorkerExitKind.NOT_STARTED: 2, WorkerExitKind.DRAINED: 4, WorkerExitKind.PEER_LOST: 5}.get(exit.kind, 6)
 
 
-def root_cause(members: Sequence[Member]) -> tuple[Member, Exit] | None:
+def root_cause(members: Sequence[RunMember]) -> tuple[RunMember, ExitRecord] | None:
     """The member whose end ended the run: by blame, then by who ended first, then by rank. None: all finished."""
-    ended = [(m, m.exit) for m in members if m.exit is not None and m.exit.kind is not ExitKind.FINISHED]
+    ended = [(m, m.exit) for m in members if m.exit is not None and m.exit.kind is not WorkerExitKind.FINISHED]
     return min(ended, key=lambda pair: (_blame(pair[1]), pair[1].order, pair[0].rank), default=None)
 
 
-def judge(job: JobRecord, run: RunRecord) -> Verdict:
+def judge(job: JobRecord, run: RunRecord) -> RunJudgement:
     """What becomes of `job` now that no process of `run` is left. Every member of `run` has its exit."""
     if job.cancel:
-        return Verdict(Phase.CANCELLED, "cancelled")
+        return RunJudgement(JobPhase.CANCELLED, "cancelled")
     found = root_cause(run.members)
     if found is None and run.cause is not Cause.LEFT_EARLY:
-        return Verdict(Phase.DONE, f"all {len(run.members)} ranks finished")
+        return RunJudgement(JobPhase.DONE, f"all {len(run.members)} ranks finished")
     if run.cause is Cause.LEFT_EARLY or found is None:
         step = max((m.exit.step for m in run.members if m.exit), default=0)
-        return _script_failure(job, run.why, Exit(kind=ExitKind.FINISHED, reason="left early", step=step))
+        return _script_failure(job, run.why, ExitRecord(kind=WorkerExitKind.FINISHED, reason="left early", step=step))
     member, exit = found
     where = f"rank {member.rank} on {member.node}"
-    if exit.kind is ExitKind.FAILED or crashed(exit):
+    if exit.kind is WorkerExitKind.FAILED or crashed(exit):
         return _script_failure(job, f"{where} failed: {exit.reason or f'exit code {exit.code}'}", exit)
-    if exit.kind is ExitKind.NOT_STARTED:
+    if exit.kind is WorkerExitKind.NOT_STARTED:
         return _not_started(job, f"{where} could not start: {exit.reason}", exit)
-    if exit.kind in (ExitKind.LOST, ExitKind.SIGNALLED, ExitKind.UNRESPONSIVE, ExitKind.PEER_LOST):
-        finished = [m.rank for m in run.members if m.exit and m.exit.kind is ExitKind.FINISHED]
-        if exit.kind is ExitKind.PEER_LOST and finished:
+    if exit.kind in (
+        WorkerExitKind.LOST,
+        WorkerExitKind.SIGNALLED,
+        WorkerExitKind.UNRESPONSIVE,
+        WorkerExitKind.PEER_LOST,
+    ):
+        finished = [m.rank for m in run.members if m.exit and m.exit.kind is WorkerExitKind.FINISHED]
+        if exit.kind is WorkerExitKind.PEER_LOST and finished:
             return _script_failure(job, left_early_text(finished), replace(exit, code=0, reason="left early"))
         reached = run.recovery.reached_step if run.recovery else 0  # a machine that is lost does not tell its step
         last = replace(exit, step=max(exit.step, reached))
         return _outside(job, f"{where} was lost: {exit.reason or exit.kind}", last)
-    if exit.kind is ExitKind.DRAINED and run.cause is Cause.LOSS:  # its agent was shut down, or it exits with 85 always
+    if (
+        exit.kind is WorkerExitKind.DRAINED and run.cause is Cause.LOSS
+    ):  # its agent was shut down, or it exits with 85 always
         return _outside(job, run.why or f"{where} stopped", exit)
     if run.cause is Cause.LATE:
         return _script_failure(job, run.why, replace(exit, reason=run.why))
-    return Verdict(Phase.QUEUED, run.why or f"{where} stopped")
+    return RunJudgement(JobPhase.QUEUED, run.why or f"{where} stopped")
 
 
 def has_recovered(job: JobRecord, trained_s: float, newest_step: int) -> bool:
@@ -101,38 +119,38 @@ def left_early_text(ranks: Sequence[int]) -> str:
     return f"{who} left early with exit code 0 while others were training; every rank must run the same steps"
 
 
-def _script_failure(job: JobRecord, reason: str, exit: Exit) -> Verdict:
+def _script_failure(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgement:
     failure, exit_code = _compared(job, exit), exit.code or 1
     if failure.times > 1:
         text = f"{reason}; the run before failed the same way at step {exit.step}, so a third try would not help"
-        return Verdict(Phase.FAILED, text, exit_code, counts=True, failure=failure)
+        return RunJudgement(JobPhase.FAILED, text, exit_code, counts=True, failure=failure)
     if job.restarts >= job.spec.max_restarts:
         used = f"; all {job.spec.max_restarts} restarts are used up" if job.spec.max_restarts else ""
-        return Verdict(Phase.FAILED, reason + used, exit_code, counts=True, failure=failure)
+        return RunJudgement(JobPhase.FAILED, reason + used, exit_code, counts=True, failure=failure)
     delay_s = BACKOFF_S[min(job.restarts, len(BACKOFF_S) - 1)]
     text = f"{reason}; restart {job.restarts + 1} of {job.spec.max_restarts} in {delay_s:.0f} s"
-    return Verdict(Phase.QUEUED, text, exit_code, delay_s, counts=True, failure=failure)
+    return RunJudgement(JobPhase.QUEUED, text, exit_code, delay_s, counts=True, failure=failure)
 
 
-def _not_started(job: JobRecord, reason: str, exit: Exit) -> Verdict:
+def _not_started(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgement:
     """What is missing on a node stays missing, unless it was the way to the controller: so a few tries, no more."""
     failure = _compared(job, exit)
     if job.spec.script in exit.reason or failure.times >= NOT_STARTED_TRIES:
-        return Verdict(Phase.FAILED, reason, exit.code or 1, failure=failure)
+        return RunJudgement(JobPhase.FAILED, reason, exit.code or 1, failure=failure)
     delay_s = BACKOFF_S[min(failure.times, len(BACKOFF_S)) - 1]
-    return Verdict(Phase.QUEUED, f"{reason}; trying again in {delay_s:.0f} s", 0, delay_s, failure=failure)
+    return RunJudgement(JobPhase.QUEUED, f"{reason}; trying again in {delay_s:.0f} s", 0, delay_s, failure=failure)
 
 
-def _outside(job: JobRecord, reason: str, exit: Exit) -> Verdict:
+def _outside(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgement:
     """From outside: tried again for ever, but not in a tight circle when no step is made in between."""
     stuck = job.last_failure is not None and job.last_failure.step == exit.step
-    return Verdict(Phase.QUEUED, reason, 0, STUCK_BACKOFF_S if stuck else 0.0, failure=_compared(job, exit))
+    return RunJudgement(JobPhase.QUEUED, reason, 0, STUCK_BACKOFF_S if stuck else 0.0, failure=_compared(job, exit))
 
 
-def _compared(job: JobRecord, exit: Exit) -> Failure:
+def _compared(job: JobRecord, exit: ExitRecord) -> RunFailure:
     """The failure, counted with those before it that were the same: numbers in its reason (addresses, process and run
     numbers) do not make it another one, nor does the rank that was first to meet it."""
-    last, failure = job.last_failure, Failure(kind=exit.kind, step=exit.step, code=exit.code, reason=exit.reason)
+    last, failure = job.last_failure, RunFailure(kind=exit.kind, step=exit.step, code=exit.code, reason=exit.reason)
     if last is None or (last.kind, last.step, last.code) != (failure.kind, failure.step, failure.code):
         return failure
     same = _NUMBER.sub("#", last.reason) == _NUMBER.sub("#", failure.reason)

@@ -11,62 +11,62 @@ from typing import Final
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.admission.growing import learned, stood_by
 from atoll.controller.jobs.agents.replica_placement import first_placement, is_same, shared_hosts
-from atoll.controller.jobs.lifecycle import recovering
-from atoll.controller.jobs.lifecycle.observed import NewEvent, Seen, Step, Telling
+from atoll.controller.jobs.lifecycle.observed import JobStep, NewEvent, ObservedJob, PassClock
 from atoll.controller.jobs.lifecycle.phases import advance
 from atoll.controller.jobs.lifecycle.policy import begun_with, planned_total
-from atoll.controller.jobs.lifecycle.start import StartDecision, Wanted, decide_start
-from atoll.controller.state.records import ExitKind, JobRecord, Level, Phase, PlanRecord, RunRecord
+from atoll.controller.jobs.lifecycle.recovery import recovery_at_launch
+from atoll.controller.jobs.lifecycle.start import StartDecision, StartRequest, decide_start
+from atoll.controller.state.records import JobPhase, JobRecord, Level, PlanRecord, RunRecord, WorkerExitKind
 
 _SECONDS: Final = re.compile(r"[\d.]+ s\b")
 
 
-def begin_run(seen: Seen, clock: Telling) -> Step:
+def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     """The job's next run where its devices are there; else the job with what it waits for."""
-    job = seen.job
-    wanted = Wanted(
+    job = observed.job
+    wanted = StartRequest(
         min_workers=job.spec.min_workers,
         max_workers=job.spec.max_workers,
-        since_s=seen.since_s,
+        since_s=observed.since_s,
         retry_delay_s=job.retry_delay_s,
-        seats=tuple(Counter(m.node for m in seen.run.members).items()) if seen.run else (),
-        settled=_settled(seen.run),
+        seats=tuple(Counter(m.node for m in observed.run.members).items()) if observed.run else (),
+        settled=_settled(observed.run),
         standby=job.standby,
-        learned=learned(job, seen.free),
+        learned=learned(job, observed.free),
         total_batch=planned_total(job) or job.total_batch,
     )
-    decision = decide_start(clock.now_s, wanted, seen.free, seen.ports)
+    decision = decide_start(clock.now_s, wanted, observed.free, observed.ports)
     if not decision.members:
-        return Step(_explain(job, decision.reason), seen.run, held=decision.held)
+        return JobStep(_explain(job, decision.reason), observed.run, held=decision.held)
     number = job.run + 1
     run = RunRecord(
         job=job.id,
         run=number,
-        members=tuple(replace(m, island=seen.nodes[m.node].record.island) for m in decision.members),
-        master_address=seen.nodes[decision.members[0].node].record.address,
+        members=tuple(replace(m, island=observed.nodes[m.node].record.island) for m in decision.members),
+        master_address=observed.nodes[decision.members[0].node].record.address,
         master_port=decision.master_port,
         began_unix_s=clock.unix_s,
-        data_seed=seen.data_seed,
-        recovery=recovering.launched(seen.run, decision.members, clock),
+        data_seed=observed.data_seed,
+        recovery=recovery_at_launch(observed.run, decision.members, clock),
     )
-    free = {(device.node, device.index): device for device in seen.free}
+    free = {(device.node, device.index): device for device in observed.free}
     taken = [free[m.node, m.device] for m in run.members]
     places = [Place(d.node, d.index, d.speed, d.work_per_s) for d in taken]
     plan = begun_with(job, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch))
-    started = replace(advance(job, Phase.STARTING, decision.reason, clock.unix_s), run=number, retry_delay_s=0.0)
+    started = replace(advance(job, JobPhase.STARTING, decision.reason, clock.unix_s), run=number, retry_delay_s=0.0)
     started, told = _left_waiting(started, decision, places)
     where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
-    nodes = {m.node: seen.nodes[m.node].record for m in run.members}
+    nodes = {m.node: observed.nodes[m.node].record for m in run.members}
     placement = first_placement(
-        number, run.members, nodes, job.spec.checkpoint, before=seen.placement, links=seen.links
+        number, run.members, nodes, job.spec.checkpoint, before=observed.placement, links=observed.links
     )
     events = (
         NewEvent(Level.INFO, "phase", f"run {number}: {decision.reason} ({where})"),
         NewEvent(Level.INFO, "plan", f"plan 1 ({plan.planner}): {plan.reason}"),
-        *_placed_anew(seen.placement, placement),
+        *_placed_anew(observed.placement, placement),
         *told,
     )
-    return Step(started, run, plan, events, placement=placement)
+    return JobStep(started, run, plan, events, placement=placement)
 
 
 def _placed_anew(before: PlanRecord | None, now: PlanRecord | None) -> Iterator[NewEvent]:
@@ -96,7 +96,7 @@ def _left_waiting(
 def _settled(run: RunRecord | None) -> frozenset[str]:
     if run is None:
         return frozenset()
-    lost = {m.node for m in run.members if m.exit is not None and m.exit.kind is ExitKind.LOST}
+    lost = {m.node for m in run.members if m.exit is not None and m.exit.kind is WorkerExitKind.LOST}
     return frozenset(m.node for m in run.members) - lost
 
 

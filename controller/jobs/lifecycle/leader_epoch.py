@@ -1,4 +1,4 @@
-"""A term: all that exists while this controller leads, and only then."""
+"""A leader epoch: all that exists while this controller leads, and only then."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Final
 from atoll.controller.deciding.first import pinned_plan
 from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.agents.progress import ProgressBoard
-from atoll.controller.jobs.agents.sessions import Session, Sessions
+from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
-from atoll.controller.jobs.records.code import CodeStore
+from atoll.controller.jobs.records.code import CodeBundles
 from atoll.controller.jobs.records.ledger import JobState, Ledger
 from atoll.controller.jobs.records.spec import check_shares, check_total_batch
 from atoll.controller.state import keys
 from atoll.controller.state.codec import encode
 from atoll.controller.state.leases import LeaseKeeper
-from atoll.controller.state.records import JobRecord, Level, NodeRecord, Phase, PlanRecord
+from atoll.controller.state.records import JobPhase, JobRecord, Level, NodeRecord, PlanRecord
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import BadInput, Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
 
@@ -34,7 +34,7 @@ for. Whether a node counts as lost is decided by the leader's own clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TermSettings:
+class LeaderEpochSettings:
     controller: str
     """This controller's address, as agents are told."""
 
@@ -42,23 +42,23 @@ class TermSettings:
     node_lease_s: float
 
 
-class Term:
-    """Parts of one term of leadership. `over` is set, with nothing usable any more, when it ends."""
+class LeaderEpoch:
+    """Parts of one leader epoch. `over` is set, with nothing usable any more, when it ends."""
 
     def __init__(
         self,
         store: StateStore,
         fence: Fence,
         keeper: LeaseKeeper,
-        settings: TermSettings,
+        settings: LeaderEpochSettings,
         removed: Callable[[str], None],
     ) -> None:
         self.settings: Final = settings
         self.over = asyncio.Event()
         self.ledger: Final = Ledger(store, fence, self.nudge)
-        self.sessions: Final = Sessions(settings.node_lease_s, self.nudge)
+        self.sessions: Final = AgentSessions(settings.node_lease_s, self.nudge)
         self.progress: Final = ProgressBoard()
-        self.code: Final = CodeStore(store, fence)
+        self.code: Final = CodeBundles(store, fence)
         self.reconciler: Final = Reconciler(
             self.ledger, self.sessions, self.progress, node_lease_s=settings.node_lease_s, removed=removed
         )
@@ -87,22 +87,22 @@ class Term:
             self.over.set()
             self.sessions.end_all(ControllerUnreachable("this controller does not lead any more; connect again"))
 
-    async def join(self, session_id: str, node: NodeRecord) -> Session:
+    async def join(self, session_id: str, node: NodeRecord) -> AgentSession:
         """Admit an agent: its node is in etcd when this returns. Raises Conflict, StoreUnavailable, LeadershipLost."""
         self.sessions.check_name(session_id, node)
         ttl_s = max(int(self.settings.node_lease_s * NODE_KEY_LEASES), 1)
         lease = await self._store.grant_lease(ttl_s)
         await self._store.commit([Put(keys.node(node.name), encode(node), lease)], (), self._fence)
-        session = Session(session_id, node, lease, time.monotonic())
+        session = AgentSession(session_id, node, lease, time.monotonic())
         self.sessions.admit(session)
         self._keeper.keep(lease, ttl_s)
         return session
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: AgentSession) -> None:
         self.sessions.leave(session)
         self._keeper.forget(session.lease)
 
-    def heard(self, session: Session) -> None:
+    def heard(self, session: AgentSession) -> None:
         """A sign of life."""
         session.heard_s = time.monotonic()
         self._keeper.touch(session.lease)
@@ -194,7 +194,7 @@ def _adjustable(state: JobState, asked: Pins, unpin: Collection[str]) -> PlanRec
             f"job {job.id} runs with strategy {job.spec.strategy}, which has no compression rate. "
             "Submit it with --strategy stale-sparse"
         )
-    if job.phase not in (Phase.STARTING, Phase.RUNNING) or not state.plans:
+    if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or not state.plans:
         again = "Submit it again with what you want" if job.phase.ended else "Try again when it runs"
         raise Conflict(f"job {job.id} does not run: it is {job.phase.lower()}. {again}")
     current = state.plans[-1]

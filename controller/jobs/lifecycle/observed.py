@@ -1,4 +1,4 @@
-"""What the reconciler sees and what it asks for: plain data, so that its decisions are functions of values."""
+"""Observations of the reconciler and what it asks for: plain data, so that its decisions are functions of values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing import Final, TypeAlias
 
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.lifecycle.start import FreeDevice
-from atoll.controller.state.records import AdmissionRecord, Exit, JobRecord, Level, NodeRecord, PlanRecord, RunRecord
+from atoll.controller.state.records import (
+    AdmissionRecord,
+    ExitRecord,
+    JobRecord,
+    Level,
+    NodeRecord,
+    PlanRecord,
+    RunRecord,
+)
 
 START_DEADLINE_S: Final = 60.0
 LEFT_EARLY_S: Final = 10.0
@@ -26,7 +34,7 @@ ABSENT_S: Final = 1.5
 """A report this long after the stop went out, without the worker in it: that worker never began."""
 
 
-class Alive(Enum):
+class WorkerPhase(Enum):
     STARTING = auto()
     RUNNING = auto()
     STOPPING = auto()
@@ -41,31 +49,31 @@ class WorkerKey:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenWorker:
-    """A worker as its agent reported it; `exit` is set where `alive` is EXITED."""
+class ObservedWorker:
+    """A worker as its agent reported it; `exit` is set where `phase` is EXITED."""
 
-    alive: Alive
+    phase: WorkerPhase
     step: int = 0
     plan: int = 0
     uses_atoll: bool = False
-    exit: Exit | None = None
+    exit: ExitRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class SeenNode:
+class ObservedNode:
     """A node that has, or had, an agent. Times are of the monotonic clock; `heard_s` is None where this leader has
     never heard of it. `ports`: rendezvous ports it holds free; `memory_jobs`: whose checkpoints are in its memory."""
 
     record: NodeRecord
     connected: bool
     heard_s: float | None
-    workers: Mapping[WorkerKey, SeenWorker] = field(default_factory=dict)
+    workers: Mapping[WorkerKey, ObservedWorker] = field(default_factory=dict)
     ports: tuple[int, ...] = ()
     memory_jobs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
+class PassClock:
     """Clocks of one pass. `now_s` is monotonic and decides; `unix_s` is only shown to people."""
 
     now_s: float
@@ -75,12 +83,12 @@ class Telling:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedJob:
     """One job, what its nodes report, and what is free. `since_s`: when this phase began, as far as this controller
     knows; `finished_since_s`: when the first rank of this run was seen to have finished; `planned_s`: when its newest
-    plan was issued; `profile`: what its workers measured, `profile_is_news`: the last look did not see it;
+    plan was issued; `profile`: what its workers measured, `profile_is_news`: the last pass did not have it;
     `plans_sent`: the newest plan that each node was sent over its present stream; `data_seed`: a secret for a run that
-    would begin now, where it needs one; `judged_s`: when free devices were last looked at. `total_batch`: the largest
+    would begin now, where it needs one; `judged_s`: when free devices were last assessed. `total_batch`: the largest
     under the newest plan; `batch_size`, `samples`: what the script gave, of the whole job and its dataset; 0 before.
     `resumed`: tier and step that the run went on from, once its workers said so; `stepped`: a step of it was heard of;
     `placement`: of the newest run; `links`: bits per second from an island to the others, as the newest run measured
@@ -89,7 +97,7 @@ class Seen:
     job: JobRecord
     run: RunRecord | None
     plans: tuple[PlanRecord, ...]
-    nodes: Mapping[str, SeenNode]
+    nodes: Mapping[str, ObservedNode]
     since_s: float
     finished_since_s: float | None = None
     free: Sequence[FreeDevice] = ()
@@ -161,10 +169,10 @@ class NewEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What one look at a job calls for. `job`, `run`, `plan` and `placement` are what to write, where they changed;
+class JobStep:
+    """What one pass calls for, of a job. `job`, `run`, `plan` and `placement` are what to write, where they changed;
     actions are sent after that is written. `held`: devices that the job waits with, kept from jobs behind it.
-    `judged`: free devices were looked at. `admission`: what was decided about them, where that is news."""
+    `judged`: free devices were assessed. `admission`: what was decided about them, where that is news."""
 
     job: JobRecord
     run: RunRecord | None

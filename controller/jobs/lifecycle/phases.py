@@ -6,21 +6,27 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from atoll.controller.state.records import Change, JobRecord, Phase
+from atoll.controller.state.records import JobPhase, JobRecord, PhaseChange
 from atoll.errors import AtollError
 
 # Every legal edge, and what causes it. An edge that is missing here is a bug, not a race to tolerate.
-EDGES: Final[Mapping[tuple[Phase, Phase], str]] = {
-    (Phase.QUEUED, Phase.STARTING): "devices were chosen; the run with the next number is in etcd",
-    (Phase.QUEUED, Phase.CANCELLED): "cancelled before a run began",
-    (Phase.STARTING, Phase.RUNNING): "every worker of the run is alive, or ended already",
-    (Phase.STARTING, Phase.STOPPING): "a worker could not start, a node was lost, 60 s passed, or it was cancelled",
-    (Phase.RUNNING, Phase.DONE): "every rank finished",
-    (Phase.RUNNING, Phase.STOPPING): "a worker was lost or failed, other devices suit it better, or it was cancelled",
-    (Phase.STOPPING, Phase.QUEUED): "no process of the fenced run is left; the job goes on with the next run",
-    (Phase.STOPPING, Phase.DONE): "none is left, and every rank had finished before the stop reached it",
-    (Phase.STOPPING, Phase.FAILED): "none is left; another try would not help, or the restarts are used up",
-    (Phase.STOPPING, Phase.CANCELLED): "none is left, or 5 s passed; it was cancelled",
+EDGES: Final[Mapping[tuple[JobPhase, JobPhase], str]] = {
+    (JobPhase.QUEUED, JobPhase.STARTING): "devices were chosen; the run with the next number is in etcd",
+    (JobPhase.QUEUED, JobPhase.CANCELLED): "cancelled before a run began",
+    (JobPhase.STARTING, JobPhase.RUNNING): "every worker of the run is alive, or ended already",
+    (
+        JobPhase.STARTING,
+        JobPhase.STOPPING,
+    ): "a worker could not start, a node was lost, 60 s passed, or it was cancelled",
+    (JobPhase.RUNNING, JobPhase.DONE): "every rank finished",
+    (
+        JobPhase.RUNNING,
+        JobPhase.STOPPING,
+    ): "a worker was lost or failed, other devices suit it better, or it was cancelled",
+    (JobPhase.STOPPING, JobPhase.QUEUED): "no process of the fenced run is left; the job goes on with the next run",
+    (JobPhase.STOPPING, JobPhase.DONE): "none is left, and every rank had finished before the stop reached it",
+    (JobPhase.STOPPING, JobPhase.FAILED): "none is left; another try would not help, or the restarts are used up",
+    (JobPhase.STOPPING, JobPhase.CANCELLED): "none is left, or 5 s passed; it was cancelled",
 }  # DONE, FAILED and CANCELLED have no way out: a resubmitted job is a new job
 
 KEPT_CHANGES: Final = 64
@@ -29,16 +35,16 @@ KEPT_CHANGES: Final = 64
 class IllegalTransition(AtollError):
     """A transition that EDGES does not have: a bug in the reconciler."""
 
-    def __init__(self, job: JobRecord, after: Phase) -> None:
+    def __init__(self, job: JobRecord, after: JobPhase) -> None:
         story = "; ".join(f"{c.before} -> {c.after} ({c.cause})" for c in job.history) or "none"
         super().__init__(f"job {job.id} may not go from {job.phase} to {after}. Its history: {story}")
 
 
-def advance(job: JobRecord, after: Phase, reason: str, unix_s: float) -> JobRecord:
+def advance(job: JobRecord, after: JobPhase, reason: str, unix_s: float) -> JobRecord:
     """The job in its next phase. Raises IllegalTransition."""
     if (job.phase, after) not in EDGES:
         raise IllegalTransition(job, after)
-    change = Change(before=job.phase, after=after, cause=reason, unix_s=unix_s)
+    change = PhaseChange(before=job.phase, after=after, cause=reason, unix_s=unix_s)
     return replace(
         job,
         phase=after,

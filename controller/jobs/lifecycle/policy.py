@@ -1,4 +1,4 @@
-"""What may be decided about a job, and what its next run begins with: from what its record keeps."""
+"""Reads from a job's record what may be decided about it, and what its next run begins with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell around `next_step`: looks at every job, writes what follows, then says it to the agents.
+"""The shell around `next_step`: observes every job, writes what follows, then sends it to the agents.
 
 Runs on events and on a timer. May be killed at any line: the next pass, here or at another controller, sees what is
 wanted and what is there, and goes on.
@@ -17,9 +17,9 @@ from typing import Final
 from atoll.controller.jobs.admission.standby import kept_free
 from atoll.controller.jobs.agents.commits import COMMIT_EVERY_S, newly_complete
 from atoll.controller.jobs.agents.data_keys import new_seed
-from atoll.controller.jobs.agents.orphans import is_stray, stray_actions
+from atoll.controller.jobs.agents.orphans import is_orphan, orphan_actions
 from atoll.controller.jobs.agents.progress import ProgressBoard, RunProgress
-from atoll.controller.jobs.agents.sessions import Session, Sessions
+from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.lifecycle.exits import is_lost
 from atoll.controller.jobs.lifecycle.observed import (
     Action,
@@ -27,16 +27,16 @@ from atoll.controller.jobs.lifecycle.observed import (
     ForgetWorker,
     LaunchWorker,
     NewEvent,
-    Seen,
+    ObservedJob,
+    PassClock,
     SendPlan,
     StopRun,
-    Telling,
 )
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.start import FreeDevice
 from atoll.controller.jobs.records import wire
 from atoll.controller.jobs.records.ledger import JobState, Ledger
-from atoll.controller.state.records import ExitKind, Level, NodeRecord, Phase, RunRecord
+from atoll.controller.state.records import JobPhase, Level, NodeRecord, RunRecord, WorkerExitKind
 from atoll.errors import Conflict, LeadershipLost, StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Reconciler:
     def __init__(
         self,
         ledger: Ledger,
-        sessions: Sessions,
+        sessions: AgentSessions,
         progress: ProgressBoard,
         *,
         node_lease_s: float,
@@ -89,14 +89,14 @@ class Reconciler:
         self._last_plan: tuple[tuple[str, int, int], bytes] | None = None
 
     def nudge(self) -> None:
-        """Look soon: something happened."""
+        """Make a pass soon: something happened."""
         self._nudged.set()
 
     def remember(self, nodes: Iterable[str]) -> None:
         """Nodes that were there under an earlier leader: they neither join nor are they lost yet."""
         self._present.update(nodes)
 
-    def tell_cluster(self, event: NewEvent) -> None:
+    def add_cluster_event(self, event: NewEvent) -> None:
         """Have an event of the cluster written with the next pass."""
         if len(self._cluster_events) < 256:
             self._cluster_events.append(event)
@@ -125,12 +125,12 @@ class Reconciler:
         async with self._ledger.writing:
             free = self._free()
             live = [s for s in self._ledger.jobs.values() if not s.job.phase.ended or s.stale]
-            live.sort(key=lambda s: (s.job.phase is not Phase.QUEUED, s.created))
+            live.sort(key=lambda s: (s.job.phase is not JobPhase.QUEUED, s.created))
             for state in live:
                 await self._settle_alone(state, free)
             await self._commit(live)
             removed = await self._ledger.remove_oldest()
-        self._stop_strays()
+        self._stop_orphans()
         for job in removed:
             self._progress.drop(job)
             self._committed_s.pop(job, None)
@@ -147,7 +147,7 @@ class Reconciler:
             if self._undecided.get(job) != repr(error):
                 self._undecided[job] = repr(error)
                 logger.exception("job %s cannot be decided upon and stays as it is", job)
-                self.tell_cluster(NewEvent(Level.ERROR, "notice", f"job {job} stays as it is: {error}"))
+                self.add_cluster_event(NewEvent(Level.ERROR, "notice", f"job {job} stays as it is: {error}"))
         else:
             self._undecided.pop(job, None)
 
@@ -161,7 +161,7 @@ class Reconciler:
                     return
                 state = found
             before = (state.job, state.run)
-            step = next_step(self._seen(state, free), self._telling())
+            step = next_step(self._observe(state, free), self._pass_clock())
             await self._ledger.write(
                 state,
                 step.job,
@@ -176,12 +176,12 @@ class Reconciler:
             self._note_finished(state)
             for action in step.actions:
                 self._act(state, action)
-            if state.job.phase is Phase.QUEUED:
+            if state.job.phase is JobPhase.QUEUED:
                 self._hold(free, step.held)
-                if before[0].phase is not Phase.QUEUED:
+                if before[0].phase is not JobPhase.QUEUED:
                     self.nudge()  # the devices that it has just given back are free in the next pass
                 return
-            if before[0].phase is Phase.QUEUED:
+            if before[0].phase is JobPhase.QUEUED:
                 self._take_away(state, free)
             if (state.job, state.run) == before and step.plan is None:
                 break
@@ -203,23 +203,23 @@ class Reconciler:
                 self._committed_s[job] = now_s
         await self._ledger.commit(complete)
 
-    def _telling(self) -> Telling:
-        return Telling(self._clock(), time.time(), self.leading_since_s, self._node_lease_s)
+    def _pass_clock(self) -> PassClock:
+        return PassClock(self._clock(), time.time(), self.leading_since_s, self._node_lease_s)
 
-    def _seen(self, state: JobState, free: Free) -> Seen:
+    def _observe(self, state: JobState, free: Free) -> ObservedJob:
         job, run = state.job, state.run
         progress = _begin(self._progress, run) if run and job.phase.active else None
         profile, news = (
-            progress.profile(self._clock()) if progress and job.phase is not Phase.STARTING else (None, False)
+            progress.profile(self._clock()) if progress and job.phase is not JobPhase.STARTING else (None, False)
         )
-        may_take = job.phase is Phase.QUEUED or (job.phase is Phase.RUNNING and self._may_grow(state))
+        may_take = job.phase is JobPhase.QUEUED or (job.phase is JobPhase.RUNNING and self._may_grow(state))
         nodes = {m.node for m in run.members} if run else set()
         sent = {n: self._sessions.connected[n] for n in nodes if n in self._sessions.connected}
-        return Seen(
+        return ObservedJob(
             job=job,
             run=run,
             plans=state.plans,
-            nodes=self._sessions.nodes() if job.phase is Phase.QUEUED else self._sessions.nodes_named(nodes),
+            nodes=self._sessions.nodes() if job.phase is JobPhase.QUEUED else self._sessions.nodes_named(nodes),
             since_s=state.since_s,
             finished_since_s=state.finished_since_s,
             free=tuple(d for d in free.devices if free.kept.get(d, job.id) == job.id) if may_take else (),
@@ -236,11 +236,11 @@ class Reconciler:
             resumed=progress.resumed if progress else None,
             stepped=progress.stepped if progress else False,
             placement=state.placement,
-            links=self._links(state) if job.phase is Phase.QUEUED else {},
+            links=self._links(state) if job.phase is JobPhase.QUEUED else {},
             planned_s=state.planned_s,
             plans_sent={n: s.plans_sent.get((job.id, run.run), 1) for n, s in sent.items()} if run else {},
             judged_s=state.judged_s,
-            data_seed=new_seed() if job.phase is Phase.QUEUED and job.spec.exchanges else "",
+            data_seed=new_seed() if job.phase is JobPhase.QUEUED and job.spec.exchanges else "",
         )
 
     def _links(self, state: JobState) -> dict[str, float]:
@@ -255,22 +255,22 @@ class Reconciler:
         for other in self._ledger.jobs.values():
             if other is state:
                 continue
-            if other.job.phase is Phase.STOPPING:
+            if other.job.phase is JobPhase.STOPPING:
                 return False
-            if other.job.phase is Phase.QUEUED and other.job.spec.min_workers <= devices:
+            if other.job.phase is JobPhase.QUEUED and other.job.spec.min_workers <= devices:
                 return False
         return True
 
     def _note_finished(self, state: JobState) -> None:
         if state.run and state.finished_since_s is None:
             exits = (m.exit for m in state.run.members)
-            if any(exit and exit.kind is ExitKind.FINISHED for exit in exits):
+            if any(exit and exit.kind is WorkerExitKind.FINISHED for exit in exits):
                 state.finished_since_s = self._clock()
 
     # Devices
 
     def _free(self) -> Free:
-        """What connected nodes have beyond what runs hold. Nodes on which strays still live give nothing."""
+        """What connected nodes have beyond what runs hold. Nodes on which orphans still live give nothing."""
         runs = [s.run for s in self._ledger.jobs.values() if s.run and s.job.phase.active]
         held = {(m.node, m.device) for run in runs for m in run.members}
         used_ports = {(run.members[0].node, run.master_port) for run in runs}
@@ -278,7 +278,7 @@ class Reconciler:
         devices: list[FreeDevice] = []
         ports: dict[str, tuple[int, ...]] = {}
         for name, session in self._sessions.connected.items():
-            if self._has_strays(name, session):
+            if self._has_orphans(name, session):
                 continue
             ports[name] = tuple(port for port in session.ports if (name, port) not in used_ports)
             for d in session.record.devices:
@@ -291,11 +291,11 @@ class Reconciler:
         self.kept_free = kept_free(((s.job, s.run) for s in oldest_first), devices, nodes)
         return Free(devices, ports, {device: job for job, kept in self.kept_free.items() for device in kept})
 
-    def _has_strays(self, name: str, session: Session) -> bool:
+    def _has_orphans(self, name: str, session: AgentSession) -> bool:
         for key, worker in session.workers.items():
             state = self._ledger.jobs.get(key.job)
             job, run = (state.job, state.run) if state else (None, None)
-            if worker.exit is None and is_stray(name, key, job, run):
+            if worker.exit is None and is_orphan(name, key, job, run):
                 return True
         return False
 
@@ -315,28 +315,28 @@ class Reconciler:
 
     async def _watch_nodes(self) -> None:
         """Events of nodes that came and went."""
-        telling, connected = self._telling(), self._sessions.connected
+        clock, connected = self._pass_clock(), self._sessions.connected
         for name in [name for name in connected if name not in self._present]:
             self._present.add(name)
-            self.tell_cluster(NewEvent(Level.INFO, "node", _joined(connected[name].record)))
+            self.add_cluster_event(NewEvent(Level.INFO, "node", _joined(connected[name].record)))
         away = [name for name in self._present if name not in connected]
         for name, node in self._sessions.nodes_named(away).items():
-            if is_lost(node, telling):
+            if is_lost(node, clock):
                 self._present.discard(name)
                 text = f"node {name} was lost: its agent's stream is gone and its lease ran out"
-                self.tell_cluster(NewEvent(Level.WARNING, "node", text))
+                self.add_cluster_event(NewEvent(Level.WARNING, "node", text))
                 self._sessions.remembered.pop(name, None)
         while self._cluster_events:
             await self._ledger.cluster_event(self._cluster_events[0])
             del self._cluster_events[0]
 
-    def _stop_strays(self) -> None:
+    def _stop_orphans(self) -> None:
         jobs = {name: (state.job, state.run) for name, state in self._ledger.jobs.items()}
         busy = {name: s for name, s in self._sessions.connected.items() if s.workers or s.memory_jobs}
-        for action in stray_actions(self._sessions.nodes_named(busy), jobs, self._ledger.unreadable):
+        for action in orphan_actions(self._sessions.nodes_named(busy), jobs, self._ledger.unreadable):
             self._act(None, action)
 
-    # Saying
+    # Sending
 
     def _act(self, state: JobState | None, action: Action) -> None:
         session = self._sessions.connected.get(action.node)
@@ -345,14 +345,14 @@ class Reconciler:
         now_s = self._clock()
         match action:
             case StopRun():
-                session.say(replace(action, reason=""), lambda: wire.stop(action), now_s)
+                session.send_unless_recent(replace(action, reason=""), lambda: wire.stop(action), now_s)
             case ForgetWorker():
-                session.say(action, lambda: wire.forget(action), now_s)
+                session.send_unless_recent(action, lambda: wire.forget(action), now_s)
             case DropMemory():
-                session.say(action, lambda: wire.drop_memory(action), now_s)
+                session.send_unless_recent(action, lambda: wire.drop_memory(action), now_s)
             case LaunchWorker() if state and state.run and state.plans:
                 run, common = state.run, self._common_launch(state, state.run)
-                session.say(action, lambda: wire.launch(common, run, action.key.rank), now_s)
+                session.send_unless_recent(action, lambda: wire.launch(common, run, action.key.rank), now_s)
             case SendPlan() if state:
                 session.plans_sent[action.job, action.run] = action.plan
                 session.send(self._plan_message(state, action))

@@ -1,4 +1,4 @@
-"""Which devices a job's next run gets, and why not yet. Pure: time is an argument, order comes from sorting."""
+"""Chooses the devices of a job's next run, or says why not yet. Pure: time is an argument, order comes from sorting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
 
-from atoll.controller.state.records import Member, Standby
+from atoll.controller.state.records import RunMember, Standby
 
 GRACE_S: Final = 1.0
 """How long a start waits for more devices when there are enough but not as many as the job can use."""
@@ -37,7 +37,7 @@ class FreeDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class StartRequest:
     """What a job asks of a start. `seats`: nodes of its last run in the order of ranks, with how many devices each had;
     `settled`: those that lived through it. By "node/device": `standby`, what the job left out before; `learned`,
     seconds per sample. `total_batch`: samples of a step, 0 where no run told it yet."""
@@ -58,7 +58,7 @@ class StartDecision:
     """`members` is empty while the job waits. `held` devices are kept from other jobs meanwhile. `standby`: why free
     devices were left out of a run that starts."""
 
-    members: tuple[Member, ...]
+    members: tuple[RunMember, ...]
     reason: str
     master_port: int = 0
     held: tuple[FreeDevice, ...] = ()
@@ -67,7 +67,7 @@ class StartDecision:
 
 def decide_start(
     now_s: float,
-    wanted: Wanted,
+    wanted: StartRequest,
     free: Sequence[FreeDevice],
     ports: Mapping[str, Sequence[int]],
     grace_s: float = GRACE_S,
@@ -114,7 +114,7 @@ def _rates(devices: Sequence[FreeDevice], learned: Mapping[str, float]) -> tuple
     return {d.name: d.speed for d in devices}, False
 
 
-def _left_out(devices: Sequence[FreeDevice], wanted: Wanted) -> dict[str, Standby]:
+def _left_out(devices: Sequence[FreeDevice], wanted: StartRequest) -> dict[str, Standby]:
     """Devices that would hold up every step, as far as is known before it is measured. Never so many that the job
     could not start."""
     rates, measured = _rates(devices, wanted.learned)
@@ -158,7 +158,7 @@ def _one_kind(free: Sequence[FreeDevice], enough: int) -> list[FreeDevice]:
     return kinds[best_first[0]] if best_first else []
 
 
-def _lay_out(chosen: Sequence[FreeDevice], wanted: Wanted, ports: Mapping[str, Sequence[int]]) -> StartDecision:
+def _lay_out(chosen: Sequence[FreeDevice], wanted: StartRequest, ports: Mapping[str, Sequence[int]]) -> StartDecision:
     """Ranks go node by node; the first node must have a port."""
     by_node = {node: list(found) for node, found in groupby(sorted(chosen), key=lambda d: d.node)}
     order = _seated({node: len(found) for node, found in by_node.items()}, wanted, ports)
@@ -167,11 +167,11 @@ def _lay_out(chosen: Sequence[FreeDevice], wanted: Wanted, ports: Mapping[str, S
         return StartDecision((), "waiting: no chosen node offers a free rendezvous port", held=tuple(chosen))
     at = order.index(first)
     order[0], order[at] = first, order[0]
-    members: list[Member] = []
+    members: list[RunMember] = []
     for node_rank, node in enumerate(order):
         local, first_rank = by_node[node], len(members)
         members.extend(
-            Member(
+            RunMember(
                 rank=first_rank + i,
                 node=node,
                 device=device.index,
@@ -186,7 +186,7 @@ def _lay_out(chosen: Sequence[FreeDevice], wanted: Wanted, ports: Mapping[str, S
     return StartDecision(tuple(members), text, min(ports[first]))
 
 
-def _seated(sizes: Mapping[str, int], wanted: Wanted, ports: Mapping[str, Sequence[int]]) -> list[str]:
+def _seated(sizes: Mapping[str, int], wanted: StartRequest, ports: Mapping[str, Sequence[int]]) -> list[str]:
     """The nodes in the order of ranks: each where it was, so that the shards in its memory stay its own, and in the
     place of one that is gone a new one, best of as many devices. sizes: chosen devices, by node."""
     seats = dict(wanted.seats)

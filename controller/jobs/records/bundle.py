@@ -42,7 +42,7 @@ def _file_names(code: bytes) -> set[str]:
     names: set[str] = set()
     bytes_left = MAX_UNPACKED_BYTES
     # As a stream, so that no header can lead backwards for ever.
-    with tarfile.open(fileobj=_Bounded(code), mode="r|") as archive:
+    with tarfile.open(fileobj=_BoundedGzip(code), mode="r|") as archive:
         for count, member in enumerate(archive):
             bytes_left -= member.size
             if bytes_left < 0 or count >= MAX_FILES:
@@ -57,7 +57,7 @@ def _file_names(code: bytes) -> set[str]:
     return names
 
 
-class _Bounded(io.RawIOBase):
+class _BoundedGzip(io.RawIOBase):
     """What a gzip unpacks to, up to a limit: the headers of a small tar may claim gigabytes too, and are read whole."""
 
     def __init__(self, code: bytes) -> None:

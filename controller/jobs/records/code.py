@@ -14,7 +14,7 @@ CACHED_BUNDLES: Final = 4
 MAX_CHUNKS: Final = -(-MAX_CODE_BYTES // CODE_CHUNK_BYTES)
 
 
-class CodeStore:
+class CodeBundles:
     """Bundles by their SHA-256. The last few read stay in memory: all agents of a job ask at the same moment."""
 
     def __init__(self, store: StateStore, fence: Fence) -> None:

@@ -26,7 +26,7 @@ from atoll.controller.state.records import (
     PlanRecord,
     RunRecord,
 )
-from atoll.controller.state.recovery import Commit
+from atoll.controller.state.recovery import CommitRecord
 from atoll.controller.state.store import (
     Absent,
     Change,
@@ -58,7 +58,7 @@ class JobState:
     `created` are etcd's, of the job's key.
 
     The rest is this controller's own: since when the phase lasts, since when a rank has finished, when the newest
-    plan was issued, when free devices were last looked at (monotonic). `stale`: a write had an unknown outcome, so
+    plan was issued, when free devices were last assessed (monotonic). `stale`: a write had an unknown outcome, so
     read before the next one.
     """
 
@@ -69,7 +69,7 @@ class JobState:
     run: RunRecord | None = None
     plans: tuple[PlanRecord, ...] = ()
     placement: PlanRecord | None = None
-    commit: Commit | None = None
+    commit: CommitRecord | None = None
     finished_since_s: float | None = None
     planned_s: float = 0.0
     judged_s: float = -math.inf
@@ -185,9 +185,9 @@ class Ledger:
             raise BadInput(f"etcd key {key} is missing, though job {job.id} is in run {job.run}")
         return decode(RunRecord, key, entry.value), tuple(await self.plans(job.id, job.run))
 
-    async def _read_commit(self, job: str) -> Commit | None:
+    async def _read_commit(self, job: str) -> CommitRecord | None:
         entry = await self.store.read(keys.commit(job))
-        return decode(Commit, keys.commit(job), entry.value) if entry else None
+        return decode(CommitRecord, keys.commit(job), entry.value) if entry else None
 
     def find(self, name: str) -> JobState:
         """By id, or the newest job of a name. Raises NotFound."""
@@ -242,7 +242,7 @@ class Ledger:
             state.placement = placement
         self._mirror(state, job, run, plan, revision)
 
-    async def commit(self, complete: Sequence[Commit]) -> None:
+    async def commit(self, complete: Sequence[CommitRecord]) -> None:
         """Write which generations count. Call with `writing` held. Raises StoreUnavailable, LeadershipLost."""
         for i in range(0, len(complete), COMMITS_AT_ONCE):
             batch = complete[i : i + COMMITS_AT_ONCE]

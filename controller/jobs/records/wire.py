@@ -7,55 +7,66 @@ from typing import Final
 
 from atoll.controller.jobs.agents.data_keys import private_key, public_keys
 from atoll.controller.jobs.agents.replica_placement import holders
-from atoll.controller.jobs.lifecycle.observed import Alive, DropMemory, ForgetWorker, SeenWorker, StopRun, WorkerKey
+from atoll.controller.jobs.lifecycle.observed import (
+    DropMemory,
+    ForgetWorker,
+    ObservedWorker,
+    StopRun,
+    WorkerKey,
+    WorkerPhase,
+)
 from atoll.controller.jobs.records.spec import spec_to_wire
 from atoll.controller.state.records import (
     DeviceRecord,
     EventRecord,
-    Exit,
-    ExitKind,
+    ExitRecord,
     JobRecord,
     Level,
     NodeRecord,
     PlanRecord,
     RunRecord,
+    WorkerExitKind,
 )
-from atoll.controller.state.recovery import Recovery
+from atoll.controller.state.recovery import RecoveryRecord
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
 MAX_REASON: Final = 500
 
-_ALIVE: Final = {
-    common_pb2.WORKER_STATE_STARTING: Alive.STARTING,
-    common_pb2.WORKER_STATE_RUNNING: Alive.RUNNING,
-    common_pb2.WORKER_STATE_STOPPING: Alive.STOPPING,
-    common_pb2.WORKER_STATE_EXITED: Alive.EXITED,
+_PHASES: Final = {
+    common_pb2.WORKER_STATE_STARTING: WorkerPhase.STARTING,
+    common_pb2.WORKER_STATE_RUNNING: WorkerPhase.RUNNING,
+    common_pb2.WORKER_STATE_STOPPING: WorkerPhase.STOPPING,
+    common_pb2.WORKER_STATE_EXITED: WorkerPhase.EXITED,
 }
-_EXIT: Final = {common_pb2.ExitKind.Value(f"EXIT_KIND_{kind}"): kind for kind in ExitKind if kind is not ExitKind.LOST}
+_EXIT: Final = {
+    common_pb2.ExitKind.Value(f"EXIT_KIND_{kind}"): kind for kind in WorkerExitKind if kind is not WorkerExitKind.LOST
+}
 _LEVELS: Final = {level: common_pb2.Level.Value(f"LEVEL_{level}") for level in Level}
 _LEVEL_OF: Final[dict[int, Level]] = {value: level for level, value in _LEVELS.items()}
 
 
-def worker_from_wire(status: common_pb2.WorkerStatus) -> SeenWorker:
-    alive = _ALIVE.get(status.state, Alive.STARTING)
+def worker_from_wire(status: common_pb2.WorkerStatus) -> ObservedWorker:
+    phase = _PHASES.get(status.state, WorkerPhase.STARTING)
     exit = None
-    if alive is Alive.EXITED:
+    if phase is WorkerPhase.EXITED:
         kind = _EXIT.get(status.exit_kind) or _kind_of(status.exit_code)
-        exit = Exit(kind=kind, code=status.exit_code, reason=status.reason[:MAX_REASON], step=status.step)
-    return SeenWorker(alive, status.step, status.plan, status.uses_atoll, exit)
+        exit = ExitRecord(kind=kind, code=status.exit_code, reason=status.reason[:MAX_REASON], step=status.step)
+    return ObservedWorker(phase, status.step, status.plan, status.uses_atoll, exit)
 
 
-def _kind_of(code: int) -> ExitKind:
+def _kind_of(code: int) -> WorkerExitKind:
     """For an agent that gave only an exit code."""
     if code < 0:
-        return ExitKind.SIGNALLED
-    return {0: ExitKind.FINISHED, 75: ExitKind.PEER_LOST, 85: ExitKind.DRAINED}.get(code, ExitKind.FAILED)
+        return WorkerExitKind.SIGNALLED
+    return {0: WorkerExitKind.FINISHED, 75: WorkerExitKind.PEER_LOST, 85: WorkerExitKind.DRAINED}.get(
+        code, WorkerExitKind.FAILED
+    )
 
 
-def exit_to_wire(key: WorkerKey, exit: Exit) -> common_pb2.WorkerStatus:
+def exit_to_wire(key: WorkerKey, exit: ExitRecord) -> common_pb2.WorkerStatus:
     """A recorded end, for those who ask when its agent has forgotten it."""
     kind = common_pb2.EXIT_KIND_UNSPECIFIED
-    if exit.kind is not ExitKind.LOST:
+    if exit.kind is not WorkerExitKind.LOST:
         kind = common_pb2.ExitKind.Value(f"EXIT_KIND_{exit.kind}")
     return common_pb2.WorkerStatus(
         id=worker_id(key),
@@ -120,7 +131,7 @@ def plan_to_wire(plan: PlanRecord) -> common_pb2.Plan:
     )
 
 
-def recovery_to_wire(recovery: Recovery) -> jobs_pb2.Recovery:
+def recovery_to_wire(recovery: RecoveryRecord) -> jobs_pb2.Recovery:
     return jobs_pb2.Recovery(**asdict(recovery) | {"steps_lost": recovery.steps_lost})
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from made import spec
 
 from atoll.controller.jobs.agents.progress import ProgressBoard
-from atoll.controller.jobs.agents.sessions import Outgoing, Session, Sessions
+from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions, Outgoing
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
 from atoll.controller.jobs.records.ledger import Ledger
@@ -22,8 +22,8 @@ from atoll.controller.state.store import (
     Entry,
     Fence,
     Put,
-    Snapshot,
     StateStore,
+    StoreSnapshot,
     WatchBatch,
 )
 from atoll.errors import StoreUnavailable
@@ -69,7 +69,7 @@ class Breaking:
     async def read(self, key: str) -> Entry | None:
         return await self._inner.read(key)
 
-    async def read_prefix(self, prefix: str, limit: int | None = None) -> Snapshot:
+    async def read_prefix(self, prefix: str, limit: int | None = None) -> StoreSnapshot:
         return await self._inner.read_prefix(prefix, limit)
 
     async def grant_lease(self, ttl_s: int) -> int:
@@ -191,7 +191,7 @@ class Life:
 
         self._cluster = cluster
         self.ledger = Ledger(store, fence, lambda: None, clock)
-        self.sessions = Sessions(3.0, lambda: None, clock)
+        self.sessions = AgentSessions(3.0, lambda: None, clock)
         self.progress = ProgressBoard(clock)
         self.reconciler = Reconciler(self.ledger, self.sessions, self.progress, node_lease_s=3.0, clock=clock)
 
@@ -227,7 +227,7 @@ class Life:
                 self.sessions.leave(session)
             return
         if session is None:
-            session = Session(agent.name, agent.record, 0, self._cluster.now_s)
+            session = AgentSession(agent.name, agent.record, 0, self._cluster.now_s)
             self.sessions.admit(session)
         session.heard_s = self._cluster.now_s
         session.report([_copy(status) for status in agent.workers.values()], [29500])

@@ -7,18 +7,25 @@ from typing import Any
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.estimators.profile import NodeEstimate, Profile, RankProfile
-from atoll.controller.jobs.lifecycle.observed import Alive, Seen, SeenNode, SeenWorker, Telling, WorkerKey
+from atoll.controller.jobs.lifecycle.observed import (
+    ObservedJob,
+    ObservedNode,
+    ObservedWorker,
+    PassClock,
+    WorkerKey,
+    WorkerPhase,
+)
 from atoll.controller.jobs.lifecycle.start import FreeDevice
 from atoll.controller.state.records import (
     DeviceRecord,
-    Exit,
-    ExitKind,
+    ExitRecord,
+    JobPhase,
     JobRecord,
-    Member,
     NodeRecord,
-    Phase,
+    RunMember,
     RunRecord,
     Spec,
+    WorkerExitKind,
 )
 
 JOB = "tiny-0001"
@@ -29,13 +36,13 @@ def spec(**fields: Any) -> Spec:
     return Spec(**{"name": "tiny", "script": "train.py", "code_sha256": "0" * 64, "max_workers": 2, **fields})
 
 
-def job(phase: Phase = Phase.RUNNING, run: int = 1, **fields: Any) -> JobRecord:
+def job(phase: JobPhase = JobPhase.RUNNING, run: int = 1, **fields: Any) -> JobRecord:
     return JobRecord(**{"id": JOB, "spec": spec(), "request_id": "r", "phase": phase, "run": run, **fields})
 
 
 def run(*nodes: str, number: int = 1, **fields: Any) -> RunRecord:
     members = tuple(
-        Member(rank=i, node=node, device=0, node_rank=i, local_rank=0, local_world_size=1)
+        RunMember(rank=i, node=node, device=0, node_rank=i, local_rank=0, local_world_size=1)
         for i, node in enumerate(nodes)
     )
     return RunRecord(
@@ -51,36 +58,36 @@ def run(*nodes: str, number: int = 1, **fields: Any) -> RunRecord:
     )
 
 
-def ended(record: RunRecord, *exits: Exit | None) -> RunRecord:
+def ended(record: RunRecord, *exits: ExitRecord | None) -> RunRecord:
     members = tuple(
         replace(m, exit=e and replace(e, order=i)) for i, (m, e) in enumerate(zip(record.members, exits, strict=True))
     )
     return replace(record, members=members)
 
 
-def exited(kind: ExitKind, code: int = 0, reason: str = "", step: int = 0) -> Exit:
-    return Exit(kind=kind, code=code, reason=reason, step=step)
+def exited(kind: WorkerExitKind, code: int = 0, reason: str = "", step: int = 0) -> ExitRecord:
+    return ExitRecord(kind=kind, code=code, reason=reason, step=step)
 
 
 def worker(
-    alive: Alive = Alive.RUNNING, exit: Exit | None = None, step: int = 0, uses_atoll: bool = True
-) -> SeenWorker:
-    return SeenWorker(Alive.EXITED if exit else alive, step, 1, uses_atoll, exit)
+    phase: WorkerPhase = WorkerPhase.RUNNING, exit: ExitRecord | None = None, step: int = 0, uses_atoll: bool = True
+) -> ObservedWorker:
+    return ObservedWorker(WorkerPhase.EXITED if exit else phase, step, 1, uses_atoll, exit)
 
 
 def node(
     name: str,
-    workers: dict[int, SeenWorker] | None = None,
+    workers: dict[int, ObservedWorker] | None = None,
     connected: bool = True,
     heard_s: float | None = NOW_S,
     *,
     run: int = 1,
     work_per_s: float = 0.0,
-) -> SeenNode:
+) -> ObservedNode:
     device = DeviceRecord(index=0, kind="cpu", model="fake", memory_bytes=1, speed=1.0, work_per_s=work_per_s)
     record = NodeRecord(name=name, island="here", address=f"{name}.lan", memory_bytes=1, devices=(device,), version="0")
-    keyed = {WorkerKey(JOB, run, rank): seen for rank, seen in (workers or {}).items()}
-    return SeenNode(record, connected, heard_s, keyed, (29500,))
+    keyed = {WorkerKey(JOB, run, rank): observed for rank, observed in (workers or {}).items()}
+    return ObservedNode(record, connected, heard_s, keyed, (29500,))
 
 
 def free(name: str, since_s: float = 0.0, speed: float = 1.0, kind: str = "cpu", **fields: Any) -> FreeDevice:
@@ -114,7 +121,9 @@ def profile(*speeds: float, total_batch: int = 240, modelled: bool = True, plan:
     return Profile(plan=plan, total_batch=total_batch, **values)
 
 
-def seen(job: JobRecord, run: RunRecord | None, *nodes: SeenNode, since_s: float = NOW_S - 20, **fields: Any) -> Seen:
+def observed(
+    job: JobRecord, run: RunRecord | None, *nodes: ObservedNode, since_s: float = NOW_S - 20, **fields: Any
+) -> ObservedJob:
     plans = ()
     if run is not None:
         places = [Place(m.node, m.device, 1.0) for m in run.members]
@@ -124,8 +133,8 @@ def seen(job: JobRecord, run: RunRecord | None, *nodes: SeenNode, since_s: float
         "ports": {n.record.name: n.ports for n in nodes if n.connected},
         **fields,
     }
-    return Seen(job=job, run=run, nodes={n.record.name: n for n in nodes}, since_s=since_s, **values)
+    return ObservedJob(job=job, run=run, nodes={n.record.name: n for n in nodes}, since_s=since_s, **values)
 
 
-def clock(now_s: float = NOW_S, leading_since_s: float = 0.0) -> Telling:
-    return Telling(now_s, unix_s=5.0, leading_since_s=leading_since_s, node_lease_s=3.0)
+def clock(now_s: float = NOW_S, leading_since_s: float = 0.0) -> PassClock:
+    return PassClock(now_s, unix_s=5.0, leading_since_s=leading_since_s, node_lease_s=3.0)

@@ -176,7 +176,7 @@ async def test_links_are_shown_and_more_than_the_protocol_allows_is_refused(head
     job = await head.submit((2, 2), **SPARSE)
     await head.phase(job, pb.PHASE_RUNNING)
     link = common_pb2.LinkSample(peer=1, sent_bytes=9, received_bytes=8, busy_s=0.5, goodput_bps=96e6)
-    await a.say(telemetry(job, [link]))
+    await a.send(telemetry(job, [link]))
     async with asyncio.timeout(5):
         while not (seen := await head.get(job)).workers[0].links:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -190,7 +190,7 @@ async def test_links_are_shown_and_more_than_the_protocol_allows_is_refused(head
     ):
         await b.disconnect()
         await b.connect(head.address)
-        await b.say(telemetry(job, links, rank=1))
+        await b.send(telemetry(job, links, rank=1))
         await b.until(lambda: b.failure is not None)
         assert b.failure is not None
         assert b.failure.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -164,7 +164,7 @@ async def test_a_bad_message_ends_the_stream_and_nothing_else(
     head: Controller, message: agents_pb2.AgentMessage
 ) -> None:
     a = await FakeAgent("a").connect(head.address)
-    await a.say(message)
+    await a.send(message)
     await a.until(lambda: a.failure is not None)
     assert a.failure is not None
     assert a.failure.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -212,7 +212,7 @@ def test_samples_of_devices_that_make_no_sense_are_refused(
 async def test_how_a_nodes_devices_do_is_in_the_list_of_nodes(head: Controller) -> None:
     a = await FakeAgent("a", devices=2).connect(head.address)
     samples = [common_pb2.DeviceSample(index=0, utilisation=0.75, temperature_c=-3), common_pb2.DeviceSample(index=1)]
-    await a.say(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(devices=samples)))
+    await a.send(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(devices=samples)))
 
     async def told() -> list[common_pb2.DeviceSample]:
         reply = await head.stub.ListNodes(pb.ListNodesRequest(), timeout=5)
@@ -230,7 +230,7 @@ async def test_dropped_measurements_are_counted_by_rank_and_are_one_event(head: 
     await head.phase(job, pb.PHASE_RUNNING)
     for rank, dropped in ((1, 7), (0, 4), (1, 9)):
         report = agents_pb2.WorkerTelemetry(id=common_pb2.WorkerId(job=job, run=1, rank=rank), dropped_steps=dropped)
-        await a.say(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[report])))
+        await a.send(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[report])))
     async with asyncio.timeout(5):
         while [w.dropped_steps for w in (await head.get(job)).workers] != [4, 9]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -327,7 +327,7 @@ async def test_an_agent_speaks_for_its_own_workers_only(head: Controller) -> Non
         await b.log(key, 0, b"false\n")
         id = common_pb2.WorkerId(job=key[0], run=key[1], rank=key[2])
         report = agents_pb2.WorkerTelemetry(id=id, notices=[false], checkpoint_step=77)
-        await b.say(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[report])))
+        await b.send(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[report])))
     await a.log((job, 1, 0), 0, b"true\n")
     await b.log((job, 1, 0), 6, b"false\n")  # acknowledged after all the above was taken
     chunks = [chunk async for chunk in head.stub.Logs(pb.LogsRequest(job=job))]
@@ -346,7 +346,7 @@ async def test_notices_become_events_of_the_job(head: Controller) -> None:
         id=common_pb2.WorkerId(job=job, run=1, rank=0), notices=[notice], checkpoint_step=4, memory_step=6
     )
     await head.phase(job, pb.PHASE_RUNNING)
-    await a.say(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[report])))
+    await a.send(agents_pb2.AgentMessage(telemetry=agents_pb2.Telemetry(workers=[report])))
     async with asyncio.timeout(5):
         while "rank 0: the disk is full at step 4" not in await head.events(job):  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -11,24 +11,24 @@ import pytest
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import (
     Cause,
-    Change,
     Checkpoint,
     DeviceRecord,
     EventRecord,
-    Exit,
-    ExitKind,
-    Failure,
+    ExitRecord,
     Growth,
+    JobPhase,
     JobRecord,
     Level,
-    Member,
     NodeRecord,
-    Phase,
+    PhaseChange,
     PlanRecord,
+    RunFailure,
+    RunMember,
     RunRecord,
     Spec,
     StaleSparse,
     Standby,
+    WorkerExitKind,
 )
 from atoll.errors import BadInput
 
@@ -46,29 +46,29 @@ JOB = JobRecord(
     id="vit-3f9a",
     spec=SPEC,
     request_id="r-1",
-    phase=Phase.RUNNING,
+    phase=JobPhase.RUNNING,
     speeds={"a/0": 0.25},
-    last_failure=Failure(kind=ExitKind.FAILED, step=3, code=1, reason="ValueError"),
+    last_failure=RunFailure(kind=WorkerExitKind.FAILED, step=3, code=1, reason="ValueError"),
     rate=0.25,
     learned_at={"a/0": 1e9},
     standby={"b/0": Standby(reason="slow", work_per_s=1e8, slowed=3)},
     growth=Growth(run=1, added=("c/1",), workers=2, samples_per_s=90.5, total_batch=64, error=0.01),
-    history=(Change(before=Phase.QUEUED, after=Phase.STARTING, cause="go", unix_s=1.5),),
+    history=(PhaseChange(before=JobPhase.QUEUED, after=JobPhase.STARTING, cause="go", unix_s=1.5),),
 )
-MEMBER = Member(rank=0, node="a", device=0, node_rank=0, local_rank=0, local_world_size=1)
+MEMBER = RunMember(rank=0, node="a", device=0, node_rank=0, local_rank=0, local_world_size=1)
 RUN = RunRecord(
     job="vit-3f9a",
     run=2,
     members=(
         MEMBER,
-        Member(
+        RunMember(
             rank=1,
             node="b",
             device=1,
             node_rank=1,
             local_rank=0,
             local_world_size=1,
-            exit=Exit(kind=ExitKind.LOST, reason="gone"),
+            exit=ExitRecord(kind=WorkerExitKind.LOST, reason="gone"),
         ),
     ),
     master_address="10.0.0.1",

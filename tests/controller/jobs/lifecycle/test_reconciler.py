@@ -8,7 +8,7 @@ import pytest
 from lives import Breaking, Cluster, Killed
 
 from atoll.controller.state import keys
-from atoll.controller.state.records import Phase
+from atoll.controller.state.records import JobPhase
 from atoll.controller.state.store import DeletePrefix, Put, StateStore
 from atoll.errors import LeadershipLost
 from atoll.v1 import common_pb2
@@ -76,7 +76,7 @@ async def tell(store: StateStore, at: int, how: str) -> tuple[Cluster, int]:
 async def check(cluster: Cluster) -> None:
     assert cluster.life is not None
     state = cluster.life.ledger.jobs[JOB]
-    assert (state.job.phase, state.job.run, state.job.restarts) == (Phase.DONE, 4, 0)
+    assert (state.job.phase, state.job.run, state.job.restarts) == (JobPhase.DONE, 4, 0)
     assert [agent.doubles for agent in cluster.agents.values()] == [[], []]
     events = await cluster.life.ledger.events(JOB, after=0)
     assert [event.sequence for event in events] == list(range(1, state.job.events + 1))
@@ -129,10 +129,10 @@ async def test_jobs_are_served_in_the_order_they_came_and_small_ones_pass_by_wha
     await cluster.ticks(3)
     phases = {name: state.job.phase for name, state in cluster.life.ledger.jobs.items()}
     assert phases == {
-        "large-0001": Phase.QUEUED,
-        "first-0001": Phase.RUNNING,
-        "other-0001": Phase.RUNNING,
-        "later-0001": Phase.QUEUED,
+        "large-0001": JobPhase.QUEUED,
+        "first-0001": JobPhase.RUNNING,
+        "other-0001": JobPhase.RUNNING,
+        "later-0001": JobPhase.QUEUED,
     }
     assert cluster.life.ledger.jobs["large-0001"].job.reason == "waiting: 0 of at least 3 free devices"
 
@@ -178,7 +178,7 @@ async def test_a_script_that_fails_the_same_way_twice_is_not_tried_a_third_time(
         a.end(key, common_pb2.EXIT_KIND_FAILED, 3, f"ValueError at 0x7f{number}")
         await until(cluster, cluster.tick, lambda: not a.workers)
     job = cluster.life.ledger.jobs[JOB].job
-    assert (job.phase, job.restarts, job.exit_code) == (Phase.FAILED, 1, 3)
+    assert (job.phase, job.restarts, job.exit_code) == (JobPhase.FAILED, 1, 3)
     assert "a third try would not help" in job.reason
 
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from made import clock, ended, exited, free, job, node, run, seen, spec
+from made import clock, ended, exited, free, job, node, observed, run, spec
 
 from atoll.controller.jobs.admission.standby import kept_free
 from atoll.controller.jobs.lifecycle.reconcile import next_step
-from atoll.controller.jobs.lifecycle.start import Wanted, decide_start
-from atoll.controller.state.records import ExitKind, NodeRecord, Phase, Standby
+from atoll.controller.jobs.lifecycle.start import StartRequest, decide_start
+from atoll.controller.state.records import JobPhase, NodeRecord, Standby, WorkerExitKind
 
 PORTS = dict.fromkeys("abcde", (29500,))
 
@@ -29,14 +29,14 @@ def test_the_older_job_is_served_first_and_one_that_waits_ended_or_asked_for_non
     old, young = job(id="old", spec=spec(standby=1)), job(id="young", spec=spec(standby=1))
     jobs = [
         (job(id="plain"), run("a")),
-        (job(Phase.QUEUED, id="new", spec=spec(standby=1)), None),
-        (job(Phase.DONE, id="done", spec=spec(standby=1)), run("a")),
+        (job(JobPhase.QUEUED, id="new", spec=spec(standby=1)), None),
+        (job(JobPhase.DONE, id="done", spec=spec(standby=1)), run("a")),
         (old, run("a")),
         (young, run("b")),
     ]
     kept = kept_free(jobs, [free("c"), free("d")], records("a", "b"))
     assert kept == {"old": (free("c"),), "young": (free("d"),)}
-    lost = replace(old, phase=Phase.QUEUED)
+    lost = replace(old, phase=JobPhase.QUEUED)
     assert kept_free([(lost, run("a"))], [free("c")], {}) == {"old": (free("c"),)}, "most of all after a loss"
 
 
@@ -46,19 +46,19 @@ def test_a_device_that_was_left_out_as_too_slow_is_no_standby() -> None:
 
 
 def test_a_standby_takes_the_rank_of_the_lost_one_and_all_others_keep_theirs() -> None:
-    lost = exited(ExitKind.LOST)
-    before = ended(run("c", "b", "a"), exited(ExitKind.DRAINED), lost, exited(ExitKind.DRAINED))
-    queued = job(Phase.QUEUED, spec=spec(min_workers=1, max_workers=3, standby=1))
+    lost = exited(WorkerExitKind.LOST)
+    before = ended(run("c", "b", "a"), exited(WorkerExitKind.DRAINED), lost, exited(WorkerExitKind.DRAINED))
+    queued = job(JobPhase.QUEUED, spec=spec(min_workers=1, max_workers=3, standby=1))
     there = [free(name) for name in "acd"]
     nodes = [node(name) for name in "acd"]
-    step = next_step(seen(queued, before, *nodes, free=there, ports=PORTS), clock())
+    step = next_step(observed(queued, before, *nodes, free=there, ports=PORTS), clock())
     assert step.run is not None
     assert [m.node for m in step.run.members] == ["c", "d", "a"]
-    assert step.job.phase is Phase.STARTING, "without waiting for more devices"
+    assert step.job.phase is JobPhase.STARTING, "without waiting for more devices"
 
 
 def test_seats_are_kept_with_several_devices_and_without_a_standby_the_rest_moves_up() -> None:
-    wanted = Wanted(1, 6, 0.0, seats=(("b", 2), ("c", 2), ("a", 1)), settled=frozenset("ab"))
+    wanted = StartRequest(1, 6, 0.0, seats=(("b", 2), ("c", 2), ("a", 1)), settled=frozenset("ab"))
     devices = [free("b"), free("b", index=1), free("a"), free("d"), free("e"), free("e", index=1)]
     decision = decide_start(9.0, wanted, devices, PORTS)
     assert [(m.rank, m.node, m.device) for m in decision.members] == [
@@ -71,6 +71,6 @@ def test_seats_are_kept_with_several_devices_and_without_a_standby_the_rest_move
 
 
 def test_rank_0_changes_places_where_its_node_has_no_rendezvous_port() -> None:
-    wanted = Wanted(1, 3, 0.0, seats=(("c", 1), ("b", 1), ("a", 1)))
+    wanted = StartRequest(1, 3, 0.0, seats=(("c", 1), ("b", 1), ("a", 1)))
     decision = decide_start(9.0, wanted, [free("a"), free("b"), free("c")], {**PORTS, "c": ()})
     assert [m.node for m in decision.members] == ["b", "c", "a"]

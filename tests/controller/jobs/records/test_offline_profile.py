@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from made import clock, job, node, profile, run, seen, spec, worker
+from made import clock, job, node, observed, profile, run, spec, worker
 
 from atoll.controller.jobs.agents.progress import ProgressBoard
-from atoll.controller.jobs.lifecycle.observed import Seen
+from atoll.controller.jobs.lifecycle.observed import ObservedJob
 from atoll.controller.jobs.lifecycle.policy import policy_of
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.records.offline_profile import offline_profile
@@ -27,9 +27,9 @@ def profiled(text: str = OF_ONE) -> JobRecord:
     return job(spec=spec(stale_sparse=StaleSparse(), adapt=Adapt(rate=True, profile=text)))
 
 
-def view(record: JobRecord, trains: str) -> Seen:
+def view(record: JobRecord, trains: str) -> ObservedJob:
     nodes = node("a", {0: worker()}), node("b", {1: worker()})
-    return seen(record, run("a", "b"), *nodes, profile=profile(1, 1), trains=trains, samples=60_000)
+    return observed(record, run("a", "b"), *nodes, profile=profile(1, 1), trains=trains, samples=60_000)
 
 
 def test_a_profile_of_the_model_that_trains_is_used() -> None:

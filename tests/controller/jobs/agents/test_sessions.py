@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from made import JOB, NOW_S, node
 
-from atoll.controller.jobs.agents.sessions import OUTBOX_MESSAGES, RESEND_S, NameTaken, Session, Sessions
-from atoll.controller.jobs.lifecycle.observed import Alive, WorkerKey
-from atoll.controller.state.records import ExitKind
+from atoll.controller.jobs.agents.sessions import OUTBOX_MESSAGES, RESEND_S, AgentSession, AgentSessions, NameTaken
+from atoll.controller.jobs.lifecycle.observed import WorkerKey, WorkerPhase
+from atoll.controller.state.records import WorkerExitKind
 from atoll.v1 import agents_pb2, common_pb2
 
 MESSAGE = agents_pb2.ControllerMessage(forget=agents_pb2.Forget())
@@ -29,8 +29,8 @@ class Clock:
             look()
 
 
-def session(id: str = "one", name: str = "a") -> Session:
-    return Session(id, node(name).record, 0, NOW_S)
+def session(id: str = "one", name: str = "a") -> AgentSession:
+    return AgentSession(id, node(name).record, 0, NOW_S)
 
 
 def status(state: int, **fields: object) -> common_pb2.WorkerStatus:
@@ -39,7 +39,7 @@ def status(state: int, **fields: object) -> common_pb2.WorkerStatus:
 
 def test_a_name_is_held_by_a_live_agent_and_free_when_it_went_silent() -> None:
     clock, changes = Clock(), []
-    sessions = Sessions(3.0, lambda: changes.append(1), clock)
+    sessions = AgentSessions(3.0, lambda: changes.append(1), clock)
     first = session()
     sessions.admit(first)
     with pytest.raises(NameTaken):
@@ -65,14 +65,14 @@ def test_a_nodes_devices_are_as_they_last_said_and_no_others() -> None:
 
 
 def test_what_nodes_there_are() -> None:
-    sessions = Sessions(3.0, lambda: None, Clock())
+    sessions = AgentSessions(3.0, lambda: None, Clock())
     sessions.remembered = {"old": node("old").record, "a": node("a").record}
     first, second = session(), session("two", "b")
     sessions.admit(first)
     sessions.admit(second)
     sessions.leave(second)
-    seen = sessions.nodes()
-    assert {name: (n.connected, n.heard_s) for name, n in seen.items()} == {
+    observed = sessions.nodes()
+    assert {name: (n.connected, n.heard_s) for name, n in observed.items()} == {
         "a": (True, NOW_S),
         "b": (False, NOW_S),
         "old": (False, None),
@@ -82,7 +82,7 @@ def test_what_nodes_there_are() -> None:
 
 def test_a_silent_stream_is_ended_with_its_lease() -> None:
     clock = Clock()
-    sessions = Sessions(3.0, lambda: None, clock)
+    sessions = AgentSessions(3.0, lambda: None, clock)
     one = session()
     sessions.admit(one)
     clock.sleep(2.9, sessions.end_silent)
@@ -96,7 +96,7 @@ def test_what_the_controller_slept_through_is_held_against_no_agent() -> None:
     """1. An agent was heard a second ago. 2. The controller is stopped for a minute. 3. Before it has read what came
     meanwhile it looks: nobody is silent for longer than before. 4. Who then really says nothing is ended in time."""
     clock = Clock()
-    sessions = Sessions(3.0, lambda: None, clock)
+    sessions = AgentSessions(3.0, lambda: None, clock)
     one, gone = session(), session("two", "b")
     for each in (one, gone):
         sessions.admit(each)
@@ -115,8 +115,8 @@ def test_what_the_controller_slept_through_is_held_against_no_agent() -> None:
 
 async def test_the_end_of_a_lease_is_looked_at_when_it_comes() -> None:
     looked = asyncio.Event()
-    sessions = Sessions(0.2, looked.set, time.monotonic)
-    sessions.admit(Session("one", node("a").record, 0, time.monotonic()))
+    sessions = AgentSessions(0.2, looked.set, time.monotonic)
+    sessions.admit(AgentSession("one", node("a").record, 0, time.monotonic()))
     looked.clear()
     watching = asyncio.create_task(sessions.watch())
     async with asyncio.timeout(5):
@@ -129,8 +129,8 @@ async def test_the_end_of_a_lease_is_looked_at_when_it_comes() -> None:
 def test_instructions_are_repeated_but_not_all_the_time() -> None:
     one = session()
     for now_s in (0.0, 0.5, RESEND_S - 0.1, RESEND_S, RESEND_S + 1):
-        one.say("topic", lambda: MESSAGE, now_s)
-    one.say("another", lambda: MESSAGE, 0.1)
+        one.send_unless_recent("topic", lambda: MESSAGE, now_s)
+    one.send_unless_recent("another", lambda: MESSAGE, 0.1)
     assert one.waiting == 3
 
 
@@ -158,18 +158,18 @@ def test_only_changes_that_matter_wake_the_reconciler() -> None:
 @pytest.mark.parametrize(
     ("code", "kind", "expected"),
     [
-        (0, common_pb2.EXIT_KIND_UNSPECIFIED, ExitKind.FINISHED),
-        (75, common_pb2.EXIT_KIND_UNSPECIFIED, ExitKind.PEER_LOST),
-        (85, common_pb2.EXIT_KIND_UNSPECIFIED, ExitKind.DRAINED),
-        (-9, common_pb2.EXIT_KIND_UNSPECIFIED, ExitKind.SIGNALLED),
-        (3, common_pb2.EXIT_KIND_UNSPECIFIED, ExitKind.FAILED),
-        (-9, common_pb2.EXIT_KIND_UNRESPONSIVE, ExitKind.UNRESPONSIVE),
+        (0, common_pb2.EXIT_KIND_UNSPECIFIED, WorkerExitKind.FINISHED),
+        (75, common_pb2.EXIT_KIND_UNSPECIFIED, WorkerExitKind.PEER_LOST),
+        (85, common_pb2.EXIT_KIND_UNSPECIFIED, WorkerExitKind.DRAINED),
+        (-9, common_pb2.EXIT_KIND_UNSPECIFIED, WorkerExitKind.SIGNALLED),
+        (3, common_pb2.EXIT_KIND_UNSPECIFIED, WorkerExitKind.FAILED),
+        (-9, common_pb2.EXIT_KIND_UNRESPONSIVE, WorkerExitKind.UNRESPONSIVE),
     ],
 )
-def test_how_a_worker_ended(code: int, kind: int, expected: ExitKind) -> None:
+def test_how_a_worker_ended(code: int, kind: int, expected: WorkerExitKind) -> None:
     one = session()
     one.report([status(common_pb2.WORKER_STATE_EXITED, exit_code=code, exit_kind=kind)], [])
     worker = one.workers[WorkerKey(JOB, 1, 0)]
-    assert worker.alive is Alive.EXITED
+    assert worker.phase is WorkerPhase.EXITED
     assert worker.exit is not None
     assert (worker.exit.kind, worker.exit.code) == (expected, code)

@@ -6,19 +6,19 @@ import pytest
 from made import ended, exited, job, run, spec
 
 from atoll.controller.jobs.lifecycle.failures import judge, root_cause
-from atoll.controller.state.records import Cause, Exit, ExitKind, Failure, JobRecord, Phase
+from atoll.controller.state.records import Cause, ExitRecord, JobPhase, JobRecord, RunFailure, WorkerExitKind
 
-FINISHED = exited(ExitKind.FINISHED)
-PEER_LOST = exited(ExitKind.PEER_LOST, 75, step=7)
-RAISED = exited(ExitKind.FAILED, 1, "ValueError: no such thing", step=7)
-KILLED = exited(ExitKind.SIGNALLED, -9, "killed by signal 9", step=7)
-STOPPED = exited(ExitKind.STOPPED, -9)
-LOST = exited(ExitKind.LOST, reason="node b is silent for 3 s")
-DRAINED = exited(ExitKind.DRAINED, 85)
+FINISHED = exited(WorkerExitKind.FINISHED)
+PEER_LOST = exited(WorkerExitKind.PEER_LOST, 75, step=7)
+RAISED = exited(WorkerExitKind.FAILED, 1, "ValueError: no such thing", step=7)
+KILLED = exited(WorkerExitKind.SIGNALLED, -9, "killed by signal 9", step=7)
+STOPPED = exited(WorkerExitKind.STOPPED, -9)
+LOST = exited(WorkerExitKind.LOST, reason="node b is silent for 3 s")
+DRAINED = exited(WorkerExitKind.DRAINED, 85)
 
 
 def stopping(**fields: object) -> JobRecord:
-    return job(Phase.STOPPING, spec=spec(max_restarts=2), **fields)
+    return job(JobPhase.STOPPING, spec=spec(max_restarts=2), **fields)
 
 
 @pytest.mark.parametrize(
@@ -29,15 +29,15 @@ def stopping(**fields: object) -> JobRecord:
         (STOPPED, RAISED, 1),
         (DRAINED, RAISED, 1),
         (PEER_LOST, KILLED, 1),
-        (exited(ExitKind.FAILED, 1, "RuntimeError: [gloo] Connection closed by peer"), KILLED, 1),
-        (exited(ExitKind.FAILED, 1, "RuntimeError: [gloo] Connection closed by peer"), RAISED, 1),
+        (exited(WorkerExitKind.FAILED, 1, "RuntimeError: [gloo] Connection closed by peer"), KILLED, 1),
+        (exited(WorkerExitKind.FAILED, 1, "RuntimeError: [gloo] Connection closed by peer"), RAISED, 1),
         (RAISED, LOST, 1),
-        (exited(ExitKind.SIGNALLED, -6, "killed by signal 6"), RAISED, 1),
+        (exited(WorkerExitKind.SIGNALLED, -6, "killed by signal 6"), RAISED, 1),
         (FINISHED, PEER_LOST, 1),
         (RAISED, RAISED, 0),
     ],
 )
-def test_who_was_the_cause(first: Exit, second: Exit, guilty: int) -> None:
+def test_who_was_the_cause(first: ExitRecord, second: ExitRecord, guilty: int) -> None:
     found = root_cause(ended(run("a", "b"), first, second).members)
     assert found is not None
     assert found[0].rank == guilty
@@ -46,17 +46,17 @@ def test_who_was_the_cause(first: Exit, second: Exit, guilty: int) -> None:
 def test_none_is_guilty_when_all_finished() -> None:
     record = ended(run("a", "b"), FINISHED, FINISHED)
     assert root_cause(record.members) is None
-    assert judge(stopping(), record).after is Phase.DONE
+    assert judge(stopping(), record).after is JobPhase.DONE
 
 
 def test_a_script_failure_is_tried_again_later_and_later_until_the_restarts_are_used_up() -> None:
     record = ended(run("a", "b"), RAISED, PEER_LOST)
     first = judge(stopping(), record)
-    assert (first.after, first.retry_delay_s, first.counts, first.code) == (Phase.QUEUED, 1.0, True, 1)
+    assert (first.after, first.retry_delay_s, first.counts, first.code) == (JobPhase.QUEUED, 1.0, True, 1)
     assert first.reason == "rank 0 on a failed: ValueError: no such thing; restart 1 of 2 in 1 s"
     assert judge(stopping(restarts=1), record).retry_delay_s == 2.0
     last = judge(stopping(restarts=2), record)
-    assert (last.after, last.code) == (Phase.FAILED, 1)
+    assert (last.after, last.code) == (JobPhase.FAILED, 1)
     assert last.reason == "rank 0 on a failed: ValueError: no such thing; all 2 restarts are used up"
 
 
@@ -64,45 +64,45 @@ def test_the_same_failure_at_the_same_step_twice_ends_the_job() -> None:
     record = ended(run("a", "b"), RAISED, PEER_LOST)
     first = judge(stopping(), record)
     second = judge(stopping(restarts=1, last_failure=first.failure), record)
-    assert second.after is Phase.FAILED
+    assert second.after is JobPhase.FAILED
     assert "the run before failed the same way at step 7" in second.reason
 
 
 def test_the_same_failure_on_another_rank_is_the_same_failure() -> None:
     first = judge(stopping(), ended(run("a", "b"), RAISED, PEER_LOST))
     again = ended(run("a", "b"), PEER_LOST, RAISED)
-    assert judge(stopping(restarts=1, last_failure=first.failure), again).after is Phase.FAILED
+    assert judge(stopping(restarts=1, last_failure=first.failure), again).after is JobPhase.FAILED
 
 
 def test_another_step_is_another_failure() -> None:
     first = judge(stopping(), ended(run("a", "b"), RAISED, PEER_LOST))
     later = ended(run("a", "b"), replace(RAISED, step=9), PEER_LOST)
-    assert judge(stopping(restarts=1, last_failure=first.failure), later).after is Phase.QUEUED
+    assert judge(stopping(restarts=1, last_failure=first.failure), later).after is JobPhase.QUEUED
 
 
-@pytest.mark.parametrize("exit", [KILLED, LOST, exited(ExitKind.UNRESPONSIVE, -9, "no sign of life for 60 s")])
-def test_what_came_from_outside_does_not_count(exit: Exit) -> None:
+@pytest.mark.parametrize("exit", [KILLED, LOST, exited(WorkerExitKind.UNRESPONSIVE, -9, "no sign of life for 60 s")])
+def test_what_came_from_outside_does_not_count(exit: ExitRecord) -> None:
     verdict = judge(stopping(restarts=2), ended(run("a", "b"), PEER_LOST, exit))
-    assert (verdict.after, verdict.counts, verdict.retry_delay_s) == (Phase.QUEUED, False, 0.0)
+    assert (verdict.after, verdict.counts, verdict.retry_delay_s) == (JobPhase.QUEUED, False, 0.0)
     assert verdict.reason.startswith("rank 1 on b was lost: ")
 
 
 def test_losses_without_a_step_between_them_slow_down_but_never_end_the_job() -> None:
-    before = Failure(kind=ExitKind.SIGNALLED, step=7, code=-9, reason="killed by signal 9")
+    before = RunFailure(kind=WorkerExitKind.SIGNALLED, step=7, code=-9, reason="killed by signal 9")
     verdict = judge(stopping(last_failure=before), ended(run("a", "b"), PEER_LOST, KILLED))
-    assert (verdict.after, verdict.retry_delay_s) == (Phase.QUEUED, 2.0)
+    assert (verdict.after, verdict.retry_delay_s) == (JobPhase.QUEUED, 2.0)
 
 
 def test_a_crash_from_inside_counts_as_the_scripts_own() -> None:
-    crash = exited(ExitKind.SIGNALLED, -11, "killed by signal 11")
+    crash = exited(WorkerExitKind.SIGNALLED, -11, "killed by signal 11")
     assert judge(stopping(), ended(run("a", "b"), PEER_LOST, crash)).counts
 
 
 def test_a_script_that_is_not_there_ends_the_job_at_once() -> None:
-    missing = exited(ExitKind.NOT_STARTED, reason="train.py is not in the code bundle")
+    missing = exited(WorkerExitKind.NOT_STARTED, reason="train.py is not in the code bundle")
     verdict = judge(stopping(), ended(run("a", "b"), missing, STOPPED))
     assert (verdict.after, verdict.reason) == (
-        Phase.FAILED,
+        JobPhase.FAILED,
         "rank 0 on a could not start: train.py is not in the code bundle",
     )
 
@@ -111,34 +111,34 @@ def test_another_hindrance_at_the_start_is_tried_three_times() -> None:
     """Numbers in the reason, such as that of the run, do not make it another hindrance."""
     verdicts, last = [], None
     for number in (1, 2, 3):
-        away = exited(ExitKind.NOT_STARTED, reason=f"no folder run-{number}")
-        verdict = judge(job(Phase.STOPPING, last_failure=last), ended(run("a", "b"), away, STOPPED))
+        away = exited(WorkerExitKind.NOT_STARTED, reason=f"no folder run-{number}")
+        verdict = judge(job(JobPhase.STOPPING, last_failure=last), ended(run("a", "b"), away, STOPPED))
         verdicts.append((verdict.after, verdict.retry_delay_s, verdict.counts))
         last = verdict.failure
-    assert verdicts == [(Phase.QUEUED, 1.0, False), (Phase.QUEUED, 2.0, False), (Phase.FAILED, 0.0, False)]
+    assert verdicts == [(JobPhase.QUEUED, 1.0, False), (JobPhase.QUEUED, 2.0, False), (JobPhase.FAILED, 0.0, False)]
 
 
 @pytest.mark.parametrize("cause", [Cause.LEFT_EARLY, Cause.LOSS])
 def test_a_rank_that_finishes_alone_is_a_script_failure(cause: Cause) -> None:
     record = replace(ended(run("a", "b"), FINISHED, PEER_LOST), cause=cause, why="rank 0 left early with exit code 0")
-    verdict = judge(job(Phase.STOPPING), record)
-    assert (verdict.after, verdict.code) == (Phase.FAILED, 1)
+    verdict = judge(job(JobPhase.STOPPING), record)
+    assert (verdict.after, verdict.code) == (JobPhase.FAILED, 1)
     assert verdict.reason.startswith("rank 0 left early with exit code 0")
 
 
 def test_growing_goes_on_without_a_failure() -> None:
     record = replace(ended(run("a"), DRAINED), cause=Cause.GROW, why="growing from 1 to 2 workers")
     verdict = judge(stopping(), record)
-    assert (verdict.after, verdict.reason, verdict.counts) == (Phase.QUEUED, "growing from 1 to 2 workers", False)
+    assert (verdict.after, verdict.reason, verdict.counts) == (JobPhase.QUEUED, "growing from 1 to 2 workers", False)
 
 
 def test_a_start_that_takes_too_long_counts() -> None:
     record = replace(ended(run("a"), STOPPED), cause=Cause.LATE, why="rank 0 on a did not start within 60 s")
-    assert judge(job(Phase.STOPPING), record).after is Phase.FAILED
+    assert judge(job(JobPhase.STOPPING), record).after is JobPhase.FAILED
 
 
 def test_cancelled_wins_over_everything() -> None:
-    assert judge(stopping(cancel=True), ended(run("a"), RAISED)).after is Phase.CANCELLED
+    assert judge(stopping(cancel=True), ended(run("a"), RAISED)).after is JobPhase.CANCELLED
 
 
 def test_a_script_that_always_ends_as_if_it_was_drained_is_not_started_in_a_tight_circle() -> None:
@@ -146,6 +146,6 @@ def test_a_script_that_always_ends_as_if_it_was_drained_is_not_started_in_a_tigh
     workers end in the same way, so it is tried again. 3. But with a pause, as long as no step is made in between."""
     record = replace(ended(run("a"), DRAINED), cause=Cause.LOSS, why="rank 0 on a stopped at a step boundary, step 0")
     first = judge(stopping(), record)
-    assert (first.after, first.retry_delay_s, first.counts, first.reason) == (Phase.QUEUED, 0.0, False, record.why)
+    assert (first.after, first.retry_delay_s, first.counts, first.reason) == (JobPhase.QUEUED, 0.0, False, record.why)
     second = judge(stopping(last_failure=first.failure), record)
-    assert (second.after, second.retry_delay_s) == (Phase.QUEUED, 2.0)
+    assert (second.after, second.retry_delay_s) == (JobPhase.QUEUED, 2.0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.controller.jobs.agents.replica_placement import first_placement, holders, is_same, shared_hosts
 from atoll.controller.planners.registry import PLANNERS
-from atoll.controller.state.records import Checkpoint, Member, NodeRecord, PlanRecord
+from atoll.controller.state.records import Checkpoint, NodeRecord, PlanRecord, RunMember
 
 TWO = Checkpoint(memory_replicas=2)
 
@@ -23,7 +23,9 @@ def placed(
     *nodes: NodeRecord, wanted: Checkpoint = TWO, before: PlanRecord | None = None, devices: int = 1
 ) -> PlanRecord | None:
     members = [
-        Member(rank=i, node=n.name, device=i, node_rank=i // devices, local_rank=i % devices, local_world_size=devices)
+        RunMember(
+            rank=i, node=n.name, device=i, node_rank=i // devices, local_rank=i % devices, local_world_size=devices
+        )
         for i, n in enumerate(n for n in nodes for _ in range(devices))
     ]
     return first_placement(1, members, {n.name: n for n in nodes}, wanted, before=before)

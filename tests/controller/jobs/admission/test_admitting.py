@@ -9,23 +9,32 @@ import pytest
 from made import profile
 
 from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, OverlapEstimate, Profile
-from atoll.controller.jobs.admission.admitting import MAX_JUDGED, Answer, Candidate, Question, answer, dispensable
+from atoll.controller.jobs.admission.admitting import (
+    MAX_JUDGED,
+    AdmissionAnswer,
+    AdmissionQuestion,
+    RatedDevice,
+    answer,
+    dispensable,
+)
 
 
-def ask(known: Profile, *offers: Candidate, works: tuple[float, ...] = (1.0, 1.0, 1.0), **fields: Any) -> Answer | None:
-    workers = [Candidate(f"n{i}/0", work) for i, work in enumerate(works)]
+def ask(
+    known: Profile, *offers: RatedDevice, works: tuple[float, ...] = (1.0, 1.0, 1.0), **fields: Any
+) -> AdmissionAnswer | None:
+    workers = [RatedDevice(f"n{i}/0", work) for i, work in enumerate(works)]
     values: dict[str, Any] = {"split": "inverse-time", "batch_range": None, "restart_s": 6.0, **fields}
-    return answer(Question(profile=known, workers=workers, offers=offers, **values))
+    return answer(AdmissionQuestion(profile=known, workers=workers, offers=offers, **values))
 
 
-def judged(known: Profile, *offers: Candidate, **fields: Any) -> Answer:
+def judged(known: Profile, *offers: RatedDevice, **fields: Any) -> AdmissionAnswer:
     found = ask(known, *offers, **fields)
     assert found is not None
     return found
 
 
 def test_a_device_of_half_the_speed_is_admitted_and_one_of_a_twentieth_waits() -> None:
-    found = judged(profile(1, 1, 1), Candidate("half/0", 0.5), Candidate("slow/0", 0.05))
+    found = judged(profile(1, 1, 1), RatedDevice("half/0", 0.5), RatedDevice("slow/0", 0.05))
     assert list(found.admitted) == ["half/0"]
     assert "less time, more than the uncertainty of" in found.admitted["half/0"]
     assert list(found.waiting) == ["slow/0"]
@@ -36,16 +45,16 @@ def test_a_device_of_half_the_speed_is_admitted_and_one_of_a_twentieth_waits() -
 
 def test_devices_are_predicted_by_their_work_against_workers_that_are_unequal_too() -> None:
     """What is common to the workers is calculations per sample: one of 0.3 says the same of the offer as one of 1."""
-    unequal = judged(profile(1, 0.6, 0.3), Candidate("half/0", 0.5), works=(1.0, 0.6, 0.3))
+    unequal = judged(profile(1, 0.6, 0.3), RatedDevice("half/0", 0.5), works=(1.0, 0.6, 0.3))
     assert list(unequal.admitted) == ["half/0"]
-    slow = judged(profile(1, 0.6, 0.3), Candidate("slow/0", 0.03), works=(1.0, 0.6, 0.3))
+    slow = judged(profile(1, 0.6, 0.3), RatedDevice("slow/0", 0.03), works=(1.0, 0.6, 0.3))
     assert list(slow.waiting) == ["slow/0"]
 
 
 def test_work_that_does_not_predict_the_workers_makes_offers_less_sure() -> None:
     """The three train equally fast though one measured a quarter of the work: so may the offer."""
-    sure = judged(profile(1, 1, 1), Candidate("n/0", 1.0)).admitted["n/0"]
-    unsure = judged(profile(1, 1, 1), Candidate("n/0", 1.0), works=(1.0, 1.0, 0.25))
+    sure = judged(profile(1, 1, 1), RatedDevice("n/0", 1.0)).admitted["n/0"]
+    unsure = judged(profile(1, 1, 1), RatedDevice("n/0", 1.0), works=(1.0, 1.0, 0.25))
     reasons = {**unsure.admitted, **unsure.waiting}
     assert uncertainty(reasons["n/0"]) > 2 * uncertainty(sure)
 
@@ -56,52 +65,52 @@ def uncertainty(reason: str) -> float:
 
 def test_what_was_learned_of_a_device_counts_more_than_what_it_measured() -> None:
     known = profile(1, 1, 1)
-    believed = judged(known, Candidate("n/0", 1.0), learned={"n/0": 0.03})
+    believed = judged(known, RatedDevice("n/0", 1.0), learned={"n/0": 0.03})
     assert list(believed.waiting) == ["n/0"]
-    fast = judged(known, Candidate("n/0", 0.01), learned={"n/0": 0.00125})
+    fast = judged(known, RatedDevice("n/0", 0.01), learned={"n/0": 0.00125})
     assert list(fast.admitted) == ["n/0"]
 
 
 def test_a_device_of_which_nothing_is_known_is_said_to_be_unknown() -> None:
-    assert judged(profile(1, 1, 1), Candidate("n/0", 0.0)).unknown == ("n/0",)
-    nobody_measured = judged(profile(1, 1, 1), Candidate("n/0", 1.0), works=(0.0, 0.0, 0.0))
-    assert nobody_measured == Answer({}, {}, ("n/0",))
+    assert judged(profile(1, 1, 1), RatedDevice("n/0", 0.0)).unknown == ("n/0",)
+    nobody_measured = judged(profile(1, 1, 1), RatedDevice("n/0", 1.0), works=(0.0, 0.0, 0.0))
+    assert nobody_measured == AdmissionAnswer({}, {}, ("n/0",))
 
 
 def test_before_every_rank_has_measured_there_is_no_answer() -> None:
     known = profile(1, 1, 1)
     missing = replace(known, ranks={rank: known.ranks[rank] for rank in (0, 1)})
-    assert ask(missing, Candidate("n/0", 1.0)) is None
-    assert ask(replace(known, total_batch=0), Candidate("n/0", 1.0)) is None
+    assert ask(missing, RatedDevice("n/0", 1.0)) is None
+    assert ask(replace(known, total_batch=0), RatedDevice("n/0", 1.0)) is None
 
 
 def test_before_two_batches_seconds_per_sample_serve_and_are_trusted_less() -> None:
     whole, coarse = profile(1, 1, 1), profile(1, 1, 1, modelled=False)
-    assert list(judged(coarse, Candidate("n/0", 0.5)).admitted) == ["n/0"]
-    assert list(judged(coarse, Candidate("n/0", 0.05)).waiting) == ["n/0"]
-    twin = Candidate("n/0", 1.0)
+    assert list(judged(coarse, RatedDevice("n/0", 0.5)).admitted) == ["n/0"]
+    assert list(judged(coarse, RatedDevice("n/0", 0.05)).waiting) == ["n/0"]
+    twin = RatedDevice("n/0", 1.0)
     assert uncertainty(judged(coarse, twin).admitted["n/0"]) > uncertainty(judged(whole, twin).admitted["n/0"])
 
 
 def test_a_step_that_synchronising_rules_gains_nothing_from_more_devices() -> None:
     """0.1 s of compute, and 3 s that the models do not explain or that the overlap does."""
     known = profile(1, 1, 1)
-    assert judged(known, Candidate("n/0", 0.5)).admitted
-    unexplained = judged(replace(known, step_s=3.0), Candidate("n/0", 0.5))
+    assert judged(known, RatedDevice("n/0", 0.5)).admitted
+    unexplained = judged(replace(known, step_s=3.0), RatedDevice("n/0", 0.5))
     assert "within the uncertainty" in unexplained.waiting["n/0"]
     synchronising = replace(known, overlap=OverlapEstimate(gamma=0.2, t_o=2.5, t_u=0.5, error_s=0.1))
-    assert judged(synchronising, Candidate("n/0", 0.5)).waiting
+    assert judged(synchronising, RatedDevice("n/0", 0.5)).waiting
 
 
 def test_a_restart_that_does_not_pay_within_ten_minutes_is_not_made() -> None:
-    assert judged(profile(1, 1, 1), Candidate("n/0", 0.5), restart_s=6.0).admitted
-    dear = judged(profile(1, 1, 1), Candidate("n/0", 0.5), restart_s=300.0)
+    assert judged(profile(1, 1, 1), RatedDevice("n/0", 0.5), restart_s=6.0).admitted
+    dear = judged(profile(1, 1, 1), RatedDevice("n/0", 0.5), restart_s=300.0)
     assert dear.waiting["n/0"].endswith("but the restart costs 50.0 %")
     assert dear.gain == 0
 
 
 def test_with_even_batches_a_slow_device_waits_that_a_split_by_speed_would_take() -> None:
-    offer = Candidate("n/0", 0.4)
+    offer = RatedDevice("n/0", 0.4)
     assert judged(profile(1, 1, 1), offer).admitted
     assert judged(profile(1, 1, 1), offer, split="even").waiting
 
@@ -109,27 +118,27 @@ def test_with_even_batches_a_slow_device_waits_that_a_split_by_speed_would_take(
 def test_a_batch_that_may_grow_makes_room_for_a_device_that_a_small_one_has_no_use_for() -> None:
     noise = NoiseEstimate(noise_scale=5000.0, error=0.1, low=5000.0, high=5000.0, steps=50)
     small = profile(1, 1, 1, total_batch=24, noise=noise)
-    offer = Candidate("n/0", 0.5)
+    offer = RatedDevice("n/0", 0.5)
     assert judged(small, offer).waiting
     assert judged(small, offer, batch_range=(24, 2400)).admitted
 
 
 def test_a_batch_smaller_than_the_run_leaves_everybody_waiting() -> None:
     tiny = profile(1, 1, 1, total_batch=3)
-    assert "none of the 1 candidates" in judged(tiny, Candidate("n/0", 1.0)).waiting["n/0"]
+    assert "none of the 1 candidates" in judged(tiny, RatedDevice("n/0", 1.0)).waiting["n/0"]
 
 
 def test_of_very_many_the_fastest_are_judged_and_the_others_later() -> None:
-    offers = [Candidate(f"m{i:03}/0", 1 + i / 1000) for i in range(100)]
+    offers = [RatedDevice(f"m{i:03}/0", 1 + i / 1000) for i in range(100)]
     found = judged(profile(1, 1, 1), *offers)
     assert len(found.admitted) + len(found.waiting) == MAX_JUDGED
     assert "m099/0" in found.admitted
     assert "m000/0" not in {**found.admitted, **found.waiting}
 
 
-def known_as(known: Profile, **fields: Any) -> Question:
-    workers = [Candidate(f"n{i}/0", 1.0) for i in range(len(known.ranks))]
-    return Question(
+def known_as(known: Profile, **fields: Any) -> AdmissionQuestion:
+    workers = [RatedDevice(f"n{i}/0", 1.0) for i in range(len(known.ranks))]
+    return AdmissionQuestion(
         profile=known, workers=workers, offers=(), split="inverse-time", batch_range=None, restart_s=6.0, **fields
     )
 
@@ -152,7 +161,7 @@ def test_a_line_through_batches_close_together_is_not_believed_far_from_them() -
     for low, high, admitted in ((78, 82, True), (20, 82, False)):
         known = profile(1, 1, 1)
         ranks = {
-            rank: replace(seen, estimate=NodeEstimate(**flat, low_batch=low, high_batch=high))
-            for rank, seen in known.ranks.items()
+            rank: replace(observed, estimate=NodeEstimate(**flat, low_batch=low, high_batch=high))
+            for rank, observed in known.ranks.items()
         }
-        assert bool(judged(replace(known, ranks=ranks), Candidate("n/0", 0.5)).admitted) == admitted
+        assert bool(judged(replace(known, ranks=ranks), RatedDevice("n/0", 0.5)).admitted) == admitted

@@ -6,23 +6,25 @@ import pytest
 from made import job
 
 from atoll.controller.jobs.lifecycle.phases import EDGES, KEPT_CHANGES, IllegalTransition, advance, phases_table
-from atoll.controller.state.records import Phase
+from atoll.controller.state.records import JobPhase
 
 
 def test_every_phase_is_reached_and_ended_ones_are_never_left() -> None:
-    assert {after for _, after in EDGES} == set(Phase)
+    assert {after for _, after in EDGES} == set(JobPhase)
     assert not [edge for edge in EDGES if edge[0].ended]
 
 
 def test_a_legal_edge_is_taken_with_its_story() -> None:
-    moved = advance(job(Phase.RUNNING), Phase.DONE, "all ranks finished", 7.0)
-    assert (moved.phase, moved.reason, moved.ended_unix_s) == (Phase.DONE, "all ranks finished", 7.0)
-    assert [(c.before, c.after, c.cause) for c in moved.history] == [(Phase.RUNNING, Phase.DONE, "all ranks finished")]
+    moved = advance(job(JobPhase.RUNNING), JobPhase.DONE, "all ranks finished", 7.0)
+    assert (moved.phase, moved.reason, moved.ended_unix_s) == (JobPhase.DONE, "all ranks finished", 7.0)
+    assert [(c.before, c.after, c.cause) for c in moved.history] == [
+        (JobPhase.RUNNING, JobPhase.DONE, "all ranks finished")
+    ]
 
 
-@pytest.mark.parametrize("before", Phase)
-@pytest.mark.parametrize("after", Phase)
-def test_every_other_edge_is_refused_with_the_history(before: Phase, after: Phase) -> None:
+@pytest.mark.parametrize("before", JobPhase)
+@pytest.mark.parametrize("after", JobPhase)
+def test_every_other_edge_is_refused_with_the_history(before: JobPhase, after: JobPhase) -> None:
     if (before, after) in EDGES:
         assert advance(job(before), after, "why", 1.0).phase is after
         return
@@ -31,11 +33,11 @@ def test_every_other_edge_is_refused_with_the_history(before: Phase, after: Phas
 
 
 def test_the_history_of_a_job_that_restarts_for_ever_is_bounded() -> None:
-    record = job(Phase.QUEUED)
+    record = job(JobPhase.QUEUED)
     for _ in range(100):
-        record = advance(record, Phase.STARTING, "s", 0.0)
-        record = advance(record, Phase.STOPPING, "s", 0.0)
-        record = advance(record, Phase.QUEUED, "s", 0.0)
+        record = advance(record, JobPhase.STARTING, "s", 0.0)
+        record = advance(record, JobPhase.STOPPING, "s", 0.0)
+        record = advance(record, JobPhase.QUEUED, "s", 0.0)
     assert len(record.history) == KEPT_CHANGES
 
 
@@ -46,5 +48,5 @@ def test_the_table_for_the_manual_has_a_row_for_each_edge() -> None:
 
 
 def test_the_docs_show_this_table() -> None:
-    docs = Path(__file__).parents[3] / "docs" / "architecture.md"
+    docs = Path(__file__).parents[4] / "docs" / "architecture.md"
     assert phases_table() in docs.read_text()

@@ -1,4 +1,4 @@
-"""How a job goes on after a loss, kept in its run's record as it proceeds: another leader finds it there. Pure.
+"""Records a job's recovery after a loss in its run's record as it proceeds: another leader finds it there. Pure.
 
 Times are wall clocks, for they outlive controllers; nothing is decided by them.
 """
@@ -10,35 +10,37 @@ from dataclasses import replace
 from typing import Final
 
 from atoll.controller.jobs.lifecycle.exits import silent_s
-from atoll.controller.jobs.lifecycle.observed import NewEvent, Seen, Telling
-from atoll.controller.state.records import Cause, Exit, ExitKind, Level, Member, Phase, RunRecord
-from atoll.controller.state.recovery import Recovery
+from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedJob, PassClock
+from atoll.controller.state.records import Cause, ExitRecord, JobPhase, Level, RunMember, RunRecord, WorkerExitKind
+from atoll.controller.state.recovery import RecoveryRecord
 
 MOST_NAMED: Final = 64
 WISHED: Final = (Cause.GROW, Cause.SHRINK, Cause.CANCEL)
-_FOLLOWED: Final = (ExitKind.FINISHED, ExitKind.DRAINED, ExitKind.STOPPED, ExitKind.PEER_LOST)
+_FOLLOWED: Final = (WorkerExitKind.FINISHED, WorkerExitKind.DRAINED, WorkerExitKind.STOPPED, WorkerExitKind.PEER_LOST)
 """How workers end that are not lost themselves."""
 
 
-def begun(seen: Seen, run: RunRecord, cause: Cause, text: str, clock: Telling) -> Recovery | None:
+def recovery_at_fence(
+    observed: ObservedJob, run: RunRecord, cause: Cause, text: str, clock: PassClock
+) -> RecoveryRecord | None:
     """What the record says from now on, as the run is fenced. A loss before the first step is part of the same
     recovery; a stop that was wished for begins none."""
     before = run.recovery
-    if before is not None and not before.over and not _trained(seen):
+    if before is not None and not before.over and not _trained(observed):
         return replace(before, lost=_named(before.lost, _lost(run)), ended_unix_s=0.0, launched_unix_s=0.0)
     if cause in WISHED:
         return None
-    return Recovery(
+    return RecoveryRecord(
         run=run.run,
         cause=text,
         lost=_named((), _lost(run)),
-        reached_step=_reached(seen, run),
-        seen_unix_s=_last_seen(seen, run, clock.unix_s, clock),
+        reached_step=_reached(observed, run),
+        seen_unix_s=_last_seen(observed, run, clock.unix_s, clock),
         detected_unix_s=clock.unix_s,
     )
 
 
-def ended(seen: Seen, run: RunRecord, text: str, clock: Telling) -> Recovery | None:
+def recovery_at_end(observed: ObservedJob, run: RunRecord, text: str, clock: PassClock) -> RecoveryRecord | None:
     """No process of the run is left: who is to blame is known by now. text: the cause, empty where nobody is."""
     recovery = run.recovery
     if recovery is None or recovery.over:
@@ -49,12 +51,14 @@ def ended(seen: Seen, run: RunRecord, text: str, clock: Telling) -> Recovery | N
     return replace(
         recovery,
         cause=text or recovery.cause,
-        reached_step=max(recovery.reached_step, _reached(seen, run)),
-        seen_unix_s=_last_seen(seen, run, recovery.seen_unix_s, clock),
+        reached_step=max(recovery.reached_step, _reached(observed, run)),
+        seen_unix_s=_last_seen(observed, run, recovery.seen_unix_s, clock),
     )
 
 
-def launched(before: RunRecord | None, members: Iterable[Member], clock: Telling) -> Recovery | None:
+def recovery_at_launch(
+    before: RunRecord | None, members: Iterable[RunMember], clock: PassClock
+) -> RecoveryRecord | None:
     """What the next run's record begins with."""
     if before is None or before.recovery is None or before.recovery.over:
         return None
@@ -64,19 +68,19 @@ def launched(before: RunRecord | None, members: Iterable[Member], clock: Telling
     return replace(before.recovery, launched_unix_s=clock.unix_s, joined=joined)
 
 
-def trained(seen: Seen, run: RunRecord, clock: Telling) -> tuple[RunRecord, tuple[NewEvent, ...]]:
+def close_recovery(observed: ObservedJob, run: RunRecord, clock: PassClock) -> tuple[RunRecord, tuple[NewEvent, ...]]:
     """The run with its recovery closed, once its first step was heard of, and the sentence that tells of it."""
     recovery = run.recovery
-    if recovery is None or recovery.over or seen.resumed is None or not seen.stepped:
+    if recovery is None or recovery.over or observed.resumed is None or not observed.stepped:
         return run, ()
-    if seen.job.phase is not Phase.RUNNING or recovery.run == run.run:
+    if observed.job.phase is not JobPhase.RUNNING or recovery.run == run.run:
         return run, ()  # it is this run that is lost
-    tier, step = seen.resumed
+    tier, step = observed.resumed
     recovery = replace(recovery, resumed_unix_s=clock.unix_s, tier=tier, step=step)
-    return replace(run, recovery=recovery), (NewEvent(Level.INFO, "recovery", sentence(recovery)),)
+    return replace(run, recovery=recovery), (NewEvent(Level.INFO, "recovery", recovery_sentence(recovery)),)
 
 
-def sentence(recovery: Recovery) -> str:
+def recovery_sentence(recovery: RecoveryRecord) -> str:
     """Of one that is over: 'recovered in 3.9 s: 0.4 detecting, 0.9 ending, 2.6 starting; from memory, step 812, 1 step
     lost; c took over'."""
     times = (
@@ -93,10 +97,10 @@ def sentence(recovery: Recovery) -> str:
     return f"{text}; {', '.join(recovery.joined[:8])} took over" if recovery.joined else text
 
 
-def _trained(seen: Seen) -> bool:
+def _trained(observed: ObservedJob) -> bool:
     """Whether the run came as far as a step, or is one of a script whose steps nobody hears of."""
-    silent = seen.job.phase is not Phase.STARTING and not (seen.batch_size or seen.job.initial_batch)
-    return seen.stepped or silent
+    silent = observed.job.phase is not JobPhase.STARTING and not (observed.batch_size or observed.job.initial_batch)
+    return observed.stepped or silent
 
 
 def _lost(run: RunRecord) -> list[str]:
@@ -104,26 +108,26 @@ def _lost(run: RunRecord) -> list[str]:
     return [f"rank {member.rank} on {member.node}" for member in bad]
 
 
-def _reached(seen: Seen, run: RunRecord) -> int:
+def _reached(observed: ObservedJob, run: RunRecord) -> int:
     """Steps that the run is known to have done."""
     told = [member.exit.step for member in run.members if member.exit]
-    told += [w.step for node in seen.nodes.values() for key, w in node.workers.items() if key.run == run.run]
-    return max([*told, seen.newest_step + 1 if seen.stepped else 0])
+    told += [w.step for node in observed.nodes.values() for key, w in node.workers.items() if key.run == run.run]
+    return max([*told, observed.newest_step + 1 if observed.stepped else 0])
 
 
-def _last_seen(seen: Seen, run: RunRecord, latest_unix_s: float, clock: Telling) -> float:
+def _last_seen(observed: ObservedJob, run: RunRecord, latest_unix_s: float, clock: PassClock) -> float:
     """The last sign of life of a node that was lost; `latest_unix_s` where there is none, or none that this leader
     heard."""
     silent = [
         silent_s(node, clock)
         for member in run.members
-        if _is_loss_of_node(member.exit) and (node := seen.nodes.get(member.node)) and node.heard_s is not None
+        if _is_loss_of_node(member.exit) and (node := observed.nodes.get(member.node)) and node.heard_s is not None
     ]
     return min(latest_unix_s, clock.unix_s - max(silent)) if silent else latest_unix_s
 
 
-def _is_loss_of_node(exit: Exit | None) -> bool:
-    return exit is not None and exit.kind is ExitKind.LOST
+def _is_loss_of_node(exit: ExitRecord | None) -> bool:
+    return exit is not None and exit.kind is WorkerExitKind.LOST
 
 
 def _named(before: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:

@@ -6,25 +6,25 @@ from dataclasses import replace
 
 import pytest
 from lives import Breaking, Cluster, Killed
-from made import NOW_S, clock, ended, exited, job, node, run, seen, worker
+from made import NOW_S, clock, ended, exited, job, node, observed, run, worker
 
 from atoll.controller.jobs.lifecycle.reconcile import next_step
-from atoll.controller.jobs.lifecycle.recovering import sentence
+from atoll.controller.jobs.lifecycle.recovery import recovery_sentence
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode
-from atoll.controller.state.records import Cause, ExitKind, Phase, RunRecord
-from atoll.controller.state.recovery import Commit, Recovery
+from atoll.controller.state.records import Cause, JobPhase, RunRecord, WorkerExitKind
+from atoll.controller.state.recovery import CommitRecord, RecoveryRecord
 from atoll.controller.state.store import DeletePrefix, StateStore
 from atoll.errors import LeadershipLost
 from atoll.v1 import common_pb2
 
 JOB = "tiny-0001"
-KILLED = exited(ExitKind.SIGNALLED, -9, "killed by signal 9", step=9)
-OPEN = Recovery(run=1, cause="rank 1 on b was lost", lost=("rank 1 on b",), seen_unix_s=1.0, detected_unix_s=2.0)
+KILLED = exited(WorkerExitKind.SIGNALLED, -9, "killed by signal 9", step=9)
+OPEN = RecoveryRecord(run=1, cause="rank 1 on b was lost", lost=("rank 1 on b",), seen_unix_s=1.0, detected_unix_s=2.0)
 
 
 def test_the_sentence_at_its_end() -> None:
-    recovery = Recovery(
+    recovery = RecoveryRecord(
         run=3,
         cause="rank 1 on b was killed",
         reached_step=813,
@@ -37,9 +37,9 @@ def test_the_sentence_at_its_end() -> None:
         step=812,
     )
     text = "recovered in 3.9 s: 0.4 detecting, 0.9 ending, 2.6 starting; from memory, step 812, 1 step lost"
-    assert sentence(recovery) == text
+    assert recovery_sentence(recovery) == text
     begun_anew = replace(recovery, tier="start", step=0, reached_step=0, launched_unix_s=102.3, joined=("c",))
-    assert sentence(begun_anew) == (
+    assert recovery_sentence(begun_anew) == (
         "recovered in 3.9 s: 0.4 detecting, 0.9 ending, 1.0 waiting for devices, 1.6 starting; from the beginning, "
         "no steps lost; c took over"
     )
@@ -48,7 +48,7 @@ def test_the_sentence_at_its_end() -> None:
 def test_a_silent_machine_is_counted_from_its_last_sign_of_life() -> None:
     gone = node("b", connected=False, heard_s=NOW_S - 3.1)
     record = run("a", "b")
-    step = next_step(seen(job(), record, node("a", {0: worker(step=41)}), gone), clock())
+    step = next_step(observed(job(), record, node("a", {0: worker(step=41)}), gone), clock())
     assert step.run is not None
     recovery = step.run.recovery
     assert recovery is not None
@@ -59,17 +59,19 @@ def test_a_silent_machine_is_counted_from_its_last_sign_of_life() -> None:
 
 def test_peers_notice_first_and_the_machine_is_named_once_it_is_known() -> None:
     """1. Rank 0 loses its peer: the run is fenced, nobody is known to be lost. 2. The peer's machine stays silent."""
-    left = exited(ExitKind.PEER_LOST, 75, step=8)
-    first = next_step(seen(job(), run("a", "b"), node("a", {0: worker(exit=left)}), node("b", {1: worker()})), clock())
+    left = exited(WorkerExitKind.PEER_LOST, 75, step=8)
+    first = next_step(
+        observed(job(), run("a", "b"), node("a", {0: worker(exit=left)}), node("b", {1: worker()})), clock()
+    )
     assert first.run is not None
     assert first.run.recovery is not None
     assert (first.run.recovery.lost, first.run.recovery.reached_step) == ((), 8)
     gone = node("b", connected=False, heard_s=NOW_S - 0.2)
-    stopping = seen(first.job, first.run, node("a"), gone, since_s=NOW_S)
+    stopping = observed(first.job, first.run, node("a"), gone, since_s=NOW_S)
     early, later = (replace(clock(NOW_S + s), unix_s=clock().unix_s + s) for s in (1.2, 1.4))
-    assert next_step(stopping, early).job.phase is Phase.STOPPING, "it may be on its way back"
+    assert next_step(stopping, early).job.phase is JobPhase.STOPPING, "it may be on its way back"
     last = next_step(stopping, later)
-    assert last.job.phase is Phase.QUEUED
+    assert last.job.phase is JobPhase.QUEUED
     assert last.run is not None
     recovery = last.run.recovery
     assert recovery is not None
@@ -84,8 +86,10 @@ def test_peers_notice_first_and_the_machine_is_named_once_it_is_known() -> None:
 def test_a_loss_before_the_first_step_is_part_of_the_same_recovery() -> None:
     began = replace(OPEN, ended_unix_s=3.0, launched_unix_s=3.1)
     record = ended(replace(run("a", "c", number=2), recovery=began), None, KILLED)
-    for phase, known in ((Phase.STARTING, 0), (Phase.RUNNING, 32)):
-        view = seen(job(phase, run=2, initial_batch=known), record, node("a", {0: worker()}, run=2), node("c", run=2))
+    for phase, known in ((JobPhase.STARTING, 0), (JobPhase.RUNNING, 32)):
+        view = observed(
+            job(phase, run=2, initial_batch=known), record, node("a", {0: worker()}, run=2), node("c", run=2)
+        )
         step = next_step(view, clock())
         assert step.run is not None
         recovery = step.run.recovery
@@ -97,18 +101,18 @@ def test_a_loss_before_the_first_step_is_part_of_the_same_recovery() -> None:
 def test_a_loss_after_it_is_a_new_one_and_a_stop_that_was_wished_for_is_none() -> None:
     over = replace(OPEN, resumed_unix_s=4.0)
     record = ended(replace(run("a", number=2), recovery=over), KILLED)
-    step = next_step(seen(job(run=2), record, node("a", run=2)), clock())
+    step = next_step(observed(job(run=2), record, node("a", run=2)), clock())
     assert step.run is not None
     assert step.run.recovery is not None
     assert step.run.recovery.run == 2
-    cancelled = next_step(seen(job(cancel=True), run("a"), node("a", {0: worker()})), clock())
+    cancelled = next_step(observed(job(cancel=True), run("a"), node("a", {0: worker()})), clock())
     assert cancelled.run is not None
     assert (cancelled.run.cause, cancelled.run.recovery) == (Cause.CANCEL, None)
 
 
 def test_the_first_step_ends_it_and_the_record_says_from_where() -> None:
     record = replace(run("a", number=2), recovery=replace(OPEN, reached_step=44))
-    view = seen(job(run=2), record, node("a", {0: worker()}, run=2), resumed=("disk", 40))
+    view = observed(job(run=2), record, node("a", {0: worker()}, run=2), resumed=("disk", 40))
     assert next_step(view, clock()).run == record, "not before a step was done"
     step = next_step(replace(view, stepped=True), clock())
     assert step.run is not None
@@ -150,7 +154,7 @@ async def told(store: StateStore, at: int, how: str) -> tuple[Cluster, int]:
 async def check(store: StateStore, cluster: Cluster) -> None:
     assert cluster.life is not None
     state = cluster.life.ledger.jobs[JOB]
-    assert (state.job.phase, state.job.run) == (Phase.RUNNING, 2)
+    assert (state.job.phase, state.job.run) == (JobPhase.RUNNING, 2)
     entry = await store.read(keys.run(JOB, 2))
     assert entry is not None
     record = decode(RunRecord, keys.run(JOB, 2), entry.value)
@@ -165,7 +169,7 @@ async def check(store: StateStore, cluster: Cluster) -> None:
     assert len([event for event in events if event.kind == "recovery"]) == 1
     commit = await store.read(keys.commit(JOB))
     assert commit is not None
-    complete = decode(Commit, keys.commit(JOB), commit.value)
+    complete = decode(CommitRecord, keys.commit(JOB), commit.value)
     assert (complete.run, complete.step, complete.shards) == (2, 21, 2)
     assert state.commit == complete
     plans = await cluster.life.ledger.plans(JOB, 2)

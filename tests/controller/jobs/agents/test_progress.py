@@ -26,8 +26,8 @@ def test_waiting_and_fresh_layers_are_means_over_the_ranks_and_nonsense_does_not
     for rank, stall_s, fresh in ((0, 0.1, 1.0), (1, 0.3, 0.5), (2, float("nan"), 0.5), (3, 0.1, 7.0)):
         sample = StepSample(step=4, total_batch=8, step_s=1.0, stall_s=stall_s, fresh_share=fresh, rate=0.9 + rank)
         board.observe(WorkerTelemetry(id=WorkerId(job="vit-1234", run=1, rank=rank), steps=[sample]))
-    seen = progress.to_wire(11.0)
-    assert (seen.rate, round(seen.stall_share, 9), seen.fresh_share) == (0.9, 0.2, 0.75)
+    observed = progress.to_wire(11.0)
+    assert (observed.rate, round(observed.stall_share, 9), observed.fresh_share) == (0.9, 0.2, 0.75)
     later = progress.to_wire(20.0)
     assert (later.stall_share, later.fresh_share) == (0.0, 0.0)  # nothing was heard lately
 

@@ -7,40 +7,40 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made import NOW_S, clock, free, job, node, profile, run, seen, spec, worker
+from made import NOW_S, clock, free, job, node, observed, profile, run, spec, worker
 
 from atoll.controller.estimators.profile import NoiseEstimate, Profile
 from atoll.controller.jobs.admission.growing import KEPT_STANDBYS, RESTART_S, learned, restart_s, stood_by
-from atoll.controller.jobs.lifecycle.observed import Seen, Step
+from atoll.controller.jobs.lifecycle.observed import JobStep, ObservedJob
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.start import FreeDevice
 from atoll.controller.planners.registry import PLANNERS
-from atoll.controller.state.records import Cause, Change, Growth, JobRecord, Phase, Standby
+from atoll.controller.state.records import Cause, Growth, JobPhase, JobRecord, PhaseChange, Standby
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 
 
-def running(known: Profile | None, *offers: FreeDevice, of: JobRecord | None = None, **fields: Any) -> Seen:
+def running(known: Profile | None, *offers: FreeDevice, of: JobRecord | None = None, **fields: Any) -> ObservedJob:
     """A run whose ranks measured what `known` says, for 20 s, with devices that have been free for long."""
     ranks = len(known.ranks) if known else 3
     works = fields.pop("works", (1.0,) * ranks)
     nodes = [node(NAMES[i], {i: worker()}, work_per_s=works[i], run=fields.get("number", 1)) for i in range(ranks)]
     number = fields.pop("number", 1)
     record = of or job(run=number, spec=spec(max_workers=8))
-    return seen(record, run(*NAMES[:ranks], number=number), *nodes, free=offers, profile=known, **fields)
+    return observed(record, run(*NAMES[:ranks], number=number), *nodes, free=offers, profile=known, **fields)
 
 
-def look(view: Seen) -> Step:
+def look(view: ObservedJob) -> JobStep:
     return next_step(view, clock())
 
 
-def texts(step: Step) -> list[str]:
+def texts(step: JobStep) -> list[str]:
     return [event.text for event in step.events if event.kind == "admission"]
 
 
 def test_a_fast_device_is_taken_in_and_the_event_says_what_it_promises() -> None:
     step = look(running(profile(1, 1, 1), free("x", work_per_s=0.5)))
-    assert step.job.phase is Phase.STOPPING
+    assert step.job.phase is JobPhase.STOPPING
     assert step.run is not None
     assert (step.run.cause, step.run.grace_s) == (Cause.GROW, 10.0)
     assert step.job.reason == "growing from 3 to 4 workers: devices are free on x"
@@ -55,7 +55,7 @@ def test_a_slow_device_waits_and_is_told_once() -> None:
     """1. It is judged at once. 2. The same verdict with other numbers is neither told nor written again."""
     offer = free("x", work_per_s=0.04)
     step = look(running(profile(1, 1, 1), offer))
-    assert step.job.phase is Phase.RUNNING
+    assert step.job.phase is JobPhase.RUNNING
     assert step.judged
     assert step.job.standby["x/0"].reason.startswith("the run would take")
     [text] = texts(step)
@@ -84,11 +84,11 @@ def test_what_was_decided_about_devices_is_recorded_with_its_input_where_it_is_n
 def test_a_standby_is_looked_at_again_after_ten_seconds_and_a_new_device_at_once() -> None:
     waiting = job(spec=spec(max_workers=8), standby={"x/0": Standby(reason="it was slow", work_per_s=0.5)})
     view = running(profile(1, 1, 1), free("x", work_per_s=0.5), of=waiting, judged_s=NOW_S - 9)
-    assert look(view).job.phase is Phase.RUNNING
-    assert look(replace(view, judged_s=NOW_S - 10)).job.phase is Phase.STOPPING
+    assert look(view).job.phase is JobPhase.RUNNING
+    assert look(replace(view, judged_s=NOW_S - 10)).job.phase is JobPhase.STOPPING
     new = replace(view, free=(*view.free, free("y", work_per_s=1.0)))
     step = look(new)
-    assert step.job.phase is Phase.STOPPING
+    assert step.job.phase is JobPhase.STOPPING
     assert step.job.reason == "growing from 3 to 5 workers: devices are free on x, y"
     assert step.job.standby == {}
 
@@ -96,7 +96,7 @@ def test_a_standby_is_looked_at_again_after_ten_seconds_and_a_new_device_at_once
 def test_devices_of_unknown_speed_are_taken_in_at_once_as_only_training_can_show_it() -> None:
     for view in (running(None, free("x")), running(None, free("x", work_per_s=1.0), works=(0.0,) * 3)):
         step = look(view)
-        assert step.job.phase is Phase.STOPPING
+        assert step.job.phase is JobPhase.STOPPING
         assert texts(step) == [
             "x/0 is admitted: how fast it is for this job is not known, so the run will show it",
         ]
@@ -104,8 +104,8 @@ def test_devices_of_unknown_speed_are_taken_in_at_once_as_only_training_can_show
 
 def test_a_device_that_can_be_predicted_waits_for_the_first_measurements_but_not_for_ever() -> None:
     early = running(None, free("x", work_per_s=1.0), since_s=NOW_S - 10)
-    assert look(early).job.phase is Phase.RUNNING
-    assert look(replace(early, since_s=NOW_S - 16)).job.phase is Phase.STOPPING
+    assert look(early).job.phase is JobPhase.RUNNING
+    assert look(replace(early, since_s=NOW_S - 16)).job.phase is JobPhase.STOPPING
 
 
 def test_a_new_plan_that_is_not_measured_yet_lets_nobody_in() -> None:
@@ -119,7 +119,7 @@ def test_a_new_plan_that_is_not_measured_yet_lets_nobody_in() -> None:
     silent = replace(view, profile=replace(known, ranks={0: known.ranks[0]}))
     for unmeasured in (early, silent, replace(view, profile=replace(known, plan=1))):
         assert look(unmeasured).job == waiting
-    assert look(view).job.phase is Phase.STOPPING
+    assert look(view).job.phase is JobPhase.STOPPING
     assert look(replace(early, planned_s=NOW_S - 100)).job == waiting
     step = look(replace(silent, planned_s=NOW_S - 16))
     assert step.job.reason == "growing from 3 to 4 workers: devices are free on y"
@@ -132,7 +132,7 @@ def test_no_more_devices_are_taken_in_than_the_job_asked_for_and_the_best_come_f
     assert step.job.growth is not None
     assert step.job.growth.added == ("z/0", "y/0")
     full = look(running(profile(1, 1, 1), *offers, of=job(spec=spec(max_workers=3))))
-    assert (full.job.phase, full.job.standby, full.events) == (Phase.RUNNING, {}, ())
+    assert (full.job.phase, full.job.standby, full.events) == (JobPhase.RUNNING, {}, ())
 
 
 def test_what_was_learned_of_a_device_holds_as_long_as_it_measures_the_same() -> None:
@@ -141,7 +141,7 @@ def test_what_was_learned_of_a_device_holds_as_long_as_it_measures_the_same() ->
     assert learned(record, devices) == {"x/0": 0.02, "z/0": 0.02}
 
 
-def grown(known: Profile, before: float, added: tuple[str, ...] = ("d/0",), **fields: Any) -> Seen:
+def grown(known: Profile, before: float, added: tuple[str, ...] = ("d/0",), **fields: Any) -> ObservedJob:
     """Run 2, which took devices in; run 1 trained `before` samples a second."""
     growth = Growth(
         run=1, added=added, workers=len(known.ranks) - len(added), samples_per_s=before, total_batch=240, error=0.01
@@ -155,7 +155,7 @@ def test_a_run_that_is_slower_with_what_it_took_in_sends_it_back() -> None:
     of three, unless it measures otherwise or the run becomes smaller."""
     slow = profile(1, 1, 1, 0.2, step_s=0.5)
     step = look(grown(slow, before=2400.0))
-    assert step.job.phase is Phase.STOPPING
+    assert step.job.phase is JobPhase.STOPPING
     assert step.run is not None
     assert step.run.cause is Cause.SHRINK
     assert step.job.reason == "shrinking from 4 to 3 workers: faster without d/0"
@@ -165,18 +165,18 @@ def test_a_run_that_is_slower_with_what_it_took_in_sends_it_back() -> None:
     )
     assert step.job.growth is None
 
-    after = replace(step.job, phase=Phase.RUNNING, run=3)
+    after = replace(step.job, phase=JobPhase.RUNNING, run=3)
     back = free("d", work_per_s=1.0)
     three = running(profile(1, 1, 1), back, of=after, number=3)
-    assert look(three).job.phase is Phase.RUNNING
+    assert look(three).job.phase is JobPhase.RUNNING
     changed = replace(three, free=(free("d", work_per_s=2.0),))
-    assert look(changed).job.phase is Phase.STOPPING
-    assert look(running(profile(1, 1), back, of=after, number=3)).job.phase is Phase.STOPPING
+    assert look(changed).job.phase is JobPhase.STOPPING
+    assert look(running(profile(1, 1), back, of=after, number=3)).job.phase is JobPhase.STOPPING
 
 
 def test_a_run_that_gained_keeps_what_it_took_in_and_says_so() -> None:
     step = look(grown(profile(1, 1, 1, 0.5), before=2400.0))
-    assert step.job.phase is Phase.RUNNING
+    assert step.job.phase is JobPhase.RUNNING
     assert step.job.growth is None
     [text] = texts(step)
     assert text.startswith("grown from 3 to 4 workers: 2400 → ")
@@ -184,7 +184,7 @@ def test_a_run_that_gained_keeps_what_it_took_in_and_says_so() -> None:
 
 def test_a_run_is_compared_only_once_it_has_settled_under_its_newest_plan() -> None:
     slow = profile(1, 1, 1, 1, step_s=0.5)
-    assert look(grown(slow, before=2400.0)).job.phase is Phase.STOPPING
+    assert look(grown(slow, before=2400.0)).job.phase is JobPhase.STOPPING
     unsettled = (
         grown(slow, before=2400.0, planned_s=NOW_S - 9),
         grown(slow, before=2400.0, since_s=NOW_S - 9),
@@ -201,7 +201,7 @@ def test_a_device_that_comes_while_the_last_ones_are_on_trial_waits_a_minute_and
     trial = replace(trial, free=(free("x", work_per_s=1.0),), judged_s=NOW_S - 11)
     assert look(trial).job == trial.job
     step = look(replace(trial, since_s=NOW_S - 61))
-    assert step.job.phase is Phase.STOPPING
+    assert step.job.phase is JobPhase.STOPPING
     assert step.job.growth is not None
     assert (step.job.growth.run, step.job.growth.added) == (2, ("c/0", "x/0"))
     assert (step.job.growth.samples_per_s, step.job.growth.workers) == (2000.0, 2)
@@ -212,7 +212,7 @@ def test_a_run_that_lost_others_meanwhile_is_not_compared() -> None:
     assert view.job.growth is not None
     fewer = replace(view, job=replace(view.job, growth=replace(view.job.growth, workers=3)))
     step = look(fewer)
-    assert (step.job.phase, step.job.growth, step.events) == (Phase.RUNNING, None, ())
+    assert (step.job.phase, step.job.growth, step.events) == (JobPhase.RUNNING, None, ())
 
 
 def test_of_several_that_were_taken_in_the_slower_half_goes_first() -> None:
@@ -226,7 +226,7 @@ def test_a_job_that_asked_for_so_many_workers_keeps_a_slow_one_and_warns() -> No
     view = grown(profile(1, 1, 1, 0.2, step_s=0.5), before=2400.0)
     four = replace(view, job=replace(view.job, spec=spec(min_workers=4, max_workers=8)))
     step = look(four)
-    assert (step.job.phase, step.job.growth) == (Phase.RUNNING, None)
+    assert (step.job.phase, step.job.growth) == (JobPhase.RUNNING, None)
     assert texts(step) == ["slower with d/0 (2400 → 480 samples/s), but fewer workers were not asked for"]
 
 
@@ -234,32 +234,32 @@ def test_samples_of_a_larger_batch_are_worth_less_when_runs_are_compared() -> No
     """20 % more samples a second in batches of ten times the size, where the noise is that of the first: slower."""
     noise = NoiseEstimate(noise_scale=240.0, error=0.1, low=240.0, high=240.0, steps=50)
     larger = profile(1, 1, 1, 1, total_batch=2400, step_s=2400 / 2880, noise=noise)
-    assert look(grown(larger, before=2400.0)).job.phase is Phase.STOPPING
-    assert look(grown(replace(larger, noise=None), before=2400.0)).job.phase is Phase.RUNNING
+    assert look(grown(larger, before=2400.0)).job.phase is JobPhase.STOPPING
+    assert look(grown(replace(larger, noise=None), before=2400.0)).job.phase is JobPhase.RUNNING
 
 
 def test_a_worker_that_holds_every_step_up_is_sent_away_though_it_was_there_from_the_start() -> None:
     view = running(profile(1, 1, 1, 0.02))
     step = look(view)
-    assert step.job.phase is Phase.STOPPING
+    assert step.job.phase is JobPhase.STOPPING
     assert step.job.reason == "shrinking from 4 to 3 workers: faster without d/0"
     assert step.job.standby["d/0"].slowed == 3
     assert step.admission is not None
     assert step.admission.reason == "faster without d/0"
     assert PLANNERS["admission"].run_json(step.admission.input) == step.admission.output
     needed = replace(view, job=replace(view.job, spec=spec(min_workers=4, max_workers=8)))
-    assert look(needed).job.phase is Phase.RUNNING
+    assert look(needed).job.phase is JobPhase.RUNNING
 
 
 def test_the_next_run_leaves_the_standby_out_and_the_rest_trains_on() -> None:
-    queued = job(Phase.QUEUED, standby={"d/0": Standby(reason="slow", slowed=1)}, total_batch=240)
+    queued = job(JobPhase.QUEUED, standby={"d/0": Standby(reason="slow", slowed=1)}, total_batch=240)
     devices = [free("a"), free("b"), free("d")]
-    step = next_step(seen(queued, run("a", "d"), node("a"), node("b"), node("d"), free=devices), clock())
+    step = next_step(observed(queued, run("a", "d"), node("a"), node("b"), node("d"), free=devices), clock())
     assert step.run is not None
     assert [m.node for m in step.run.members] == ["a", "b"]
     assert step.job.standby == queued.standby
     assert texts(step) == []
-    alone = next_step(seen(queued, run("a", "d"), node("d"), free=[free("d")]), clock())
+    alone = next_step(observed(queued, run("a", "d"), node("d"), free=[free("d")]), clock())
     assert alone.run is not None
     assert alone.run.members[0].node == "d"
     assert alone.job.standby == {}
@@ -267,7 +267,7 @@ def test_the_next_run_leaves_the_standby_out_and_the_rest_trains_on() -> None:
 
 def test_a_start_tells_whom_it_leaves_waiting() -> None:
     devices = [free("a", work_per_s=1.0), free("b", work_per_s=0.05)]
-    step = next_step(seen(job(Phase.QUEUED, run=0), None, node("a"), node("b"), free=devices), clock())
+    step = next_step(observed(job(JobPhase.QUEUED, run=0), None, node("a"), node("b"), free=devices), clock())
     assert step.run is not None
     assert len(step.run.members) == 1
     assert texts(step) == [
@@ -276,16 +276,16 @@ def test_a_start_tells_whom_it_leaves_waiting() -> None:
 
 
 def test_a_restart_costs_what_the_last_one_cost_without_the_time_in_the_queue() -> None:
-    def change(before: Phase, after: Phase, unix_s: float) -> Change:
-        return Change(before=before, after=after, cause="", unix_s=unix_s)
+    def change(before: JobPhase, after: JobPhase, unix_s: float) -> PhaseChange:
+        return PhaseChange(before=before, after=after, cause="", unix_s=unix_s)
 
     history = (
-        change(Phase.QUEUED, Phase.STARTING, 100.0),
-        change(Phase.STARTING, Phase.RUNNING, 104.0),
-        change(Phase.RUNNING, Phase.STOPPING, 200.0),
-        change(Phase.STOPPING, Phase.QUEUED, 202.0),
-        change(Phase.QUEUED, Phase.STARTING, 290.0),
-        change(Phase.STARTING, Phase.RUNNING, 293.5),
+        change(JobPhase.QUEUED, JobPhase.STARTING, 100.0),
+        change(JobPhase.STARTING, JobPhase.RUNNING, 104.0),
+        change(JobPhase.RUNNING, JobPhase.STOPPING, 200.0),
+        change(JobPhase.STOPPING, JobPhase.QUEUED, 202.0),
+        change(JobPhase.QUEUED, JobPhase.STARTING, 290.0),
+        change(JobPhase.STARTING, JobPhase.RUNNING, 293.5),
     )
     assert restart_s(history) == pytest.approx(5.5)
     assert restart_s(history[:3]) == RESTART_S

@@ -5,27 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from made import JOB, NOW_S, clock, ended, exited, free, job, node, run, seen, spec, worker
+from made import JOB, NOW_S, clock, ended, exited, free, job, node, observed, run, spec, worker
 
 from atoll.controller.estimators.profile import Profile, RankProfile
 from atoll.controller.jobs.lifecycle.observed import (
-    Alive,
     ForgetWorker,
+    JobStep,
     LaunchWorker,
     NewEvent,
     SendPlan,
-    Step,
     StopRun,
     WorkerKey,
+    WorkerPhase,
 )
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state.etcd import EtcdStore
-from atoll.controller.state.records import Cause, ExitKind, Failure, JobRecord, Level, Phase, StaleSparse
+from atoll.controller.state.records import Cause, JobPhase, JobRecord, Level, RunFailure, StaleSparse, WorkerExitKind
 from atoll.controller.state.store import Fence, Put
 
-FINISHED = exited(ExitKind.FINISHED, step=9)
-KILLED = exited(ExitKind.SIGNALLED, -9, "killed by signal 9", step=9)
+FINISHED = exited(WorkerExitKind.FINISHED, step=9)
+KILLED = exited(WorkerExitKind.SIGNALLED, -9, "killed by signal 9", step=9)
 
 
 def key(rank: int, run: int = 1) -> WorkerKey:
@@ -36,9 +36,9 @@ def key(rank: int, run: int = 1) -> WorkerKey:
 
 
 def test_a_queued_job_starts_on_free_devices_with_the_next_run_number() -> None:
-    queued = job(Phase.QUEUED, run=4)
-    step = next_step(seen(queued, run("a", number=4), node("a"), node("b"), free=[free("b"), free("a")]), clock())
-    assert (step.job.phase, step.job.run) == (Phase.STARTING, 5)
+    queued = job(JobPhase.QUEUED, run=4)
+    step = next_step(observed(queued, run("a", number=4), node("a"), node("b"), free=[free("b"), free("a")]), clock())
+    assert (step.job.phase, step.job.run) == (JobPhase.STARTING, 5)
     assert step.run is not None
     assert step.plan is not None
     assert [m.node for m in step.run.members] == ["a", "b"]
@@ -56,28 +56,28 @@ def test_a_run_over_thin_links_begins_with_islands_a_secret_and_the_rate_last_as
     sparse = spec(stale_sparse=StaleSparse(rate=0.98))
     look = {"free": [free("a"), free("b")], "data_seed": "5e" * 32}
     for asked, rate in ((None, 0.98), (0.0, 0.0), (0.995, 0.995)):
-        queued = job(Phase.QUEUED, run=0, spec=sparse, rate=asked)
-        step = next_step(seen(queued, None, node("a"), node("b"), **look), clock())
+        queued = job(JobPhase.QUEUED, run=0, spec=sparse, rate=asked)
+        step = next_step(observed(queued, None, node("a"), node("b"), **look), clock())
         assert step.run is not None
         assert step.plan is not None
         assert (step.plan.rate, step.run.data_seed) == (rate, "5e" * 32)
         assert {member.island for member in step.run.members} == {"here"}
         assert "5e5e" not in repr(step)
-    dense = next_step(seen(job(Phase.QUEUED, run=0), None, node("a"), node("b"), free=look["free"]), clock())
+    dense = next_step(observed(job(JobPhase.QUEUED, run=0), None, node("a"), node("b"), free=look["free"]), clock())
     assert dense.plan is not None
     assert dense.plan.rate is None
 
 
 def test_a_queued_job_says_what_it_waits_for_once() -> None:
-    queued = job(Phase.QUEUED, run=0)
-    step = next_step(seen(queued, None), clock())
+    queued = job(JobPhase.QUEUED, run=0)
+    step = next_step(observed(queued, None), clock())
     assert step.job.reason == "waiting: 0 of at least 1 free devices"
-    assert next_step(seen(step.job, None), clock()).job is step.job
+    assert next_step(observed(step.job, None), clock()).job is step.job
 
 
 def test_the_first_plan_knows_what_earlier_runs_learned() -> None:
-    queued = job(Phase.QUEUED, run=1, speeds={"a/0": 0.001, "b/0": 0.003}, total_batch=400)
-    step = next_step(seen(queued, run("a", "b"), node("a"), node("b"), free=[free("a"), free("b")]), clock())
+    queued = job(JobPhase.QUEUED, run=1, speeds={"a/0": 0.001, "b/0": 0.003}, total_batch=400)
+    step = next_step(observed(queued, run("a", "b"), node("a"), node("b"), free=[free("a"), free("b")]), clock())
     assert step.plan is not None
     assert (step.plan.planner, step.plan.shares) == ("inverse-time", (300.0, 100.0))
     assert step.plan.reason == "speeds learned in earlier runs: 1.00 : 0.33"
@@ -85,61 +85,65 @@ def test_the_first_plan_knows_what_earlier_runs_learned() -> None:
 
 def test_the_first_plan_believes_set_speeds_where_nothing_is_learned() -> None:
     devices = [free("a"), free("b", speed=0.5)]
-    step = next_step(seen(job(Phase.QUEUED, run=0), None, node("a"), node("b"), free=devices), clock())
+    step = next_step(observed(job(JobPhase.QUEUED, run=0), None, node("a"), node("b"), free=devices), clock())
     assert step.plan is not None
     assert step.plan.shares[0] == pytest.approx(2 * step.plan.shares[1])
 
 
 def test_a_job_that_wants_even_batches_gets_them_whatever_is_known() -> None:
-    queued = job(Phase.QUEUED, run=1, spec=spec(split="even"), speeds={"a/0": 0.001, "b/0": 0.003})
-    step = next_step(seen(queued, run("a", "b"), node("a"), node("b"), free=[free("a"), free("b")]), clock())
+    queued = job(JobPhase.QUEUED, run=1, spec=spec(split="even"), speeds={"a/0": 0.001, "b/0": 0.003})
+    step = next_step(observed(queued, run("a", "b"), node("a"), node("b"), free=[free("a"), free("b")]), clock())
     assert step.plan is not None
     assert step.plan.planner == "even"
 
 
 def test_a_queued_job_is_cancelled_at_once() -> None:
-    step = next_step(seen(job(Phase.QUEUED, run=0, cancel=True), None, free=[free("a"), free("b")]), clock())
-    assert step.job.phase is Phase.CANCELLED
+    step = next_step(observed(job(JobPhase.QUEUED, run=0, cancel=True), None, free=[free("a"), free("b")]), clock())
+    assert step.job.phase is JobPhase.CANCELLED
 
 
 # STARTING
 
 
 def test_missing_workers_are_launched_until_they_are_there() -> None:
-    starting = seen(job(Phase.STARTING), run("a", "b"), node("a", {0: worker(Alive.STARTING)}), node("b"))
+    starting = observed(job(JobPhase.STARTING), run("a", "b"), node("a", {0: worker(WorkerPhase.STARTING)}), node("b"))
     assert next_step(starting, clock()).actions == (LaunchWorker("b", key(1)),)
 
 
 def test_a_run_runs_when_all_its_workers_do() -> None:
-    one = seen(job(Phase.STARTING), run("a", "b"), node("a", {0: worker()}), node("b", {1: worker(Alive.STARTING)}))
-    assert next_step(one, clock()).job.phase is Phase.STARTING
-    both = seen(job(Phase.STARTING), run("a", "b"), node("a", {0: worker()}), node("b", {1: worker()}))
-    assert next_step(both, clock()).job.phase is Phase.RUNNING
+    one = observed(
+        job(JobPhase.STARTING), run("a", "b"), node("a", {0: worker()}), node("b", {1: worker(WorkerPhase.STARTING)})
+    )
+    assert next_step(one, clock()).job.phase is JobPhase.STARTING
+    both = observed(job(JobPhase.STARTING), run("a", "b"), node("a", {0: worker()}), node("b", {1: worker()}))
+    assert next_step(both, clock()).job.phase is JobPhase.RUNNING
 
 
 def test_a_worker_that_finished_before_it_was_seen_running_is_fine() -> None:
-    quick = seen(job(Phase.STARTING), run("a", "b"), node("a", {0: worker(exit=FINISHED)}), node("b", {1: worker()}))
+    quick = observed(
+        job(JobPhase.STARTING), run("a", "b"), node("a", {0: worker(exit=FINISHED)}), node("b", {1: worker()})
+    )
     step = next_step(quick, clock())
-    assert step.job.phase is Phase.RUNNING
+    assert step.job.phase is JobPhase.RUNNING
     assert step.run is not None
     assert step.run.members[0].exit == FINISHED
 
 
 def test_a_worker_that_cannot_start_stops_the_run() -> None:
-    broken = worker(exit=exited(ExitKind.NOT_STARTED, reason="no such interpreter"))
+    broken = worker(exit=exited(WorkerExitKind.NOT_STARTED, reason="no such interpreter"))
     step = next_step(
-        seen(job(Phase.STARTING), run("a", "b"), node("a", {0: worker()}), node("b", {1: broken})), clock()
+        observed(job(JobPhase.STARTING), run("a", "b"), node("a", {0: worker()}), node("b", {1: broken})), clock()
     )
-    assert step.job.phase is Phase.STOPPING
+    assert step.job.phase is JobPhase.STOPPING
     assert step.job.reason == "rank 1 on b could not start: no such interpreter"
     assert step.run is not None
     assert (step.run.fenced, step.run.cause) == (True, Cause.LOSS)
 
 
 def test_a_start_has_a_deadline() -> None:
-    slow = seen(job(Phase.STARTING), run("a", "b"), node("a", {0: worker()}), node("b"), since_s=NOW_S - 61)
+    slow = observed(job(JobPhase.STARTING), run("a", "b"), node("a", {0: worker()}), node("b"), since_s=NOW_S - 61)
     step = next_step(slow, clock())
-    assert step.job.phase is Phase.STOPPING
+    assert step.job.phase is JobPhase.STOPPING
     assert step.job.reason.startswith("rank 1 on b did not start within 60 s")
 
 
@@ -148,19 +152,21 @@ def test_a_start_has_a_deadline() -> None:
 
 def test_a_run_that_is_well_needs_nothing() -> None:
     record = job()
-    step = next_step(seen(record, run("a", "b"), node("a", {0: worker()}), node("b", {1: worker()})), clock())
+    step = next_step(observed(record, run("a", "b"), node("a", {0: worker()}), node("b", {1: worker()})), clock())
     assert (step.job, step.plan, step.events, step.actions) == (record, None, (), ())
 
 
 def test_a_run_that_trained_well_for_long_gives_the_restarts_back() -> None:
     """1. The script failed in step 40 and its second restart is used up. 2. The next run gets past step 40 and trains
     for ten minutes. 3. The job has all its restarts again, and says so once."""
-    failed = Failure(kind=ExitKind.FAILED, step=40, code=1, reason="ValueError")
+    failed = RunFailure(kind=WorkerExitKind.FAILED, step=40, code=1, reason="ValueError")
     tried = job(spec=spec(max_restarts=2), restarts=2, last_failure=failed)
     nodes = [node("a", {0: worker()}), node("b", {1: worker()})]
 
-    def look(trained_s: float, newest_step: int, of: JobRecord = tried) -> Step:
-        return next_step(seen(of, run("a", "b"), *nodes, since_s=NOW_S - trained_s, newest_step=newest_step), clock())
+    def look(trained_s: float, newest_step: int, of: JobRecord = tried) -> JobStep:
+        return next_step(
+            observed(of, run("a", "b"), *nodes, since_s=NOW_S - trained_s, newest_step=newest_step), clock()
+        )
 
     assert look(599, 5000).job.restarts == 2
     assert look(3600, 40).job.restarts == 2  # it has not got past what failed
@@ -173,15 +179,17 @@ def test_a_run_that_trained_well_for_long_gives_the_restarts_back() -> None:
 
 def test_all_ranks_finished_is_done() -> None:
     exits = node("a", {0: worker(exit=FINISHED)}), node("b", {1: worker(exit=FINISHED)})
-    step = next_step(seen(job(), run("a", "b"), *exits, checkpoint_step=9), clock())
-    assert (step.job.phase, step.job.checkpoint_step) == (Phase.DONE, 9)
+    step = next_step(observed(job(), run("a", "b"), *exits, checkpoint_step=9), clock())
+    assert (step.job.phase, step.job.checkpoint_step) == (JobPhase.DONE, 9)
     assert step.run is not None
     assert all(m.exit is not None for m in step.run.members)
 
 
 def test_a_killed_worker_fences_the_run_first() -> None:
-    step = next_step(seen(job(), run("a", "b"), node("a", {0: worker()}), node("b", {1: worker(exit=KILLED)})), clock())
-    assert step.job.phase is Phase.STOPPING
+    step = next_step(
+        observed(job(), run("a", "b"), node("a", {0: worker()}), node("b", {1: worker(exit=KILLED)})), clock()
+    )
+    assert step.job.phase is JobPhase.STOPPING
     assert step.run is not None
     assert (step.run.fenced, step.run.grace_s) == (True, 3.0)
     assert step.actions == ()
@@ -194,73 +202,75 @@ def test_a_killed_worker_fences_the_run_first() -> None:
 def test_recorded_ends_may_be_forgotten_and_unrecorded_ones_not() -> None:
     recorded = ended(run("a", "b"), FINISHED, None)
     nodes = node("a", {0: worker(exit=FINISHED)}), node("b", {1: worker(exit=FINISHED)})
-    step = next_step(seen(job(), recorded, *nodes), clock())
+    step = next_step(observed(job(), recorded, *nodes), clock())
     assert step.actions == (ForgetWorker("a", key(0)),)
 
 
 def test_an_agent_that_was_restarted_has_lost_its_worker() -> None:
-    step = next_step(seen(job(), run("a", "b"), node("a", {0: worker()}), node("b")), clock())
-    assert step.job.phase is Phase.STOPPING
+    step = next_step(observed(job(), run("a", "b"), node("a", {0: worker()}), node("b")), clock())
+    assert step.job.phase is JobPhase.STOPPING
     assert "the agent of b was restarted" in step.job.reason
 
 
 def test_a_node_counts_as_lost_when_its_lease_ran_out_and_not_before() -> None:
-    def at(silent_s: float) -> Phase:
+    def at(silent_s: float) -> JobPhase:
         gone = node("b", connected=False, heard_s=NOW_S - silent_s)
-        return next_step(seen(job(), run("a", "b"), node("a", {0: worker()}), gone), clock()).job.phase
+        return next_step(observed(job(), run("a", "b"), node("a", {0: worker()}), gone), clock()).job.phase
 
-    assert (at(2.9), at(3.1)) == (Phase.RUNNING, Phase.STOPPING)
+    assert (at(2.9), at(3.1)) == (JobPhase.RUNNING, JobPhase.STOPPING)
 
 
 def test_a_new_leader_gives_agents_time_to_come_back() -> None:
-    def after(leading_s: float) -> Phase:
+    def after(leading_s: float) -> JobPhase:
         unheard = node("b", connected=False, heard_s=None)
-        view = seen(job(), run("a", "b"), node("a", {0: worker()}), unheard)
+        view = observed(job(), run("a", "b"), node("a", {0: worker()}), unheard)
         return next_step(view, clock(leading_since_s=NOW_S - leading_s)).job.phase
 
-    assert (after(9.0), after(10.5)) == (Phase.RUNNING, Phase.STOPPING)
+    assert (after(9.0), after(10.5)) == (JobPhase.RUNNING, JobPhase.STOPPING)
 
 
 def test_a_node_that_nobody_knows_any_more_is_lost_after_that_time_too() -> None:
-    view = seen(job(), run("a", "b"), node("a", {0: worker()}))
-    assert next_step(view, clock(leading_since_s=NOW_S - 9)).job.phase is Phase.RUNNING
-    assert next_step(view, clock(leading_since_s=NOW_S - 11)).job.phase is Phase.STOPPING
+    view = observed(job(), run("a", "b"), node("a", {0: worker()}))
+    assert next_step(view, clock(leading_since_s=NOW_S - 9)).job.phase is JobPhase.RUNNING
+    assert next_step(view, clock(leading_since_s=NOW_S - 11)).job.phase is JobPhase.STOPPING
 
 
 def test_a_rank_that_finishes_long_before_the_others_left_early() -> None:
     nodes = node("a", {0: worker(exit=FINISHED)}), node("b", {1: worker()})
     recorded = ended(run("a", "b"), FINISHED, None)
-    early = seen(job(), recorded, *nodes, finished_since_s=NOW_S - 9)
-    assert next_step(early, clock()).job.phase is Phase.RUNNING
+    early = observed(job(), recorded, *nodes, finished_since_s=NOW_S - 9)
+    assert next_step(early, clock()).job.phase is JobPhase.RUNNING
     step = next_step(replace(early, finished_since_s=NOW_S - 11), clock())
-    assert step.job.phase is Phase.STOPPING
+    assert step.job.phase is JobPhase.STOPPING
     assert step.job.reason.startswith("rank 0 left early with exit code 0 while others were training")
 
 
 def test_the_ranks_of_a_plain_script_may_end_when_they_like() -> None:
     nodes = node("a", {0: worker(exit=FINISHED)}), node("b", {1: worker(uses_atoll=False)})
-    view = seen(job(), ended(run("a", "b"), FINISHED, None), *nodes, finished_since_s=NOW_S - 600)
-    assert next_step(view, clock()).job.phase is Phase.RUNNING
+    view = observed(job(), ended(run("a", "b"), FINISHED, None), *nodes, finished_since_s=NOW_S - 600)
+    assert next_step(view, clock()).job.phase is JobPhase.RUNNING
 
 
 def test_free_devices_make_a_run_grow_when_they_are_there_to_stay() -> None:
-    def with_device(free_since_s: float, running_since_s: float = 0.0) -> Phase:
-        view = seen(job(), run("a"), node("a", {0: worker()}), free=[free("b", free_since_s)], since_s=running_since_s)
+    def with_device(free_since_s: float, running_since_s: float = 0.0) -> JobPhase:
+        view = observed(
+            job(), run("a"), node("a", {0: worker()}), free=[free("b", free_since_s)], since_s=running_since_s
+        )
         return next_step(view, clock()).job.phase
 
-    assert with_device(NOW_S - 2) is Phase.RUNNING
-    assert with_device(NOW_S - 4) is Phase.STOPPING
-    assert with_device(NOW_S - 4, running_since_s=NOW_S - 1) is Phase.RUNNING
-    plain = seen(job(), run("a"), node("a", {0: worker(uses_atoll=False)}), free=[free("b", 0.0)])
-    assert next_step(plain, clock()).job.phase is Phase.RUNNING
-    other_kind = seen(job(), run("a"), node("a", {0: worker()}), free=[free("b", 0.0, kind="cuda")])
-    assert next_step(other_kind, clock()).job.phase is Phase.RUNNING
-    full = seen(job(spec=spec(max_workers=1)), run("a"), node("a", {0: worker()}), free=[free("b", 0.0)])
-    assert next_step(full, clock()).job.phase is Phase.RUNNING
+    assert with_device(NOW_S - 2) is JobPhase.RUNNING
+    assert with_device(NOW_S - 4) is JobPhase.STOPPING
+    assert with_device(NOW_S - 4, running_since_s=NOW_S - 1) is JobPhase.RUNNING
+    plain = observed(job(), run("a"), node("a", {0: worker(uses_atoll=False)}), free=[free("b", 0.0)])
+    assert next_step(plain, clock()).job.phase is JobPhase.RUNNING
+    other_kind = observed(job(), run("a"), node("a", {0: worker()}), free=[free("b", 0.0, kind="cuda")])
+    assert next_step(other_kind, clock()).job.phase is JobPhase.RUNNING
+    full = observed(job(spec=spec(max_workers=1)), run("a"), node("a", {0: worker()}), free=[free("b", 0.0)])
+    assert next_step(full, clock()).job.phase is JobPhase.RUNNING
 
 
 def test_growing_gives_time_to_reach_a_step_boundary() -> None:
-    step = next_step(seen(job(), run("a"), node("a", {0: worker()}), free=[free("b", 0.0)]), clock())
+    step = next_step(observed(job(), run("a"), node("a", {0: worker()}), free=[free("b", 0.0)]), clock())
     assert step.run is not None
     assert (step.run.cause, step.run.grace_s) == (Cause.GROW, 10.0)
     assert step.job.reason == "growing from 1 to 2 workers: devices are free on b"
@@ -274,7 +284,7 @@ def test_unequal_devices_get_a_new_plan_and_what_was_learned_is_kept() -> None:
     }
     profile = Profile(plan=1, total_batch=200, entries=0, step_s=0.3, steps=20, newest_step=40, ranks=ranks)
     step = next_step(
-        seen(job(), run("a", "b"), *nodes, profile=profile, profile_is_news=True, total_batch=200, batch_size=256),
+        observed(job(), run("a", "b"), *nodes, profile=profile, profile_is_news=True, total_batch=200, batch_size=256),
         clock(),
     )
     assert step.plan is not None
@@ -285,16 +295,16 @@ def test_unequal_devices_get_a_new_plan_and_what_was_learned_is_kept() -> None:
 
 def test_a_plan_goes_to_every_node_that_its_stream_has_not_carried_it_to() -> None:
     nodes = node("a", {0: worker()}), node("b", {1: worker()})
-    view = seen(job(), run("a", "b"), *nodes)
+    view = observed(job(), run("a", "b"), *nodes)
     first = view.plans[0]
     view = replace(view, plans=(first, replace(first, id=2), replace(first, id=3)), plans_sent={"a": 3, "b": 1})
     assert next_step(view, clock()).actions == (SendPlan("b", JOB, 1, 2), SendPlan("b", JOB, 1, 3))
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING])
-def test_an_agent_that_still_fetches_code_is_sent_no_plan_it_would_lose(phase: Phase) -> None:
-    nodes = node("a", {0: worker()}), node("b", {1: worker(Alive.STARTING)})
-    view = seen(job(phase), run("a", "b"), *nodes)
+@pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.RUNNING])
+def test_an_agent_that_still_fetches_code_is_sent_no_plan_it_would_lose(phase: JobPhase) -> None:
+    nodes = node("a", {0: worker()}), node("b", {1: worker(WorkerPhase.STARTING)})
+    view = observed(job(phase), run("a", "b"), *nodes)
     view = replace(view, plans=(view.plans[0], replace(view.plans[0], id=2)))
     assert next_step(view, clock()).actions == (SendPlan("a", JOB, 1, 2),)
 
@@ -306,11 +316,11 @@ STOPPING = {"fenced": True, "cause": Cause.LOSS, "grace_s": 3.0, "why": "rank 1 
 
 def test_a_fenced_run_is_stopped_until_nothing_of_it_is_left() -> None:
     record = ended(run("a", "b", **STOPPING), None, KILLED)
-    step = next_step(seen(job(Phase.STOPPING), record, node("a", {0: worker()}), node("b")), clock())
+    step = next_step(observed(job(JobPhase.STOPPING), record, node("a", {0: worker()}), node("b")), clock())
     assert step.actions == (StopRun("a", JOB, 1, 3.0, "rank 1 on b was killed"),)
-    drained = node("a", {0: worker(exit=exited(ExitKind.DRAINED, 85, step=9))})
-    after = next_step(seen(job(Phase.STOPPING), record, drained, node("b")), clock())
-    assert after.job.phase is Phase.QUEUED
+    drained = node("a", {0: worker(exit=exited(WorkerExitKind.DRAINED, 85, step=9))})
+    after = next_step(observed(job(JobPhase.STOPPING), record, drained, node("b")), clock())
+    assert after.job.phase is JobPhase.QUEUED
     assert after.job.reason == "rank 1 on b was lost: killed by signal 9"
     assert after.job.restarts == 0
     assert after.run is not None
@@ -318,58 +328,58 @@ def test_a_fenced_run_is_stopped_until_nothing_of_it_is_left() -> None:
 
 
 def test_the_workers_of_a_lost_node_die_a_little_after_its_lease() -> None:
-    def at(silent_s: float) -> Phase:
+    def at(silent_s: float) -> JobPhase:
         record = ended(run("a", "b", **STOPPING), KILLED, None)
         gone = node("b", connected=False, heard_s=NOW_S - silent_s)
-        return next_step(seen(job(Phase.STOPPING), record, node("a"), gone), clock()).job.phase
+        return next_step(observed(job(JobPhase.STOPPING), record, node("a"), gone), clock()).job.phase
 
-    assert (at(3.4), at(3.6)) == (Phase.STOPPING, Phase.QUEUED)
+    assert (at(3.4), at(3.6)) == (JobPhase.STOPPING, JobPhase.QUEUED)
 
 
 def test_a_worker_that_never_began_is_not_waited_for() -> None:
-    def heard(after_stop_s: float) -> Phase:
+    def heard(after_stop_s: float) -> JobPhase:
         record = ended(run("a", "b", **STOPPING), KILLED, None)
         quiet = node("b", heard_s=NOW_S - 20 + after_stop_s)
-        return next_step(seen(job(Phase.STOPPING), record, node("a"), quiet), clock()).job.phase
+        return next_step(observed(job(JobPhase.STOPPING), record, node("a"), quiet), clock()).job.phase
 
-    assert (heard(1.0), heard(2.0)) == (Phase.STOPPING, Phase.QUEUED)
+    assert (heard(1.0), heard(2.0)) == (JobPhase.STOPPING, JobPhase.QUEUED)
 
 
 def test_a_failed_script_counts_and_waits() -> None:
-    raised = exited(ExitKind.FAILED, 3, "ValueError: x", step=9)
+    raised = exited(WorkerExitKind.FAILED, 3, "ValueError: x", step=9)
     record = ended(run("a", **STOPPING), raised)
-    step = next_step(seen(job(Phase.STOPPING, spec=spec(max_restarts=1)), record, node("a")), clock())
-    assert (step.job.phase, step.job.restarts, step.job.retry_delay_s) == (Phase.QUEUED, 1, 1.0)
-    final = next_step(seen(replace(step.job, phase=Phase.STOPPING), record, node("a")), clock())
-    assert (final.job.phase, final.job.exit_code) == (Phase.FAILED, 3)
+    step = next_step(observed(job(JobPhase.STOPPING, spec=spec(max_restarts=1)), record, node("a")), clock())
+    assert (step.job.phase, step.job.restarts, step.job.retry_delay_s) == (JobPhase.QUEUED, 1, 1.0)
+    final = next_step(observed(replace(step.job, phase=JobPhase.STOPPING), record, node("a")), clock())
+    assert (final.job.phase, final.job.exit_code) == (JobPhase.FAILED, 3)
 
 
 def test_cancelling_a_run_that_is_stopping_already_hurries_it() -> None:
     record = run("a", fenced=True, cause=Cause.GROW, grace_s=10.0, why="growing")
-    step = next_step(seen(job(Phase.STOPPING, cancel=True), record, node("a", {0: worker()})), clock())
+    step = next_step(observed(job(JobPhase.STOPPING, cancel=True), record, node("a", {0: worker()})), clock())
     assert step.actions == (StopRun("a", JOB, 1, 2.0, "cancelled"),)
 
 
 def test_cancel_waits_5_s_for_a_node_that_is_out_of_reach() -> None:
-    def after(stopping_s: float) -> Phase:
+    def after(stopping_s: float) -> JobPhase:
         record = run("a", fenced=True, cause=Cause.CANCEL, grace_s=2.0, why="cancelled")
         gone = node("a", connected=False, heard_s=NOW_S - 1)
-        view = seen(job(Phase.STOPPING, cancel=True), record, gone, since_s=NOW_S - stopping_s)
+        view = observed(job(JobPhase.STOPPING, cancel=True), record, gone, since_s=NOW_S - stopping_s)
         return next_step(view, clock()).job.phase
 
-    assert (after(4.9), after(5.0)) == (Phase.STOPPING, Phase.CANCELLED)
+    assert (after(4.9), after(5.0)) == (JobPhase.STOPPING, JobPhase.CANCELLED)
 
 
 def test_a_stop_that_came_too_late_is_done() -> None:
     record = ended(run("a", fenced=True, cause=Cause.GROW, why="growing"), None)
-    step = next_step(seen(job(Phase.STOPPING), record, node("a", {0: worker(exit=FINISHED)})), clock())
-    assert step.job.phase is Phase.DONE
+    step = next_step(observed(job(JobPhase.STOPPING), record, node("a", {0: worker(exit=FINISHED)})), clock())
+    assert step.job.phase is JobPhase.DONE
 
 
-@pytest.mark.parametrize("phase", [Phase.DONE, Phase.FAILED, Phase.CANCELLED])
-def test_an_ended_job_needs_nothing(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [JobPhase.DONE, JobPhase.FAILED, JobPhase.CANCELLED])
+def test_an_ended_job_needs_nothing(phase: JobPhase) -> None:
     record = job(phase)
-    step = next_step(seen(record, run("a"), node("a", {0: worker()})), clock())
+    step = next_step(observed(record, run("a"), node("a", {0: worker()})), clock())
     assert (step.job, step.actions, step.events) == (record, (), ())
 
 
@@ -377,15 +387,15 @@ async def test_a_run_of_hundreds_may_end_at_one_moment(store: EtcdStore) -> None
     """1. A run of 300 workers fails everywhere at once. 2. That must fit the one transaction that etcd takes, also
     where each event replaces an older one. 3. The first bad ends are told one by one, the rest is counted."""
     names = [f"n{i}" for i in range(300)]
-    failed = exited(ExitKind.FAILED, 1, "x" * 500)
+    failed = exited(WorkerExitKind.FAILED, 1, "x" * 500)
     nodes = [node(name, {i: worker(exit=failed if i >= 100 else FINISHED)}) for i, name in enumerate(names)]
-    step = next_step(seen(job(Phase.RUNNING, events=5000), run(*names), *nodes), clock())
-    assert step.job.phase is Phase.STOPPING
+    step = next_step(observed(job(JobPhase.RUNNING, events=5000), run(*names), *nodes), clock())
+    assert step.job.phase is JobPhase.STOPPING
     assert [e.kind for e in step.events] == ["worker"] * 33 + ["phase"]
     assert step.events[0].text.startswith("run 1: rank 100 on n100 failed with exit code 1")
     assert step.events[32].text == "run 1: 268 more workers ended: 168 failed, 100 finished"
     ledger = Ledger(store, Fence("/atoll/leader", await store.commit([Put("/atoll/leader", b"")])), lambda: None)
-    state = await ledger.add(job(Phase.RUNNING), NewEvent(Level.INFO, "phase", "added"))
+    state = await ledger.add(job(JobPhase.RUNNING), NewEvent(Level.INFO, "phase", "added"))
     state.job = replace(state.job, events=5000)
     await ledger.write(state, step.job, step.run, None, step.events)
     assert len(await ledger.events(JOB, after=5000)) == 34

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from lives import TICK_S, Agent, Cluster
 
 from atoll.controller.jobs.records.ledger import JobState
-from atoll.controller.state.records import Phase
+from atoll.controller.state.records import JobPhase
 from atoll.controller.state.store import StateStore
 from atoll.v1 import agents_pb2, common_pb2
 
@@ -87,7 +87,7 @@ async def begun(store: StateStore, training_of: Callable[[Cluster], Training], *
     await cluster.elect()
     assert cluster.life is not None
     await cluster.life.submit(workers=(1, 8))
-    await training.until("run 1", lambda: training.state.job.phase is Phase.RUNNING)
+    await training.until("run 1", lambda: training.state.job.phase is JobPhase.RUNNING)
     return training
 
 
@@ -101,7 +101,7 @@ async def test_a_slow_device_waits_and_a_fast_one_joins(store: StateStore) -> No
     await training.until("the trial's end", lambda: training.state.job.growth is None)
     for _ in range(60):  # standbys are looked at again, and nothing comes of it
         await training.tick()
-    assert (training.state.job.run, training.state.job.phase) == (2, Phase.RUNNING)
+    assert (training.state.job.run, training.state.job.phase) == (2, JobPhase.RUNNING)
     assert list(training.state.job.standby) == ["slow/0"]
     told = await training.told()
     assert [text.partition(":")[0] for text in told] == [
@@ -120,7 +120,7 @@ async def test_a_device_that_was_predicted_to_help_and_does_not_is_sent_back_for
     training.join("far", 1.0)
     await training.until("run 2", lambda: training.members() == ["a", "b", "far"])
     await training.until("run 3", lambda: training.state.job.run == 3)
-    await training.until("training", lambda: training.state.job.phase is Phase.RUNNING)
+    await training.until("training", lambda: training.state.job.phase is JobPhase.RUNNING)
     assert training.members() == ["a", "b"]
     for _ in range(100):
         await training.tick()
