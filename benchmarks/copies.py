@@ -2,7 +2,7 @@
 
     sudo env PATH=$PATH python benchmarks/copies.py [--only goodput,overhead] [--short]
 
-goodput: two couriers in two network namespaces, nothing else; seconds from `send` to the last byte in the holder's
+goodput: two senders in two network namespaces, nothing else; seconds from `send` to the last byte in the holder's
 file, against the link's rate and against one TCP stream. overhead: controller, agents and two workers in two
 namespaces, whose passes wait in place of computing; blocks of steps with generations and without, in turn, in one run.
 """
@@ -41,7 +41,7 @@ STEPS_A_BLOCK = 20
 
 
 class Peer:
-    """One courier's process."""
+    """One sender's process."""
 
     def __init__(self, network: Network, asked: dict[str, Any]) -> None:
         argv = network.inside(asked["rank"], [sys.executable, str(PEER), json.dumps(asked)])
@@ -51,7 +51,7 @@ class Peer:
         pipe = self.process.stdout
         assert pipe is not None
         if not select.select([pipe], [], [], DEADLINE_S)[0] or not (line := pipe.readline()):
-            raise SystemExit("a courier's process said nothing")
+            raise SystemExit("a sender's process said nothing")
         return line.strip()
 
     def say(self, line: str) -> None:

@@ -12,9 +12,9 @@ from typing import Final
 from atoll.agent.runtime.checkpoints.disk import listing
 from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
 from atoll.agent.runtime.checkpoints.disk.store import Listing, Store, answered
-from atoll.agent.runtime.checkpoints.memory import slot
-from atoll.agent.runtime.checkpoints.memory.slot import Unsealed
-from atoll.agent.runtime.checkpoints.memory.store import paths, place_of
+from atoll.agent.runtime.checkpoints.memory.shards import shard_file
+from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Unsealed
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import paths, place_of
 from atoll.errors import CheckpointError
 from atoll.v1.agents_pb2 import HeldCheckpoint, HeldShard, Stock, TakeStock
 
@@ -67,7 +67,7 @@ def shards_in(folder: Path) -> list[HeldShard]:
         number, shards = place_of(path)
         held = HeldShard(shard=number, shards=shards)
         try:
-            tail = slot.glance(path)
+            tail = shard_file.glance(path)
             held.run, held.step = Moment(int(tail.header["run"]), int(tail.header["step"]))
             held.age_s = _age_s(path)
             held.bytes = path.stat().st_size
@@ -124,7 +124,7 @@ def checkpoints_under(url: str) -> list[HeldCheckpoint]:
             step=moment.step,
             bytes=stored.state_bytes if stored is not None else 0,
             age_s=max(0.0, time.time() - modified_unix_s) if modified_unix_s is not None else -1.0,
-            trouble=troubles.get(moment, "") if stored is not None else "being carried, or cut off",
+            trouble=troubles.get(moment, "") if stored is not None else "being uploaded, or cut off",
             path=f"{url}/{moment.name}",
         )
         found.append(held)

@@ -19,7 +19,7 @@ from torch import nn
 
 
 def size_of_entry(entry: tuple[str, str, list[int]]) -> int:
-    from atoll.agent.runtime.checkpoints.memory.live import size_of
+    from atoll.agent.runtime.checkpoints.memory.shards.live_state import size_of
 
     return size_of(entry[1], entry[2])
 
@@ -61,7 +61,7 @@ def main() -> None:
         run, optimizer, loader, loss, blocks=blocks, turn=turn, left_out=0 if disk else 1, counted=counted
     )
     if run.is_main:
-        cadence, courier = tier._cadence, tier._courier
+        cadence, sender = tier._cadence, tier._sender
         told = {
             "took": took,
             "writing": writing,
@@ -70,7 +70,7 @@ def main() -> None:
             "own_bytes": sum(map(size_of_entry, (tier._shard.own or {"tensors": []})["tensors"])),
             "every": cadence.every,
             "cost_s": cadence.cost_s,
-            "copied_bytes": courier.sent_bytes if courier is not None else 0,
+            "copied_bytes": sender.sent_bytes if sender is not None else 0,
             "steps": BLOCK * blocks,
         }
         out.write_text(json.dumps(told))

@@ -120,7 +120,7 @@ class Seen:
         self.begun_s: list[float] = []
         self.took_s: list[float] = []
         self.held_s: list[float] = []
-        remember, settle = tier.at_boundary, tier.settle
+        remember, settle = tier.at_boundary, tier.wait_for_reads
 
         def at_boundary(agreed: Any) -> Any:
             if not (self.on and atoll_way):
@@ -140,7 +140,7 @@ class Seen:
             if self.on and atoll_way:
                 self.held_s.append(time.monotonic() - now_s)
 
-        tier.at_boundary, tier.settle = at_boundary, settled
+        tier.at_boundary, tier.wait_for_reads = at_boundary, settled
 
     def at(self, way: Way, state: dict[str, Any], now_s: float) -> None:
         if way.maybe_begin(state):

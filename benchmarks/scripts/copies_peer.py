@@ -1,7 +1,7 @@
-"""One end of what benchmarks/copies.py measures first: a courier that holds copies, or that sends them.
+"""One end of what benchmarks/copies.py measures first: a sender that holds copies, or that sends them.
 
 python copies_peer.py ASKED, which is JSON: rank (0 sends, 1 holds), host, secret and public keys, bytes, copies,
-folder, parent. Prints what its courier tells; hears what both told; then the sender prints when it began each copy, the
+folder, parent. Prints what its sender tells; hears what both told; then the sender prints when it began each copy, the
 holder when each was whole, both what processor time they used.
 """
 
@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab.lifeline import end_with_parent
 
-from atoll.agent.runtime.checkpoints.memory.outgoing import Outgoing, Parcel
-from atoll.agent.runtime.checkpoints.memory.replica_sender import Courier
-from atoll.agent.runtime.checkpoints.memory.store import CopyFiles, ShardFiles
+from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import OutgoingReplica, ReplicaTransfer
+from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles
 from atoll.agent.runtime.transport.keys import Keys
 
 DEADLINE_S = 120.0
@@ -41,10 +41,10 @@ def main() -> None:
     public = {number: bytes.fromhex(key) for number, key in enumerate(asked["public"])}
     keys = Keys(secret=bytes.fromhex(asked["secret"]), public=public[rank], of=public)
     files = {0: CopyFiles(ShardFiles(folder, 0, 2, None, lambda: False))} if rank else {}
-    courier = Courier(run=1, rank=rank, keys=keys, incoming=files, limit_bytes=2 * size, tell=print)
+    sender = ReplicaSender(run=1, rank=rank, keys=keys, incoming=files, limit_bytes=2 * size, tell=print)
     try:
-        print(courier.bind(asked["host"]).hex(), flush=True)
-        courier.start([bytes.fromhex(one) for one in sys.stdin.readline().split()], () if rank else (1,))
+        print(sender.bind(asked["host"]).hex(), flush=True)
+        sender.start([bytes.fromhex(one) for one in sys.stdin.readline().split()], () if rank else (1,))
         if rank == 0:
             path = folder / "own"
             path.write_bytes(os.urandom(1 << 20) * -(-size // (1 << 20)))
@@ -53,27 +53,27 @@ def main() -> None:
                 sys.stdin.readline()  # the one before is whole
             before_s, begun_s = cpu_s(), time.monotonic()
             if rank == 0:
-                courier.send(Parcel(step, path, size))
-                outgoing = courier._outgoing[1]
+                sender.send(ReplicaTransfer(step, path, size))
+                outgoing = sender._outgoing[1]
                 wait(partial(delivered, outgoing, step))
             else:
-                wait(partial(held, courier, step))
+                wait(partial(held, sender, step))
             at_s = time.monotonic() if rank else begun_s
             print(json.dumps({"at_s": at_s, "cpu_s": cpu_s() - before_s}), flush=True)
         if rank == 0:
-            seen = courier._outgoing[1].path
+            seen = sender._outgoing[1].path
             print(json.dumps({"window": seen.window_bytes, "chunk": seen.chunk_bytes}), flush=True)
     finally:
-        courier.close()
+        sender.close()
 
 
-def delivered(outgoing: Outgoing, step: int) -> bool:
-    parcel = outgoing._parcel
-    return parcel is not None and parcel.step == step and outgoing.done
+def delivered(outgoing: OutgoingReplica, step: int) -> bool:
+    transfer = outgoing._transfer
+    return transfer is not None and transfer.step == step and outgoing.done
 
 
-def held(courier: Courier, step: int) -> bool:
-    return courier.done_step == step
+def held(sender: ReplicaSender, step: int) -> bool:
+    return sender.done_step == step
 
 
 def wait(what: Callable[[], bool]) -> None:

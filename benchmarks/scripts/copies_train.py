@@ -52,7 +52,7 @@ def main() -> None:
     # In a block's first two steps a generation of the one before may still be on its way.
     took = train_in_blocks(run, optimizer, loader, loss, blocks=blocks, turn=turn, left_out=2)
     if run.is_main:
-        path = next((one.path for one in tier._courier._outgoing.values()), None)
+        path = next((one.path for one in tier._sender._outgoing.values()), None)
         told = {
             "took": took[WARM_BLOCKS:],
             "written": written[WARM_BLOCKS:],
@@ -60,8 +60,8 @@ def main() -> None:
             "state_bytes": tier._shard.layout.total,
             "every": tier._cadence.every,
             "cost_s": tier._cadence.cost_s,
-            "copied_bytes": tier._courier.sent_bytes,
-            "spans_s": tier._courier._spans.profile(),
+            "copied_bytes": tier._sender.sent_bytes,
+            "spans_s": tier._sender._spans.profile(),
             "bandwidth": path.bandwidth if path is not None else None,
         }
         out.write_text(json.dumps(told))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from atoll.agent.runtime.checkpoints.memory.path import Path
-from atoll.agent.runtime.checkpoints.memory.spans import IdleSpans
+from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import IdleSpans
+from atoll.agent.runtime.checkpoints.memory.replication.path_model import PathModel
 
 
 class Link:
@@ -15,7 +15,7 @@ class Link:
         self.bandwidth, self.rtt_s = bandwidth, rtt_s
         self.now_s = 0.0
 
-    def copy(self, path: Path, total: int) -> float:
+    def copy(self, path: PathModel, total: int) -> float:
         """Seconds that a file of so many bytes takes, sent as the path says."""
         begun_s, free_s, sent, reached = self.now_s, self.now_s, 0, 0
         answers: deque[tuple[float, int]] = deque()

@@ -323,7 +323,7 @@ class Run:
             self._link.close()
         if self._probe is not None:
             self._probe.close()
-        if self._group is not None and not stuck and self._leaving_with is None:
+        if self._group is not None and not stuck and self._shutdown_code is None:
             self._group.close()
             self._group = None
         if _current is self:
@@ -380,11 +380,11 @@ class Run:
         return self._training
 
     @property
-    def _leaving_with(self) -> int | None:
+    def _shutdown_code(self) -> int | None:
         """The exit code, where this worker leaves because it was asked to or a peer was lost."""
         if self._peer_lost:
             return exits.PEER_LOST
-        return self._training.leaving.code if self._training is not None else None
+        return self._training.shutdown.code if self._training is not None else None
 
     def _leave_without_peer(self, error: PeerLost) -> NoReturn:
         """Before training began there is nothing to save."""
@@ -395,7 +395,7 @@ class Run:
     def _overdue(self, stop: Stop) -> None:
         """By the link thread: half of the stop's grace has gone by and the training thread has not obeyed."""
         if self._training is not None:
-            self._training.leaving.overdue(stop.grace_s / 4)
+            self._training.shutdown.overdue(stop.grace_s / 4)
         exits.say(
             f"rank {self.rank} was asked to stop before training began ({stop.reason}); exit code {exits.PEER_LOST}"
         )
@@ -411,7 +411,7 @@ class Run:
         if os.getpid() != self._pid:
             return  # a child that the script forked: threads, peers and loader's workers are its parent's
         stuck = self._training is not None and self._training.stuck
-        code = self._leaving_with
+        code = self._shutdown_code
         if self._left_early and code is None and not hasattr(sys, "last_value"):  # an exception says more than this
             self._tell_what_is_missing()
         self.close()

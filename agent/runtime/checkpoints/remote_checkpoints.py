@@ -19,7 +19,7 @@ START_RUN: Final = 0
 """What a job starts from counts as of the run before its first, whatever run of whichever job wrote it."""
 
 
-class Elsewhere:
+class RemoteCheckpoints:
     """What rank 0 sees of the store, and each rank of the directory that the job starts from."""
 
     def __init__(self, session: Session, directory: Path) -> None:

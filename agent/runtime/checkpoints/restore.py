@@ -12,7 +12,7 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints import resume
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.header import fingerprint
-from atoll.agent.runtime.checkpoints.memory.store import Generation
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
@@ -21,7 +21,7 @@ from atoll.v1.common_pb2 import LEVEL_WARNING
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class Restored:
     """step: the first to train. resumed: None where nothing was trained yet. generation: of memory, where it came from
     there."""
 
@@ -30,21 +30,21 @@ class Beginning:
     generation: Generation | None = None
 
 
-def begin(
+def restore(
     session: Session, saver: Saver, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Loader[object]
-) -> Beginning:
+) -> Restored:
     """Collective. Nothing where the session keeps no checkpoints. Raises CheckpointError for a checkpoint of another
     model, PeerLost."""
     directory = session.checkpoint.directory
     if directory is None:
-        return Beginning()
+        return Restored()
     found = resume.find(session, directory, fingerprint(model.state_dict()))
     shared = resume.shares_directory_of_main(session.group, directory, session.run)
     writes = session.place.is_main or (session.place.local_rank == 0 and not shared)
     if found is None:
         saver.begin(writes=writes, step=0, on_disk=None)
         _tell(session, "start", 0)
-        return Beginning()
+        return Restored()
     header, from_memory = found.checkpoint.header, found.generation is not None
     saver.begin(writes=writes, step=header.step, on_disk=None if from_memory else Moment(header.run, header.step))
     if not from_memory:
@@ -55,7 +55,7 @@ def begin(
     exits.say(f"rank {session.place.rank} goes on from step {header.step}{', from memory' if from_memory else ''}")
     _compare_seed(session, header.seed, loader)
     _tell(session, "memory" if from_memory else "disk", header.step)
-    return Beginning(header.step, resumed, found.generation)
+    return Restored(header.step, resumed, found.generation)
 
 
 def prepared(model: nn.Module, loader: Loader[object], settings: LoaderSettings, fingerprint: str) -> Prepared:

@@ -18,9 +18,9 @@ from atoll.agent.runtime.checkpoints.disk.files import Checkpoint
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
-from atoll.agent.runtime.checkpoints.memory.recovery import Remembered
-from atoll.agent.runtime.checkpoints.memory.store import Generation
-from atoll.agent.runtime.checkpoints.remote_checkpoints import Elsewhere
+from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
+from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
 from atoll.agent.runtime.checkpoints.snapshot import EXTRA, Tracked
 from atoll.agent.runtime.data.loader import Position
 from atoll.agent.runtime.step.synchronisation import Origin, OwnState
@@ -90,26 +90,26 @@ def find(session: Session, directory: Path, model: Fingerprint) -> Found | None:
     PeerLost."""
     directory.mkdir(parents=True, exist_ok=True)
     fence.take(directory, session.run)
-    elsewhere = Elsewhere(session, directory)
-    remembered = Remembered(session, session.memory.folder, model) if session.memory is not None else None
+    remote = RemoteCheckpoints(session, directory)
+    remembered = HeldGenerations(session, session.memory.folder, model) if session.memory is not None else None
     if remembered is not None:
-        newest = _newest_on_disk(session, directory, elsewhere)
+        newest = _newest_on_disk(session, directory, remote)
         if (found := remembered.newest(newest)) is not None:
             return Found(found.checkpoint, found.generation, found.own)
-    elsewhere.bring(lambda: _newest_on_disk(session, directory))
+    remote.bring(lambda: _newest_on_disk(session, directory))
     on_disk = _find_on_disk(session, directory)
     if remembered is not None:  # disks may have said that they had more than is sound
         newer_than = _NOTHING if on_disk is None else (on_disk.header.run, on_disk.header.step)
         if (found := remembered.newest(newer_than)) is not None:
             return Found(found.checkpoint, found.generation, found.own)
-    on_disk = on_disk or agreed(session, elsewhere.start())
+    on_disk = on_disk or agreed(session, remote.start())
     return Found(on_disk) if on_disk is not None else None
 
 
-def _newest_on_disk(session: Session, directory: Path, elsewhere: Elsewhere | None = None) -> tuple[int, int]:
-    """(run, step) of the newest checkpoint whose manifest is sound, on any rank's disk, or `elsewhere`."""
+def _newest_on_disk(session: Session, directory: Path, remote: RemoteCheckpoints | None = None) -> tuple[int, int]:
+    """(run, step) of the newest checkpoint whose manifest is sound, on any rank's disk, or `remote`."""
     own = next(((one.run, one.step) for one in files.newest(directory, lambda why: None)), _NOTHING)
-    own = max(own, elsewhere.newest_in_store or _NOTHING) if elsewhere is not None else own
+    own = max(own, remote.newest_in_store or _NOTHING) if remote is not None else own
     if session.group is None:
         return own
     return max((run, step) for run, step in session.group.gather_rows(own))

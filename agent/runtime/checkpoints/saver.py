@@ -16,15 +16,15 @@ from atoll.agent.runtime.checkpoints.disk.files import Checkpoint, Header, finge
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
-from atoll.agent.runtime.checkpoints.upload import Carrier
+from atoll.agent.runtime.checkpoints.upload import Uploader
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_WARNING
 
 LONGEST_WAIT_S: Final = 20.0
 LAST_WAIT_S: Final = 600.0
-CARRY_DEADLINE_S: Final = 600.0
-CARRY_WORD_S: Final = 2.0
-_CARRIED: Final = 1
+UPLOAD_DEADLINE_S: Final = 600.0
+UPLOAD_WORD_S: Final = 2.0
+_UPLOADED: Final = 1
 _LATE: Final = 2
 Packed = tuple[Header, Mapping[str, torch.Tensor], Any]  # what files.write takes
 
@@ -40,7 +40,7 @@ class Saver:
         self._directory = session.checkpoint.directory
         self._writes = False
         self._began_with: frozenset[Moment] = frozenset()
-        self._carrier: Carrier | None = None
+        self._uploader: Uploader | None = None
         self._seen_step = self._done_step = 0
         self._under_way: threading.Thread | None = None
 
@@ -57,7 +57,7 @@ class Saver:
         self._began_with = frozenset() if on_disk is None else frozenset([on_disk])
         settings = self._session.checkpoint
         if settings.store and settings.directory is not None and self._session.place.is_main:
-            self._carrier = Carrier(
+            self._uploader = Uploader(
                 settings.store,
                 settings.directory,
                 keep=settings.keep,
@@ -65,7 +65,7 @@ class Saver:
                 tell=self._session.notice,
             )
             if on_disk is not None:
-                self._carrier.wake()  # an emergency's may not have been carried
+                self._uploader.wake()  # an emergency's may not have been uploaded
 
     def due(self, step: int) -> bool:
         """Whether an ordinary checkpoint belongs to this boundary, on every rank alike."""
@@ -112,18 +112,18 @@ class Saver:
             except CheckpointError as error:
                 self._tell(checkpoint.header.step, error)
             else:
-                if self._carrier is not None:
-                    self._carrier.wake()
+                if self._uploader is not None:
+                    self._uploader.wake()
 
-    def carried_within(self, deadline_s: float) -> bool:
+    def uploaded_within(self, deadline_s: float) -> bool:
         """Whether all that was written is in the object store, or was tried; waits for it."""
-        return self._carrier is None or self._carrier.idle_within(deadline_s)
+        return self._uploader is None or self._uploader.idle_within(deadline_s)
 
     def close(self) -> None:
-        """Wait for the checkpoint under way; break off what is being carried."""
+        """Wait for the checkpoint under way; break off what is being uploaded."""
         self._wait_for_write()
-        if self._carrier is not None:
-            self._carrier.close()
+        if self._uploader is not None:
+            self._uploader.close()
 
     def _wait_for_write(self) -> None:
         if self._under_way is not None:
@@ -164,7 +164,7 @@ class Saver:
             return None
         self._wait_for_write()
         try:
-            with fence.locked(self._directory / ".leaving"):  # so that a node's ranks do not all write the same bytes
+            with fence.locked(self._directory / ".shutdown"):  # so that a node's ranks do not all write the same bytes
                 for found in files.newest(self._directory):
                     # One of this step by an older run counts only where this run began with it.
                     if found.step == position.step and (
@@ -212,8 +212,8 @@ class Saver:
         self._began_with = frozenset()
         if self._session.link is not None:
             self._session.link.outbox.checkpoint(header.step)
-        if self._carrier is not None:
-            self._carrier.wake()
+        if self._uploader is not None:
+            self._uploader.wake()
         return path
 
     def _tidy(self, directory: Path) -> None:
@@ -228,16 +228,16 @@ class Saver:
         self._session.notice(LEVEL_ERROR, text)
 
 
-def await_carried(session: Session, saver: Saver) -> None:
-    """All ranks stay until rank 0 has carried the last checkpoint to the object store: a run whose ranks end apart is
+def await_upload(session: Session, saver: Saver) -> None:
+    """All ranks stay until rank 0 has uploaded the last checkpoint to the object store: a run whose ranks end apart is
     stopped. Raises PeerLost."""
     if not session.checkpoint.store:
         return
-    ends_s, word = time.monotonic() + CARRY_DEADLINE_S, 0
+    ends_s, word = time.monotonic() + UPLOAD_DEADLINE_S, 0
     while not word:
         late = time.monotonic() > ends_s
-        own = _CARRIED if saver.carried_within(CARRY_WORD_S) else _LATE if late else 0
+        own = _UPLOADED if saver.uploaded_within(UPLOAD_WORD_S) else _LATE if late else 0
         word = session.group.gather_rows([own])[0][0] if session.group is not None else own
     if word == _LATE and session.place.is_main:
-        text = f"the last checkpoint was not carried within {CARRY_DEADLINE_S:.0f} s; it is on disk"
+        text = f"the last checkpoint was not uploaded within {UPLOAD_DEADLINE_S:.0f} s; it is on disk"
         session.notice(LEVEL_WARNING, text)

@@ -20,7 +20,7 @@ from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_INFO, Level
 STOP_S: Final = 5.0
 
 
-class Carrier:
+class Uploader:
     """One per job, on rank 0. What the store lacks is found out anew each time, so a failure needs no bookkeeping: the
     next checkpoint, or the next run, makes up for it."""
 
@@ -33,7 +33,7 @@ class Carrier:
         keep_every_steps: int,
         tell: Callable[[Level.ValueType, str], None],
     ) -> None:
-        """tell: called on the carrier's thread when carrying begins to fail, and when it works again."""
+        """tell: called on the uploader's thread when uploading begins to fail, and when it works again."""
         self._url, self._directory = url, directory
         self._keep, self._keep_every_steps = keep, keep_every_steps
         self._tell = tell
@@ -44,16 +44,16 @@ class Carrier:
         self._sound: set[Moment] = set()  # there, their manifests read
 
     def wake(self) -> None:
-        """There may be something to carry."""
+        """There may be something to upload."""
         with self._lock:
             self._again = True
             if not self._running and not self._stop.is_set():
                 self._running = True
-                self._thread = threading.Thread(target=self._run, name="atoll-carrier", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="atoll-upload", daemon=True)
                 self._thread.start()
 
     def idle_within(self, deadline_s: float) -> bool:
-        """Wait until all is carried, or tried. Returns whether it is."""
+        """Wait until all is uploaded, or tried. Returns whether it is."""
         ends_s = time.monotonic() + deadline_s
         while (thread := self._thread) is not None and thread.is_alive():
             left_s = ends_s - time.monotonic()
@@ -79,12 +79,12 @@ class Carrier:
                 self._level()
             except CheckpointError as error:
                 if not self._failing:
-                    text = f"checkpoints are not carried: {error}. Training goes on, the next one is tried again"
+                    text = f"checkpoints are not uploaded: {error}. Training goes on, the next one is tried again"
                     self._tell(LEVEL_ERROR, text)
                 self._failing = True
 
     def _level(self) -> None:
-        """Carry what shall be there and is not, the newest first; then remove what shall not be there any more."""
+        """Upload what shall be there and is not, the newest first; then remove what shall not be there any more."""
         store = Store(self._url)
         there = self._whole_there(store)
         here = {moment: path for path in by_age(self._directory) if (moment := Moment.of(path.name))}
@@ -92,7 +92,7 @@ class Carrier:
         failed: CheckpointError | None = None
         for moment in sorted(stay & here.keys() - there, reverse=True):
             try:
-                if self._carry(store, here[moment]):
+                if self._upload(store, here[moment]):
                     there.add(moment)
             except CheckpointError as error:  # one that is damaged here must not keep back the others
                 failed = failed or error
@@ -103,7 +103,7 @@ class Carrier:
             raise failed
         if self._failing:
             self._failing = False
-            self._tell(LEVEL_INFO, f"checkpoints are carried to {self._url} again")
+            self._tell(LEVEL_INFO, f"checkpoints are uploaded to {self._url} again")
 
     def _whole_there(self, store: Store) -> set[Moment]:
         whole = store.list().whole
@@ -117,7 +117,7 @@ class Carrier:
                 self._sound.add(moment)
         return set(self._sound)
 
-    def _carry(self, store: Store, path: Path) -> bool:
+    def _upload(self, store: Store, path: Path) -> bool:
         try:
             with disk_errors(f"reading {path}"):
                 sealed = (path / MANIFEST_FILE).read_bytes()
@@ -128,10 +128,10 @@ class Carrier:
             if isinstance(error.__cause__, FileNotFoundError):
                 return False  # retention was faster
             raise
-        carried = store.put(sealed, _chained(first, parts), self._stop.is_set)
-        if carried and (moment := Moment.of(path.name)):
+        uploaded = store.put(sealed, _chained(first, parts), self._stop.is_set)
+        if uploaded and (moment := Moment.of(path.name)):
             self._sound.add(moment)
-        return carried
+        return uploaded
 
     def _tidy(self, store: Store, there: set[Moment]) -> None:
         """`there` are sound, so the newest sound one stays. Older ones that lack a file are of dead writers. Those

@@ -18,7 +18,7 @@ MAX_SAMPLES: Final = 2**40  # of an epoch, so that its number and a place in it 
 
 
 @dataclass(frozen=True, slots=True)
-class MemorySaid:
+class MemoryProgress:
     """Of checkpoints in memory. One rank's word, or what holds for all."""
 
     step: int = 0  # newest that is written; of all ranks the least
@@ -31,7 +31,7 @@ class Agreed:
 
     plan_id: int  # every rank has the plans 1..plan_id
     stop: bool  # at least one rank was asked to stop
-    memory: MemorySaid = field(default_factory=MemorySaid)
+    memory: MemoryProgress = field(default_factory=MemoryProgress)
 
 
 class Control:
@@ -72,4 +72,4 @@ class Control:
                 f"another at {other_start} of {other_epoch}. Every rank must leave the loop over the loader at the "
                 "same batch: decide a break on what all ranks know alike, not on a local loss"
             )
-        return Agreed(plan_id, stop != 0, MemorySaid(memory_step, -every))
+        return Agreed(plan_id, stop != 0, MemoryProgress(memory_step, -every))

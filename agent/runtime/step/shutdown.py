@@ -19,7 +19,7 @@ from atoll.agent.runtime.step.step_reporter import Silent, Teller
 from atoll.agent.runtime.step.synchronisation import Synchronisation
 
 
-class Leaving:
+class Shutdown:
     """All methods run on the training thread, but for `overdue`."""
 
     def __init__(

@@ -12,11 +12,11 @@ from torch.autograd import Variable
 
 from atoll.agent.runtime.api.inputs import check_alike, check_loss
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.checkpoints.memory.budget import size_of_state
-from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import MemoryTier
-from atoll.agent.runtime.checkpoints.restore import begin, prepared
+from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
+from atoll.agent.runtime.checkpoints.memory.cost.budget import size_of_state
+from atoll.agent.runtime.checkpoints.restore import prepared, restore
 from atoll.agent.runtime.checkpoints.resume import Resumed
-from atoll.agent.runtime.checkpoints.saver import Saver, await_carried
+from atoll.agent.runtime.checkpoints.saver import Saver, await_upload
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.data.loader import Cut, Loader, LoaderSettings, sample_count
 from atoll.agent.runtime.data.sampler import after
@@ -30,7 +30,7 @@ from atoll.agent.runtime.step.probe import Probe, description
 from atoll.agent.runtime.step.randomness import seed_step
 from atoll.agent.runtime.step.rehearsal import Rehearsal
 from atoll.agent.runtime.step.schedule import PlanSchedule
-from atoll.agent.runtime.step.shutdown import Leaving
+from atoll.agent.runtime.step.shutdown import Shutdown
 from atoll.agent.runtime.step.step_reporter import Silent, Teller
 from atoll.agent.runtime.step.synchronisation import Callbacks, Norms, Pass
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
@@ -76,8 +76,8 @@ class Training:
         self._sync = build(session, model, optimizer, callbacks, self._agreed)
         self._snapshot = Snapshot(model, optimizer, tracked, self._sync)
         self.saver = Saver(session, self._snapshot)
-        self.leaving = Leaving(session, self._snapshot, self.saver, self._sync, self._consistency)
-        self._memory = MemoryTier(session, self._snapshot)
+        self.shutdown = Shutdown(session, self._snapshot, self.saver, self._sync, self._consistency)
+        self._memory = CheckpointTier(session, self._snapshot)
         self._norms = Norms()
         self._pass_open = False
         self._gradients_pending = False  # a backward pass since the last optimizer.step()
@@ -99,13 +99,13 @@ class Training:
         if session.group is not None:
             check_alike(session, self._model, self._settings)
             self._plans.start()
-        begun = begin(session, self.saver, self._model, self._optimizer, self.loader)
-        self._resumed = begun.resumed
+        restored = restore(session, self.saver, self._model, self._optimizer, self.loader)
+        self._resumed = restored.resumed
         for name in self._tracked:
             self.restore_tracked(name)
         if directory is not None:
             size = size_of_state(self._model, self._optimizer, self._snapshot)
-            self._memory.begin(begun.step, begun.generation, size)
+            self._memory.begin(restored.step, restored.generation, size)
         if session.group is not None:
             session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
             session.group.expect_answers_within(session.collective_timeout_s)
@@ -166,15 +166,15 @@ class Training:
                 "run.synchronize between run.backward and optimizer.step(); call it after the step. A script that "
                 "accumulates gradients has to step at its epoch's last batch too: `if ... or run.last_batch:`"
             )
-        self._memory.settle()  # weights change that a checkpoint may still be read from
-        with self._leaving_if_lost():
+        self._memory.wait_for_reads()  # weights change that a checkpoint may still be read from
+        with self._shut_down_if_lost():
             self._sync.boundary(settle=True)
             self._sync.finish()
 
     def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
         """All ranks together: each of these numbers added up over them."""
         if self._session.group is not None:
-            with self._leaving_if_lost():
+            with self._shut_down_if_lost():
                 numbers = self._session.group.sum_numbers(numbers)
         return tuple(numbers)
 
@@ -191,18 +191,18 @@ class Training:
     def finish(self) -> None:
         """All epochs are done: wait until every rank has come here, then a last checkpoint."""
         self._boundary(last=True)
-        self._memory.settle()
-        with self._leaving_if_lost():
+        self._memory.wait_for_reads()
+        with self._shut_down_if_lost():
             self._sync.boundary(settle=True)
             self._sync.finish()
             if self._session.group is not None:
                 self._session.group.barrier()
         self._sync.leave()
         self._teller.finish()
-        if not self.leaving.updated:  # else gradients wait for an update that never comes; the last checkpoint stays
+        if not self.shutdown.updated:  # else gradients wait for an update that never comes; the last checkpoint stays
             self.saver.save()
-            with self._leaving_if_lost():
-                await_carried(self._session, self.saver)
+            with self._shut_down_if_lost():
+                await_upload(self._session, self.saver)
 
     def close(self) -> None:
         self.saver.close()
@@ -232,7 +232,7 @@ class Training:
         step = self.loader.position.step
         if self._session.probe is not None:
             self._advance_probe(self._session.probe, step)
-        with self._leaving_if_lost():
+        with self._shut_down_if_lost():
             self._agreed = self._sync.agreed(self._own_word())
             # Now: how large the next batch is decides whether this is an epoch's end.
             self._plans.agree(max(step - 1, 0), self._agreed.plan_id)
@@ -244,15 +244,15 @@ class Training:
             self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
         if not self._gradients_pending:  # in the middle of an accumulation, the last whole update is what counts
             self._consistency.begin_update()
-            self.leaving.updated = False
+            self.shutdown.updated = False
             if self.saver.enabled and self._rehearsal is None:  # what was resumed from is on disk already
-                self._memory.settle()
+                self._memory.wait_for_reads()
                 self._snapshot.take(self.loader.position)
                 if not self._sync.finish_changes or (self.loader.batches_left and not last):
                     self.saver.at_boundary(step)  # else it may be the end of training, with another model
                 self._remember()
             if self._agreed.stop:
-                self.leaving.drained(step, self._teller)
+                self.shutdown.drained(step, self._teller)
             self._consistency.end_update()
         seed_step(self._session.seed, self._session.place.rank, step)
         self._clock.boundary_ends()
@@ -260,7 +260,7 @@ class Training:
 
     def _own_word(self) -> Agreed:
         stop = (link := self._session.link) is not None and link.stop is not None
-        return Agreed(self._schedule.newest_contiguous(), stop, self._memory.said())
+        return Agreed(self._schedule.newest_contiguous(), stop, self._memory.progress())
 
     def _remember(self) -> None:
         complete = self._memory.at_boundary(self._agreed.memory)
@@ -289,7 +289,7 @@ class Training:
             self.synchronize()
             probe.judge(step, self._model, statistics)
         if probe.over(step):
-            self.leaving.tried(probe)
+            self.shutdown.tried(probe)
 
     @property
     def _muted(self) -> bool:
@@ -322,7 +322,7 @@ class Training:
             sampled=not self._gradients_pending and cut.step % NORMS_EVERY_STEPS == 0,
             muted=self._muted,
         )
-        with self._leaving_if_lost():
+        with self._shut_down_if_lost():
             self._sync.begin(opened)
         self._norms = Norms()
         self._gradients_pending = self._pass_open = True
@@ -337,10 +337,10 @@ class Training:
         self._clock.bucket_ready()
 
     def _links_busy(self) -> None:
-        self._memory.hold()
+        self._memory.pause()
 
     def _links_idle(self) -> None:
-        self._memory.release()
+        self._memory.resume()
 
     def _waited(self) -> None:
         """Take down what the training thread waited for others since it was last asked."""
@@ -351,7 +351,7 @@ class Training:
     def _end_pass(self) -> None:
         throttle = self._session.throttle
         throttle.pay()
-        with self._leaving_if_lost():
+        with self._shut_down_if_lost():
             self._norms = self._sync.end()
         self._waited()
         self._clock.backward_ends()
@@ -362,7 +362,7 @@ class Training:
 
     def _before_update(self, *_: object) -> None:
         self._consistency.begin_update()
-        self._memory.settle()
+        self._memory.wait_for_reads()
         self._learning_rate.multiply(self.learning_rate_factor)
         if not self._muted:
             try:
@@ -375,7 +375,7 @@ class Training:
 
     def _after_update(self, *_: object) -> None:
         self._gradients_pending = False
-        self.leaving.updated = True
+        self.shutdown.updated = True
         self._session.throttle.pay()
         if not self._muted:
             self._sync.after_update()
@@ -386,7 +386,7 @@ class Training:
     # --- when others fail
 
     @contextmanager
-    def _leaving_if_lost(self) -> Iterator[None]:
+    def _shut_down_if_lost(self) -> Iterator[None]:
         try:
             yield
         except PeerLost as error:
@@ -395,4 +395,4 @@ class Training:
     def lost(self, error: AtollError) -> NoReturn:
         """A peer is gone. Save what is whole, and leave."""
         cut = self.loader.current
-        self.leaving.lost(error, self.loader.position.step, after(cut) if cut is not None else None)
+        self.shutdown.lost(error, self.loader.position.step, after(cut) if cut is not None else None)

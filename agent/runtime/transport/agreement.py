@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from atoll.agent.runtime.data.sampler import Cut
-from atoll.agent.runtime.step.agreement import Agreed, MemorySaid
+from atoll.agent.runtime.step.agreement import Agreed, MemoryProgress
 from atoll.errors import BadInput, PeerLost
 
 _SAID: Final = struct.Struct("<QQQQQBQQ")  # plan, step, epoch, start, total, stop; of memory: step and period
@@ -86,7 +86,7 @@ class Agreement:
                     f"{first_start} of epoch {first_epoch}, rank {rank} step {step} at {start} of {epoch}. Every rank "
                     "must call run.backward equally often for each batch and leave the loop over the loader at the same"
                 )
-        memory = MemorySaid(min(one[6] for one in said), max(one[7] for one in said))
+        memory = MemoryProgress(min(one[6] for one in said), max(one[7] for one in said))
         return Agreed(min(one[0] for one in said), any(one[5] for one in said), memory), waited_s
 
     def _complete(self, number: int) -> bool:

@@ -12,7 +12,7 @@ import xxhash
 
 from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
-from atoll.agent.runtime.checkpoints.memory.slot import SlotFile, Tail, bounds
+from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile, Tail, bounds
 from atoll.agent.supervisor.inventory import StockTaker, checkpoints_in, checkpoints_under, shards_in
 from atoll.v1.agents_pb2 import Stock, TakeStock
 

@@ -1,4 +1,4 @@
-"""From which checkpoint of elsewhere a run goes on: its store's, or that of the job it was told to start from."""
+"""From which checkpoint of remote a run goes on: its store's, or that of the job it was told to start from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.agent.runtime.api.session import CheckpointSettings, StartFrom
 from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
-from atoll.agent.runtime.checkpoints.remote_checkpoints import Elsewhere
+from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
 from atoll.errors import CheckpointError
 
 NOTHING = (-1, -1)
@@ -46,41 +46,41 @@ def steps(directory: Path) -> list[int]:
 def test_the_stores_newest_is_fetched_only_where_no_machine_has_one_as_new(tmp_path: Path) -> None:
     write(tmp_path / "store", 10)
     session, told = session_of(store=f"file://{tmp_path}/store")
-    elsewhere = Elsewhere(session, tmp_path / "own")
-    assert elsewhere.newest_in_store == Moment(2, 10)
-    elsewhere.bring(lambda: (2, 10))
+    remote = RemoteCheckpoints(session, tmp_path / "own")
+    assert remote.newest_in_store == Moment(2, 10)
+    remote.bring(lambda: (2, 10))
     assert not (tmp_path / "own").exists()
-    elsewhere.bring(lambda: (1, 99))
+    remote.bring(lambda: (1, 99))
     assert (steps(tmp_path / "own"), told) == ([10], [])
 
 
 def test_a_first_run_asks_no_store() -> None:
     session, told = session_of(run=1, store="no-such://bucket")
-    elsewhere = Elsewhere(session, Path())
-    elsewhere.bring(lambda: NOTHING)
-    assert (elsewhere.newest_in_store, told) == (None, [])
+    remote = RemoteCheckpoints(session, Path())
+    remote.bring(lambda: NOTHING)
+    assert (remote.newest_in_store, told) == (None, [])
 
 
 def test_where_the_stores_newest_is_damaged_the_one_before_is_used(tmp_path: Path) -> None:
     write(tmp_path / "store", 10)
     os.truncate(write(tmp_path / "store", 20) / "state.safetensors", 50)
     session, told = session_of(store=f"file://{tmp_path}/store")
-    Elsewhere(session, tmp_path / "own").bring(lambda: NOTHING)
+    RemoteCheckpoints(session, tmp_path / "own").bring(lambda: NOTHING)
     assert steps(tmp_path / "own") == [10]
     assert "state.safetensors of step-000000020-run-000002 is damaged: it has 50 bytes" in told[0]
 
 
 def test_a_job_never_begins_anew_because_its_store_does_not_answer(tmp_path: Path) -> None:
     session, told = session_of(store="no-such://bucket")
-    elsewhere = Elsewhere(session, tmp_path)
-    elsewhere.bring(lambda: (1, 5))
+    remote = RemoteCheckpoints(session, tmp_path)
+    remote.bring(lambda: (1, 5))
     with pytest.raises(CheckpointError, match="no machine of this run has a checkpoint, and the object store"):
-        elsewhere.bring(lambda: NOTHING)
+        remote.bring(lambda: NOTHING)
     assert "the object store is left out: no-such://bucket" in told[0]
     os.truncate(write(tmp_path / "store", 10) / "state.safetensors", 50)
     session, _ = session_of(store=f"file://{tmp_path}/store")
     with pytest.raises(CheckpointError, match="no checkpoint that can be used is left"):
-        Elsewhere(session, tmp_path / "own").bring(lambda: NOTHING)
+        RemoteCheckpoints(session, tmp_path / "own").bring(lambda: NOTHING)
 
 
 @pytest.mark.parametrize("where", ["directory", "store"])
@@ -96,7 +96,7 @@ def test_a_job_starts_from_exactly_the_step_it_was_told_or_from_the_newest_sound
         url = f"file://{tmp_path}/old" if where == "store" else ""
         directory = tmp_path / ("old" if where == "directory" else "nowhere")
         session, told = session_of(run=1, start=StartFrom(directory=directory, store=url, step=step))
-        return Elsewhere(session, tmp_path / "own").start(), told
+        return RemoteCheckpoints(session, tmp_path / "own").start(), told
 
     found, told = start(10)
     assert (found.header.job, found.header.run, found.header.step, told) == ("new-1", 0, 10, [])

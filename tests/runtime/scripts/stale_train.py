@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import atoll
-from atoll.agent.runtime.checkpoints.memory import cadence
+from atoll.agent.runtime.checkpoints.memory.cost import cadence
 from atoll.strategies.stale_sparse.rounds import Rounds
 
 parser = argparse.ArgumentParser()

@@ -24,7 +24,7 @@ from sparse_runs import (
 from zmq_agent import FakeAgent, Start
 
 from atoll.agent.runtime.checkpoints.disk import files
-from atoll.agent.runtime.checkpoints.memory.slot import content_of, parse
+from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
 from atoll.errors import CheckpointError
 
 pytestmark = pytest.mark.timeout(120)

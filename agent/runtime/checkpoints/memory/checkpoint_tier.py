@@ -12,18 +12,18 @@ import torch
 
 from atoll.agent.runtime.api.session import MemorySettings, Session
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
-from atoll.agent.runtime.checkpoints.memory.budget import StateBytes, needed_bytes
-from atoll.agent.runtime.checkpoints.memory.cadence import OFF, Cadence, News
-from atoll.agent.runtime.checkpoints.memory.meeting import Placed, met
-from atoll.agent.runtime.checkpoints.memory.outgoing import Parcel
-from atoll.agent.runtime.checkpoints.memory.pairs import Pairs, Pauses
-from atoll.agent.runtime.checkpoints.memory.processors import Contention
-from atoll.agent.runtime.checkpoints.memory.replica_sender import Courier
-from atoll.agent.runtime.checkpoints.memory.shard import RollingShard, ShardState, StandingShard
-from atoll.agent.runtime.checkpoints.memory.slot import SlotFile, Tail, bounds
-from atoll.agent.runtime.checkpoints.memory.store import CopyFiles, Generation, ShardFiles, remove_others
+from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes, needed_bytes
+from atoll.agent.runtime.checkpoints.memory.cost.cadence import OFF, Cadence, News
+from atoll.agent.runtime.checkpoints.memory.cost.contention import Contention
+from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import Pairs, Pauses
+from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import ReplicaTransfer
+from atoll.agent.runtime.checkpoints.memory.replication.rendezvous import ReplicaPlacement, met
+from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
+from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile, Tail, bounds
+from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RollingShard, ShardState, StandingShard
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, Generation, ShardFiles, remove_others
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
-from atoll.agent.runtime.step.agreement import MemorySaid
+from atoll.agent.runtime.step.agreement import MemoryProgress
 from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 
@@ -42,7 +42,7 @@ class _Writing:
     tail: Tail
 
 
-class MemoryTier:
+class CheckpointTier:
     """Called on the training thread at its boundaries; a thread of its own copies what is large meanwhile.
 
     A generation is in progress from the boundary at which all ranks begin it until all know, from what they tell each
@@ -51,8 +51,8 @@ class MemoryTier:
     def __init__(self, session: Session, snapshot: Snapshot) -> None:
         self._session, self._snapshot = session, snapshot
         self._memory = session.memory
-        self._placed = Placed.of(session)
-        self._courier: Courier | None = None
+        self._placement = ReplicaPlacement.of(session)
+        self._sender: ReplicaSender | None = None
         place, rounds = session.place, snapshot.sync.rounds()
         self._rolls = rounds is not None  # the state goes on changing in the background
         self._shard: ShardState = (
@@ -94,44 +94,44 @@ class MemoryTier:
             folder = self._roomy(self._memory, state)
             files = {
                 shard: ShardFiles(folder, shard, place.world_size, kept, self._make_room)
-                for shard in (place.rank, *self._placed.owners)
+                for shard in (place.rank, *self._placement.owners)
             }
             self._files = files.pop(place.rank)
             incoming = {owner: CopyFiles(copies) for owner, copies in files.items()}
         except CheckpointError as error:
             self._fail(error)
-        if self._placed.any and self._session.group is not None:
+        if self._placement.any and self._session.group is not None:
             limit_bytes = 2 * (state.shared + state.own) + _SLACK_BYTES
-            self._courier, why = met(self._session, self._placed, incoming, limit_bytes=limit_bytes)
+            self._sender, why = met(self._session, self._placement, incoming, limit_bytes=limit_bytes)
             if why:
                 self._turn_off(why)
 
-    def said(self) -> MemorySaid:
+    def progress(self) -> MemoryProgress:
         """What the other ranks need to know of this one."""
         self._take_failure()
-        copied = self._courier.done_step if self._courier is not None else None
+        copied = self._sender.done_step if self._sender is not None else None
         done = self._done_step if copied is None else min(self._done_step, copied)
-        return MemorySaid(done, self._cadence.every if self.enabled else OFF)
+        return MemoryProgress(done, self._cadence.every if self.enabled else OFF)
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Training is about to send."""
-        if self._courier is not None:
-            self._courier.hold()
+        if self._sender is not None:
+            self._sender.pause()
 
-    def release(self) -> None:
+    def resume(self) -> None:
         """The links are idle again."""
-        if self._courier is not None:
-            self._courier.release()
+        if self._sender is not None:
+            self._sender.resume()
 
-    def at_boundary(self, agreed: MemorySaid) -> int | None:
+    def at_boundary(self, agreed: MemoryProgress) -> int | None:
         """The snapshot was taken. agreed: the least that any rank has written, the longest period that any wants.
         Returns the step that is newly complete on all ranks, None where there is none."""
         position = self._snapshot.position
         if not self.enabled or position is None:
             return None
         begun_s = time.monotonic()
-        if self._courier is not None:
-            self._courier.boundary()
+        if self._sender is not None:
+            self._sender.boundary()
         if agreed.every >= OFF:
             self._turn_off("another rank cannot write its part")
             return None
@@ -140,15 +140,15 @@ class MemoryTier:
         self._tell(agreed.every)
         self._boundary_s = begun_s
         # What the own shards cost is known without leaving any out.
-        paused = self._placed.any and self._pauses.at(completed=complete is not None, under_way=self._current != 0)
+        paused = self._placement.any and self._pauses.at(completed=complete is not None, under_way=self._current != 0)
         if self._current == 0 and not paused and position.step - self._begun_step >= agreed.every:
             self._held_s = 0.0
             self._begin(position.step)
             self._held_s += time.monotonic() - begun_s
         return complete
 
-    def settle(self) -> None:
-        """Before the state changes: wait until it was read. Raises nothing: who cannot write says so with `said`."""
+    def wait_for_reads(self) -> None:
+        """Before the state changes: wait until it was read. Raises nothing: `progress` tells of a failure."""
         if self._thread is None:
             return
         begun_s = time.monotonic()
@@ -167,9 +167,9 @@ class MemoryTier:
                 self._asked.notify_all()
             self._thread.join(_LONGEST_WAIT_S)
             self._thread = None
-        if self._courier is not None:
-            self._courier.close()
-            self._courier = None
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
         if self._files is not None:
             self._files.close()
             self._files = None
@@ -180,7 +180,7 @@ class MemoryTier:
             return
         took_s = now_s - self._boundary_s
         self._cadence.stepped(took_s)
-        if self._courier is not None and self._session.place.is_main:  # one clock is enough: all wait for each other
+        if self._sender is not None and self._session.place.is_main:  # one clock is enough: all wait for each other
             self._pairs.stepped(took_s, busy=self._current != 0, begun=self._begun_step == step - 1)
             self._cadence.compared(self._pairs.cost)
 
@@ -200,7 +200,7 @@ class MemoryTier:
             return 0.0
         with self._asked:
             written_s, self._written_s = self._written_s, 0.0
-        copied_s = self._courier.processor_s() if self._courier is not None else 0.0
+        copied_s = self._sender.processor_s() if self._sender is not None else 0.0
         return self._contention.share() * (written_s + copied_s)
 
     def _begin(self, step: int) -> None:
@@ -289,14 +289,14 @@ class MemoryTier:
             self._failed = CheckpointError(f"step {writing.step}: {error}")
         else:
             self._done_step = writing.step
-            if self._courier is not None and self._courier.sends:
-                self._courier.send(Parcel(writing.step, writing.file.path, writing.file.content_bytes))
+            if self._sender is not None and self._sender.sends:
+                self._sender.send(ReplicaTransfer(writing.step, writing.file.path, writing.file.content_bytes))
 
     def _roomy(self, memory: MemorySettings, state: StateBytes) -> Path:
         """The folder. Raises CheckpointError with figures where it will not fit."""
         if memory.folder is None:
             raise CheckpointError(f"the agent of rank {self._session.place.rank} could not make a folder for them")
-        held = len(self._placed.owners)
+        held = len(self._placement.owners)
         needed = needed_bytes(state, self._session.place.world_size, held)
         if needed > memory.room_bytes:
             raise CheckpointError(
@@ -314,7 +314,7 @@ class MemoryTier:
         there, self._others_there = self._others_there, False
         if there and self._memory is not None and self._memory.folder is not None:
             try:
-                remove_others(self._memory.folder, self._placed.here, self._session.place.world_size)
+                remove_others(self._memory.folder, self._placement.here, self._session.place.world_size)
             except CheckpointError as error:
                 self._session.notice(LEVEL_WARNING, str(error))
         return there
@@ -329,8 +329,8 @@ class MemoryTier:
 
     def _take_failure(self) -> None:
         failed, self._failed = self._failed, None
-        if failed is None and self._courier is not None:
-            failed, self._courier.failed = self._courier.failed, None
+        if failed is None and self._sender is not None:
+            failed, self._sender.failed = self._sender.failed, None
         if failed is not None:
             self._fail(failed)
 

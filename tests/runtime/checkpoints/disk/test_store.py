@@ -19,7 +19,7 @@ from atoll.agent.runtime.checkpoints.disk import files, listing
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE
 from atoll.agent.runtime.checkpoints.disk.store import Store, answered
-from atoll.agent.runtime.checkpoints.upload import Carrier
+from atoll.agent.runtime.checkpoints.upload import Uploader
 from atoll.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
@@ -65,23 +65,23 @@ def put(url: str, path: Path, stopped: Callable[[], bool] = lambda: False) -> bo
 
 
 @pytest.fixture
-def carried(tmp_path: Path, url: str) -> Iterator[tuple[Carrier, list[str]]]:
-    """A carrier of tmp_path/jobs that keeps 2, and 1 of each 100 steps; and what it told."""
+def uploaded(tmp_path: Path, url: str) -> Iterator[tuple[Uploader, list[str]]]:
+    """A uploader of tmp_path/jobs that keeps 2, and 1 of each 100 steps; and what it told."""
     told: list[str] = []
-    carrier = Carrier(
+    uploader = Uploader(
         url, tmp_path / "jobs", keep=2, keep_every_steps=100, tell=lambda _, text: told.append(text.replace(url, "URL"))
     )
-    yield carrier, told
-    carrier.close()
+    yield uploader, told
+    uploader.close()
 
 
 def steps(url: str) -> list[int]:
     return sorted(moment.step for moment in Store(url).list().whole)
 
 
-def level(carrier: Carrier) -> None:
-    carrier.wake()
-    assert carrier.idle_within(20)
+def level(uploader: Uploader) -> None:
+    uploader.wake()
+    assert uploader.idle_within(20)
 
 
 def test_what_was_carried_comes_back_byte_for_byte(tmp_path: Path, url: str, header: Any, tensors: Tensors) -> None:
@@ -106,7 +106,7 @@ def test_what_was_carried_comes_back_byte_for_byte(tmp_path: Path, url: str, hea
 
 
 def test_what_is_cut_off_or_damaged_does_not_count(tmp_path: Path, url: str, header: Any, tensors: Tensors) -> None:
-    """1. Carrying is stopped between two parts. 2. A file is damaged before it is carried. 3. One is damaged there."""
+    """1. An upload is stopped between two parts. 2. A file is damaged before its upload. 3. One is damaged there."""
     path, moment = files.write(tmp_path, header(), tensors, None), Moment(3, 100)
     assert not put(url, path, stopped=lambda: True)
     assert Store(url).list().torn == {moment}
@@ -146,13 +146,13 @@ def test_a_store_that_is_not_what_it_seems_says_so(tmp_path: Path, header: Any) 
 
 
 def test_the_store_keeps_the_newest_and_one_for_good(
-    tmp_path: Path, url: str, carried: tuple[Carrier, list[str]], header: Any
+    tmp_path: Path, url: str, uploaded: tuple[Uploader, list[str]], header: Any
 ) -> None:
-    carrier, told = carried
+    uploader, told = uploaded
     for step in (50, 100, 150, 200, 250):
         files.write(tmp_path / "jobs", header(step), {}, None)
         files.keep_newest(tmp_path / "jobs", 2, 100)
-        level(carrier)
+        level(uploader)
     assert steps(url) == [100, 200, 250]
     assert sorted(path.name for path in (tmp_path / "jobs").glob("step-*")) == [
         Moment(3, step).name for step in (100, 200, 250)
@@ -161,10 +161,10 @@ def test_the_store_keeps_the_newest_and_one_for_good(
 
 
 def test_a_failing_store_is_told_once_and_made_up_for(
-    tmp_path: Path, url: str, carried: tuple[Carrier, list[str]], header: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, url: str, uploaded: tuple[Uploader, list[str]], header: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. The store refuses twice: one event. 2. It works again: the newest two are there, and the event says so."""
-    carrier, told = carried
+    uploader, told = uploaded
 
     def refuse(*_: object) -> None:
         raise CheckpointError("URL: writing failed: 503 Slow Down")
@@ -173,18 +173,18 @@ def test_a_failing_store_is_told_once_and_made_up_for(
         broken.setattr(Store, "put", refuse)
         for step in (10, 20, 30):
             files.write(tmp_path / "jobs", header(step), {}, None)
-            level(carrier)
+            level(uploader)
     assert len(told) == 1
     assert "503 Slow Down. Training goes on" in told[0]
-    level(carrier)
+    level(uploader)
     assert steps(url) == [20, 30]
-    assert told[1:] == ["checkpoints are carried to URL again"]
+    assert told[1:] == ["checkpoints are uploaded to URL again"]
 
 
 def test_what_dead_writers_left_in_the_store_goes_and_a_damaged_one_here_keeps_nobody_back(
-    tmp_path: Path, url: str, carried: tuple[Carrier, list[str]], header: Any, tensors: Tensors
+    tmp_path: Path, url: str, uploaded: tuple[Uploader, list[str]], header: Any, tensors: Tensors
 ) -> None:
-    carrier, told = carried
+    uploader, told = uploaded
     old = files.write(tmp_path / "old", header(10, run=2), tensors, None)
     put(url, old, stopped=lambda: True)
     files.write(tmp_path / "jobs", header(20), tensors, None)
@@ -192,7 +192,7 @@ def test_what_dead_writers_left_in_the_store_goes_and_a_damaged_one_here_keeps_n
     with (newest / STATE_FILE).open("r+b") as file:
         file.seek(3000)
         file.write(b"damage")
-    level(carrier)
+    level(uploader)
     assert steps(url) == [20]
     assert Store(url).list().torn == {Moment(3, 30)}
     assert "is damaged and stays here" in told[0]

@@ -22,10 +22,17 @@ from mutated import mutated
 
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
-from atoll.agent.runtime.checkpoints.memory.assembling import assembled, own_state
-from atoll.agent.runtime.checkpoints.memory.live import laid_out, listed
-from atoll.agent.runtime.checkpoints.memory.recovery import decode
-from atoll.agent.runtime.checkpoints.memory.slot import _HEAD, PAGE_BYTES, hashes, own_of, parse, without_own
+from atoll.agent.runtime.checkpoints.memory.recovery.assembly import assembled, own_state
+from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import decode
+from atoll.agent.runtime.checkpoints.memory.shards.live_state import laid_out, listed
+from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
+    _HEAD,
+    PAGE_BYTES,
+    hashes,
+    own_of,
+    parse,
+    without_own,
+)
 from atoll.errors import AtollError, CheckpointError
 
 MODEL = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.0, 2.0], dtype=torch.float64)}

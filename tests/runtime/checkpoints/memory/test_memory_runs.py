@@ -15,7 +15,7 @@ import pytest
 from zmq_agent import FakeAgent, Start
 
 from atoll.agent.runtime.checkpoints.disk import files
-from atoll.agent.runtime.checkpoints.memory.slot import content_of, parse
+from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
 from atoll.errors import CheckpointError
 
 pytestmark = pytest.mark.timeout(240)

@@ -1,0 +1,61 @@
+"""How much memory the checkpoints of a job will take, before it has trained a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import SLOTS
+from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+
+LAYOUT_BYTES: Final = 1 << 20
+"""For what a file holds beside the state: names and shapes of a few thousand tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """shared: what all ranks have alike, of which each keeps a part; own: what each has for itself."""
+
+    shared: int
+    own: int
+
+    def of_shard(self, shards: int) -> int:
+        return -(-self.shared // shards) + self.own + LAYOUT_BYTES
+
+
+def size_of_state(model: nn.Module, optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> StateBytes:
+    """Of model, optimizer and what the strategy keeps beside them."""
+    rounds = snapshot.sync.rounds()
+    moments = moment_bytes(optimizer)
+    if rounds is None:
+        return StateBytes(sum(map(_bytes, (*model.parameters(), *model.buffers()))) + moments, 0)
+    shared = sum(map(_bytes, (*rounds.shared().values(), *snapshot.frozen().values())))
+    owed = torch.float32.itemsize * sum(rounds.owed().values())
+    buffers = sum(map(_bytes, model.buffers()))
+    return StateBytes(shared, owed + buffers + moments * rounds.owes_moments)
+
+
+def moment_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """What an optimizer keeps. One that has not stepped yet has no state: its own settings tell how many numbers it
+    will keep for each parameter, and where they do not, two are assumed, as Adam has."""
+    trained = sum(_bytes(one) for group in optimizer.param_groups for one in group["params"])
+    if any(optimizer.state.values()):
+        values = (value for state in optimizer.state.values() for value in state.values())
+        return sum(_bytes(value) for value in values if isinstance(value, torch.Tensor))
+    defaults = optimizer.defaults
+    moments = 2 + bool(defaults.get("amsgrad")) if "betas" in defaults or "momentum" not in defaults else 0
+    if "betas" not in defaults and defaults.get("momentum"):
+        moments = 1
+    return moments * trained
+
+
+def needed_bytes(state: StateBytes, shards: int, held: int) -> int:
+    """What one rank's files take: its own shard and the `held` copies of others', each in all its slots."""
+    return SLOTS * (1 + held) * state.of_shard(shards)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

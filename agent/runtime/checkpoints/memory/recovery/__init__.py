@@ -1,0 +1,1 @@
+"""Recovery from memory: the generations that all ranks hold together, read and put together again."""

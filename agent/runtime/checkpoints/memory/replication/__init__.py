@@ -1,0 +1,1 @@
+"""Copies of shards between machines: placement, sender and links, seals, idle spans."""

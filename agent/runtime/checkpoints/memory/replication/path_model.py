@@ -1,0 +1,105 @@
+"""How fast one holder takes copies, learned from its answers, and how much may be on the way to it. Pure.
+
+Source: delivery rates as in BBR (Cardwell et al., 2016): what was delivered between two answers, over the longer of the
+times in which it was sent and answered. A high quantile of the rates and the shortest time to an answer, of chunks that
+found nothing before them, are the link's; what is beyond both is a queue of one's own making."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+MAX_CHUNK_BYTES: Final = 1 << 20
+_LEAST_CHUNK_BYTES: Final = 16 * 1024
+_ROUND_BYTES: Final = 4096
+_FIRST_WINDOW_BYTES: Final = 512 * 1024
+_LEAST_WINDOW_BYTES: Final = 64 * 1024
+_MOST_WINDOW_BYTES: Final = 64 << 20
+_LATENCIES: Final = 1.25
+"""Of the link's own delay that the window covers: more than one, so that a rate is seen to have risen."""
+_SCHEDULING_S: Final = 0.01
+"""How long either end's thread may not come to it, beside training: what the window covers as well."""
+BUFFERS: Final = 8
+"""Parts of a window: one is stored at the holder while others are on their way."""
+_CHUNK_S: Final = 5e-5  # of work at either end, the least
+_RATES: Final = 64
+_RATE_QUANTILE: Final = 0.8
+_DELAYS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    end: int  # position after it
+    at_s: float
+    delivered: int  # bytes, when it was sent
+    delivered_s: float
+    first_s: float  # when the oldest chunk was sent that counts for its rate
+    alone: bool  # nothing else was under way
+
+
+class PathModel:
+    """`sent` and `reached` in the order in which things happen; times never go back."""
+
+    def __init__(self) -> None:
+        self._under_way: deque[_Sent] = deque()
+        self._rates: deque[float] = deque(maxlen=_RATES)
+        self._alone: deque[tuple[float, int]] = deque(maxlen=_DELAYS)  # seconds to the answer, bytes
+        self._delivered = 0
+        self._delivered_s = self._first_s = 0.0
+        self._position = 0
+        self.bandwidth: float | None = None
+        """Bytes a second; None until the first answer."""
+        self.window_bytes = _FIRST_WINDOW_BYTES
+        self.chunk_bytes = _FIRST_WINDOW_BYTES // BUFFERS
+
+    @property
+    def delay_s(self) -> float:
+        """From sending a chunk until its answer, where it is alone on its way."""
+        return min((answered_s for answered_s, _ in self._alone), default=0.0)
+
+    @property
+    def alpha_s(self) -> float:
+        """What a chunk costs beside its bytes: its share of the delay, which a whole window has together."""
+        if self.bandwidth is None:
+            return _CHUNK_S
+        beside_s = min((answered_s - length / self.bandwidth for answered_s, length in self._alone), default=0.0)
+        return max(beside_s * self.chunk_bytes / self.window_bytes, _CHUNK_S)
+
+    def restart(self, position: int) -> None:
+        """What was under way counts no more; the next chunk begins at `position`."""
+        self._under_way.clear()
+        self._position = position
+
+    def sent(self, end: int, now_s: float) -> None:
+        """A chunk that ends at position `end` left."""
+        alone = not self._under_way
+        if alone:
+            self._delivered_s = self._first_s = now_s
+        self._under_way.append(_Sent(end, now_s, self._delivered, self._delivered_s, self._first_s, alone))
+
+    def reached(self, position: int, now_s: float) -> None:
+        """The holder has everything up to `position`."""
+        newest = None
+        while self._under_way and self._under_way[0].end <= position:
+            newest = self._under_way.popleft()
+            if newest.alone:
+                self._alone.append((now_s - newest.at_s, newest.end - self._position))
+        if newest is None:
+            return
+        self._delivered += newest.end - self._position
+        self._position = newest.end
+        took_s = max(now_s - newest.delivered_s, newest.at_s - newest.first_s)
+        self._delivered_s, self._first_s = now_s, newest.at_s
+        if took_s > 0:
+            self._rates.append((self._delivered - newest.delivered) / took_s)
+            self._measure()
+
+    def _measure(self) -> None:
+        self.bandwidth = sorted(self._rates)[int(_RATE_QUANTILE * (len(self._rates) - 1))]
+        if len(self._rates) < BUFFERS:
+            return  # of one chunk that was alone the rate is far too low
+        wanted = self.bandwidth * (_LATENCIES * self.delay_s + _SCHEDULING_S)
+        self.window_bytes = round(min(max(wanted, _LEAST_WINDOW_BYTES), _MOST_WINDOW_BYTES))
+        chunk = self.window_bytes // BUFFERS // _ROUND_BYTES * _ROUND_BYTES
+        self.chunk_bytes = min(max(chunk, _LEAST_CHUNK_BYTES), MAX_CHUNK_BYTES)

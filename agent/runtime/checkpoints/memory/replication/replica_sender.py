@@ -1,0 +1,334 @@
+"""Copies of shards on their way to other machines, behind everything that training itself sends.
+
+A file goes in chunks, its first page last: until that is there, the copy says that it was not written to its end. The
+holder says after each chunk how far it has come; the sender has some under way, as many as keep the link full, and goes
+on from where the holder is when one was lost or nothing was heard for a while, also after a connection broke. Nothing
+is sent while training fills the links, and no more than what the idle span under way has room for (`pacing`); only
+where links are never idle a chunk goes now and then."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from typing import Final
+
+import zmq
+
+from atoll.agent.runtime.checkpoints.memory.cost.contention import ThreadTime
+from atoll.agent.runtime.checkpoints.memory.replication.chunk import Chunk
+from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import IdleSpans
+from atoll.agent.runtime.checkpoints.memory.replication.incoming_replica import IncomingReplica
+from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import OutgoingReplica, ReplicaTransfer
+from atoll.agent.runtime.checkpoints.memory.replication.pacing import allowance, overdue
+from atoll.agent.runtime.checkpoints.memory.replication.path_model import BUFFERS, MAX_CHUNK_BYTES
+from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles
+from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys
+from atoll.errors import BadInput, CheckpointError
+
+_HEARTBEAT_MS: Final = 5000
+_TURN_MS: Final = 500
+_END_S: Final = 5.0
+_QUEUED: Final = 128  # chunks at a sender; the window is what bounds them
+_MAX_ANSWER_BYTES: Final = 4096
+_SLACK_BYTES: Final = 4096
+_BULK: Final = 0x08
+"""The type of service for throughput: the kernel's own queue (pfifo_fast) sends everything else before it."""
+_MAX_EVENTS: Final = 4096
+_PREFIX: Final = 5  # of the names of ZeroMQ's threads, by which they are told from those that training's traffic has
+_STARVED_S: Final = 1.0
+_STARVED_SHARE: Final = 0.005
+"""Of a link's time that copies have although training never leaves it alone: else they would never come."""
+
+
+class _Event(Enum):
+    BUSY = 0
+    IDLE = 1
+    BOUNDARY = 2
+
+
+class ReplicaSender:
+    """bind, exchange what `told` says, start; then send, pause, resume, boundary; close is the owner's duty always."""
+
+    def __init__(
+        self,
+        *,
+        run: int,
+        rank: int,
+        keys: Keys,
+        incoming: Mapping[int, CopyFiles],
+        limit_bytes: int,
+        tell: Callable[[str], None],
+    ) -> None:
+        """incoming: by owner, where its copies go. limit_bytes: no file is longer. tell: what people should know,
+        called on the sender's thread."""
+        self._run, self._rank = run, rank
+        self._limit_bytes, self._tell = limit_bytes, tell
+        self._sealer = Sealer(run, rank, keys)
+        self._files = dict(incoming)
+        self._incoming: dict[int, IncomingReplica] = {}
+        self._outgoing: dict[int, OutgoingReplica] = {}
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.THREAD_NAME_PREFIX, _PREFIX)
+        self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread: threading.Thread | None = None
+        self._ends = self._paused = False
+        self._next: ReplicaTransfer | None = None
+        self._transfer: ReplicaTransfer | None = None
+        self._file = -1
+        self._spans = IdleSpans()
+        self._events: deque[tuple[_Event, float]] = deque(maxlen=_MAX_EVENTS)
+        self._allowed: tuple[object, int] = (None, 0)  # for what, bytes
+        self._left_s = 0.0  # when the last chunk left, or the present transfer came
+        self._worked_s = self._told_work_s = 0.0  # of processor time
+        self._io: ThreadTime | None = None
+        self.failed: CheckpointError | None = None
+        """Why copies of others cannot be kept here."""
+        self.dropped: Counter[str] = Counter()
+        """Messages that were not taken, by reason."""
+
+    def bind(self, host: str) -> bytes:
+        """Listen; what those need to be told whose copies come here, or go from here."""
+        for option, value in (
+            (zmq.MAXMSGSIZE, MAX_CHUNK_BYTES + _SLACK_BYTES),
+            (zmq.RCVHWM, BUFFERS),
+            (zmq.LINGER, 0),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
+            (zmq.IPV6, int(":" in host)),
+        ):
+            self._router.setsockopt(option, value)
+        self._router.bind(f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0")
+        bound = self._router.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(bound, bytes)
+        return self._sealer.told + bound.rstrip(b"\0")
+
+    def start(self, told: Sequence[bytes], holders: Sequence[int]) -> None:
+        """told: what `bind` gave on each rank. holders: who gets this rank's copies. Raises NotAllowed, BadInput."""
+        for owner, files in self._files.items():
+            seals = self._sealer.meet(owner, told[owner][:KEY_BYTES])
+            self._incoming[owner] = IncomingReplica(files, run=self._run, seals=seals, limit_bytes=self._limit_bytes)
+        for holder in holders:
+            seals = self._sealer.meet(holder, told[holder][:KEY_BYTES])
+            socket = self._connected(told[holder][KEY_BYTES:].decode(errors="replace"))
+            self._outgoing[holder] = OutgoingReplica(
+                socket, run=self._run, rank=self._rank, holder=holder, seals=seals, tell=self._tell
+            )
+        self._io = ThreadTime(f"{_PREFIX}/ZMQ")
+        self._spans.idle(time.monotonic())
+        self._thread = threading.Thread(target=self._loop, name="atoll-copies", daemon=True)
+        self._thread.start()
+
+    def _connected(self, endpoint: str) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.SNDHWM, _QUEUED),
+            (zmq.LINGER, 0),
+            (zmq.MAXMSGSIZE, _MAX_ANSWER_BYTES),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
+            (zmq.TOS, _BULK),
+            (zmq.IPV6, int("[" in endpoint)),
+        ):
+            socket.setsockopt(option, value)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            socket.close(linger=0)
+            raise BadInput(f"copies cannot go to {endpoint[:100]!r}: {error}") from error
+        return socket
+
+    @property
+    def sends(self) -> bool:
+        return bool(self._outgoing)
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(outgoing.sent_bytes for outgoing in self._outgoing.values())
+
+    @property
+    def done_step(self) -> int | None:
+        """The newest step of which every copy that belongs here is whole; None where none belongs here."""
+        return min((one.done_step for one in self._incoming.values()), default=None)
+
+    def processor_s(self) -> float:
+        """Of processor time that copies in both directions took since this was last asked."""
+        worked_s = self._worked_s + (self._io.seconds() if self._io is not None else 0.0)
+        since_s, self._told_work_s = worked_s - self._told_work_s, worked_s
+        return since_s
+
+    def send(self, transfer: ReplicaTransfer) -> None:
+        """Copy this one; the one before is done, or given up. From any thread."""
+        self._next = transfer
+        os.eventfd_write(self._wake, 1)
+
+    def pause(self) -> None:
+        """Training is about to send: nothing more leaves until `resume`. From any thread."""
+        if not self._paused:
+            self._paused = True
+            self._events.append((_Event.BUSY, time.monotonic()))
+
+    def resume(self) -> None:
+        """The links are idle again. From any thread."""
+        if self._paused:
+            self._paused = False
+            self._events.append((_Event.IDLE, time.monotonic()))
+            os.eventfd_write(self._wake, 1)
+
+    def boundary(self) -> None:
+        """A step ends."""
+        self._events.append((_Event.BOUNDARY, time.monotonic()))
+
+    def close(self) -> None:
+        self._ends = True
+        os.eventfd_write(self._wake, 1)
+        if self._thread is not None:
+            self._thread.join(_END_S)
+            if self._thread.is_alive():
+                return  # its sockets cannot be closed under it
+        for outgoing in self._outgoing.values():
+            outgoing.socket.close(linger=0)
+        self._router.close(linger=0)
+        self._context.term()
+        os.close(self._wake)
+        self._end_transfer()
+        for files in self._files.values():
+            files.close()
+
+    # --- the sender's thread
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._router, zmq.POLLIN)
+        for outgoing in self._outgoing.values():
+            poller.register(outgoing.socket, zmq.POLLIN)
+        turned_s = time.monotonic()
+        while not self._ends:
+            ready = dict(poller.poll(_TURN_MS))
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            if self._router in ready:
+                self._receive()
+            for outgoing in self._outgoing.values():
+                if outgoing.socket in ready:
+                    self._hear(outgoing)
+            self._learn()
+            self._begin_transfer()
+            now_s = time.monotonic()
+            turn_s, turned_s = now_s - turned_s, now_s
+            self._push(now_s, turn_s)
+            self._worked_s = time.thread_time()
+
+    def _learn(self) -> None:
+        while self._events:
+            event, at_s = self._events.popleft()
+            match event:
+                case _Event.BUSY:
+                    self._spans.busy(at_s)
+                case _Event.IDLE:
+                    self._spans.idle(at_s)
+                case _Event.BOUNDARY:
+                    self._spans.boundary()
+
+    def _begin_transfer(self) -> None:
+        transfer = self._next
+        if transfer is None:
+            return
+        self._next = None  # nobody sends another before this one is done: nothing is forgotten in between
+        self._end_transfer()
+        try:
+            self._file = os.open(transfer.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            self._tell(f"the copy of step {transfer.step} cannot be read: {error.strerror}")
+            return
+        self._transfer, self._left_s = transfer, time.monotonic()
+        for outgoing in self._outgoing.values():
+            outgoing.begin(transfer)
+
+    def _end_transfer(self) -> None:
+        self._transfer = None
+        for outgoing in self._outgoing.values():
+            outgoing.begin(None)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _push(self, now_s: float, turn_s: float) -> None:
+        """To one holder after the other; only those that do not answer keep nobody waiting."""
+        for outgoing in self._outgoing.values():
+            if outgoing.done or self._transfer is None:
+                continue
+            starved = self._starved(outgoing, now_s)
+            if self._paused and not starved:
+                return
+            allowed = outgoing.path.chunk_bytes if starved else self._allowance(outgoing, now_s)
+            if allowed > 0 or outgoing.under_way:
+                outgoing.waits(turn_s)
+            left = outgoing.push(self._file, allowed, partial(self._is_paused, starved), time.monotonic)
+            if left:
+                self._left_s = now_s
+            if not starved:
+                self._allowed = (self._allowed[0], allowed - left)
+            if not outgoing.silent:
+                return
+
+    def _is_paused(self, starved: bool) -> bool:
+        return self._paused and not starved
+
+    def _starved(self, outgoing: OutgoingReplica, now_s: float) -> bool:
+        """Whether links were busy for so long that a chunk leaves all the same."""
+        path = outgoing.path
+        chunk_s = path.chunk_bytes / path.bandwidth if path.bandwidth is not None else 0.0
+        return self._paused and now_s - self._left_s > max(_STARVED_S, chunk_s / _STARVED_SHARE)
+
+    def _allowance(self, outgoing: OutgoingReplica, now_s: float) -> int:
+        """Planned once for a span, a holder and a transfer, and once more when the span lasts longer than ever."""
+        spans, transfer = self._spans, self._transfer
+        assert transfer is not None
+        planned_for = (spans.idle_since_s, outgoing.holder, transfer.step, overdue(spans, now_s))
+        if self._allowed[0] != planned_for:
+            self._allowed = (planned_for, allowance(spans, outgoing.path, outgoing.left_bytes, now_s))
+        return self._allowed[1]
+
+    def _hear(self, outgoing: OutgoingReplica) -> None:
+        while (message := _received(outgoing.socket)) is not None:
+            self._drop(outgoing.hear(message, time.monotonic()))
+
+    def _receive(self) -> None:
+        while (message := _received(self._router)) is not None:
+            self._drop(self._take(message))
+
+    def _drop(self, why: str | None) -> None:
+        if why is not None:
+            self.dropped[why] += 1
+
+    def _take(self, message: Sequence[zmq.Frame]) -> str | None:
+        """A chunk; why it was not taken."""
+        chunk = Chunk.unpack(message[1].buffer) if len(message) == 3 else None
+        if chunk is None:
+            return "malformed"
+        incoming = self._incoming.get(chunk.owner)
+        if incoming is None or chunk.run != self._run:
+            return "not for this rank"
+        try:
+            why = incoming.take(chunk, message[1], message[2])
+        except CheckpointError as error:
+            self.failed = error
+            return "no room"
+        if why is None:
+            with suppress(zmq.Again):  # the next one says it too
+                self._router.send_multipart([message[0].bytes, *incoming.answer(chunk)], zmq.NOBLOCK)
+        return why
+
+
+def _received(socket: zmq.Socket[bytes]) -> list[zmq.Frame] | None:
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None

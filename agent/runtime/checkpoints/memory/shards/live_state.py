@@ -1,0 +1,131 @@
+"""The state of a step boundary as a row of bytes, without a copy: which tensors, in which order, from where to where.
+
+Nothing is serialised per step. Which tensors there are is looked at again only where one of them is another than the
+step before; what is no tensor (learning rates, a scheduler's counters) is small and packed each time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from atoll.agent.runtime.checkpoints.disk.header import fingerprint
+from atoll.agent.runtime.checkpoints.disk.state import pack_state
+from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES, bytes_of
+from atoll.agent.runtime.checkpoints.memory.shards.shard_file import CHUNK_BYTES, Bytes
+from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes [begin, end) of a tensor, which go to `to` of a shard's data."""
+
+    tensor: int
+    begin: int
+    end: int
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the state consists of. sizes: bytes of each tensor, in order."""
+
+    raw: bytes
+    digest: bytes
+    sizes: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    def chunks(self, begin: int, end: int) -> list[list[Piece]]:
+        """What fills each chunk of the shard [begin, end) of the state."""
+        filled: list[list[Piece]] = [[] for _ in range(-(-(end - begin) // CHUNK_BYTES))]
+        start = 0
+        for index, size in enumerate(self.sizes):
+            at, stop = max(start, begin), min(start + size, end)
+            while at < stop:
+                chunk = (at - begin) // CHUNK_BYTES
+                upto = min(stop, begin + (chunk + 1) * CHUNK_BYTES)
+                filled[chunk].append(Piece(index, at - start, upto - start, at - begin))
+                at = upto
+            start += size
+        return filled
+
+
+class LiveState:
+    """`look` at a boundary; then the tensors may be read until the next optimizer.step()."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._identity: list[Any] | None = None
+        self._resting: list[torch.Tensor] = []
+        self._entries: list[tuple[str, str, list[int]]] = []
+        self._tree: Any = None
+        self._model: dict[str, Any] = {}
+        self._moved: list[tuple[str, str, list[int]]] = []
+        self.layout = Layout(b"", b"", ())
+        self.tensors: list[torch.Tensor] = []
+        self.moving: Any = None
+
+    def look(self) -> None:
+        """Raises CheckpointError for a state that no checkpoint can hold."""
+        identity = self._snapshot.identity()
+        changed = identity != self._identity
+        if changed:
+            tensors, self._tree = pack_state(self._snapshot.resting())
+            model = self._snapshot.states()["model"]
+            self._model = fingerprint(model).to_json()
+            self._entries, self._resting = listed(tensors), list(tensors.values())
+            self._identity = identity if all(isinstance(one, torch.Tensor) for one in model.values()) else None
+        moving, self.moving = pack_state(self._snapshot.moving())
+        moved = listed(moving)
+        if changed or moved != self._moved:
+            self._moved = moved
+            self.layout = laid_out(self._entries + moved, self._tree, self._model)
+        self.tensors = [*self._resting, *moving.values()]
+
+
+class Sources:
+    """The bytes of live tensors. Kept from step to step for tensors that lie still in CPU memory."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[torch.Tensor, Bytes]] = {}
+
+    def copy(self, tensor: torch.Tensor, piece: Piece, into: Bytes) -> None:
+        """Copy a piece into a shard's data. Without the GIL where it is long."""
+        target = into[piece.to : piece.to + piece.end - piece.begin]
+        kept = self._kept.get(piece.tensor)
+        if kept is not None and kept[0] is tensor:
+            np.copyto(target, kept[1][piece.begin : piece.end])
+        elif tensor.device.type == "cpu":
+            view = np.frombuffer(bytes_of(tensor.detach().contiguous()), np.uint8)
+            if tensor.is_contiguous():
+                self._kept[piece.tensor] = (tensor, view)
+            np.copyto(target, view[piece.begin : piece.end])
+        else:
+            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            torch.from_numpy(target).copy_(flat[piece.begin : piece.end])
+
+
+def listed(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str, list[int]]]:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise CheckpointError(f"tensor {name} is {tensor.dtype}, which a checkpoint cannot hold; convert it")
+    return [(name, DTYPE_NAMES[tensor.dtype], list(tensor.shape)) for name, tensor in tensors.items()]
+
+
+def laid_out(entries: Sequence[tuple[str, str, list[int]]], tree: Any, model: Mapping[str, Any]) -> Layout:
+    raw = json.dumps({"tensors": entries, "tree": tree, "model": model}).encode()
+    return Layout(raw, xxhash.xxh3_128_digest(raw), tuple(size_of(dtype, shape) for _, dtype, shape in entries))
+
+
+def size_of(dtype: str, shape: Sequence[int]) -> int:
+    return math.prod(shape) * DTYPES[dtype].itemsize

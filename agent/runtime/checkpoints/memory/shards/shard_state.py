@@ -1,0 +1,220 @@
+"""How one rank's shard of a generation gets into its file, where all of the state stands still after a boundary, and
+where a part of it goes on changing in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+
+from atoll.agent.runtime.checkpoints.disk.header import fingerprint
+from atoll.agent.runtime.checkpoints.disk.state import pack_state
+from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES
+from atoll.agent.runtime.checkpoints.memory.shards.live_state import (
+    Layout,
+    LiveState,
+    Piece,
+    Sources,
+    laid_out,
+    listed,
+    size_of,
+)
+from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
+    CHUNK_BYTES,
+    Bytes,
+    SlotFile,
+    bounds,
+    hashed,
+    hashes,
+)
+from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.step.synchronisation import Part, RoundState
+
+OWED: Final = "owed."
+"""Begins the name of what a rank has not sent, among its own tensors."""
+
+Hashes = tuple[Sequence[str], Sequence[str]]  # of the shared bytes, of the own
+
+
+class ShardState(Protocol):
+    """`look` and `begin` at a boundary, on the training thread; then on any one thread `read`, which is done before the
+    next optimizer.step(), and `complete`. They raise CheckpointError."""
+
+    @property
+    def layout(self) -> Layout:
+        """Of what all ranks share."""
+
+    @property
+    def moving(self) -> Any:
+        """Of a shard's tail."""
+
+    @property
+    def own(self) -> Any:
+        """Of a shard's tail."""
+
+    def look(self) -> None:
+        """What there is to write."""
+
+    def begin(self, file: SlotFile) -> None: ...
+
+    def read(self) -> None:
+        """Take what the next update changes."""
+
+    def complete(self, stopped: Callable[[], bool]) -> Hashes | None:
+        """Take the rest. None where it is not to be had any more, or `stopped` says so."""
+
+
+class StandingShard:
+    """Of a state that only optimizer.step() changes."""
+
+    def __init__(self, snapshot: Snapshot, shard: int, shards: int) -> None:
+        self._live, self._shard, self._shards = LiveState(snapshot), shard, shards
+        self._sources = Sources()
+        self._laid_out: tuple[bytes, list[list[Piece]]] = (b"", [])
+        self._file: SlotFile
+        self._hashes: list[str] = []
+        self.own: Any = None
+
+    @property
+    def layout(self) -> Layout:
+        return self._live.layout
+
+    @property
+    def moving(self) -> Any:
+        return self._live.moving
+
+    def look(self) -> None:
+        self._live.look()
+        layout = self._live.layout
+        if self._laid_out[0] != layout.digest:
+            self._laid_out = (layout.digest, layout.chunks(*bounds(layout.total, self._shard, self._shards)))
+
+    def begin(self, file: SlotFile) -> None:
+        self._file = file
+
+    def read(self) -> None:
+        """Also hashes, chunk by chunk while each is in the cache."""
+        layout, tensors = self._live.layout, self._live.tensors
+        begin, end = bounds(layout.total, self._shard, self._shards)
+        data = self._file.begin(layout.raw, layout.digest, end - begin)
+        self._hashes = []
+        for index, chunk in enumerate(self._laid_out[1]):
+            for piece in chunk:
+                self._sources.copy(tensors[piece.tensor], piece, data)
+            at = index * CHUNK_BYTES
+            self._hashes.append(hashed(data[at : at + CHUNK_BYTES]))
+
+    def complete(self, stopped: Callable[[], bool]) -> Hashes | None:
+        return self._hashes, ()
+
+
+class RollingShard:
+    """Of a state with masters that others' updates change at any time. They are shared, with parameters that stay as
+    they are; all else is this rank's own: what it has not sent, moments of its own optimizer, buffers."""
+
+    def __init__(self, snapshot: Snapshot, rounds: RoundState, shard: int, shards: int) -> None:
+        self._snapshot, self._rounds, self._shard, self._shards = snapshot, rounds, shard, shards
+        self._sources = Sources()
+        self._identity: list[Any] | None = None
+        self._shared: dict[str, torch.Tensor] = {}
+        self._resting: Mapping[str, torch.Tensor] = {}
+        self._aliases: dict[str, Any] = {}
+        self._tree: Any = None
+        self._own_tensors: list[torch.Tensor] = []
+        self._own_pieces: list[Piece] = []
+        self._own_bytes = 0
+        self._data: Bytes = np.empty(0, np.uint8)
+        self.layout = Layout(b"", b"", ())
+        self.moving: Any = None
+        self.own: Any = None
+
+    def look(self) -> None:
+        identity = self._snapshot.identity()
+        if identity != self._identity:
+            plain = self._look_at_resting()
+            self._identity = identity if plain else None
+        packed, self.moving = pack_state(self._snapshot.moving())
+        moving, aliases = self._parted(packed)
+        own = {**self._resting, **moving}
+        owed = [
+            (f"{OWED}{name}", DTYPE_NAMES[torch.float32], [entries]) for name, entries in self._rounds.owed().items()
+        ]
+        entries = [*owed, *listed(own)]
+        sizes = [size_of(dtype, shape) for _, dtype, shape in entries]
+        self.own = {"tensors": entries, "aliases": self._aliases | aliases, "tree": self._tree}
+        places = np.cumsum([0, *sizes]).tolist()
+        self._own_bytes, self._own_tensors = places[-1], list(own.values())
+        self._own_pieces = [
+            Piece(index, 0, size, place)
+            for index, (size, place) in enumerate(zip(sizes[len(owed) :], places[len(owed) : -1], strict=True))
+        ]
+
+    def begin(self, file: SlotFile) -> None:
+        begin, end = bounds(self.layout.total, self._shard, self._shards)
+        self._data = file.begin(self.layout.raw, self.layout.digest, end - begin, self._own_bytes)
+        names = list(self._shared)
+        rolling = self._rounds.shared()
+        parts = [
+            Part(names[piece.tensor], piece.begin, piece.end, self._target(piece))
+            for piece in self._shared_pieces()
+            if names[piece.tensor] in rolling
+        ]
+        owed, at = {}, 0
+        for name, entries in self._rounds.owed().items():
+            owed[name] = self._data[at : at + 4 * entries].view(np.float32)
+            at += 4 * entries
+        self._rounds.keep(parts, owed)
+
+    def read(self) -> None:
+        self._rounds.read()
+        for piece in self._own_pieces:
+            self._sources.copy(self._own_tensors[piece.tensor], piece, self._data)
+        rolling, tensors = self._rounds.shared(), list(self._shared.items())
+        for piece in self._shared_pieces():
+            name, tensor = tensors[piece.tensor]
+            if name not in rolling:
+                Sources().copy(tensor, Piece(piece.tensor, piece.begin, piece.end, 0), self._target(piece))
+
+    def complete(self, stopped: Callable[[], bool]) -> Hashes | None:
+        if not self._rounds.take(stopped):
+            return None
+        return hashes(self._data[self._own_bytes :]), hashes(self._data[: self._own_bytes])
+
+    def _look_at_resting(self) -> bool:
+        """Whether all of the model's state are tensors, which its identity tells."""
+        frozen = {f"frozen.{name}": one for name, one in self._snapshot.frozen().items()}
+        self._shared = {**self._rounds.shared(), **frozen}
+        model = self._snapshot.states()["model"]
+        self.layout = laid_out(listed(self._shared), None, fingerprint(model).to_json())
+        packed, self._tree = pack_state(self._snapshot.resting(narrow=False))
+        self._resting, self._aliases = self._parted(packed)
+        return all(isinstance(one, torch.Tensor) for one in model.values())
+
+    def _parted(self, packed: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """This rank's own tensors; and which of the others are what shared one in what order of memory."""
+        shared = {(one.data_ptr(), one.dtype, one.numel()): name for name, one in self._shared.items()}
+        own, aliases = {}, {}
+        for name, tensor in packed.items():
+            same = shared.get((tensor.data_ptr(), tensor.dtype, tensor.numel())) if tensor.numel() else None
+            if same is None:
+                own[name] = tensor
+            else:
+                aliases[name] = [same, list(tensor.shape), list(tensor.stride())]
+        return own, aliases
+
+    def _shared_pieces(self) -> list[Piece]:
+        """Whole tensors, but where a shard ends."""
+        begin, end = bounds(self.layout.total, self._shard, self._shards)
+        found, start = [], 0
+        for index, size in enumerate(self.layout.sizes):
+            at, stop = max(start, begin), min(start + size, end)
+            if at < stop:
+                found.append(Piece(index, at - start, stop - start, at - begin))
+            start += size
+        return found
+
+    def _target(self, piece: Piece) -> Bytes:
+        at = self._own_bytes + piece.to
+        return self._data[at : at + piece.end - piece.begin]
