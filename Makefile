@@ -55,7 +55,7 @@ wheel: setup  ## build dist/atoll-*.whl
 	$(PIP) wheel --no-deps --wheel-dir dist .
 
 clean:  ## remove everything that was built
-	rm -rf $(VENV) build dist .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis atoll/v1
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## show this

@@ -23,6 +23,12 @@ PACKAGES = {
 SHARED = ("atoll.errors", "atoll.rpc", "atoll.v1", "atoll.kernels", "atoll.chunks", "atoll.handshakes")
 
 
+def sources(folder: str) -> list[Path]:
+    """Each Python file once: links are not followed, what is generated is left out."""
+    found = sorted((ROOT / folder).rglob("*.py"))
+    return [path for path in found if not path.is_relative_to(ROOT / "atoll/v1")]
+
+
 @dataclass(frozen=True)
 class Import:
     """`line` of the file `path`, whose module is `importer`, imports the module (or the name in one) `imported`."""
@@ -43,7 +49,7 @@ def module_name(path: Path) -> str:
 
 @cache
 def modules() -> dict[str, tuple[Path, ast.Module]]:
-    paths = sorted(path for folder in PACKAGES for path in (ROOT / folder).rglob("*.py"))
+    paths = sorted(path for folder in PACKAGES for path in sources(folder))
     return {module_name(path): (path, ast.parse(path.read_text(), str(path))) for path in paths}
 
 
@@ -112,6 +118,14 @@ def test_a_room_imports_only_what_the_table_of_rooms_allows(room: str, may_impor
     assert not wrong, listed(wrong)
 
 
+def test_every_room_is_where_tools_that_read_imports_look_for_it() -> None:
+    """From a plain clone, before anything is built or installed: `atoll/controller` leads to `controller/`."""
+    for folder, package in PACKAGES.items():
+        as_imported = ROOT.joinpath(*package.split("."))
+        assert as_imported.resolve() == ROOT / folder
+        assert folder == "atoll" or as_imported.readlink() == Path("..") / folder
+
+
 def test_planners_import_the_standard_library_numerics_their_own_data_classes_and_nothing_else() -> None:
     allowed = ("atoll.controller.planners", "atoll.chunks", "atoll.errors", "numpy", "scipy", *sys.stdlib_module_names)
     wrong = [i for i in all_imports("atoll.controller.planners") if not is_in(i.imported, *allowed)]
@@ -172,7 +186,7 @@ def test_the_command_line_starts_without_torch_and_without_the_daemons() -> None
 
 def nodes(folders: Iterable[str]) -> Iterator[tuple[str, ast.AST]]:
     for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
+        for path in sources(folder):
             for node in ast.walk(ast.parse(path.read_text(), str(path))):
                 yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", node
 

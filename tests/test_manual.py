@@ -17,8 +17,12 @@ from atoll.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-PROGRAMS = [*sorted((ROOT / "atoll").rglob("*.py")), *sorted((ROOT / "controller").rglob("*.py"))]
-PROGRAMS += [*sorted((ROOT / "agent").rglob("*.py"))]
+PROGRAMS = [
+    path
+    for folder in ("atoll", "controller", "agent", "strategies")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path.parent != ROOT / "atoll/v1"
+]
 FENCED = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"`((?:sudo |atoll |python |make )[^`\n]+)`")
 FILLED_IN = "SOMETHING"
