@@ -1,0 +1,78 @@
+"""One method over the course: trained once, its model judged at intervals, its exchanges kept for any link."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from racing.clock import Exchange, Network, finished_s
+from racing.field import Runner
+from racing.inner import Replica, Setting
+from racing.task import Batches, Task, everything, shards
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is raced on. seed: of weights, data order and mixes."""
+
+    size: str
+    partition: str
+    islands: int
+    steps: int
+    judge_every: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """A method's whole run. losses: (step after which, held-out nats a byte)."""
+
+    losses: tuple[tuple[int, float], ...]
+    exchanges: tuple[Exchange, ...]
+    speeds: tuple[float, ...]
+    steps: int
+
+    @property
+    def up_bytes(self) -> float:
+        """That one island sent."""
+        return sum(one.up_bytes for one in self.exchanges)
+
+    def timed(self, network: Network, step_s: float) -> list[tuple[float, float]]:
+        """(virtual seconds, held-out loss). step_s: of the fastest island without network."""
+        done = finished_s(self.exchanges, self.steps, [step_s / speed for speed in self.speeds], network)
+        return [(done[step], loss) for step, loss in self.losses]
+
+    def steps_to(self, target: float) -> int | None:
+        return next((step + 1 for step, loss in self.losses if loss <= target), None)
+
+    def seconds_to(self, target: float, network: Network, step_s: float) -> float | None:
+        return next((time for time, loss in self.timed(network, step_s) if loss <= target), None)
+
+
+def run(course: Course, task: Task, runner: Runner, setting: Setting) -> Lap:
+    """Train and judge. The same course gives every method the same weights, batches and held-out windows."""
+    torch.manual_seed(course.seed)
+    parts = [everything()] if runner.whole else shards(course.partition, course.islands, course.seed)
+    replicas = [
+        Replica(task, Batches(part, task.size, course.seed, island), setting.learning_rate, course.steps)
+        for island, part in enumerate(parts)
+    ]
+    method = runner.build(replicas, setting)
+    losses: list[tuple[int, float]] = []
+    exchanges: list[Exchange] = []
+    for step in range(course.steps):
+        exchanges += method.step(step)
+        if (step + 1) % course.judge_every == 0 or step + 1 == course.steps:
+            losses.append((step, task.held_out(method.consolidated())))
+            if not losses[-1][1] < 20:  # NaN too: it has diverged, and will not come back
+                break
+    return Lap(tuple(losses), tuple(exchanges), tuple(part.speed for part in parts), losses[-1][0] + 1)
+
+
+def best_setting(course: Course, task: Task, runner: Runner) -> tuple[Setting, Sequence[float]]:
+    """The setting with the lowest final held-out loss on this course, and each one's."""
+    finals = [run(course, task, runner, setting).losses[-1][1] for setting in runner.settings]
+    best = min(range(len(finals)), key=lambda one: finals[one] if finals[one] == finals[one] else float("inf"))
+    return runner.settings[best], finals

@@ -1,0 +1,93 @@
+"""The methods that race, by name, each with the settings that are tried for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from racing.inner import Method, Replica, Setting
+from racing.local import DiLoCo, SparseLoCo
+from racing.synchronous import Alone, Ddp, OneShot, PowerSgd
+from racing.updates import Updates
+
+RATES: Final = (1e-3, 2e-3, 4e-3)
+INNER: Final = tuple(Setting(learning_rate=rate) for rate in (5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3, 4e-3))
+OUTER: Final = tuple(
+    Setting(learning_rate=rate, outer_learning_rate=outer, momentum=0.9)
+    for rate in (1e-3, 2e-3)
+    for outer in (0.4, 0.7, 1.0)
+)
+SPARSE: Final = tuple(Setting(learning_rate=rate, outer_learning_rate=outer) for rate in RATES for outer in (0.7, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """build: from the islands' replicas. settings: the six that are tried. whole: one island with all the data."""
+
+    build: Callable[[Sequence[Replica], Setting], Method]
+    settings: tuple[Setting, ...] = INNER
+    whole: bool = False
+    exchanges: bool = True
+
+
+def _diloco(every: int, **fixed: float) -> Runner:
+    def build(replicas: Sequence[Replica], setting: Setting) -> Method:
+        return DiLoCo(
+            replicas,
+            every=every,
+            outer_learning_rate=setting.outer_learning_rate,
+            momentum=setting.momentum,
+            bits=int(fixed.get("bits", 32)),
+            fragments=int(fixed.get("fragments", 1)),
+            late=int(fixed.get("late", 0)),
+            alpha=float(fixed.get("alpha", 0.0)),
+        )
+
+    return Runner(build, OUTER)
+
+
+def _averaging(every: int) -> Runner:
+    return Runner(lambda replicas, _: DiLoCo(replicas, every=every, outer_learning_rate=1.0, momentum=0.0))
+
+
+def _sparse_loco(every: int, density: float) -> Runner:
+    return Runner(
+        lambda replicas, one: SparseLoCo(
+            replicas, every=every, density=density, outer_learning_rate=one.outer_learning_rate
+        ),
+        SPARSE,
+    )
+
+
+def _updates(density: float, bits: int, every: int = 1, late: int = 1) -> Runner:
+    return Runner(lambda replicas, _: Updates(replicas, density=density, bits=bits, every=every, late=late))
+
+
+FIELD: Final[Mapping[str, Runner]] = {
+    "alone": Runner(lambda replicas, _: Alone(replicas), exchanges=False),
+    "alone-averaged": Runner(lambda replicas, _: OneShot(replicas), exchanges=False),
+    "solo-all": Runner(lambda replicas, _: Alone(replicas), whole=True, exchanges=False),
+    "ddp": Runner(lambda replicas, _: Ddp(replicas)),
+    "ddp-bf16": Runner(lambda replicas, _: Ddp(replicas, bits=16)),
+    "powersgd-2": Runner(lambda replicas, _: PowerSgd(replicas, rank=2)),
+    "averaging-10": _averaging(10),
+    "averaging-25": _averaging(25),
+    "diloco-10": _diloco(10),
+    "diloco-25": _diloco(25),
+    "diloco-100": _diloco(100),
+    "diloco-25-4bit": _diloco(25, bits=4),
+    "streaming-24-4bit": _diloco(24, bits=4, fragments=4, late=2, alpha=0.5),
+    "sparseloco-10": _sparse_loco(10, 1 / 32),
+    "sparseloco-30": _sparse_loco(30, 1 / 64),
+    # Atoll's stale-sparse with its defaults, then what its engine could do with other values.
+    "updates-1%-16bit": _updates(0.01, 16),
+    "updates-10%-16bit": _updates(0.10, 16),
+    "updates-3.6%-4bit": _updates(0.036, 4),
+    "updates-30%-4bit": _updates(0.30, 4),
+    "updates-40%-2bit": _updates(0.40, 2),
+    "updates-10%-2bit-2": _updates(0.10, 2, every=2, late=2),
+    "updates-36%-2bit-10": _updates(0.36, 2, every=10, late=2),
+    "updates-36%-2bit-30": _updates(0.36, 2, every=30, late=5),
+    "updates-all": _updates(1.0, 32, late=0),
+}

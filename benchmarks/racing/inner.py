@@ -1,0 +1,87 @@
+"""What every method shares: replicas of the model on one flat vector each, and the inner optimizer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import nn
+
+from racing.clock import Exchange
+from racing.task import Batches, Task
+
+CLIP: Final = 1.0
+WARM_UP: Final = 0.05
+FLOOR: Final = 0.1
+
+
+def learning_rate(peak: float, step: int, steps: int) -> float:
+    """Linear warm-up over 5 % of the steps, then a cosine down to a tenth."""
+    warm_up = max(1, round(WARM_UP * steps))
+    if step < warm_up:
+        return peak * (step + 1) / warm_up
+    done = (step - warm_up) / max(1, steps - warm_up)
+    return peak * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+class Replica:
+    """One copy of the weights theta [N] with AdamW (0.9, 0.95), weight decay 0.1, gradients clipped to norm 1."""
+
+    def __init__(self, task: Task, batches: Batches, peak: float, steps: int) -> None:
+        self.task, self.batches, self._peak, self._steps = task, batches, peak, steps
+        self._parameter = nn.Parameter(task.initial.clone())
+        self._adam = torch.optim.AdamW([self._parameter], lr=peak, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    @property
+    def theta(self) -> torch.Tensor:
+        return self._parameter.data
+
+    def gradient(self, step: int) -> torch.Tensor:
+        """Of this replica's batch at its own weights: float32 [N], overwritten by the next call of any replica."""
+        inputs, targets = self.batches.at(step)
+        return self.task.gradient(self.theta, inputs, targets)
+
+    def update(self, gradient_N: torch.Tensor, step: int) -> None:
+        """One AdamW step on the clipped gradient."""
+        norm = gradient_N.norm()
+        self._parameter.grad = gradient_N * torch.clamp(CLIP / (norm + 1e-6), max=1.0)
+        for group in self._adam.param_groups:
+            group["lr"] = learning_rate(self._peak, step, self._steps)
+        self._adam.step()
+
+    def local_step(self, step: int) -> None:
+        self.update(self.gradient(step), step)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is tuned: a peak learning rate, and what the method itself takes."""
+
+    learning_rate: float = 2e-3
+    outer_learning_rate: float = 1.0
+    momentum: float = 0.0
+
+
+class Method(Protocol):
+    """One way to train on several islands. The step loop asks for steps 0, 1, 2, ... in turn."""
+
+    def step(self, step: int) -> Sequence[Exchange]:
+        """Train every island one step; return what was exchanged."""
+
+    def consolidated(self) -> torch.Tensor:
+        """The one model that all share after the last step: theta [N]."""
+
+
+def ring(payload_bytes: float, islands: int, *, after: int, due: int, overlap: float = 0.0) -> Exchange:
+    """A ring all-reduce: every island sends and receives 2 (K - 1) / K of the payload."""
+    moved = 2 * (islands - 1) / islands * payload_bytes
+    return Exchange(after, due, moved, moved, overlap, hops=2 * (islands - 1))
+
+
+def gather(payload_bytes: float, islands: int, *, after: int, due: int, overlap: float = 0.0) -> Exchange:
+    """Everybody's part to everybody: K - 1 payloads out and K - 1 in."""
+    moved = (islands - 1) * payload_bytes
+    return Exchange(after, due, moved, moved, overlap, hops=1)

@@ -1,0 +1,102 @@
+"""Methods whose islands hold the same weights after every step, and those that never exchange anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from racing.clock import Exchange
+from racing.inner import Replica, ring
+
+BACKWARD_SHARE: Final = 2 / 3
+"""Of a step, in which DDP's buckets may leave already."""
+
+
+class Alone:
+    """Every island by itself. The model is the best island's, judged on held-out loss at each evaluation."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.replicas = replicas
+
+    def step(self, step: int) -> Sequence[Exchange]:
+        for replica in self.replicas:
+            replica.local_step(step)
+        return ()
+
+    def consolidated(self) -> torch.Tensor:
+        return min((replica.theta for replica in self.replicas), key=self.replicas[0].task.held_out)
+
+
+class OneShot(Alone):
+    """Every island by itself, averaged once at each evaluation."""
+
+    def consolidated(self) -> torch.Tensor:
+        return torch.stack([replica.theta for replica in self.replicas]).mean(0)
+
+
+class Ddp:
+    """The mean gradient in every step. bits: 32, or 16 for bfloat16 on the wire."""
+
+    def __init__(self, replicas: Sequence[Replica], bits: int = 32) -> None:
+        self._replicas, self._bits = replicas, bits
+
+    def step(self, step: int) -> Sequence[Exchange]:
+        first = self._replicas[0]
+        mean_N = torch.zeros_like(first.theta)
+        for replica in self._replicas:
+            inputs, targets = replica.batches.at(step)
+            gradient_N = first.task.gradient(first.theta, inputs, targets)
+            mean_N += gradient_N if self._bits == 32 else gradient_N.bfloat16().float()
+        first.update(mean_N / len(self._replicas), step)
+        payload = first.task.entries * self._bits / 8
+        return (ring(payload, len(self._replicas), after=step, due=step + 1, overlap=BACKWARD_SHARE),)
+
+    def consolidated(self) -> torch.Tensor:
+        return self._replicas[0].theta
+
+
+class PowerSgd:
+    """Gradients of matrices as P Q^T of some rank, with error feedback, in every step; vectors as they are.
+
+    Source: Vogels et al., PowerSGD, 2019, Algorithms 1 and 2."""
+
+    def __init__(self, replicas: Sequence[Replica], rank: int = 2) -> None:
+        self._replicas, self._rank = replicas, rank
+        task = replicas[0].task
+        self._errors = [torch.zeros_like(task.initial) for _ in replicas]
+        random = torch.Generator().manual_seed(0)
+        self._matrices = [
+            (at, shape[0], at.stop - at.start)
+            for at, shape in zip(task.blocks(), task.shapes, strict=True)
+            if len(shape) > 1
+        ]
+        self._q = [torch.randn(size // rows, rank, generator=random) for _, rows, size in self._matrices]
+
+    def step(self, step: int) -> Sequence[Exchange]:
+        first = self._replicas[0]
+        given = []
+        for replica, error_N in zip(self._replicas, self._errors, strict=True):
+            inputs, targets = replica.batches.at(step)
+            given.append(first.task.gradient(first.theta, inputs, targets) + error_N)
+        mean_N = torch.stack(given).mean(0)
+        sent = first.task.entries
+        for number, (at, rows, size) in enumerate(self._matrices):
+            columns = size // rows
+            if (rows + columns) * self._rank >= size:
+                continue
+            p = torch.linalg.qr(mean_N[at].view(rows, columns) @ self._q[number]).Q
+            self._q[number] = mean_N[at].view(rows, columns).T @ p
+            mean_N[at] = (p @ self._q[number].T).reshape(-1)
+            sent += (rows + columns) * self._rank - size
+        for one, error_N in zip(given, self._errors, strict=True):
+            error_N.copy_(one - mean_N)
+            for at, shape in zip(first.task.blocks(), first.task.shapes, strict=True):
+                if len(shape) == 1:
+                    error_N[at] = 0
+        first.update(mean_N, step)
+        return (ring(sent * 4, len(self._replicas), after=step, due=step + 1),)
+
+    def consolidated(self) -> torch.Tensor:
+        return self._replicas[0].theta

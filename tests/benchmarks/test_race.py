@@ -1,0 +1,182 @@
+"""What the race counts, and that its methods are what their papers say: on a model of a few numbers, without data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from racing.clock import Exchange, Network, finished_s, link_of
+from racing.codecs import BLOCK, payload_bytes, rounded, top_blocks
+from racing.inner import Replica, gather, ring
+from racing.local import DiLoCo, SparseLoCo
+from racing.synchronous import Ddp, PowerSgd
+from racing.updates import Updates
+
+ENTRIES = 64
+FREE = Network(up_bps=1e30, down_bps=1e30)
+
+
+class Bowl:
+    """A task of one quadratic: the gradient of replica i at theta is theta - goal_i."""
+
+    entries = ENTRIES
+    shapes: Sequence[tuple[int, ...]] = ((8, 4), (32,))
+    initial = torch.linspace(-1, 1, ENTRIES)
+
+    def gradient(self, theta: torch.Tensor, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return theta - inputs
+
+    def blocks(self) -> Sequence[slice]:
+        return [slice(0, 32), slice(32, ENTRIES)]
+
+
+def goal(island: int) -> torch.Tensor:
+    return torch.randn(ENTRIES, generator=torch.Generator().manual_seed(island))
+
+
+def replicas(count: int) -> list[Replica]:
+    task: Any = Bowl()
+    batches: list[Any] = [SimpleNamespace(at=partial(both, goal(i))) for i in range(count)]
+    return [Replica(task, one, peak=1e-2, steps=100) for one in batches]
+
+
+def both(goal_N: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return goal_N, goal_N
+
+
+@pytest.mark.parametrize(("due", "done_s"), [(1, [13.0, 14.0, 15.0]), (2, [1.0, 13.0, 14.0])])
+def test_a_step_waits_for_what_is_due_before_it(due: int, done_s: list[float]) -> None:
+    """1. After the first step 12 bytes leave over a link of 8 bit/s: 12 s. 2. Needed at once, the first step's model is
+    there at 13 s. 3. Needed one step later, the second step is trained meanwhile, and the third begins at 13 s."""
+    exchange = Exchange(after=0, due=due, up_bytes=12, down_bytes=3)
+    assert finished_s([exchange], 3, [1.0], Network(up_bps=8, down_bps=8)) == done_s
+
+
+def test_the_slowest_island_and_the_latency_of_every_hop_count() -> None:
+    network = Network(up_bps=8e6, down_bps=8e6, latency_s=0.05)
+    done = finished_s([ring(1e6, 4, after=0, due=1)], 2, [0.5, 2.0], network)
+    assert done[0] == pytest.approx(2.0 + 1.5 + 6 * 0.05)
+    assert done[1] == pytest.approx(done[0] + 2.0)
+
+
+def test_a_link_of_rho_carries_a_dense_ring_in_rho_steps() -> None:
+    network = link_of(40, entries=1000, islands=4, step_s=0.5)
+    assert network.takes_s(ring(4000, 4, after=0, due=1)) == pytest.approx(20.0)
+    assert gather(10, 4, after=0, due=1).up_bytes == 30
+
+
+@pytest.mark.parametrize("bits", [2, 4, 16, 32])
+def test_a_codec_keeps_signs_and_loses_little(bits: int) -> None:
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(3))
+    seen = rounded(values, bits)
+    assert seen.shape == values.shape
+    assert (seen * values >= 0).all()
+    assert (seen - values).norm() <= {2: 0.5, 4: 0.13, 16: 1e-3, 32: 0.0}[bits] * values.norm()
+    assert torch.equal(rounded(torch.zeros(5), bits), torch.zeros(5))
+
+
+def test_the_heaviest_blocks_are_chosen_whole() -> None:
+    values = torch.zeros(3 * BLOCK + 5)
+    values[BLOCK] = 1.0
+    values[-1] = 2.0
+    mask = top_blocks(values, 0.5)
+    assert mask.nonzero().squeeze(1).tolist() == [*range(BLOCK, 2 * BLOCK), *range(3 * BLOCK, 3 * BLOCK + 5)]
+    assert payload_bytes(32, 16, indexed=True) == 66
+
+
+def test_all_updates_in_float32_are_local_sgd_of_every_step() -> None:
+    """With everything sent at once the masters are the mean of the islands' own steps, as averaging in each step is."""
+    ours, averaging = replicas(3), replicas(3)
+    updates = Updates(ours, density=1.0, bits=32, late=0)
+    local = DiLoCo(averaging, every=1, outer_learning_rate=1.0, momentum=0.0)
+    for step in range(5):
+        updates.step(step)
+        local.step(step)
+        updates._apply(*updates._in_flight.pop(step + 1))
+        assert torch.allclose(updates.consolidated(), local.consolidated(), atol=1e-6)
+        assert all(torch.allclose(one.theta, updates.consolidated(), atol=1e-6) for one in ours)
+
+
+def test_what_was_not_sent_stays_in_the_live_weights_and_arrives_in_the_end() -> None:
+    """1. Ten steps with a quarter of the blocks each. 2. Nobody moves any more; exchanges go on. 3. Everybody's live
+    weights are the masters, and these are the mean of all that the islands moved by."""
+    ones = replicas(2)
+    updates = Updates(ones, density=0.25, bits=32, late=1)
+    moved = [torch.zeros(ENTRIES), torch.zeros(ENTRIES)]
+    for step in range(60):
+        for replica, total in zip(ones, moved, strict=True):
+            if step < 10:
+                inner = replica.local_step
+
+                def counted(step: int, inner: Any = inner, one: Replica = replica, total: Any = total) -> None:
+                    before = one.theta.clone()
+                    inner(step)
+                    total += one.theta - before
+
+                replica.local_step = counted  # type: ignore[method-assign]
+            else:
+                replica.local_step = lambda step: None  # type: ignore[method-assign]
+        updates.step(step)
+        for replica in ones:
+            del replica.local_step
+    wanted = Bowl.initial + (moved[0] + moved[1]) / 2
+    assert torch.allclose(updates.consolidated(), wanted, atol=1e-5)
+    assert all(torch.allclose(one.theta, wanted, atol=1e-5) for one in ones)
+
+
+def test_ddp_steps_on_the_mean_gradient() -> None:
+    one, two = replicas(1), replicas(2)
+    Ddp(two).step(0)
+    mean = Bowl.initial - (goal(0) + goal(1)) / 2
+    one[0].update(mean, 0)
+    assert torch.allclose(two[0].theta, one[0].theta)
+
+
+def test_diloco_moves_by_nesterov_on_the_mean_of_the_moves() -> None:
+    """Two rounds of H = 2 against the paper's Algorithm 1, written out."""
+    ones, beside = replicas(2), replicas(2)
+    method = DiLoCo(ones, every=2, outer_learning_rate=0.7, momentum=0.9)
+    theta, velocity = Bowl.initial.clone(), torch.zeros(ENTRIES)
+    for rounds in range(2):
+        for replica in beside:
+            replica.theta.copy_(theta)
+            for step in (2 * rounds, 2 * rounds + 1):
+                replica.local_step(step)
+        move = sum((theta - replica.theta for replica in beside), torch.zeros(ENTRIES)) / 2
+        velocity = 0.9 * velocity + move
+        theta = theta - 0.7 * (move + 0.9 * velocity)
+        for step in (2 * rounds, 2 * rounds + 1):
+            exchanged = method.step(step)
+        assert [one.up_bytes for one in exchanged] == [ENTRIES * 4]
+        assert torch.allclose(method.consolidated(), theta, atol=1e-6)
+
+
+def test_streaming_fragments_take_turns_and_arrive_late() -> None:
+    method = DiLoCo(replicas(2), every=4, outer_learning_rate=1.0, momentum=0.0, fragments=2, late=1, alpha=0.5)
+    sent = {step: [(one.due, one.up_bytes) for one in method.step(step)] for step in range(10)}
+    assert {step: one for step, one in sent.items() if one} == {
+        3: [(5, 32 * 4.0)], 5: [(7, 32 * 4.0)], 7: [(9, 32 * 4.0)], 9: [(11, 32 * 4.0)],
+    }  # fmt: skip
+
+
+def test_sparseloco_loses_nothing_but_what_beta_forgets() -> None:
+    ones = replicas(2)
+    method = SparseLoCo(ones, every=1, density=1 / 1024, outer_learning_rate=1.0, beta=1.0)
+    for step in range(3):
+        method.step(step)
+    assert all(torch.equal(one.theta, method.consolidated()) for one in ones)
+    assert (method.consolidated() != Bowl.initial).sum() <= 2 * 4 * 3
+
+
+def test_powersgd_of_full_rank_is_ddp() -> None:
+    ones, exact = replicas(2), replicas(2)
+    method, ddp = PowerSgd(ones, rank=2), Ddp(exact)
+    for step in range(3):
+        bytes_sent = method.step(step)[0].up_bytes
+        ddp.step(step)
+    assert bytes_sent < ENTRIES * 4
+    assert (ones[0].theta - exact[0].theta).norm() < 0.5 * (exact[0].theta - Bowl.initial).norm()
