@@ -1,4 +1,4 @@
-"""Which of this machine's addresses and interfaces lead to the rest of the cluster."""
+"""Finds the address and the interface of this machine that lead to the rest of the cluster."""
 
 from __future__ import annotations
 

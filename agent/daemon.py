@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.link import Link, News
+from atoll.agent.controller_stream import ControllerStream, PendingReports
 from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor.leftovers import end_leftovers
 from atoll.agent.supervisor.shell import Supervisor
@@ -38,29 +38,29 @@ async def serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         end_leftovers(settings.state_dir / "pids")
         devices = await measured(find_devices(settings.speed), settings.threads, stop)
         logger.info("%s has %s", settings.name, ", ".join(f"{d.kind} {d.index}: {d.model}" for d in devices))
-        news = News()
+        pending = PendingReports()
         with Sampler(gauges_of(devices)) as sampler:
-            link = Link(settings, devices, news, sampler.take)
+            stream = ControllerStream(settings, devices, pending, sampler.take)
             supervisor = Supervisor(
-                settings, devices, link.fetch_code, changed=news.worker_changed, printed=news.output_came
+                settings, devices, stream.fetch_code, changed=pending.worker_changed, printed=pending.output_came
             )
             try:
-                await _run(supervisor, link, stop)
+                await _run(supervisor, stream, stop)
             finally:
                 await supervisor.close()
 
 
-async def _run(supervisor: Supervisor, link: Link, stop: asyncio.Event) -> None:
+async def _run(supervisor: Supervisor, stream: ControllerStream, stop: asyncio.Event) -> None:
     supervising = asyncio.create_task(supervisor.run(), name="supervisor")
-    linking = asyncio.create_task(link.run(supervisor), name="link")
+    streaming = asyncio.create_task(stream.run(supervisor), name="controller stream")
     stopping = asyncio.create_task(stop.wait(), name="stop")
-    tasks = (supervising, linking, stopping)
+    tasks = (supervising, streaming, stopping)
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if supervising not in done:
             await supervisor.stop_all("its agent was asked to end" if stop.is_set() else "its agent was refused")
-            await link.settle(_LAST_WORDS_S)
-        for work in (linking, supervising):
+            await stream.flush(_LAST_WORDS_S)
+        for work in (streaming, supervising):
             if work.done():
                 work.result()
     finally:

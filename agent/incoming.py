@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import PurePosixPath
 from typing import Final
 
-from atoll.agent.supervisor.events import Key
+from atoll.agent.supervisor.events import WorkerKey
 from atoll.errors import BadInput
 from atoll.strategies.settings import MAX_RATE, StaleSparse, from_spec
 from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers, TakeStock
@@ -28,12 +28,12 @@ _HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
-def check_key(id: WorkerId) -> Key:
+def check_key(id: WorkerId) -> WorkerKey:
     """Raises BadInput, like all of these, with the field's name and value."""
     check_job("id.job", id.job)
     _need(id.run >= 1, "id.run", id.run, "must be at least 1")
     _need(id.rank < MAX_WORKERS, "id.rank", id.rank, f"must be below {MAX_WORKERS}")
-    return Key(id.job, id.run, id.rank)
+    return WorkerKey.of(id)
 
 
 def check_job(name: str, job: str) -> None:

@@ -1,4 +1,4 @@
-"""What the agent tells a controller about itself and its workers, as messages."""
+"""Messages in which the agent tells a controller about itself and its workers."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def host_id(boot_id: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
 
 def status_of(worker: Worker) -> common_pb2.WorkerStatus:
     status = common_pb2.WorkerStatus(
-        id=common_pb2.WorkerId(job=worker.key.job, run=worker.key.run, rank=worker.key.rank),
+        id=worker.key.to_wire(),
         state=_STATES[worker.phase],
         pid=worker.pid,
-        uses_atoll=worker.said_hello,
+        uses_atoll=worker.greeted,
         step=worker.step,
         plan=worker.plan,
     )

@@ -1,4 +1,4 @@
-"""What an agent is told when it starts."""
+"""Settings of an agent."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ from lab.machine import processor
 from unequal_train import make
 
 from atoll.agent.runtime.agent_link.outbox import Outbox
-from atoll.agent.runtime.data.sampler import Cut
+from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.clock import StepClock, host_mark
 from atoll.agent.runtime.step.step_reporter import Teller
 from atoll.agent.runtime.step.synchronisation import Norms, StepNumbers
-from atoll.agent.supervisor.events import Key
+from atoll.agent.supervisor.events import WorkerKey
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import find_devices
 from atoll.agent.telemetry.gauges import gauges_of
@@ -68,7 +68,7 @@ def parts() -> None:
     """Of one step, by where it is spent."""
     clock, outbox = StepClock(), Outbox()
     teller = Teller(outbox)
-    cut = Cut(step=1, epoch=0, start=0, total=256, local=128, weight=0.5)
+    batch_slice = BatchSlice(step=1, epoch=0, start=0, total=256, local=128, weight=0.5)
     numbers, norms = StepNumbers(sync_s=0.1, last_sync_s=0.01), Norms(1.0, 1.0)
 
     def step() -> None:
@@ -79,7 +79,7 @@ def parts() -> None:
         clock.waited(0.0)
         clock.backward_ends()
         clock.updated()
-        teller.tell(cut, clock.boundary_begins(), plan=1, norms=norms, numbers=numbers)
+        teller.tell(batch_slice, clock.boundary_begins(), plan=1, norms=norms, numbers=numbers)
 
     show("training thread: marks, times, the sample, into the outbox", microseconds(step, 2000))
     outbox.take(WorkerId())
@@ -98,7 +98,7 @@ def parts() -> None:
     ])  # fmt: skip
 
     def collect() -> None:
-        collector.add(Key("a-1", 1, 0), message)
+        collector.add(WorkerKey("a-1", 1, 0), message)
         for telemetry in collector.take():
             check_telemetry(telemetry)
 

@@ -1,4 +1,4 @@
-"""What happens to workers, and what is to be done about it: the words between the state machine and its shell."""
+"""Events of workers and instructions about them: what the state machine and its shell exchange."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
+from atoll.v1.common_pb2 import WorkerId
 
-class Key(NamedTuple):
-    """Which worker. Ordered: by job, then run, then rank."""
+
+class WorkerKey(NamedTuple):
+    """The worker of one rank in one run of a job. Ordered: by job, then run, then rank."""
 
     job: str
     run: int
     rank: int
+
+    @staticmethod
+    def of(id: WorkerId) -> WorkerKey:
+        return WorkerKey(id.job, id.run, id.rank)
+
+    def to_wire(self) -> WorkerId:
+        return WorkerId(job=self.job, run=self.run, rank=self.rank)
 
     def __str__(self) -> str:
         return f"{self.job} run {self.run} rank {self.rank}"
@@ -40,8 +49,8 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchAsked:
-    key: Key
+class LaunchRequested:
+    key: WorkerKey
     stall_timeout_s: float
     hang_s: float = 0.0
 
@@ -50,37 +59,37 @@ class LaunchAsked:
 class LaunchRefused:
     """The Launch made no sense for this node."""
 
-    key: Key
+    key: WorkerKey
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CodeReady:
-    key: Key
+    key: WorkerKey
 
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    key: Key
+    key: WorkerKey
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    key: Key
+    key: WorkerKey
     pid: int
     now_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class HelloSaid:
-    key: Key
+class HelloReceived:
+    key: WorkerKey
     now_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class AliveSaid:
-    key: Key
+class AliveReceived:
+    key: WorkerKey
     step: int
     plan: int
     now_s: float
@@ -90,7 +99,7 @@ class AliveSaid:
 class Ended:
     """The process, its process group and its output are at an end."""
 
-    key: Key
+    key: WorkerKey
     exit_code: int
     out_of_memory: bool
     """The kernel killed something for want of memory while this worker lived."""
@@ -99,7 +108,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     """Of this run and all older ones of the job."""
 
     job: str
@@ -110,12 +119,12 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetAsked:
-    key: Key
+class ForgetRequested:
+    key: WorkerKey
 
 
 @dataclass(frozen=True, slots=True)
-class CloseAsked:
+class CloseRequested:
     """The agent ends: stop everything, start nothing more."""
 
     grace_s: float
@@ -128,21 +137,21 @@ class Ticked:
     """Time went on. `stopped`: workers whose process the kernel shows as stopped (state T)."""
 
     now_s: float
-    stopped: frozenset[Key] = frozenset()
+    stopped: frozenset[WorkerKey] = frozenset()
 
 
 Event: TypeAlias = (
-    LaunchAsked
+    LaunchRequested
     | LaunchRefused
     | CodeReady
     | StartFailed
     | Started
-    | HelloSaid
-    | AliveSaid
+    | HelloReceived
+    | AliveReceived
     | Ended
-    | StopAsked
-    | ForgetAsked
-    | CloseAsked
+    | StopRequested
+    | ForgetRequested
+    | CloseRequested
     | Ticked
 )
 
@@ -151,19 +160,19 @@ Event: TypeAlias = (
 class FetchCode:
     """Have the job's code here; answered by CodeReady or StartFailed, later."""
 
-    key: Key
+    key: WorkerKey
 
 
 @dataclass(frozen=True, slots=True)
 class StartProcess:
     """Answered by Started or StartFailed before any other event."""
 
-    key: Key
+    key: WorkerKey
 
 
 @dataclass(frozen=True, slots=True)
 class SendStop:
-    key: Key
+    key: WorkerKey
     grace_s: float
     reason: str
 
@@ -172,7 +181,7 @@ class SendStop:
 class SendSignal:
     """To the worker's whole process group."""
 
-    key: Key
+    key: WorkerKey
     signal: int
 
 
@@ -180,14 +189,14 @@ class SendSignal:
 class Release:
     """The worker is forgotten, or never became a process: let go of what was kept for it."""
 
-    key: Key
+    key: WorkerKey
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
     """People should know this of a worker."""
 
-    key: Key
+    key: WorkerKey
     text: str
 
 

@@ -1,4 +1,4 @@
-"""How a worker ended, from its exit code, what was done to it, and its last words. Pure."""
+"""Classifies a worker's end by its exit code, what was done to it, and its last words. Pure."""
 
 from __future__ import annotations
 

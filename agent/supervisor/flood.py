@@ -1,4 +1,4 @@
-"""How much of a worker's output is kept when it prints more than anyone can read. Pure: time comes in."""
+"""Limits the output that is kept of a worker that prints more than anyone can read. Pure: time comes in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FloodGate:
     def take(self, data: bytes, now_s: float) -> bytes:
         """Returns what is to be kept now; the rest may come with a later call."""
         self._refill(now_s)
-        resumed = self.settle(now_s) if self._allowed >= _RESUME_BYTES else b""
+        resumed = self.flush(now_s) if self._allowed >= _RESUME_BYTES else b""
         if self._dropped or self._tail:
             self._hold(data)
             return resumed
@@ -32,7 +32,7 @@ class FloodGate:
         self._hold(data[len(kept) :])
         return resumed + kept
 
-    def settle(self, now_s: float) -> bytes:
+    def flush(self, now_s: float) -> bytes:
         """The flood is over, or the output has ended: what was held back, after a line that says what is missing."""
         self._refill(now_s)
         if not self._dropped and not self._tail:

@@ -1,4 +1,4 @@
-"""What there is of a job's checkpoints on this node: a look at heads and manifests, never at the state itself."""
+"""Takes the inventory of a job's checkpoints on this node: looks at heads and manifests, never at the state itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORDS: Final = 500
 _END_S: Final = 1.0
 
 
-class StockTaker:
+class InventoryTaker:
     """Looks in a thread, one question at a time: a disk that hangs holds up nobody but who asked."""
 
     def __init__(self, memory: Path, checkpoints_of: Callable[[str], Path], answer: Callable[[Stock], None]) -> None:
@@ -38,7 +38,7 @@ class StockTaker:
         if self._looking is not None and self._looking.is_alive():
             self._answer(Stock(request=asked.request, troubles=["an earlier look has not ended yet; ask again"]))
             return
-        self._looking = threading.Thread(target=self._look, args=(asked,), name="stock", daemon=True)
+        self._looking = threading.Thread(target=self._look, args=(asked,), name="inventory", daemon=True)
         self._looking.start()
 
     def close(self) -> None:
@@ -47,17 +47,17 @@ class StockTaker:
             self._looking.join(timeout=_END_S)
 
     def _look(self, asked: TakeStock) -> None:
-        stock = Stock(request=asked.request)
-        with _told(stock, "memory"):
-            stock.memory.extend(shards_in(self._memory / asked.job))
+        inventory = Stock(request=asked.request)
+        with _troubles_noted(inventory, "memory"):
+            inventory.memory.extend(shards_in(self._memory / asked.job))
         folder = self._checkpoints_of(asked.directory) / asked.job
-        with _told(stock, str(folder)):
-            stock.disk.extend(checkpoints_in(folder))
+        with _troubles_noted(inventory, str(folder)):
+            inventory.disk.extend(checkpoints_in(folder))
         if asked.store and "://" in asked.directory:
             url = f"{asked.directory.rstrip('/')}/{asked.job}"
-            with _told(stock, url):
-                stock.store.extend(checkpoints_under(url))
-        self._answer(stock)
+            with _troubles_noted(inventory, url):
+                inventory.store.extend(checkpoints_under(url))
+        self._answer(inventory)
 
 
 def shards_in(folder: Path) -> list[HeldShard]:
@@ -137,8 +137,8 @@ def _age_s(path: Path) -> float:
 
 
 @contextmanager
-def _told(stock: Stock, where: str) -> Iterator[None]:
+def _troubles_noted(inventory: Stock, where: str) -> Iterator[None]:
     try:
         yield
     except (CheckpointError, OSError) as error:
-        stock.troubles.append(f"{where} cannot be looked at: {error}"[:_WORDS])
+        inventory.troubles.append(f"{where} cannot be looked at: {error}"[:_WORDS])

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.supervisor.events import Key
+from atoll.agent.supervisor.events import WorkerKey
 from atoll.agent.supervisor.flood import dropped_line
 from atoll.agent.supervisor.spool import Spool, prune
 from atoll.v1.agents_pb2 import LogAck, LogBatch
-from atoll.v1.common_pb2 import WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +26,7 @@ class LogStream:
 
     `acked` counts bytes of that stream; `_position` bytes of the spool, which may be further on."""
 
-    def __init__(self, key: Key, spool: Spool) -> None:
+    def __init__(self, key: WorkerKey, spool: Spool) -> None:
         self.key = key
         self.spool = spool
         self.acked = 0
@@ -52,8 +51,7 @@ class LogStream:
         if not self._outstanding:
             return None
         self._sent_at_s = now_s
-        id = WorkerId(job=self.key.job, run=self.key.run, rank=self.key.rank)
-        return LogBatch(id=id, offset=self.acked, data=self._outstanding)
+        return LogBatch(id=self.key.to_wire(), offset=self.acked, data=self._outstanding)
 
     def ack(self, offset: int) -> None:
         """All bytes before `offset` are kept by the controller. What was never sent cannot be acknowledged."""
@@ -75,11 +73,11 @@ class Logs:
         """Raises OSError."""
         self._folder = folder
         self._on_data = on_data
-        self._streams: dict[Key, LogStream] = {}
+        self._streams: dict[WorkerKey, LogStream] = {}
         folder.mkdir(parents=True, exist_ok=True)
         prune(folder, KEEP_FILES)
 
-    def open(self, key: Key) -> LogStream:
+    def open(self, key: WorkerKey) -> LogStream:
         """A new log for a worker that starts. Raises OSError."""
         path = self.path(key)
         self._drop_surplus()
@@ -87,7 +85,7 @@ class Logs:
         stream = self._streams[key] = LogStream(key, Spool(path))
         return stream
 
-    def path(self, key: Key) -> Path:
+    def path(self, key: WorkerKey) -> Path:
         return self._folder / key.job / f"run-{key.run}-rank-{key.rank}.log"
 
     def next_batch(self) -> LogBatch | None:
@@ -107,7 +105,7 @@ class Logs:
         return all(stream.is_told for stream in self._streams.values())
 
     def ack(self, message: LogAck) -> None:
-        stream = self._streams.get(Key(message.id.job, message.id.run, message.id.rank))
+        stream = self._streams.get(WorkerKey.of(message.id))
         if stream is not None:
             stream.ack(message.offset)
             self._on_data()

@@ -1,4 +1,4 @@
-"""What to do about each worker: events in, the next state and instructions out. No process, socket or clock here.
+"""Decides what is done about each worker: events in, the next state and instructions out. Touches no process or clock.
 
 A worker's life: FETCHING (its code) -> WAITING (for older workers of its job to be gone) -> STARTING -> RUNNING ->
 STOPPING -> EXITED, and EXITED is kept until the controller says Forget. Any state may lead to EXITED.
@@ -16,20 +16,19 @@ from typing import Final
 from atoll.agent.runtime.agent_link import exits
 from atoll.agent.supervisor import liveness
 from atoll.agent.supervisor.events import (
-    AliveSaid,
-    CloseAsked,
+    AliveReceived,
+    CloseRequested,
     CodeReady,
     Ended,
     Event,
     Exit,
     ExitKind,
     FetchCode,
-    ForgetAsked,
-    HelloSaid,
+    ForgetRequested,
+    HelloReceived,
     Instruction,
-    Key,
-    LaunchAsked,
     LaunchRefused,
+    LaunchRequested,
     Release,
     Report,
     SendSignal,
@@ -37,9 +36,10 @@ from atoll.agent.supervisor.events import (
     Started,
     StartFailed,
     StartProcess,
-    StopAsked,
+    StopRequested,
     Tell,
     Ticked,
+    WorkerKey,
 )
 from atoll.agent.supervisor.exits import classify
 from atoll.agent.supervisor.progress import Progress
@@ -76,7 +76,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    key: Key
+    key: WorkerKey
     phase: Phase
     pid: int = 0
     stop: Stop | None = None
@@ -87,16 +87,16 @@ class Worker:
     plan: int = 0
 
     @property
-    def said_hello(self) -> bool:
+    def greeted(self) -> bool:
         return self.life.heard_at_s is not None
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    workers: Mapping[Key, Worker] = field(default_factory=lambda: MappingProxyType({}))
+    workers: Mapping[WorkerKey, Worker] = field(default_factory=lambda: MappingProxyType({}))
     fences: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """By job: the oldest run that may still start a worker."""
-    forgotten: tuple[Key, ...] = ()
+    forgotten: tuple[WorkerKey, ...] = ()
     closing: bool = False
     ticked_at_s: float | None = None
 
@@ -104,18 +104,18 @@ class State:
 def handle(state: State, event: Event) -> tuple[State, list[Instruction]]:
     """One event in; the next state, and what to do in this order."""
     match event:
-        case LaunchAsked():
+        case LaunchRequested():
             return _launch(state, event)
         case LaunchRefused(key, reason):
             if not _is_new(state, key):
                 return state, []
             state, surplus = _bounded(state)
             return _put(state, _not_started(Worker(key, Phase.FETCHING), reason)), [*surplus, Report()]
-        case StopAsked():
+        case StopRequested():
             return _stop(state, event)
-        case CloseAsked(grace_s, reason, now_s):
+        case CloseRequested(grace_s, reason, now_s):
             return _stop_workers(replace(state, closing=True), list(state.workers), grace_s, reason, now_s)
-        case ForgetAsked(key):
+        case ForgetRequested(key):
             return _forget(state, key)
         case Ticked():
             return _tick(state, event)
@@ -127,7 +127,7 @@ def handle(state: State, event: Event) -> tuple[State, list[Instruction]]:
 
 
 def _of_worker(
-    state: State, worker: Worker, event: CodeReady | StartFailed | Started | HelloSaid | AliveSaid | Ended
+    state: State, worker: Worker, event: CodeReady | StartFailed | Started | HelloReceived | AliveReceived | Ended
 ) -> tuple[State, list[Instruction]]:
     match event:
         case CodeReady() if worker.phase is Phase.FETCHING:
@@ -136,11 +136,11 @@ def _of_worker(
             return _start_waiting(_put(state, _not_started(worker, reason)), [Release(worker.key), Report()])
         case Started(_, pid, _):
             return _put(state, replace(worker, phase=Phase.RUNNING, pid=pid)), [Report()]
-        case HelloSaid(_, now_s):
-            todo: list[Instruction] = [] if worker.said_hello else [Report()]
+        case HelloReceived(_, now_s):
+            todo: list[Instruction] = [] if worker.greeted else [Report()]
             life, progress = worker.life.heard(now_s), worker.progress.greeted(now_s)
             return _put(state, replace(worker, life=life, progress=progress)), todo
-        case AliveSaid(_, step, plan, now_s):
+        case AliveReceived(_, step, plan, now_s):
             life, progress = worker.life.heard(now_s), worker.progress.at(step, now_s)
             return _put(state, replace(worker, step=step, plan=plan, life=life, progress=progress)), []
         case Ended():
@@ -149,7 +149,7 @@ def _of_worker(
     return state, []
 
 
-def _launch(state: State, event: LaunchAsked) -> tuple[State, list[Instruction]]:
+def _launch(state: State, event: LaunchRequested) -> tuple[State, list[Instruction]]:
     key = event.key
     if not _is_new(state, key):
         return state, []
@@ -164,19 +164,19 @@ def _launch(state: State, event: LaunchAsked) -> tuple[State, list[Instruction]]
     return state, todo
 
 
-def _is_new(state: State, key: Key) -> bool:
+def _is_new(state: State, key: WorkerKey) -> bool:
     known = key in state.workers or key in state.forgotten
     return not known and not state.closing and key.run >= state.fences.get(key.job, 0)
 
 
-def _stop(state: State, event: StopAsked) -> tuple[State, list[Instruction]]:
+def _stop(state: State, event: StopRequested) -> tuple[State, list[Instruction]]:
     keys = [key for key in state.workers if key.job == event.job and key.run <= event.run]
     state = _fence(state, event.job, event.run + 1)
     return _stop_workers(state, keys, event.grace_s, event.reason, event.now_s)
 
 
 def _stop_workers(
-    state: State, keys: list[Key], grace_s: float, reason: str, now_s: float
+    state: State, keys: list[WorkerKey], grace_s: float, reason: str, now_s: float
 ) -> tuple[State, list[Instruction]]:
     todo: list[Instruction] = []
     for key in keys:
@@ -186,7 +186,7 @@ def _stop_workers(
                 exit = Exit(ExitKind.STOPPED, 0, f"stopped before it began: {reason}")
                 state = _put(state, replace(worker, phase=Phase.EXITED, exit=exit))
                 todo += [Release(key), Report()]
-            case Phase.RUNNING if worker.said_hello:
+            case Phase.RUNNING if worker.greeted:
                 stop = Stop(reason, ExitKind.STOPPED, 0, now_s + grace_s)
                 state = _put(state, replace(worker, phase=Phase.STOPPING, stop=stop))
                 todo += [SendStop(key, grace_s, reason), Report()]
@@ -277,7 +277,7 @@ def _start_waiting(state: State, todo: list[Instruction] | None = None) -> tuple
     return state, todo
 
 
-def _forget(state: State, key: Key) -> tuple[State, list[Instruction]]:
+def _forget(state: State, key: WorkerKey) -> tuple[State, list[Instruction]]:
     worker = state.workers.get(key)
     if worker is None or worker.phase is not Phase.EXITED:
         return state, []  # not ours, or alive: its end is still to be told

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _F_SETPIPE_SZ: Final = 1031
 _PIPE_BYTES: Final = 1024 * 1024
 _READ_BYTES: Final = 256 * 1024
-_SETTLE_S: Final = 0.2
+_FLUSH_S: Final = 0.2
 
 
 class Captured:
@@ -48,8 +48,8 @@ class Captured:
         self._keep(self._gate.take(data, time.monotonic()) if data else b"")
         return bool(data)
 
-    def settle(self) -> None:
-        self._keep(self._gate.settle(time.monotonic()))
+    def flush(self) -> None:
+        self._keep(self._gate.flush(time.monotonic()))
 
     def _keep(self, data: bytes) -> None:
         if not data:
@@ -110,17 +110,17 @@ class OutputPump:
             os.write(self._waker_fd, b"w")
 
     def _run(self) -> None:
-        settled_s = time.monotonic()
+        flushed_s = time.monotonic()
         while True:
-            for key, _ in self._selector.select(_SETTLE_S):
+            for key, _ in self._selector.select(_FLUSH_S):
                 if isinstance(key.data, Captured):
                     if not key.data.read():
                         self._end(key.data)
                 else:
                     os.read(self._wake_fd, 4096)
-            if time.monotonic() - settled_s >= _SETTLE_S:
-                settled_s = time.monotonic()
-                self._settle_quiet()
+            if time.monotonic() - flushed_s >= _FLUSH_S:
+                flushed_s = time.monotonic()
+                self._flush_quiet()
             with self._lock:
                 asked, self._asked = self._asked, []
                 closing = self._closing
@@ -137,17 +137,17 @@ class OutputPump:
         elif captured in self._all():
             self._end(captured)
 
-    def _settle_quiet(self) -> None:
+    def _flush_quiet(self) -> None:
         busy = {key.fd for key, _ in self._selector.select(0)}
         for captured in self._all():
             if captured.fd not in busy:
-                captured.settle()
+                captured.flush()
 
     def _all(self) -> list[Captured]:
         return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Captured)]
 
     def _end(self, captured: Captured) -> None:
-        captured.settle()
+        captured.flush()
         self._selector.unregister(captured.fd)
         os.close(captured.fd)
         captured.on_end()

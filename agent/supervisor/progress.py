@@ -1,4 +1,4 @@
-"""Whether a worker still gets anywhere: its steps, as its link's thread tells them twice a second. Pure.
+"""Judges whether a worker still gets anywhere, by the steps that its link's thread reports twice a second. Pure.
 
 That thread lives on when the script does not: signs of life say nothing of a loader that waits for itself for ever."""
 

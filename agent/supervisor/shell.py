@@ -22,18 +22,17 @@ from atoll.agent.supervisor import machine
 from atoll.agent.supervisor.code import CodeStore, Fetch, find_script
 from atoll.agent.supervisor.environment import worker_environment
 from atoll.agent.supervisor.events import (
-    AliveSaid,
-    CloseAsked,
+    AliveReceived,
+    CloseRequested,
     CodeReady,
     Ended,
     Event,
     FetchCode,
-    ForgetAsked,
-    HelloSaid,
+    ForgetRequested,
+    HelloReceived,
     Instruction,
-    Key,
-    LaunchAsked,
     LaunchRefused,
+    LaunchRequested,
     Release,
     Report,
     SendSignal,
@@ -41,12 +40,13 @@ from atoll.agent.supervisor.events import (
     Started,
     StartFailed,
     StartProcess,
-    StopAsked,
+    StopRequested,
     Tell,
     Ticked,
+    WorkerKey,
 )
 from atoll.agent.supervisor.exits import last_words
-from atoll.agent.supervisor.inventory import StockTaker
+from atoll.agent.supervisor.inventory import InventoryTaker
 from atoll.agent.supervisor.leftovers import end_escaped
 from atoll.agent.supervisor.liveness import STALL_TIMEOUT_S, is_stopped
 from atoll.agent.supervisor.logs import Logs, LogStream
@@ -100,10 +100,10 @@ class Supervisor:
         self._changed = changed
         self._printed = printed
         self._state = machine.State()
-        self._launches: dict[Key, Launch] = {}
-        self._folders: dict[Key, Path] = {}
-        self._running: dict[Key, _Running] = {}
-        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._launches: dict[WorkerKey, Launch] = {}
+        self._folders: dict[WorkerKey, Path] = {}
+        self._running: dict[WorkerKey, _Running] = {}
+        self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
         self.address = "127.0.0.1"
         """Where other nodes reach this one; decides on which interface workers meet."""
@@ -114,8 +114,8 @@ class Supervisor:
         self._pids.mkdir(exist_ok=True)
         self.memory = MemoryFolders(settings.state_dir)
         self._code = CodeStore(settings.state_dir / "code", fetch)
-        self._stocks: deque[Stock] = deque()
-        self._stock_taker = StockTaker(self.memory.root, self.checkpoints_of, self._stock_taken)
+        self._inventories: deque[Stock] = deque()
+        self._inventory_taker = InventoryTaker(self.memory.root, self.checkpoints_of, self._inventory_taken)
         self._socket = WorkerSocket(settings.state_dir, self.collector, self._on_hello, self._on_alive)
         self._pump = OutputPump()
 
@@ -125,14 +125,14 @@ class Supervisor:
 
     # What the controller asks for; checked already.
 
-    def launch(self, key: Key, launch: Launch) -> None:
+    def launch(self, key: WorkerKey, launch: Launch) -> None:
         if key not in self._state.workers:
             self._launches[key] = launch
-        self._feed(LaunchAsked(key, launch.spec.stall_timeout_s or STALL_TIMEOUT_S, launch.spec.hang_s))
+        self._feed(LaunchRequested(key, launch.spec.stall_timeout_s or STALL_TIMEOUT_S, launch.spec.hang_s))
         if key not in self._state.workers:
             del self._launches[key]
 
-    def refuse(self, key: Key, reason: str) -> None:
+    def refuse(self, key: WorkerKey, reason: str) -> None:
         """A Launch that cannot be carried out is reported as a worker that was not started."""
         self._feed(LaunchRefused(key, reason))
 
@@ -140,7 +140,8 @@ class Supervisor:
         self._socket.send_plan(message)
 
     def stop(self, message: StopWorkers) -> None:
-        self._feed(StopAsked(message.job, message.run, message.grace_s, message.reason or "asked to", time.monotonic()))
+        reason = message.reason or "asked to"
+        self._feed(StopRequested(message.job, message.run, message.grace_s, reason, time.monotonic()))
 
     def drop_memory(self, job: str) -> None:
         """Its checkpoints in memory, once none of its workers is here."""
@@ -148,25 +149,25 @@ class Supervisor:
             return  # the controller says it again
         self.memory.drop(job)
 
-    def take_stock(self, asked: TakeStock) -> None:
-        """Look what there is of a job's checkpoints; `next_stock` has the answer later."""
-        self._stock_taker.take(asked)
+    def take_inventory(self, asked: TakeStock) -> None:
+        """Look what there is of a job's checkpoints; `next_inventory` has the answer later."""
+        self._inventory_taker.take(asked)
 
-    def next_stock(self) -> Stock | None:
-        return self._stocks.popleft() if self._stocks else None
+    def next_inventory(self) -> Stock | None:
+        return self._inventories.popleft() if self._inventories else None
 
-    def _stock_taken(self, stock: Stock) -> None:
+    def _inventory_taken(self, inventory: Stock) -> None:
         """On the thread that looked."""
 
         def tell() -> None:
-            self._stocks.append(stock)
+            self._inventories.append(inventory)
             self._printed()
 
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(tell)
 
-    def forget(self, key: Key) -> None:
-        self._feed(ForgetAsked(key))
+    def forget(self, key: WorkerKey) -> None:
+        self._feed(ForgetRequested(key))
 
     # Its own life.
 
@@ -178,7 +179,7 @@ class Supervisor:
 
     async def stop_all(self, reason: str) -> None:
         """Stop every worker in stages and start none any more. Returns when all are gone; `run` must be running."""
-        self._feed(CloseAsked(CLOSE_GRACE_S, reason, time.monotonic()))
+        self._feed(CloseRequested(CLOSE_GRACE_S, reason, time.monotonic()))
         deadline_s = CLOSE_GRACE_S + machine.TERM_S + _KILLED_S
         if self._tasks:
             _, late = await asyncio.wait(self._tasks.values(), timeout=deadline_s)
@@ -202,7 +203,7 @@ class Supervisor:
         self.logs.close()
         self._socket.close()
         self.ports.close()
-        self._stock_taker.close()
+        self._inventory_taker.close()
         self.memory.close()
 
     async def _tick(self) -> None:
@@ -236,7 +237,7 @@ class Supervisor:
             case Report():
                 self._changed()
 
-    def _own(self, key: Key, work: Coroutine[None, None, None]) -> None:
+    def _own(self, key: WorkerKey, work: Coroutine[None, None, None]) -> None:
         """Run the part of a worker's life that waits: fetching, then watching."""
         self._tasks[key] = self._loop.create_task(work, name=str(key))
 
@@ -249,7 +250,7 @@ class Supervisor:
 
         self._tasks[key].add_done_callback(done)
 
-    def _release(self, key: Key) -> None:
+    def _release(self, key: WorkerKey) -> None:
         self._launches.pop(key, None)
         self._folders.pop(key, None)
         self._socket.release(key)
@@ -259,7 +260,7 @@ class Supervisor:
 
     # One worker.
 
-    async def _fetch(self, key: Key, spec: JobSpec) -> None:
+    async def _fetch(self, key: WorkerKey, spec: JobSpec) -> None:
         try:
             folder = await self._code.get(spec.code_sha256, self._code_in_use)
             find_script(folder, spec.script)
@@ -272,7 +273,7 @@ class Supervisor:
     def _code_in_use(self) -> set[str]:
         return {launch.spec.code_sha256 for launch in self._launches.values()}
 
-    def _start(self, key: Key, launch: Launch, folder: Path) -> Started | StartFailed:
+    def _start(self, key: WorkerKey, launch: Launch, folder: Path) -> Started | StartFailed:
         try:
             job_directory = self._job_directory(key, launch)
             job_directory.mkdir(parents=True, exist_ok=True)
@@ -302,7 +303,7 @@ class Supervisor:
         logger.info("%s: started as process %d", key, process.pid)
         return Started(key, process.pid, time.monotonic())
 
-    def _welcome(self, key: Key, launch: Launch, job_directory: Path) -> Welcome:
+    def _welcome(self, key: WorkerKey, launch: Launch, job_directory: Path) -> Welcome:
         welcome = Welcome(launch=launch, job_directory=str(job_directory), speed=self._settings.speed)
         start = launch.spec.checkpoint.start_from
         if start.job or start.directory.startswith("/"):
@@ -316,7 +317,7 @@ class Supervisor:
                 self.collector.note(key, LEVEL_WARNING, f"no checkpoints in memory on this machine: {error}")
         return welcome
 
-    def _job_directory(self, key: Key, launch: Launch) -> Path:
+    def _job_directory(self, key: WorkerKey, launch: Launch) -> Path:
         return self.checkpoints_of(launch.spec.checkpoint.directory) / key.job
 
     def checkpoints_of(self, directory: str) -> Path:
@@ -354,7 +355,7 @@ class Supervisor:
         self._pump.add(captured)
         return captured, ended
 
-    async def _watch(self, key: Key) -> None:
+    async def _watch(self, key: WorkerKey) -> None:
         """Wait for the process to die; end its group and its output; then tell."""
         running = self._running[key]
         await running.exited.wait()
@@ -379,13 +380,13 @@ class Supervisor:
     def _abandon(self, captured: Captured) -> None:
         logger.error("the output thread does not answer: a disk under %s hangs", self._settings.state_dir)
 
-    def _on_hello(self, key: Key) -> None:
-        self._feed(HelloSaid(key, time.monotonic()))
+    def _on_hello(self, key: WorkerKey) -> None:
+        self._feed(HelloReceived(key, time.monotonic()))
 
-    def _on_alive(self, key: Key, step: int, plan: int) -> None:
-        self._feed(AliveSaid(key, step, plan, time.monotonic()))
+    def _on_alive(self, key: WorkerKey, step: int, plan: int) -> None:
+        self._feed(AliveReceived(key, step, plan, time.monotonic()))
 
 
-def _failed(key: Key, reason: str) -> StartFailed:
+def _failed(key: WorkerKey, reason: str) -> StartFailed:
     logger.warning("%s: not started: %s", key, reason)
     return StartFailed(key, reason)

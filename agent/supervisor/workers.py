@@ -17,7 +17,7 @@ import zmq
 import zmq.asyncio
 from google.protobuf.message import DecodeError
 
-from atoll.agent.supervisor.events import Key
+from atoll.agent.supervisor.events import WorkerKey
 from atoll.agent.telemetry.collect import Collector
 from atoll.rpc import MAX_MESSAGE_BYTES
 from atoll.v1.agents_pb2 import PlanForJob
@@ -49,14 +49,14 @@ class WorkerSocket:
         self,
         state_dir: Path,
         collector: Collector,
-        on_hello: Callable[[Key], None],
-        on_alive: Callable[[Key, int, int], None],
+        on_hello: Callable[[WorkerKey], None],
+        on_alive: Callable[[WorkerKey, int, int], None],
     ) -> None:
         """Raises OSError, zmq.ZMQError if the socket cannot be made."""
         self._collector = collector
         self._on_hello = on_hello
         self._on_alive = on_alive
-        self._workers: dict[Key, _Expected] = {}
+        self._workers: dict[WorkerKey, _Expected] = {}
         self._outgoing: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue(_HWM)
         self.dropped: Counter[str] = Counter()
         """Messages that were not for us, by reason."""
@@ -78,15 +78,15 @@ class WorkerSocket:
     def endpoint(self) -> str:
         return f"ipc://{self._path}"
 
-    def expect(self, key: Key, secret: str, welcome: Welcome) -> None:
+    def expect(self, key: WorkerKey, secret: str, welcome: Welcome) -> None:
         """A worker with this secret is about to start."""
         self._workers[key] = _Expected(secret, welcome)
 
-    def release(self, key: Key) -> None:
+    def release(self, key: WorkerKey) -> None:
         """The worker is gone; whoever speaks in its name from now on is dropped."""
         self._workers.pop(key, None)
 
-    def send_stop(self, key: Key, grace_s: float, reason: str) -> None:
+    def send_stop(self, key: WorkerKey, grace_s: float, reason: str) -> None:
         worker = self._workers.get(key)
         if worker is not None:
             worker.stop = Stop(grace_s=grace_s, reason=reason)
@@ -131,14 +131,14 @@ class WorkerSocket:
         while True:
             await self._socket.send_multipart(await self._outgoing.get())
 
-    def _post(self, key: Key, message: SupervisorMessage) -> None:
+    def _post(self, key: WorkerKey, message: SupervisorMessage) -> None:
         try:
             self._outgoing.put_nowait((_identity(key), message.SerializeToString()))
         except asyncio.QueueFull:
             self._drop("outgoing queue full")
 
     def _take(self, identity: bytes, message: WorkerMessage) -> None:
-        key = Key(message.id.job, message.id.run, message.id.rank)
+        key = WorkerKey.of(message.id)
         worker = self._workers.get(key)
         if identity != _identity(key):
             self._drop("identity is not the id")
@@ -155,7 +155,7 @@ class WorkerSocket:
         else:
             self._drop("empty", key)
 
-    def _greet(self, key: Key, worker: _Expected, secret: str) -> None:
+    def _greet(self, key: WorkerKey, worker: _Expected, secret: str) -> None:
         if not hmac.compare_digest(secret.encode(), worker.secret.encode()):
             self._drop("wrong secret", key)
             return
@@ -165,7 +165,7 @@ class WorkerSocket:
             self._post(key, SupervisorMessage(stop=worker.stop))
         self._on_hello(key)
 
-    def _drop(self, why: str, key: Key | None = None) -> None:
+    def _drop(self, why: str, key: WorkerKey | None = None) -> None:
         """Say it once per cause, count it always."""
         self.dropped[why] += 1
         if self.dropped[why] == 1:
@@ -177,7 +177,7 @@ class WorkerSocket:
                 self._collector.note(key, LEVEL_WARNING, f"a message in the name of rank {key.rank} was dropped: {why}")
 
 
-def _identity(key: Key) -> bytes:
+def _identity(key: WorkerKey) -> bytes:
     return f"{key.job}/{key.run}/{key.rank}".encode()
 
 

@@ -1,1 +1,1 @@
-"""What this node has, and what its workers measure."""
+"""Measures this node's devices, and collects what its workers measure."""

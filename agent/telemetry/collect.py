@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from atoll.agent.supervisor.events import Key
+from atoll.agent.supervisor.events import WorkerKey
 from atoll.v1.agents_pb2 import Notice, Prepared, Resumed, Telemetry, WorkerTelemetry
-from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
+from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample
 
 MAX_STEPS: Final = 256
 MAX_METRICS: Final = 64
@@ -57,9 +57,9 @@ class Collector:
 
     def __init__(self, begun: Callable[[], None] = lambda: None) -> None:
         self._begun = begun
-        self._workers: dict[Key, _Collected] = {}
+        self._workers: dict[WorkerKey, _Collected] = {}
 
-    def add(self, key: Key, telemetry: WorkerTelemetry) -> None:
+    def add(self, key: WorkerKey, telemetry: WorkerTelemetry) -> None:
         """Take over what a worker sent; more than the protocol allows is cut off."""
         into = self._workers.setdefault(key, _Collected())
         into.changed = True
@@ -89,12 +89,12 @@ class Collector:
     def lost(self, telemetry: Telemetry) -> None:
         """What `take` gave could not be sent. Its steps count as dropped."""
         for worker in telemetry.workers:
-            key = Key(worker.id.job, worker.id.run, worker.id.rank)
+            key = WorkerKey.of(worker.id)
             if key in self._workers and worker.steps:
                 self._workers[key].dropped_here += len(worker.steps)
                 self._workers[key].changed = True
 
-    def note(self, key: Key, level: Level.ValueType, text: str) -> None:
+    def note(self, key: WorkerKey, level: Level.ValueType, text: str) -> None:
         """Something the agent itself has to say about a worker."""
         into = self._workers.setdefault(key, _Collected())
         into.notices.append(Notice(level=level, text=text[:MAX_NOTICE_CHARACTERS]))
@@ -117,17 +117,17 @@ class Collector:
         if message.workers:
             yield message
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: WorkerKey) -> None:
         """Its last words are still sent."""
         if key in self._workers:
             self._workers[key].forgotten = True
 
 
-def _to_wire(key: Key, collected: _Collected) -> WorkerTelemetry:
+def _to_wire(key: WorkerKey, collected: _Collected) -> WorkerTelemetry:
     """Also empties what is not cumulative. Of more links than one message takes the others follow with the next."""
     peers = list(collected.links)[:MAX_LINKS]
     worker = WorkerTelemetry(
-        id=WorkerId(job=key.job, run=key.run, rank=key.rank),
+        id=key.to_wire(),
         steps=collected.steps,
         dropped_steps=collected.dropped_here + collected.dropped_by_worker,
         metrics=collected.metrics,

@@ -1,4 +1,4 @@
-"""How busy, full and hot the devices of this node are: GPUs as NVML tells it, the CPU as the kernel does.
+"""Reads how busy, full and hot the devices of this node are: GPUs from NVML, the CPU from the kernel.
 
 What a device cannot tell is absent from its sample. A GPU that tells nothing at all any more (it fell off the bus, its
 driver is being replaced) has a sample with nothing in it, until it is back."""

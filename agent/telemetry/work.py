@@ -1,4 +1,4 @@
-"""How fast this node's devices calculate now: a fixed matrix product, measured once when the agent starts.
+"""Measures how fast this node's devices calculate: a fixed matrix product, once when the agent starts.
 
 In a short process of its own: the daemon stays free of thread pools and of torch, and the product runs with the threads
 that a worker would get. It is the device that is measured, not what others leave of it at this moment.

@@ -33,9 +33,9 @@ class DenseSynchroniser(Synchronous):
         self._waited_s = 0.0
 
     def begin(self, opened: Pass) -> None:
-        cut = opened.cut
-        self._control.begin(cut.step, opened.own, epoch=cut.epoch, start=cut.start)
-        self._reducer.begin(cut.weight, opened.sampled)
+        batch_slice = opened.batch_slice
+        self._control.begin(batch_slice.step, opened.own, epoch=batch_slice.epoch, start=batch_slice.start)
+        self._reducer.begin(batch_slice.weight, opened.sampled)
 
     def end(self) -> Norms:
         self._reducer.launch_rest()

@@ -94,7 +94,7 @@ class GradientExchange(StaleSynchroniser):
             self._pipeline.carry(self._round)
             self._resolved = self._round
         self._round += 1
-        self._weight, self._sampled = opened.cut.weight, opened.sampled and opened.cut.weight > 0
+        self._weight, self._sampled = opened.batch_slice.weight, opened.sampled and opened.batch_slice.weight > 0
 
     def end(self) -> Norms:
         self.open = False

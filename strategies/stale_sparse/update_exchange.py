@@ -93,7 +93,7 @@ class UpdateExchange(StaleSynchroniser):
 
     def begin(self, opened: Pass) -> None:
         super().begin(opened)
-        self._factor = self._world_size * opened.cut.weight
+        self._factor = self._world_size * opened.batch_slice.weight
         self._sampled = opened.sampled and self._factor > 0
 
     def end(self) -> Norms:

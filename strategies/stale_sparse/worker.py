@@ -178,14 +178,14 @@ class StaleSynchroniser(ABC):
     # --- the pass
 
     def begin(self, opened: Pass) -> None:
-        self._muted = opened.muted or opened.cut.step < self._first_step
+        self._muted = opened.muted or opened.batch_slice.step < self._first_step
         self.open = True
         if self._muted:
             return
         self._passes += 1
         self._set_rate(self._settings.rate if opened.rate is None else opened.rate)
         self._unhooked.update(layer.number for layer in self._layers if layer.number not in self._fetched)
-        self._agreement.say(self._passes, opened.cut, opened.own)
+        self._agreement.propose(self._passes, opened.batch_slice, opened.own)
 
     @abstractmethod
     def end(self) -> Norms: ...

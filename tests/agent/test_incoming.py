@@ -1,4 +1,4 @@
-"""What a controller sends is checked by field before anything is done about it."""
+"""Messages of a controller are checked by field before anything is done about them."""
 
 from __future__ import annotations
 

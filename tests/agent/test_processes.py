@@ -1,4 +1,4 @@
-"""What the kernel is needed for: agents killed with SIGKILL, what they leave, and who cleans it up."""
+"""Agents killed with SIGKILL, what they leave, and who cleans it up: what the kernel is needed for."""
 
 from __future__ import annotations
 

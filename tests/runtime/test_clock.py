@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from atoll.agent.runtime.agent_link.outbox import Outbox
-from atoll.agent.runtime.data.sampler import Cut
+from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.clock import HostMark, Lap, Mark, StepClock, StepTimes
 from atoll.agent.runtime.step.step_reporter import LAG_STEPS, Teller
 from atoll.agent.runtime.step.synchronisation import Norms, StepNumbers
@@ -150,8 +150,8 @@ def test_steps_of_a_device_that_lags_behind_are_told_later_in_order_and_nobody_w
             lap.phase_ends(number, queue(0.25))
         lap.updated()
         lap.end(1.0, queue(0.25))
-        cut = Cut(step=step, epoch=0, start=0, total=8, local=4, weight=0.5)
-        teller.tell(cut, lap, plan=1, norms=Norms(float("nan"), 2.0), numbers=StepNumbers(sync_s=0.5))
+        batch_slice = BatchSlice(step=step, epoch=0, start=0, total=8, local=4, weight=0.5)
+        teller.tell(batch_slice, lap, plan=1, norms=Norms(float("nan"), 2.0), numbers=StepNumbers(sync_s=0.5))
 
     train(0)
     train(1)

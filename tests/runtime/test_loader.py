@@ -12,7 +12,7 @@ from loader_rig import AheadOfTime, Members, Numbers, epoch_of, flat, make
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
 
 from atoll.agent.runtime.data import loader as loader_module
-from atoll.agent.runtime.data.loader import Cut, Loader, LoaderSettings, Position
+from atoll.agent.runtime.data.loader import BatchSlice, Loader, LoaderSettings, Position
 from atoll.agent.runtime.data.split import split_batch
 from atoll.agent.runtime.step.plan_parameters import Terms
 from atoll.agent.runtime.step.schedule import PlanSchedule
@@ -43,12 +43,12 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
                 for loader in members.loaders:
                     loader.begin_epoch(epoch)
                 for batches in zip(*members.loaders, strict=True):
-                    cuts = [loader.current for loader in members.loaders]
-                    assert all(cut is not None for cut in cuts)
-                    counts = [cut.local for cut in cuts if cut is not None]
-                    first = cuts[0]
+                    slices = [loader.current for loader in members.loaders]
+                    assert all(one is not None for one in slices)
+                    counts = [one.local for one in slices if one is not None]
+                    first = slices[0]
                     assert first is not None
-                    assert {(cut.step, cut.epoch, cut.start, cut.total) for cut in cuts if cut is not None} == {
+                    assert {(one.step, one.epoch, one.start, one.total) for one in slices if one is not None} == {
                         (step, epoch, first.start, first.total)
                     }
                     # Telemetry names the plan of a step, so batches that were cut ahead must follow it too.
@@ -56,7 +56,7 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
                     assert counts == split_batch(first.total, terms.shares)
                     assert world_size <= terms.total_batch <= samples or terms.total_batch == 0
                     assert first.total == min(terms.total_batch or batch, samples - first.start)
-                    assert [cut.weight * cut.total for cut in cuts if cut is not None] == pytest.approx(counts)
+                    assert [one.weight * one.total for one in slices if one is not None] == pytest.approx(counts)
                     for rows, count in zip(batches, counts, strict=True):
                         assert len(rows) == max(count, 1)
                         counted[epoch].update(rows.tolist()[:count])
@@ -103,10 +103,10 @@ def test_what_ended_an_epoch_is_shown_again_alone_whatever_the_batches_were(data
         assert loader.batches_left == 0
         loader.show_again()
         for batch in loader:
-            cut = loader.current
-            assert cut is not None
-            assert (cut.step, cut.start + cut.total) == (end.step - 1, consumed)
-            handed_out += batch.tolist()[: cut.local]
+            batch_slice = loader.current
+            assert batch_slice is not None
+            assert (batch_slice.step, batch_slice.start + batch_slice.total) == (end.step - 1, consumed)
+            handed_out += batch.tolist()[: batch_slice.local]
         assert loader.position == end
         assert len(list(loader)) == (samples // total if drop_last else -(-samples // total))
         assert loader.position.epoch == 2
@@ -135,24 +135,24 @@ def test_it_goes_on_from_a_position_with_another_number_of_ranks() -> None:
 
 
 def test_the_boundary_sees_the_batch_before_as_complete() -> None:
-    seen: list[tuple[Cut | None, Position]] = []
+    seen: list[tuple[BatchSlice | None, Position]] = []
     loader: Loader[Any] = make(10, boundary=lambda: seen.append((loader.current, loader.position)))
     for _ in loader:
         assert loader.position.step == len(seen) - 1
     assert [position for _, position in seen] == [Position(0, 0, 0), Position(0, 6, 1), Position(0, 10, 2)]
-    assert [cut and (cut.start, cut.total) for cut, _ in seen] == [None, (0, 6), (6, 4)]
+    assert [batch_slice and (batch_slice.start, batch_slice.total) for batch_slice, _ in seen] == [None, (0, 6), (6, 4)]
     assert loader.current is None
 
 
 def test_a_break_counts_the_batch_it_broke_off_after() -> None:
-    seen: list[Cut | None] = []
+    seen: list[BatchSlice | None] = []
     loader: Loader[Any] = make(boundary=lambda: seen.append(loader.current))
     first = [next(iter(loader)).tolist()]
     loader.begin_epoch(0)
     assert loader.position == Position(0, 6, 1)
     rest = [batch.tolist() for batch in loader]
     assert first + rest == epoch_of(make(), 0)
-    assert [cut and cut.step for cut in seen] == [None, 0, 1, 2, 3]
+    assert [batch_slice and batch_slice.step for batch_slice in seen] == [None, 0, 1, 2, 3]
     next(iter(loader))
     loader.begin_epoch(5)
     assert loader.position == Position(5, 0, 5)
@@ -220,8 +220,8 @@ def test_a_rank_without_samples_gets_one_at_weight_zero() -> None:
     batches = epoch_of(loader, 0)
     assert [len(batch) for batch in batches] == [2, 1]
     loader.begin_epoch(1)
-    cuts = [loader.current for _ in loader]
-    assert cuts[-1] == Cut(step=3, epoch=1, start=6, total=1, local=0, weight=0.0)
+    slices = [loader.current for _ in loader]
+    assert slices[-1] == BatchSlice(step=3, epoch=1, start=6, total=1, local=0, weight=0.0)
 
 
 def test_an_older_iterator_cannot_be_used_beside_a_newer_one() -> None:

@@ -1,4 +1,4 @@
-"""How a worker ends on purpose: with codes its agent understands, past handlers that catch every Exception."""
+"""Ends a worker on purpose: with codes its agent understands, past handlers that catch every Exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker wants its agent to know, kept until the link's next turn. Bounded: the oldest go first, counted."""
+"""Collects a worker's telemetry until the link's next turn. Bounded: the oldest go first, counted."""
 
 from __future__ import annotations
 

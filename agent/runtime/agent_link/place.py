@@ -1,4 +1,4 @@
-"""Which worker of which job this process is, read from its environment once."""
+"""Reads from the environment, once, which worker of which job this process is."""
 
 from __future__ import annotations
 

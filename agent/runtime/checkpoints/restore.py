@@ -1,4 +1,4 @@
-"""What a run begins with: the newest checkpoint, put back into model, optimizer and loader on every rank alike."""
+"""Restores the newest checkpoint at a run's start: into model, optimizer and loader, on every rank alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From which checkpoint a run goes on, and how ranks whose machine lacks it get it."""
+"""Finds the checkpoint that a run goes on from, and hands it to ranks whose machine lacks it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When checkpoints are written, by whom, and what happens if that fails: training goes on."""
+"""Writes checkpoints to disk when they are due, by the ranks that should; where that fails, training goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changes outside optimizer.step(), kept as it was at the last step boundary.
+"""Captures at a step boundary what changes outside optimizer.step().
 
 Parameters and optimizer moments stand still between a boundary and the next optimizer.step(), so they are read where
 they are. Buffers (batch norm), learning rates and what the user tracks may move at any time: copies are kept."""

@@ -15,11 +15,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from atoll.agent.runtime.data.rows import as_is, move, tensor_rows
-from atoll.agent.runtime.data.sampler import Cut, Cutter, EpochOrder, Position, after, mixed_seed
+from atoll.agent.runtime.data.sampler import BatchSlice, BatchSlicer, EpochOrder, Position, after, mixed_seed
 from atoll.agent.runtime.step.schedule import PlanSchedule
 from atoll.errors import AtollError, BadInput
 
-__all__ = ["Cut", "Loader", "LoaderSettings", "Position"]
+__all__ = ["BatchSlice", "Loader", "LoaderSettings", "Position"]
 
 BatchT = TypeVar("BatchT")
 _END: Final = object()
@@ -76,7 +76,7 @@ class LoaderSettings:
 class Loader(Generic[BatchT]):
     """Iterating gives the rest of the current epoch; each sample counts once per epoch over all ranks and resumes.
 
-    `current` is the cut of the batch last handed out, None where there is none. `position` is what is complete."""
+    `current` is the slice of the batch last handed out, None where there is none. `position` is what is complete."""
 
     def __init__(
         self,
@@ -106,15 +106,15 @@ class Loader(Generic[BatchT]):
         self.lead = num_workers * (prefetch or 0)
         """How many steps ahead batches are cut."""
         self.position = Position(0, 0, 0)
-        self.current: Cut | None = None
+        self.current: BatchSlice | None = None
         self._boundary, self._tell_handed_out = boundary, handed_out
         self._device = device
         order = EpochOrder(samples, seed, settings.shuffle)
-        self._cutter = Cutter(order, settings.batch_size, settings.drop_last, rank, schedule)
+        self._slicer = BatchSlicer(order, settings.batch_size, settings.drop_last, rank, schedule)
         self._seeds = (seed, rank)
-        self._ahead: deque[Cut] = deque()  # cut, not handed out yet
+        self._ahead: deque[BatchSlice] = deque()  # not handed out yet
         self._handed_out = False  # `current` is being trained on: not complete yet
-        self._shown_again: tuple[Cut, list[int]] | None = None  # all that the next pass hands out
+        self._shown_again: tuple[BatchSlice, list[int]] | None = None  # all that the next pass hands out
         self._exhausted = False  # the last iteration came to its epoch's end
         self._pass = 0
         self._persistent = settings.persistent_workers and num_workers > 0
@@ -124,7 +124,7 @@ class Loader(Generic[BatchT]):
         self._workers: Any = None  # DataLoader's iterator, while it may own processes
         self._data: DataLoader[Any] = DataLoader(
             settings.dataset if rows is None else rows,
-            batch_sampler=_Ahead(self._cut_ahead),
+            batch_sampler=_Ahead(self._slice_ahead),
             num_workers=num_workers,
             collate_fn=settings.collate_fn if rows is None else as_is,
             pin_memory=self._pinned,
@@ -138,22 +138,22 @@ class Loader(Generic[BatchT]):
     def __len__(self) -> int:
         """Global batches of a whole epoch, as schedules count them, of the script's own size; the same after a resume
         in the middle of one, and whatever the plan says."""
-        return self._cutter.own_batches()
+        return self._slicer.own_batches()
 
     @property
     def batches_left(self) -> int:
         """Of this epoch, from the position, if no other plan comes."""
-        return self._cutter.batches_left(self.position)
+        return self._slicer.batches_left(self.position)
 
     @property
     def at_last_batch(self) -> bool:
         """Whether the batch last handed out ends its epoch, if no other plan comes."""
-        return self.current is not None and self._cutter.batches_left(after(self.current)) == 0
+        return self.current is not None and self._slicer.batches_left(after(self.current)) == 0
 
     @property
     def total_batch(self) -> int:
         """Samples of all ranks in the step under way; an epoch's last batch may be shorter."""
-        return self._cutter.batch_at(self.position.step)
+        return self._slicer.batch_at(self.position.step)
 
     def begin_epoch(self, epoch: int) -> None:
         """Go on with `epoch` where it was left, or start it. A batch that was handed out counts as completed."""
@@ -180,7 +180,7 @@ class Loader(Generic[BatchT]):
 
     def show_again(self) -> None:
         """At an epoch's end: the next pass hands out the batch that led here once more, and nothing else."""
-        made = self._cutter.cut_ending(self.position)
+        made = self._slicer.slice_ending(self.position)
         self.seek(Position(made[0].epoch, made[0].start, made[0].step))
         self._shown_again = made
 
@@ -234,22 +234,22 @@ class Loader(Generic[BatchT]):
         batches: Iterator[Any] = self._workers
         return batches
 
-    def _cut_ahead(self) -> Iterator[list[int]]:
+    def _slice_ahead(self) -> Iterator[list[int]]:
         """What DataLoader draws from, `lead` batches before it hands them out."""
         if self._shown_again is not None:
-            (cut, indices), self._shown_again = self._shown_again, None
-            self._ahead.append(cut)
+            (batch_slice, indices), self._shown_again = self._shown_again, None
+            self._ahead.append(batch_slice)
             yield indices
             return
         next_position = self.position
-        while (made := self._cutter.cut(next_position)) is not None:
-            cut, indices = made
-            if cut.step > self.position.step + self.lead:
+        while (made := self._slicer.slice_at(next_position)) is not None:
+            batch_slice, indices = made
+            if batch_slice.step > self.position.step + self.lead:
                 raise AtollError(
-                    f"batch {cut.step} was cut in step {self.position.step}, more than {self.lead} steps ahead"
+                    f"batch {batch_slice.step} was cut in step {self.position.step}, more than {self.lead} steps ahead"
                 )
-            self._ahead.append(cut)
-            next_position = after(cut)
+            self._ahead.append(batch_slice)
+            next_position = after(batch_slice)
             yield indices
 
     def _complete(self) -> None:
@@ -273,11 +273,11 @@ class Loader(Generic[BatchT]):
 
 
 class _Ahead:
-    def __init__(self, cuts: Callable[[], Iterator[list[int]]]) -> None:
-        self._cuts = cuts
+    def __init__(self, slices: Callable[[], Iterator[list[int]]]) -> None:
+        self._slices = slices
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._cuts()
+        return self._slices()
 
 
 def _fitting(settings: LoaderSettings) -> int:

@@ -1,4 +1,4 @@
-"""Which samples make up which batch: every rank works it out alone and all come to the same answer."""
+"""Chooses the samples of each batch: every rank works it out alone and all come to the same answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class BatchSlice:
     """One global batch and this rank's part of it."""
 
     step: int  # number of the global batch since the job began, from 0
@@ -56,7 +56,7 @@ class EpochOrder:
         return indices
 
 
-class Cutter:
+class BatchSlicer:
     """Cuts global batches, as large as the plan says, and this rank's slice out of them."""
 
     def __init__(
@@ -82,13 +82,13 @@ class Cutter:
         """Of the epoch, if no other plan comes."""
         return self._batches(self._order.samples - position.consumed, self.batch_at(position.step))
 
-    def cut(self, position: Position) -> tuple[Cut, list[int]] | None:
+    def slice_at(self, position: Position) -> tuple[BatchSlice, list[int]] | None:
         """The batch that begins at `position` and this rank's dataset indices; None at the end of the epoch."""
         if self.batches_left(position) == 0:
             return None
         return self._slice(position, min(self.batch_at(position.step), self._order.samples - position.consumed))
 
-    def cut_ending(self, end: Position) -> tuple[Cut, list[int]]:
+    def slice_ending(self, end: Position) -> tuple[BatchSlice, list[int]]:
         """The batch that ended the epoch at `end`; another that ends there where batches had other sizes than now."""
         batch = self.batch_at(end.step - 1)
         total = min(batch, end.consumed) if self._drop_last else (end.consumed - 1) % batch + 1
@@ -97,16 +97,16 @@ class Cutter:
     def _batches(self, samples: int, batch: int) -> int:
         return samples // batch if self._drop_last else -(-samples // batch)
 
-    def _slice(self, position: Position, total: int) -> tuple[Cut, list[int]]:
+    def _slice(self, position: Position, total: int) -> tuple[BatchSlice, list[int]]:
         start = position.consumed
         counts = self._split(total, self._schedule.terms_at(position.step).shares)
         local = counts[self._rank]
-        cut = Cut(position.step, position.epoch, start, total, local, local / total)
+        batch_slice = BatchSlice(position.step, position.epoch, start, total, local, local / total)
         begin = start + sum(counts[: self._rank])
         if local == 0:
             # A rank without samples still takes part in the collectives, which needs a backward pass.
             begin, local = start, 1
-        return cut, self._order.indices(position.epoch, begin, begin + local)
+        return batch_slice, self._order.indices(position.epoch, begin, begin + local)
 
     def _split(self, total: int, shares: Sequence[float]) -> list[int]:
         last_total, last_shares, counts = self._last_split
@@ -116,9 +116,9 @@ class Cutter:
         return counts
 
 
-def after(cut: Cut) -> Position:
+def after(batch_slice: BatchSlice) -> Position:
     """The position once this batch is completed."""
-    return Position(cut.epoch, cut.start + cut.total, cut.step + 1)
+    return Position(batch_slice.epoch, batch_slice.start + batch_slice.total, batch_slice.step + 1)
 
 
 def mixed_seed(*parts: int) -> int:

@@ -1,4 +1,4 @@
-"""From relative shares to whole samples."""
+"""Splits a batch into whole samples by relative shares."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.agent_link.exits import FINISHED, WorkerExit, say
-from atoll.agent.runtime.data.sampler import Cut
+from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.errors import BadInput, SettingError
 from atoll.strategies.settings import Dense, StaleSparse, Strategy
 
@@ -53,7 +53,8 @@ class Probe:
     def __init__(self, asked: Asked, rank: int) -> None:
         self._asked, self._rank = asked, rank
         self._file: TextIO | None = None
-        self._seen: list[tuple[Cut, torch.Tensor]] = []  # losses stay where they are computed until the next flush
+        # Losses stay where they are computed until the next flush.
+        self._seen: list[tuple[BatchSlice, torch.Tensor]] = []
         self._flushed_s = time.monotonic()
         self._statistics: Mapping[str, float] = {}
         self._judged: list[tuple[nn.Parameter, torch.Tensor]] = []  # the weights as all ranks have them
@@ -92,15 +93,15 @@ class Probe:
         say(f"a trial for atoll profile: batch {self._asked.batch}, {self._asked.steps} steps, rate {self._asked.rate}")
         return replace(settings, batch_size=self._asked.batch)
 
-    def saw(self, cut: Cut, loss: torch.Tensor) -> None:
+    def saw(self, batch_slice: BatchSlice, loss: torch.Tensor) -> None:
         """run.backward(loss) for this batch; several of one batch add up, as their gradients do."""
         value = loss.detach().float()
-        if self._seen and self._seen[-1][0] is cut:
-            self._seen[-1] = (cut, self._seen[-1][1] + value)
+        if self._seen and self._seen[-1][0] is batch_slice:
+            self._seen[-1] = (batch_slice, self._seen[-1][1] + value)
             return
         if len(self._seen) >= _FLUSH_STEPS or time.monotonic() - self._flushed_s > _FLUSH_S:
             self._flush()
-        self._seen.append((cut, value))
+        self._seen.append((batch_slice, value))
 
     @property
     def judging(self) -> bool:
@@ -142,9 +143,9 @@ class Probe:
     def _flush(self) -> None:
         seen, self._seen = self._seen, []
         losses = torch.stack([value.reshape(()) for _, value in seen]).tolist() if seen else []
-        for (cut, _), loss in zip(seen, losses, strict=True):
+        for (batch_slice, _), loss in zip(seen, losses, strict=True):
             event = "judged" if self.judging else "step"
-            self._write({"event": event, "step": cut.step, "local": cut.local, "loss": loss})
+            self._write({"event": event, "step": batch_slice.step, "local": batch_slice.local, "loss": loss})
         if self._file is not None:
             self._file.flush()
         self._flushed_s = time.monotonic()

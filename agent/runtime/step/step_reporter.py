@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from atoll.agent.runtime.agent_link.outbox import Outbox
-from atoll.agent.runtime.data.sampler import Cut
+from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.clock import Lap
 from atoll.agent.runtime.step.synchronisation import Norms, StepNumbers
 from atoll.v1.common_pb2 import LinkSample, StepSample
@@ -24,14 +24,14 @@ class Teller:
         self._outbox = outbox
         self._waiting: deque[tuple[StepSample, Lap]] = deque()
 
-    def tell(self, cut: Cut, lap: Lap, *, plan: int, norms: Norms, numbers: StepNumbers) -> None:
-        """Of the step that trained `cut` under this plan."""
+    def tell(self, batch_slice: BatchSlice, lap: Lap, *, plan: int, norms: Norms, numbers: StepNumbers) -> None:
+        """Of the step that trained `batch_slice` under this plan."""
         sample = StepSample(
-            step=cut.step,
-            epoch=cut.epoch,
+            step=batch_slice.step,
+            epoch=batch_slice.epoch,
             plan=plan,
-            local_batch=cut.local,
-            total_batch=cut.total,
+            local_batch=batch_slice.local,
+            total_batch=batch_slice.total,
             local_grad_sqnorm=_finite(norms.local),
             global_grad_sqnorm=_finite(norms.together),
             sync_s=numbers.sync_s,

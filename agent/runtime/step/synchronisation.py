@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from atoll.agent.runtime.checkpoints.disk.header import Header
-from atoll.agent.runtime.data.loader import Cut, Position
+from atoll.agent.runtime.data.loader import BatchSlice, Position
 from atoll.agent.runtime.step.agreement import Agreed
 from atoll.errors import AtollError
 from atoll.v1.common_pb2 import LinkSample
@@ -44,7 +44,7 @@ class Callbacks:
 class Pass:
     """One backward pass as it begins: the batch, and what this rank knows that the others must agree to."""
 
-    cut: Cut
+    batch_slice: BatchSlice
     own: Agreed
     rate: float | None  # compression rate that holds in this step; None: the strategy's own
     sampled: bool  # measure squared norms on the way

@@ -18,7 +18,7 @@ from atoll.agent.runtime.checkpoints.restore import prepared, restore
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver, await_upload
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
-from atoll.agent.runtime.data.loader import Cut, Loader, LoaderSettings, sample_count
+from atoll.agent.runtime.data.loader import BatchSlice, Loader, LoaderSettings, sample_count
 from atoll.agent.runtime.data.sampler import after
 from atoll.agent.runtime.step.agreement import Agreed
 from atoll.agent.runtime.step.clock import Lap, StepClock, marks_of
@@ -181,8 +181,8 @@ class Training:
     @property
     def learning_rate_factor(self) -> float:
         """Of the step under way; between two epochs that of the last."""
-        cut = self.loader.current
-        step = cut.step if cut is not None else max(self.loader.position.step - 1, 0)
+        batch_slice = self.loader.current
+        step = batch_slice.step if batch_slice is not None else max(self.loader.position.step - 1, 0)
         return self._schedule.terms_at(step).learning_rate_factor
 
     def statistics(self) -> Mapping[str, float]:
@@ -221,11 +221,11 @@ class Training:
             raise BadInput("the loader was asked for the next batch in the middle of a backward pass")
         lap = self._clock.boundary_begins()
         self._learning_rate.restore()  # of an optimizer.step() that raised
-        cut = self.loader.current
-        if cut is not None and self._rehearsal is not None:
+        batch_slice = self.loader.current
+        if batch_slice is not None and self._rehearsal is not None:
             self._end_rehearsal(self._rehearsal)
-        elif cut is not None:
-            self._tell(cut, lap)
+        elif batch_slice is not None:
+            self._tell(batch_slice, lap)
         else:
             self._sync.step_numbers()  # what was waited for between two epochs is of no step
         self._plans.take()
@@ -275,10 +275,10 @@ class Training:
                 parameter.grad = None
             self._gradients_pending = False
 
-    def _tell(self, cut: Cut, lap: Lap) -> None:
-        plan = self._schedule.plan_at(cut.step)
-        self._teller.tell(cut, lap, plan=plan, norms=self._norms, numbers=self._sync.step_numbers())
-        if cut.step % LINKS_EVERY_STEPS == 0:
+    def _tell(self, batch_slice: BatchSlice, lap: Lap) -> None:
+        plan = self._schedule.plan_at(batch_slice.step)
+        self._teller.tell(batch_slice, lap, plan=plan, norms=self._norms, numbers=self._sync.step_numbers())
+        if batch_slice.step % LINKS_EVERY_STEPS == 0:
             self._teller.links(self._sync.links())
 
     def _advance_probe(self, probe: Probe, step: int) -> None:
@@ -305,8 +305,8 @@ class Training:
 
     def _begin_pass(self, *, seen: bool = True) -> None:
         """seen: the backward pass begins here; else it came to its first gradient already."""
-        cut = self.loader.current
-        if cut is None:
+        batch_slice = self.loader.current
+        if batch_slice is None:
             raise BadInput("run.backward outside the loop over the loader: there is no batch that is being trained")
         if self._pass_open:
             raise BadInput("an earlier backward pass failed half-way; the other ranks wait for the rest of it")
@@ -315,11 +315,11 @@ class Training:
         self._clock.backward_begins(seen=seen and not self._gradients_pending)
         self._plans.take()
         opened = Pass(
-            cut=cut,
+            batch_slice=batch_slice,
             own=self._own_word(),
-            rate=self._schedule.terms_at(cut.step).rate,
+            rate=self._schedule.terms_at(batch_slice.step).rate,
             # Accumulated gradients are no longer this rank's own.
-            sampled=not self._gradients_pending and cut.step % NORMS_EVERY_STEPS == 0,
+            sampled=not self._gradients_pending and batch_slice.step % NORMS_EVERY_STEPS == 0,
             muted=self._muted,
         )
         with self._shut_down_if_lost():
@@ -394,5 +394,5 @@ class Training:
 
     def lost(self, error: AtollError) -> NoReturn:
         """A peer is gone. Save what is whole, and leave."""
-        cut = self.loader.current
-        self.shutdown.lost(error, self.loader.position.step, after(cut) if cut is not None else None)
+        batch_slice = self.loader.current
+        self.shutdown.lost(error, self.loader.position.step, after(batch_slice) if batch_slice is not None else None)

@@ -1,4 +1,4 @@
-"""What all ranks know alike although nobody waits for a round trip: said in one pass, acted on some passes later.
+"""Agreement without a round trip: proposed in one pass, acted on some passes later, by all ranks alike.
 
 Every rank says at the beginning of a pass what it knows. After pass n and before the next one begins, everyone acts on
 what all said in pass n - staleness: that has arrived, for the weights of that pass are needed too."""
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from atoll.agent.runtime.data.sampler import Cut
+from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.agreement import Agreed, MemoryProgress
 from atoll.errors import BadInput, PeerLost
 
@@ -32,10 +32,19 @@ class Agreement:
         self._broken: str | None = None
         self._changed = threading.Condition()
 
-    def say(self, number: int, cut: Cut, own: Agreed) -> None:
+    def propose(self, number: int, batch: BatchSlice, own: Agreed) -> None:
         """At the beginning of pass `number`. own: what this rank knows."""
         memory = own.memory
-        said = (own.plan_id, cut.step, cut.epoch, cut.start, cut.total, int(own.stop), memory.step, memory.every)
+        said = (
+            own.plan_id,
+            batch.step,
+            batch.epoch,
+            batch.start,
+            batch.total,
+            int(own.stop),
+            memory.step,
+            memory.every,
+        )
         with self._changed:
             self._heard.setdefault(number, {})[self._rank] = said
         if self._world_size > 1:

@@ -1,4 +1,4 @@
-"""Whether all ranks still hold the same weights: digests of the masters, exchanged every so many steps."""
+"""Checks that all ranks still hold the same weights: digests of the masters, exchanged every so many steps."""
 
 from __future__ import annotations
 

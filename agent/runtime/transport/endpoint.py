@@ -1,4 +1,4 @@
-"""Where a worker listens, as a short string for the rendezvous."""
+"""The address on which a worker listens, as a short string for the rendezvous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels between two workers: a fixed header, then the payload as it is. Little-endian, checked by xxh3."""
+"""The frame between two workers: a fixed header, then the payload as it is. Little-endian, checked by xxh3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes in: taken apart, checked, and counted where it is dropped."""
+"""Takes apart and checks the messages that come in, and counts those that are dropped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from atoll.agent.runtime.transport.frames import (
 )
 from atoll.agent.runtime.transport.members import Topology
 from atoll.agent.runtime.transport.peer import Peer, identity
-from atoll.agent.runtime.transport.sendqueue import Letter
+from atoll.agent.runtime.transport.sendqueue import EncodedFrame
 from atoll.agent.runtime.transport.shared import PLACE
 
 _SMALL_BYTES: Final = 4096  # as bytes: copying costs less than keeping ZeroMQ's buffer
@@ -35,7 +35,7 @@ class Inbox:
         self._authenticated = authenticated
         self._peers = {identity(rank): peer for rank, peer in peers.items()}
 
-    def open(self, message: Sequence[zmq.Frame]) -> Iterator[tuple[Peer, Frame, Letter]]:
+    def open(self, message: Sequence[zmq.Frame]) -> Iterator[tuple[Peer, Frame, EncodedFrame]]:
         """The valid frames of one multipart message from a ROUTER: (header, payload) any number of times."""
         peer = self._peers.get(message[0].bytes)
         if peer is None or (self._authenticated and not _signed_by(message, peer.member.rank)):
@@ -52,7 +52,7 @@ class Inbox:
             else:
                 yield (peer, *opened)
 
-    def _open_one(self, peer: Peer, header: bytes, body: zmq.Frame) -> tuple[Frame, Letter] | str:
+    def _open_one(self, peer: Peer, header: bytes, body: zmq.Frame) -> tuple[Frame, EncodedFrame] | str:
         payload: bytes | memoryview | None = body.bytes if len(body) <= _SMALL_BYTES else body.buffer
         try:
             if header.startswith(SHARED_MAGIC):
@@ -68,10 +68,10 @@ class Inbox:
             return "old run"
         if not self._topology.accepts(frame.kind, frame.origin, peer.member.rank):
             return "false origin"
-        letter = Letter(frame.kind, frame.step, frame.order, header, payload)
+        encoded = EncodedFrame(frame.kind, frame.step, frame.order, header, payload)
         peer.meter.frames_received += 1
-        peer.meter.bytes_received += letter.bytes
-        return frame, letter
+        peer.meter.bytes_received += encoded.bytes
+        return frame, encoded
 
     def _from_shared(self, peer: Peer, header: bytes, body: zmq.Frame) -> bytes | None:
         if peer.view is None or len(body) != PLACE.size:

@@ -1,4 +1,4 @@
-"""What bounds a worker's links."""
+"""Limits of a worker's links."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from atoll.agent.runtime.transport.keys import Gatekeeper
 from atoll.agent.runtime.transport.limits import Limits
 from atoll.agent.runtime.transport.members import Topology
 from atoll.agent.runtime.transport.peer import Peer
-from atoll.agent.runtime.transport.sendqueue import Letter
+from atoll.agent.runtime.transport.sendqueue import EncodedFrame
 from atoll.agent.runtime.transport.shared import ArenaView
 from atoll.errors import AtollError
 
@@ -68,11 +68,11 @@ class Submissions:
     """What other threads want to have sent, and when to end. Filled under the GIL alone: deque.append is atomic."""
 
     wake: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-    letters: deque[tuple[Kind, Letter]] = field(default_factory=deque)
+    frames: deque[tuple[Kind, EncodedFrame]] = field(default_factory=deque)
     ends_s: float | None = None  # monotonic: flush until then, and end
 
-    def put(self, kind: Kind, letter: Letter) -> None:
-        self.letters.append((kind, letter))
+    def put(self, kind: Kind, encoded: EncodedFrame) -> None:
+        self.frames.append((kind, encoded))
         os.eventfd_write(self.wake, 1)
 
     def end(self, ends_s: float) -> None:
@@ -143,7 +143,7 @@ class Loop:
             return False
         if self._lost or now_s >= ends_s:
             return True
-        return not self._submissions.letters and all(peer.empty for peer in self._peers.values())
+        return not self._submissions.frames and all(peer.empty for peer in self._peers.values())
 
     def _pause_ms(self, now_s: float) -> int:
         if self._lost:
@@ -159,9 +159,9 @@ class Loop:
             os.eventfd_read(self._submissions.wake)
         if self._lost:
             return
-        while self._submissions.letters:
-            kind, letter = self._submissions.letters.popleft()
-            self._send(self._topology.routes(kind), letter, now_s)
+        while self._submissions.frames:
+            kind, encoded = self._submissions.frames.popleft()
+            self._send(self._topology.routes(kind), encoded, now_s)
         if self._gatekeeper is not None and self._gatekeeper.socket in ready:
             self._gatekeeper.answer()
         if self._router in ready:
@@ -184,16 +184,16 @@ class Loop:
                 message = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            for peer, frame, letter in self.inbox.open(message):
-                self._on_frame(peer, frame, letter, now_s)
+            for peer, frame, encoded in self.inbox.open(message):
+                self._on_frame(peer, frame, encoded, now_s)
 
-    def _on_frame(self, peer: Peer, frame: Frame, letter: Letter, now_s: float) -> None:
+    def _on_frame(self, peer: Peer, frame: Frame, encoded: EncodedFrame, now_s: float) -> None:
         if frame.kind is Kind.HELLO:
             self._on_hello(peer, bytes(frame.payload))
             return
         if frame.kind is Kind.GOODBYE and frame.origin == peer.member.rank:
             peer.left = True
-        self._send(self._topology.relays(frame.kind, peer.member.rank), letter, now_s)
+        self._send(self._topology.relays(frame.kind, peer.member.rank), encoded, now_s)
         if self._submissions.ends_s is None and frame.kind is not Kind.GOODBYE:
             refused = self._callbacks.deliver(frame)
             if refused is not None:
@@ -210,7 +210,7 @@ class Loop:
     def _greet(self, peer: Peer, now_s: float) -> None:
         offer = peer.arena.offer if peer.arena is not None else b""
         hello = Frame(Kind.HELLO, self._run, 0, 0, 0, self._topology.me.rank, 0, offer)
-        peer.push(Letter(Kind.HELLO, 0, 0, encode(hello), offer), now_s)
+        peer.push(EncodedFrame(Kind.HELLO, 0, 0, encode(hello), offer), now_s)
         if not self._ready and all(each.ready for each in self._peers.values()):
             self._ready = True
             self._callbacks.ready()
@@ -227,7 +227,7 @@ class Loop:
             kind = Kind(out.kind)
             origin = me.island if kind is Kind.SUM else me.rank
             header = encode(Frame(kind, self._run, out.step, out.tensor, out.order, origin, out.count, out.payload))
-            self._send(self._topology.routes(kind), Letter(kind, out.step, out.order, header, out.payload), now_s)
+            self._send(self._topology.routes(kind), EncodedFrame(kind, out.step, out.order, header, out.payload), now_s)
             if self._full:
                 return
 
@@ -235,9 +235,9 @@ class Loop:
     def _full(self) -> bool:
         return any(peer.queue.bytes > self._limits.send_buffer_bytes for peer in self._peers.values())
 
-    def _send(self, ranks: Sequence[int], letter: Letter, now_s: float) -> None:
+    def _send(self, ranks: Sequence[int], encoded: EncodedFrame, now_s: float) -> None:
         for rank in ranks:
-            self._peers[rank].push(letter, now_s)
+            self._peers[rank].push(encoded, now_s)
 
     def _flush(self) -> None:
         waited = bool(self._writing)

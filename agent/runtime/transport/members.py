@@ -1,4 +1,4 @@
-"""Who is in a run, who is connected with whom, and which way a message goes. Pure.
+"""The members of a run, the connections between them, and the routes of messages. Pure.
 
 Inside an island everyone is connected with everyone; between islands only the leaders are."""
 

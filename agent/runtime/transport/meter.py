@@ -1,4 +1,4 @@
-"""What a link carried, how long it was busy, and what of it was dropped."""
+"""Counts what a link carried, how long it was busy, and what of it was dropped."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from atoll.agent.runtime.transport.keys import Keys, secure_client
 from atoll.agent.runtime.transport.limits import Limits
 from atoll.agent.runtime.transport.members import Member
 from atoll.agent.runtime.transport.meter import KernelCounts, Meter, kernel_counts
-from atoll.agent.runtime.transport.sendqueue import Letter, Policy, SendQueue
+from atoll.agent.runtime.transport.sendqueue import EncodedFrame, Policy, SendQueue
 from atoll.agent.runtime.transport.shared import PLACE, Arena, ArenaView
 from atoll.errors import NotAllowed, PeerLost
 
@@ -96,11 +96,11 @@ class Peer:
     def ready(self) -> bool:
         return self.up and self.greeted
 
-    def push(self, letter: Letter, now_s: float) -> None:
+    def push(self, encoded: EncodedFrame, now_s: float) -> None:
         if self.gone:
             self.meter.drop("left")
             return
-        self.queue.push(letter, now_s)
+        self.queue.push(encoded, now_s)
         self.meter.busy(True, now_s)
 
     def flush(self) -> bool:
@@ -109,8 +109,8 @@ class Peer:
         ahead = min(max(ahead, _MIN_AHEAD_BYTES), _MAX_AHEAD_BYTES)
         while self.queue and self.writable:
             parts: list[bytes | memoryview] = []
-            for letter in self.queue.pop(FRAMES_AT_ONCE, ahead):
-                parts += self._parts(letter)
+            for encoded in self.queue.pop(FRAMES_AT_ONCE, ahead):
+                parts += self._parts(encoded)
             self.dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
         if self._local and not self.queue:
             self.meter.busy(False, time.monotonic())  # what was handed over is there
@@ -120,15 +120,15 @@ class Peer:
     def writable(self) -> bool:
         return _can(self.dealer, zmq.POLLOUT)
 
-    def _parts(self, letter: Letter) -> tuple[bytes, bytes | memoryview]:
+    def _parts(self, encoded: EncodedFrame) -> tuple[bytes, bytes | memoryview]:
         self.meter.frames_sent += 1
-        self.meter.bytes_sent += letter.bytes
-        if self.arena is not None and len(letter.payload) >= _SHARE_FROM_BYTES:
-            position = self.arena.put(letter.payload)
+        self.meter.bytes_sent += encoded.bytes
+        if self.arena is not None and len(encoded.payload) >= _SHARE_FROM_BYTES:
+            position = self.arena.put(encoded.payload)
             if position is not None:
-                self.meter.bytes_shared += len(letter.payload)
-                return SHARED_MAGIC + letter.header[len(SHARED_MAGIC) :], PLACE.pack(position)
-        return letter.header, letter.payload
+                self.meter.bytes_shared += len(encoded.payload)
+                return SHARED_MAGIC + encoded.header[len(SHARED_MAGIC) :], PLACE.pack(position)
+        return encoded.header, encoded.payload
 
     def observe(self, now_s: float) -> bool:
         """Take what the monitor says; whether a handshake was just done. Raises NotAllowed where keys do not fit."""

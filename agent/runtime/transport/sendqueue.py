@@ -1,4 +1,4 @@
-"""What waits to leave for one peer, most urgent first."""
+"""The queue of frames that wait to leave for one peer, most urgent first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAST: Final = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class EncodedFrame:
     """An encoded frame on its way, the same for all its receivers."""
 
     kind: Kind
@@ -36,38 +36,38 @@ class SendQueue:
 
     policy: Policy = "edf"
     bytes: int = 0
-    _heap: list[tuple[int, int, int, Letter]] = field(default_factory=list)
+    _heap: list[tuple[int, int, int, EncodedFrame]] = field(default_factory=list)
     _since_s: dict[int, float] = field(default_factory=dict)  # by sequence number; oldest first
     _sequence: int = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def push(self, letter: Letter, now_s: float) -> None:
+    def push(self, encoded: EncodedFrame, now_s: float) -> None:
         self._sequence += 1
-        if letter.kind in {Kind.CONTROL, Kind.HELLO}:
+        if encoded.kind in {Kind.CONTROL, Kind.HELLO}:
             step, order = _FIRST, 0
-        elif letter.kind is Kind.GOODBYE:
+        elif encoded.kind is Kind.GOODBYE:
             step, order = _LAST, 0
         else:
-            step, order = (letter.step, letter.order) if self.policy == "edf" else (0, 0)
-        heapq.heappush(self._heap, (step, order, self._sequence, letter))
+            step, order = (encoded.step, encoded.order) if self.policy == "edf" else (0, 0)
+        heapq.heappush(self._heap, (step, order, self._sequence, encoded))
         self._since_s[self._sequence] = now_s
-        self.bytes += letter.bytes
+        self.bytes += encoded.bytes
 
-    def pop(self, max_frames: int, max_bytes: int) -> list[Letter]:
+    def pop(self, max_frames: int, max_bytes: int) -> list[EncodedFrame]:
         """The most urgent ones, together at most `max_bytes`, but at least one if there is any."""
-        batch: list[Letter] = []
+        batch: list[EncodedFrame] = []
         room = max_bytes
         while self._heap and len(batch) < max_frames:
-            _, _, sequence, letter = self._heap[0]
-            if batch and letter.bytes > room:
+            _, _, sequence, encoded = self._heap[0]
+            if batch and encoded.bytes > room:
                 break
             heapq.heappop(self._heap)
             del self._since_s[sequence]
-            batch.append(letter)
-            room -= letter.bytes
-            self.bytes -= letter.bytes
+            batch.append(encoded)
+            room -= encoded.bytes
+            self.bytes -= encoded.bytes
         return batch
 
     def waited_s(self, now_s: float) -> float:

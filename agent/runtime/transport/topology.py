@@ -1,4 +1,4 @@
-"""Who is in which island and on which node, and how the run's workers find each other's sockets."""
+"""Finds the island and the node of each rank, the run's data keys, and the address of this worker."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from atoll.agent.runtime.transport.loop import Callbacks, Loop, Source, Submissi
 from atoll.agent.runtime.transport.members import Member, Topology
 from atoll.agent.runtime.transport.meter import LinkSample
 from atoll.agent.runtime.transport.peer import Peer
-from atoll.agent.runtime.transport.sendqueue import Letter, Policy
+from atoll.agent.runtime.transport.sendqueue import EncodedFrame, Policy
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
 
 __all__ = ["MAX_BROADCAST_BYTES", "LinkSample", "Transport"]
@@ -158,7 +158,7 @@ class Transport:
         if self._thread is None or self._closed:
             raise BadInput("broadcast comes after connect and before close")
         frame = Frame(kind, self._run, step, 0, MAX_ORDER, self._topology.me.rank, count, payload)
-        self._submissions.put(kind, Letter(kind, step, MAX_ORDER, encode(frame), payload))
+        self._submissions.put(kind, EncodedFrame(kind, step, MAX_ORDER, encode(frame), payload))
 
     def goodbye(self) -> None:
         """Tell all ranks, behind everything that waits to leave, that this rank leaves on purpose: its disconnect is

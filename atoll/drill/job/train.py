@@ -39,9 +39,9 @@ def main() -> None:
                 if recorder.paced:
                     time.sleep(options.step_s)  # pretended work, not a wait for anything
                 loss = nn.functional.mse_loss(model(x), y)
-                cut = loader.current
-                assert cut is not None
-                recorder.step(cut.step, epoch, ids.tolist() if cut.local and cut.weight else [])
+                batch_slice = loader.current
+                assert batch_slice is not None
+                recorder.step(batch_slice.step, epoch, ids.tolist() if batch_slice.local and batch_slice.weight else [])
                 run.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()

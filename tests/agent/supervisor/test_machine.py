@@ -5,19 +5,18 @@ from __future__ import annotations
 import signal
 
 from atoll.agent.supervisor.events import (
-    AliveSaid,
-    CloseAsked,
+    AliveReceived,
+    CloseRequested,
     CodeReady,
     Ended,
     Event,
     ExitKind,
     FetchCode,
-    ForgetAsked,
-    HelloSaid,
+    ForgetRequested,
+    HelloReceived,
     Instruction,
-    Key,
-    LaunchAsked,
     LaunchRefused,
+    LaunchRequested,
     Release,
     Report,
     SendSignal,
@@ -25,13 +24,14 @@ from atoll.agent.supervisor.events import (
     Started,
     StartFailed,
     StartProcess,
-    StopAsked,
+    StopRequested,
     Ticked,
+    WorkerKey,
 )
 from atoll.agent.supervisor.machine import REMEMBERED, Phase, State, Worker, handle
 
-A = Key("job-1", 1, 0)
-B = Key("job-1", 2, 0)
+A = WorkerKey("job-1", 1, 0)
+B = WorkerKey("job-1", 2, 0)
 
 
 def play(*events: Event, state: State | None = None) -> tuple[State, list[Instruction]]:
@@ -42,31 +42,33 @@ def play(*events: Event, state: State | None = None) -> tuple[State, list[Instru
     return state, todo
 
 
-def running(key: Key = A, *, hello: bool = True, stall_timeout_s: float = 60.0, now_s: float = 0.0) -> list[Event]:
-    begun: list[Event] = [LaunchAsked(key, stall_timeout_s), CodeReady(key), Started(key, 100 + key.run, now_s)]
-    return [*begun, HelloSaid(key, now_s)] if hello else begun
+def running(
+    key: WorkerKey = A, *, hello: bool = True, stall_timeout_s: float = 60.0, now_s: float = 0.0
+) -> list[Event]:
+    begun: list[Event] = [LaunchRequested(key, stall_timeout_s), CodeReady(key), Started(key, 100 + key.run, now_s)]
+    return [*begun, HelloReceived(key, now_s)] if hello else begun
 
 
-def ended(key: Key = A, code: int = 0, words: str = "", oom: bool = False) -> Ended:
+def ended(key: WorkerKey = A, code: int = 0, words: str = "", oom: bool = False) -> Ended:
     return Ended(key, code, oom, words)
 
 
-def worker(state: State, key: Key = A) -> Worker:
+def worker(state: State, key: WorkerKey = A) -> Worker:
     return state.workers[key]
 
 
-def reason(state: State, key: Key = A) -> str:
+def reason(state: State, key: WorkerKey = A) -> str:
     exit = state.workers[key].exit
     return exit.reason if exit else ""
 
 
-def kind(state: State, key: Key = A) -> ExitKind | None:
+def kind(state: State, key: WorkerKey = A) -> ExitKind | None:
     exit = state.workers[key].exit
     return exit.kind if exit else None
 
 
 def test_launch_fetches_then_starts() -> None:
-    state, todo = play(LaunchAsked(A, 60))
+    state, todo = play(LaunchRequested(A, 60))
     assert todo == [FetchCode(A), Report()]
     state, todo = play(CodeReady(A), state=state)
     assert todo == [StartProcess(A)]
@@ -76,14 +78,19 @@ def test_launch_fetches_then_starts() -> None:
 
 
 def test_repeated_launch_does_nothing_in_any_phase() -> None:
-    for events in ([LaunchAsked(A, 60)], running(), [*running(), ended()], [*running(), ended(), ForgetAsked(A)]):
-        state, todo = play(*events, LaunchAsked(A, 60))
+    for events in (
+        [LaunchRequested(A, 60)],
+        running(),
+        [*running(), ended()],
+        [*running(), ended(), ForgetRequested(A)],
+    ):
+        state, todo = play(*events, LaunchRequested(A, 60))
         assert todo == []
         assert state == play(*events)[0]
 
 
 def test_newer_run_waits_until_the_older_is_dead() -> None:
-    state, todo = play(*running(A), LaunchAsked(B, 60))
+    state, todo = play(*running(A), LaunchRequested(B, 60))
     assert todo == [FetchCode(B), Report(), SendSignal(A, signal.SIGKILL), Report()]
     state, todo = play(CodeReady(B), state=state)
     assert todo == [], "run 1 is still alive"
@@ -93,7 +100,7 @@ def test_newer_run_waits_until_the_older_is_dead() -> None:
 
 
 def test_newer_run_takes_the_place_of_one_that_was_being_fetched() -> None:
-    state, todo = play(LaunchAsked(A, 60), LaunchAsked(B, 60))
+    state, todo = play(LaunchRequested(A, 60), LaunchRequested(B, 60))
     assert Release(A) in todo
     assert kind(state, A) is ExitKind.STOPPED
     assert play(CodeReady(A), state=state)[1] == [], "its code came too late"
@@ -101,19 +108,21 @@ def test_newer_run_takes_the_place_of_one_that_was_being_fetched() -> None:
 
 
 def test_launch_of_an_older_run_is_ignored() -> None:
-    assert play(*running(B), LaunchAsked(A, 60))[1] == []
-    assert play(*running(B), ended(B), ForgetAsked(B), LaunchAsked(A, 60))[1] == [], "also when all is forgotten"
-    other_job = Key("job-2", 1, 0)
-    assert play(*running(B), LaunchAsked(other_job, 60))[1] == [FetchCode(other_job), Report()]
+    assert play(*running(B), LaunchRequested(A, 60))[1] == []
+    assert play(*running(B), ended(B), ForgetRequested(B), LaunchRequested(A, 60))[1] == [], (
+        "also when all is forgotten"
+    )
+    other_job = WorkerKey("job-2", 1, 0)
+    assert play(*running(B), LaunchRequested(other_job, 60))[1] == [FetchCode(other_job), Report()]
 
 
 def test_stopped_run_does_not_start_again() -> None:
-    assert play(StopAsked("job-1", 1, 5, "cancelled", 0.0), LaunchAsked(A, 60))[1] == []
-    assert play(StopAsked("job-1", 1, 5, "cancelled", 0.0), LaunchAsked(B, 60))[1] == [FetchCode(B), Report()]
+    assert play(StopRequested("job-1", 1, 5, "cancelled", 0.0), LaunchRequested(A, 60))[1] == []
+    assert play(StopRequested("job-1", 1, 5, "cancelled", 0.0), LaunchRequested(B, 60))[1] == [FetchCode(B), Report()]
 
 
 def test_stop_goes_by_word_then_sigterm_then_sigkill() -> None:
-    state, todo = play(*running(), StopAsked("job-1", 1, 5.0, "to grow", 10.0))
+    state, todo = play(*running(), StopRequested("job-1", 1, 5.0, "to grow", 10.0))
     assert todo == [SendStop(A, 5.0, "to grow"), Report()]
     assert play(Ticked(14.9), state=state)[1] == []
     state, todo = play(Ticked(15.0), state=state)
@@ -127,25 +136,25 @@ def test_stop_goes_by_word_then_sigterm_then_sigkill() -> None:
 
 
 def test_script_that_never_said_hello_gets_sigterm_at_once() -> None:
-    state, todo = play(*running(hello=False), StopAsked("job-1", 1, 5.0, "cancelled", 10.0))
+    state, todo = play(*running(hello=False), StopRequested("job-1", 1, 5.0, "cancelled", 10.0))
     assert todo == [SendSignal(A, signal.SIGTERM), Report()]
     assert play(Ticked(16.9), state=state)[1] == [], "it has its grace to end by itself"
     assert play(Ticked(17.0), state=state)[1] == [SendSignal(A, signal.SIGKILL), Report()]
 
 
 def test_repeated_stop_hurries_but_never_delays() -> None:
-    state, _ = play(*running(), StopAsked("job-1", 1, 30.0, "to grow", 0.0))
-    later, todo = play(StopAsked("job-1", 1, 30.0, "to grow", 20.0), state=state)
+    state, _ = play(*running(), StopRequested("job-1", 1, 30.0, "to grow", 0.0))
+    later, todo = play(StopRequested("job-1", 1, 30.0, "to grow", 20.0), state=state)
     assert todo == []
     assert play(Ticked(30.0), state=later)[1] == [SendSignal(A, signal.SIGTERM)]
-    sooner, _ = play(StopAsked("job-1", 1, 1.0, "cancelled", 2.0), state=state)
+    sooner, _ = play(StopRequested("job-1", 1, 1.0, "cancelled", 2.0), state=state)
     assert play(Ticked(3.0), state=sooner)[1] == [SendSignal(A, signal.SIGTERM)]
 
 
 def test_stop_is_for_this_run_and_older_ones_of_the_job() -> None:
-    newer, other = Key("job-1", 3, 0), Key("job-2", 1, 0)
+    newer, other = WorkerKey("job-1", 3, 0), WorkerKey("job-2", 1, 0)
     state, _ = play(*running(newer), *running(other))
-    assert play(StopAsked("job-1", 2, 5, "old", 0.0), state=state)[1] == []
+    assert play(StopRequested("job-1", 2, 5, "old", 0.0), state=state)[1] == []
 
 
 def test_ends_are_told_apart() -> None:
@@ -171,7 +180,7 @@ def test_out_of_memory_is_named() -> None:
 
 
 def test_worker_that_obeys_the_word_keeps_its_own_end() -> None:
-    asked = (*running(), StopAsked("job-1", 1, 5.0, "to grow", 0.0))
+    asked = (*running(), StopRequested("job-1", 1, 5.0, "to grow", 0.0))
     assert kind(play(*asked, ended(A, 85))[0]) is ExitKind.DRAINED
     assert kind(play(*asked, ended(A, 1, "ValueError: x"))[0]) is ExitKind.FAILED
     assert kind(play(*asked, Ticked(5.0), ended(A, 1))[0]) is ExitKind.STOPPED
@@ -202,7 +211,7 @@ def test_silence_counts_only_after_hello() -> None:
 def test_signs_of_life_keep_a_worker_and_tell_its_step() -> None:
     events: list[Event] = []
     for s in range(1, 40):
-        events += [Ticked(float(s)), AliveSaid(A, 10 * s, 2, float(s))]
+        events += [Ticked(float(s)), AliveReceived(A, 10 * s, 2, float(s))]
     state, _ = play(*running(stall_timeout_s=3), *events)
     assert worker(state).phase is Phase.RUNNING
     assert (worker(state).step, worker(state).plan) == (390, 2)
@@ -215,7 +224,7 @@ def test_agent_that_was_stopped_itself_blames_nobody() -> None:
 
 
 def test_start_that_fails_is_an_exit_and_lets_nothing_wait() -> None:
-    state, todo = play(LaunchAsked(A, 60), StartFailed(A, "no such script"))
+    state, todo = play(LaunchRequested(A, 60), StartFailed(A, "no such script"))
     assert todo == [Release(A), Report()]
     assert (kind(state), reason(state)) == (ExitKind.NOT_STARTED, "no such script")
     state, todo = play(LaunchRefused(B, "device = 9"))
@@ -224,10 +233,10 @@ def test_start_that_fails_is_an_exit_and_lets_nothing_wait() -> None:
 
 
 def test_exit_is_kept_until_it_is_forgotten_and_the_living_are_not_forgotten() -> None:
-    state, todo = play(*running(), ForgetAsked(A))
+    state, todo = play(*running(), ForgetRequested(A))
     assert todo == []
     assert A in state.workers
-    state, todo = play(ended(), ForgetAsked(A), state=state)
+    state, todo = play(ended(), ForgetRequested(A), state=state)
     assert todo == [Release(A)]
     assert A not in state.workers
 
@@ -235,27 +244,28 @@ def test_exit_is_kept_until_it_is_forgotten_and_the_living_are_not_forgotten() -
 def test_memory_is_bounded_over_any_number_of_jobs() -> None:
     state = State()
     for number in range(REMEMBERED + 50):
-        key = Key(f"job-{number}", 1, 0)
-        state, _ = play(LaunchAsked(key, 60), StartFailed(key, "no"), state=state)
-        state, _ = play(*running(Key("last", number + 1, 0)), ended(Key("last", number + 1, 0)), state=state)
-    state, todo = play(LaunchAsked(A, 60), state=state)
+        key = WorkerKey(f"job-{number}", 1, 0)
+        state, _ = play(LaunchRequested(key, 60), StartFailed(key, "no"), state=state)
+        last = WorkerKey("last", number + 1, 0)
+        state, _ = play(*running(last), ended(last), state=state)
+    state, todo = play(LaunchRequested(A, 60), state=state)
     assert len(state.workers) <= REMEMBERED + 1
-    assert Key("last", REMEMBERED + 50, 0) in state.workers
+    assert WorkerKey("last", REMEMBERED + 50, 0) in state.workers
     assert len(state.fences) <= 2 * REMEMBERED
     assert any(isinstance(instruction, Release) for instruction in todo)
 
 
 def test_closing_stops_all_and_starts_none() -> None:
-    waiting = Key("job-2", 1, 0)
-    state, todo = play(*running(), LaunchAsked(waiting, 60), CloseAsked(3.0, "its agent ends", 0.0))
+    waiting = WorkerKey("job-2", 1, 0)
+    state, todo = play(*running(), LaunchRequested(waiting, 60), CloseRequested(3.0, "its agent ends", 0.0))
     assert SendStop(A, 3.0, "its agent ends") in todo
     assert Release(waiting) in todo
-    assert play(LaunchAsked(Key("job-3", 1, 0), 60), state=state)[1] == []
+    assert play(LaunchRequested(WorkerKey("job-3", 1, 0), 60), state=state)[1] == []
     assert play(CodeReady(waiting), state=state)[1] == []
 
 
 def test_script_that_exits_well_on_sigterm_has_not_finished() -> None:
     """1. A plain script catches SIGTERM, cleans up and exits with 0. 2. Its agent is shut down for an upgrade. 3. That
     is a stop, not the end of the training: the job would count as done."""
-    state, _ = play(*running(hello=False), CloseAsked(3.0, "its agent was asked to end", 0.0), ended(A, 0))
+    state, _ = play(*running(hello=False), CloseRequested(3.0, "its agent was asked to end", 0.0), ended(A, 0))
     assert (kind(state), reason(state)) == (ExitKind.STOPPED, "its agent was asked to end")

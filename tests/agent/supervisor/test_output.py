@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent.supervisor.events import Key
+from atoll.agent.supervisor.events import WorkerKey
 from atoll.agent.supervisor.exits import MAX_REASON, last_words
 from atoll.agent.supervisor.flood import BURST_BYTES, RATE_BYTES_PER_S, TAIL_BYTES, FloodGate
 from atoll.agent.supervisor.logs import BATCH_BYTES, RESEND_S, LogStream
 from atoll.agent.supervisor.output import Captured, OutputPump
 from atoll.agent.supervisor.spool import Spool, prune
 
-KEY = Key("job-1", 1, 0)
+KEY = WorkerKey("job-1", 1, 0)
 
 
 def told(kept: bytes) -> int:
@@ -27,7 +27,7 @@ def told(kept: bytes) -> int:
 
 def test_ordinary_output_passes_unchanged() -> None:
     gate = FloodGate(0.0)
-    assert [gate.take(b"a\n", 0.1), gate.take(b"b\n", 0.2), gate.settle(0.3)] == [b"a\n", b"b\n", b""]
+    assert [gate.take(b"a\n", 0.1), gate.take(b"b\n", 0.2), gate.flush(0.3)] == [b"a\n", b"b\n", b""]
 
 
 def test_flood_is_cut_its_end_kept_and_every_byte_accounted_for() -> None:
@@ -35,7 +35,7 @@ def test_flood_is_cut_its_end_kept_and_every_byte_accounted_for() -> None:
     for _ in range(blocks):
         kept += gate.take(b"0123456789abcde\n" * 256, 0.0)
     last = b"Traceback\nValueError: x\n"
-    kept += gate.take(last, 0.0) + gate.settle(0.0)
+    kept += gate.take(last, 0.0) + gate.flush(0.0)
     assert kept.endswith(last)
     (line,) = re.findall(rb"\n\xe2\x80\xa6 \d+ bytes of output dropped \xe2\x80\xa6\n", kept)
     assert kept[BURST_BYTES:].startswith(line)
@@ -45,7 +45,7 @@ def test_flood_is_cut_its_end_kept_and_every_byte_accounted_for() -> None:
 def test_little_more_than_the_burst_loses_nothing() -> None:
     gate = FloodGate(0.0)
     data = b"x" * (BURST_BYTES + TAIL_BYTES)
-    assert gate.take(data, 0.0) + gate.settle(0.0) == data
+    assert gate.take(data, 0.0) + gate.flush(0.0) == data
 
 
 def test_endless_flood_is_kept_at_the_rate_and_sampled() -> None:
@@ -61,7 +61,7 @@ def test_what_could_not_be_kept_is_told_with_the_next() -> None:
     gate = FloodGate(0.0)
     gate.lost(123)
     assert gate.take(b"on\n", 0.1) == "\n… 123 bytes of output dropped …\non\n".encode()
-    assert gate.settle(0.2) == b""
+    assert gate.flush(0.2) == b""
 
 
 def test_spool_keeps_two_files_and_says_what_is_gone(tmp_path: Path) -> None:

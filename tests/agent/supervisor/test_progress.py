@@ -5,24 +5,24 @@ from __future__ import annotations
 import signal
 
 from atoll.agent.supervisor.events import (
-    AliveSaid,
+    AliveReceived,
     CodeReady,
     Ended,
     Event,
     ExitKind,
-    HelloSaid,
+    HelloReceived,
     Instruction,
-    Key,
-    LaunchAsked,
+    LaunchRequested,
     SendSignal,
     SendStop,
     Started,
     Tell,
     Ticked,
+    WorkerKey,
 )
 from atoll.agent.supervisor.machine import HANG_GRACE_S, Phase, State, handle
 
-A = Key("job-1", 1, 0)
+A = WorkerKey("job-1", 1, 0)
 
 
 def play(state: State, *events: Event) -> tuple[State, list[Instruction]]:
@@ -34,16 +34,18 @@ def play(state: State, *events: Event) -> tuple[State, list[Instruction]]:
     return state, todo
 
 
-def begun(key: Key = A, hang_s: float = 0.0) -> State:
-    return play(State(), LaunchAsked(key, 60.0, hang_s), CodeReady(key), Started(key, 7, 0.0), HelloSaid(key, 0.0))[0]
+def begun(key: WorkerKey = A, hang_s: float = 0.0) -> State:
+    return play(
+        State(), LaunchRequested(key, 60.0, hang_s), CodeReady(key), Started(key, 7, 0.0), HelloReceived(key, 0.0)
+    )[0]
 
 
-def alive(begin_s: int, end_s: int, *, step_s: float = 0.0, step: int = 0, key: Key = A) -> list[Event]:
+def alive(begin_s: int, end_s: int, *, step_s: float = 0.0, step: int = 0, key: WorkerKey = A) -> list[Event]:
     """Signs of life and ticks of every second of [begin, end). step_s: 0 stays at `step`."""
     events: list[Event] = []
     for second in range(begin_s, end_s):
         done = step + int((second - begin_s) / step_s) if step_s else step
-        events += [AliveSaid(key, done, 1, float(second)), Ticked(float(second))]
+        events += [AliveReceived(key, done, 1, float(second)), Ticked(float(second))]
     return events
 
 
@@ -65,7 +67,7 @@ def test_slow_steps_get_twenty_times_their_usual_time() -> None:
 
 def test_nothing_is_said_before_the_first_step_and_by_rank_0_alone() -> None:
     assert play(begun(), *alive(1, 400, step=0))[1] == []
-    other = Key("job-1", 1, 1)
+    other = WorkerKey("job-1", 1, 1)
     steps = (*alive(1, 30, step_s=1.0, step=1, key=other), *alive(30, 300, step=29, key=other))
     assert play(begun(other), *steps)[1] == []
 
@@ -96,4 +98,4 @@ def test_who_comes_to_itself_while_it_is_stopped_has_drained() -> None:
 
 def test_an_agent_that_was_stopped_itself_takes_nobody_for_hung() -> None:
     state, _ = play(begun(hang_s=50), *alive(1, 20, step_s=1.0, step=5))
-    assert play(state, Ticked(500.0), AliveSaid(A, 23, 1, 500.5), Ticked(501.0))[1] == []
+    assert play(state, Ticked(500.0), AliveReceived(A, 23, 1, 500.5), Ticked(501.0))[1] == []

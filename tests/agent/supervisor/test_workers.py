@@ -12,20 +12,20 @@ import zmq
 import zmq.asyncio
 from agent_harness import until
 
-from atoll.agent.supervisor.events import Key
+from atoll.agent.supervisor.events import WorkerKey
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import MAX_STEPS, Collector
 from atoll.v1.agents_pb2 import Launch, Notice, PlanForJob, Prepared, WorkerTelemetry
 from atoll.v1.common_pb2 import LinkSample, Metrics, Plan, StepSample, WorkerId
 from atoll.v1.worker_pb2 import Alive, Hello, SupervisorMessage, Welcome, WorkerMessage
 
-KEY = Key("job-1", 2, 0)
+KEY = WorkerKey("job-1", 2, 0)
 
 
 class Heard:
     def __init__(self) -> None:
-        self.hellos: list[Key] = []
-        self.alive: list[tuple[Key, int, int]] = []
+        self.hellos: list[WorkerKey] = []
+        self.alive: list[tuple[WorkerKey, int, int]] = []
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_telemetry_of_many_workers_is_split_into_messages() -> None:
     collector = Collector()
     for rank in range(64):
         notices = [Notice(text="x" * 4096)] * 16
-        collector.add(Key("job-1", 1, rank), WorkerTelemetry(notices=notices))
+        collector.add(WorkerKey("job-1", 1, rank), WorkerTelemetry(notices=notices))
     messages = list(collector.take())
     assert sorted(worker.id.rank for message in messages for worker in message.workers) == list(range(64))
     assert len(messages) > 1

@@ -1,4 +1,4 @@
-"""What devices measure of themselves. The programs are real processes; only GPUs are made up."""
+"""Speed that devices measure of themselves. The programs are real processes; only GPUs are made up."""
 
 from __future__ import annotations
 

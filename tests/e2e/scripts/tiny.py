@@ -47,15 +47,15 @@ with (options.out / f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}.jso
             if not (options.out / "full-speed").exists():
                 time.sleep(options.step_s + options.sample_s * len(x))  # pretended work, not a wait for anything
             loss = nn.functional.mse_loss(model(x), y)
-            cut = loader.current
-            if cut.step == options.hang_at and os.environ.get("ATOLL_RUN") == "1":
+            batch_slice = loader.current
+            if batch_slice.step == options.hang_at and os.environ.get("ATOLL_RUN") == "1":
                 threading.Event().wait()
             line = {
-                "step": cut.step,
+                "step": batch_slice.step,
                 "epoch": epoch,
-                "ids": ids.tolist() if cut.local else [],
+                "ids": ids.tolist() if batch_slice.local else [],
                 "loss": loss.item(),
-                "weight": cut.weight,
+                "weight": batch_slice.weight,
                 "at": time.time(),
             }
             # Before the other ranks can have this batch's gradients: a kill right behind the exchange would leave the

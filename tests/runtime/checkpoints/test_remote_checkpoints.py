@@ -1,4 +1,4 @@
-"""From which checkpoint of remote a run goes on: its store's, or that of the job it was told to start from."""
+"""The remote checkpoint that a run goes on from: its store's, or that of the job it was told to start from."""
 
 from __future__ import annotations
 

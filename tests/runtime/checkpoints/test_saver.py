@@ -1,4 +1,4 @@
-"""When checkpoints go to disk, and what happens where that takes too long."""
+"""Checkpoints go to disk when they are due; and what happens where that takes too long."""
 
 from __future__ import annotations
 

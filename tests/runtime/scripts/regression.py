@@ -72,28 +72,28 @@ with (options.out / name).open("a", buffering=1) as log:
             for x, y, ids in loader:
                 time.sleep(options.sleep_s)
                 loss = nn.functional.mse_loss(model(x), y)
-                cut = loader.current
+                batch_slice = loader.current
                 line = {
-                    "step": cut.step,
+                    "step": batch_slice.step,
                     "epoch": epoch,
-                    "ids": ids.tolist() if cut.local else [],
+                    "ids": ids.tolist() if batch_slice.local else [],
                     "loss": loss.item().hex(),
-                    "weight": cut.weight,
+                    "weight": batch_slice.weight,
                     "lr": optimizer.param_groups[0]["lr"],
                     "factor": run.learning_rate_factor,
                     "total_batch": run.total_batch,
                     "random": torch.rand(()).item().hex(),
                     "passes": int(model.passes),
                 }
-                if run.rank == 1 and cut.step == options.leave_at:
+                if run.rank == 1 and batch_slice.step == options.leave_at:
                     sys.exit(3)
-                if cut.step == options.await_stop_at:
+                if batch_slice.step == options.await_stop_at:
                     await_stop()
                 if options.own_backward:
                     loss.backward()
                 else:
                     run.backward(loss)
-                if cut.step >= begun_step:  # at an epoch's end the last batch is shown again
+                if batch_slice.step >= begun_step:  # at an epoch's end the last batch is shown again
                     log.write(json.dumps(line) + "\n")
                 optimizer.step()
                 optimizer.zero_grad()

@@ -139,28 +139,32 @@ with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
         for epoch in run.epochs(options.epochs):
             for x, y, ids in loader:
                 time.sleep(options.sleep_s)
-                cut = loader.current
-                if run.rank == 1 and cut.step == options.flip_at:
+                batch = loader.current
+                if run.rank == 1 and batch.step == options.flip_at:
                     sync._layers[2].master.view(torch.int32)[5] ^= 1
-                if cut.step == options.await_stop_at:
+                if batch.step == options.await_stop_at:
                     await_stop()
-                if run.rank == 1 and cut.step == options.raise_at:
+                if run.rank == 1 and batch.step == options.raise_at:
                     os.kill(os.getpid(), options.signal)
                 loss = nn.functional.mse_loss(model(x), y) * (run.rank != options.silent_rank)
                 run.backward(loss)
                 assert run.statistics()["rate"] <= 1  # looking takes nothing away from what is told
                 optimizer.step()
                 optimizer.zero_grad()
-                if cut.step >= begun_step:  # at an epoch's end the last batch is shown again
+                if batch.step >= begun_step:  # at an epoch's end the last batch is shown again
                     for name, gradient in of_this_pass.items():
-                        summed[name].add_(gradient, alpha=cut.weight * run.learning_rate_factor)
-                    trained = {"step": cut.step, "epoch": epoch, "ids": ids.tolist() if cut.local else []}
+                        summed[name].add_(gradient, alpha=batch.weight * run.learning_rate_factor)
+                    trained = {
+                        "step": batch.step,
+                        "epoch": epoch,
+                        "ids": ids.tolist() if batch.local else [],
+                    }
                     log.write(json.dumps(trained | {"loss": loss.item()}) + "\n")
                     if options.keep_sums:
-                        torch.save(summed, options.out / f"{NAME}.sums-{cut.step + 1}")
-                if options.break_flush.startswith(f"{run.rank}:") and cut.step == max(options.synchronize_at, 3):
+                        torch.save(summed, options.out / f"{NAME}.sums-{batch.step + 1}")
+                if options.break_flush.startswith(f"{run.rank}:") and batch.step == max(options.synchronize_at, 3):
                     break_flush()
-                if cut.step == options.synchronize_at:
+                if batch.step == options.synchronize_at:
                     run.synchronize()
             run.report(loss=loss.item())
             if options.die_flushed:

@@ -1,4 +1,4 @@
-"""What leaves first."""
+"""The order in which frames leave."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.agent.runtime.transport.frames import Kind
-from atoll.agent.runtime.transport.sendqueue import Letter, SendQueue
+from atoll.agent.runtime.transport.sendqueue import EncodedFrame, SendQueue
 
 
-def letter(kind: Kind = Kind.PART, step: int = 0, order: int = 0, payload: bytes = b"") -> Letter:
-    return Letter(kind, step, order, b"h" * 50, payload)
+def encoded(kind: Kind = Kind.PART, step: int = 0, order: int = 0, payload: bytes = b"") -> EncodedFrame:
+    return EncodedFrame(kind, step, order, b"h" * 50, payload)
 
 
-def drain(queue: SendQueue) -> list[Letter]:
-    out: list[Letter] = []
+def drain(queue: SendQueue) -> list[EncodedFrame]:
+    out: list[EncodedFrame] = []
     while queue:
         out += queue.pop(1, 0)
     return out
@@ -23,12 +23,12 @@ def drain(queue: SendQueue) -> list[Letter]:
 def test_urgent_layers_overtake_and_goodbye_says_that_nothing_follows() -> None:
     queue = SendQueue("edf")
     came = [
-        letter(Kind.GOODBYE),
-        letter(step=2, order=0),
-        letter(step=1, order=5),
-        letter(step=1, order=1),
-        letter(Kind.DIGEST, step=1, order=2**32 - 1),
-        letter(Kind.CONTROL, step=9, order=7),
+        encoded(Kind.GOODBYE),
+        encoded(step=2, order=0),
+        encoded(step=1, order=5),
+        encoded(step=1, order=1),
+        encoded(Kind.DIGEST, step=1, order=2**32 - 1),
+        encoded(Kind.CONTROL, step=9, order=7),
     ]
     for one in came:
         queue.push(one, now_s=0)
@@ -37,7 +37,7 @@ def test_urgent_layers_overtake_and_goodbye_says_that_nothing_follows() -> None:
 
 def test_first_come_first_served_keeps_the_order_of_arrival() -> None:
     queue = SendQueue("fcfs")
-    came = [letter(step=2), letter(step=1), letter(Kind.GOODBYE), letter(step=0)]
+    came = [encoded(step=2), encoded(step=1), encoded(Kind.GOODBYE), encoded(step=0)]
     for one in came:
         queue.push(one, now_s=0)
     assert drain(queue) == [came[0], came[1], came[3], came[2]]
@@ -45,7 +45,10 @@ def test_first_come_first_served_keeps_the_order_of_arrival() -> None:
 
 def test_small_ones_leave_together_and_a_large_one_alone() -> None:
     queue = SendQueue()
-    small, large = [letter(order=order, payload=b"x" * 50) for order in range(3)], letter(order=3, payload=b"x" * 5000)
+    small, large = (
+        [encoded(order=order, payload=b"x" * 50) for order in range(3)],
+        encoded(order=3, payload=b"x" * 5000),
+    )
     for one in (large, *small):
         queue.push(one, now_s=0)
     assert queue.pop(2, 1000) == small[:2]
@@ -58,7 +61,7 @@ def test_small_ones_leave_together_and_a_large_one_alone() -> None:
 def test_bytes_and_the_oldest_are_known_at_any_time(keys: list[tuple[int, int]], taken: int) -> None:
     queue = SendQueue()
     for at, (step, order) in enumerate(keys):
-        queue.push(letter(step=step, order=order, payload=b"x" * at), now_s=at)
+        queue.push(encoded(step=step, order=order, payload=b"x" * at), now_s=at)
     out = [one for _ in range(taken) for one in queue.pop(1, 0)]
     left = set(range(len(keys))) - {len(one.payload) for one in out}
     assert queue.bytes == sum(50 + at for at in left)

@@ -1,4 +1,4 @@
-"""What a file holds, byte for byte, as hashes: of the whole, and of each chunk, so that damage can be located."""
+"""Hashes of a file's bytes: of the whole, and of each chunk, so that damage can be located."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself, and whether it fits a model."""
+"""The header of a checkpoint, and the check that it fits a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checkpoints lie in a directory, and whether they are sound. Needs no torch."""
+"""Lists the checkpoints of a directory and checks that they are sound. Needs no torch."""
 
 from __future__ import annotations
 

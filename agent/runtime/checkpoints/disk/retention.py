@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest few, and those kept for good."""
+"""Chooses the checkpoints that stay: the newest few, and those kept for good."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from atoll.agent.runtime.api.session import MemorySettings, Session
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
 from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes, needed_bytes
-from atoll.agent.runtime.checkpoints.memory.cost.cadence import OFF, Cadence, News
+from atoll.agent.runtime.checkpoints.memory.cost.cadence import OFF, Cadence, CadenceNotice
 from atoll.agent.runtime.checkpoints.memory.cost.contention import Contention
 from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import Pairs, Pauses
 from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import ReplicaTransfer
@@ -66,7 +66,7 @@ class CheckpointTier:
         self._current = 0  # step of the generation in progress; 0: none
         self._begun_step = 0  # of the newest generation that began
         self._done_step = 0  # of the newest that this rank has written
-        self._news = News()
+        self._news = CadenceNotice()
         self._boundary_s = 0.0
         self._held_s = 0.0  # for which the generation under way has held training up so far
         self._written_s = 0.0  # of processor time that writing it took

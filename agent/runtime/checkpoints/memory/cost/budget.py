@@ -1,4 +1,4 @@
-"""How much memory the checkpoints of a job will take, before it has trained a step."""
+"""Estimates the memory that the checkpoints of a job will take, before it has trained a step."""
 
 from __future__ import annotations
 

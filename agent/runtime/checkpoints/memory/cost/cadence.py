@@ -1,4 +1,4 @@
-"""How often a generation is written: every step, or as seldom as keeps its cost at one percent of training. Pure."""
+"""Decides how often a generation is written: as often as keeps its cost at one percent of training. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OFF: Final = 2**40
 _FOR_GOOD: Final = 50  # steps
 
 
-class News:
+class CadenceNotice:
     """What people should be told of how often generations are written: a change that stays, by a factor of two."""
 
     def __init__(self) -> None:

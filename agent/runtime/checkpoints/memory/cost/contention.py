@@ -1,4 +1,4 @@
-"""What background work takes from training where both need the same processors. Linux's own accounts."""
+"""Measures what background work takes from training where both need the same processors. Linux's own accounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What generations cost the steps in which they are written and copied, measured against steps without. Pure.
+"""Measures what generations cost the steps in which they are written and copied, against steps without. Pure.
 
 Now and then all ranks leave generations out for a few steps; what lies between two such pauses is held against both, so
 that what changes slowly counts for nothing. One pair says little, a dozen with their spread say enough, and three do

@@ -1,4 +1,4 @@
-"""From shards that were read to a checkpoint. They may come from other machines: nothing in them is trusted before it
+"""Puts a checkpoint together from shards. They may come from other machines: nothing in them is trusted before it
 was checked."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What earlier runs left in the machines' memory, and how all ranks get the same generation of it."""
+"""Finds what earlier runs left in the machines' memory, and gives all ranks the same generation of it."""
 
 from __future__ import annotations
 

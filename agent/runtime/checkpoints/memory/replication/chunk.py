@@ -1,4 +1,4 @@
-"""What senders say to each other: a chunk of a file, and how far the holder has come. Pure."""
+"""The heads of messages between replica senders: of a chunk of a file, and of its acknowledgement. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When training leaves the links alone within a step, learned from the last steps. Pure.
+"""Learns from the last steps when training leaves the links alone within a step. Pure.
 
 A span begins when an exchange of gradients has ended and ends when the next begins; spans are numbered within a step,
 from its boundary, which lies in the first one."""

@@ -1,4 +1,4 @@
-"""How much of a copy may leave within the idle span under way: what `plan_chunks` puts into it. Pure.
+"""Limits the bytes of a copy that leave within the idle span under way to what `plan_chunks` puts into it. Pure.
 
 The plan is made again in every span, for what is left of copy and span; so a span that begins late, a copy that is
 ready late and a rate that has changed are in it. What does not fit into this span comes in the next ones."""

@@ -1,4 +1,4 @@
-"""How fast one holder takes copies, learned from its answers, and how much may be on the way to it. Pure.
+"""Learns from its acknowledgements how fast one holder takes copies, and how much may be on the way to it. Pure.
 
 Source: delivery rates as in BBR (Cardwell et al., 2016): what was delivered between two answers, over the longer of the
 times in which it was sent and answered. A high quantile of the rates and the shortest time to an answer, of chunks that

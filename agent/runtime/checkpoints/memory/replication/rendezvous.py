@@ -1,4 +1,4 @@
-"""Who holds whose copies in this run, and how the senders find each other."""
+"""Tells one rank whose copies it holds and who holds its own, and connects the replica senders of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose shard is copied to whom: the controller's placement of machines, turned into ranks. Pure."""
+"""Turns the controller's placement of machines into ranks: whose shard is copied to whom. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps others from reading, changing or making up what senders send: AES-256-GCM, one key for each direction of
+"""Keeps others from reading, changing or forging copies on their way: AES-256-GCM, one key for each direction of
 each pair of ranks.
 
 Keys come of two X25519 agreements at once: between the keys that the controller gave the run's ranks, so that nobody

@@ -1,4 +1,4 @@
-"""How one rank's shard of a generation gets into its file, where all of the state stands still after a boundary, and
+"""Writes one rank's shard of a generation into its file, where all of the state stands still after a boundary, and
 where a part of it goes on changing in the background."""
 
 from __future__ import annotations

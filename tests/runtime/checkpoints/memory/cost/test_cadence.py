@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from atoll.agent.runtime.checkpoints.memory.cost.cadence import Cadence, News
+from atoll.agent.runtime.checkpoints.memory.cost.cadence import Cadence, CadenceNotice
 
 
 def told(cadence: Cadence, step_s: float, cost_s: float, generations: int = 40) -> int:
@@ -42,7 +42,7 @@ def test_it_comes_back_when_steps_grow_longer_but_does_not_swing() -> None:
 
 
 def test_a_change_is_news_when_it_stays_and_not_when_it_swings() -> None:
-    news = News()
+    news = CadenceNotice()
     assert not any(news.changed(1 + step % 2 * 3) for step in range(500))
     told = [step for step in range(200) if news.changed(4)]
     assert len(told) == 1

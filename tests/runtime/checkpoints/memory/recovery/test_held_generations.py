@@ -1,4 +1,4 @@
-"""What ranks say they hold, and what is made of it."""
+"""The shards that ranks say they hold, and what is made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a peer sends in place of what it said it holds: refused on all ranks, and the generation before is used."""
+"""A peer that sends something else than it said it holds: refused on all ranks, and the generation before is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes to a sender from others: taken whole and in order from who may send it, or dropped and counted."""
+"""Chunks that come to a holder: taken whole and in order from who may send them, or dropped and counted."""
 
 from __future__ import annotations
 

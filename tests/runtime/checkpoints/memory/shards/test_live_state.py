@@ -1,4 +1,4 @@
-"""From live objects to shards and back, whatever the number of ranks on either side."""
+"""Live objects become shards and come back, whatever the number of ranks on either side."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from agent_harness import RunningAgent, ScriptedController, until
 
-from atoll.agent import link
+from atoll.agent import controller_stream
 from atoll.agent.settings import AgentSettings
 from atoll.errors import BadInput, Conflict, NotAllowed
 from atoll.rpc import Tls
@@ -141,7 +141,7 @@ async def test_name_of_a_predecessor_is_waited_for(settings: AgentSettings, cont
 async def test_name_that_stays_taken_ends_the_agent(
     settings: AgentSettings, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "NAME_TAKEN_S", 0.5)
+    monkeypatch.setattr(controller_stream, "NAME_TAKEN_S", 0.5)
     controller.refusal = (grpc.StatusCode.ALREADY_EXISTS, "another agent named 'node-a' is connected")
     with pytest.raises(Conflict, match=r"'node-a'.*--name"):
         await asyncio.wait_for(RunningAgent(settings).task, 10)

@@ -13,7 +13,7 @@ import xxhash
 from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile, Tail, bounds
-from atoll.agent.supervisor.inventory import StockTaker, checkpoints_in, checkpoints_under, shards_in
+from atoll.agent.supervisor.inventory import InventoryTaker, checkpoints_in, checkpoints_under, shards_in
 from atoll.v1.agents_pb2 import Stock, TakeStock
 
 JOB = "vit-3f9a"
@@ -84,13 +84,14 @@ def test_a_question_is_answered_from_memory_disk_and_store_and_a_look_that_fails
     (tmp_path / "memory" / JOB).mkdir(parents=True)
     write_shard(tmp_path / "memory" / JOB, 0, 0, 7)
     answers: queue.Queue[Stock] = queue.Queue()
-    taker = StockTaker(tmp_path / "memory", lambda directory: tmp_path / "jobs", answers.put)
+    taker = InventoryTaker(tmp_path / "memory", lambda directory: tmp_path / "jobs", answers.put)
     taker.take(TakeStock(request=5, job=JOB, directory=f"file://{tmp_path}/store", store=True))
-    stock = answers.get(timeout=10)
-    assert (stock.request, list(stock.troubles)) == (5, [])
-    assert [[one.step for one in held] for held in (stock.memory, stock.disk, stock.store)] == [[7], [10], [20]]
+    inventory = answers.get(timeout=10)
+    assert (inventory.request, list(inventory.troubles)) == (5, [])
+    held = (inventory.memory, inventory.disk, inventory.store)
+    assert [[one.step for one in each] for each in held] == [[7], [10], [20]]
     taker.close()
     taker.take(TakeStock(request=6, job=JOB, directory="no-such://bucket", store=True))
-    stock = answers.get(timeout=10)
-    assert ("no-such://bucket/vit-3f9a cannot be looked at" in stock.troubles[0], len(stock.disk)) == (True, 1)
+    inventory = answers.get(timeout=10)
+    assert ("no-such://bucket/vit-3f9a cannot be looked at" in inventory.troubles[0], len(inventory.disk)) == (True, 1)
     taker.close()

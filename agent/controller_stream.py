@@ -55,11 +55,11 @@ class StreamEnded(ControllerUnreachable):
 
 
 @dataclass(slots=True)
-class News:
+class PendingReports:
     """What there is to tell. Set from the event loop."""
 
     woken: asyncio.Event = field(default_factory=asyncio.Event)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    all_sent: asyncio.Event = field(default_factory=asyncio.Event)
     """The controller was told all there was to tell."""
     changed: bool = False
 
@@ -68,25 +68,25 @@ class News:
         self.output_came()
 
     def output_came(self) -> None:
-        self.settled.clear()
+        self.all_sent.clear()
         self.woken.set()
 
 
-class Link:
+class ControllerStream:
     """Dials, registers, reports and obeys. `run` ends only by cancelling, or by a refusal that is for good."""
 
     def __init__(
         self,
         settings: AgentSettings,
         devices: Sequence[Device],
-        news: News,
+        pending: PendingReports,
         samples: Callable[[], Sequence[DeviceSample]],
     ) -> None:
         """samples: what the devices said of themselves since it was last called, newest."""
         self._settings = settings
         self._devices = devices
         self._samples = samples
-        self._news = news
+        self._pending = pending
         self._session = secrets.token_hex(8)
         self._next_controller = 0
         self._hint: str | None = None
@@ -107,10 +107,10 @@ class Link:
                     raise BadInput(f"a piece of code {sha256[:8]} has {len(chunk.data)} bytes")
                 yield chunk.data
 
-    async def settle(self, deadline_s: float) -> None:
+    async def flush(self, deadline_s: float) -> None:
         """Wait until a controller that is there was told everything."""
         if self._channel is not None:
-            await _wait_until(self._news.settled, time.monotonic() + deadline_s)
+            await _wait_until(self._pending.all_sent, time.monotonic() + deadline_s)
 
     async def run(self, supervisor: Supervisor) -> None:
         """Raises NotAllowed (token, certificate) and BadInput (a controller of another version) if it is refused before
@@ -230,8 +230,8 @@ class Link:
         return answer.registered
 
     async def _converse(self, call: Call, supervisor: Supervisor, registered: Registered) -> None:
-        speaking = asyncio.create_task(self._speak(call, supervisor, registered), name="link: speak")
-        hearing = asyncio.create_task(self._hear(call, supervisor, registered.pulse_s), name="link: hear")
+        speaking = asyncio.create_task(self._speak(call, supervisor, registered), name="controller stream: speak")
+        hearing = asyncio.create_task(self._hear(call, supervisor, registered.pulse_s), name="controller stream: hear")
         both = (hearing, speaking)
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -283,7 +283,7 @@ class Link:
                 supervisor.drop_memory(message.drop_memory.job)
             case "take_stock":
                 incoming.check_take_stock(message.take_stock)
-                supervisor.take_stock(message.take_stock)
+                supervisor.take_inventory(message.take_stock)
             case "log_ack":
                 incoming.check_key(message.log_ack.id)
                 supervisor.logs.ack(message.log_ack)
@@ -297,29 +297,29 @@ class Link:
         beat_s = telemetry_s = 0.0
         while True:
             now_s = time.monotonic()
-            self._news.woken.clear()
-            beats = self._news.changed or now_s >= beat_s
+            self._pending.woken.clear()
+            beats = self._pending.changed or now_s >= beat_s
             if beats or now_s >= telemetry_s:
                 # Before an exit is told: after that it may be too late.
                 await self._tell_measured(call, supervisor, registered.lease_s)
                 telemetry_s = now_s + TELEMETRY_S
             if beats:
-                self._news.changed = False
+                self._pending.changed = False
                 statuses = [reports.status_of(worker) for worker in supervisor.workers]
                 heartbeat = Heartbeat(
                     workers=statuses, rendezvous_ports=supervisor.ports.held, memory_jobs=supervisor.memory.jobs
                 )
                 await self._write(call, AgentMessage(heartbeat=heartbeat), registered.lease_s)
                 beat_s = now_s + registered.heartbeat_s
-            while (stock := supervisor.next_stock()) is not None:
-                await self._write(call, AgentMessage(stock=stock), registered.lease_s)
+            while (inventory := supervisor.next_inventory()) is not None:
+                await self._write(call, AgentMessage(stock=inventory), registered.lease_s)
             if (batch := supervisor.logs.next_batch()) is not None:
                 await self._write(call, AgentMessage(log=batch), registered.lease_s)
-                self._news.woken.set()  # there may be more
-            if not self._news.woken.is_set() and supervisor.logs.all_told:
-                self._news.settled.set()
+                self._pending.woken.set()  # there may be more
+            if not self._pending.woken.is_set() and supervisor.logs.all_told:
+                self._pending.all_sent.set()
             await asyncio.sleep(_PACE_S)
-            await _wait_until(self._news.woken, min(beat_s, telemetry_s))
+            await _wait_until(self._pending.woken, min(beat_s, telemetry_s))
 
     async def _tell_measured(self, call: Call, supervisor: Supervisor, deadline_s: float) -> None:
         if samples := self._samples():
