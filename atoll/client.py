@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from atoll.errors import BadInput, DeadlineExceeded
 from atoll.leader import Leader
@@ -31,6 +31,7 @@ CHECKPOINTS_ANSWER_S: Final = 15.0  # the controller waits up to 10 s for an obj
 _SLOWEST_LINK_BYTES_PER_S: Final = 128 * 1024
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 if TYPE_CHECKING:
     from atoll.leader import Stream
@@ -168,6 +169,17 @@ class AsyncClient:
             if last.phase not in ENDED:
                 await self.get(last.id)
 
+    async def wait(self, job: str, timeout_s: float) -> pb.Job:
+        """The job once it has ended. Raises DeadlineExceeded after timeout_s; the job goes on."""
+        last = pb.Job()
+        try:
+            async with asyncio.timeout(timeout_s), aclosing(self.watch(job)) as changes:
+                async for last in changes:  # noqa: B007 - the last one counts
+                    pass
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"job {job} did not end within {timeout_s:g} s. It goes on") from error
+        return last
+
     async def events(self, job: str = "", *, follow: bool = False) -> AsyncGenerator[common.Event, None]:
         """Events of a job, or of the cluster; each once, in order, also over controller restarts."""
         job = (await self.get(job)).id if job else ""
@@ -210,6 +222,35 @@ class AsyncClient:
         return (await self.get(job)).phase in ENDED
 
 
+def _awaited(
+    method: Callable[Concatenate[AsyncClient, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[Client, _P], _T]:
+    @wraps(method)
+    def call(self: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self._runner.run(method(self._client, *args, **kwargs))
+
+    return call
+
+
+def _iterated(
+    method: Callable[Concatenate[AsyncClient, _P], AsyncGenerator[_T, None]],
+) -> Callable[Concatenate[Client, _P], Iterator[_T]]:
+    @wraps(method)
+    def each(self: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> Iterator[_T]:
+        stream = method(self._client, *args, **kwargs)
+
+        async def following() -> _T | None:
+            return await anext(stream, None)
+
+        try:
+            while (message := self._runner.run(following())) is not None:
+                yield message
+        finally:
+            self._runner.run(_close(stream))
+
+    return each
+
+
 class Client:
     """`AsyncClient` for code without an event loop. Used with `with`; not from several threads."""
 
@@ -230,105 +271,24 @@ class Client:
     def close(self) -> None:
         """Close the connections and the event loop."""
         try:
-            self._run(self._client.close())
+            self._runner.run(self._client.close())
         finally:
             self._runner.close()
 
-    def submit(self, spec: common.JobSpec, code: bytes, request_id: str | None = None) -> str:
-        """See AsyncClient.submit."""
-        return self._run(self._client.submit(spec, code, request_id))
-
-    def submit_alike(self, spec: common.JobSpec, code_of: str, request_id: str | None = None) -> str:
-        """See AsyncClient.submit_alike."""
-        return self._run(self._client.submit_alike(spec, code_of, request_id))
-
-    def checkpoints(self, job: str) -> pb.CheckpointsReply:
-        """See AsyncClient.checkpoints."""
-        return self._run(self._client.checkpoints(job))
-
-    def get(self, job: str) -> pb.Job:
-        """See AsyncClient.get."""
-        return self._run(self._client.get(job))
-
-    def jobs(self, *, ended: bool = False) -> list[pb.Job]:
-        """See AsyncClient.jobs."""
-        return self._run(self._client.jobs(ended=ended))
-
-    def cancel(self, job: str) -> pb.Job:
-        """See AsyncClient.cancel."""
-        return self._run(self._client.cancel(job))
-
-    def adjust(
-        self,
-        job: str,
-        *,
-        rate: float | None = None,
-        total_batch: int = 0,
-        shares: Sequence[float] = (),
-        unpin: Sequence[str] = (),
-    ) -> pb.Job:
-        """See AsyncClient.adjust."""
-        adjusting = self._client.adjust(job, rate=rate, total_batch=total_batch, shares=shares, unpin=unpin)
-        return self._run(adjusting)
-
-    def plans(self, job: str, run: int = 0) -> list[pb.DecidedPlan]:
-        """See AsyncClient.plans."""
-        return self._run(self._client.plans(job, run))
-
-    def admissions(self, job: str, run: int = 0) -> list[pb.DecidedAdmission]:
-        """See AsyncClient.admissions."""
-        return self._run(self._client.admissions(job, run))
-
-    def nodes(self) -> pb.ListNodesReply:
-        """See AsyncClient.nodes."""
-        return self._run(self._client.nodes())
-
-    def watch(self, job: str) -> Iterator[pb.Job]:
-        """See AsyncClient.watch."""
-        return self._each(self._client.watch(job))
-
-    def events(self, job: str = "", *, follow: bool = False) -> Iterator[common.Event]:
-        """See AsyncClient.events."""
-        return self._each(self._client.events(job, follow=follow))
-
-    def logs(
-        self, job: str, *, rank: int | None = None, follow: bool = False, tail_lines: int = 0
-    ) -> Iterator[pb.LogChunk]:
-        """See AsyncClient.logs."""
-        return self._each(self._client.logs(job, rank=rank, follow=follow, tail_lines=tail_lines))
-
-    def wait(self, job: str, timeout_s: float) -> pb.Job:
-        """The job once it has ended. Raises DeadlineExceeded after timeout_s; the job goes on."""
-
-        async def last() -> pb.Job:
-            seen = pb.Job()
-            async for seen in self._client.watch(job):  # noqa: B007 - the last one counts
-                pass
-            return seen
-
-        try:
-            return self._run(asyncio.wait_for(last(), timeout_s))
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"job {job} did not end within {timeout_s:g} s. It goes on") from error
-
-    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        return self._runner.run(coroutine)
-
-    def _each(self, stream: AsyncGenerator[_T, None]) -> Iterator[_T]:
-        async def following() -> tuple[bool, _T | None]:
-            try:
-                return True, await anext(stream)
-            except StopAsyncIteration:
-                return False, None
-
-        try:
-            while True:
-                more, message = self._run(following())
-                if not more or message is None:
-                    return
-                yield message
-        finally:
-            self._run(_close(stream))
+    submit = _awaited(AsyncClient.submit)
+    submit_alike = _awaited(AsyncClient.submit_alike)
+    checkpoints = _awaited(AsyncClient.checkpoints)
+    get = _awaited(AsyncClient.get)
+    jobs = _awaited(AsyncClient.jobs)
+    cancel = _awaited(AsyncClient.cancel)
+    adjust = _awaited(AsyncClient.adjust)
+    plans = _awaited(AsyncClient.plans)
+    admissions = _awaited(AsyncClient.admissions)
+    nodes = _awaited(AsyncClient.nodes)
+    wait = _awaited(AsyncClient.wait)
+    watch = _iterated(AsyncClient.watch)
+    events = _iterated(AsyncClient.events)
+    logs = _iterated(AsyncClient.logs)
 
 
 class _LogPosition:

@@ -20,7 +20,15 @@ PACKAGES = {
     "kernels": "atoll.kernels",
     "strategies": "atoll.strategies",
 }
-SHARED = ("atoll.errors", "atoll.rpc", "atoll.v1", "atoll.kernels", "atoll.chunks", "atoll.handshakes")
+SHARED = (
+    "atoll.errors",
+    "atoll.rpc",
+    "atoll.v1",
+    "atoll.kernels",
+    "atoll.chunks",
+    "atoll.handshakes",
+    "atoll.die_with_parent",
+)
 
 
 def sources(folder: str) -> list[Path]:

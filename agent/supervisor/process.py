@@ -6,15 +6,13 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from atoll import die_with_parent
 from atoll.agent.supervisor.leftovers import PidFile
-
-BOOTSTRAP: Final = Path(__file__).with_name("bootstrap.py")
 
 
 class WorkerProcess:
@@ -36,7 +34,7 @@ class WorkerProcess:
         try:
             os.set_blocking(write_fd, True)
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(BOOTSTRAP), str(os.getpid()), *command],
+                die_with_parent.command(command, signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=write_fd,
                 stderr=write_fd,

@@ -12,13 +12,14 @@ import json
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from atoll.agent.supervisor.process import BOOTSTRAP
+from atoll import die_with_parent
 from atoll.agent.telemetry.devices import Device
 
 logger = logging.getLogger(__name__)
@@ -79,8 +80,7 @@ async def _ask(kind: str, env: Mapping[str, str]) -> bytes:
     """What the program for this kind prints. Cancelling kills it; so does the agent's death."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", str(BOOTSTRAP), str(os.getpid())),
-            *(sys.executable, "-m", _PROGRAMS[kind]),
+            *die_with_parent.command([sys.executable, "-m", _PROGRAMS[kind]], signal.SIGKILL),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

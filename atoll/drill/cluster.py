@@ -20,8 +20,8 @@ from typing import Final, Self
 
 import psutil
 
+from atoll import die_with_parent
 from atoll.agent.supervisor.memory import root_of
-from atoll.controller.state.die_with_parent import command
 from atoll.controller.state.embedded import environment, find_etcd
 from atoll.errors import BadInput
 from atoll.ports import hold_port
@@ -92,7 +92,7 @@ class DrillCluster:
                 f"--initial-advertise-peer-urls=http://{peer}", f"--initial-cluster={everyone}",
                 "--initial-cluster-state=new", "--log-level=warn", "--logger=zap",
             )  # fmt: skip
-            self._start(name, command(argv))
+            self._start(name, die_with_parent.command(argv))
         return clients
 
     def _free_address(self) -> str:
@@ -100,7 +100,7 @@ class DrillCluster:
         return f"127.0.0.1:{self._held_ports[-1].getsockname()[1]}"
 
     def _atoll(self, *arguments: str) -> Sequence[str]:
-        return (sys.executable, "-m", "atoll.cli.leashed", str(os.getpid()), *arguments)
+        return die_with_parent.command([sys.executable, "-m", "atoll.cli.main", *arguments])
 
     def _start(self, name: str, argv: Sequence[str]) -> None:
         self._commands[name] = argv

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
+from atoll import die_with_parent
 from atoll.agent.ports import RendezvousPorts
 from atoll.agent.runtime.agent_link.exits import PEER_LOST
 from atoll.agent.runtime.step.fingerprint import fingerprint_of
 from atoll.agent.supervisor.environment import PLACE
-from atoll.agent.supervisor.process import BOOTSTRAP
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, JobFailed
 from atoll.profiling.losses import StepLoss
 
@@ -187,8 +187,7 @@ class _Workers:
             }  # fmt: skip
         with self._log(rank).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(BOOTSTRAP), str(os.getpid()),
-                 sys.executable, str(command.script), *command.args],
+                die_with_parent.command([sys.executable, str(command.script), *command.args], signal.SIGKILL),
                 env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         self._processes.append(process)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from atoll.controller.state.die_with_parent import command
+from atoll import die_with_parent
 from atoll.controller.state.etcd import EtcdStore
 from atoll.errors import AtollError, StoreUnavailable
 from atoll.ports import hold_port
@@ -115,7 +115,8 @@ class EmbeddedEtcd:
         with self._log.open("ab") as log:
             self._log_begins = log.tell()
             self._child = await asyncio.create_subprocess_exec(
-                *command(self._argv),
+                # SIGTERM lets etcd close its files in order; one that does not mind it minds a lost machine no more.
+                *die_with_parent.command(self._argv),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -148,16 +147,3 @@ async def test_own_checkpoint_directory_is_used(
     ended = await until("it is refused", lambda: controller.has_exited(job="job-2"))
     assert ended.exit_kind == common_pb2.EXIT_KIND_NOT_STARTED
     assert "/proc/none" in ended.reason
-
-
-def test_worker_whose_agent_is_gone_at_its_birth_never_begins() -> None:
-    from atoll.agent.supervisor.process import BOOTSTRAP
-
-    nobody = str(os.getpid() + 1)  # not its parent
-    born = subprocess.run(
-        [sys.executable, "-I", "-S", str(BOOTSTRAP), nobody, sys.executable, "-c", "print('began')"],
-        capture_output=True,
-        check=False,
-        timeout=10,
-    )
-    assert (born.returncode, born.stdout) == (128 + signal.SIGKILL, b"")

@@ -241,6 +241,11 @@ async def test_logs_of_no_job_do_not_wait(controller: ScriptedController) -> Non
             await next_of(client.logs("nope", follow=True))
 
 
+def test_the_client_without_an_event_loop_offers_all_that_the_other_does() -> None:
+    public = {name for name in vars(AsyncClient) if not name.startswith("_")}
+    assert {name for name in vars(Client) if not name.startswith("_")} == public
+
+
 def test_a_rate_is_adjusted_and_a_job_without_one_says_so(controller: ScriptedController) -> None:
     controller.script.add("vit-1")
     with Client([controller.address]) as client:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from atoll.cli import connection
 from atoll.cli.commands.jobs import JobName, Json
 from atoll.cli.render import terminal, wire
+
+SourceName = Annotated[
+    str, typer.Argument(metavar="JOB|DIRECTORY|URL", help="Whose checkpoint: a job's, or what lies there.")
+]
+StepNumber = Annotated[
+    int | None, typer.Option("--step", metavar="N", min=0, help="Of this step; the newest sound one else.")
+]
 
 
 def checkpoints(context: typer.Context, job: JobName, as_json: Json = False) -> None:

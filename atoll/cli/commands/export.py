@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.checkpoints import sources
 from atoll.cli import connection
-from atoll.cli.commands import sources
+from atoll.cli.commands.checkpoints import SourceName, StepNumber
 from atoll.cli.render import terminal
 from atoll.errors import BadInput, CheckpointError, NotFound
 
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 def export(
     context: typer.Context,
-    source: sources.SourceName,
+    source: SourceName,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Written whole or not at all.")],
     *,
-    step: sources.Step = None,
+    step: StepNumber = None,
     safetensors: Annotated[
         bool, typer.Option("--safetensors", help="In the safetensors format; else what torch.load reads.")
     ] = False,
@@ -35,7 +36,7 @@ def export(
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise BadInput(f"--output {output} is no file in a folder that is there")
     try:
-        from atoll import exporting
+        from atoll.checkpoints import export as exporting
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "xxhash"):
             raise
@@ -61,7 +62,7 @@ def export(
 
 def _of_job(reply: CheckpointsReply, step: int | None) -> Checkpoint:
     """From this machine's disk or the store, whichever has the newest. Raises NotFound saying which node has it."""
-    from atoll import exporting
+    from atoll.checkpoints import export as exporting
 
     meant = sources.chosen(reply, step)
     trouble: CheckpointError | None = None

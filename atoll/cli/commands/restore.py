@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.checkpoints import sources
 from atoll.cli.commands import job_options as options
-from atoll.cli.commands import sources, submit
+from atoll.cli.commands import submit
+from atoll.cli.commands.checkpoints import SourceName, StepNumber
 from atoll.cli.render import terminal
-from atoll.errors import BadInput, CheckpointError
+from atoll.errors import BadInput
 
 if TYPE_CHECKING:
     from atoll.client import AsyncClient
@@ -20,10 +22,10 @@ if TYPE_CHECKING:
 
 def restore(
     context: typer.Context,
-    source: sources.SourceName,
+    source: SourceName,
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Handed to the script.")] = None,
     *,
-    step: sources.Step = None,
+    step: StepNumber = None,
     script: Annotated[
         Path | None, typer.Option(help="Another script than the job's; needed for a directory or a URL.")
     ] = None,
@@ -82,7 +84,7 @@ def restore(
     submit.hand_over(context, send, follow, timeout, as_json=as_json)
 
 
-def _of_job(wanted: sources.Source, flags: dict[str, Any]) -> submit.Send:
+def _of_job(wanted: sources.CheckpointSource, flags: dict[str, Any]) -> submit.Send:
     from atoll import jobfile
 
     async def send(client: AsyncClient) -> str:
@@ -94,15 +96,15 @@ def _of_job(wanted: sources.Source, flags: dict[str, Any]) -> submit.Send:
     return send
 
 
-def _with_own_code(wanted: sources.Source, config: Path | None, flags: dict[str, Any]) -> submit.Send:
+def _with_own_code(wanted: sources.CheckpointSource, config: Path | None, flags: dict[str, Any]) -> submit.Send:
     from atoll.v1.common_pb2 import StartFrom
 
     prepared, bundle = submit.prepare(config, flags)
     spec = prepared.to_spec(bundle.script)
     if wanted.directory is not None:
-        _look(wanted.directory, wanted.step)
+        sources.check_directory(wanted.directory, wanted.step, terminal.note)
     elif wanted.url:
-        _ask(wanted.url, wanted.step)
+        sources.check_store(wanted.url, wanted.step, terminal.note)
 
     async def send(client: AsyncClient) -> str:
         if wanted.job:
@@ -115,7 +117,7 @@ def _with_own_code(wanted: sources.Source, config: Path | None, flags: dict[str,
     return send
 
 
-async def _start(client: AsyncClient, wanted: sources.Source) -> tuple[Job, StartFrom]:
+async def _start(client: AsyncClient, wanted: sources.CheckpointSource) -> tuple[Job, StartFrom]:
     """The job, and its checkpoint that is there. Raises NotFound, CheckpointError."""
     from atoll.v1.common_pb2 import StartFrom
 
@@ -129,38 +131,3 @@ def _say_where(reply: CheckpointsReply, step: int | None) -> None:
     found = sources.chosen(reply, step)[0]
     where = found.path if found.tier == "store" else f"node {', '.join(found.nodes)}"
     terminal.note(f"from step {found.step} of {reply.job}, on {where}")
-
-
-def _look(directory: Path, step: int | None) -> None:
-    """Refuse now what would be refused on the nodes, where the directory is on this machine as well."""
-    if not directory.is_dir():
-        terminal.note(f"{directory} is not on this machine; the nodes look for it")
-        return
-    try:
-        from atoll.agent.runtime.checkpoints.disk import listing
-        from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
-    except ModuleNotFoundError:
-        return  # the nodes can look
-    paths = {moment: path for path in by_age(directory) if (moment := Moment.of(path.name))}
-    for moment in sources.pick(paths, step, str(directory)):
-        try:
-            listing.check_sound(paths[moment])
-        except CheckpointError as error:
-            if step is not None:
-                raise
-            terminal.note(f"passed over: {error}")
-        else:
-            return
-    raise CheckpointError(f"none of the checkpoints in {directory} can be used")
-
-
-def _ask(url: str, step: int | None) -> None:
-    """As `_look`, as far as this machine reaches the store."""
-    try:
-        from atoll.agent.runtime.checkpoints.disk.store import answered
-
-        present = answered(url, lambda store: store.list()).whole
-    except (ModuleNotFoundError, CheckpointError) as error:
-        terminal.note(f"{url} cannot be looked at from here ({error}); the nodes look")
-        return
-    sources.pick(present, step, url)

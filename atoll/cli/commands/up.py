@@ -18,6 +18,7 @@ from typing import Annotated, Final
 
 import typer
 
+from atoll import die_with_parent
 from atoll.cli.commands.daemons import DEFAULT_LISTEN, innermost, need
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput, Conflict, ControllerUnreachable, DeadlineExceeded
@@ -173,7 +174,7 @@ class Cluster:
         log = self._data / "logs" / f"{name}.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "atoll.cli.leashed", str(os.getpid()), *args),
+                *die_with_parent.command([sys.executable, "-m", "atoll.cli.main", *args]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
-from atoll.cli.commands import sources
+from atoll.checkpoints import sources
 from atoll.cli.main import app
 from atoll.errors import BadInput
 from atoll.v1 import common_pb2 as common
@@ -88,10 +88,10 @@ def test_tiers_are_listed_with_what_is_wrong_beside_them(controller: ScriptedCon
 
 def test_sources_are_told_by_their_looks() -> None:
     one = "step-000000100-run-000003"
-    assert sources.parse("vit", 5) == sources.Source(job="vit", step=5)
-    assert sources.parse("/mnt/vit/", None) == sources.Source(directory=Path("/mnt/vit"))
-    assert sources.parse(f"/mnt/vit/{one}", None) == sources.Source(directory=Path("/mnt/vit"), step=100)
-    assert sources.parse(f"s3://bucket/vit/{one}", 100) == sources.Source(url="s3://bucket/vit", step=100)
+    assert sources.parse("vit", 5) == sources.CheckpointSource(job="vit", step=5)
+    assert sources.parse("/mnt/vit/", None) == sources.CheckpointSource(directory=Path("/mnt/vit"))
+    assert sources.parse(f"/mnt/vit/{one}", None) == sources.CheckpointSource(directory=Path("/mnt/vit"), step=100)
+    assert sources.parse(f"s3://bucket/vit/{one}", 100) == sources.CheckpointSource(url="s3://bucket/vit", step=100)
     with pytest.raises(BadInput, match="--step 7 names another"):
         sources.parse(f"/mnt/vit/{one}", 7)
 

@@ -132,8 +132,8 @@ async def test_agents_that_do_not_come_are_counted(
 
 def test_children_die_with_an_up_that_is_killed(controller: ScriptedController) -> None:
     code = (
-        "import os, subprocess, sys; "
-        "subprocess.run([sys.executable, '-m', 'atoll.cli.leashed', str(os.getpid()), 'events', '-f'])"
+        "import subprocess, sys; from atoll import die_with_parent; "
+        "subprocess.run(die_with_parent.command([sys.executable, '-m', 'atoll.cli.main', 'events', '-f']))"
     )
     environment = {**os.environ, "ATOLL_CONTROLLER": controller.address}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:
@@ -142,13 +142,6 @@ def test_children_die_with_an_up_that_is_killed(controller: ScriptedController) 
         parent.kill()
     gone, _ = psutil.wait_procs([child], timeout=5)
     assert gone == [child]
-
-
-def test_a_leashed_child_whose_parent_is_gone_already_ends() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "atoll.cli.leashed", "1", "version"], capture_output=True, timeout=20, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, b"")
 
 
 SERVE = """

@@ -165,17 +165,6 @@ CONTROLLER = """
 """
 
 
-async def test_a_command_whose_parent_is_gone_already_is_not_started(tmp_path: Path) -> None:
-    wrapper = ("-m", "atoll.controller.state.die_with_parent", str(os.getppid()))
-    late = await asyncio.create_subprocess_exec(
-        sys.executable, *wrapper, "touch", str(tmp_path / "started"), stderr=asyncio.subprocess.PIPE
-    )
-    _, said = await late.communicate()
-    assert late.returncode == 1
-    assert b"ended before touch was started" in said
-    assert not (tmp_path / "started").exists()
-
-
 async def test_it_dies_with_a_controller_that_is_killed_and_the_next_one_starts(tmp_path: Path) -> None:
     """1. A process starts an etcd. 2. It is killed with SIGKILL. 3. etcd is gone. 4. The data can be used again."""
     controller = await asyncio.create_subprocess_exec(

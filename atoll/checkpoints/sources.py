@@ -1,13 +1,11 @@
-"""Where `atoll restore` and `atoll export` find a checkpoint: at a job, in a directory, or in an object store."""
+"""Finds the checkpoint that a user means: of a job, in a directory, or in an object store. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from atoll.errors import BadInput, CheckpointError, NotFound
 
@@ -15,15 +13,11 @@ if TYPE_CHECKING:
     from atoll.agent.runtime.checkpoints.disk.folders import Moment
     from atoll.v1.jobs_pb2 import CheckpointsReply, StoredCheckpoint
 
-SourceName = Annotated[
-    str, typer.Argument(metavar="JOB|DIRECTORY|URL", help="Whose checkpoint: a job's, or what lies there.")
-]
-Step = Annotated[int | None, typer.Option(metavar="N", min=0, help="Of this step; the newest sound one else.")]
-IN_FILES = ("disk", "store")
+IN_FILES: Final = ("disk", "store")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CheckpointSource:
     """One of `job`, `directory` and `url` is set. step: what the name itself says, else None."""
 
     job: str = ""
@@ -32,19 +26,21 @@ class Source:
     step: int | None = None
 
 
-def parse(text: str, step: int | None) -> Source:
+def parse(text: str, step: int | None) -> CheckpointSource:
     """What has a '://' is a URL, what has a '/' a directory, else it is a job. The name of a single checkpoint says its
     step. Raises BadInput."""
     place, _, last = text.rstrip("/").rpartition("/")
     if "/" not in text and text not in (".", ".."):
-        return Source(job=text, step=step)
+        return CheckpointSource(job=text, step=step)
     named = _step_of(last)
     if named is not None and step not in (None, named):
         raise BadInput(f"{text} is the checkpoint of step {named}; --step {step} names another. Leave one of them out")
     if named is None:
         place = text.rstrip("/") or "/"
     step = step if named is None else named
-    return Source(url=place, step=step) if "://" in text else Source(directory=Path(place).absolute(), step=step)
+    if "://" in text:
+        return CheckpointSource(url=place, step=step)
+    return CheckpointSource(directory=Path(place).absolute(), step=step)
 
 
 def chosen(reply: CheckpointsReply, step: int | None) -> list[StoredCheckpoint]:
@@ -81,6 +77,50 @@ def pick(present: Collection[Moment], step: int | None, where: str) -> list[Mome
     if not meant:
         raise NotFound(f"{wanted(step)} in {where}: there is {there(present) if present else 'none'}")
     return meant
+
+
+def in_directory(directory: Path) -> dict[Moment, Path]:
+    """All that lie there, whole or not, by run and step."""
+    from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
+
+    return {moment: path for path in by_age(directory) if (moment := Moment.of(path.name))}
+
+
+def check_directory(directory: Path, step: int | None, note: Callable[[str], None]) -> None:
+    """Refuse now what would be refused on the nodes, as far as the directory is on this machine as well.
+
+    Raises NotFound, and CheckpointError where none that is meant is sound."""
+    if not directory.is_dir():
+        note(f"{directory} is not on this machine; the nodes look for it")
+        return
+    try:
+        from atoll.agent.runtime.checkpoints.disk import listing
+
+        paths = in_directory(directory)
+    except ModuleNotFoundError:
+        return  # the nodes can look
+    for moment in pick(paths, step, str(directory)):
+        try:
+            listing.check_sound(paths[moment])
+        except CheckpointError as error:
+            if step is not None:
+                raise
+            note(f"passed over: {error}")
+        else:
+            return
+    raise CheckpointError(f"none of the checkpoints in {directory} can be used")
+
+
+def check_store(url: str, step: int | None, note: Callable[[str], None]) -> None:
+    """As `check_directory`, as far as this machine reaches the store."""
+    try:
+        from atoll.agent.runtime.checkpoints.disk.store import answered
+
+        present = answered(url, lambda store: store.list()).whole
+    except (ModuleNotFoundError, CheckpointError) as error:
+        note(f"{url} cannot be looked at from here ({error}); the nodes look")
+        return
+    pick(present, step, url)
 
 
 def _step_of(name: str) -> int | None:

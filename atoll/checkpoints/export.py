@@ -1,4 +1,4 @@
-"""A checkpoint's model as a plain file that needs nothing of Atoll. Imports torch."""
+"""Writes a checkpoint's model as a plain file that needs nothing of Atoll. Imports torch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import torch
 
 from atoll.agent.runtime.checkpoints.disk import files, listing
 from atoll.agent.runtime.checkpoints.disk.files import Checkpoint
-from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.store import Store, answered
 from atoll.agent.runtime.checkpoints.disk.tensorfile import serialized
-from atoll.cli.commands.sources import pick
+from atoll.checkpoints.sources import in_directory, pick
 from atoll.errors import BadInput, CheckpointError, NotFound
 
 
 def from_directory(directory: Path, step: int | None, on_skip: Callable[[str], None]) -> Checkpoint:
     """The newest sound checkpoint there, or the one of this step. Raises NotFound, CheckpointError."""
-    paths = {moment: path for path in by_age(directory) if (moment := Moment.of(path.name))}
+    paths = in_directory(directory)
     meant = pick(paths, step, str(directory))
     if step is not None:
         return files.read(paths[meant[0]])

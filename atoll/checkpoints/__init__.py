@@ -1,0 +1,1 @@
+"""Checkpoints as their owners name and keep them: sources to start from, models to take along."""
