@@ -142,6 +142,13 @@ class AsyncClient:
         )
         return list(reply.plans)
 
+    async def placement(self, job: str, run: int = 0) -> pb.DecidedPlacement | None:
+        """Whose memory holds copies of whose state in the run; None where nobody's does."""
+        reply = await self._leader.call(
+            f"placement of {job}", lambda stub, s: stub.Plans(pb.PlansRequest(job=job, run=run), timeout=s)
+        )
+        return reply.placement if reply.HasField("placement") else None
+
     async def admissions(self, job: str, run: int = 0) -> list[pb.DecidedAdmission]:
         """What was decided about devices that offered themselves to the run, oldest first."""
         reply = await self._leader.call(
@@ -283,6 +290,7 @@ class Client:
     cancel = _awaited(AsyncClient.cancel)
     adjust = _awaited(AsyncClient.adjust)
     plans = _awaited(AsyncClient.plans)
+    placement = _awaited(AsyncClient.placement)
     admissions = _awaited(AsyncClient.admissions)
     nodes = _awaited(AsyncClient.nodes)
     wait = _awaited(AsyncClient.wait)

@@ -118,8 +118,9 @@ class JobServicer(JobServiceServicer):
         epoch = self._known_leader.leading()
         job = epoch.ledger.find(request.job).job
         run = request.run or job.run
-        plans, admissions = await epoch.ledger.plans(job.id, run), await epoch.ledger.admissions(job.id, run)
-        return plans_to_wire(epoch.progress.of(job.id, run), plans, admissions)
+        plans, placement = await epoch.ledger.plans(job.id, run), await epoch.ledger.placement(job.id, run)
+        admissions = await epoch.ledger.admissions(job.id, run)
+        return plans_to_wire(epoch.progress.of(job.id, run), plans, placement, admissions)
 
     async def Events(self, request: pb.EventsRequest, context: Context) -> None:  # type: ignore[override]
         epoch = self._known_leader.leading()

@@ -13,7 +13,12 @@ from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.records import wire
 from atoll.controller.jobs.records.ledger import JobState
 from atoll.controller.jobs.records.spec import spec_to_wire
-from atoll.controller.state.records import AdmissionRecord, JobPhase, PlanRecord
+from atoll.controller.state.records import (
+    AdmissionRecord,
+    JobPhase,
+    PlacementRecord,
+    PlanRecord,
+)
 from atoll.v1 import common_pb2, jobs_pb2
 
 MAX_PLANS_BYTES: Final = 3 * 1024 * 1024
@@ -48,10 +53,18 @@ def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
 
 
 def plans_to_wire(
-    progress: RunProgress | None, plans: Sequence[PlanRecord], admissions: Sequence[AdmissionRecord]
+    progress: RunProgress | None,
+    plans: Sequence[PlanRecord],
+    placement: PlacementRecord | None,
+    admissions: Sequence[AdmissionRecord],
 ) -> jobs_pb2.PlansReply:
-    """The newest plans of a run, as many as a message holds, and of its admissions those that still fit in."""
+    """A run's placement, its newest plans, as many as a message holds, and of its admissions those that still fit."""
     reply, bytes_left = jobs_pb2.PlansReply(), MAX_PLANS_BYTES
+    if placement is not None:
+        reply.placement.CopyFrom(
+            jobs_pb2.DecidedPlacement(reason=placement.reason, input=placement.input, output=placement.output)
+        )
+        bytes_left -= reply.placement.ByteSize()
     for plan in reversed(plans):
         decided = jobs_pb2.DecidedPlan(
             plan=wire.plan_to_wire(plan),

@@ -1,103 +1,78 @@
 """Writes records to etcd as JSON, and reads them back strictly.
 
-etcd may hold what an older or newer Atoll wrote, so reading refuses unknown and missing fields and names the key. Only
-fields marked `later` may be missing: they have their default then.
+etcd may hold what an older or newer Atoll wrote, so reading refuses unknown and missing fields and names the key.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
-import types
-import typing
-from collections.abc import Mapping
-from enum import StrEnum
-from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from atoll.controller.state.records import AdmissionRecord, EventRecord, JobRecord, NodeRecord, PlanRecord, RunRecord
+from pydantic import TypeAdapter, ValidationError
+
+from atoll.controller.state.earlier import as_now
+from atoll.controller.state.records import (
+    AdmissionRecord,
+    EventRecord,
+    JobRecord,
+    NodeRecord,
+    PlacementRecord,
+    PlanRecord,
+    RunRecord,
+)
 from atoll.controller.state.recovery import CommitRecord
+from atoll.controller.state.stored import Stored
 from atoll.errors import BadInput
 
-Record = TypeVar("Record", JobRecord, RunRecord, PlanRecord, AdmissionRecord, NodeRecord, EventRecord, CommitRecord)
+Record = TypeVar("Record", bound=Stored)
+
+_KINDS: Final[tuple[type[Stored], ...]] = (
+    JobRecord,
+    RunRecord,
+    PlanRecord,
+    PlacementRecord,
+    CommitRecord,
+    AdmissionRecord,
+    NodeRecord,
+    EventRecord,
+)
+_ADAPTERS: Final[dict[type[Stored], TypeAdapter[Any]]] = {kind: TypeAdapter(kind) for kind in _KINDS}
+
+_OTHER_VERSION: Final = "Another version of Atoll wrote it: run that one, or remove the key"
 
 
-def encode(
-    record: JobRecord | RunRecord | PlanRecord | AdmissionRecord | NodeRecord | EventRecord | CommitRecord,
-) -> bytes:
+def encode(record: Stored) -> bytes:
     """JSON with sorted keys: equal records are equal bytes."""
-    return json.dumps(_plain(record), sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    plain = _ADAPTERS[type(record)].dump_python(record, mode="json")
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def decode(kind: type[Record], key: str, value: bytes) -> Record:
     """The record at `key`. Raises BadInput naming the key and the field that does not fit."""
     try:
-        data = json.loads(value)
-    except ValueError as error:
-        raise BadInput(f"etcd key {key} does not hold JSON: {error}. Remove it, or restore a backup of etcd") from error
-    record = _read(kind, data, key, "")
-    assert isinstance(record, kind)
-    return record
+        record: Record = _ADAPTERS[kind].validate_json(value)
+        return record
+    except ValidationError as error:
+        [first, *_] = error.errors(include_url=False)
+    if first["type"] == "json_invalid":
+        why = first["ctx"]["error"]
+        raise BadInput(f"etcd key {key} does not hold JSON: {why}. Remove it, or restore a backup of etcd")
+    found = json.loads(value)
+    now = as_now(kind, found) if isinstance(found, dict) else found
+    if now != found:
+        return decode(kind, key, json.dumps(now).encode())
+    raise BadInput(f"etcd key {key}: {_in_words(first)}. {_OTHER_VERSION}")
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
-    return value
-
-
-@cache
-def _later_fields(kind: type) -> frozenset[str]:
-    return frozenset(f.name for f in dataclasses.fields(kind) if "later" in f.metadata)
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _read(kind: Any, data: Any, key: str, path: str) -> Any:
-    """`data` as `kind`; `path` is where it lies inside the record, for messages."""
-    origin = typing.get_origin(kind)
-    if origin is types.UnionType:  # only X | None is used here
-        inner = next(k for k in typing.get_args(kind) if k is not type(None))
-        return None if data is None else _read(inner, data, key, path)
-    if origin is tuple and isinstance(data, list):
-        (item,) = (k for k in typing.get_args(kind) if k is not Ellipsis)
-        return tuple(_read(item, value, key, f"{path}[{i}]") for i, value in enumerate(data))
-    if origin is Mapping and isinstance(data, dict):
-        _, item = typing.get_args(kind)
-        return {name: _read(item, value, key, f"{path}[{name!r}]") for name, value in data.items()}
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(data, dict):
-        return _read_fields(kind, data, key, path)
-    if isinstance(kind, type) and _fits(kind, data):
-        return float(data) if kind is float else kind(data)
-    raise BadInput(f"etcd key {key}: {path.lstrip('.') or 'value'} = {data!r} does not fit. {_OTHER_VERSION}")
-
-
-def _read_fields(kind: type, data: dict[str, Any], key: str, path: str) -> Any:
-    hints = _hints(kind)
-    unknown = sorted(data.keys() - hints.keys())
-    missing = sorted(hints.keys() - data.keys() - _later_fields(kind))
-    if unknown or missing:
-        wrong = f"unknown field {path.lstrip('.')}.{unknown[0]}" if unknown else f"field {path}.{missing[0]} is missing"
-        raise BadInput(f"etcd key {key}: {wrong.replace(' .', ' ')}. {_OTHER_VERSION}")
-    return kind(**{name: _read(hints[name], value, key, f"{path}.{name}") for name, value in data.items()})
-
-
-def _fits(kind: type, data: Any) -> bool:
-    if issubclass(kind, StrEnum):
-        return isinstance(data, str) and data in kind.__members__
-    if kind is float:
-        return isinstance(data, int | float) and not isinstance(data, bool) and math.isfinite(data)
-    return type(data) is kind
-
-
-_OTHER_VERSION = "Another version of Atoll wrote it: run that one, or remove the key"
+def _in_words(wrong: Any) -> str:
+    path = ""
+    for part in wrong["loc"]:
+        path += f".{part}" if str(part).isidentifier() else f"[{part!r}]"
+    path = path.lstrip(".") or "value"
+    match wrong["type"]:
+        case "unexpected_keyword_argument":
+            return f"unknown field {path}"
+        case "missing":
+            return f"field {path} is missing"
+        case _:
+            return f"{path} = {wrong['input']!r} does not fit"

@@ -56,6 +56,14 @@ def plans_prefix(job_id: str, run_number: int | None = None) -> str:
     return prefix if run_number is None else f"{prefix}{_number('run', run_number, 6)}/"
 
 
+def placement(job_id: str, run_number: int) -> str:
+    return f"{placements_prefix(job_id)}{_number('run', run_number, 6)}"
+
+
+def placements_prefix(job_id: str) -> str:
+    return f"/atoll/placements/{_segment('job id', job_id)}/"
+
+
 def commit(job_id: str) -> str:
     return f"/atoll/commits/{_segment('job id', job_id)}"
 

@@ -1,6 +1,6 @@
 """Records in etcd: frozen dataclasses, written and read by `codec`.
 
-Fields that came after the first release are marked `later`: records of earlier versions lack them, and are read with
+Fields that came after the first release are marked LATER: records of earlier versions lack them, and are read with
 their defaults.
 """
 
@@ -9,13 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Final
 
 from atoll.controller.state.recovery import RecoveryRecord
-
-_LATER: Final = MappingProxyType({"later": True})
-"""Marks a field that records of earlier versions lack."""
+from atoll.controller.state.stored import LATER, Stored
 
 
 class JobPhase(StrEnum):
@@ -69,7 +65,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartFrom:
+class StartFrom(Stored):
     """A validated atoll.v1.StartFrom. step: None: the newest."""
 
     job: str = ""
@@ -78,18 +74,18 @@ class StartFrom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(Stored):
     directory: str = ""
     every_steps: int = 0
     keep: int = 1
-    memory_replicas: int = field(default=2, metadata=_LATER)
-    site_safe: bool = field(default=False, metadata=_LATER)
-    keep_every_steps: int = field(default=0, metadata=_LATER)
-    start_from: StartFrom | None = field(default=None, metadata=_LATER)
+    memory_replicas: int = field(default=2, metadata=LATER)
+    site_safe: bool = field(default=False, metadata=LATER)
+    keep_every_steps: int = field(default=0, metadata=LATER)
+    start_from: StartFrom | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StaleSparse:
+class StaleSparse(Stored):
     """A validated atoll.v1.StaleSparse, with its defaults."""
 
     rate: float = 0.99
@@ -104,7 +100,7 @@ class StaleSparse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapt:
+class Adapt(Stored):
     """A validated atoll.v1.Adaptation. min_batch, max_batch: both 0 where the total batch is fixed. profile: the
     surrogate of the offline profile as JSON, empty where there is none."""
 
@@ -116,7 +112,7 @@ class Adapt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class Spec(Stored):
     """A validated atoll.v1.JobSpec, field by field."""
 
     name: str
@@ -131,10 +127,10 @@ class Spec:
     split: str = "auto"
     seed: int = 0
     stall_timeout_s: float = 0.0
-    stale_sparse: StaleSparse | None = field(default=None, metadata=_LATER)  # None: strategy dense
-    adapt: Adapt = field(default_factory=Adapt, metadata=_LATER)
-    standby: int = field(default=0, metadata=_LATER)
-    hang_s: float = field(default=0.0, metadata=_LATER)
+    stale_sparse: StaleSparse | None = field(default=None, metadata=LATER)  # None: strategy dense
+    adapt: Adapt = field(default_factory=Adapt, metadata=LATER)
+    standby: int = field(default=0, metadata=LATER)
+    hang_s: float = field(default=0.0, metadata=LATER)
 
     @property
     def strategy(self) -> str:
@@ -147,7 +143,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseChange:
+class PhaseChange(Stored):
     """One transition of a job, for its history."""
 
     before: JobPhase
@@ -157,7 +153,7 @@ class PhaseChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFailure:
+class RunFailure(Stored):
     """How a run failed, to compare it with the next one's. `times`: how many runs in a row failed like this."""
 
     kind: WorkerExitKind
@@ -168,7 +164,7 @@ class RunFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapted:
+class Adapted(Stored):
     """What a plan says beside the split; as in PlanRecord."""
 
     rate: float | None = None
@@ -177,7 +173,7 @@ class Adapted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standby:
+class Standby(Stored):
     """A device that a job leaves out, and why. work_per_s: what it measured then; a device that measures otherwise is
     assessed anew. slowed: how many workers the run had that was measured to be faster without it; 0: predicted."""
 
@@ -187,7 +183,7 @@ class Standby:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class Growth(Stored):
     """How fast a job was when it last took devices in, until it is known whether they helped.
 
     run: the last one without them. added: "node/device". workers: of that run. samples_per_s: of it, at total_batch
@@ -203,7 +199,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
+class JobRecord(Stored):
     """`rate`, `pinned_batch`, `pinned_shares`: what a user pinned, for this run and later ones (None, 0 and empty: not
     pinned; shares are of the ranks of run `pinned_run`). `initial_batch`: the script's own total batch, 0 before it is
     known. `adapted`: what the controller decided last, for the first plan of the next run. By "node/device": `speeds`,
@@ -228,22 +224,22 @@ class JobRecord:
     speeds: Mapping[str, float] = field(default_factory=dict)
     last_failure: RunFailure | None = None
     history: tuple[PhaseChange, ...] = ()
-    rate: float | None = field(default=None, metadata=_LATER)
-    pinned_batch: int = field(default=0, metadata=_LATER)
-    pinned_shares: tuple[float, ...] = field(default=(), metadata=_LATER)
-    pinned_run: int = field(default=0, metadata=_LATER)
-    initial_batch: int = field(default=0, metadata=_LATER)
-    adapted: Adapted | None = field(default=None, metadata=_LATER)
-    learned_at: Mapping[str, float] = field(default_factory=dict, metadata=_LATER)
-    standby: Mapping[str, Standby] = field(default_factory=dict, metadata=_LATER)
-    growth: Growth | None = field(default=None, metadata=_LATER)
-    memory_step: int = field(default=0, metadata=_LATER)
-    trains: str = field(default="", metadata=_LATER)
-    admissions: int = field(default=0, metadata=_LATER)
+    rate: float | None = field(default=None, metadata=LATER)
+    pinned_batch: int = field(default=0, metadata=LATER)
+    pinned_shares: tuple[float, ...] = field(default=(), metadata=LATER)
+    pinned_run: int = field(default=0, metadata=LATER)
+    initial_batch: int = field(default=0, metadata=LATER)
+    adapted: Adapted | None = field(default=None, metadata=LATER)
+    learned_at: Mapping[str, float] = field(default_factory=dict, metadata=LATER)
+    standby: Mapping[str, Standby] = field(default_factory=dict, metadata=LATER)
+    growth: Growth | None = field(default=None, metadata=LATER)
+    memory_step: int = field(default=0, metadata=LATER)
+    trains: str = field(default="", metadata=LATER)
+    admissions: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExitRecord:
+class ExitRecord(Stored):
     """The recorded end of a worker. `order` counts the exits of its run as they were recorded, from 0."""
 
     kind: WorkerExitKind
@@ -254,7 +250,7 @@ class ExitRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunMember:
+class RunMember(Stored):
     rank: int
     node: str
     device: int
@@ -262,11 +258,11 @@ class RunMember:
     local_rank: int
     local_world_size: int
     exit: ExitRecord | None = None
-    island: str = field(default="", metadata=_LATER)
+    island: str = field(default="", metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
+class RunRecord(Stored):
     """`data_seed`: 32 secret bytes in hex, from which every rank's data key is derived; empty where none is needed.
     `recovery`: from this run's loss, or the one that led to it."""
 
@@ -281,14 +277,13 @@ class RunRecord:
     cause: Cause | None = None
     grace_s: float = 0.0
     why: str = ""
-    data_seed: str = field(default="", repr=False, metadata=_LATER)
-    recovery: RecoveryRecord | None = field(default=None, metadata=_LATER)
+    data_seed: str = field(default="", repr=False, metadata=LATER)
+    recovery: RecoveryRecord | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRecord:
+class PlanRecord(Stored):
     """A plan, and the text that went into its planner and came out: `atoll plan PLANNER < input` gives `output`.
-    Number 0 is the run's placement, which has no shares: jobs/placing.py.
 
     measured_s: how long the slowest rank computed a step when this was decided; 0 where nothing was measured yet.
     rate: the compression rate that holds with it; None with strategy dense. total_batch: 0 for the script's own;
@@ -304,14 +299,24 @@ class PlanRecord:
     input: str
     output: str
     measured_s: float = 0.0
-    rate: float | None = field(default=None, metadata=_LATER)
-    total_batch: int = field(default=0, metadata=_LATER)
-    learning_rate_factor: float = field(default=0.0, metadata=_LATER)
-    predicted_s: float = field(default=0.0, metadata=_LATER)
+    rate: float | None = field(default=None, metadata=LATER)
+    total_batch: int = field(default=0, metadata=LATER)
+    learning_rate_factor: float = field(default=0.0, metadata=LATER)
+    predicted_s: float = field(default=0.0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionRecord:
+class PlacementRecord(Stored):
+    """The machines of a run that hold copies of whose state: `atoll plan placement < input` gives `output`."""
+
+    run: int
+    reason: str
+    input: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionRecord(Stored):
     """What planner `admission` said of devices that offered themselves to a run, or of its slowest worker, where that
     changed something: `atoll plan admission < input` gives `output`."""
 
@@ -324,29 +329,29 @@ class AdmissionRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRecord:
+class DeviceRecord(Stored):
     index: int
     kind: str
     model: str
     memory_bytes: int
     speed: float
-    work_per_s: float = field(default=0.0, metadata=_LATER)
+    work_per_s: float = field(default=0.0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord:
+class NodeRecord(Stored):
     name: str
     island: str
     address: str
     memory_bytes: int
     devices: tuple[DeviceRecord, ...]
     version: str
-    host: str = field(default="", metadata=_LATER)
-    rack: str = field(default="", metadata=_LATER)
+    host: str = field(default="", metadata=LATER)
+    rack: str = field(default="", metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventRecord:
+class EventRecord(Stored):
     sequence: int
     unix_s: float
     level: Level

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.controller.state.stored import Stored
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRecord:
+class CommitRecord(Stored):
     """The newest generation of which every shard of all ranks is complete in memory, with the copies that are due.
 
     shards: of run `run`, whose placement says which machines hold them. step: the first that is not in it.
@@ -20,7 +22,7 @@ class CommitRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryRecord:
+class RecoveryRecord(Stored):
     """How a job goes on after the loss of run `run`, written as it proceeds. It lies with the run that was lost, then
     with the one that replaces it, and is over with that one's first step.
 

@@ -29,6 +29,7 @@ class Script:
     events: list[common.Event] = field(default_factory=list)
     output: dict[tuple[int, int], bytes] = field(default_factory=dict)
     checkpoints: dict[str, pb.CheckpointsReply] = field(default_factory=dict)
+    plans: pb.PlansReply = field(default_factory=pb.PlansReply)
     nodes: pb.ListNodesReply = field(default_factory=pb.ListNodesReply)
     leader: str = ""
     refuse: grpc.StatusCode | None = None
@@ -132,6 +133,11 @@ class Servicer(JobServiceServicer):
         pins = pb.Pins(rate=request.rate, total_batch=request.total_batch, shares=request.shares)
         job.pins.CopyFrom(pins)
         return job
+
+    async def Plans(self, request: pb.PlansRequest, context: Any) -> pb.PlansReply:
+        await self._enter("Plans", context)
+        await self._job(request.job, context)
+        return self.script.plans
 
     async def Logs(self, request: pb.LogsRequest, context: Any) -> AsyncIterator[pb.LogChunk]:
         await self._enter("Logs", context)

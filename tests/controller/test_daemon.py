@@ -17,6 +17,7 @@ from fake_agent import FakeAgent
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from atoll.controller.daemon import serve
+from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.settings import ControllerSettings
 from atoll.errors import SettingError
 from atoll.rpc import leader_hint, open_channel
@@ -132,13 +133,13 @@ async def test_copies_go_to_other_racks_and_islands_and_move_little_when_a_machi
             return await agent.connect(head.address)
 
         async def kept(job: str, run: int) -> dict[str, list[str]]:
-            """By machine, where copies of its state are, as plan 0 of the run says."""
+            """By machine, where copies of its state are, as the run's placement says."""
             await head.phase(job, pb.PHASE_RUNNING, run=run)
-            plan = (await head.stub.Plans(pb.PlansRequest(job=job, run=run), timeout=5)).plans[0]
-            assert (plan.plan.id, plan.plan.planner) == (0, "placement")
-            names = [machine["name"] for machine in json.loads(plan.input)["machines"]]
+            placement = (await head.stub.Plans(pb.PlansRequest(job=job, run=run), timeout=5)).placement
+            assert PLANNERS["placement"].run_json(placement.input) == placement.output
+            names = [machine["name"] for machine in json.loads(placement.input)["machines"]]
             told = agents["a"].launches[-1].members
-            found = json.loads(plan.output)["holders"]
+            found = json.loads(placement.output)["holders"]
             assert [list(member.holders) for member in told] == [holders[1:] for holders in found]
             return {names[own]: [names[other] for other in others] for own, *others in found}
 

@@ -89,7 +89,8 @@ def test_lost_machine_with_its_memory_and_everything_goes_on_from_the_copies(clu
     arguments = (SLOW, "--epochs=1")
     job = cluster.submit("tiny.py", f"--out={out}", *arguments, workers=(2, 2), checkpoint_every=0)
     before = in_memory(cluster, job, 8)
-    placement = cluster.client.plans(job)[0]
+    placement = cluster.client.placement(job)
+    assert placement is not None
     racks = {machine["name"]: machine["rack"] for machine in json.loads(placement.input)["machines"]}
     assert racks == {name: f"default/rack-of-{name}" for name in ("agent-0", "agent-1")}
     assert json.loads(placement.output)["holders"] == [[0, 1], [1, 0]]

@@ -10,7 +10,16 @@ from atoll.cli.render.terminal import ago, bit_rate, duration, printable, second
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
-    from atoll.v1.jobs_pb2 import DecidedAdmission, DecidedPlan, Job, Node, Recovery, StoredCheckpoint, WorkerView
+    from atoll.v1.jobs_pb2 import (
+        DecidedAdmission,
+        DecidedPlacement,
+        DecidedPlan,
+        Job,
+        Node,
+        Recovery,
+        StoredCheckpoint,
+        WorkerView,
+    )
 
 JOB_COLUMNS: Final = ("JOB", "PHASE", "WORKERS", "STEP", "LOSS", "SAMPLES/S", "AGE", "REASON")
 JOB_NUMBERS: Final = ("STEP", "LOSS", "SAMPLES/S")
@@ -164,6 +173,11 @@ def plan_row(decided: DecidedPlan) -> tuple[str, ...]:
         seconds(decided.measured_step_s) if decided.measured_step_s else "-",
         printable(plan.reason),
     )
+
+
+def placement_row(placement: DecidedPlacement) -> tuple[str, ...]:
+    """One line of `atoll plans`."""
+    return ("placement", "-", "placement", "-", "-", "-", "-", printable(placement.reason))
 
 
 def admission_row(admission: DecidedAdmission) -> tuple[str, ...]:

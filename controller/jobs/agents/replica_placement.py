@@ -9,9 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from atoll.controller.planners.registry import PLANNERS, canonical
-from atoll.controller.state.records import Checkpoint, NodeRecord, PlanRecord, RunMember
-
-PLANNER = "placement"
+from atoll.controller.state.records import Checkpoint, NodeRecord, PlacementRecord, RunMember
 
 
 def first_placement(
@@ -20,9 +18,9 @@ def first_placement(
     nodes: Mapping[str, NodeRecord],
     wanted: Checkpoint,
     *,
-    before: PlanRecord | None = None,
+    before: PlacementRecord | None = None,
     links: Mapping[str, float] | None = None,
-) -> PlanRecord | None:
+) -> PlacementRecord | None:
     """The placement that a run begins with; None where there is nothing to place.
 
     members: by rank. nodes: theirs, by name. before: of the run before, of which as little as may be is moved. links:
@@ -38,17 +36,8 @@ def first_placement(
     if before is not None:
         question["previous"] = _by_name(before)
     text = canonical(question)
-    output = PLANNERS[PLANNER].run_json(text)
-    return PlanRecord(
-        run=run,
-        id=0,
-        from_step=0,
-        shares=(),
-        planner=PLANNER,
-        reason=_reason(names, json.loads(output)),
-        input=text,
-        output=output,
-    )
+    output = PLANNERS["placement"].run_json(text)
+    return PlacementRecord(run=run, reason=_reason(names, json.loads(output)), input=text, output=output)
 
 
 @lru_cache(maxsize=64)
@@ -57,15 +46,15 @@ def holders(output: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(each[1:]) for each in json.loads(output)["holders"])
 
 
-def shared_hosts(plan: PlanRecord) -> tuple[str, ...]:
+def shared_hosts(placement: PlacementRecord) -> tuple[str, ...]:
     """Hosts whose loss alone takes somebody's state out of memory, each named by one of its nodes."""
-    found: Mapping[str, Sequence[str]] = json.loads(plan.output).get("fatal_domains") or {}
+    found: Mapping[str, Sequence[str]] = json.loads(placement.output).get("fatal_domains") or {}
     return tuple(found.get("host", ()))
 
 
-def is_same(plan: PlanRecord, other: PlanRecord) -> bool:
+def is_same(placement: PlacementRecord, other: PlacementRecord) -> bool:
     """Whether the same machines hold the same."""
-    return _by_name(plan) == _by_name(other)
+    return _by_name(placement) == _by_name(other)
 
 
 def _machines(
@@ -87,10 +76,11 @@ def _machines(
     return found
 
 
-def _by_name(before: PlanRecord) -> dict[str, list[str]]:
-    names = [machine["name"] for machine in json.loads(before.input)["machines"]]
+def _by_name(placement: PlacementRecord) -> dict[str, list[str]]:
+    names = [machine["name"] for machine in json.loads(placement.input)["machines"]]
     return {
-        name: [names[i] for i in each] for name, each in zip(names, json.loads(before.output)["holders"], strict=True)
+        name: [names[i] for i in each]
+        for name, each in zip(names, json.loads(placement.output)["holders"], strict=True)
     }
 
 

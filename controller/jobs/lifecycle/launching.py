@@ -16,7 +16,14 @@ from atoll.controller.jobs.lifecycle.phases import advance
 from atoll.controller.jobs.lifecycle.policy import begun_with, planned_total
 from atoll.controller.jobs.lifecycle.recovery import recovery_at_launch
 from atoll.controller.jobs.lifecycle.start import StartDecision, StartRequest, decide_start
-from atoll.controller.state.records import JobPhase, JobRecord, Level, PlanRecord, RunRecord, WorkerExitKind
+from atoll.controller.state.records import (
+    JobPhase,
+    JobRecord,
+    Level,
+    PlacementRecord,
+    RunRecord,
+    WorkerExitKind,
+)
 
 _SECONDS: Final = re.compile(r"[\d.]+ s\b")
 
@@ -69,7 +76,7 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     return JobStep(started, run, plan, events, placement=placement)
 
 
-def _placed_anew(before: PlanRecord | None, now: PlanRecord | None) -> Iterator[NewEvent]:
+def _placed_anew(before: PlacementRecord | None, now: PlacementRecord | None) -> Iterator[NewEvent]:
     """What is new in whose memory holds whose state; a restart on the same machines is silent."""
     if now is None or (before is not None and is_same(before, now)):
         return

@@ -16,6 +16,7 @@ from atoll.controller.state.records import (
     JobRecord,
     Level,
     NodeRecord,
+    PlacementRecord,
     PlanRecord,
     RunRecord,
 )
@@ -113,7 +114,7 @@ class ObservedJob:
     memory_step: int = 0
     resumed: tuple[str, int] | None = None
     stepped: bool = False
-    placement: PlanRecord | None = None
+    placement: PlacementRecord | None = None
     links: Mapping[str, float] = field(default_factory=dict)
     planned_s: float = 0.0
     plans_sent: Mapping[str, int] = field(default_factory=dict)
@@ -181,5 +182,5 @@ class JobStep:
     actions: tuple[Action, ...] = ()
     held: tuple[FreeDevice, ...] = ()
     judged: bool = False
-    placement: PlanRecord | None = None
+    placement: PlacementRecord | None = None
     admission: AdmissionRecord | None = None

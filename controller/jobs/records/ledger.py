@@ -23,6 +23,7 @@ from atoll.controller.state.records import (
     EventRecord,
     JobRecord,
     NodeRecord,
+    PlacementRecord,
     PlanRecord,
     RunRecord,
 )
@@ -68,7 +69,7 @@ class JobState:
     since_s: float
     run: RunRecord | None = None
     plans: tuple[PlanRecord, ...] = ()
-    placement: PlanRecord | None = None
+    placement: PlacementRecord | None = None
     commit: CommitRecord | None = None
     finished_since_s: float | None = None
     planned_s: float = 0.0
@@ -157,7 +158,9 @@ class Ledger:
         name = keys.last_segment(entry.key)
         try:
             job = decode(JobRecord, entry.key, entry.value)
-            run, plans = await self._read_run(job)
+            run = await self._read_run(job)
+            plans = await self.plans(job.id, job.run) if run else []
+            placement = await self.placement(job.id, job.run) if run else None
             commit = await self._read_commit(job.id)
         except BadInput as error:
             if self.unreadable.get(name) != str(error):
@@ -168,22 +171,20 @@ class Ledger:
         self.unreadable.pop(name, None)
         before = self.jobs.get(name)
         state = JobState(job, entry.mod_revision, entry.create_revision, self._clock(), run)
-        state.placement = next((plan for plan in plans if plan.id == 0), None)
-        state.plans = tuple(plan for plan in plans if plan.id)
-        state.commit = commit
+        state.plans, state.placement, state.commit = tuple(plans), placement, commit
         if before and (before.job.phase, before.job.run) == (job.phase, job.run):
             state.since_s, state.finished_since_s = before.since_s, before.finished_since_s
             state.planned_s, state.judged_s = before.planned_s, before.judged_s
         self.jobs[name] = state
 
-    async def _read_run(self, job: JobRecord) -> tuple[RunRecord | None, tuple[PlanRecord, ...]]:
+    async def _read_run(self, job: JobRecord) -> RunRecord | None:
         if not job.run:
-            return None, ()
+            return None
         key = keys.run(job.id, job.run)
         entry = await self.store.read(key)
         if entry is None:
             raise BadInput(f"etcd key {key} is missing, though job {job.id} is in run {job.run}")
-        return decode(RunRecord, key, entry.value), tuple(await self.plans(job.id, job.run))
+        return decode(RunRecord, key, entry.value)
 
     async def _read_commit(self, job: str) -> CommitRecord | None:
         entry = await self.store.read(keys.commit(job))
@@ -210,7 +211,7 @@ class Ledger:
         plan: PlanRecord | None = None,
         events: Sequence[NewEvent] = (),
         *,
-        placement: PlanRecord | None = None,
+        placement: PlacementRecord | None = None,
         admission: AdmissionRecord | None = None,
     ) -> None:
         """Write what changed of a job, in one transaction. Call with `writing` held.
@@ -222,7 +223,10 @@ class Ledger:
         changes: list[Change] = [] if job == state.job else [Put(keys.job(job.id), encode(job))]
         if run is not None and run != state.run:
             changes.append(Put(keys.run(job.id, run.run), encode(run)))
-        changes += [Put(keys.plan(job.id, one.run, one.id), encode(one)) for one in (placement, plan) if one]
+        if placement is not None:
+            changes.append(Put(keys.placement(job.id, placement.run), encode(placement)))
+        if plan is not None:
+            changes.append(Put(keys.plan(job.id, plan.run, plan.id), encode(plan)))
         if admission is not None:
             changes.append(Put(keys.admission(job.id, admission.id), encode(admission)))
             if admission.id > KEPT_ADMISSIONS:
@@ -316,6 +320,7 @@ class Ledger:
                 Delete(keys.request(job.request_id)),
                 DeletePrefix(keys.runs_prefix(job.id)),
                 DeletePrefix(keys.plans_prefix(job.id)),
+                DeletePrefix(keys.placements_prefix(job.id)),
                 DeletePrefix(keys.admissions_prefix(job.id)),
                 DeletePrefix(keys.events_prefix(job.id)),
                 Delete(keys.commit(job.id)),
@@ -329,9 +334,17 @@ class Ledger:
         return removed
 
     async def plans(self, job: str, run: int) -> list[PlanRecord]:
-        """All plans of a run, in order, first its placement as number 0; none where there is no such run."""
+        """All plans of a run, in order; none where there is no such run."""
         snapshot = await self.store.read_prefix(keys.plans_prefix(job, run))
-        return [decode(PlanRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items())]
+        found = sorted(snapshot.entries.items())
+        return [decode(PlanRecord, key, entry.value) for key, entry in found if key != keys.plan(job, run, 0)]
+
+    async def placement(self, job: str, run: int) -> PlacementRecord | None:
+        """The placement of a run; None where its machines hold no copies. Until 0.1 it was the run's plan number 0."""
+        for key in (keys.placement(job, run), keys.plan(job, run, 0)):
+            if entry := await self.store.read(key):
+                return decode(PlacementRecord, key, entry.value)
+        return None
 
     async def admissions(self, job: str, run: int) -> list[AdmissionRecord]:
         """The kept ones of a run, in order."""

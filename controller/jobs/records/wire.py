@@ -23,6 +23,7 @@ from atoll.controller.state.records import (
     JobRecord,
     Level,
     NodeRecord,
+    PlacementRecord,
     PlanRecord,
     RunRecord,
     WorkerExitKind,
@@ -151,7 +152,7 @@ def level_from_wire(level: int) -> Level:
     return _LEVEL_OF.get(level, Level.INFO)
 
 
-def launch_of_all(job: JobRecord, run: RunRecord, first: PlanRecord, placement: PlanRecord | None) -> bytes:
+def launch_of_all(job: JobRecord, run: RunRecord, first: PlanRecord, placement: PlacementRecord | None) -> bytes:
     """What the launches of a run have in common, serialised: with a thousand ranks it has as many members, keys and
     shares, so it is made once."""
     common = agents_pb2.Launch(
@@ -190,7 +191,7 @@ def plan_for_job(job: str, plan: PlanRecord) -> bytes:
     ).SerializeToString()
 
 
-def _members(run: RunRecord, placement: PlanRecord | None) -> list[agents_pb2.Member]:
+def _members(run: RunRecord, placement: PlacementRecord | None) -> list[agents_pb2.Member]:
     kept_by = holders(placement.output) if placement else ((),) * len(run.members)
     return [
         agents_pb2.Member(rank=m.rank, node=m.node, island=m.island, holders=kept_by[m.node_rank]) for m in run.members

@@ -143,9 +143,10 @@ async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again
     assert a.plans[2].plan.planner == "inverse-time"
     assert "shares, total-batch: left to the controller again (asked by a user)" in await head.events(job)
 
-    decided = (await head.stub.Plans(pb.PlansRequest(job=job), timeout=5)).plans
-    assert [d.plan.id for d in decided] == [0, 1, 2, 3, 4]  # first the placement
-    for d in decided:
+    reply = await head.stub.Plans(pb.PlansRequest(job=job), timeout=5)
+    assert PLANNERS["placement"].run_json(reply.placement.input) == reply.placement.output
+    assert [d.plan.id for d in reply.plans] == [1, 2, 3, 4]
+    for d in reply.plans:
         assert PLANNERS[d.plan.planner].run_json(d.input) == d.output
     assert list((await head.stub.Plans(pb.PlansRequest(job=job, run=7), timeout=5)).plans) == []
     await asyncio.gather(a.disconnect(), b.disconnect())

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import (
+    AdmissionRecord,
     Cause,
     Checkpoint,
     DeviceRecord,
@@ -21,6 +24,7 @@ from atoll.controller.state.records import (
     Level,
     NodeRecord,
     PhaseChange,
+    PlacementRecord,
     PlanRecord,
     RunFailure,
     RunMember,
@@ -30,6 +34,8 @@ from atoll.controller.state.records import (
     Standby,
     WorkerExitKind,
 )
+from atoll.controller.state.recovery import CommitRecord
+from atoll.controller.state.stored import Stored
 from atoll.errors import BadInput
 
 KEY = "/atoll/jobs/vit-3f9a"
@@ -101,6 +107,36 @@ EVENT = EventRecord(sequence=1, unix_s=0.5, level=Level.WARNING, job="", run=0, 
 def test_what_was_written_is_read_again(record: Any) -> None:
     assert decode(type(record), KEY, encode(record)) == record
     assert encode(decode(type(record), KEY, encode(record))) == encode(record)
+
+
+RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "records_0_1.json").read_text())
+KINDS: dict[str, type[Stored]] = {
+    "admissions": AdmissionRecord,
+    "commits": CommitRecord,
+    "events": EventRecord,
+    "jobs": JobRecord,
+    "nodes": NodeRecord,
+    "plans": PlanRecord,
+    "runs": RunRecord,
+}
+
+
+@pytest.mark.parametrize("key", sorted(RECORDED))
+def test_what_release_0_1_wrote_is_read(key: str) -> None:
+    """The file is the etcd of a job with strategy stale-sparse, after a loss and a growth, as 0.1 wrote it; and a job
+    of the first release, which had none of the fields that came later."""
+    kind = KINDS[key.split("/")[2]]
+    if key.startswith("/atoll/plans") and key.endswith("/000000"):
+        kind = PlacementRecord
+    record = decode(kind, key, json.dumps(RECORDED[key]).encode())
+    assert decode(kind, key, encode(record)) == record
+
+
+def test_a_plan_number_0_of_release_0_1_is_read_as_the_placement_that_it_was() -> None:
+    key = "/atoll/plans/sparse-6c9b/000003/000000"
+    placement = decode(PlacementRecord, key, json.dumps(RECORDED[key]).encode())
+    assert (placement.run, placement.reason) == (3, RECORDED[key]["reason"])
+    assert PLANNERS["placement"].run_json(placement.input) == placement.output
 
 
 REPLICAS = "spec.checkpoint.memory_replicas"

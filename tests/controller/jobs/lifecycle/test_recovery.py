@@ -173,8 +173,9 @@ async def check(store: StateStore, cluster: Cluster) -> None:
     assert (complete.run, complete.step, complete.shards) == (2, 21, 2)
     assert state.commit == complete
     plans = await cluster.life.ledger.plans(JOB, 2)
-    assert [(plan.id, plan.planner) for plan in plans] == [(0, "placement"), (1, "even")]
-    assert state.placement == plans[0]
+    assert [(plan.id, plan.planner) for plan in plans] == [(1, "even")]
+    assert state.placement is not None
+    assert state.placement == await cluster.life.ledger.placement(JOB, 2)
 
 
 @pytest.mark.parametrize("how", ["before", "after", "killed"])
