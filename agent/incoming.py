@@ -8,11 +8,11 @@ from collections.abc import Collection
 from pathlib import PurePosixPath
 from typing import Final
 
-from atoll.agent.supervisor.events import WorkerKey
 from atoll.errors import BadInput
 from atoll.strategies.settings import MAX_RATE, StaleSparse, from_spec
 from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers, TakeStock
 from atoll.v1.common_pb2 import JobSpec, Plan, WorkerId
+from atoll.worker_key import WorkerKey
 
 MAX_TEXT: Final = 4096
 MAX_WORKERS: Final = 4096

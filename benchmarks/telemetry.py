@@ -35,7 +35,6 @@ from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.clock import StepClock, host_mark
 from atoll.agent.runtime.step.step_reporter import Teller
 from atoll.agent.runtime.step.synchronisation import Norms, StepNumbers
-from atoll.agent.supervisor.events import WorkerKey
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import find_devices
 from atoll.agent.telemetry.gauges import gauges_of
@@ -43,6 +42,7 @@ from atoll.controller.services.checks import check_telemetry
 from atoll.strategies.dense.exchange_times import ExchangeTimes
 from atoll.strategies.dense.gradients import squared_norm
 from atoll.v1.common_pb2 import WorkerId
+from atoll.worker_key import WorkerKey
 
 BATCH_STEPS = 10  # that one message carries
 REPEATS = 7

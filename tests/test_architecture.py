@@ -28,6 +28,7 @@ SHARED = (
     "atoll.chunks",
     "atoll.handshakes",
     "atoll.die_with_parent",
+    "atoll.worker_key",
 )
 
 
@@ -284,7 +285,6 @@ DEFINED_TWICE = {
     "Lines",
     "Link",
     "Model",
-    "News",
     "Outcome",
     "Outgoing",
     "Place",

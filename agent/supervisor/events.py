@@ -4,27 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from atoll.v1.common_pb2 import WorkerId
-
-
-class WorkerKey(NamedTuple):
-    """The worker of one rank in one run of a job. Ordered: by job, then run, then rank."""
-
-    job: str
-    run: int
-    rank: int
-
-    @staticmethod
-    def of(id: WorkerId) -> WorkerKey:
-        return WorkerKey(id.job, id.run, id.rank)
-
-    def to_wire(self) -> WorkerId:
-        return WorkerId(job=self.job, run=self.run, rank=self.rank)
-
-    def __str__(self) -> str:
-        return f"{self.job} run {self.run} rank {self.rank}"
+from atoll.worker_key import WorkerKey
 
 
 class ExitKind(Enum):

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.supervisor.events import WorkerKey
 from atoll.agent.supervisor.flood import dropped_line
 from atoll.agent.supervisor.spool import Spool, prune
 from atoll.v1.agents_pb2 import LogAck, LogBatch
+from atoll.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)
 

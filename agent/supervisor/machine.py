@@ -39,10 +39,10 @@ from atoll.agent.supervisor.events import (
     StopRequested,
     Tell,
     Ticked,
-    WorkerKey,
 )
 from atoll.agent.supervisor.exits import classify
 from atoll.agent.supervisor.progress import Progress
+from atoll.worker_key import WorkerKey
 
 TERM_S: Final = 2.0
 """From SIGTERM to SIGKILL."""

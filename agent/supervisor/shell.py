@@ -43,7 +43,6 @@ from atoll.agent.supervisor.events import (
     StopRequested,
     Tell,
     Ticked,
-    WorkerKey,
 )
 from atoll.agent.supervisor.exits import last_words
 from atoll.agent.supervisor.inventory import InventoryTaker
@@ -60,6 +59,7 @@ from atoll.errors import AtollError
 from atoll.v1.agents_pb2 import Launch, PlanForJob, Stock, StopWorkers, TakeStock
 from atoll.v1.common_pb2 import LEVEL_WARNING, JobSpec
 from atoll.v1.worker_pb2 import Welcome
+from atoll.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)
 

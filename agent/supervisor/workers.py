@@ -17,12 +17,12 @@ import zmq
 import zmq.asyncio
 from google.protobuf.message import DecodeError
 
-from atoll.agent.supervisor.events import WorkerKey
 from atoll.agent.telemetry.collect import Collector
 from atoll.rpc import MAX_MESSAGE_BYTES
 from atoll.v1.agents_pb2 import PlanForJob
 from atoll.v1.common_pb2 import LEVEL_WARNING, Plan
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
+from atoll.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from atoll.agent.supervisor.events import WorkerKey
 from atoll.v1.agents_pb2 import Notice, Prepared, Resumed, Telemetry, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample
+from atoll.worker_key import WorkerKey
 
 MAX_STEPS: Final = 256
 MAX_METRICS: Final = 64

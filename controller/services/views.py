@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.controller.jobs.agents.progress import RunProgress
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
-from atoll.controller.jobs.lifecycle.observed import ObservedNode, WorkerKey
+from atoll.controller.jobs.lifecycle.observed import ObservedNode
 from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.records import wire
 from atoll.controller.jobs.records.ledger import JobState
@@ -20,6 +20,7 @@ from atoll.controller.state.records import (
     PlanRecord,
 )
 from atoll.v1 import common_pb2, jobs_pb2
+from atoll.worker_key import WorkerKey
 
 MAX_PLANS_BYTES: Final = 3 * 1024 * 1024
 MAX_LINKS: Final = 4096
@@ -120,7 +121,7 @@ def _workers(epoch: LeaderEpoch, state: JobState) -> list[jobs_pb2.WorkerView]:
             status = wire.exit_to_wire(key, member.exit)
         else:
             known = epoch.sessions.status(member.node, key)
-            status = known or common_pb2.WorkerStatus(id=wire.worker_id(key))
+            status = known or common_pb2.WorkerStatus(id=key.to_wire())
         rank = progress.ranks.get(member.rank) if progress else None
         links = sorted(rank.links.values(), key=lambda link: link.peer)[:links_left] if rank else []
         links_left -= len(links)

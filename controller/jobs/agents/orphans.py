@@ -11,10 +11,10 @@ from atoll.controller.jobs.lifecycle.observed import (
     ForgetWorker,
     ObservedNode,
     StopRun,
-    WorkerKey,
     WorkerPhase,
 )
 from atoll.controller.state.records import JobPhase, JobRecord, RunRecord
+from atoll.worker_key import WorkerKey
 
 ORPHAN_GRACE_S = 2.0
 

@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
-from atoll.controller.jobs.lifecycle.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker, WorkerKey
+from atoll.controller.jobs.lifecycle.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker
 from atoll.controller.jobs.records.wire import worker_from_wire
 from atoll.controller.state.records import NodeRecord
 from atoll.errors import AtollError, Conflict, ControllerUnreachable
 from atoll.v1 import agents_pb2, common_pb2
+from atoll.worker_key import WorkerKey
 
 OUTBOX_MESSAGES: Final = 4096
 RESEND_S: Final = 3.0
@@ -118,7 +119,7 @@ class AgentSession:
         workers: dict[WorkerKey, ObservedWorker] = {}
         raw: dict[WorkerKey, common_pb2.WorkerStatus] = {}
         for status in statuses:
-            key = WorkerKey(status.id.job, status.id.run, status.id.rank)
+            key = WorkerKey.of(status.id)
             workers[key], raw[key] = worker_from_wire(status), status
         offered = tuple(ports)
         changed = offered != self.ports or workers.keys() != self.workers.keys()

@@ -16,10 +16,10 @@ from atoll.controller.jobs.lifecycle.observed import (
     ObservedJob,
     ObservedNode,
     PassClock,
-    WorkerKey,
     WorkerPhase,
 )
 from atoll.controller.state.records import ExitRecord, JobPhase, Level, RunMember, RunRecord, WorkerExitKind
+from atoll.worker_key import WorkerKey
 
 EXIT_EVENTS: Final = 32
 """Ends that are told one by one: a run of thousands may end at one moment, and all is one transaction of etcd."""

@@ -20,6 +20,7 @@ from atoll.controller.state.records import (
     PlanRecord,
     RunRecord,
 )
+from atoll.worker_key import WorkerKey
 
 START_DEADLINE_S: Final = 60.0
 LEFT_EARLY_S: Final = 10.0
@@ -40,13 +41,6 @@ class WorkerPhase(Enum):
     RUNNING = auto()
     STOPPING = auto()
     EXITED = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerKey:
-    job: str
-    run: int
-    rank: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from atoll.controller.jobs.lifecycle.observed import (
     ObservedWorker,
     SendPlan,
     StopRun,
-    WorkerKey,
     WorkerPhase,
 )
 from atoll.controller.state.records import RunMember, RunRecord
+from atoll.worker_key import WorkerKey
 
 
 def workers_of(observed: ObservedJob, run: RunRecord) -> dict[int, ObservedWorker]:

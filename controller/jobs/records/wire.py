@@ -12,7 +12,6 @@ from atoll.controller.jobs.lifecycle.observed import (
     ForgetWorker,
     ObservedWorker,
     StopRun,
-    WorkerKey,
     WorkerPhase,
 )
 from atoll.controller.jobs.records.spec import spec_to_wire
@@ -30,6 +29,7 @@ from atoll.controller.state.records import (
 )
 from atoll.controller.state.recovery import RecoveryRecord
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
+from atoll.worker_key import WorkerKey
 
 MAX_REASON: Final = 500
 
@@ -70,7 +70,7 @@ def exit_to_wire(key: WorkerKey, exit: ExitRecord) -> common_pb2.WorkerStatus:
     if exit.kind is not WorkerExitKind.LOST:
         kind = common_pb2.ExitKind.Value(f"EXIT_KIND_{exit.kind}")
     return common_pb2.WorkerStatus(
-        id=worker_id(key),
+        id=key.to_wire(),
         state=common_pb2.WORKER_STATE_EXITED,
         exit_code=exit.code,
         exit_kind=kind,
@@ -111,10 +111,6 @@ def device_to_wire(device: DeviceRecord) -> common_pb2.Device:
         speed=device.speed,
         work_per_s=device.work_per_s,
     )
-
-
-def worker_id(key: WorkerKey) -> common_pb2.WorkerId:
-    return common_pb2.WorkerId(job=key.job, run=key.run, rank=key.rank)
 
 
 def plan_to_wire(plan: PlanRecord) -> common_pb2.Plan:
@@ -173,7 +169,7 @@ def launch(common: bytes, run: RunRecord, rank: int) -> bytes:
     (protobuf's encoding, "Last One Wins")."""
     member = run.members[rank]
     own = agents_pb2.Launch(
-        id=common_pb2.WorkerId(job=run.job, run=run.run, rank=rank),
+        id=WorkerKey(run.job, run.run, rank).to_wire(),
         local_rank=member.local_rank,
         local_world_size=member.local_world_size,
         device=member.device,
@@ -209,4 +205,4 @@ def drop_memory(action: DropMemory) -> agents_pb2.ControllerMessage:
 
 
 def forget(action: ForgetWorker) -> agents_pb2.ControllerMessage:
-    return agents_pb2.ControllerMessage(forget=agents_pb2.Forget(id=worker_id(action.key)))
+    return agents_pb2.ControllerMessage(forget=agents_pb2.Forget(id=action.key.to_wire()))

@@ -26,9 +26,9 @@ from atoll.agent.supervisor.events import (
     StartProcess,
     StopRequested,
     Ticked,
-    WorkerKey,
 )
 from atoll.agent.supervisor.machine import REMEMBERED, Phase, State, Worker, handle
+from atoll.worker_key import WorkerKey
 
 A = WorkerKey("job-1", 1, 0)
 B = WorkerKey("job-1", 2, 0)

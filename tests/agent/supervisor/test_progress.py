@@ -18,9 +18,9 @@ from atoll.agent.supervisor.events import (
     Started,
     Tell,
     Ticked,
-    WorkerKey,
 )
 from atoll.agent.supervisor.machine import HANG_GRACE_S, Phase, State, handle
+from atoll.worker_key import WorkerKey
 
 A = WorkerKey("job-1", 1, 0)
 

@@ -12,12 +12,12 @@ import zmq
 import zmq.asyncio
 from agent_harness import until
 
-from atoll.agent.supervisor.events import WorkerKey
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import MAX_STEPS, Collector
 from atoll.v1.agents_pb2 import Launch, Notice, PlanForJob, Prepared, WorkerTelemetry
 from atoll.v1.common_pb2 import LinkSample, Metrics, Plan, StepSample, WorkerId
 from atoll.v1.worker_pb2 import Alive, Hello, SupervisorMessage, Welcome, WorkerMessage
+from atoll.worker_key import WorkerKey
 
 KEY = WorkerKey("job-1", 2, 0)
 

@@ -12,7 +12,6 @@ from atoll.controller.jobs.lifecycle.observed import (
     ObservedNode,
     ObservedWorker,
     PassClock,
-    WorkerKey,
     WorkerPhase,
 )
 from atoll.controller.jobs.lifecycle.start import FreeDevice
@@ -27,6 +26,7 @@ from atoll.controller.state.records import (
     Spec,
     WorkerExitKind,
 )
+from atoll.worker_key import WorkerKey
 
 JOB = "tiny-0001"
 NOW_S = 1000.0

@@ -8,9 +8,10 @@ import pytest
 from made import JOB, NOW_S, node
 
 from atoll.controller.jobs.agents.sessions import OUTBOX_MESSAGES, RESEND_S, AgentSession, AgentSessions, NameTaken
-from atoll.controller.jobs.lifecycle.observed import WorkerKey, WorkerPhase
+from atoll.controller.jobs.lifecycle.observed import WorkerPhase
 from atoll.controller.state.records import WorkerExitKind
 from atoll.v1 import agents_pb2, common_pb2
+from atoll.worker_key import WorkerKey
 
 MESSAGE = agents_pb2.ControllerMessage(forget=agents_pb2.Forget())
 

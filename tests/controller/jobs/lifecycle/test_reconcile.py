@@ -15,7 +15,6 @@ from atoll.controller.jobs.lifecycle.observed import (
     NewEvent,
     SendPlan,
     StopRun,
-    WorkerKey,
     WorkerPhase,
 )
 from atoll.controller.jobs.lifecycle.reconcile import next_step
@@ -23,6 +22,7 @@ from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.records import Cause, JobPhase, JobRecord, Level, RunFailure, StaleSparse, WorkerExitKind
 from atoll.controller.state.store import Fence, Put
+from atoll.worker_key import WorkerKey
 
 FINISHED = exited(WorkerExitKind.FINISHED, step=9)
 KILLED = exited(WorkerExitKind.SIGNALLED, -9, "killed by signal 9", step=9)
