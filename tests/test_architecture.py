@@ -291,7 +291,6 @@ DEFINED_TWICE = {
     "Policy",
     "Probe",
     "Recovery",
-    "Source",
     "StaleSparse",
     "StartFrom",
     "StepTimes",

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from atoll.controller.state.earlier import as_now
+from atoll.controller.state.etcd_record import EtcdRecord
 from atoll.controller.state.records import (
     AdmissionRecord,
     EventRecord,
@@ -21,12 +22,11 @@ from atoll.controller.state.records import (
     RunRecord,
 )
 from atoll.controller.state.recovery import CommitRecord
-from atoll.controller.state.stored import Stored
 from atoll.errors import BadInput
 
-Record = TypeVar("Record", bound=Stored)
+Record = TypeVar("Record", bound=EtcdRecord)
 
-_KINDS: Final[tuple[type[Stored], ...]] = (
+_KINDS: Final[tuple[type[EtcdRecord], ...]] = (
     JobRecord,
     RunRecord,
     PlanRecord,
@@ -36,12 +36,12 @@ _KINDS: Final[tuple[type[Stored], ...]] = (
     NodeRecord,
     EventRecord,
 )
-_ADAPTERS: Final[dict[type[Stored], TypeAdapter[Any]]] = {kind: TypeAdapter(kind) for kind in _KINDS}
+_ADAPTERS: Final[dict[type[EtcdRecord], TypeAdapter[Any]]] = {kind: TypeAdapter(kind) for kind in _KINDS}
 
 _OTHER_VERSION: Final = "Another version of Atoll wrote it: run that one, or remove the key"
 
 
-def encode(record: Stored) -> bytes:
+def encode(record: EtcdRecord) -> bytes:
     """JSON with sorted keys: equal records are equal bytes."""
     plain = _ADAPTERS[type(record)].dump_python(record, mode="json")
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

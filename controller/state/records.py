@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from atoll.controller.state.etcd_record import LATER, EtcdRecord
 from atoll.controller.state.recovery import RecoveryRecord
-from atoll.controller.state.stored import LATER, Stored
 
 
 class JobPhase(StrEnum):
@@ -65,7 +65,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartFrom(Stored):
+class StartFrom(EtcdRecord):
     """A validated atoll.v1.StartFrom. step: None: the newest."""
 
     job: str = ""
@@ -74,7 +74,7 @@ class StartFrom(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint(Stored):
+class Checkpoint(EtcdRecord):
     directory: str = ""
     every_steps: int = 0
     keep: int = 1
@@ -85,7 +85,7 @@ class Checkpoint(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StaleSparse(Stored):
+class StaleSparse(EtcdRecord):
     """A validated atoll.v1.StaleSparse, with its defaults."""
 
     rate: float = 0.99
@@ -100,7 +100,7 @@ class StaleSparse(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapt(Stored):
+class Adapt(EtcdRecord):
     """A validated atoll.v1.Adaptation. min_batch, max_batch: both 0 where the total batch is fixed. profile: the
     surrogate of the offline profile as JSON, empty where there is none."""
 
@@ -112,7 +112,7 @@ class Adapt(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec(Stored):
+class Spec(EtcdRecord):
     """A validated atoll.v1.JobSpec, field by field."""
 
     name: str
@@ -143,7 +143,7 @@ class Spec(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseChange(Stored):
+class PhaseChange(EtcdRecord):
     """One transition of a job, for its history."""
 
     before: JobPhase
@@ -153,7 +153,7 @@ class PhaseChange(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFailure(Stored):
+class RunFailure(EtcdRecord):
     """How a run failed, to compare it with the next one's. `times`: how many runs in a row failed like this."""
 
     kind: WorkerExitKind
@@ -164,7 +164,7 @@ class RunFailure(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapted(Stored):
+class Adapted(EtcdRecord):
     """What a plan says beside the split; as in PlanRecord."""
 
     rate: float | None = None
@@ -173,7 +173,7 @@ class Adapted(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standby(Stored):
+class Standby(EtcdRecord):
     """A device that a job leaves out, and why. work_per_s: what it measured then; a device that measures otherwise is
     assessed anew. slowed: how many workers the run had that was measured to be faster without it; 0: predicted."""
 
@@ -183,7 +183,7 @@ class Standby(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth(Stored):
+class Growth(EtcdRecord):
     """How fast a job was when it last took devices in, until it is known whether they helped.
 
     run: the last one without them. added: "node/device". workers: of that run. samples_per_s: of it, at total_batch
@@ -199,7 +199,7 @@ class Growth(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord(Stored):
+class JobRecord(EtcdRecord):
     """`rate`, `pinned_batch`, `pinned_shares`: what a user pinned, for this run and later ones (None, 0 and empty: not
     pinned; shares are of the ranks of run `pinned_run`). `initial_batch`: the script's own total batch, 0 before it is
     known. `adapted`: what the controller decided last, for the first plan of the next run. By "node/device": `speeds`,
@@ -239,7 +239,7 @@ class JobRecord(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExitRecord(Stored):
+class ExitRecord(EtcdRecord):
     """The recorded end of a worker. `order` counts the exits of its run as they were recorded, from 0."""
 
     kind: WorkerExitKind
@@ -250,7 +250,7 @@ class ExitRecord(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunMember(Stored):
+class RunMember(EtcdRecord):
     rank: int
     node: str
     device: int
@@ -262,7 +262,7 @@ class RunMember(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord(Stored):
+class RunRecord(EtcdRecord):
     """`data_seed`: 32 secret bytes in hex, from which every rank's data key is derived; empty where none is needed.
     `recovery`: from this run's loss, or the one that led to it."""
 
@@ -282,7 +282,7 @@ class RunRecord(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRecord(Stored):
+class PlanRecord(EtcdRecord):
     """A plan, and the text that went into its planner and came out: `atoll plan PLANNER < input` gives `output`.
 
     measured_s: how long the slowest rank computed a step when this was decided; 0 where nothing was measured yet.
@@ -306,7 +306,7 @@ class PlanRecord(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementRecord(Stored):
+class PlacementRecord(EtcdRecord):
     """The machines of a run that hold copies of whose state: `atoll plan placement < input` gives `output`."""
 
     run: int
@@ -316,7 +316,7 @@ class PlacementRecord(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionRecord(Stored):
+class AdmissionRecord(EtcdRecord):
     """What planner `admission` said of devices that offered themselves to a run, or of its slowest worker, where that
     changed something: `atoll plan admission < input` gives `output`."""
 
@@ -329,7 +329,7 @@ class AdmissionRecord(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRecord(Stored):
+class DeviceRecord(EtcdRecord):
     index: int
     kind: str
     model: str
@@ -339,7 +339,7 @@ class DeviceRecord(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord(Stored):
+class NodeRecord(EtcdRecord):
     name: str
     island: str
     address: str
@@ -351,7 +351,7 @@ class NodeRecord(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventRecord(Stored):
+class EventRecord(EtcdRecord):
     sequence: int
     unix_s: float
     level: Level

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.controller.state.stored import Stored
+from atoll.controller.state.etcd_record import EtcdRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRecord(Stored):
+class CommitRecord(EtcdRecord):
     """The newest generation of which every shard of all ranks is complete in memory, with the copies that are due.
 
     shards: of run `run`, whose placement says which machines hold them. step: the first that is not in it.
@@ -22,7 +22,7 @@ class CommitRecord(Stored):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryRecord(Stored):
+class RecoveryRecord(EtcdRecord):
     """How a job goes on after the loss of run `run`, written as it proceeds. It lies with the run that was lost, then
     with the one that replaces it, and is over with that one's first step.
 

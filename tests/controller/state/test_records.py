@@ -11,6 +11,7 @@ import pytest
 
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.codec import decode, encode
+from atoll.controller.state.etcd_record import EtcdRecord
 from atoll.controller.state.records import (
     AdmissionRecord,
     Cause,
@@ -35,7 +36,6 @@ from atoll.controller.state.records import (
     WorkerExitKind,
 )
 from atoll.controller.state.recovery import CommitRecord
-from atoll.controller.state.stored import Stored
 from atoll.errors import BadInput
 
 KEY = "/atoll/jobs/vit-3f9a"
@@ -110,7 +110,7 @@ def test_what_was_written_is_read_again(record: Any) -> None:
 
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "records_0_1.json").read_text())
-KINDS: dict[str, type[Stored]] = {
+KINDS: dict[str, type[EtcdRecord]] = {
     "admissions": AdmissionRecord,
     "commits": CommitRecord,
     "events": EventRecord,

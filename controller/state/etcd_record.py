@@ -14,7 +14,7 @@ LATER: Final[Mapping[str, bool]] = MappingProxyType({"later": True})
 """Metadata of a field that came after the first release: where a record lacks it, it has its default."""
 
 
-class Stored:
+class EtcdRecord:
     """A dataclass that may be in etcd, whole or as part of another. Every field but those marked LATER must be there,
     whatever its default in code; unknown ones are refused."""
 
