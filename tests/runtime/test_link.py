@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from zmq_agent import FakeAgent
 
-from atoll.agent.runtime.agent_link.link import Link
+from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.outbox import MAX_LINKS, MAX_STEPS, Outbox
-from atoll.agent.runtime.agent_link.place import AgentEndpoint, Place
+from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.errors import BadInput, DeadlineExceeded
 from atoll.v1.common_pb2 import LEVEL_INFO, LinkSample, Plan, StepSample, WorkerId
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage
@@ -22,15 +22,15 @@ def agent(tmp_path: Path) -> Iterator[FakeAgent]:
         yield started
 
 
-def place_of(agent: FakeAgent, rank: int = 1, secret: str | None = None) -> tuple[Place, AgentEndpoint]:
+def place_of(agent: FakeAgent, rank: int = 1, secret: str | None = None) -> tuple[WorkerPlace, AgentEndpoint]:
     endpoint = AgentEndpoint(agent.endpoint, agent.job, agent.run, secret or agent.secret)
-    return Place(rank, agent.world_size, rank, agent.world_size, "127.0.0.1", endpoint), endpoint
+    return WorkerPlace(rank, agent.world_size, rank, agent.world_size, "127.0.0.1", endpoint), endpoint
 
 
 def test_worker_is_welcomed_lives_and_says_its_last_words(agent: FakeAgent) -> None:
     agent.shares = (3.0, 1.0)
     agent.speed = 0.5
-    link = Link(*place_of(agent))
+    link = AgentLink(*place_of(agent))
     try:
         assert link.welcome.speed == 0.5
         assert list(link.welcome.launch.plan.shares) == [3.0, 1.0]
@@ -48,7 +48,7 @@ def test_worker_is_welcomed_lives_and_says_its_last_words(agent: FakeAgent) -> N
 
 
 def test_plans_come_in_order_and_those_that_cannot_be_are_refused_with_a_notice(agent: FakeAgent) -> None:
-    link = Link(*place_of(agent))
+    link = AgentLink(*place_of(agent))
     try:
         agent.send_plan(2, 5, (1.0, 2.0), 1)
         agent.send_plan(3, 6, (1.0, float("nan")), 1)
@@ -73,7 +73,7 @@ def test_plans_come_in_order_and_those_that_cannot_be_are_refused_with_a_notice(
 
 def test_stop_that_is_not_obeyed_is_overdue_after_half_its_grace(agent: FakeAgent) -> None:
     overdue: list[Stop] = []
-    link = Link(*place_of(agent))
+    link = AgentLink(*place_of(agent))
     link.on_overdue = overdue.append
     try:
         agent.send_stop(1, grace_s=0.4)
@@ -86,7 +86,7 @@ def test_stop_that_is_not_obeyed_is_overdue_after_half_its_grace(agent: FakeAgen
 def test_agent_that_does_not_answer_is_named_at_the_deadline(agent: FakeAgent) -> None:
     agent.answer_hello = False
     with pytest.raises(DeadlineExceeded, match=r"agent-1\.sock did not answer within 1 s"):
-        Link(*place_of(agent), welcome_deadline_s=0.7)
+        AgentLink(*place_of(agent), welcome_deadline_s=0.7)
     agent.wait_until(lambda: len(agent.hellos) >= 3, deadline_s=5)  # repeated, not said once and lost
 
 
@@ -95,7 +95,7 @@ def test_welcome_for_another_world_is_refused(agent: FakeAgent) -> None:
     place, endpoint = place_of(agent)
     agent.world_size = 2
     with pytest.raises(BadInput, match="of 2; this worker is tiny-test run 1 rank 1 of 3"):
-        Link(place, endpoint)
+        AgentLink(place, endpoint)
 
 
 def test_outbox_drops_the_oldest_steps_and_counts_them() -> None:

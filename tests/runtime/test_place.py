@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from atoll.agent.runtime.agent_link.place import AgentEndpoint, Place
+from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.errors import BadInput
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -13,13 +13,13 @@ AGENT = {"ATOLL_AGENT_SOCKET": "ipc:///run/a.sock", "ATOLL_JOB": "j", "ATOLL_RUN
 
 
 def test_without_any_variable_it_is_alone() -> None:
-    assert Place.from_environment({}) == Place(0, 1, 0, 1, "127.0.0.1", None)
+    assert WorkerPlace.from_environment({}) == WorkerPlace(0, 1, 0, 1, "127.0.0.1", None)
 
 
 def test_torchrun_and_agent_environments_are_read() -> None:
-    assert Place.from_environment(TORCHRUN) == Place(1, 3, 0, 3, "10.0.0.1", None)
+    assert WorkerPlace.from_environment(TORCHRUN) == WorkerPlace(1, 3, 0, 3, "10.0.0.1", None)
     endpoint = AgentEndpoint("ipc:///run/a.sock", "j", 4, "s")
-    assert Place.from_environment(TORCHRUN | AGENT) == Place(1, 3, 0, 3, "10.0.0.1", endpoint)
+    assert WorkerPlace.from_environment(TORCHRUN | AGENT) == WorkerPlace(1, 3, 0, 3, "10.0.0.1", endpoint)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_torchrun_and_agent_environments_are_read() -> None:
 )
 def test_wrong_environment_is_named(change: dict[str, str], names: str) -> None:
     with pytest.raises(BadInput, match=names):
-        Place.from_environment(TORCHRUN | change)
+        WorkerPlace.from_environment(TORCHRUN | change)
 
 
 def test_import_atoll_is_light_and_training_never_sees_grpc() -> None:

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.agent_link.outbox import Outbox
-from atoll.agent.runtime.agent_link.place import AgentEndpoint, Place
+from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.errors import BadInput, DeadlineExceeded
 from atoll.strategies.settings import MAX_RATE
 from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, WorkerId
@@ -29,12 +29,14 @@ _TURN_MS: Final = 100
 _FLUSH_MS: Final = 1000  # how long closing waits for last words to leave
 
 
-class Link:
+class AgentLink:
     """Says Hello until Welcome comes; from then on a thread sends Alive and telemetry and receives plans and stops.
 
     `close` joins the thread. `on_overdue` is called on that thread when a Stop was not obeyed within half its grace."""
 
-    def __init__(self, place: Place, endpoint: AgentEndpoint, welcome_deadline_s: float = WELCOME_DEADLINE_S) -> None:
+    def __init__(
+        self, place: WorkerPlace, endpoint: AgentEndpoint, welcome_deadline_s: float = WELCOME_DEADLINE_S
+    ) -> None:
         """Raises DeadlineExceeded if the agent does not answer, BadInput if its Welcome makes no sense."""
         self.id = WorkerId(job=endpoint.job, run=endpoint.run, rank=place.rank)
         self.outbox = Outbox()

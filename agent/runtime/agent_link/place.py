@@ -35,7 +35,7 @@ class AgentEndpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """Where this worker stands among the workers of its run."""
 
     rank: int
@@ -50,13 +50,13 @@ class Place:
         return self.rank == 0
 
     @staticmethod
-    def from_environment(env: Mapping[str, str] = os.environ) -> Place:
+    def from_environment(env: Mapping[str, str] = os.environ) -> WorkerPlace:
         """Without RANK and WORLD_SIZE a run of one worker. Raises BadInput naming the variable."""
         agent = AgentEndpoint.from_environment(env)
         if "RANK" not in env and "WORLD_SIZE" not in env:
             if agent is not None:
                 raise BadInput("ATOLL_AGENT_SOCKET is set but RANK is not; only Atoll's agent sets them")
-            return Place(0, 1, 0, 1, "127.0.0.1", None)
+            return WorkerPlace(0, 1, 0, 1, "127.0.0.1", None)
         rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
         if not rank < world_size:
             raise SettingError("RANK", rank, f"must be below WORLD_SIZE = {world_size}", _HINT)
@@ -68,7 +68,7 @@ class Place:
         local_size = _number(env, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in env else world_size
         if not local_rank < local_size:
             raise SettingError("LOCAL_RANK", local_rank, f"must be below LOCAL_WORLD_SIZE = {local_size}", _HINT)
-        return Place(rank, world_size, local_rank, local_size, env.get("MASTER_ADDR", "127.0.0.1"), agent)
+        return WorkerPlace(rank, world_size, local_rank, local_size, env.get("MASTER_ADDR", "127.0.0.1"), agent)
 
 
 def _number(env: Mapping[str, str], name: str) -> int:

@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from atoll.agent.runtime.agent_link import exits
-from atoll.agent.runtime.agent_link.link import Link
-from atoll.agent.runtime.agent_link.place import Place
+from atoll.agent.runtime.agent_link.link import AgentLink
+from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.api.inputs import check_model, check_optimizer
 from atoll.agent.runtime.api.session import CheckpointSettings, MemorySettings, Session, checkpoint_settings
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
@@ -69,7 +69,7 @@ def init(
         )
     if checkpoint_every and checkpoint_directory is None:
         raise BadInput(f"checkpoint_every = {checkpoint_every} needs checkpoint_directory, where they shall go")
-    place = Place.from_environment()
+    place = WorkerPlace.from_environment()
     directory = Path(checkpoint_directory).absolute() if checkpoint_directory is not None else None
     own = CheckpointSettings(directory=directory, every_steps=checkpoint_every, keep=2)
     chosen = strategies.from_name(strategy) if isinstance(strategy, str) else strategy
@@ -88,7 +88,7 @@ class Run:
 
     def __init__(
         self,
-        place: Place,
+        place: WorkerPlace,
         seed: int,
         strategy: Strategy,
         checkpoint: CheckpointSettings,
@@ -103,7 +103,7 @@ class Run:
         self._ends = False  # `end_training` was called
         self._left_early = False  # in the loop over `epochs`, or gone from it
         self._group: Group | None = None
-        self._link = Link(place, place.agent) if place.agent is not None else None
+        self._link = AgentLink(place, place.agent) if place.agent is not None else None
         if self._link is not None:
             self._link.on_overdue = self._overdue
         atexit.register(self._at_exit)
@@ -419,7 +419,7 @@ class Run:
             exits.end_now(1 if code is None else code)
 
 
-def _choose_device(place: Place) -> torch.device:
+def _choose_device(place: WorkerPlace) -> torch.device:
     """This worker's GPU where one is visible. An agent makes only the worker's own visible, or none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")

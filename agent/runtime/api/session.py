@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from atoll.agent.runtime.agent_link.exits import say
-from atoll.agent.runtime.agent_link.link import Link
-from atoll.agent.runtime.agent_link.place import Place
+from atoll.agent.runtime.agent_link.link import AgentLink
+from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.step.plan_parameters import Terms
 from atoll.agent.runtime.step.probe import Probe
 from atoll.agent.runtime.step.throttle import Throttle
@@ -54,7 +54,7 @@ class MemorySettings:
 class Session:
     """One worker's membership in its run. `group` is None in a run of one, `link` where there is no agent."""
 
-    place: Place
+    place: WorkerPlace
     device: torch.device
     job: str
     run: int
@@ -64,7 +64,7 @@ class Session:
     first: Terms | None  # of the plan it was launched with, whose id is 1
     group: Group | None
     collective_timeout_s: float
-    link: Link | None
+    link: AgentLink | None
     throttle: Throttle
     memory: MemorySettings | None = None
     probe: Probe | None = None  # of `atoll profile`, which then says what is trained

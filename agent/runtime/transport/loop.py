@@ -27,7 +27,7 @@ _AT_ONCE: Final = 64  # messages or payloads of one source before the others hav
 _EMPTY_TAKES: Final = 16  # in a row from a source that says it has something: it failed, and says so elsewhere
 
 
-class Outgoing(Protocol):
+class OutgoingPayload(Protocol):
     """A payload that the pipeline wants to have sent (atoll.kernels.pipeline.Outgoing). kind: 0 part, 1 sum."""
 
     @property
@@ -50,11 +50,11 @@ class Source(Protocol):
     def fileno(self) -> int:
         """A descriptor that is readable while `take_outgoing` has something."""
 
-    def take_outgoing(self, limit: int) -> Sequence[Outgoing]: ...
+    def take_outgoing(self, limit: int) -> Sequence[OutgoingPayload]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Callbacks:
+class LoopCallbacks:
     """Called on the wire's thread."""
 
     deliver: Callable[[Frame], str | None]  # a returned reason is counted as dropped
@@ -96,7 +96,7 @@ class Loop:
         peers: Mapping[int, Peer],
         source: Source,
         submissions: Submissions,
-        callbacks: Callbacks,
+        callbacks: LoopCallbacks,
         limits: Limits,
     ) -> None:
         self.inbox = Inbox(topology, run, peers, gatekeeper is not None)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from atoll.agent.runtime.agent_link.place import Place
+from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.errors import BadInput, PeerLost
 
 # torch's own default is 30 minutes, for which a run with a dead peer would only look busy.
@@ -150,7 +150,7 @@ class Group:
         self.gather_rows([0])
 
 
-def join(place: Place, device: torch.device) -> Group | None:
+def join(place: WorkerPlace, device: torch.device) -> Group | None:
     """Meet the other ranks; None where there are none. Raises PeerLost if one does not come."""
     if place.world_size == 1:
         return None

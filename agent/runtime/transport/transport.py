@@ -14,7 +14,7 @@ from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import MAX_ORDER, MAX_PAYLOAD_BYTES, Frame, Kind, encode
 from atoll.agent.runtime.transport.keys import Gatekeeper, Keys, secure_server
 from atoll.agent.runtime.transport.limits import Limits
-from atoll.agent.runtime.transport.loop import Callbacks, Loop, Source, Submissions
+from atoll.agent.runtime.transport.loop import Loop, LoopCallbacks, Source, Submissions
 from atoll.agent.runtime.transport.members import Member, Topology
 from atoll.agent.runtime.transport.meter import LinkSample
 from atoll.agent.runtime.transport.peer import Peer
@@ -120,7 +120,7 @@ class Transport:
                 lost(str(error))
             self._met.set()
 
-        callbacks = Callbacks(deliver, self._met.set, on_lost, waits)
+        callbacks = LoopCallbacks(deliver, self._met.set, on_lost, waits)
         self._loop = Loop(
             topology=self._topology,
             run=self._run,

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime.agent_link.place import Place
+from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.api.session import CheckpointSettings, Session
 from atoll.agent.runtime.checkpoints import resume
 from atoll.agent.runtime.checkpoints.disk import files
@@ -32,7 +32,7 @@ from atoll.strategies.dense.worker import DenseReducer
 from atoll.strategies.settings import Dense
 
 LOCAL = (5, 2)  # samples of each rank
-PLACE = Place.from_environment()
+PLACE = WorkerPlace.from_environment()
 GROUP = process_groups.join(PLACE, torch.device("cpu"))
 assert GROUP is not None
 

@@ -21,7 +21,7 @@ from atoll.agent.runtime.checkpoints.disk.fence import locked, raise_fence
 from atoll.agent.runtime.checkpoints.disk.folders import begin, discard, sweep
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, check_fits, fingerprint
 from atoll.agent.runtime.checkpoints.disk.listing import (
-    Candidate,
+    CheckpointFolder,
     check_content,
     check_size,
     is_whole,
@@ -35,8 +35,8 @@ from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, Checkpoint
 from atoll.errors import CheckpointError
 
 __all__ = [
-    "Candidate",
     "Checkpoint",
+    "CheckpointFolder",
     "Fingerprint",
     "Header",
     "adopt",

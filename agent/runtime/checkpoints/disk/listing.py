@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CheckpointFolder:
     """A checkpoint whose manifest is sound; its state was not looked at yet."""
 
     path: Path
@@ -35,7 +35,7 @@ class Candidate:
         return self.header.step
 
 
-def newest(directory: Path, on_skip: Callable[[str], None] = logger.warning) -> list[Candidate]:
+def newest(directory: Path, on_skip: Callable[[str], None] = logger.warning) -> list[CheckpointFolder]:
     """All checkpoints with a sound manifest, the highest (run, step) first. Reads manifests only.
 
     on_skip is told of the others, with the reason."""
@@ -48,7 +48,7 @@ def newest(directory: Path, on_skip: Callable[[str], None] = logger.warning) -> 
         except CheckpointError as error:
             on_skip(str(error))
         else:
-            candidates.append(Candidate(path, found.header, found.state.bytes))
+            candidates.append(CheckpointFolder(path, found.header, found.state.bytes))
     return candidates
 
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredObject:
     """A checkpoint as a listing shows it: its two files are there. modified_unix_s: None where the store does not
     say."""
 
@@ -41,7 +41,7 @@ class Stored:
 class Listing:
     """`torn`: folders that lack a file, because their writer is at work or died."""
 
-    whole: Mapping[Moment, Stored]
+    whole: Mapping[Moment, StoredObject]
     torn: frozenset[Moment]
 
 
@@ -72,7 +72,7 @@ class Store:
             if moment is not None:
                 folders[moment][file] = about
         whole = {
-            moment: Stored(int(files[STATE_FILE].get("size") or 0), _modified_unix_s(files[MANIFEST_FILE]))
+            moment: StoredObject(int(files[STATE_FILE].get("size") or 0), _modified_unix_s(files[MANIFEST_FILE]))
             for moment, files in folders.items()
             if files.keys() >= {STATE_FILE, MANIFEST_FILE}
         }

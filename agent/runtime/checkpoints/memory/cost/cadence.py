@@ -7,7 +7,7 @@ import statistics
 from collections import deque
 from typing import Final
 
-from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import Cost
+from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import GenerationCost
 
 SHARE: Final = 0.01
 """Of the time of training that writing may cost."""
@@ -48,7 +48,7 @@ class Cadence:
         self._costs_s: deque[float] = deque(maxlen=_KEPT)
         self._steps_s: deque[float] = deque(maxlen=_KEPT)
         self._first_s: list[float] = []
-        self._compared: Cost | None = None
+        self._compared: GenerationCost | None = None
         self.every = 1
 
     def wrote(self, cost_s: float) -> None:
@@ -59,7 +59,7 @@ class Cadence:
     def stepped(self, step_s: float) -> None:
         self._steps_s.append(step_s)
 
-    def compared(self, cost: Cost | None) -> None:
+    def compared(self, cost: GenerationCost | None) -> None:
         """What steps with generations take longer than steps without, for one generation, where that is known."""
         self._compared = cost
 

@@ -54,7 +54,7 @@ class Pauses:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class GenerationCost:
     """Of one generation, in seconds by which it makes training longer."""
 
     least_s: float
@@ -88,13 +88,13 @@ class Pairs:
         self._begun += begun
 
     @property
-    def cost(self) -> Cost | None:
+    def cost(self) -> GenerationCost | None:
         """None while too little is known."""
         sure = _SURE.get(len(self._costs_s))
         if sure is None:
             return None
         mean_s, error_s = statistics.fmean(self._costs_s), statistics.stdev(self._costs_s) / len(self._costs_s) ** 0.5
-        return Cost(max(mean_s - sure * error_s, 0.0), max(mean_s + _LIKELY * error_s, 0.0))
+        return GenerationCost(max(mean_s - sure * error_s, 0.0), max(mean_s + _LIKELY * error_s, 0.0))
 
     def _compare(self) -> None:
         """The block with the pauses on both of its sides."""

@@ -16,7 +16,7 @@ from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, Checkpoint
 from atoll.agent.runtime.checkpoints.memory.recovery.assembly import assembled, own_state
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Shard
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import MAX_FILES, Generation, Held, Wanted, held
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import MAX_FILES, Generation, Held, Resumable, held
 from atoll.agent.runtime.step.synchronisation import OwnState
 from atoll.errors import BadInput, CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
@@ -41,7 +41,7 @@ class HeldGenerations:
     def __init__(self, session: Session, folder: Path | None, model: Fingerprint) -> None:
         """Look. A node's ranks share its folder, and the work of verifying it. Raises PeerLost."""
         self._session, self._group = session, session.group
-        self._wanted = Wanted(session.job, session.run, model)
+        self._wanted = Resumable(session.job, session.run, model)
         part = (session.place.local_rank, session.place.local_world_size)
         try:
             found = held(folder, self._wanted, part, self._passed_over) if folder is not None else []

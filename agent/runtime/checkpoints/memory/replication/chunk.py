@@ -12,7 +12,7 @@ _MAGIC: Final = b"ATMD"
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class FileChunk:
     """The head of a message whose second part is the sealed bytes. number: of the seal."""
 
     run: int
@@ -28,12 +28,12 @@ class Chunk:
         return self.LAYOUT.pack(_MAGIC, self.run, self.step, self.owner, self.position, self.total, self.number)
 
     @staticmethod
-    def unpack(raw: bytes | memoryview) -> Chunk | None:
+    def unpack(raw: bytes | memoryview) -> FileChunk | None:
         """None where it is none."""
-        if len(raw) != Chunk.LAYOUT.size:
+        if len(raw) != FileChunk.LAYOUT.size:
             return None
-        magic, *numbers = Chunk.LAYOUT.unpack(raw)
-        return Chunk(*numbers) if magic == _MAGIC else None
+        magic, *numbers = FileChunk.LAYOUT.unpack(raw)
+        return FileChunk(*numbers) if magic == _MAGIC else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Final
 
 import zmq
 
-from atoll.agent.runtime.checkpoints.memory.replication.chunk import Chunk, ChunkAck, place_of
+from atoll.agent.runtime.checkpoints.memory.replication.chunk import ChunkAck, FileChunk, place_of
 from atoll.agent.runtime.checkpoints.memory.replication.path_model import MAX_CHUNK_BYTES
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Seal
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import PAGE_BYTES
@@ -27,7 +27,7 @@ class IncomingReplica:
         self._run, self._limit_bytes = run, limit_bytes
         self._towards, self._from = seals
 
-    def take(self, chunk: Chunk, head: zmq.Frame, sealed: zmq.Frame) -> str | None:
+    def take(self, chunk: FileChunk, head: zmq.Frame, sealed: zmq.Frame) -> str | None:
         """Store it, if it is what comes next; why it was refused. Raises CheckpointError where there is no room."""
         payload = self._from.open(chunk.number, head.buffer, sealed.buffer)
         if payload is None:
@@ -49,7 +49,7 @@ class IncomingReplica:
                 self.done_step = chunk.step
         return None
 
-    def answer(self, chunk: Chunk) -> list[bytes]:
+    def answer(self, chunk: FileChunk) -> list[bytes]:
         """How far it has come, for who sent this chunk."""
         number = self._towards.next_number()
         head = ChunkAck(self._run, self.step, self.reached, chunk.number, number).pack()

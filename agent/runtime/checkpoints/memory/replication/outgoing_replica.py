@@ -10,7 +10,7 @@ from typing import Final
 
 import zmq
 
-from atoll.agent.runtime.checkpoints.memory.replication.chunk import Chunk, ChunkAck, place_of
+from atoll.agent.runtime.checkpoints.memory.replication.chunk import ChunkAck, FileChunk, place_of
 from atoll.agent.runtime.checkpoints.memory.replication.path_model import PathModel
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Seal
 
@@ -94,7 +94,7 @@ class OutgoingReplica:
                 break
             place, length = place_of(self._sent, wanted, transfer.total)
             number = self._towards.next_number()
-            head = Chunk(self._run, transfer.step, self._rank, self._sent, transfer.total, number).pack()
+            head = FileChunk(self._run, transfer.step, self._rank, self._sent, transfer.total, number).pack()
             sealed = self._towards.seal(number, head, os.pread(file, length, place))
             try:
                 self.socket.send_multipart([head, sealed], zmq.NOBLOCK, copy=False)

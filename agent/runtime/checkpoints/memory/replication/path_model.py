@@ -29,7 +29,7 @@ _DELAYS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _SentChunk:
     end: int  # position after it
     at_s: float
     delivered: int  # bytes, when it was sent
@@ -42,7 +42,7 @@ class PathModel:
     """`sent` and `reached` in the order in which things happen; times never go back."""
 
     def __init__(self) -> None:
-        self._under_way: deque[_Sent] = deque()
+        self._under_way: deque[_SentChunk] = deque()
         self._rates: deque[float] = deque(maxlen=_RATES)
         self._alone: deque[tuple[float, int]] = deque(maxlen=_DELAYS)  # seconds to the answer, bytes
         self._delivered = 0
@@ -76,7 +76,7 @@ class PathModel:
         alone = not self._under_way
         if alone:
             self._delivered_s = self._first_s = now_s
-        self._under_way.append(_Sent(end, now_s, self._delivered, self._delivered_s, self._first_s, alone))
+        self._under_way.append(_SentChunk(end, now_s, self._delivered, self._delivered_s, self._first_s, alone))
 
     def reached(self, position: int, now_s: float) -> None:
         """The holder has everything up to `position`."""

@@ -21,7 +21,7 @@ from typing import Final
 import zmq
 
 from atoll.agent.runtime.checkpoints.memory.cost.contention import ThreadTime
-from atoll.agent.runtime.checkpoints.memory.replication.chunk import Chunk
+from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk
 from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import IdleSpans
 from atoll.agent.runtime.checkpoints.memory.replication.incoming_replica import IncomingReplica
 from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import OutgoingReplica, ReplicaTransfer
@@ -310,7 +310,7 @@ class ReplicaSender:
 
     def _take(self, message: Sequence[zmq.Frame]) -> str | None:
         """A chunk; why it was not taken."""
-        chunk = Chunk.unpack(message[1].buffer) if len(message) == 3 else None
+        chunk = FileChunk.unpack(message[1].buffer) if len(message) == 3 else None
         if chunk is None:
             return "malformed"
         incoming = self._incoming.get(chunk.owner)

@@ -61,7 +61,7 @@ def place_of(path: Path) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Resumable:
     """What a run can go on from: shards of its own job and model that earlier runs wrote."""
 
     job: str
@@ -77,7 +77,7 @@ class Wanted:
         check_fits(header, self.model)
 
 
-def held(folder: Path, wanted: Wanted, part: tuple[int, int], on_skip: Callable[[str], None]) -> list[Held]:
+def held(folder: Path, wanted: Resumable, part: tuple[int, int], on_skip: Callable[[str], None]) -> list[Held]:
     """Whole shards that are wanted, every byte verified. part: (i, n): every n-th file from the i-th on, for who looks
     together with others. on_skip is told of files that cannot be used, and why."""
     found = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from atoll.agent.runtime.checkpoints.memory.cost.cadence import Cadence
-from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import PAUSE, Cost, Pairs, Pauses
+from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import PAUSE, GenerationCost, Pairs, Pauses
 
 STEP_S = 0.1
 
@@ -90,7 +90,7 @@ def test_where_one_is_always_under_way_nothing_is_said() -> None:
     assert pairs.cost is None
 
 
-def judged(cadence: Cadence, cost: Cost, accounted_s: float = 0.0001) -> int:
+def judged(cadence: Cadence, cost: GenerationCost, accounted_s: float = 0.0001) -> int:
     cadence.compared(cost)
     for _ in range(40):
         cadence.stepped(STEP_S)
@@ -102,11 +102,11 @@ def test_steps_that_are_longer_for_certain_mean_fewer_generations_and_doubt_mean
     """1. Five percent more with each generation, and three at least: every third step. 2. It may be one percent or
     five: that stays. 3. It is two at most: every second."""
     cadence = Cadence()
-    assert judged(cadence, Cost(0.003, 0.005)) == 3
-    assert judged(cadence, Cost(0.001, 0.005)) == 3
-    assert judged(cadence, Cost(0.0, 0.002)) == 2
+    assert judged(cadence, GenerationCost(0.003, 0.005)) == 3
+    assert judged(cadence, GenerationCost(0.001, 0.005)) == 3
+    assert judged(cadence, GenerationCost(0.0, 0.002)) == 2
     assert cadence.cost_s == 0.0001
 
 
 def test_what_is_accounted_for_counts_where_it_is_more() -> None:
-    assert judged(Cadence(), Cost(0.0, 0.0), accounted_s=0.004) == 4
+    assert judged(Cadence(), GenerationCost(0.0, 0.0), accounted_s=0.004) == 4

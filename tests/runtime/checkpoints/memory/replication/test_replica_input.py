@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from atoll.agent.runtime.checkpoints.memory.replication.chunk import Chunk
+from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import PAGE_BYTES
@@ -48,7 +48,7 @@ class Holder:
     def send(self, payload: bytes, position: int, *, by: int = 0, **changed: int) -> list[bytes]:
         """changed: of the chunk's head, before it is sealed. Returns what was sent."""
         number = self.seals[by].next_number()
-        sound = Chunk(run=RUN, step=9, owner=0, position=position, total=TOTAL, number=number)
+        sound = FileChunk(run=RUN, step=9, owner=0, position=position, total=TOTAL, number=number)
         head = replace(sound, **changed).pack()
         message = [head, self.seals[by].seal(number, head, payload)]
         self.socket.send_multipart(message)
@@ -114,7 +114,7 @@ def test_a_chunk_of_another_run_or_rank_or_of_odd_size_is_dropped(
 def test_a_chunk_that_was_changed_on_the_way_is_dropped(holder: Holder, frame: int, place: int) -> None:
     """Its head or its payload; then the same sender's next chunk is taken as ever."""
     number = holder.seals[0].next_number()
-    head = Chunk(run=RUN, step=9, owner=0, position=0, total=TOTAL, number=number).pack()
+    head = FileChunk(run=RUN, step=9, owner=0, position=0, total=TOTAL, number=number).pack()
     message = [bytearray(head), bytearray(holder.seals[0].seal(number, head, BODY))]
     message[frame][place] ^= 1
     holder.socket.send_multipart(message)
@@ -164,7 +164,7 @@ def test_a_rank_of_the_run_cannot_send_in_anothers_name(holder: Holder) -> None:
 def test_noise_is_dropped_and_what_follows_it_is_taken(holder: Holder) -> None:
     """Frames of any number and length, heads with flipped bytes, sealed chunks that say odd numbers; then a copy."""
     rng = random.Random(5)
-    sound = Chunk(run=RUN, step=4, owner=0, position=0, total=TOTAL, number=1).pack()
+    sound = FileChunk(run=RUN, step=4, owner=0, position=0, total=TOTAL, number=1).pack()
     for _ in range(100):
         head = bytearray(sound)
         head[rng.randrange(len(head))] ^= 1 << rng.randrange(8)

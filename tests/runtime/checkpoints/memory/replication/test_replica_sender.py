@@ -15,7 +15,7 @@ import pytest
 import zmq
 from simulated_links import trained
 
-from atoll.agent.runtime.checkpoints.memory.replication.chunk import Chunk, place_of
+from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk, place_of
 from atoll.agent.runtime.checkpoints.memory.replication.idle_spans import STEPS
 from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import ReplicaTransfer
 from atoll.agent.runtime.checkpoints.memory.replication.pacing import USABLE
@@ -280,10 +280,10 @@ def test_junk_of_strangers_is_dropped_and_counted(pair: Pair, tmp_path: Path) ->
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.connect(pair.endpoints[1][KEY_BYTES:].decode())
-    head = Chunk(run=1, step=9, owner=0, position=0, total=200_000, number=1).pack()
+    head = FileChunk(run=1, step=9, owner=0, position=0, total=200_000, number=1).pack()
     for message in ([b""], [b"", b""], [head], [head, bytes(1000)], [head[:-1], bytes(1000)], [head, b"", b""]):
         stranger.send_multipart(message)
-    stranger.send_multipart([Chunk(run=2, step=9, owner=0, position=0, total=200_000, number=1).pack(), bytes(100)])
+    stranger.send_multipart([FileChunk(run=2, step=9, owner=0, position=0, total=200_000, number=1).pack(), bytes(100)])
     pair.wait(lambda: sum(pair.holder.dropped.values()) == 7)
     assert pair.holder.dropped["damaged, of another rank or seen before"] == 1
     pair.sender.send(transfer(tmp_path, 1, 200_000))
