@@ -32,7 +32,7 @@ from atoll.agent.runtime.transport.members import members_of
 from atoll.agent.runtime.transport.transport import Transport
 
 PAYLOADS = (1_000_000, 64_000, 256)
-IN_FLIGHT_BYTES = 16_000_000  # what the sender lets wait, as a pipeline that works on two steps would
+IN_FLIGHT_BYTES = 16_000_000  # what the sender lets wait, as an engine that works on two sync rounds would
 IN_FLIGHT = 512
 
 

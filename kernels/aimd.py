@@ -25,7 +25,7 @@ class ThresholdController:
     shrink or grow by orders of magnitude.
     Gradients differ in scale from tensor to tensor, so nothing here has a unit but the threshold itself.
 
-    target: blocks to keep, k / 16; may be changed at any time (a new compression rate).
+    target: blocks to send, k / 16; may be changed at any time (a new sparsity).
     Source: StellaTrain (SIGCOMM '24), section 3.2; the start from a sample and the changing share are ours.
     """
 

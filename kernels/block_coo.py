@@ -2,7 +2,7 @@
 
 A payload is the indices, then the values, little-endian, without a header: how many units, of which tensor and in which
 formats is for the message around it. Indices are "plain" (uint32), "delta" (gaps in LEB128: mostly one byte each at a
-rate of 99 %, against four) or "none" (both ends have them from `atoll.kernels.compress.random_blocks`). Values are
+sparsity of 99 %, against four) or "none" (both ends have them from `atoll.kernels.compress.random_blocks`). Values are
 "float32", "float16" or "bfloat16". A unit is a block of 16 entries (width=16) or a single one (width=1).
 
 index: uint32 or int32 [K], ascending; values: float32 [K, width]. `entries` is the tensor's length. Whatever does not
@@ -43,7 +43,7 @@ def encode(
     """Write a payload to the start of out (uint8, `payload_bound` bytes or more); return its length in bytes.
 
     residual: float32 [entries] or None. A 16-bit format rounds to the nearest (and what is beyond its range to its
-    largest number); what that takes away is added to the residual, so that what is sent plus what is owed stays what
+    largest number); what that takes away is added to the residual, so that what is sent plus the residual stays what
     it was. The sender must apply what it sent: decode its own payload, or ranks will differ.
     """
     with refusals("encode"):

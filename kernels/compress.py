@@ -1,4 +1,4 @@
-"""Choosing the part of a gradient that is worth sending, fused with error feedback (StellaTrain, section 3.2).
+"""Chooses the part of a gradient that is worth sending, fused with error feedback (StellaTrain, section 3.2).
 
 All selections compute v = residual + weight * gradient (without a residual: weight * gradient), move the chosen part of
 v into the caller's buffers and leave the rest in the residual, so that emitted + residual is v, entry by entry and
@@ -11,7 +11,7 @@ selections treat single entries so.
 
 Shapes: N entries, K = index's length, the capacity. gradient, residual: float32 [N], any alignment; the residual is
 updated in place, None turns error feedback off. index: uint32 or int32 [K]; values: float32 [K, 16] for blocks, [K] for
-elements. Only the first `kept` of both are written; indices ascend. The result has the same bits for every number of
+elements. Only the first `chosen` of both are written; indices ascend. The result has the same bits for every number of
 threads and on every processor. `threads` is as for `atoll.kernels.squared_norm`. Whatever does not fit raises
 `BadInput` and changes nothing.
 
@@ -46,10 +46,10 @@ BLOCK_ENTRIES = 16
 class Selection(NamedTuple):
     """What one selection did, in blocks or elements."""
 
-    kept: int
+    chosen: int
     """Written to index and values."""
     found: int
-    """Qualified. Where more than `kept`, the output was full: the later ones wait in the residual, and a controller
+    """Qualified. Where more than `chosen`, the output was full: the later ones stay in the residual, and a controller
     that aims at the capacity raises its threshold (`atoll.kernels.aimd`)."""
     nonfinite: int
     """Left out, because they hold a NaN or an infinity."""
@@ -123,10 +123,10 @@ def random_block(
 
 
 def random_blocks(seed: int, blocks: int, index: Any) -> None:
-    """Fill index [K], K <= blocks, with different blocks in ascending order: one of each of K equal strata.
+    """Fill index [K], K <= blocks, with different blocks in ascending order: one of each of K equal intervals.
 
     seed: 0..2^64-1. The same seed gives the same blocks everywhere; every block is as likely as any other (to one part
-    in blocks / K, the length of a stratum).
+    in blocks / K, the length of an interval).
     """
     with refusals("random_blocks"):
         if (queue := cuda_queue(index)) is not None:

@@ -1,4 +1,4 @@
-"""SGD and Adam that touch only the blocks an update has: the work is proportional to what was kept.
+"""SGD and Adam that touch only the blocks an update has: the work is proportional to what was sent.
 
 Shapes: N parameters, K blocks, B = ceil(N / 16). master and moments: float32 [N], updated in place. index: uint32 or
 int32 [K], ascending; values: float32 [K, 16], the (summed) gradients of those blocks, multiplied by `scale` first (for

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "../strata.hpp"
+#include "../cpu/select/random_blocks.hpp"
 #include "scan.cuh"
 
 namespace atoll_kernels {
@@ -17,7 +17,7 @@ __global__ void begin(Progress* progress, Cut cut) {
 __global__ void fill_random(std::uint64_t seed, std::size_t blocks, std::size_t count, std::uint32_t* index) {
     for (std::size_t k = std::size_t{blockIdx.x} * block_threads + threadIdx.x; k < count;
          k += std::size_t{gridDim.x} * block_threads) {
-        index[k] = block_of_stratum(seed, k, blocks, count);
+        index[k] = random_block_of_interval(seed, k, blocks, count);
     }
 }
 
@@ -82,14 +82,14 @@ Selection random_block_cuda(const Source& from, std::uint64_t seed, const Chosen
     if (from.n == 0) return {0, 0, 0};
     const OnDevice on_device(queue.device);
     const cudaStream_t stream = stream_of(queue);
-    const std::size_t blocks = block_count(from.n), kept = std::min(blocks, to.capacity);
+    const std::size_t blocks = block_count(from.n), chosen = std::min(blocks, to.capacity);
     const Scratch<float> scores(blocks, queue.device, stream);
     const Scratch<Progress> progress(1, queue.device, stream);
     launch("starting begin", begin, 1, 1, stream, progress.get(), Cut{0, 0});
-    random_blocks_cuda(seed, blocks, kept, to.index, queue);
+    random_blocks_cuda(seed, blocks, chosen, to.index, queue);
     queue_scan(from, scores.get(), progress.get(), stream);
-    queue_take_blocks(from, scores.get(), {to.index, to.values, kept}, nullptr, stream);
-    return {kept, kept, read_back(progress.get(), stream).nonfinite};
+    queue_take_blocks(from, scores.get(), {to.index, to.values, chosen}, nullptr, stream);
+    return {chosen, chosen, read_back(progress.get(), stream).nonfinite};
 }
 
 void sample_scores_cuda(const Source& from, std::uint64_t seed, std::size_t count, float* scores, const Queue& queue) {

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "../cpu/compress.hpp"
+#include "../cpu/select/compress.hpp"
 
-// The CUDA twins of kernels/cpu/compress.hpp, with the same bits. All wait for the result but random_blocks and
+// The CUDA twins of kernels/cpu/select/compress.hpp, with the same bits. All wait for the result but random_blocks and
 // sample_scores, which return when the work is queued.
 namespace atoll_kernels {
 

@@ -46,19 +46,19 @@ __global__ void sum_partials(const double* partial, std::uint64_t chunks, double
     if (threadIdx.x == 0) total[0] = sum;
 }
 
-struct Terms {  // a kernel's parameters: by value, at most 4 KiB
-    Term at[max_inputs];
+struct WeightedInputs {  // a kernel's parameters: by value, at most 4 KiB
+    WeightedInput at[max_inputs];
     unsigned count;
 };
-static_assert(sizeof(Terms) <= 4096);
+static_assert(sizeof(WeightedInputs) <= 4096);
 
 // The twin of the CPU's weighted_sum: no fused multiply-add, so the same bits.
-__global__ void add_terms(float* out, std::uint64_t n, const __grid_constant__ Terms terms) {
+__global__ void add_inputs(float* out, std::uint64_t n, const __grid_constant__ WeightedInputs inputs) {
     const std::uint64_t stride = std::uint64_t{gridDim.x} * block_threads;
     for (std::uint64_t i = std::uint64_t{blockIdx.x} * block_threads + threadIdx.x; i < n; i += stride) {
-        float sum = terms.count == 0 ? 0.0F : __fmul_rn(terms.at[0].weight, terms.at[0].x[i]);
-        for (unsigned k = 1; k < terms.count; ++k)
-            sum = __fadd_rn(sum, __fmul_rn(terms.at[k].weight, terms.at[k].x[i]));
+        float sum = inputs.count == 0 ? 0.0F : __fmul_rn(inputs.at[0].weight, inputs.at[0].x[i]);
+        for (unsigned k = 1; k < inputs.count; ++k)
+            sum = __fadd_rn(sum, __fmul_rn(inputs.at[k].weight, inputs.at[k].x[i]));
         out[i] = sum;
     }
 }
@@ -78,14 +78,14 @@ double squared_norm_cuda(const float* x, std::size_t n, int device, void* stream
     return read_back(total, stream);
 }
 
-void weighted_sum_cuda(float* out, std::size_t n, const Term* terms, std::size_t count, int device,
+void weighted_sum_cuda(float* out, std::size_t n, const WeightedInput* inputs, std::size_t count, int device,
                        void* stream_handle) {
     if (n == 0) return;
     const OnDevice on_device(device);
-    Terms parameters{};
-    std::copy_n(terms, count, parameters.at);
+    WeightedInputs parameters{};
+    std::copy_n(inputs, count, parameters.at);
     parameters.count = static_cast<unsigned>(count);
-    launch("starting add_terms", add_terms, blocks_for(n, block_threads), block_threads,
+    launch("starting add_inputs", add_inputs, blocks_for(n, block_threads), block_threads,
            static_cast<cudaStream_t>(stream_handle), out, n, parameters);
 }
 

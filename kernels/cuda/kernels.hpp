@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <stdexcept>
 
-#include "../cpu/weighted_sum.hpp"
+#include "../cpu/reduce/weighted_sum.hpp"
 
 // The CUDA twins of kernels/cpu. Pointers are to the memory of device `device`; `stream` is a cudaStream_t of it.
 namespace atoll_kernels {
@@ -20,7 +20,7 @@ int cuda_device_count();
 // bits may differ. Waits for the result. Bound by memory (by float64 arithmetic on consumer cards): reads 4n bytes.
 double squared_norm_cuda(const float* x, std::size_t n, int device, void* stream);
 
-// As weighted_sum, with the same bits. Returns when the work is queued. Bound by memory: reads 4n bytes a term, writes 4n.
-void weighted_sum_cuda(float* out, std::size_t n, const Term* terms, std::size_t count, int device, void* stream);
+// As weighted_sum, with the same bits. Returns when the work is queued. Bound by memory: reads 4n bytes a input, writes 4n.
+void weighted_sum_cuda(float* out, std::size_t n, const WeightedInput* inputs, std::size_t count, int device, void* stream);
 
 }  // namespace atoll_kernels

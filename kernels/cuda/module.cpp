@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "../buffers.hpp"
-#include "../gil.hpp"
+#include "../bindings/buffers.hpp"
+#include "../bindings/gil.hpp"
 #include "device_type.hpp"
 #include "kernels.hpp"
 #include "sparse_module.hpp"
@@ -23,7 +23,7 @@ double squared_norm(nb::handle object, std::uintptr_t stream) {
 void weighted_sum(nb::handle out, nb::handle inputs, nb::handle weights, std::uintptr_t stream) {
     const ak::WeightedSumCall call(out, inputs, weights, ak::cuda);
     const ak::GilReleased released(ak::always);
-    ak::weighted_sum_cuda(call.out.data, call.out.entries, call.terms.data(), call.terms.size(), call.out.device_id,
+    ak::weighted_sum_cuda(call.out.data, call.out.entries, call.inputs.data(), call.inputs.size(), call.out.device_id,
                           ak::stream_of(stream));
 }
 

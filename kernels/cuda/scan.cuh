@@ -2,7 +2,7 @@
 
 #include "select.cuh"
 
-// The pass over memory that every selection makes, and the copying of what was chosen: the twins of kernels/cpu/scan.hpp,
+// The pass over memory that every selection makes, and the copying of what was chosen: the twins of kernels/cpu/select/scan.hpp,
 // with the same bits. All of it is queued on the stream.
 namespace atoll_kernels {
 
@@ -17,7 +17,7 @@ enum class Mark { above, nonfinite };
 void queue_entry_scan(const Source& from, float threshold, Mark mark, std::uint32_t* marks, Progress* progress,
                       cudaStream_t stream);
 
-// Fills to.values with the blocks of to.index, and 0 into the residual: what is sent is no longer owed. As many as
+// Fills to.values with the blocks of to.index, and 0 into the residual: what is sent leaves the residual. As many as
 // `progress` chose and there is room for; with none given, to.capacity. Where `scores` (may be null) tells that a block
 // is not finite, zeros are emitted and the residual stays.
 void queue_take_blocks(const Source& from, const float* scores, const Chosen& to, const Progress* progress,

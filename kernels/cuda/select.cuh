@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "../cpu/compress.hpp"
+#include "../cpu/select/compress.hpp"
 #include "device.cuh"
 
 // Choosing units by their keys, in ascending order and without atomics, so that the same input gives the same output:

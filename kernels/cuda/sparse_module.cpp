@@ -1,7 +1,7 @@
 #include "sparse_module.hpp"
 
-#include "../gil.hpp"
-#include "../sparse_calls.hpp"
+#include "../bindings/gil.hpp"
+#include "../bindings/sparse_calls.hpp"
 #include "compress.hpp"
 #include "device_type.hpp"
 #include "update.hpp"
@@ -74,7 +74,7 @@ std::size_t update_blocks(nb::handle master, nb::handle first, nb::handle second
     UpdateResult result;
     {
         const GilReleased released(always);
-        result = apply_update_cuda(call.parameters(), call.update(), call.rates, queue_of(call.master, stream));
+        result = apply_update_cuda(call.parameters(), call.update(), call.hyper, queue_of(call.master, stream));
     }
     if (!result.valid) refuse_indices(call.index, block_count(call.master.entries));
     return result.left_out;

@@ -1,4 +1,4 @@
-// Exact top-k: the k-th largest key by three rounds of counting (radix select), as kernels/cpu/top_k.cpp does it, then
+// Exact top-k: the k-th largest key by three rounds of counting (radix select), as kernels/cpu/select/top_k.cpp does it, then
 // the same placing as for a threshold.
 #include "block_scan.cuh"
 #include "compress.hpp"

@@ -1,6 +1,6 @@
 #include "update.hpp"
 
-#include "../optimizer_rates.hpp"
+#include "../cpu/optimizer/hyperparameters.hpp"
 #include "device.cuh"
 
 namespace atoll_kernels {
@@ -74,7 +74,7 @@ __device__ std::uint32_t note_touch(const Half& half, std::int32_t* last_step, s
 }
 
 template <Rule rule, bool moments>
-__global__ void update_blocks(Parameters to, Units update, Rates rates, Constants c, Outcome* outcome) {
+__global__ void update_blocks(Parameters to, Units update, Hyperparameters hyper, Constants c, Outcome* outcome) {
     constexpr bool adaptive = rule == Rule::adam || rule == Rule::adamw;
     if (outcome->invalid != 0) return;
     const Half half;
@@ -89,15 +89,15 @@ __global__ void update_blocks(Parameters to, Units update, Rates rates, Constant
         if (given && !finite && half.lane == 0)
             atomicAdd(reinterpret_cast<unsigned long long*>(&outcome->left_out), 1ULL);
         const std::uint32_t missed =
-            to.last_step != nullptr ? note_touch(half, to.last_step, block, rates.step, touch) : 0;
+            to.last_step != nullptr ? note_touch(half, to.last_step, block, hyper.step, touch) : 0;
         const std::size_t i = block * block_entries + half.lane;
         if (!touch || i >= to.n) continue;
         Entry e{to.master[i], c.scale * value, 0.0F, 0.0F};
         if constexpr (moments) e.m = to.first[i];
         if constexpr (adaptive) e.v = to.second[i];
         if (missed > 0) {
-            e.m *= static_cast<float>(power(rates.momentum_or_beta1, missed));
-            if (to.second != nullptr) e.v *= static_cast<float>(power(rates.beta2, missed));
+            e.m *= static_cast<float>(power(hyper.momentum_or_beta1, missed));
+            if (to.second != nullptr) e.v *= static_cast<float>(power(hyper.beta2, missed));
         }
         step_entry<rule, moments>(e, c);
         to.master[i] = e.p;
@@ -115,7 +115,7 @@ __global__ void scatter(Live live, std::size_t n, Units update) {
     }
 }
 
-using Update = void (*)(Parameters, Units, Rates, Constants, Outcome*);
+using Update = void (*)(Parameters, Units, Hyperparameters, Constants, Outcome*);
 
 Update update_for(Rule rule, bool moments) {
     switch (rule) {
@@ -129,7 +129,7 @@ Update update_for(Rule rule, bool moments) {
 
 }  // namespace
 
-UpdateResult apply_update_cuda(const Parameters& parameters, const Units& update, const Rates& rates, const Queue& queue) {
+UpdateResult apply_update_cuda(const Parameters& parameters, const Units& update, const Hyperparameters& hyper, const Queue& queue) {
     if (update.count == 0) return {true, 0};
     const OnDevice on_device(queue.device);
     const auto stream = static_cast<cudaStream_t>(queue.stream);
@@ -137,9 +137,9 @@ UpdateResult apply_update_cuda(const Parameters& parameters, const Units& update
     check(cudaMemsetAsync(outcome.get(), 0, sizeof(Outcome), stream), "clearing the outcome");
     launch("starting check_indices", check_indices, blocks_for(update.count, block_threads), block_threads, stream,
            update.index, update.count, block_count(parameters.n), outcome.get());
-    launch("starting update_blocks", update_for(rates.rule, parameters.first != nullptr),
-           blocks_for(update.count * block_entries, block_threads), block_threads, stream, parameters, update, rates,
-           prepare(rates), outcome.get());
+    launch("starting update_blocks", update_for(hyper.rule, parameters.first != nullptr),
+           blocks_for(update.count * block_entries, block_threads), block_threads, stream, parameters, update, hyper,
+           prepare(hyper), outcome.get());
     const Outcome seen = read_back(outcome.get(), stream);
     return {seen.invalid == 0, seen.left_out};
 }

@@ -91,7 +91,7 @@ class GradientExchange(StaleSynchroniser):
         if rehearsed:  # undoing that gave the optimizer a state of its own; it shall tell the layers' again
             adopt_optimizer_state(self._layers, self._optimizer, self._rates)
         if self._round > self._resolved:
-            self._pipeline.carry(self._round)
+            self._engine.accumulate(self._round)
             self._resolved = self._round
         self._round += 1
         self._weight, self._sampled = opened.batch_slice.weight, opened.sampled and opened.batch_slice.weight > 0
@@ -112,7 +112,7 @@ class GradientExchange(StaleSynchroniser):
             raise BadInput("optimizer.step() in the middle of a backward pass; call it after run.backward(loss)")
         self._clear_taken()
         self._made += 1
-        self._pipeline.apply(
+        self._engine.apply(
             self._round,
             self._made,
             self._rates.rates(),
@@ -123,7 +123,7 @@ class GradientExchange(StaleSynchroniser):
         self._resolved = self._round
 
     def after_update(self) -> None:
-        """The pipeline makes the update."""
+        """The engine makes the update."""
 
     def clip(self, max_norm: float) -> bool:
         self._clip_norm = max_norm
@@ -186,11 +186,11 @@ class GradientExchange(StaleSynchroniser):
             self._offload.submit(layer.number, self._round, flat, self._later(layer))
 
     def _later(self, layer: Layer) -> Callable[[torch.Tensor], None]:
-        number, weight, keep = self._round, self._weight, self._keep[layer.order]
-        return lambda copied: self._pipeline.compress(number, layer.number, copied, weight, keep)
+        number, weight, k_blocks = self._round, self._weight, self._k_blocks[layer.order]
+        return lambda copied: self._engine.compress(number, layer.number, copied, weight, k_blocks)
 
     def _compress(self, layer: Layer, gradient: torch.Tensor | None) -> None:
-        self._pipeline.compress(self._round, layer.number, gradient, self._weight, self._keep[layer.order])
+        self._engine.compress(self._round, layer.number, gradient, self._weight, self._k_blocks[layer.order])
 
     def _clear_taken(self) -> None:
         for layer in self._layers:

@@ -1,4 +1,4 @@
-"""The parameters as the pipeline sees them: flat memory with masters, moments and residuals beside it."""
+"""The parameters as the engine sees them: flat memory with masters, moments and residuals beside it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layer:
     first: torch.Tensor | None  # momentum or first moment
     second: torch.Tensor | None
     last_step: torch.Tensor | None  # [blocks]: the update that touched a block last; None: moments are left as they are
-    number: int = field(default=-1)  # in the pipeline
+    number: int = field(default=-1)  # in the engine
 
     @property
     def blocks(self) -> int:
@@ -49,7 +49,7 @@ class Layer:
     def on_cpu(self) -> bool:
         return self.parameter.device.type == "cpu"
 
-    def keep_blocks(self, rate: float, world_size: int) -> int:
+    def k_blocks(self, rate: float, world_size: int) -> int:
         """How many blocks each rank sends: (1 - rate) of all, over the ranks (StellaTrain, section 6), 1 at least."""
         return max(1, round((1 - rate) * self.blocks / world_size)) if rate > 0 else self.blocks
 

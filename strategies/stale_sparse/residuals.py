@@ -25,7 +25,7 @@ from atoll.agent.runtime.checkpoints.disk.files import Checkpoint, Header
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
 from atoll.agent.runtime.step.synchronisation import Origin, OwnState
 from atoll.errors import CheckpointError
-from atoll.kernels.pipeline import RecentPart
+from atoll.kernels.exchange_engine import RecentPart
 from atoll.strategies.stale_sparse.layout import Layer
 from atoll.strategies.stale_sparse.publication import add_blocks
 from atoll.v1.common_pb2 import LEVEL_WARNING
@@ -69,7 +69,7 @@ def as_rows(layers: Sequence[Layer], parts: Sequence[RecentPart]) -> list[dict[s
     names = {layer.number: layer.name for layer in layers}
     return [
         {
-            "pass": part.step,
+            "pass": part.sync_round,
             "name": names[part.tensor],
             "index": torch.from_numpy(part.index.astype(np.int32)),
             "values": torch.from_numpy(part.values),

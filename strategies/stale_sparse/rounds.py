@@ -1,7 +1,7 @@
 """The state of strategy stale-sparse for checkpoints in memory: of one round on every rank, though nobody waits for it.
 
 At a boundary this rank has put everything into round n, and its masters cannot be newer: that takes its next part. So
-masters, and moments that follow them, are asked for as of round n: the pipeline copies each tensor when the round has
+masters, and moments that follow them, are asked for as of round n: the engine copies each tensor when the round has
 come, or right before a later round changes it. What this rank has not sent after its part of round n is read at once.
 Together they are one consistent cut: masters of round n, what every rank still owes, and nothing in flight between."""
 
@@ -15,12 +15,12 @@ import torch
 
 from atoll.agent.runtime.step.synchronisation import Bytes, Floats, Part
 from atoll.errors import DeadlineExceeded, PeerLost
-from atoll.kernels.pipeline import Pipeline
+from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.strategies.stale_sparse.layout import Layer
 from atoll.strategies.stale_sparse.offload import Offload
 
 Owing = Literal["live", "residual", "nothing"]
-"""Where what a rank owes is: in its live weights, in residuals of the pipeline, nowhere."""
+"""Where what a rank owes is: in its live weights, in residuals of the engine, nowhere."""
 
 _LOOK_S: Final = 0.2  # how often a wait for others is broken off to see whether it is still wanted
 
@@ -34,10 +34,14 @@ class Rounds:
         self._number = 0
         self._owed: Mapping[str, Floats] = {}
         self._offload: Offload | None = None
-        self._pipeline: Pipeline
+        self._engine: ExchangeEngine
 
-    def begin(self, pipeline: Pipeline, offload: Offload | None) -> None:
-        self._pipeline, self._offload = pipeline, offload
+    def begin(self, engine: ExchangeEngine, offload: Offload | None) -> None:
+        self._engine, self._offload = engine, offload
+
+    @property
+    def _tensors(self) -> list[int]:
+        return [layer.number for layer in self._layers]
 
     @property
     def owes_moments(self) -> bool:
@@ -64,46 +68,43 @@ class Rounds:
             for kind, tensor in _buffers(layer).items():
                 wanted = by_name.get(f"{kind}.{layer.name}", [])
                 ranges += [(tensor.view(torch.uint8).numpy()[one.begin : one.end], one.into) for one in wanted]
-            self._pipeline.keep(self._number, layer.number, ranges)
+            self._engine.snapshot(self._number, layer.number, ranges)
         if self._owing == "residual":
             self._keep_owed(self._layers)
         elif self._owing == "live" and not all(layer.on_cpu for layer in self._layers):
             # Before a forward pass brings others' parts into weights that are not in the CPU's memory.
-            self._pipeline.await_compressed(self._deadline_s)
+            self._engine.await_compressed(self._deadline_s)
             self._keep_owed([layer for layer in self._layers if not layer.on_cpu])
 
     def read(self) -> None:
         if self._owing == "live":
-            self._pipeline.await_compressed(self._deadline_s)
+            self._engine.await_compressed(self._deadline_s)
             self._keep_owed([layer for layer in self._layers if layer.on_cpu])
 
     def take(self, stopped: Callable[[], bool]) -> bool:
         ends_s = time.monotonic() + self._deadline_s
-        for layer in self._layers:
-            while True:
-                try:
-                    self._pipeline.take_kept(layer.number, self._number, _LOOK_S)
-                    break
-                except PeerLost:
-                    return False  # training is told by itself
-                except DeadlineExceeded:
-                    if stopped():
-                        return False
-                    if time.monotonic() > ends_s:
-                        raise
-        return True
+        while True:
+            try:
+                self._engine.await_snapshot(self._tensors, self._number, _LOOK_S)
+                return True
+            except PeerLost:
+                return False  # training is told by itself
+            except DeadlineExceeded:
+                if stopped():
+                    return False
+                if time.monotonic() > ends_s:
+                    raise
 
     def settle(self) -> None:
         """On the training thread, when the newest round is there: what is kept is copied now, for masters are about to
         change otherwise than by a round. Raises PeerLost."""
         if self._number:
-            for layer in self._layers:
-                self._pipeline.take_kept(layer.number, self._number, self._deadline_s)
+            self._engine.await_snapshot(self._tensors, self._number, self._deadline_s)
 
     def _keep_owed(self, layers: Sequence[Layer]) -> None:
         for layer in layers:
             live = None if self._owing == "residual" or layer.on_cpu else layer.live.cpu()
-            self._pipeline.keep_owed(self._number, layer.number, live, self._owed[layer.name])
+            self._engine.snapshot_residual(self._number, layer.number, live, self._owed[layer.name])
 
 
 def _buffers(layer: Layer) -> dict[str, torch.Tensor]:

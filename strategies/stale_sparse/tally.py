@@ -31,7 +31,7 @@ class Tally:
             self._layer_stalls_s[name] += waited_s / len(layers)
 
     def add(self, counted: Mapping[str, float]) -> None:
-        """What the pipeline counted since the last call."""
+        """What the engine counted since the last call."""
         for name, value in counted.items():
             self._run[name] += value
 

@@ -109,17 +109,15 @@ class UpdateExchange(StaleSynchroniser):
             raise BadInput("optimizer.step() in the middle of a backward pass; call it after run.backward(loss)")
         if self._offload is not None:
             self._offload.drain(self._deadline_s)
-        self._pipeline.await_compressed(self._deadline_s)
+        self._engine.await_compressed(self._deadline_s)
 
     def after_update(self) -> None:
         self._round += 1
         self._made += 1
+        self._engine.sum_updates(self._round, self._k_blocks)
         for layer in self._layers:
-            if self._offload is None or layer.on_cpu:
-                self._pipeline.compress_live(self._round, layer.number, None, self._keep[layer.order])
-            else:
+            if self._offload is not None and not layer.on_cpu:
                 self._offload.submit(layer.number, self._round, layer.live, self._later(layer))
-        self._pipeline.apply(self._round, self._round, [(1.0, 0.0, 0.0, 0.0, 0.0)])
 
     def clip(self, max_norm: float) -> bool:
         return False  # torch's own, of this rank's gradient
@@ -138,7 +136,7 @@ class UpdateExchange(StaleSynchroniser):
 
     def _owed(self, layer: Layer) -> torch.Tensor:
         owed = torch.empty_like(layer.master)
-        self._pipeline.owed(layer.number, None if layer.on_cpu else layer.live.cpu(), owed)
+        self._engine.read_residual(layer.number, None if layer.on_cpu else layer.live.cpu(), owed)
         return owed
 
     def _publish(self, live: torch.Tensor, index: Any, values: Any) -> None:
@@ -153,12 +151,12 @@ class UpdateExchange(StaleSynchroniser):
         return gradient * self._factor if self._factor > 0 else torch.zeros_like(gradient)  # 0 * NaN would be NaN
 
     def _later(self, layer: Layer) -> Callable[[torch.Tensor], None]:
-        number, keep = self._round, self._keep[layer.order]
-        return lambda copied: self._pipeline.compress_live(number, layer.number, copied, keep)
+        number, k_blocks = self._round, self._k_blocks[layer.order]
+        return lambda copied: self._engine.compress_live(number, layer.number, copied, k_blocks)
 
-    def _take_changes(self, layer: Layer, number: int) -> None:
+    def _take_changes(self, layers: Sequence[Layer], number: int) -> None:
         if self._offload is not None:
             # A copy that was taken before the others' part is in the weights must be compared before it is.
             self._offload.drain(self._deadline_s)
-            self._pipeline.await_compressed(self._deadline_s)
-        super()._take_changes(layer, number)
+            self._engine.await_compressed(self._deadline_s)
+        super()._take_changes(layers, number)

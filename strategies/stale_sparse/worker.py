@@ -1,4 +1,4 @@
-"""Where strategy `stale-sparse` meets the training thread: hooks in, pipeline and transport behind.
+"""Where strategy `stale-sparse` meets the training thread: hooks in, engine and transport behind.
 
 What both kinds of exchange share. A round is what all ranks exchange once, numbered from 1 within a run. A layer's
 forward pre-hook waits until round n - staleness is in its weights and takes a newer one if it is there."""
@@ -24,7 +24,7 @@ from atoll.agent.runtime.transport.agreement import Agreement
 from atoll.agent.runtime.transport.digests import Digests
 from atoll.agent.runtime.transport.traffic import Traffic
 from atoll.errors import DeadlineExceeded, PeerLost
-from atoll.kernels.pipeline import Pipeline
+from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.strategies.settings import StaleSparse
 from atoll.strategies.stale_sparse import residuals
 from atoll.strategies.stale_sparse.layout import Layer, own_module_layers
@@ -65,7 +65,7 @@ class StaleSynchroniser(ABC):
         self._first_step = 0
         self._muted = False  # a rehearsal: nothing of it is exchanged
         self._rate = settings.rate
-        self._keep: list[int] = []
+        self._k_blocks: list[int] = []
         self.open = False
         self._fetched: set[int] = set()  # layers whose weights were brought up to date since the boundary
         self._unhooked: set[int] = set()  # layers used without their own module's forward: fetched at the boundary
@@ -75,7 +75,7 @@ class StaleSynchroniser(ABC):
         self._flushing = threading.Lock()  # a layer is between two flushes
         self._traffic: Traffic | None = None
         self._offload: Offload | None = None
-        self._pipeline: Pipeline
+        self._engine: ExchangeEngine
         self._hooks: list[Any] = [
             module.register_forward_pre_hook(partial(self._before_forward, held))
             for module, held in own_module_layers(model, self._layers)
@@ -108,10 +108,10 @@ class StaleSynchroniser(ABC):
             sizes = {layer.name: layer.master.numel() for layer in self._layers}
             self._put_back(residuals.take_over(self._session, origin, sizes) if origin.own is None else origin.own)
         members = topology.members(self._session)
-        self._pipeline = self._make_pipeline(topology.islands(members))
+        self._engine = self._make_engine(topology.islands(members))
         if self._session.device.type == "cuda":
             self._offload = Offload(self._session.device)
-        self._rounds.begin(self._pipeline, self._offload)
+        self._rounds.begin(self._engine, self._offload)
         self._agreement = Agreement(self._session.place.rank, self._world_size, self._tell_agreement)
         names = [layer.name for layer in self._layers]
         self._digests = Digests(self._session.place.rank, names, self._tell_digests)
@@ -119,7 +119,7 @@ class StaleSynchroniser(ABC):
             self._traffic = Traffic(
                 self._session,
                 members,
-                pipeline=self._pipeline,
+                engine=self._engine,
                 agreement=self._agreement,
                 digests=self._digests,
                 settings=self._settings,
@@ -127,24 +127,23 @@ class StaleSynchroniser(ABC):
             )
         self._set_rate(self._settings.rate)
 
-    def _make_pipeline(self, islands: Sequence[Sequence[int]]) -> Pipeline:
+    def _make_engine(self, islands: Sequence[Sequence[int]]) -> ExchangeEngine:
         settings, session = self._settings, self._session
-        pipeline = Pipeline(
+        engine = ExchangeEngine(
             rank=session.place.rank,
             islands=islands,
             threads=max(1, torch.get_num_threads()),
-            policy=settings.scheduling,
             values=settings.values,
             selection=settings.selection,
             # Of updates it is in the live weights.
             error_feedback=settings.error_feedback and settings.exchange == "gradients",
             digest_every=settings.digest_every if self._world_size > 1 else 0,
             seed=session.seed % 2**63,
-            first_step=1,
+            first_round=1,
             exchange=settings.exchange,
         )
         for layer in self._layers:
-            layer.number = pipeline.add_tensor(
+            layer.number = engine.add_tensor(
                 order=layer.order,
                 rule=layer.rule,
                 master=layer.master,
@@ -155,7 +154,7 @@ class StaleSynchroniser(ABC):
                 live=layer.live if layer.on_cpu else None,
                 group=layer.group,
             )
-        return pipeline
+        return engine
 
     @abstractmethod
     def finish(self) -> None: ...
@@ -172,8 +171,8 @@ class StaleSynchroniser(ABC):
             self._offload.close()
         if self._traffic is not None:
             self._traffic.close()
-        if hasattr(self, "_pipeline"):
-            self._pipeline.close()
+        if hasattr(self, "_engine"):
+            self._engine.close()
 
     # --- the pass
 
@@ -213,7 +212,7 @@ class StaleSynchroniser(ABC):
 
     def boundary(self, *, settle: bool) -> None:
         self._fetched.clear()
-        self._digests.take(self._pipeline.digests())
+        self._digests.take(self._engine.digests())
         self._digests.check()
         if self._traffic is not None and self._session.probe is not None:
             self._traffic.deliver_up_to(self._ordered if settle else self._required)
@@ -229,8 +228,8 @@ class StaleSynchroniser(ABC):
 
     def freeze(self) -> None:
         self._flushing.acquire(timeout=FREEZE_DEADLINE_S)  # for good: nothing may be flushed from now on
-        if hasattr(self, "_pipeline"):
-            self._pipeline.quiesce(FREEZE_DEADLINE_S)
+        if hasattr(self, "_engine"):
+            self._engine.quiesce(FREEZE_DEADLINE_S)
 
     def masters(self) -> Mapping[int, torch.Tensor]:
         return {id(layer.parameter): layer.shaped(layer.master) for layer in self._layers}
@@ -238,7 +237,7 @@ class StaleSynchroniser(ABC):
     def extra(self) -> Mapping[str, torch.Tensor]:
         extra = {
             "updates": torch.tensor(self._made),
-            "versions": torch.tensor(self._pipeline.versions()),
+            "versions": torch.tensor(self._engine.versions()),
             "flushes": torch.tensor(list(self._flushes.values())),
         }
         for layer in self._layers:
@@ -250,7 +249,7 @@ class StaleSynchroniser(ABC):
         directory = self._session.checkpoint.directory
         if directory is None or not self._settings.error_feedback:
             return None
-        parts = residuals.as_rows(self._layers, self._pipeline.recent_parts())
+        parts = residuals.as_rows(self._layers, self._engine.recent_parts())
         flushed = residuals.Flushed(self._flushes, self._given)
         packed = residuals.pack(self._held_back(), parts, self._own_optimizer_state(), flushed, copy=copy)
         return partial(residuals.write, directory, header, self._session.place.rank, packed)
@@ -273,7 +272,7 @@ class StaleSynchroniser(ABC):
     # --- numbers
 
     def statistics(self) -> Mapping[str, float]:
-        self._tally.add(self._pipeline.take_stats()._asdict())
+        self._tally.add(self._engine.take_stats()._asdict())
         return {**self._tally.statistics(), "rate": self._rate, "sent_bytes": float(self._sent_bytes())}
 
     def step_numbers(self) -> StepNumbers:
@@ -312,28 +311,29 @@ class StaleSynchroniser(ABC):
         try:
             on_cpu = [layer.number for layer in layers if layer.on_cpu]
             if on_cpu:
-                _, fresh, waited_s = self._pipeline.fetch(on_cpu, number, self._deadline_s)
+                _, fresh, waited_s = self._engine.fetch(on_cpu, number, self._deadline_s)
                 self._tally.looked([layer.name for layer in layers if layer.on_cpu], fresh, waited_s)
-            for layer in layers:
-                if not layer.on_cpu:
-                    self._take_changes(layer, number)
+            if off_cpu := [layer for layer in layers if not layer.on_cpu]:
+                self._take_changes(off_cpu, number)
         except DeadlineExceeded as error:
             raise PeerLost(str(error)) from error
         self._fetched.update(layer.number for layer in layers)
 
-    def _take_changes(self, layer: Layer, number: int) -> None:
-        version, waited_s, index, values = self._pipeline.changes(layer.number, number, self._deadline_s)
-        self._tally.looked([layer.name], int(version > number), waited_s)
-        self._publish(layer.live, index, values)
+    def _take_changes(self, layers: Sequence[Layer], number: int) -> None:
+        waited_s, changes = self._engine.changes([layer.number for layer in layers], number, self._deadline_s)
+        fresh = sum(change.version > number for change in changes)
+        self._tally.looked([layer.name for layer in layers], fresh, waited_s)
+        for layer, change in zip(layers, changes, strict=True):
+            self._publish(layer.live, change.index, change.values)
 
     @abstractmethod
     def _publish(self, live: torch.Tensor, index: Any, values: Any) -> None:
         """Bring changed blocks into weights that are not in the CPU's memory."""
 
     def _set_rate(self, rate: float) -> None:
-        if not self._keep or rate != self._rate:
+        if not self._k_blocks or rate != self._rate:
             self._rate = rate
-            self._keep = [layer.keep_blocks(rate, self._world_size) for layer in self._layers]
+            self._k_blocks = [layer.k_blocks(rate, self._world_size) for layer in self._layers]
 
     # --- others
 

@@ -12,7 +12,7 @@ from atoll import kernels
 from atoll.kernels import compress, cuda_device, scatter, sparse_optimizer
 from atoll.kernels.cuda_device import CudaQueue
 
-sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu, kernels_of, pipeline_job
+sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu, kernels_of, exchange_job
 
 import cuda_on_cpu
 from kernels_of import Kernels

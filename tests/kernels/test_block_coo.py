@@ -81,7 +81,7 @@ def test_indices_up_to_the_last_of_32_bits_travel() -> None:
 
 
 @pytest.mark.parametrize("value_format", ["float16", "bfloat16"])
-def test_what_rounding_takes_away_is_owed(value_format: Values) -> None:
+def test_what_rounding_takes_away_is_in_the_residual(value_format: Values) -> None:
     entries = 1025
     index, values = update(entries)
     values *= torch.logspace(-9, 6, len(index))[:, None]  # from float16's subnormals to beyond its range

@@ -79,10 +79,10 @@ def test_blocks_above_the_threshold_move_out_and_the_rest_stays(entries: int, we
     selection = compress.threshold_block(gradient, residual, threshold, index, values, weight=weight)
     chosen = (scores(expected) > threshold).nonzero()[:, 0]
     assert selection == Selection(len(chosen), len(chosen), 0)
-    assert index[: selection.kept].tolist() == chosen.tolist()
-    assert same_bits(values[: selection.kept], padded_blocks(expected)[chosen])
+    assert index[: selection.chosen].tolist() == chosen.tolist()
+    assert same_bits(values[: selection.chosen], padded_blocks(expected)[chosen])
     assert not padded_blocks(residual)[chosen].any()
-    assert (emitted(entries, chosen, values[: selection.kept]) + residual == expected).all()
+    assert (emitted(entries, chosen, values[: selection.chosen]) + residual == expected).all()
 
 
 @pytest.mark.parametrize("entries", SIZES)
@@ -109,7 +109,7 @@ def test_the_best_blocks_are_those_of_torch_topk(entries: int) -> None:
     index, values = room(count, BLOCK_ENTRIES)
     selection = compress.topk_block(gradient, residual, index, values)
     chosen = scores(expected).topk(count).indices.sort().values
-    assert selection.kept == count
+    assert selection.chosen == count
     assert index.tolist() == chosen.tolist()
     assert same_bits(values, padded_blocks(expected)[chosen])
     assert (emitted(entries, chosen, values) + residual == expected).all()
@@ -122,7 +122,7 @@ def test_the_best_entries_are_those_of_torch_topk(entries: int) -> None:
     expected = residual + gradient
     count = entries // 10
     index, values = room(count, 1)
-    assert compress.topk_element(gradient, residual, index, values).kept == count
+    assert compress.topk_element(gradient, residual, index, values).chosen == count
     # Equal magnitudes are common in 2^20 float32, and torch takes any of them: compare what they are worth.
     assert expected[index.long()].abs().sort().values.tolist() == expected.abs().topk(count).values.flip(0).tolist()
     assert (index[1:] > index[:-1]).all()
@@ -150,7 +150,7 @@ def test_random_blocks_need_no_indices_on_the_wire(entries: int) -> None:
     expected = residual + gradient
     count = block_count(entries) // 4
     index, values = room(count, BLOCK_ENTRIES)
-    assert compress.random_block(gradient, residual, 42, index, values).kept == count
+    assert compress.random_block(gradient, residual, 42, index, values).chosen == count
     receivers = torch.zeros(count, dtype=torch.int32)
     compress.random_blocks(42, block_count(entries), receivers)
     assert receivers.tolist() == index.tolist() == sorted(set(index.tolist()))
@@ -208,7 +208,7 @@ def test_misaligned_slices_touch_nothing_around_them(kind: str, offset: int) -> 
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_a_full_output_leaves_the_rest_owed_and_tells_the_true_count() -> None:
+def test_a_full_output_leaves_the_rest_in_the_residual_and_tells_the_true_count() -> None:
     gradient, residual = torch.ones(1600), torch.zeros(1600)
     index, values = room(30, BLOCK_ENTRIES)
     assert compress.threshold_block(gradient, residual, 1.0, index, values) == Selection(30, 100, 0)
@@ -292,11 +292,11 @@ def test_without_a_residual_nothing_but_the_outputs_is_written() -> None:
     before = gradient.clone()
     index, values = room(63, BLOCK_ENTRIES)
     selection = compress.threshold_block(gradient, None, 12.0, index, values, weight=0.5)
-    assert selection.kept == (scores(gradient * 0.5) > 12.0).sum()
+    assert selection.chosen == (scores(gradient * 0.5) > 12.0).sum()
     selection = compress.threshold_block(gradient, None, 6.0, index, values, weight=0.5)
     chosen = (scores(gradient * 0.5) > 6.0).nonzero()[:, 0]
-    assert index[: selection.kept].tolist() == chosen.tolist()
-    assert same_bits(values[: selection.kept], padded_blocks(gradient * 0.5)[chosen])
+    assert index[: selection.chosen].tolist() == chosen.tolist()
+    assert same_bits(values[: selection.chosen], padded_blocks(gradient * 0.5)[chosen])
     assert same_bits(gradient, before)
 
 
@@ -334,12 +334,12 @@ def test_what_is_emitted_and_what_stays_are_exactly_what_came_in(
     for width, select in ((BLOCK_ENTRIES, compress.threshold_block), (1, compress.threshold_element)):
         residual, units = old.copy(), -(-len(gradient) // width)
         index, values = np.zeros(units, np.uint32), np.zeros((units, width), np.float32)
-        kept, found, nonfinite = select(gradient, residual, threshold, index, values, weight=weight)
-        assert kept == found <= units - nonfinite
+        taken, found, nonfinite = select(gradient, residual, threshold, index, values, weight=weight)
+        assert taken == found <= units - nonfinite
         sent = np.zeros(units * width, np.float32)
-        sent.reshape(-1, width)[index[:kept]] = values[:kept]
+        sent.reshape(-1, width)[index[:taken]] = values[:taken]
         together = sent[: len(gradient)] + residual
-        took = np.repeat(np.isin(np.arange(units), index[:kept]), width)[: len(gradient)]
+        took = np.repeat(np.isin(np.arange(units), index[:taken]), width)[: len(gradient)]
         assert not residual[took].any()
         assert np.isfinite(together).all()
         changed = together == expected

@@ -42,8 +42,8 @@ def selected(where: Kernels, name: str, entries: int, capacity: int, shift: int)
     index = torch.full((capacity,), -1, dtype=torch.int32, device=where.device)
     values = torch.full((capacity, width), 7.0, device=where.device)
     selection = where.call(name, gradient, residual, *SELECTIONS[name], index, values)
-    kept = selection[0]
-    return *selection, *bits(index[:kept], values[:kept], residual)
+    chosen = selection[0]
+    return *selection, *bits(index[:chosen], values[:chosen], residual)
 
 
 @pytest.mark.parametrize("shift", [0, 3])
@@ -66,8 +66,8 @@ def test_a_selection_without_feedback_has_the_cpus_bits(twin: Kernels, name: str
             torch.zeros(40, dtype=torch.int32, device=where.device),
             torch.zeros(40, width, device=where.device),
         )
-        kept = where.call(name, gradient.to(where.device), None, *SELECTIONS[name], index, values)
-        results.append((kept, *bits(index[: kept[0]], values[: kept[0]])))
+        chosen = where.call(name, gradient.to(where.device), None, *SELECTIONS[name], index, values)
+        results.append((chosen, *bits(index[: chosen[0]], values[: chosen[0]])))
     assert results[0] == results[1]
 
 
@@ -82,8 +82,8 @@ def test_ties_and_small_numbers_are_chosen_as_on_the_cpu(twin: Kernels) -> None:
                 torch.zeros(k, 1, device=where.device),
             )
             selection = where.call("topk_element", gradient.to(where.device), None, 1.0, index, values)
-            kept = selection[0]
-            results.append((selection, *bits(index[:kept], values[:kept])))
+            chosen = selection[0]
+            results.append((selection, *bits(index[:chosen], values[:chosen])))
         assert results[0] == results[1]
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exchange_job import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
-from pipeline_job import normal
 
 from atoll.kernels import _native
 from atoll.kernels.compress import block_count
@@ -44,9 +44,9 @@ def check(master: torch.Tensor, live: torch.Tensor, threshold: float, capacity: 
     scores = np.abs(d).sum(1)
     finite = scores <= float(np.finfo(np.float32).max)
     wanted = np.flatnonzero(finite & (scores > threshold))
-    (kept, found, nonfinite), index, values = select(master, live, threshold, capacity, **how)
+    (chosen, found, nonfinite), index, values = select(master, live, threshold, capacity, **how)
     assert (found, nonfinite) == (len(wanted), int((~finite).sum()))
-    assert kept == min(found, capacity)
+    assert chosen == min(found, capacity)
     assert (index == wanted[:capacity]).all()
     np.testing.assert_allclose(values, d[index], rtol=3e-7, atol=1e-37)
 
@@ -92,9 +92,9 @@ def test_blocks_that_are_not_finite_are_counted_and_never_chosen(pairs: NDArray[
         return
     if ((scores > 0) & (scores < 1e-30)).any():  # rounds to no score at all
         return
-    (kept, found, nonfinite), index, values = select(master, live, 0.0, len(scores), portable=portable)
+    (chosen, found, nonfinite), index, values = select(master, live, 0.0, len(scores), portable=portable)
     finite = scores <= largest
-    assert (kept, found, nonfinite) == (len(index), len(index), int((~finite).sum()))
+    assert (chosen, found, nonfinite) == (len(index), len(index), int((~finite).sum()))
     assert (index == np.flatnonzero(finite & (scores > 0))).all()
     assert np.isfinite(values).all()
 

@@ -15,7 +15,7 @@ class Limits:
     """A peer that answers no heartbeat, or takes no byte of what is on its way, for so long is lost, in seconds."""
 
     send_buffer_bytes: int = 256 * 1024 * 1024
-    """While more than this waits for one peer, nothing more is taken from the pipeline; a peer for which four times as
+    """While more than this waits for one peer, nothing more is taken from the engine; a peer for which four times as
     much (and one payload) waits, relayed from others, is lost."""
 
     shared_bytes: int = 8 * 1024 * 1024

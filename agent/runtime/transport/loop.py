@@ -1,4 +1,4 @@
-"""The wire's thread: waits for sockets, the pipeline and its own process, and moves frames between them."""
+"""The wire's thread: waits for sockets, the engine and its own process, and moves frames between them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _EMPTY_TAKES: Final = 16  # in a row from a source that says it has something: i
 
 
 class OutgoingPayload(Protocol):
-    """A payload that the pipeline wants to have sent (atoll.kernels.pipeline.Outgoing). kind: 0 part, 1 sum."""
+    """A payload that the engine wants to have sent (atoll.kernels.exchange_engine.Outgoing). kind: 0 part, 1 sum."""
 
     @property
     def kind(self) -> int: ...
     @property
-    def step(self) -> int: ...
+    def sync_round(self) -> int: ...
     @property
     def tensor(self) -> int: ...
     @property
@@ -45,7 +45,7 @@ class OutgoingPayload(Protocol):
 
 
 class Source(Protocol):
-    """Where payloads come from (atoll.kernels.pipeline.Pipeline)."""
+    """Where payloads come from (atoll.kernels.exchange_engine.ExchangeEngine)."""
 
     def fileno(self) -> int:
         """A descriptor that is readable while `take_outgoing` has something."""
@@ -226,8 +226,12 @@ class Loop:
             (out,) = taken
             kind = Kind(out.kind)
             origin = me.island if kind is Kind.SUM else me.rank
-            header = encode(Frame(kind, self._run, out.step, out.tensor, out.order, origin, out.count, out.payload))
-            self._send(self._topology.routes(kind), EncodedFrame(kind, out.step, out.order, header, out.payload), now_s)
+            header = encode(
+                Frame(kind, self._run, out.sync_round, out.tensor, out.order, origin, out.count, out.payload)
+            )
+            self._send(
+                self._topology.routes(kind), EncodedFrame(kind, out.sync_round, out.order, header, out.payload), now_s
+            )
             if self._full:
                 return
 
@@ -250,7 +254,7 @@ class Loop:
             self._callbacks.waits(not waited)
 
     def _watch_source(self) -> None:
-        """Not while a peer's queue is full: what waits in the pipeline is bounded there and still sorted."""
+        """Not while a peer's queue is full: what waits in the engine is bounded there and still sorted."""
         watch = not self._full and self._empty_takes < _EMPTY_TAKES
         if watch != self._watching:
             self._poller.register(self._source_fd, zmq.POLLIN if watch else 0)

@@ -16,7 +16,7 @@ from atoll.agent.runtime.transport.frames import Frame, Kind
 from atoll.agent.runtime.transport.members import Member
 from atoll.agent.runtime.transport.transport import Transport
 from atoll.errors import AtollError
-from atoll.kernels.pipeline import Pipeline
+from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.strategies.settings import StaleSparse
 from atoll.v1.common_pb2 import LinkSample
 
@@ -31,7 +31,7 @@ class Traffic:
         session: Session,
         members: Sequence[Member],
         *,
-        pipeline: Pipeline,
+        engine: ExchangeEngine,
         agreement: Agreement,
         digests: Digests,
         settings: StaleSparse,
@@ -39,7 +39,7 @@ class Traffic:
     ) -> None:
         """Collective: all ranks meet here. waits: as for Transport.connect. Raises PeerLost, DeadlineExceeded."""
         assert session.group is not None
-        self._pipeline, self._agreement, self._digests = pipeline, agreement, digests
+        self._engine, self._agreement, self._digests = engine, agreement, digests
         self._lock = threading.Lock()
         self._up_to: int | None = None if session.probe is None else 0  # rounds that are delivered; None: all
         self._kept: list[Frame] = []  # of later rounds
@@ -55,7 +55,7 @@ class Traffic:
             own = self._transport.bind()
             said = session.group.gather_bytes(str(own).encode())
             endpoints = [Endpoint.parse(one.decode(errors="replace")) for one in said]
-            self._transport.connect(endpoints, pipeline, self._hear, self._lost, waits)
+            self._transport.connect(endpoints, engine, self._hear, self._lost, waits)
         except BaseException:
             self._transport.close(linger_s=0)
             raise
@@ -121,10 +121,8 @@ class Traffic:
             return None
 
     def _deliver(self, frame: Frame) -> str | None:
-        return self._pipeline.deliver(
-            int(frame.kind), frame.origin, frame.step, frame.tensor, frame.count, frame.payload
-        )
+        return self._engine.deliver(int(frame.kind), frame.origin, frame.step, frame.tensor, frame.count, frame.payload)
 
     def _lost(self, reason: str) -> None:
         self._agreement.fail(reason)
-        self._pipeline.fail(reason)
+        self._engine.fail(reason)

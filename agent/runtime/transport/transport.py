@@ -1,4 +1,4 @@
-"""The transport of a run: what one worker's pipeline makes goes to the others, and what they send is delivered."""
+"""The transport of a run: what one worker's engine makes goes to the others, and what they send is delivered."""
 
 from __future__ import annotations
 

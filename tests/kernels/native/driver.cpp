@@ -12,14 +12,14 @@
 #include <thread>
 #include <vector>
 
-#include "../../../kernels/cpu/squared_norm.hpp"
-#include "../../../kernels/cpu/thread_pool.hpp"
-#include "../../../kernels/cpu/weighted_sum.hpp"
+#include "../../../kernels/cpu/reduce/squared_norm.hpp"
+#include "../../../kernels/cpu/processor/thread_pool.hpp"
+#include "../../../kernels/cpu/reduce/weighted_sum.hpp"
 
 using namespace atoll_kernels;
 
 void check_sparse();    // sparse.cpp
-void check_pipeline();  // pipeline.cpp
+void check_exchange();  // exchange.cpp
 
 namespace {
 
@@ -56,23 +56,23 @@ void check_squared_norm(std::size_t n, std::size_t shift) {
 }
 
 void check_weighted_sum(std::size_t n, std::size_t shift, std::size_t count) {
-    std::vector<Floats> inputs;
-    std::vector<Term> terms;
+    std::vector<Floats> buffers;
+    std::vector<WeightedInput> inputs;
     for (std::size_t k = 0; k < count; ++k) {
-        inputs.emplace_back(n, (shift + k) % 8, static_cast<float>(k) - 1.5F);
-        terms.push_back({inputs.back().get(), 0.1F * static_cast<float>(k + 1)});
+        buffers.emplace_back(n, (shift + k) % 8, static_cast<float>(k) - 1.5F);
+        inputs.push_back({buffers.back().get(), 0.1F * static_cast<float>(k + 1)});
     }
     const Floats expected(n, 0, 0), out(n, shift, 0);
-    weighted_sum(expected.get(), n, terms.data(), count, 1, Path::portable);
+    weighted_sum(expected.get(), n, inputs.data(), count, 1, Path::portable);
     for (const int threads : {1, 2, 5}) {
         std::fill_n(out.get(), n, std::numeric_limits<float>::quiet_NaN());
-        weighted_sum(out.get(), n, terms.data(), count, threads, best_path());
+        weighted_sum(out.get(), n, inputs.data(), count, threads, best_path());
         expect(n == 0 || std::memcmp(out.get(), expected.get(), n * sizeof(float)) == 0, "weighted_sum's bits differ", n,
                threads);
     }
     if (count == 0) return;
-    weighted_sum(inputs.back().get(), n, terms.data(), count, 3, best_path());
-    expect(n == 0 || std::memcmp(inputs.back().get(), expected.get(), n * sizeof(float)) == 0,
+    weighted_sum(buffers.back().get(), n, inputs.data(), count, 3, best_path());
+    expect(n == 0 || std::memcmp(buffers.back().get(), expected.get(), n * sizeof(float)) == 0,
            "weighted_sum in place differs", n, 3);
 }
 
@@ -85,7 +85,7 @@ void check_many_callers() {
     for (int caller = 0; caller < 4; ++caller) {
         callers.emplace_back([&, caller] {
             const Floats out(n, 0, 0);
-            const Term term{x.get(), 1.0F};
+            const WeightedInput term{x.get(), 1.0F};
             for (int turn = 0; turn < 20; ++turn) {
                 expect(same(squared_norm(x.get(), n, 4, best_path()), expected), "a caller's sum differs", n, 4);
                 weighted_sum(out.get(), n, &term, 1, 3, best_path());
@@ -126,7 +126,7 @@ int main(int argc, char** argv) {
         for (const std::size_t count : {1, 2, 4}) check_weighted_sum(n, 3, count);
     }
     check_sparse();
-    check_pipeline();
+    check_exchange();
     check_many_callers();
     const bool may_fork = argc < 2 || std::strcmp(argv[1], "--no-fork") != 0;
     if (may_fork) check_fork();

@@ -7,11 +7,11 @@
 #include <random>
 #include <vector>
 
-#include "../../../kernels/cpu/block_coo.hpp"
-#include "../../../kernels/cpu/compress.hpp"
-#include "../../../kernels/cpu/difference.hpp"
-#include "../../../kernels/cpu/sparse_optimizer.hpp"
-#include "../../../kernels/cpu/thread_pool.hpp"
+#include "../../../kernels/cpu/codec/block_coo.hpp"
+#include "../../../kernels/cpu/select/compress.hpp"
+#include "../../../kernels/cpu/select/difference.hpp"
+#include "../../../kernels/cpu/optimizer/sparse_optimizer.hpp"
+#include "../../../kernels/cpu/processor/thread_pool.hpp"
 
 using namespace atoll_kernels;
 
@@ -45,7 +45,7 @@ struct Result {
     Floats residual, values;
     Indices index;
     bool operator==(const Result& other) const {
-        return selection.kept == other.selection.kept && selection.found == other.selection.found &&
+        return selection.chosen == other.selection.chosen && selection.found == other.selection.found &&
                selection.nonfinite == other.selection.nonfinite && same(residual, other.residual) &&
                same(values, other.values) && index == other.index;
     }

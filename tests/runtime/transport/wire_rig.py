@@ -31,7 +31,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "wire_worker.py"
 
 class Out(NamedTuple):
     kind: int
-    step: int
+    sync_round: int
     tensor: int
     order: int
     count: int
@@ -39,7 +39,7 @@ class Out(NamedTuple):
 
 
 class Source:
-    """Plays the pipeline: a queue behind an eventfd, as they come."""
+    """Plays the exchange engine: a queue behind an eventfd, as they come."""
 
     def __init__(self) -> None:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -63,7 +63,7 @@ def test_16_bit_parameters_get_32_bit_masters() -> None:
 def test_each_rank_keeps_its_part_of_what_the_rate_leaves(rate: float, world_size: int, blocks: int) -> None:
     model = nn.Linear(16, 1000, bias=False)
     (layer,) = laid_out(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert layer.keep_blocks(rate, world_size) == blocks
+    assert layer.k_blocks(rate, world_size) == blocks
 
 
 def test_gaps_and_overlaps_have_no_flat_view() -> None:

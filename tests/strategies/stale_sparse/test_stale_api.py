@@ -67,7 +67,7 @@ def test_alone_it_learns(job: Job, exchange: Exchange, own: bool) -> None:
     assert sum(losses[-4:]) < 0.2 * sum(losses[:4])
     statistics = job.run.statistics()
     assert statistics["rate"] == 0.5
-    assert 0 < statistics["kept_blocks"] < statistics["all_blocks"]
+    assert 0 < statistics["chosen_blocks"] < statistics["all_blocks"]
 
 
 def test_an_optimizer_without_a_sparse_form_is_refused_by_gradients_only(job: Job) -> None:

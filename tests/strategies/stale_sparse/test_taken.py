@@ -1,4 +1,4 @@
-"""After the pipeline took a gradient, using p.grad must be an error and not a zero."""
+"""After the engine took a gradient, using p.grad must be an error and not a zero."""
 
 from __future__ import annotations
 

@@ -1,0 +1,60 @@
+#include <nanobind/nanobind.h>
+
+#include "../../bindings/buffers.hpp"
+#include "../../bindings/gil.hpp"
+#include "../../exchange/bindings/module.hpp"
+#include "call_options.hpp"
+#include "sparse_module.hpp"
+#include "../reduce/squared_norm.hpp"
+#include "../processor/thread_pool.hpp"
+#include "../reduce/weighted_sum.hpp"
+
+namespace nb = nanobind;
+namespace ak = atoll_kernels;
+using namespace nb::literals;
+
+namespace {
+
+constexpr int cpu = nb::device::cpu::value;
+
+double squared_norm(nb::handle object, int threads, bool portable) {
+    const int checked = ak::checked_threads(threads);
+    const ak::Buffer x = ak::load_buffer(object, "x", cpu, ak::Access::read);
+    const ak::GilReleased released(x.entries);
+    return ak::squared_norm(x.data, x.entries, checked, ak::chosen_path(portable));
+}
+
+void weighted_sum(nb::handle out, nb::handle inputs, nb::handle weights, int threads, bool portable) {
+    const int checked = ak::checked_threads(threads);
+    const ak::WeightedSumCall call(out, inputs, weights, cpu);
+    const ak::GilReleased released(call.out.entries);
+    ak::weighted_sum(call.out.data, call.out.entries, call.inputs.data(), call.inputs.size(), checked,
+                     ak::chosen_path(portable));
+}
+
+void stop_threads() {
+    const ak::GilReleased released(ak::chunk_entries);
+    ak::stop_threads();
+}
+
+nb::dict cpu_features() {
+    nb::dict features;
+    features["path"] = ak::best_path() == ak::Path::avx2 ? "avx2" : "portable";
+    features["threads"] = ak::default_threads();
+    return features;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // a daemon thread may hold an engine when the interpreter ends
+    m.doc() = "Atoll's kernels on the CPU; atoll.kernels is the door to them.";
+    m.def("squared_norm", squared_norm, "x"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
+    m.def("weighted_sum", weighted_sum, "out"_a.none(), "inputs"_a.none(), "weights"_a.none(), "threads"_a = 0, nb::kw_only(),
+          "portable"_a = false);
+    ak::bind_sparse(m);
+    ak::bind_exchange_engine(m);
+    m.def("cpu_features", cpu_features);
+    m.def("stop_threads", stop_threads);
+    nb::module_::import_("atexit").attr("register")(m.attr("stop_threads"));
+}

@@ -1,0 +1,84 @@
+#include "compress.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "random_blocks.hpp"
+#include "placing.hpp"
+#include "scan.hpp"
+#include "../processor/thread_pool.hpp"
+
+namespace atoll_kernels {
+
+Selection threshold_block(const Source& from, float threshold, const Chosen& to, int threads, Path path) {
+    return blocks_above(
+        block_count(from.n), threshold, to, threads, path,
+        [&](std::size_t first, std::size_t count, float* scores) { return scan(from, first, count, scores, path); },
+        [&](std::size_t block, float* values) { take_block(from, block, values); });
+}
+
+Selection threshold_element(const Source& from, float threshold, const Chosen& to, int threads, Path path) {
+    constexpr std::size_t words = scan_entries / 64;
+    const std::size_t chunks = scan_count(from.n);
+    const std::unique_ptr<std::uint64_t[]> above(new std::uint64_t[chunks * words]);
+    Placing placing(chunks);
+    std::atomic<std::size_t> nonfinite{0};
+    const auto gather = [&](std::size_t chunk, std::size_t place) {
+        const std::size_t count = std::min(scan_entries, from.n - chunk * scan_entries);
+        take_set_bits(above.get() + chunk * words, (count + 63) / 64, chunk * scan_entries, place, to.capacity,
+                      [&](std::size_t i, std::size_t at) {
+                          to.index[at] = static_cast<std::uint32_t>(i);
+                          to.values[at] = take_entry(from, i);
+                      });
+    };
+    auto work = [&](std::size_t chunk) {
+        const std::size_t first = chunk * scan_entries, count = std::min(scan_entries, from.n - first);
+        const ElementCounts counts =
+            scan_elements(from, first, count, threshold, above.get() + chunk * words, nullptr, path);
+        nonfinite.fetch_add(counts.nonfinite, std::memory_order_relaxed);
+        placing.scanned(chunk, counts.above, gather);
+    };
+    for_each_chunk(chunks, threads, work);
+    return {std::min(placing.total(), to.capacity), placing.total(), nonfinite.load()};
+}
+
+void random_blocks(std::uint64_t seed, std::size_t blocks, std::size_t count, std::uint32_t* index) {
+    for (std::size_t k = 0; k < count; ++k) index[k] = random_block_of_interval(seed, k, blocks, count);
+}
+
+Selection random_block(const Source& from, std::uint64_t seed, const Chosen& to, int threads, Path path) {
+    const std::size_t blocks = block_count(from.n), chosen = std::min(blocks, to.capacity);
+    random_blocks(seed, blocks, chosen, to.index);
+    std::atomic<std::size_t> nonfinite{0};
+    auto work = [&](std::size_t chunk) {
+        float scores[scan_blocks];
+        const std::size_t first = chunk * scan_blocks, count = std::min(scan_blocks, blocks - first);
+        nonfinite.fetch_add(scan(from, first, count, scores, path), std::memory_order_relaxed);
+        const std::uint32_t *const begin = to.index, *const end = begin + chosen;
+        for (const std::uint32_t* at = std::lower_bound(begin, end, first); at < end && *at < first + count; ++at) {
+            float* const values = to.values + static_cast<std::size_t>(at - begin) * block_entries;
+            if (scores[*at - first] < 0) {
+                std::fill_n(values, block_entries, 0.0F);
+            } else {
+                take_block(from, *at, values);
+            }
+        }
+    };
+    for_each_chunk(scan_count(from.n), threads, work);
+    return {chosen, chosen, nonfinite.load()};
+}
+
+void sample_scores(const Source& from, std::uint64_t seed, std::size_t count, float* scores) {
+    const std::size_t blocks = block_count(from.n);
+    for (std::size_t k = 0; k < count; ++k) {
+        const std::size_t begin = random_block_of_interval(seed, k, blocks, count) * block_entries;
+        const std::size_t n = std::min(block_entries, from.n - begin);
+        float residual[block_entries];
+        if (from.residual != nullptr) std::copy_n(from.residual + begin, n, residual);
+        const Source one{from.gradient + begin, from.residual != nullptr ? residual : nullptr, from.weight, n};
+        scan(one, 0, 1, scores + k, Path::portable);
+    }
+}
+
+}  // namespace atoll_kernels

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "compress.hpp"
+#include "../codec/half.hpp"
+
+// Choosing the part of the difference between two copies of a tensor that is worth sending. Nothing is written but the
+// choice: what is not sent stays in the difference.
+//
+// d = scale * (master - live), each operation rounded to float32. Blocks, scores and non-finite blocks as in compress.hpp.
+// The same bits on every processor and for any number of threads. Bound by memory: reads 8n bytes (6n where live has 16 bits).
+namespace atoll_kernels {
+
+struct Difference {
+    const float* master;  // float32 [n]
+    const void* live;     // [n]
+    ValueFormat format;   // of live
+    float scale;
+    std::size_t n;
+};
+
+// Blocks whose score exceeds `threshold` >= 0, the first `capacity` of them.
+Selection difference_block(const Difference& of, float threshold, const Chosen& to, int threads, Path path);
+
+// scores[k] = score of the k-th of random_blocks(seed, blocks, count), or -1 if that is not finite.
+void difference_scores(const Difference& of, std::uint64_t seed, std::size_t count, float* scores);
+
+// out [n] = d.
+void difference(const Difference& of, float* out, Path path);
+
+}  // namespace atoll_kernels

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <limits>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "../../bindings/loaded.hpp"
+#include "../../cpu/processor/thread_pool.hpp"
+#include "../engine/exchange_engine.hpp"
+
+// Checks of what Python hands over.
+namespace atoll_kernels {
+
+// lr, weight_decay, momentum or beta1, beta2, epsilon.
+using Hyperparameters5 = std::tuple<double, double, double, double, double>;
+
+inline std::int64_t checked_natural(std::int64_t value, const char* name) {
+    if (value < 0) refuse(std::string(name) + " = " + std::to_string(value) + " is negative; pass 0 or more");
+    return value;
+}
+
+// Small enough that nothing added to it overflows.
+inline std::int64_t checked_small(std::int64_t value, const char* name) {
+    if (checked_natural(value, name) >> 62 != 0)
+        refuse(std::string(name) + " = " + std::to_string(value) + " is too large; pass less than 2^62");
+    return value;
+}
+
+inline Settings checked_settings(int rank, std::vector<std::vector<int>> islands, int threads,
+                                 const std::string& values, const std::string& selection, bool error_feedback,
+                                 std::int64_t digest_every, std::uint64_t seed, std::int64_t first_round,
+                                 const std::string& exchange) {
+    if (threads < 1 || threads > max_threads)
+        refuse("threads = " + std::to_string(threads) + " is not in 1.." + std::to_string(max_threads));
+    return {.rank = rank,
+            .islands = std::move(islands),
+            .threads = threads,
+            .values = format_named<ValueFormat>(values, "values",
+                                                {{"float32", ValueFormat::float32},
+                                                 {"float16", ValueFormat::float16},
+                                                 {"bfloat16", ValueFormat::bfloat16}}),
+            .selection = format_named<SelectionRule>(selection, "selection",
+                                                     {{"threshold", SelectionRule::threshold},
+                                                      {"topk", SelectionRule::topk},
+                                                      {"random", SelectionRule::random}}),
+            .error_feedback = error_feedback,
+            .digest_every = checked_natural(digest_every, "digest_every"),
+            .seed = seed,
+            .first_round = checked_small(first_round, "first_round"),
+            .updates = format_named<bool>(exchange, "exchange", {{"gradients", false}, {"updates", true}})};
+}
+
+inline std::size_t checked_k_blocks(std::int64_t k_blocks) {
+    if (k_blocks < 1) refuse("k_blocks = " + std::to_string(k_blocks) + " sends nothing; pass 1 or more");
+    return static_cast<std::size_t>(k_blocks);
+}
+
+inline ParameterGroup checked_parameter_group(const Hyperparameters5& hyper) {
+    const double infinity = std::numeric_limits<double>::infinity();
+    const auto& [lr, weight_decay, momentum, beta2, epsilon] = hyper;
+    return {checked_hyperparameter(lr, "lr", infinity), checked_hyperparameter(weight_decay, "weight_decay", infinity),
+            checked_hyperparameter(momentum, "momentum_or_beta1", 1), checked_hyperparameter(beta2, "beta2", 1),
+            checked_hyperparameter(epsilon, "epsilon", infinity)};
+}
+
+}  // namespace atoll_kernels

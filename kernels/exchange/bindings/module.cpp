@@ -1,0 +1,81 @@
+#include "module.hpp"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "python_engine.hpp"
+
+namespace atoll_kernels {
+namespace {
+
+using namespace nb::literals;
+
+void translate(const std::exception_ptr& thrown, void*) {
+    try {
+        std::rethrow_exception(thrown);
+    } catch (const PeerIsLost& error) {
+        PyErr_SetString(PyExc_ConnectionError, error.what());
+    } catch (const DeadlinePassed& error) {
+        PyErr_SetString(PyExc_TimeoutError, error.what());
+    }
+}
+
+double start_threshold(ThresholdController& controller, nb::handle scores_object, std::size_t blocks) {
+    const Loaded scores = required(scores_object, "scores", Access::read);
+    return controller.start(scores.data, scores.entries, blocks);
+}
+
+}  // namespace
+
+void bind_exchange_engine(nb::module_& m) {
+    nb::register_exception_translator(translate);
+    nb::class_<ThresholdController>(m, "ThresholdController")
+        .def(nb::init<std::size_t>(), "target"_a)
+        .def_prop_ro("threshold", &ThresholdController::threshold)
+        .def_prop_ro("needs_sample", &ThresholdController::needs_sample)
+        .def("aim_at", &ThresholdController::aim_at, "target"_a)
+        .def("start", start_threshold, "scores"_a, "blocks"_a)
+        .def("update", &ThresholdController::update, "found"_a);
+    using P = PythonEngine;
+    nb::class_<P>(m, "ExchangeEngine")
+        .def(
+            "__init__",
+            [](P* self, int rank, std::vector<std::vector<int>> islands, int threads, const std::string& values,
+               const std::string& selection, bool error_feedback, std::int64_t digest_every, std::uint64_t seed,
+               std::int64_t first_round, const std::string& exchange) {
+                new (self) P(checked_settings(rank, std::move(islands), threads, values, selection, error_feedback,
+                                              digest_every, seed, first_round, exchange));
+            },
+            "rank"_a, "islands"_a, "threads"_a, "values"_a, "selection"_a, "error_feedback"_a, "digest_every"_a,
+            "seed"_a, "first_round"_a, "exchange"_a)
+        .def("add_tensor", &P::add_tensor, "order"_a, "rule"_a, "master"_a.none(), "residual"_a.none(),
+             "first"_a.none(), "second"_a.none(), "last_step"_a.none(), "live"_a.none(), "group"_a)
+        .def("close", &P::close)
+        .def("fileno", &P::fileno)
+        .def("compress", &P::compress, "sync_round"_a, "tensor"_a, "gradient"_a.none(), "weight"_a, "k_blocks"_a)
+        .def("compress_live", &P::compress_live, "sync_round"_a, "tensor"_a, "live"_a.none(), "k_blocks"_a)
+        .def("await_compressed", &P::await_compressed, "deadline_s"_a)
+        .def("read_residual", &P::read_residual, "tensor"_a, "live"_a.none(), "out"_a.none())
+        .def("apply", &P::apply, "sync_round"_a, "update"_a, "groups"_a, "maximize"_a, "clip_norm"_a)
+        .def("snapshot", &P::snapshot, "sync_round"_a, "tensor"_a, "ranges"_a)
+        .def("snapshot_residual", &P::snapshot_residual, "sync_round"_a, "tensor"_a, "live"_a.none(), "out"_a.none())
+        .def("await_snapshot", &P::await_snapshot, "tensors"_a, "sync_round"_a, "deadline_s"_a)
+        .def("accumulate", &P::accumulate, "sync_round"_a)
+        .def("sum_updates", &P::sum_updates, "sync_round"_a, "k_blocks"_a)
+        .def("fetch", &P::fetch, "tensors"_a, "sync_round"_a, "deadline_s"_a)
+        .def("changes", &P::changes, "tensors"_a, "sync_round"_a, "deadline_s"_a)
+        .def("versions", &P::versions)
+        .def("take_outgoing", &P::take_outgoing, "limit"_a)
+        .def("deliver", &P::deliver, "kind"_a, "origin"_a, "sync_round"_a, "tensor"_a, "count"_a, "payload"_a.none())
+        .def("fail", &P::fail, "reason"_a)
+        .def("quiesce", &P::quiesce, "deadline_s"_a)
+        .def("resume", &P::resume)
+        .def("recent_parts", &P::recent_parts)
+        .def("idle", &P::idle, "deadline_s"_a)
+        .def("digests", &P::digests)
+        .def("waiting_for", &P::waiting_for, "limit"_a)
+        .def("take_stats", &P::take_stats);
+}
+
+}  // namespace atoll_kernels

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace atoll_kernels {
+
+// Adds the exchange engine, and its twin of atoll.kernels.aimd, to the module.
+void bind_exchange_engine(nanobind::module_& m);
+
+}  // namespace atoll_kernels

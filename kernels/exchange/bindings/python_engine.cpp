@@ -1,0 +1,335 @@
+#include "python_engine.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+
+#include "../../bindings/gil.hpp"
+
+namespace atoll_kernels {
+namespace {
+
+constexpr std::size_t always = chunk_entries;  // so much work that the GIL is released for it
+
+// Waits until ready(until) says true. Returns in between for Python's signal handlers: Ctrl-C ends a wait.
+template <typename Ready>
+bool wait_for(double deadline_s, const Ready& ready) {
+    if (!(deadline_s >= 0))
+        refuse("deadline_s = " + std::to_string(deadline_s) + " is not a time; pass seconds from 0 on");
+    constexpr double longest_s = 1e8;
+    constexpr auto slice = std::chrono::milliseconds(200);
+    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                        std::chrono::duration<double>(std::min(deadline_s, longest_s)));
+    while (true) {
+        bool done;
+        {
+            const GilReleased released(always);
+            done = ready(std::min(end, Clock::now() + slice));
+        }
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        if (done) return true;
+        if (Clock::now() >= end) return false;
+    }
+}
+
+template <typename T>
+nb::object as_array(std::unique_ptr<T[]> data, std::initializer_list<std::size_t> shape) {
+    T* const raw = data.release();
+    const nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+    return nb::ndarray<nb::numpy, T>(raw, shape, owner).cast();
+}
+
+nb::tuple as_arrays(Part part) {
+    const std::size_t count = part.count;
+    return nb::make_tuple(as_array(std::move(part.index), {count}),
+                          as_array(std::move(part.values), {count, block_entries}));
+}
+
+}  // namespace
+
+ExchangeEngine& PythonEngine::core() {
+    if (forked()) {
+        refuse("the engine belongs to process " + std::to_string(process_) +
+               ", which this one was forked from; make one here");
+    }
+    deferred_->release_all();
+    return *core_;
+}
+
+void PythonEngine::close() {
+    if (forked()) return;
+    ExchangeEngine& engine = core();
+    {
+        const GilReleased released(always);
+        engine.close();
+    }
+    deferred_->release_all();
+    const GilReleased released(always);
+    deferred_->wait_for_others();
+}
+
+std::size_t PythonEngine::add_tensor(std::int64_t order, const std::string& rule_name, nb::handle master_object,
+                                     nb::handle residual_object, nb::handle first_object, nb::handle second_object,
+                                     nb::handle last_step_object, nb::handle live_object, std::int64_t group) {
+    ExchangeEngine& engine = core();
+    const Rule rule = format_named<Rule>(
+        rule_name, "rule",
+        {{"sgd", Rule::sgd}, {"nesterov", Rule::nesterov}, {"adam", Rule::adam}, {"adamw", Rule::adamw}});
+    Loaded master = required(master_object, "master", Access::write);
+    Loaded residual(residual_object, "residual", Access::write);
+    Loaded first(first_object, "first", Access::write);
+    Loaded second(second_object, "second", Access::write);
+    Loaded last_step(last_step_object, "last_step", Access::write, step_entries);
+    Loaded live(live_object, "live", Access::write, live_entries);
+    const bool adaptive = rule == Rule::adam || rule == Rule::adamw;
+    if ((rule != Rule::sgd && !first.given()) || (adaptive && !second.given()))
+        refuse("rule '" + rule_name + "' needs its moments; pass buffers of zeros, as long as master");
+    if (!residual.given() && engine.feeds_back())
+        refuse("residual is None, but error feedback is on; pass a buffer of zeros, as long as master");
+    for (const Loaded* buffer : {&residual, &first, &second, &live})
+        check_entries(*buffer, master.entries, "it must be as long as master");
+    check_entries(last_step, block_count(master.entries), "it must have one entry for each block of master");
+    if (block_count(master.entries) > std::size_t{1} << 32)
+        refuse("master has " + number(master.entries) + " entries, more than indices of 32 bits reach; split it");
+    refuse_overlap({&master, &residual, &first, &second, &last_step, &live});
+    const Parameters parameters{
+        master.data,   first.data,    adaptive ? second.data : nullptr, last_step.as<std::int32_t>(),
+        live_of(live), master.entries};
+    const std::size_t number = engine.add_tensor({checked_small(order, "order"), rule, parameters, residual.data,
+                                                  static_cast<std::size_t>(checked_natural(group, "group"))});
+    for (Loaded* buffer : {&master, &residual, &first, &second, &last_step, &live})
+        owned_.push_back(std::move(*buffer));
+    return number;
+}
+
+void PythonEngine::compress(std::int64_t sync_round, std::size_t tensor, nb::handle gradient_object, double weight,
+                            std::int64_t k_blocks) {
+    ExchangeEngine& engine = core();
+    if (engine.exchanges_updates())
+        refuse("this engine exchanges updates; hand over live weights with compress_live, not gradients");
+    const std::size_t k = checked_k_blocks(k_blocks);
+    Gradient gradient{nullptr, ValueFormat::float32, checked_weight(weight), k, {}};
+    if (gradient_object.is_none()) return engine.compress(sync_round, tensor, std::move(gradient));
+    Loaded buffer = required(gradient_object, "gradient", Access::read, live_entries);
+    check_entries(buffer, engine.entries(tensor), "it must be as long as master");
+    gradient.data = buffer.data;
+    gradient.format = live_of(buffer).format;
+    gradient.owner = deferred_->lend(std::move(buffer));
+    engine.compress(sync_round, tensor, std::move(gradient));
+}
+
+// The tensor's own live buffer, or one handed over for it, which `buffer` keeps alive.
+Live PythonEngine::live_for(ExchangeEngine& engine, std::size_t tensor, nb::handle object,
+                            std::optional<Loaded>& buffer) {
+    if (!engine.exchanges_updates()) refuse("this engine exchanges gradients; it does not follow live weights");
+    const Live live = engine.live(tensor);
+    if (object.is_none() && live.data == nullptr)
+        refuse("live is None, and the tensor was added without one; pass its present weights");
+    if (!object.is_none() && live.data != nullptr) refuse("the tensor was added with its live weights; pass None");
+    if (object.is_none()) return live;
+    buffer.emplace(required(object, "live", Access::read, live_entries));
+    check_entries(*buffer, engine.entries(tensor), "it must be as long as master");
+    return live_of(*buffer);
+}
+
+void PythonEngine::compress_live(std::int64_t sync_round, std::size_t tensor, nb::handle live_object,
+                                 std::int64_t k_blocks) {
+    ExchangeEngine& engine = core();
+    const std::size_t k = checked_k_blocks(k_blocks);
+    std::optional<Loaded> buffer;
+    const Live live = live_for(engine, tensor, live_object, buffer);
+    Gradient gradient{live.data, live.format, 0, k, {}, true};
+    if (buffer.has_value()) gradient.owner = deferred_->lend(std::move(*buffer));
+    engine.compress(sync_round, tensor, std::move(gradient));
+}
+
+void PythonEngine::await_compressed(double deadline_s) {
+    ExchangeEngine& engine = core();
+    if (wait_for(deadline_s, [&](Clock::time_point until) { return engine.await_compressed(until); })) return;
+    throw DeadlinePassed("parts are still being selected after " + std::to_string(deadline_s) +
+                         " s; allow more time, or resume what is quiesced");
+}
+
+std::size_t PythonEngine::read_residual(std::size_t tensor, nb::handle live_object, nb::handle out_object) {
+    ExchangeEngine& engine = core();
+    std::optional<Loaded> buffer;
+    const Live live = live_for(engine, tensor, live_object, buffer);
+    const Loaded out = required(out_object, "out", Access::write);
+    check_entries(out, engine.entries(tensor), "it must be as long as master");
+    const GilReleased released(always);
+    return engine.read_residual(tensor, live, out.data);
+}
+
+void PythonEngine::snapshot(std::int64_t sync_round, std::size_t tensor,
+                            const std::vector<std::tuple<nb::object, nb::object>>& ranges) {
+    ExchangeEngine& engine = core();
+    std::vector<SnapshotRange> wanted;
+    for (const auto& [source, into] : ranges) {
+        Loaded from = required(source, "source", Access::read, byte_entries);
+        Loaded to = required(into, "into", Access::write, byte_entries);
+        check_entries(to, from.entries, "it must be as long as its source");
+        refuse_overlap({&from, &to});
+        const auto* const read = from.as<unsigned char>();
+        auto* const write = to.as<unsigned char>();
+        const std::size_t bytes = from.entries;
+        wanted.push_back({read, write, bytes, deferred_->lend(std::move(from)), deferred_->lend(std::move(to))});
+    }
+    engine.snapshot(sync_round, tensor, std::move(wanted));
+}
+
+std::size_t PythonEngine::snapshot_residual(std::int64_t sync_round, std::size_t tensor, nb::handle live_object,
+                                            nb::handle out_object) {
+    ExchangeEngine& engine = core();
+    std::optional<Loaded> buffer;
+    const Live live = engine.exchanges_updates() ? live_for(engine, tensor, live_object, buffer) : Live{};
+    if (!engine.exchanges_updates() && !engine.feeds_back())
+        refuse("without error feedback there is no residual to capture");
+    Loaded out = required(out_object, "out", Access::write);
+    check_entries(out, engine.entries(tensor), "it must be as long as master");
+    float* const data = out.data;
+    std::shared_ptr<const void> owner = deferred_->lend(std::move(out));
+    const GilReleased released(always);
+    return engine.snapshot_residual(sync_round, tensor, live, data, std::move(owner));
+}
+
+void PythonEngine::await_snapshot(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s) {
+    ExchangeEngine& engine = core();
+    const auto captured = [&](Clock::time_point until) { return engine.await_snapshot(tensors, sync_round, until); };
+    if (wait_for(deadline_s, captured)) return;
+    throw DeadlinePassed("after " + std::to_string(deadline_s) + " s " + engine.waiting(tensors, sync_round));
+}
+
+void PythonEngine::apply(std::int64_t sync_round, std::int64_t number, const std::vector<Hyperparameters5>& groups,
+                         bool maximize, double clip_norm) {
+    ExchangeEngine& engine = core();
+    if (number < 1 || number > std::numeric_limits<std::int32_t>::max())
+        refuse("update = " + std::to_string(number) + " is not the number of an update; the first is 1");
+    OptimizerStep step{static_cast<std::int32_t>(number),
+                       {},
+                       maximize,
+                       checked_hyperparameter(clip_norm, "clip_norm", std::numeric_limits<double>::infinity())};
+    for (const Hyperparameters5& hyper : groups) step.groups.push_back(checked_parameter_group(hyper));
+    engine.apply(sync_round, std::move(step));
+}
+
+void PythonEngine::sum_updates(std::int64_t sync_round, const std::vector<std::int64_t>& k_blocks) {
+    ExchangeEngine& engine = core();
+    std::vector<std::size_t> checked;
+    checked.reserve(k_blocks.size());
+    for (const std::int64_t k : k_blocks) checked.push_back(checked_k_blocks(k));
+    engine.sum_updates(sync_round, checked);
+}
+
+// Returns how many seconds it took.
+double PythonEngine::await(ExchangeEngine& engine, const std::vector<std::size_t>& tensors, std::int64_t sync_round,
+                           double deadline_s) {
+    const Clock::time_point begun = Clock::now();
+    const bool there =
+        wait_for(deadline_s, [&](Clock::time_point until) { return engine.await(tensors, sync_round, until); });
+    const Clock::duration waited = Clock::now() - begun;
+    engine.note_stall(waited);
+    if (!there) {
+        char spent[32];
+        std::snprintf(spent, sizeof spent, "%.1f", deadline_s);
+        throw DeadlinePassed("after " + std::string(spent) + " s " + engine.waiting(tensors, sync_round));
+    }
+    return seconds(waited);
+}
+
+nb::tuple PythonEngine::fetch(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s) {
+    ExchangeEngine& engine = core();
+    engine.check_fetchable(tensors, true);
+    const double waited_s = await(engine, tensors, sync_round, deadline_s);
+    Fetched fetched;
+    {
+        const GilReleased released(always);
+        fetched = engine.publish(tensors, sync_round);
+    }
+    return nb::make_tuple(fetched.version, fetched.fresh, waited_s);
+}
+
+nb::tuple PythonEngine::changes(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s) {
+    ExchangeEngine& engine = core();
+    engine.check_fetchable(tensors, false);
+    const double waited_s = await(engine, tensors, sync_round, deadline_s);
+    std::vector<Change> taken;
+    {
+        const GilReleased released(always);
+        taken = engine.take_changes(tensors);
+    }
+    nb::list rows;
+    for (Change& change : taken) {
+        const nb::tuple arrays = as_arrays(std::move(change.part));
+        rows.append(nb::make_tuple(change.version, arrays[0], arrays[1]));
+    }
+    return nb::make_tuple(waited_s, rows);
+}
+
+nb::list PythonEngine::take_outgoing(std::size_t limit) {
+    nb::list rows;
+    for (const Outgoing& message : core().take_outgoing(limit)) {
+        const nb::bytes payload(message.payload->data.get(), message.payload->bytes);
+        rows.append(nb::make_tuple(static_cast<int>(message.kind), message.urgency.sync_round, message.tensor,
+                                   message.urgency.order, message.count, payload));
+    }
+    return rows;
+}
+
+nb::object PythonEngine::deliver(int kind, std::uint64_t origin, std::uint64_t sync_round, std::uint64_t tensor,
+                                 std::uint64_t count, nb::handle payload_object) {
+    ExchangeEngine& engine = core();
+    if (kind != 0 && kind != 1) refuse("kind = " + std::to_string(kind) + " is neither 0 (part) nor 1 (sum)");
+    const Loaded payload = required(payload_object, "payload", Access::read, byte_entries);
+    const char* why;
+    {
+        const GilReleased released(payload.entries);
+        why = engine.deliver(kind == 0 ? MessageKind::part : MessageKind::sum, origin, sync_round, tensor, count,
+                             payload.as<unsigned char>(), payload.entries);
+    }
+    return why == nullptr ? nb::none() : nb::object(nb::str(why));
+}
+
+void PythonEngine::quiesce(double deadline_s) {
+    ExchangeEngine& engine = core();
+    if (wait_for(deadline_s, [&](Clock::time_point until) { return engine.quiesce(until); })) return;
+    engine.resume();
+    throw DeadlinePassed("the running tasks did not end within " + std::to_string(deadline_s) + " s; allow more time");
+}
+
+void PythonEngine::idle(double deadline_s) {
+    ExchangeEngine& engine = core();
+    if (wait_for(deadline_s, [&](Clock::time_point until) { return engine.idle(until); })) return;
+    throw DeadlinePassed("tasks are still queued or running after " + std::to_string(deadline_s) +
+                         " s; allow more time, or resume what is quiesced");
+}
+
+nb::list PythonEngine::recent_parts() {
+    ExchangeEngine& engine = core();
+    std::vector<OwnPart> parts;
+    {
+        const GilReleased released(always);
+        parts = engine.recent_parts();
+    }
+    nb::list rows;
+    for (OwnPart& own : parts) {
+        const nb::tuple arrays = as_arrays(std::move(own.part));
+        rows.append(nb::make_tuple(own.sync_round, own.tensor, arrays[0], arrays[1]));
+    }
+    return rows;
+}
+
+nb::list PythonEngine::digests() {
+    nb::list rows;
+    for (const Digest& digest : core().take_digests())
+        rows.append(nb::make_tuple(digest.sync_round, digest.tensor, digest.value));
+    return rows;
+}
+
+nb::tuple PythonEngine::take_stats() {
+    const Stats s = core().take_stats();
+    return nb::make_tuple(s.queue.tasks, s.queue.queue_s, s.compress_s, s.sum_s, s.update_s, s.publish_s,
+                          s.chosen_blocks, s.found_blocks, s.all_blocks, s.nonfinite_blocks, s.payload_bytes,
+                          s.stall_s);
+}
+
+}  // namespace atoll_kernels

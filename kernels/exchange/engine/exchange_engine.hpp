@@ -1,0 +1,276 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../parts/parts.hpp"
+#include "../parts/selector.hpp"
+#include "../queue/outbox.hpp"
+#include "../queue/task_queue.hpp"
+#include "../weights/pending_updates.hpp"
+#include "../weights/snapshot.hpp"
+#include "../weights/weights.hpp"
+#include "islands.hpp"
+#include "round_tracker.hpp"
+
+// Compresses, exchanges, sums, updates and publishes: what one rank does with each tensor in each sync round, as tasks
+// of one queue. The ranks' masters stay equal, bit for bit: all apply the same sums in the same order.
+//
+// Locks: mutex_ guards what is known about tensors and rounds and is held for moments only. Each tensor has
+// residual_mutex for its residual and selector, and weights_mutex for its weights, held while a kernel works on them;
+// who needs both takes them in this order. None is taken while mutex_ is held, nor mutex_ while one is.
+namespace atoll_kernels {
+
+// Wrong arguments are std::invalid_argument; nothing is changed then.
+struct PeerIsLost : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+struct Settings {
+    int rank;
+    std::vector<std::vector<int>> islands;
+    int threads;
+    ValueFormat values;
+    SelectionRule selection;
+    bool error_feedback;
+    std::int64_t digest_every;  // 0: never
+    std::uint64_t seed;
+    std::int64_t first_round;
+    bool updates;  // what is exchanged: false gradients, true each rank's own updates
+};
+
+struct TensorSettings {
+    std::int64_t order;
+    Rule rule;
+    Parameters parameters;
+    float* residual;  // may be null without error feedback
+    std::size_t group;
+};
+
+struct ParameterGroup {
+    double lr, weight_decay, momentum_or_beta1, beta2, epsilon;
+};
+
+// One step of the optimizer.
+struct OptimizerStep {
+    std::int32_t number;  // from 1: for bias correction and last_step
+    std::vector<ParameterGroup> groups;
+    bool maximize;
+    double clip_norm;  // 0: none
+};
+
+struct Fetched {
+    std::int64_t version;  // the lowest
+    std::size_t fresh;     // tensors that are newer than was asked for
+};
+
+struct Change {
+    std::int64_t version;
+    Part part;
+};
+
+struct OwnPart {
+    std::int64_t sync_round;
+    std::size_t tensor;
+    Part part;
+};
+
+struct Digest {
+    std::int64_t sync_round;
+    std::size_t tensor;
+    std::uint64_t value;
+};
+
+struct Stats {
+    double compress_s = 0, sum_s = 0, update_s = 0, publish_s = 0, stall_s = 0;
+    std::uint64_t chosen_blocks = 0, found_blocks = 0, all_blocks = 0, nonfinite_blocks = 0, payload_bytes = 0;
+    QueueStats queue;
+};
+
+class ExchangeEngine {
+  public:
+    static constexpr std::size_t recent_rounds = 4;
+
+    explicit ExchangeEngine(Settings settings);
+    ExchangeEngine(const ExchangeEngine&) = delete;
+    ExchangeEngine& operator=(const ExchangeEngine&) = delete;
+    ~ExchangeEngine() { close(); }
+
+    std::size_t add_tensor(const TensorSettings& settings);
+    void close();
+
+    int event() const { return outbox_.event(); }
+    std::vector<Outgoing> take_outgoing(std::size_t limit);
+    const char* deliver(MessageKind kind, std::uint64_t origin, std::uint64_t sync_round, std::uint64_t tensor,
+                        std::uint64_t count, const unsigned char* data, std::size_t bytes);
+
+    bool exchanges_updates() const { return settings_.updates; }
+    bool feeds_back() const { return settings_.error_feedback; }
+    std::size_t entries(std::size_t tensor) const { return at(tensor).weights.entries(); }
+    const Live& live(std::size_t tensor) const { return at(tensor).weights.live(); }
+    void compress(std::int64_t sync_round, std::size_t tensor, Gradient gradient);
+
+    // Order the update of a round; each tensor's is made as soon as its sums are there. One of the three for every
+    // round.
+    void apply(std::int64_t sync_round, OptimizerStep step);
+    void accumulate(std::int64_t sync_round);  // none: its sums are added to the next round's
+    // Exchanging updates: the masters take the sum of the ranks'. Compresses the own live weights of every tensor that
+    // has them; k_blocks is one for each tensor.
+    void sum_updates(std::int64_t sync_round, std::span<const std::size_t> k_blocks);
+
+    // True when all of `tensors` are at `sync_round` or later, false if one is not at `until`. Throws PeerIsLost after
+    // fail.
+    bool await(std::span<const std::size_t> tensors, std::int64_t sync_round, Clock::time_point until);
+    std::string waiting(std::span<const std::size_t> tensors, std::int64_t sync_round) const;
+    std::vector<std::string> waiting_for(std::size_t limit) const;
+    // True when nothing waits to be compressed any more.
+    bool await_compressed(Clock::time_point until);
+    void note_stall(Clock::duration waited);
+
+    Fetched publish(std::span<const std::size_t> tensors, std::int64_t sync_round);
+
+    // Of each tensor the changed blocks, and the version they are of.
+    std::vector<Change> take_changes(std::span<const std::size_t> tensors);
+    void check_fetchable(std::span<const std::size_t> tensors, bool with_live) const;
+
+    // Exchanging updates: out [entries] becomes what this rank has in its own weights, live, and has not sent. Returns
+    // how many blocks are not finite; they are 0 in out, for they are never sent.
+    std::size_t read_residual(std::size_t tensor, const Live& live, float* out);
+
+    // `ranges` of memory that updates of `tensor` change are captured as they are at `sync_round`, which is not older
+    // than its version: by await_snapshot, or before a later round changes them. An earlier snapshot is forgotten.
+    void snapshot(std::int64_t sync_round, std::size_t tensor, std::vector<SnapshotRange> ranges);
+
+    // The same of this rank's residual after its part of `sync_round`, the newest that was begun, into out [entries].
+    // Exchanging updates, at once: live as for read_residual, after await_compressed and before the next update of
+    // live.
+    std::size_t snapshot_residual(std::int64_t sync_round, std::size_t tensor, const Live& live, float* out,
+                                  std::shared_ptr<const void> out_owner);
+
+    // True when the snapshots of `tensors` at `sync_round` are whole; false if the round is not there at `until`.
+    bool await_snapshot(std::span<const std::size_t> tensors, std::int64_t sync_round, Clock::time_point until);
+
+    std::vector<std::int64_t> versions() const;
+    std::vector<OwnPart> recent_parts() const;
+    std::vector<Digest> take_digests();
+    Stats take_stats();
+
+    void fail(const std::string& reason);
+    bool quiesce(Clock::time_point until);
+    void resume();
+    bool idle(Clock::time_point until);
+
+  private:
+    struct Own {
+        std::int64_t sync_round;
+        std::size_t count;
+        SharedPayload payload;
+    };
+
+    struct Tensor {
+        Tensor(std::size_t tensor, const TensorSettings& settings, const Settings& all, const Islands& islands);
+
+        const std::size_t number;
+        const std::int64_t order;
+        const Rule rule;
+        const std::size_t group;
+        float* const residual;
+
+        std::mutex residual_mutex;  // guards what the residual points to, its snapshot, and the selector
+        Selector selector;
+        ResidualSnapshot residual_snapshot;
+
+        std::mutex weights_mutex;  // guards weights, their version and their snapshot
+        Weights weights;
+        std::int64_t weights_version;
+        PendingUpdates pending;  // used where updates are exchanged
+        StateSnapshot snapshot;
+
+        // Guarded by mutex_.
+        RoundTracker rounds;
+        std::deque<std::pair<std::int64_t, Gradient>> gradients;  // waiting to be compressed, oldest first
+        bool compressing = false;
+        std::deque<Own> recent;
+        SharedPart accumulated;  // of rounds without an update
+        SharedPart total;        // of the round after the version, while the norm of all is awaited
+    };
+
+    // What is to be done with the sums of one sync round.
+    struct RoundUpdate {
+        std::optional<OptimizerStep> step;  // none: accumulate, or, exchanging updates, take the sum as it is
+        double scale = 1;
+        std::vector<double> squares;  // of each tensor's total, for clipping
+        std::size_t squares_missing = 0;
+        std::size_t open = 0;  // tensors that this round is not closed for
+    };
+
+    Tensor& at(std::size_t tensor) const;
+    Format format_of(const Tensor& tensor, std::int64_t sync_round) const;
+    void check_open() const;
+    void check_compress(std::int64_t sync_round, const Tensor& tensor) const;
+    void check_order(std::int64_t sync_round) const;
+    void check_step(const OptimizerStep& step) const;
+    void check_tensor_of_updates(const TensorSettings& settings) const;
+    const char* refusal(MessageKind kind, std::uint64_t origin, std::uint64_t sync_round, std::uint64_t tensor,
+                        std::uint64_t count, std::size_t bytes) const;
+    std::string waits(const Tensor& tensor) const;
+    void break_down(const std::string& what);
+
+    // With mutex_ held: notes of what is done, and the tasks that follow from it.
+    void begin_compress(std::int64_t sync_round, Tensor& tensor, Gradient gradient);
+    void order_round_update(std::int64_t sync_round, RoundUpdate round_update);
+    void push(const Tensor& tensor, std::int64_t sync_round, TaskQueue::Task task);
+    void push_compress(Tensor& tensor);
+    void send(MessageKind kind, const Tensor& tensor, std::int64_t sync_round, std::size_t count,
+              SharedPayload payload);
+    void part_is_here(Tensor& tensor, std::int64_t sync_round, std::size_t place, EncodedPart own);
+    void own_sum_is_here(Tensor& tensor, std::int64_t sync_round, EncodedPart sum);
+    void reduce_if_ready(Tensor& tensor);
+    void close_round(Tensor& tensor, std::int64_t sync_round);
+    void scale_is_known(std::int64_t sync_round, RoundUpdate& round_update);
+    void give_up(std::string reason, bool lost);
+
+    // Tasks (tasks.cpp), without any lock at first.
+    void run_compress(Tensor& tensor, Scratch& scratch);
+    Selected compress_live(Tensor& tensor, std::int64_t sync_round, const Gradient& live, Scratch& scratch);
+    void run_read(Tensor& tensor, MessageKind kind, std::size_t origin, std::int64_t sync_round, std::size_t count,
+                  const Payload& payload);
+    void run_sum(Tensor& tensor, std::int64_t sync_round, Scratch& scratch);
+    void run_reduce(Tensor& tensor, std::int64_t sync_round, const std::vector<SharedPart>& sums, Scratch& scratch);
+    // total null: accumulated
+    void advance(Tensor& tensor, const RoundUpdate& round_update, std::int64_t sync_round, const Units* total);
+    float ranks() const { return static_cast<float>(ranks_); }
+    Hyperparameters hyperparameters_of(const Tensor& tensor, const RoundUpdate& round_update) const;
+
+    const Settings settings_;
+    const Islands islands_;
+    const std::size_t ranks_;
+
+    mutable std::mutex mutex_;  // guards what follows
+    std::condition_variable changed_;
+    std::vector<std::unique_ptr<Tensor>> tensors_;
+    bool begun_ = false;
+    bool closed_ = false;
+    std::int64_t ordered_;  // the newest round whose update was ordered
+    std::map<std::int64_t, RoundUpdate> round_updates_;
+    Outbox outbox_;
+    std::vector<Digest> digests_;
+    Stats stats_;
+    std::string failure_;
+    bool failed_ = false;
+    bool lost_ = false;  // the failure is a peer's
+
+    TaskQueue queue_;  // the last member: its threads use the others
+};
+
+}  // namespace atoll_kernels

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "../parts/parts.hpp"
+#include "islands.hpp"
+
+namespace atoll_kernels {
+
+// The sync rounds of one tensor: what has come for which, what is missing, how far its weights are. Pure: no thread, no
+// clock.
+//
+// A round is open from the first message for it until it is closed, that is applied or accumulated. Rounds close in
+// order.
+class RoundTracker {
+  public:
+    // How many rounds beyond its own newest one a rank takes messages for. Peers get no further ahead than the
+    // staleness; the rest is for what waits in queues.
+    static constexpr std::int64_t rounds_ahead = 4;
+
+    RoundTracker(const Islands& islands, std::int64_t first_round)
+        : islands_(&islands), version_(first_round - 1), compressed_(first_round - 1) {}
+
+    std::int64_t version() const { return version_; }        // the round closed last
+    std::int64_t compressed() const { return compressed_; }  // the newest round that this rank began
+    void begin_round() { ++compressed_; }
+
+    // Why a message is not taken, or null. Its origin is a rank (part) or an island (sum).
+    const char* refusal(MessageKind kind, std::uint64_t origin, std::uint64_t sync_round) const;
+
+    // Notes a message of which refusal said null; what is in it comes with put.
+    void claim(MessageKind kind, std::uint64_t origin, std::int64_t sync_round);
+
+    // What came from this rank's mate in `place` of the island. True when the island's parts are complete.
+    bool put_part(std::int64_t sync_round, std::size_t place, SharedPart part);
+    bool put_sum(std::int64_t sync_round, std::size_t island, SharedPart sum);
+
+    std::size_t place_of(std::uint64_t rank) const;
+
+    // In rank order; they are forgotten here.
+    std::vector<SharedPart> take_parts(std::int64_t sync_round);
+
+    // The round after the version, if its sums are complete and nobody took them yet; in island order.
+    bool next_is_complete() const;
+    std::vector<SharedPart> take_next_sums();
+    bool next_is_taken() const;
+
+    void close_next();
+
+    // What the round after the version still waits for from others or this rank, one sentence each; empty: nothing.
+    std::vector<std::string> missing() const;
+
+  private:
+    struct Entry {
+        bool claimed = false;
+        SharedPart part;
+    };
+    struct Open {
+        std::vector<Entry> parts, sums;
+        std::size_t parts_missing, sums_missing;
+        bool taken = false;
+    };
+
+    Open& open(std::int64_t sync_round);
+    const Open* find(std::int64_t sync_round) const;
+    void note_missing_parts(const Open* next, std::vector<std::string>& missing) const;
+
+    const Islands* islands_;
+    std::int64_t version_, compressed_;
+    std::map<std::int64_t, Open> open_;
+};
+
+}  // namespace atoll_kernels

@@ -1,0 +1,236 @@
+// The tasks, and how one follows from another: compress -> (parts of the island are here) -> sum -> (sums of all
+// islands are here, the round's update is ordered) -> reduce, which totals and updates. With clipping the update waits
+// for all totals.
+#include <cmath>
+#include <utility>
+
+#include "../../cpu/reduce/squared_norm.hpp"
+#include "exchange_engine.hpp"
+
+namespace atoll_kernels {
+
+void ExchangeEngine::push(const Tensor& tensor, std::int64_t sync_round, TaskQueue::Task task) {
+    queue_.push(sync_round, tensor.order, std::move(task));
+}
+
+void ExchangeEngine::push_compress(Tensor& tensor) {
+    push(tensor, tensor.gradients.front().first, [this, &tensor](Scratch& scratch) { run_compress(tensor, scratch); });
+}
+
+void ExchangeEngine::run_compress(Tensor& tensor, Scratch& scratch) {
+    std::unique_lock<std::mutex> state_lock(mutex_);
+    if (tensor.gradients.empty()) return;  // closed meanwhile
+    auto [sync_round, gradient] = std::move(tensor.gradients.front());
+    tensor.gradients.pop_front();
+    state_lock.unlock();
+    const Clock::time_point begun = Clock::now();
+    Selected own;
+    {
+        const std::lock_guard<std::mutex> lock(tensor.residual_mutex);
+        tensor.residual_snapshot.before(sync_round);
+        own = gradient.is_live ? compress_live(tensor, sync_round, gradient, scratch)
+                               : tensor.selector.select(gradient, format_of(tensor, sync_round), scratch);
+    }
+    const double compress_s = seconds(Clock::now() - begun);
+    gradient.owner = nullptr;
+    state_lock.lock();
+    stats_.compress_s += compress_s;
+    stats_.chosen_blocks += own.selection.chosen;
+    stats_.found_blocks += own.selection.found;
+    stats_.nonfinite_blocks += own.selection.nonfinite;
+    stats_.all_blocks += block_count(tensor.weights.entries());
+    tensor.recent.push_back({sync_round, own.encoded.part->count, own.encoded.payload});
+    if (tensor.recent.size() > recent_rounds) tensor.recent.pop_front();
+    tensor.compressing = !tensor.gradients.empty();
+    if (tensor.compressing) push_compress(tensor);
+    changed_.notify_all();
+    part_is_here(tensor, sync_round, islands_.place, std::move(own.encoded));
+}
+
+void ExchangeEngine::send(MessageKind kind, const Tensor& tensor, std::int64_t sync_round, std::size_t count,
+                          SharedPayload payload) {
+    stats_.payload_bytes += payload->bytes;
+    outbox_.put({kind, tensor.number, count, std::move(payload), {sync_round, tensor.order, 0}});
+}
+
+void ExchangeEngine::part_is_here(Tensor& tensor, std::int64_t sync_round, std::size_t place, EncodedPart own) {
+    const bool mine = place == islands_.place;
+    if (mine && !islands_.alone()) send(MessageKind::part, tensor, sync_round, own.part->count, own.payload);
+    if (!tensor.rounds.put_part(sync_round, place, own.part)) return;
+    if (islands_.alone()) {
+        tensor.rounds.take_parts(sync_round);
+        own_sum_is_here(tensor, sync_round, std::move(own));  // the same bytes
+        return;
+    }
+    push(tensor, sync_round, [this, &tensor, sync_round](Scratch& scratch) { run_sum(tensor, sync_round, scratch); });
+}
+
+void ExchangeEngine::run_read(Tensor& tensor, MessageKind kind, std::size_t origin, std::int64_t sync_round,
+                              std::size_t count, const Payload& payload) {
+    const Clock::time_point begun = Clock::now();
+    const Format format = format_of(tensor, sync_round);
+    auto read_part = std::make_shared<Part>();
+    const char* const wrong = read(format, payload, count, *read_part);
+    SharedPart part = std::move(read_part);
+    const double read_s = seconds(Clock::now() - begun);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stats_.sum_s += read_s;
+    const bool is_part = kind == MessageKind::part;
+    if (wrong != nullptr) {
+        give_up((is_part ? "rank " : "island ") + std::to_string(origin) + " sent a damaged " +
+                    (is_part ? "part" : "sum") + " of tensor " + std::to_string(tensor.number) + " for sync round " +
+                    std::to_string(sync_round) + ": the payload of " + std::to_string(payload.bytes) + " bytes for " +
+                    std::to_string(count) + " of " + std::to_string(format.blocks()) + " blocks " + wrong,
+                true);
+    } else if (is_part) {
+        part_is_here(tensor, sync_round, tensor.rounds.place_of(origin), {std::move(part), nullptr});
+    } else if (tensor.rounds.put_sum(sync_round, origin, std::move(part))) {
+        reduce_if_ready(tensor);
+    }
+}
+
+void ExchangeEngine::run_sum(Tensor& tensor, std::int64_t sync_round, Scratch& scratch) {
+    std::unique_lock<std::mutex> state_lock(mutex_);
+    const std::vector<SharedPart> parts = tensor.rounds.take_parts(sync_round);
+    if (settings_.selection == SelectionRule::random) {
+        for (std::size_t place = 0; place < parts.size(); ++place) {
+            const std::size_t count = parts[place]->count, own = parts[islands_.place]->count;
+            if (count == own) continue;
+            return give_up("rank " + std::to_string(islands_.mates()[place]) + " sends " + std::to_string(count) +
+                               " random blocks of tensor " + std::to_string(tensor.number) + " in sync round " +
+                               std::to_string(sync_round) + ", this rank " + std::to_string(own) +
+                               ": their plans differ",
+                           true);
+        }
+    }
+    state_lock.unlock();
+    const Clock::time_point begun = Clock::now();
+    const Units units = sum_of(parts, scratch);
+    EncodedPart sum;
+    if (islands_.leads() && tensor.residual != nullptr) {  // one of all takes back what rounding the sum takes away
+        const std::lock_guard<std::mutex> lock(tensor.residual_mutex);
+        sum = encode_part(format_of(tensor, sync_round), units, tensor.residual, scratch);
+        if (tensor.residual_snapshot.misses(sync_round))
+            tensor.residual_snapshot.add(minus(units, sum.part->units()).units());
+    } else {
+        sum = encode_part(format_of(tensor, sync_round), units, nullptr, scratch);
+    }
+    if (settings_.updates && islands_.leads() && settings_.values != ValueFormat::float32) {
+        auto lost = std::make_shared<const Part>(minus(units, sum.part->units()));
+        const std::lock_guard<std::mutex> residual_lock(tensor.residual_mutex);
+        const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
+        if (tensor.residual_snapshot.misses(sync_round)) tensor.residual_snapshot.add(lost->units());
+        tensor.pending.add(sync_round, std::move(lost), -ranks());  // the leader alone takes it back
+    }
+    const double sum_s = seconds(Clock::now() - begun);
+    state_lock.lock();
+    stats_.sum_s += sum_s;
+    own_sum_is_here(tensor, sync_round, std::move(sum));
+}
+
+void ExchangeEngine::own_sum_is_here(Tensor& tensor, std::int64_t sync_round, EncodedPart sum) {
+    if (islands_.leads() && !islands_.single())
+        send(MessageKind::sum, tensor, sync_round, sum.part->count, std::move(sum.payload));
+    if (tensor.rounds.put_sum(sync_round, islands_.mine, std::move(sum.part))) reduce_if_ready(tensor);
+}
+
+void ExchangeEngine::reduce_if_ready(Tensor& tensor) {
+    const std::int64_t sync_round = tensor.rounds.version() + 1;
+    if (!tensor.rounds.next_is_complete() || !round_updates_.contains(sync_round)) return;
+    auto sums = std::make_shared<std::vector<SharedPart>>(tensor.rounds.take_next_sums());
+    if (tensor.accumulated != nullptr) sums->insert(sums->begin(), std::exchange(tensor.accumulated, nullptr));
+    push(tensor, sync_round,
+         [this, &tensor, sync_round, sums](Scratch& scratch) { run_reduce(tensor, sync_round, *sums, scratch); });
+}
+
+void ExchangeEngine::run_reduce(Tensor& tensor, std::int64_t sync_round, const std::vector<SharedPart>& sums,
+                                Scratch& scratch) {
+    std::unique_lock<std::mutex> state_lock(mutex_);
+    RoundUpdate& round_update = round_updates_.at(sync_round);  // stays where it is until every tensor is through
+    state_lock.unlock();
+    const bool accumulate = !round_update.step.has_value() && !settings_.updates;
+    const bool clip = round_update.step.has_value() && round_update.step->clip_norm > 0;
+    const Clock::time_point begun = Clock::now();
+    const Units units = sums.size() == 1 ? sums.front()->units() : sum_of(sums, scratch);
+    const double square = clip ? squared_norm(units.values, units.count * block_entries, 1, best_path()) : 0;
+    SharedPart total;
+    if (accumulate || clip) total = sums.size() == 1 ? sums.front() : copied(units);
+    const double sum_s = seconds(Clock::now() - begun);
+    state_lock.lock();
+    stats_.sum_s += sum_s;
+    if (clip) {
+        tensor.total = std::move(total);
+        round_update.squares[tensor.number] = square;
+        if (--round_update.squares_missing == 0) scale_is_known(sync_round, round_update);
+        return;
+    }
+    tensor.accumulated = std::move(total);
+    state_lock.unlock();
+    advance(tensor, round_update, sync_round, accumulate ? nullptr : &units);
+}
+
+void ExchangeEngine::scale_is_known(std::int64_t sync_round, RoundUpdate& round_update) {
+    double square = 0;
+    for (const double one : round_update.squares) square += one;
+    const double norm = std::sqrt(square), limit = round_update.step->clip_norm;
+    if (norm > limit) round_update.scale = limit / (norm + 1e-6);
+    for (const auto& tensor : tensors_) {
+        const auto total = std::make_shared<SharedPart>(std::exchange(tensor->total, nullptr));
+        push(*tensor, sync_round, [this, &t = *tensor, &round_update, sync_round, total](Scratch&) {
+            const Units units = (*total)->units();
+            advance(t, round_update, sync_round, &units);
+        });
+    }
+}
+
+Hyperparameters ExchangeEngine::hyperparameters_of(const Tensor& tensor, const RoundUpdate& round_update) const {
+    if (!round_update.step.has_value())  // the ranks' own updates: the masters take their sum as it is
+        return {.rule = Rule::sgd,
+                .lr = 1,
+                .weight_decay = 0,
+                .momentum_or_beta1 = 0,
+                .beta2 = 0,
+                .epsilon = 0,
+                .scale = 1,
+                .step = 1};
+    const OptimizerStep& step = *round_update.step;
+    const ParameterGroup& group = step.groups[tensor.group];
+    return {.rule = tensor.rule,
+            .lr = group.lr,
+            .weight_decay = group.weight_decay,
+            .momentum_or_beta1 = group.momentum_or_beta1,
+            .beta2 = group.beta2,
+            .epsilon = group.epsilon,
+            .scale = step.maximize ? -round_update.scale : round_update.scale,
+            .step = step.number};
+}
+
+void ExchangeEngine::advance(Tensor& tensor, const RoundUpdate& round_update, std::int64_t sync_round,
+                             const Units* total) {
+    const Clock::time_point begun = Clock::now();
+    const bool digest_due = settings_.digest_every != 0 && sync_round % settings_.digest_every == 0;
+    Digest digest{sync_round, tensor.number, 0};
+    {
+        const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
+        tensor.snapshot.before(sync_round);
+        if (total != nullptr) tensor.weights.update(*total, hyperparameters_of(tensor, round_update));
+        if (total != nullptr && settings_.updates) tensor.pending.close_round(sync_round, *total);
+        tensor.weights_version = sync_round;
+        if (digest_due) digest.value = tensor.weights.digest();
+    }
+    const double update_s = seconds(Clock::now() - begun);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stats_.update_s += update_s;
+    if (digest_due) digests_.push_back(digest);
+    close_round(tensor, sync_round);
+}
+
+void ExchangeEngine::close_round(Tensor& tensor, std::int64_t sync_round) {
+    tensor.rounds.close_next();
+    const auto round_update = round_updates_.find(sync_round);
+    if (--round_update->second.open == 0) round_updates_.erase(round_update);
+    changed_.notify_all();
+    reduce_if_ready(tensor);
+}
+
+}  // namespace atoll_kernels

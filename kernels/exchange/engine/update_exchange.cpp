@@ -1,0 +1,128 @@
+// Exchanging updates: what is refused there, how a part is selected from live weights, and what is not sent yet.
+#include <algorithm>
+#include <ranges>
+#include <stdexcept>
+#include <utility>
+
+#include "../../cpu/select/difference.hpp"
+#include "exchange_engine.hpp"
+
+namespace atoll_kernels {
+namespace {
+
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
+
+// The master as live would have it if live lacked nothing; the end puts the very bits back.
+class Shifted {
+  public:
+    Shifted(Weights& weights, std::vector<PendingUpdate> pending, Scratch& scratch)
+        : weights_(weights), pending_(std::move(pending)) {
+        std::size_t blocks = 0;
+        for (const PendingUpdate& one : pending_) blocks += one.units.count;
+        saved_ = scratch.saved.of(blocks * block_entries);  // before anything is written: it may throw
+        for (const PendingUpdate& one : pending_) {
+            weights_.shift(one.units, -one.factor, saved_);
+            saved_ += one.units.count * block_entries;
+        }
+    }
+    Shifted(const Shifted&) = delete;
+    Shifted& operator=(const Shifted&) = delete;
+    ~Shifted() {
+        for (auto one = pending_.rbegin(); one != pending_.rend(); ++one) {  // backwards: blocks may be in several
+            saved_ -= one->units.count * block_entries;
+            weights_.put_back(one->units, saved_);
+        }
+    }
+
+  private:
+    Weights& weights_;
+    const std::vector<PendingUpdate> pending_;
+    float* saved_ = nullptr;
+};
+
+}  // namespace
+
+void ExchangeEngine::check_tensor_of_updates(const TensorSettings& settings) const {
+    const Parameters& p = settings.parameters;
+    if (settings.rule == Rule::sgd && p.first == nullptr && p.last_step == nullptr && settings.residual == nullptr)
+        return;
+    refuse(
+        "exchanging updates, each rank's own optimizer has the moments and live has the residual; pass rule 'sgd', and "
+        "None for residual, first, second and last_step");
+}
+
+void ExchangeEngine::sum_updates(std::int64_t sync_round, std::span<const std::size_t> k_blocks) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    check_order(sync_round);
+    if (!settings_.updates) refuse("sum_updates makes no sense exchanging gradients; call apply");
+    if (k_blocks.size() != tensors_.size()) {
+        refuse("k_blocks has " + std::to_string(k_blocks.size()) + " entries, but there are " +
+               std::to_string(tensors_.size()) + " tensors; pass one for each");
+    }
+    const auto has_live = [](const auto& tensor) { return tensor->weights.has_live(); };
+    for (const auto& tensor : tensors_ | std::views::filter(has_live)) check_compress(sync_round, *tensor);
+    for (const auto& tensor : tensors_ | std::views::filter(has_live)) {
+        const Live& live = tensor->weights.live();
+        begin_compress(sync_round, *tensor, {live.data, live.format, 0, k_blocks[tensor->number], {}, true});
+    }
+    order_round_update(sync_round, {});
+}
+
+bool ExchangeEngine::await_compressed(Clock::time_point until) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto quiet = [](const auto& tensor) { return !tensor->compressing; };
+    const auto over = [&] { return closed_ || failed_ || std::all_of(tensors_.begin(), tensors_.end(), quiet); };
+    const bool in_time = changed_.wait_until(lock, until, over);
+    check_open();
+    if (failed_ && lost_) throw PeerIsLost(failure_);
+    if (failed_) throw std::runtime_error(failure_);
+    return in_time;
+}
+
+Selected ExchangeEngine::compress_live(Tensor& tensor, std::int64_t sync_round, const Gradient& live,
+                                       Scratch& scratch) {
+    const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
+    Selected own;
+    {
+        const Shifted shifted(tensor.weights, tensor.pending.missing_from_copy(live.takes), scratch);
+        own =
+            tensor.selector.select(Copies{tensor.weights.master(), live.data, live.format, 1 / ranks(), live.k_blocks},
+                                   format_of(tensor, sync_round), scratch);
+    }
+    tensor.pending.forget(live.takes);
+    tensor.pending.add(sync_round, own.encoded.part, ranks());
+    return own;
+}
+
+// Unlike compress_live it leaves the masters alone, even for a moment: it runs while tasks are quiesced, and then they
+// may be read.
+std::size_t ExchangeEngine::read_residual(std::size_t tensor, const Live& live, float* out) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        check_open();
+    }
+    Tensor& t = at(tensor);
+    const std::size_t n = t.weights.entries();
+    const float scale = 1 / ranks();
+    {
+        const std::lock_guard<std::mutex> lock(t.weights_mutex);
+        difference({t.weights.master(), live.data, live.format, scale, n}, out, best_path());
+        for (const auto& [units, factor] : t.pending.missing_from_copy(t.pending.takes())) {
+            for (std::size_t k = 0; k < units.count; ++k) {
+                const std::size_t begin = units.index[k] * block_entries, end = std::min(n, begin + block_entries);
+                for (std::size_t i = begin; i < end; ++i)
+                    out[i] -= scale * factor * units.values[k * block_entries + i - begin];
+            }
+        }
+    }
+    std::size_t nonfinite = 0;
+    for (std::size_t begin = 0; begin < n; begin += block_entries) {
+        const std::size_t size = std::min(block_entries, n - begin);
+        if (all_finite(out + begin, size)) continue;
+        std::fill_n(out + begin, size, 0.0F);
+        ++nonfinite;
+    }
+    return nonfinite;
+}
+
+}  // namespace atoll_kernels

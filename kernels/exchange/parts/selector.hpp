@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../../cpu/select/compress.hpp"
+#include "../../cpu/select/difference.hpp"
+#include "parts.hpp"
+#include "threshold_controller.hpp"
+
+namespace atoll_kernels {
+
+enum class SelectionRule { threshold, topk, random };
+
+// This step's gradient of one tensor, as it was handed over.
+struct Gradient {
+    const void* data = nullptr;  // null: none, only the residual
+    ValueFormat format = ValueFormat::float32;
+    float weight = 0;
+    std::size_t k_blocks = 0;
+    std::shared_ptr<const void> owner;  // keeps `data` alive
+    bool is_live = false;               // no gradient: this rank's own weights, after its own update
+    std::uint64_t takes = 0;            // how often changes for those weights were taken before they were copied
+};
+
+// Two copies of one tensor, of which the difference is what this rank has not sent.
+struct Copies {
+    const float* master = nullptr;
+    const void* live = nullptr;
+    ValueFormat format = ValueFormat::float32;
+    float scale = 0;
+    std::size_t k_blocks = 0;
+};
+
+struct Selected {
+    Selection selection;
+    EncodedPart encoded;
+};
+
+// Chooses a tensor's part, sync round after sync round. One caller at a time.
+class Selector {
+  public:
+    Selector(SelectionRule rule, float* residual, std::size_t entries)
+        : rule_(rule), residual_(residual), entries_(entries), controller_(1) {}
+
+    // At most gradient.k_blocks blocks of residual + weight * gradient; the rest, and what rounding to the wire's
+    // format takes away, stays in the residual. Without a residual both are lost.
+    Selected select(const Gradient& gradient, const Format& format, Scratch& scratch);
+
+    // At most k_blocks blocks of scale * (master - live). What rounding takes away stays in the difference by itself.
+    Selected select(const Copies& copies, const Format& format, Scratch& scratch);
+
+  private:
+    template <typename Sample, typename Choose>
+    Selection choose_above(const Format& format, const Chosen& to, Scratch& scratch, const Sample& sample,
+                           const Choose& choose_blocks);
+    Selection choose(const Source& from, const Format& format, const Chosen& to, Scratch& scratch);
+    Selection choose_nothing(const Format& format, const Chosen& to) const;
+
+    SelectionRule rule_;
+    float* residual_;
+    std::size_t entries_;
+    ThresholdController controller_;
+};
+
+}  // namespace atoll_kernels

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <vector>
+
+namespace atoll_kernels {
+
+// The loop that finds the threshold: twin of kernels/aimd.py, which says how and why. The same counts give the same
+// thresholds, bit for bit.
+class ThresholdController {
+  public:
+    explicit ThresholdController(std::size_t target) : target_(target) {}
+
+    double threshold() const { return threshold_; }
+    void aim_at(std::size_t target) { target_ = target; }  // blocks a sync round, 1 or more
+
+    bool needs_sample() const { return off_for_ >= lost_updates; }
+
+    // scores [count] of blocks drawn evenly out of `blocks`; -1: not finite.
+    double start(const float* scores, std::size_t count, std::size_t blocks) {
+        std::vector<double> ranked;
+        for (std::size_t k = 0; k < count; ++k) {
+            if (scores[k] > 0 && scores[k] <= std::numeric_limits<float>::max()) ranked.push_back(scores[k]);
+        }
+        std::sort(ranked.begin(), ranked.end(), std::greater<>());
+        const auto out_of = static_cast<double>(std::max<std::size_t>(blocks, 1));
+        const double chosen = static_cast<double>(target_ * count) / out_of;
+        threshold_ = interpolated(ranked, chosen);
+        share_ = smallest_share;
+        direction_ = held_for_ = off_for_ = 0;
+        return threshold_;
+    }
+
+    double update(std::size_t found) {
+        note_if_lost(static_cast<double>(found));
+        const int direction = wanted_direction(static_cast<double>(found));
+        if (direction == direction_) {
+            ++held_for_;
+            if (direction != 0 && held_for_ > 2) share_ = std::min(share_ * 2, largest_share);
+        } else {
+            held_for_ = 1;
+            if (direction == 0 || direction_ != 0) share_ = std::max(share_ / 4, smallest_share);
+        }
+        if (direction > 0) {
+            threshold_ += share_ * threshold_;
+        } else if (direction < 0) {
+            threshold_ /= 1 + share_;
+        }
+        direction_ = direction;
+        return threshold_;
+    }
+
+  private:
+    static constexpr double band = 0.1;
+    static constexpr double smallest_share = 0x1p-9;
+    static constexpr double largest_share = 1.0;
+    static constexpr double lost_factor = 4.0;
+    static constexpr int lost_updates = 2;
+
+    double aim() const { return static_cast<double>(target_); }
+
+    int wanted_direction(double found) const {
+        if (found > aim() * (1 + band)) return 1;
+        return found < aim() * (1 - band) && threshold_ > 0 ? -1 : 0;
+    }
+
+    void note_if_lost(double found) {
+        const bool too_many = found > aim() * lost_factor || (threshold_ == 0 && wanted_direction(found) > 0);
+        const bool too_few = found * lost_factor < aim() && threshold_ > 0;
+        off_for_ = too_many || too_few ? std::min(off_for_ + 1, lost_updates) : 0;
+    }
+
+    static double interpolated(const std::vector<double>& ranked, double chosen) {
+        if (ranked.empty() || chosen >= static_cast<double>(ranked.size())) return 0;
+        if (chosen < 1) return ranked[0];
+        const auto above = static_cast<std::size_t>(chosen);
+        const double share = chosen - static_cast<double>(above);
+        return ranked[above - 1] * (1 - share) + ranked[above] * share;
+    }
+
+    std::size_t target_;
+    double threshold_ = 0;
+    double share_ = smallest_share;
+    int direction_ = 0;
+    int held_for_ = 0;
+    int off_for_ = lost_updates;
+};
+
+}  // namespace atoll_kernels

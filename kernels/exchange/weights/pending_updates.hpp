@@ -1,0 +1,66 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "../parts/parts.hpp"
+
+namespace atoll_kernels {
+
+// Something that live weights lack: live += factor * units.
+struct PendingUpdate {
+    Units units;
+    float factor;
+};
+
+// Exchanging updates: what one rank's live weights of a tensor lack, so that at any time
+//     live + all that is pending = master - ranks * residual,
+// residual being what this rank has not sent. Knows nothing of threads but in `takes`: one caller at a time.
+class PendingUpdates {
+  public:
+    // A part was taken out of this rank's residual (factor > 0), or put back (factor < 0), in a round to come.
+    void add(std::int64_t sync_round, SharedPart part, float factor);
+
+    // `total` of `sync_round` was taken off the master. Rounds ascend.
+    void close_round(std::int64_t sync_round, const Units& total);
+
+    // What live lacks of the closed rounds; of others it must not have anything yet.
+    const Part& unpublished() const { return unpublished_; }
+
+    // The unpublished was added to live, which is the only copy.
+    void mark_published() { unpublished_ = Part(); }
+
+    // Hands the unpublished to somebody who adds it to weights kept elsewhere. Copies of those that were made before
+    // are still to be compressed, so it is remembered until a later copy is.
+    Part take();
+
+    // How often the unpublished was taken; from any thread.
+    std::uint64_t takes() const { return takes_; }
+
+    // What a copy of live lacks that was made after so many takes. Valid until the next change.
+    std::vector<PendingUpdate> missing_from_copy(std::uint64_t takes) const;
+
+    // No copy made after fewer takes will be asked about again.
+    void forget(std::uint64_t takes);
+
+  private:
+    struct OfRound {
+        std::int64_t sync_round;
+        SharedPart part;
+        float factor;
+    };
+    struct Taken {
+        std::uint64_t number;
+        SharedPart part;
+    };
+
+    std::deque<OfRound> open_;  // of rounds that are not closed
+    Part unpublished_;          // one sum, so that it does not grow while nobody asks for it
+    std::deque<Taken> taken_;
+    std::atomic<std::uint64_t> takes_{0};
+};
+
+}  // namespace atoll_kernels

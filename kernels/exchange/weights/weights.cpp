@@ -1,0 +1,148 @@
+#include "weights.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "../../cpu/codec/half.hpp"
+#include "../../cpu/processor/features.hpp"
+#include "digest.hpp"
+
+namespace atoll_kernels {
+namespace {
+
+constexpr std::size_t batch_blocks =
+    64;  // fetched ahead: changed blocks lie apart, and the processor does not find them
+
+template <std::uint16_t narrow(float)>
+void copy_narrow(const float* from, std::size_t n, std::uint16_t* to) {
+#pragma GCC unroll 1
+    for (std::size_t i = 0; i < n; ++i) to[i] = narrow(from[i]);
+}
+
+void copy_block(const float* master, std::size_t begin, std::size_t n, const Live& live) {
+    switch (live.format) {
+        case ValueFormat::float32: std::copy_n(master + begin, n, static_cast<float*>(live.data) + begin); break;
+        case ValueFormat::float16:
+            copy_narrow<to_float16>(master + begin, n, static_cast<std::uint16_t*>(live.data) + begin);
+            break;
+        case ValueFormat::bfloat16:
+            copy_narrow<to_bfloat16>(master + begin, n, static_cast<std::uint16_t*>(live.data) + begin);
+            break;
+    }
+}
+
+template <std::uint16_t narrow(float), float widen(std::uint16_t)>
+void add_narrow(std::uint16_t* to, std::size_t n, const float* values) {
+#pragma GCC unroll 1
+    for (std::size_t i = 0; i < n; ++i) to[i] = narrow(widen(to[i]) + values[i]);
+}
+
+void add_block(const Live& live, std::size_t begin, std::size_t n, const float* values) {
+    auto* const narrow = static_cast<std::uint16_t*>(live.data) + begin;
+    switch (live.format) {
+        case ValueFormat::float32: {
+            float* const to = static_cast<float*>(live.data) + begin;
+            for (std::size_t i = 0; i < n; ++i) to[i] += values[i];
+            break;
+        }
+        case ValueFormat::float16: add_narrow<to_float16, from_float16>(narrow, n, values); break;
+        case ValueFormat::bfloat16: add_narrow<to_bfloat16, from_bfloat16>(narrow, n, values); break;
+    }
+}
+
+}  // namespace
+
+Weights::Weights(const Parameters& parameters)
+    : parameters_(parameters), live_(parameters.live), changed_((block_count(parameters.n) + 63) / 64) {
+    parameters_.live.data = nullptr;
+}
+
+std::size_t Weights::update(const Units& total, const Hyperparameters& hyper) {
+    const std::size_t left_out = apply_update(parameters_, total, hyper, 1, best_path());
+    for (std::size_t k = 0; k < total.count; ++k)
+        changed_[total.index[k] / 64] |= std::uint64_t{1} << (total.index[k] % 64);
+    return left_out;
+}
+
+template <typename Visit>
+void Weights::visit_changed(const Visit& visit) {
+    std::size_t batch[batch_blocks];
+    std::size_t count = 0;
+    const auto visit_batch = [&] {
+        for (std::size_t k = 0; k < count; ++k) {
+            const std::size_t begin = batch[k] * block_entries;
+            visit(batch[k], begin, std::min(block_entries, parameters_.n - begin));
+        }
+        count = 0;
+    };
+    for (std::size_t word = 0; word < changed_.size(); ++word) {
+        for (std::uint64_t bits = std::exchange(changed_[word], 0); bits != 0; bits &= bits - 1) {
+            const std::size_t block = 64 * word + static_cast<std::size_t>(std::countr_zero(bits));
+            __builtin_prefetch(parameters_.master + block * block_entries);
+            batch[count++] = block;
+            if (count == batch_blocks) visit_batch();
+        }
+    }
+    visit_batch();
+}
+
+void Weights::publish() {
+    visit_changed(
+        [this](std::size_t, std::size_t begin, std::size_t n) { copy_block(parameters_.master, begin, n, live_); });
+}
+
+template <typename Visit>
+void Weights::visit_blocks(const Units& update, const Visit& visit) const {
+    constexpr std::size_t ahead = 16;
+    for (std::size_t k = 0; k < update.count; ++k) {
+        if (k + ahead < update.count)
+            __builtin_prefetch(parameters_.master + update.index[k + ahead] * block_entries, 1);
+        const std::size_t begin = update.index[k] * block_entries;
+        visit(k * block_entries, begin, std::min(block_entries, parameters_.n - begin));
+    }
+}
+
+void Weights::shift(const Units& update, float factor, float* saved) {
+    float* const master = parameters_.master;
+    visit_blocks(update, [&](std::size_t at, std::size_t begin, std::size_t n) {
+        std::copy_n(master + begin, n, saved + at);
+        for (std::size_t i = 0; i < n; ++i) master[begin + i] += factor * update.values[at + i];
+    });
+}
+
+void Weights::put_back(const Units& update, const float* saved) {
+    visit_blocks(update, [&](std::size_t at, std::size_t begin, std::size_t n) {
+        std::copy_n(saved + at, n, parameters_.master + begin);
+    });
+}
+
+void Weights::add_to_live(const Units& update) {
+    constexpr std::size_t ahead = 16;
+    const std::size_t bytes = live_.format == ValueFormat::float32 ? 4 : 2;
+    for (std::size_t k = 0; k < update.count; ++k) {
+        if (k + ahead < update.count)
+            __builtin_prefetch(static_cast<char*>(live_.data) + update.index[k + ahead] * block_entries * bytes, 1);
+        const std::size_t begin = update.index[k] * block_entries, n = std::min(block_entries, parameters_.n - begin);
+        add_block(live_, begin, n, update.values + k * block_entries);
+    }
+}
+
+std::size_t Weights::changed_blocks() const {
+    std::size_t count = 0;
+    for (const std::uint64_t word : changed_) count += static_cast<std::size_t>(std::popcount(word));
+    return count;
+}
+
+void Weights::take_changes(std::uint32_t* index, float* values) {
+    visit_changed([&](std::size_t block, std::size_t begin, std::size_t n) {
+        *index++ = static_cast<std::uint32_t>(block);
+        std::copy_n(parameters_.master + begin, n, values);
+        std::fill(values + n, values + block_entries, 0.0F);
+        values += block_entries;
+    });
+}
+
+std::uint64_t Weights::digest() const { return atoll_kernels::digest(parameters_.master, parameters_.n); }
+
+}  // namespace atoll_kernels

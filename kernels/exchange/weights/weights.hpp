@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "../../cpu/optimizer/sparse_optimizer.hpp"
+
+namespace atoll_kernels {
+
+// One tensor's float32 master weights with the optimizer's state, the model's own copy of them (`live`; may be none),
+// and which blocks differ between the two. Knows nothing of threads: one caller at a time.
+class Weights {
+  public:
+    // parameters.live is brought up to date by publish alone, never in between: a forward or backward pass reads it.
+    explicit Weights(const Parameters& parameters);
+
+    std::size_t entries() const { return parameters_.n; }
+    bool has_live() const { return live_.data != nullptr; }
+    bool has_first() const { return parameters_.first != nullptr; }
+
+    // Returns how many blocks were left out as not finite.
+    std::size_t update(const Units& total, const Hyperparameters& hyper);
+
+    const float* master() const { return parameters_.master; }
+    const Live& live() const { return live_; }
+
+    // master += factor * update for a moment. saved [update.count, 16] gets what was there, for `put_back`.
+    void shift(const Units& update, float factor, float* saved);
+    void put_back(const Units& update, const float* saved);
+
+    // live += update.
+    void add_to_live(const Units& update);
+
+    // Copies the blocks changed since the last call into live.
+    void publish();
+
+    std::size_t changed_blocks() const;
+
+    // The same blocks for somebody who keeps the copy: index [changed_blocks], values [changed_blocks, 16], the last
+    // block's beyond the tensor's end 0.
+    void take_changes(std::uint32_t* index, float* values);
+
+    std::uint64_t digest() const;
+
+  private:
+    template <typename Visit>
+    void visit_changed(const Visit& visit);
+    template <typename Visit>
+    void visit_blocks(const Units& update, const Visit& visit) const;
+
+    Parameters parameters_;  // without live
+    Live live_;
+    std::vector<std::uint64_t> changed_;  // a bit for each block
+};
+
+}  // namespace atoll_kernels
