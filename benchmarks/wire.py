@@ -58,7 +58,7 @@ class Outgoing:
     payload: bytes
     tensor: int
     kind: int = 0
-    step: int = 0
+    sync_round: int = 0
     order: int = 0
     count: int = 1
 

@@ -78,7 +78,7 @@ def a_forward_pass_is_never_more_than_a_round_late(exchange: Exchange) -> None:
         done, versions = 0, []
 
         def look(*_: object) -> None:
-            versions.append((min(sync._pipeline.versions()[layer.number] for layer in sync._layers[:2]), done))
+            versions.append((min(sync._engine.versions()[layer.number] for layer in sync._layers[:2]), done))
 
         model[0].register_forward_pre_hook(look)  # after the strategy's own
         seen: Counter[int] = Counter()

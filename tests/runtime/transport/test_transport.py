@@ -156,7 +156,7 @@ def test_old_runs_false_origins_and_refusals_are_counted_by_reason() -> None:
         peer.close()
 
 
-def test_what_waits_for_a_slow_peer_stays_in_the_pipeline() -> None:
+def test_what_waits_for_a_slow_peer_stays_in_the_engine() -> None:
     """Backpressure: with more than send_buffer_bytes waiting, nothing more is taken; it goes on when the peer reads."""
     rank, peer = two(limits=Limits(send_buffer_bytes=2_000_000), read_ahead=1)
     try:

@@ -38,7 +38,7 @@ class Worker:
     def deliver(self, frame: Frame) -> str | None:
         assert frame.kind in {Kind.PART, Kind.SUM}
         return self.engine.deliver(
-            int(frame.kind), frame.origin, frame.sync_round, frame.tensor, frame.count, frame.payload
+            int(frame.kind), frame.origin, frame.step, frame.tensor, frame.count, frame.payload
         )
 
     def train(self) -> None:
