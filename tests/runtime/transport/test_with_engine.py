@@ -37,9 +37,7 @@ class Worker:
 
     def deliver(self, frame: Frame) -> str | None:
         assert frame.kind in {Kind.PART, Kind.SUM}
-        return self.engine.deliver(
-            int(frame.kind), frame.origin, frame.step, frame.tensor, frame.count, frame.payload
-        )
+        return self.engine.deliver(int(frame.kind), frame.origin, frame.step, frame.tensor, frame.count, frame.payload)
 
     def train(self) -> None:
         random = np.random.default_rng(self.rank)
