@@ -98,7 +98,7 @@ def _offering(observed: ObservedJob, run: RunRecord, clock: PassClock) -> list[F
     kinds = {device.kind for device in observed.nodes[first.node].record.devices}
     return [
         d
-        for d in observed.free
+        for d in observed.devices.free
         if d.kind in kinds
         and clock.now_s - d.since_s >= GROW_STABLE_S
         and not _slowed(observed.job.standby.get(d.name), d, run)
@@ -113,7 +113,7 @@ def _slowed(standby: Standby | None, device: FreeDevice, run: RunRecord) -> bool
 
 def _offered(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], clock: PassClock) -> DeviceAssessment:
     job, room = observed.job, observed.job.spec.max_workers - len(run.members)
-    profile = observed.profile if _measured(observed) else None
+    profile = observed.training.profile if _measured(observed) else None
     found = None if profile is None else answer(_question(observed, run, profile, free, learned(job, free)))
     if found is None:
         found = _unmeasured(observed, run, free, clock)
@@ -196,7 +196,7 @@ def _workers(observed: ObservedJob, run: RunRecord) -> list[RatedDevice]:
 def _unmeasured(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], clock: PassClock) -> AdmissionAnswer:
     """What cannot be predicted is taken in at once, as nothing would be learned of it by waiting; the rest where the
     run, or one of its ranks, measures nothing though it had the time. Who waits by a verdict waits on."""
-    profile, began_s = observed.profile, max(observed.since_s, observed.planned_s)
+    profile, began_s = observed.training.profile, max(observed.since_s, observed.plans.planned_s)
     silent = profile is None or profile.total_batch == 0 or profile.steps >= SETTLED_STEPS
     hopeless = silent and clock.now_s - began_s >= UNMEASURED_S
     new = (d for d in free if d.name not in observed.job.standby)
@@ -274,7 +274,7 @@ def restart_s(history: Sequence[PhaseChange]) -> float:
 
 def _growth(observed: ObservedJob, run: RunRecord, added: Sequence[str]) -> Growth | None:
     """What to hold the larger run against; None where this one is not measured. Who is still on trial stays on it."""
-    profile, trial = observed.profile, observed.job.growth
+    profile, trial = observed.training.profile, observed.job.growth
     if trial is not None:
         return replace(trial, run=run.run, added=(*trial.added, *added))
     if profile is None or not _measured(observed):
@@ -295,22 +295,22 @@ def _error(profile: Profile) -> float:
 
 def _measured(observed: ObservedJob) -> bool:
     """Whether the run has measured enough steps under its newest plan."""
-    profile = observed.profile
-    if profile is None or not observed.plans or profile.plan != observed.plans[-1].id or profile.step_s <= 0:
+    profile, plan = observed.training.profile, observed.plans.newest
+    if profile is None or plan is None or profile.plan != plan.id or profile.step_s <= 0:
         return False
     return profile.steps >= SETTLED_STEPS
 
 
 def _settled(observed: ObservedJob, run: RunRecord, clock: PassClock) -> bool:
     """Whether the run has trained for a while under its newest plan, and every rank measured it."""
-    long_enough = clock.now_s - max(observed.planned_s, observed.since_s) >= SETTLED_S
-    profile = observed.profile
+    long_enough = clock.now_s - max(observed.plans.planned_s, observed.since_s) >= SETTLED_S
+    profile = observed.training.profile
     return long_enough and _measured(observed) and profile is not None and len(profile.ranks) == len(run.members)
 
 
 def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
     """Holds a run that took devices in against the one before, once it has settled."""
-    job, growth, profile = observed.job, observed.job.growth, observed.profile
+    job, growth, profile = observed.job, observed.job.growth, observed.training.profile
     if growth is None or run.run <= growth.run:
         return DeviceAssessment(job=job)
     added = {f"{m.node}/{m.device}": m.rank for m in run.members if f"{m.node}/{m.device}" in growth.added}
@@ -369,7 +369,7 @@ def _sent_back(
 
 def _without_slowest(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
     """The run with and without its slowest worker, where the fixed costs of all are known."""
-    job, profile = observed.job, observed.profile
+    job, profile = observed.job, observed.training.profile
     if profile is None or len(run.members) <= max(job.spec.min_workers, 1) or job.growth is not None:
         return DeviceAssessment(job=job, judged=True)  # what was measured before a growth says more than a prediction
     found = dispensable(_question(observed, run, profile))

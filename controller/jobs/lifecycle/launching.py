@@ -39,10 +39,10 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         seats=tuple(Counter(m.node for m in observed.run.members).items()) if observed.run else (),
         settled=_settled(observed.run),
         standby=job.standby,
-        learned=learned(job, observed.free),
+        learned=learned(job, observed.devices.free),
         total_batch=planned_total(job) or job.total_batch,
     )
-    decision = decide_start(clock.now_s, wanted, observed.free, observed.ports)
+    decision = decide_start(clock.now_s, wanted, observed.devices.free, observed.devices.ports)
     if not decision.members:
         return JobStep(_explain(job, decision.reason), observed.run, held=decision.held)
     number = job.run + 1
@@ -56,7 +56,7 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         data_seed=observed.data_seed,
         recovery=recovery_at_launch(observed.run, decision.members, clock),
     )
-    free = {(device.node, device.index): device for device in observed.free}
+    free = {(device.node, device.index): device for device in observed.devices.free}
     taken = [free[m.node, m.device] for m in run.members]
     places = [Place(d.node, d.index, d.speed, d.work_per_s) for d in taken]
     plan = begun_with(job, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch))
@@ -65,12 +65,12 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
     nodes = {m.node: observed.nodes[m.node].record for m in run.members}
     placement = first_placement(
-        number, run.members, nodes, job.spec.checkpoint, before=observed.placement, links=observed.links
+        number, run.members, nodes, job.spec.checkpoint, before=observed.plans.placement, links=observed.training.links
     )
     events = (
         NewEvent(Level.INFO, "phase", f"run {number}: {decision.reason} ({where})"),
         NewEvent(Level.INFO, "plan", f"plan 1 ({plan.planner}): {plan.reason}"),
-        *_placed_anew(observed.placement, placement),
+        *_placed_anew(observed.plans.placement, placement),
         *told,
     )
     return JobStep(started, run, plan, events, placement=placement)

@@ -78,42 +78,67 @@ class PassClock:
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedJob:
-    """One job, what its nodes report, and what is free. `since_s`: when this phase began, as far as this controller
-    knows; `finished_since_s`: when the first rank of this run was seen to have finished; `planned_s`: when its newest
-    plan was issued; `profile`: what its workers measured, `profile_is_news`: the last pass did not have it;
-    `plans_sent`: the newest plan that each node was sent over its present stream; `data_seed`: a secret for a run that
-    would begin now, where it needs one; `judged_s`: when free devices were last assessed. `total_batch`: the largest
-    under the newest plan; `batch_size`, `samples`: what the script gave, of the whole job and its dataset; 0 before.
-    `resumed`: tier and step that the run went on from, once its workers said so; `stepped`: a step of it was heard of;
-    `placement`: of the newest run; `links`: bits per second from an island to the others, as the newest run measured
-    them. `trains`: fingerprint of what it prepared; empty before."""
+class ObservedPlans:
+    """The plans of the newest run, oldest first, and its placement. `planned_s`: when the newest plan was issued;
+    `sent`: by node, the newest plan that its present stream carried."""
 
-    job: JobRecord
-    run: RunRecord | None
-    plans: tuple[PlanRecord, ...]
-    nodes: Mapping[str, ObservedNode]
-    since_s: float
-    finished_since_s: float | None = None
-    free: Sequence[FreeDevice] = ()
-    ports: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    issued: tuple[PlanRecord, ...] = ()
+    placement: PlacementRecord | None = None
+    planned_s: float = 0.0
+    sent: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> PlanRecord | None:
+        return self.issued[-1] if self.issued else None
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedTraining:
+    """The newest run, as its workers report it. `profile`: what they measured, `profile_is_news`: the last pass did not
+    have it; `links`: bits per second from an island to the others. `total_batch`: the largest under the newest plan;
+    `batch_size`, `samples`: what the script gave, of the whole job and its dataset; 0 before. `trains`: fingerprint of
+    what it prepared, empty before. `resumed`: tier and step that the run went on from, once its workers said so;
+    `stepped`: a step of it was heard of. `checkpoint_step`, `memory_step`: of the newest on disk and in memory."""
+
     profile: Profile | None = None
     profile_is_news: bool = False
+    links: Mapping[str, float] = field(default_factory=dict)
     total_batch: int = 0
     batch_size: int = 0
     samples: int = 0
     trains: str = ""
     newest_step: int = 0
+    stepped: bool = False
+    resumed: tuple[str, int] | None = None
     checkpoint_step: int = 0
     memory_step: int = 0
-    resumed: tuple[str, int] | None = None
-    stepped: bool = False
-    placement: PlacementRecord | None = None
-    links: Mapping[str, float] = field(default_factory=dict)
-    planned_s: float = 0.0
-    plans_sent: Mapping[str, int] = field(default_factory=dict)
-    data_seed: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedDevices:
+    """Devices that the job may take, and by node the rendezvous ports that no run uses."""
+
+    free: Sequence[FreeDevice] = ()
+    ports: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedJob:
+    """One job with its newest run, the nodes of that run (of a waiting job: all), and what is free. On the monotonic
+    clock: `since_s`, since when this phase lasts, as far as this controller knows; `finished_since_s`, since when a
+    rank of this run has finished; `judged_s`, when free devices were last assessed. `data_seed`: a secret for a run
+    that would begin now, where it needs one."""
+
+    job: JobRecord
+    run: RunRecord | None
+    nodes: Mapping[str, ObservedNode]
+    since_s: float
+    finished_since_s: float | None = None
     judged_s: float = -math.inf
+    plans: ObservedPlans = ObservedPlans()
+    training: ObservedTraining = ObservedTraining()
+    devices: ObservedDevices = ObservedDevices()
+    data_seed: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ def plans(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
     living = [m for m in run.members if not m.exit]
     fetching = {m.node for m in living if m.rank not in workers or workers[m.rank].phase is WorkerPhase.STARTING}
     for node in _nodes(observed, (m for m in living if m.node not in fetching)):
-        newest = observed.plans_sent.get(node, 1)
-        yield from (SendPlan(node, run.job, run.run, plan.id) for plan in observed.plans if plan.id > newest)
+        newest = observed.plans.sent.get(node, 1)
+        yield from (SendPlan(node, run.job, run.run, plan.id) for plan in observed.plans.issued if plan.id > newest)
 
 
 def stops(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:

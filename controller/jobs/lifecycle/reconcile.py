@@ -86,7 +86,7 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
         return _moved(advance(_learned(observed, job), JobPhase.DONE, text, clock.unix_s), ended)
     if stop := _must_stop(observed, run, clock) or _left_early(observed, run, clock):
         return stop
-    if has_recovered(job, clock.now_s - observed.since_s, observed.newest_step):
+    if has_recovered(job, clock.now_s - observed.since_s, observed.training.newest_step):
         back = f"its {job.spec.max_restarts} restarts are back"
         text = f"trained for {GOOD_RUN_S / 60:.0f} minutes without a failure: {back}"
         return JobStep(replace(job, restarts=0), run, events=(NewEvent(Level.INFO, "notice", text),))
@@ -99,7 +99,7 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
         text = f"plan {plan.id} from step {plan.from_step}: {plan.reason}"
         event = NewEvent(Level.INFO, "plan", text)
         sent = tuple(
-            orders.plans(replace(observed, plans=(*observed.plans, plan)), run)
+            orders.plans(replace(observed, plans=replace(observed.plans, issued=(*observed.plans.issued, plan))), run)
         )  # now: another pass takes its time
         learned = _learned(observed, assessment.job)
         return JobStep(
@@ -124,17 +124,17 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
 
 def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...]]:
     """The job with what it trains, once that is known; told where its offline profile is of something else."""
-    job = observed.job
-    if not observed.trains or observed.trains == job.trains:
+    job, training = observed.job, observed.training
+    if not training.trains or training.trains == job.trains:
         return observed, ()
-    observed = replace(observed, job=replace(job, trains=observed.trains))
+    observed = replace(observed, job=replace(job, trains=training.trains))
     profile = offline_profile(job.spec.adapt.profile) if job.spec.adapt.profile else None
-    if profile is None or profile.is_of(observed.trains):
+    if profile is None or profile.is_of(training.trains):
         return observed, ()
-    entries = observed.profile.entries if observed.profile else 0
+    entries = training.profile.entries if training.profile else 0
     text = (
         f"the offline profile is not used: it is of another model ({profile.words}); this job trains "
-        f"{entries:,} entries on {observed.samples:,} samples. Names, shapes and the optimizer's settings count too. "
+        f"{entries:,} entries on {training.samples:,} samples. Names, shapes and the optimizer's settings count too. "
         f"Make one of this job: atoll profile {job.spec.script}"
     )
     return observed, (NewEvent(Level.WARNING, "plan", text),)
@@ -149,15 +149,16 @@ def _assess(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAs
 
 
 def _replan(observed: ObservedJob, clock: PassClock) -> PlanRecord | None:
-    if not observed.plans or observed.profile is None or not observed.profile_is_news or observed.run is None:
+    current, training = observed.plans.newest, observed.training
+    if current is None or training.profile is None or not training.profile_is_news or observed.run is None:
         return None
     return next_plan(
         Given(
             now_s=clock.now_s,
-            planned_s=observed.planned_s,
-            current=observed.plans[-1],
-            profile=observed.profile,
-            policy=policy_of(_learned(observed, observed.job), observed.samples),
+            planned_s=observed.plans.planned_s,
+            current=current,
+            profile=training.profile,
+            policy=policy_of(_learned(observed, observed.job), training.samples),
             islands=tuple(m.island for m in observed.run.members),
         )
     )
@@ -231,7 +232,8 @@ def _learned(observed: ObservedJob, job: JobRecord) -> JobRecord:
     if observed.run is None:
         return job
     places = {m.rank: f"{m.node}/{m.device}" for m in observed.run.members}
-    ranks = observed.profile.ranks if observed.profile else {}
+    training = observed.training
+    ranks = training.profile.ranks if training.profile else {}
     measured = {
         places[rank]: known.compute_s / known.local_batch
         for rank, known in ranks.items()
@@ -242,9 +244,9 @@ def _learned(observed: ObservedJob, job: JobRecord) -> JobRecord:
         job,
         speeds={**job.speeds, **measured},
         learned_at={**job.learned_at, **{name: work.get(name, 0.0) for name in measured}},
-        total_batch=observed.total_batch or job.total_batch,
-        initial_batch=observed.batch_size or job.initial_batch,
-        adapted=adapted_by(observed.plans[-1]) if observed.plans else job.adapted,
-        checkpoint_step=max(observed.checkpoint_step, job.checkpoint_step),
-        memory_step=observed.memory_step or job.memory_step,
+        total_batch=training.total_batch or job.total_batch,
+        initial_batch=training.batch_size or job.initial_batch,
+        adapted=adapted_by(observed.plans.newest) if observed.plans.newest else job.adapted,
+        checkpoint_step=max(training.checkpoint_step, job.checkpoint_step),
+        memory_step=training.memory_step or job.memory_step,
     )

@@ -18,7 +18,7 @@ from atoll.controller.jobs.admission.standby import kept_free
 from atoll.controller.jobs.agents.commits import COMMIT_EVERY_S, newly_complete
 from atoll.controller.jobs.agents.data_keys import new_seed
 from atoll.controller.jobs.agents.orphans import is_orphan, orphan_actions
-from atoll.controller.jobs.agents.progress import ProgressBoard, RunProgress
+from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.lifecycle.exits import is_lost
 from atoll.controller.jobs.lifecycle.observed import (
@@ -27,7 +27,10 @@ from atoll.controller.jobs.lifecycle.observed import (
     ForgetWorker,
     LaunchWorker,
     NewEvent,
+    ObservedDevices,
     ObservedJob,
+    ObservedPlans,
+    ObservedTraining,
     PassClock,
     SendPlan,
     StopRun,
@@ -208,39 +211,50 @@ class Reconciler:
 
     def _observe(self, state: JobState, free: Free) -> ObservedJob:
         job, run = state.job, state.run
-        progress = _begin(self._progress, run) if run and job.phase.active else None
-        profile, news = (
-            progress.profile(self._clock()) if progress and job.phase is not JobPhase.STARTING else (None, False)
-        )
-        may_take = job.phase is JobPhase.QUEUED or (job.phase is JobPhase.RUNNING and self._may_grow(state))
-        nodes = {m.node for m in run.members} if run else set()
-        sent = {n: self._sessions.connected[n] for n in nodes if n in self._sessions.connected}
+        waiting, nodes = job.phase is JobPhase.QUEUED, {m.node for m in run.members} if run else set()
+        may_take = waiting or (job.phase is JobPhase.RUNNING and self._may_grow(state))
         return ObservedJob(
             job=job,
             run=run,
-            plans=state.plans,
-            nodes=self._sessions.nodes() if job.phase is JobPhase.QUEUED else self._sessions.nodes_named(nodes),
+            nodes=self._sessions.nodes() if waiting else self._sessions.nodes_named(nodes),
             since_s=state.since_s,
             finished_since_s=state.finished_since_s,
-            free=tuple(d for d in free.devices if free.kept.get(d, job.id) == job.id) if may_take else (),
-            ports=free.ports,
+            judged_s=state.judged_s,
+            plans=ObservedPlans(state.plans, state.placement, state.planned_s, self._sent(run)),
+            training=self._training(state),
+            devices=ObservedDevices(
+                free=tuple(d for d in free.devices if free.kept.get(d, job.id) == job.id) if may_take else (),
+                ports=free.ports,
+            ),
+            data_seed=new_seed() if waiting and job.spec.exchanges else "",
+        )
+
+    def _sent(self, run: RunRecord | None) -> dict[str, int]:
+        """By node, the newest plan that its present stream carried; the first came with the launch."""
+        nodes = {m.node for m in run.members} if run else set()
+        there = {name: self._sessions.connected[name] for name in nodes if name in self._sessions.connected}
+        return {name: s.plans_sent.get((run.job, run.run), 1) for name, s in there.items()} if run else {}
+
+    def _training(self, state: JobState) -> ObservedTraining:
+        job, run = state.job, state.run
+        memory_step = state.commit.step if state.commit else 0
+        if run is None or not job.phase.active:
+            links = self._links(state) if job.phase is JobPhase.QUEUED else {}
+            return ObservedTraining(links=links, memory_step=memory_step)
+        progress = self._progress.begin(run.job, run.run, {m.rank: m.island for m in run.members})
+        profile, news = progress.profile(self._clock()) if job.phase is not JobPhase.STARTING else (None, False)
+        return ObservedTraining(
             profile=profile,
             profile_is_news=news,
-            total_batch=progress.total_batch if progress else 0,
-            batch_size=progress.batch_size if progress else 0,
-            samples=progress.samples if progress else 0,
-            trains=progress.trains if progress else "",
-            newest_step=progress.newest_step if progress else 0,
-            checkpoint_step=progress.checkpoint_step if progress else 0,
-            memory_step=state.commit.step if state.commit else 0,
-            resumed=progress.resumed if progress else None,
-            stepped=progress.stepped if progress else False,
-            placement=state.placement,
-            links=self._links(state) if job.phase is JobPhase.QUEUED else {},
-            planned_s=state.planned_s,
-            plans_sent={n: s.plans_sent.get((job.id, run.run), 1) for n, s in sent.items()} if run else {},
-            judged_s=state.judged_s,
-            data_seed=new_seed() if job.phase is JobPhase.QUEUED and job.spec.exchanges else "",
+            total_batch=progress.total_batch,
+            batch_size=progress.batch_size,
+            samples=progress.samples,
+            trains=progress.trains,
+            newest_step=progress.newest_step,
+            stepped=progress.stepped,
+            resumed=progress.resumed,
+            checkpoint_step=progress.checkpoint_step,
+            memory_step=memory_step,
         )
 
     def _links(self, state: JobState) -> dict[str, float]:
@@ -372,10 +386,6 @@ class Reconciler:
             plan = next(p for p in state.plans if p.id == action.plan)
             self._last_plan = (key, wire.plan_for_job(action.job, plan))
         return self._last_plan[1]
-
-
-def _begin(board: ProgressBoard, run: RunRecord) -> RunProgress:
-    return board.begin(run.job, run.run, {m.rank: m.island for m in run.members})
 
 
 def _joined(node: NodeRecord) -> str:

@@ -71,11 +71,11 @@ def recovery_at_launch(
 def close_recovery(observed: ObservedJob, run: RunRecord, clock: PassClock) -> tuple[RunRecord, tuple[NewEvent, ...]]:
     """The run with its recovery closed, once its first step was heard of, and the sentence that tells of it."""
     recovery = run.recovery
-    if recovery is None or recovery.over or observed.resumed is None or not observed.stepped:
+    if recovery is None or recovery.over or observed.training.resumed is None or not observed.training.stepped:
         return run, ()
     if observed.job.phase is not JobPhase.RUNNING or recovery.run == run.run:
         return run, ()  # it is this run that is lost
-    tier, step = observed.resumed
+    tier, step = observed.training.resumed
     recovery = replace(recovery, resumed_unix_s=clock.unix_s, tier=tier, step=step)
     return replace(run, recovery=recovery), (NewEvent(Level.INFO, "recovery", recovery_sentence(recovery)),)
 
@@ -99,8 +99,8 @@ def recovery_sentence(recovery: RecoveryRecord) -> str:
 
 def _trained(observed: ObservedJob) -> bool:
     """Whether the run came as far as a step, or is one of a script whose steps nobody hears of."""
-    silent = observed.job.phase is not JobPhase.STARTING and not (observed.batch_size or observed.job.initial_batch)
-    return observed.stepped or silent
+    told = observed.training.batch_size or observed.job.initial_batch
+    return observed.training.stepped or (observed.job.phase is not JobPhase.STARTING and not told)
 
 
 def _lost(run: RunRecord) -> list[str]:
@@ -112,7 +112,7 @@ def _reached(observed: ObservedJob, run: RunRecord) -> int:
     """Steps that the run is known to have done."""
     told = [member.exit.step for member in run.members if member.exit]
     told += [w.step for node in observed.nodes.values() for key, w in node.workers.items() if key.run == run.run]
-    return max([*told, observed.newest_step + 1 if observed.stepped else 0])
+    return max([*told, observed.training.newest_step + 1 if observed.training.stepped else 0])
 
 
 def _last_seen(observed: ObservedJob, run: RunRecord, latest_unix_s: float, clock: PassClock) -> float:

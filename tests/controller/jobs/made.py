@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from atoll.controller.state.records import (
     JobPhase,
     JobRecord,
     NodeRecord,
+    PlanRecord,
     RunMember,
     RunRecord,
     Spec,
@@ -124,16 +126,23 @@ def profile(*speeds: float, total_batch: int = 240, modelled: bool = True, plan:
 def observed(
     job: JobRecord, run: RunRecord | None, *nodes: ObservedNode, since_s: float = NOW_S - 20, **fields: Any
 ) -> ObservedJob:
-    plans = ()
+    """fields: of ObservedJob, or of its parts."""
+    plans: tuple[PlanRecord, ...] = ()
     if run is not None:
         places = [Place(m.node, m.device, 1.0) for m in run.members]
         plans = (first_plan(run.run, "even", places, {}, 0),)
-    values: dict[str, Any] = {
-        "plans": plans,
-        "ports": {n.record.name: n.ports for n in nodes if n.connected},
-        **fields,
-    }
-    return ObservedJob(job=job, run=run, nodes={n.record.name: n for n in nodes}, since_s=since_s, **values)
+    ports = {n.record.name: n.ports for n in nodes if n.connected}
+    bare = ObservedJob(job=job, run=run, nodes={n.record.name: n for n in nodes}, since_s=since_s)
+    return changed(bare, **{"issued": plans, "ports": ports, **fields})
+
+
+def changed(view: ObservedJob, **fields: Any) -> ObservedJob:
+    """fields: of ObservedJob, or of its parts."""
+    for part in ("plans", "training", "devices"):
+        before = getattr(view, part)
+        own = {one.name for one in dataclasses.fields(before)} & fields.keys()
+        view = replace(view, **{part: replace(before, **{name: fields.pop(name) for name in own})})
+    return replace(view, **fields)
 
 
 def clock(now_s: float = NOW_S, leading_since_s: float = 0.0) -> PassClock:

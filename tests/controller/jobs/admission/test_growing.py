@@ -7,7 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made import NOW_S, clock, free, job, node, observed, profile, run, spec, worker
+from made import (
+    NOW_S,
+    changed,
+    clock,
+    free,
+    job,
+    node,
+    observed,
+    profile,
+    run,
+    spec,
+    worker,
+)
 
 from atoll.controller.estimators.profile import NoiseEstimate, Profile
 from atoll.controller.jobs.admission.growing import KEPT_STANDBYS, RESTART_S, learned, restart_s, stood_by
@@ -85,8 +97,8 @@ def test_a_standby_is_looked_at_again_after_ten_seconds_and_a_new_device_at_once
     waiting = job(spec=spec(max_workers=8), standby={"x/0": Standby(reason="it was slow", work_per_s=0.5)})
     view = running(profile(1, 1, 1), free("x", work_per_s=0.5), of=waiting, judged_s=NOW_S - 9)
     assert look(view).job.phase is JobPhase.RUNNING
-    assert look(replace(view, judged_s=NOW_S - 10)).job.phase is JobPhase.STOPPING
-    new = replace(view, free=(*view.free, free("y", work_per_s=1.0)))
+    assert look(changed(view, judged_s=NOW_S - 10)).job.phase is JobPhase.STOPPING
+    new = changed(view, free=(*view.devices.free, free("y", work_per_s=1.0)))
     step = look(new)
     assert step.job.phase is JobPhase.STOPPING
     assert step.job.reason == "growing from 3 to 5 workers: devices are free on x, y"
@@ -105,7 +117,7 @@ def test_devices_of_unknown_speed_are_taken_in_at_once_as_only_training_can_show
 def test_a_device_that_can_be_predicted_waits_for_the_first_measurements_but_not_for_ever() -> None:
     early = running(None, free("x", work_per_s=1.0), since_s=NOW_S - 10)
     assert look(early).job.phase is JobPhase.RUNNING
-    assert look(replace(early, since_s=NOW_S - 16)).job.phase is JobPhase.STOPPING
+    assert look(changed(early, since_s=NOW_S - 16)).job.phase is JobPhase.STOPPING
 
 
 def test_a_new_plan_that_is_not_measured_yet_lets_nobody_in() -> None:
@@ -114,14 +126,14 @@ def test_a_new_plan_that_is_not_measured_yet_lets_nobody_in() -> None:
     known = profile(1, 1, 1, plan=2)
     waiting = job(spec=spec(max_workers=8), standby={"x/0": Standby(reason="it was slow", work_per_s=0.5)})
     view = running(known, free("x", work_per_s=0.5), free("y", work_per_s=1.0), of=waiting, planned_s=NOW_S - 2)
-    view = replace(view, plans=(*view.plans, replace(view.plans[0], id=2)), since_s=NOW_S - 1000)
-    early = replace(view, profile=replace(known, steps=9))
-    silent = replace(view, profile=replace(known, ranks={0: known.ranks[0]}))
-    for unmeasured in (early, silent, replace(view, profile=replace(known, plan=1))):
+    view = changed(view, issued=(*view.plans.issued, replace(view.plans.issued[0], id=2)), since_s=NOW_S - 1000)
+    early = changed(view, profile=replace(known, steps=9))
+    silent = changed(view, profile=replace(known, ranks={0: known.ranks[0]}))
+    for unmeasured in (early, silent, changed(view, profile=replace(known, plan=1))):
         assert look(unmeasured).job == waiting
     assert look(view).job.phase is JobPhase.STOPPING
-    assert look(replace(early, planned_s=NOW_S - 100)).job == waiting
-    step = look(replace(silent, planned_s=NOW_S - 16))
+    assert look(changed(early, planned_s=NOW_S - 100)).job == waiting
+    step = look(changed(silent, planned_s=NOW_S - 16))
     assert step.job.reason == "growing from 3 to 4 workers: devices are free on y"
 
 
@@ -169,8 +181,8 @@ def test_a_run_that_is_slower_with_what_it_took_in_sends_it_back() -> None:
     back = free("d", work_per_s=1.0)
     three = running(profile(1, 1, 1), back, of=after, number=3)
     assert look(three).job.phase is JobPhase.RUNNING
-    changed = replace(three, free=(free("d", work_per_s=2.0),))
-    assert look(changed).job.phase is JobPhase.STOPPING
+    moved = changed(three, free=(free("d", work_per_s=2.0),))
+    assert look(moved).job.phase is JobPhase.STOPPING
     assert look(running(profile(1, 1), back, of=after, number=3)).job.phase is JobPhase.STOPPING
 
 
@@ -198,7 +210,7 @@ def test_a_run_is_compared_only_once_it_has_settled_under_its_newest_plan() -> N
 
 def test_a_device_that_comes_while_the_last_ones_are_on_trial_waits_a_minute_and_shares_their_trial() -> None:
     trial = grown(profile(1, 1, 1), before=2000.0, added=("c/0",), planned_s=NOW_S - 5)
-    trial = replace(trial, free=(free("x", work_per_s=1.0),), judged_s=NOW_S - 11)
+    trial = changed(trial, free=(free("x", work_per_s=1.0),), judged_s=NOW_S - 11)
     assert look(trial).job == trial.job
     step = look(replace(trial, since_s=NOW_S - 61))
     assert step.job.phase is JobPhase.STOPPING
@@ -210,7 +222,7 @@ def test_a_device_that_comes_while_the_last_ones_are_on_trial_waits_a_minute_and
 def test_a_run_that_lost_others_meanwhile_is_not_compared() -> None:
     view = grown(profile(1, 1, 1, step_s=0.5), before=2400.0, added=("c/0",))
     assert view.job.growth is not None
-    fewer = replace(view, job=replace(view.job, growth=replace(view.job.growth, workers=3)))
+    fewer = changed(view, job=replace(view.job, growth=replace(view.job.growth, workers=3)))
     step = look(fewer)
     assert (step.job.phase, step.job.growth, step.events) == (JobPhase.RUNNING, None, ())
 
@@ -224,7 +236,7 @@ def test_of_several_that_were_taken_in_the_slower_half_goes_first() -> None:
 
 def test_a_job_that_asked_for_so_many_workers_keeps_a_slow_one_and_warns() -> None:
     view = grown(profile(1, 1, 1, 0.2, step_s=0.5), before=2400.0)
-    four = replace(view, job=replace(view.job, spec=spec(min_workers=4, max_workers=8)))
+    four = changed(view, job=replace(view.job, spec=spec(min_workers=4, max_workers=8)))
     step = look(four)
     assert (step.job.phase, step.job.growth) == (JobPhase.RUNNING, None)
     assert texts(step) == ["slower with d/0 (2400 → 480 samples/s), but fewer workers were not asked for"]
@@ -247,7 +259,7 @@ def test_a_worker_that_holds_every_step_up_is_sent_away_though_it_was_there_from
     assert step.admission is not None
     assert step.admission.reason == "faster without d/0"
     assert PLANNERS["admission"].run_json(step.admission.input) == step.admission.output
-    needed = replace(view, job=replace(view.job, spec=spec(min_workers=4, max_workers=8)))
+    needed = changed(view, job=replace(view.job, spec=spec(min_workers=4, max_workers=8)))
     assert look(needed).job.phase is JobPhase.RUNNING
 
 

@@ -5,7 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from made import JOB, NOW_S, clock, ended, exited, free, job, node, observed, run, spec, worker
+from made import (
+    JOB,
+    NOW_S,
+    changed,
+    clock,
+    ended,
+    exited,
+    free,
+    job,
+    node,
+    observed,
+    run,
+    spec,
+    worker,
+)
 
 from atoll.controller.estimators.profile import Profile, RankProfile
 from atoll.controller.jobs.lifecycle.observed import (
@@ -240,7 +254,7 @@ def test_a_rank_that_finishes_long_before_the_others_left_early() -> None:
     recorded = ended(run("a", "b"), FINISHED, None)
     early = observed(job(), recorded, *nodes, finished_since_s=NOW_S - 9)
     assert next_step(early, clock()).job.phase is JobPhase.RUNNING
-    step = next_step(replace(early, finished_since_s=NOW_S - 11), clock())
+    step = next_step(changed(early, finished_since_s=NOW_S - 11), clock())
     assert step.job.phase is JobPhase.STOPPING
     assert step.job.reason.startswith("rank 0 left early with exit code 0 while others were training")
 
@@ -296,8 +310,8 @@ def test_unequal_devices_get_a_new_plan_and_what_was_learned_is_kept() -> None:
 def test_a_plan_goes_to_every_node_that_its_stream_has_not_carried_it_to() -> None:
     nodes = node("a", {0: worker()}), node("b", {1: worker()})
     view = observed(job(), run("a", "b"), *nodes)
-    first = view.plans[0]
-    view = replace(view, plans=(first, replace(first, id=2), replace(first, id=3)), plans_sent={"a": 3, "b": 1})
+    first = view.plans.issued[0]
+    view = changed(view, issued=(first, replace(first, id=2), replace(first, id=3)), sent={"a": 3, "b": 1})
     assert next_step(view, clock()).actions == (SendPlan("b", JOB, 1, 2), SendPlan("b", JOB, 1, 3))
 
 
@@ -305,7 +319,7 @@ def test_a_plan_goes_to_every_node_that_its_stream_has_not_carried_it_to() -> No
 def test_an_agent_that_still_fetches_code_is_sent_no_plan_it_would_lose(phase: JobPhase) -> None:
     nodes = node("a", {0: worker()}), node("b", {1: worker(WorkerPhase.STARTING)})
     view = observed(job(phase), run("a", "b"), *nodes)
-    view = replace(view, plans=(view.plans[0], replace(view.plans[0], id=2)))
+    view = changed(view, issued=(view.plans.issued[0], replace(view.plans.issued[0], id=2)))
     assert next_step(view, clock()).actions == (SendPlan("a", JOB, 1, 2),)
 
 

@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 from lives import Breaking, Cluster, Killed
-from made import NOW_S, clock, ended, exited, job, node, observed, run, worker
+from made import (
+    NOW_S,
+    changed,
+    clock,
+    ended,
+    exited,
+    job,
+    node,
+    observed,
+    run,
+    worker,
+)
 
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.recovery import recovery_sentence
@@ -114,12 +125,12 @@ def test_the_first_step_ends_it_and_the_record_says_from_where() -> None:
     record = replace(run("a", number=2), recovery=replace(OPEN, reached_step=44))
     view = observed(job(run=2), record, node("a", {0: worker()}, run=2), resumed=("disk", 40))
     assert next_step(view, clock()).run == record, "not before a step was done"
-    step = next_step(replace(view, stepped=True), clock())
+    step = next_step(changed(view, stepped=True), clock())
     assert step.run is not None
     assert step.run.recovery is not None
     assert (step.run.recovery.over, step.run.recovery.tier, step.run.recovery.steps_lost) == (True, "disk", 4)
     assert [event.kind for event in step.events] == ["recovery"]
-    assert next_step(replace(view, run=step.run, stepped=True), clock()).events == (), "told once"
+    assert next_step(changed(view, run=step.run, stepped=True), clock()).events == (), "told once"
 
 
 async def told(store: StateStore, at: int, how: str) -> tuple[Cluster, int]:
