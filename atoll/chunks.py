@@ -1,4 +1,4 @@
-"""When a step's checkpoint travels: in chunks that fit between the training's own traffic.
+"""Plans when a step's checkpoint travels: in chunks that fit between the training's own traffic.
 
 The planner behind `atoll plan chunks`, and what workers ask before they send: both rooms read it here.
 
@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, ClassVar, Final
+
+from pydantic import ConfigDict, Field
 
 from atoll.errors import BadInput
 
 MAX_CHUNKS: Final = 1_000_000
 ROUNDING: Final = 1e-12
 """Of a span, so that what fits to the byte is not cut for an error of float64."""
+
+_Seconds = Annotated[float, Field(ge=0, le=1e6)]
+_Bytes = Annotated[int, Field(ge=1, le=2**60)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +32,16 @@ class ChunksInput:
     buffers, buffer_bytes: into how many equal parts so many bytes are divided; a chunk fits one part.
     bandwidth: bytes a second; alpha: seconds that a chunk costs beside; mu: usable share of a span, of (0, 1]."""
 
-    idle_spans: tuple[float, ...]
-    checkpoint_bytes: int
-    replicas: int
-    buffers: int
-    buffer_bytes: int
-    bandwidth: float
-    alpha: float
-    mu: float
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
+
+    idle_spans: Annotated[tuple[_Seconds, ...], Field(min_length=1, max_length=100_000)]
+    checkpoint_bytes: _Bytes
+    replicas: Annotated[int, Field(ge=1, le=1000)]
+    buffers: Annotated[int, Field(ge=1, le=4096)]
+    buffer_bytes: _Bytes
+    bandwidth: Annotated[float, Field(ge=1, le=1e15)]
+    alpha: _Seconds
+    mu: Annotated[float, Field(ge=1e-6, le=1)]
 
 
 @dataclass(frozen=True, slots=True)

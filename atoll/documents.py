@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, get_args, get_origin, get_type_hints
 
 from atoll.errors import BadInput, NotFound
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+_UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")  # of models, of data classes
 _WORDS: Final = (("input ", "it "), ("valid tuple", "list"), ("valid dictionary", "table"))
 
 
@@ -63,6 +64,52 @@ def line_of(text: str, keys: Sequence[str]) -> int | None:
             if path == keys[0]:
                 best = number
     return best
+
+
+def explain(schema: type, errors: Sequence[ErrorDetails]) -> str:
+    """What pydantic found wrong, the first of it, as a sentence that names the field, its value and what is right.
+
+    schema: a model or dataclass, with aliases where the document has other names."""
+    error = next((each for each in errors if each["type"] in _UNKNOWN), errors[0])
+    path, known, inside = "", _fields(schema), False
+    for part in error["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in known or inside or part is error["loc"][-1]:  # else the branch of a union that was tried
+            path += f".{part}"
+            annotation = None if part not in known and error["type"] in _UNKNOWN else known.get(part)
+            inside = _has_keys(annotation)
+            within = [_fields(each) for each in _schemas(annotation)] if annotation else []
+            known = {name: each for fields in within for name, each in fields.items()} or known
+    path = path.lstrip(".")
+    match error["type"]:
+        case "missing":
+            return f"field '{path}' is missing. Add it"
+        case "value_error":
+            return f"{path} {error['ctx']['error']}".lstrip()
+        case kind if kind in _UNKNOWN:
+            return unknown_field(path, str(error["loc"][-1]), known)
+    return wrong_value(path, error)
+
+
+def _fields(schema: Any) -> dict[str, Any]:
+    """Types of the fields, by the name that documents have."""
+    if hasattr(schema, "model_fields"):
+        return {field.alias or name: field.annotation for name, field in schema.model_fields.items()}
+    return {name: each for name, each in get_type_hints(schema).items() if get_origin(each) is not ClassVar}
+
+
+def _has_keys(annotation: Any) -> bool:
+    """Whether a field's type is, perhaps among others, a mapping: whose keys are part of the path."""
+    return get_origin(annotation) is dict or any(map(_has_keys, get_args(annotation)))
+
+
+def _schemas(annotation: Any) -> Iterator[type]:
+    """The models that a field's type speaks of."""
+    if hasattr(annotation, "model_fields"):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _schemas(each)
 
 
 def unknown_field(field: str, name: str, known: Iterable[str]) -> str:

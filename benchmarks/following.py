@@ -20,7 +20,6 @@ from atoll.controller.deciding.given import Given, Policy
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.estimators.seen import StepSeen
-from atoll.controller.planners.bounds import Bounds
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.state.records import PlanRecord
 
@@ -104,7 +103,7 @@ def _batches(shares: Sequence[float]) -> list[int]:
     """Whole samples: the planner's own where it gave them."""
     if math.isclose(sum(shares), TOTAL):
         return [round(share) for share in shares]
-    return list(split_evenly(EvenInput(TOTAL, (Bounds(),) * len(shares))).batches)
+    return list(split_evenly(EvenInput(total_batch=TOTAL, nodes=len(shares))).batches)
 
 
 def steps_to_follow(seed: int, noise: float, slower: float) -> int:

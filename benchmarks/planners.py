@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from atoll.controller.planners.bounds import Bounds
 from atoll.controller.planners.goodput import candidates_between
 from atoll.controller.planners.optperf import NodeModel, Overlap, optperf_of_totals
 from atoll.controller.planners.registry import PLANNERS
@@ -89,8 +88,8 @@ def main() -> None:
 
     rng = np.random.default_rng(1)
     rows = (rng.uniform(0.1, 1, (given.nodes, 4)) * [1e-3, 1e-2, 2e-3, 1e-2]).tolist()
-    models = [NodeModel(q, s, k, m, Bounds(1, 512)) for q, s, k, m in rows]
     nodes = [dict(zip("qskm", row, strict=True)) | {"min_batch": 1, "max_batch": 512} for row in rows]
+    models = [NodeModel.model_validate(node) for node in nodes]
     totals = candidates_between(2 * given.nodes, 400 * given.nodes, given.candidates)
     run = {"candidates": totals, "noise_scale": 30.0 * given.nodes, "initial_batch": 2 * given.nodes, "nodes": nodes}
     offers = [nodes[i] | {"name": f"node-{i}/0", "uncertainty": 0.02} for i in range(3)]

@@ -21,9 +21,8 @@ from lab.machine import processor
 
 from atoll.cli.render.terminal import aligned
 from atoll.controller.estimators.run import RunEstimators
-from atoll.controller.planners.bounds import Bounds
 from atoll.controller.planners.surrogate import Surrogate
-from atoll.controller.planners.tta import Device, TtaInput, plan_tta
+from atoll.controller.planners.tta import SaturatingDevice, TtaInput, plan_tta
 from atoll.controller.simulator import presets, report
 from atoll.controller.simulator.catalogue import POLICIES, simulate
 from atoll.controller.simulator.cluster import Cluster, build
@@ -158,7 +157,7 @@ def picks() -> None:
                 f"{mbit_s:g} Mbit/s",
                 paper,
                 f"{batch}, {100 * rate:.1f} %",
-                f"{ours.total_batch}, {100 * ours.rate:.1f} %",
+                f"{ours.total_batch}, {100 * ours.sparsity:.1f} %",
                 "/".join(map(str, ours.batches)),
                 f"{1000 * ours.step_time:.0f} ms",
             ]
@@ -180,9 +179,16 @@ def _paper_rule(mbit_s: float) -> tuple[int, float]:
 def _picks_input(mbit_s: float) -> TtaInput:
     rates = [1 - 10 ** -(0.2 + 0.1 * i) for i in range(33)]
     totals = [float(round(8 * 1.2**i)) for i in range(27)]
-    grid = Surrogate(tuple(rates), tuple(totals), tuple(tuple(extra(r, x) for x in totals) for r in rates))
-    devices = [Device.saturating(28, 300, 0, Bounds(1))] * 2 + [Device.saturating(20, 99, 1, Bounds(1))] * 2
-    return TtaInput(tuple(devices), (mbit_s * 125_000,) * 2, presets.MODELS["vit-b-16"].entries, grid, 1_000_000)
+    cost = tuple(tuple(extra(r, x) for x in totals) for r in rates)
+    fast = SaturatingDevice(alpha=28, beta=300, island=0, min_batch=1)
+    slow = SaturatingDevice(alpha=20, beta=99, island=1, min_batch=1)
+    return TtaInput(
+        devices=(fast, fast, slow, slow),
+        bandwidths=(mbit_s * 125_000,) * 2,
+        entries=presets.MODELS["vit-b-16"].entries,
+        surrogate=Surrogate(sparsities=tuple(rates), batches=tuple(totals), extra=cost),
+        samples=1_000_000,
+    )
 
 
 def trace() -> None:

@@ -7,19 +7,17 @@ even batches the pooled noise scale is the plain mean that AdaptDL takes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from atoll.cli.main import main
 from atoll.controller.deciding.batch import CANDIDATES, SETTLED_STEPS, explore_batch
-from atoll.controller.deciding.given import GAIN, MIN_INTERVAL_S, REACH, Given
-from atoll.controller.deciding.split import following, node_form, overlap_form
+from atoll.controller.deciding.given import GAIN, LEAD_STEPS, MIN_INTERVAL_S, REACH, Given
+from atoll.controller.deciding.stepping import NO_OVERLAP
 from atoll.controller.estimators.profile import NodeEstimate
 from atoll.controller.jobs.lifecycle import reconcile
-from atoll.controller.planners.bounds import Bounds
 from atoll.controller.planners.even import EvenInput, split_evenly
-from atoll.controller.planners.goodput import candidates_between
-from atoll.controller.planners.registry import PLANNERS, canonical
+from atoll.controller.planners.goodput import GoodputInput, candidates_between, plan_goodput
 from atoll.controller.state.records import PlanRecord
 
 
@@ -37,35 +35,42 @@ def next_plan(given: Given) -> PlanRecord | None:
     noise = given.profile.noise
     if noise is None or given.profile.steps < SETTLED_STEPS:
         return None
-    text = _input(given, estimates, sum(before), noise.noise_scale)
-    planned = json.loads(PLANNERS["goodput"].run_json(text))
-    now = next(c for c in planned["candidates"] if c["total_batch"] == sum(before))
-    if planned["goodput"] < (1 + GAIN) * now["goodput"]:
+    planned = plan_goodput(_input(given, estimates, sum(before), noise.noise_scale))
+    now = next(c for c in planned.candidates if c.total_batch == sum(before))
+    if planned.goodput < (1 + GAIN) * (now.goodput or 0.0):
         return None
-    reason = f"noise scale {noise.noise_scale:.0f}: batch {sum(before)} → {planned['total_batch']}"
-    return _planned(given, planned["total_batch"], planned["learning_rate_factor"], reason)
+    reason = f"noise scale {noise.noise_scale:.0f}: batch {sum(before)} → {planned.total_batch}"
+    return _planned(given, planned.total_batch, planned.learning_rate_factor, reason)
 
 
-def _input(given: Given, estimates: Sequence[NodeEstimate], total: int, noise_scale: float) -> str:
+def _input(given: Given, estimates: Sequence[NodeEstimate], total: int, noise_scale: float) -> GoodputInput:
     low, high = max(given.policy.min_batch, round(total / REACH)), min(given.policy.max_batch, round(total * REACH))
     slowest = max(estimates, key=lambda e: e.compute_s(total / len(estimates)))
-    return canonical(
-        {
-            "candidates": sorted({*candidates_between(low, high, CANDIDATES), total}),
-            "initial_batch": given.policy.initial_batch,
-            "noise_scale": noise_scale,
-            "nodes": [node_form(slowest, 1)] * len(estimates),
-            "rule": "adascale",
-            **overlap_form(given.profile.overlap),
-        }
+    overlap = given.profile.overlap or NO_OVERLAP
+    return GoodputInput(
+        candidates=tuple(sorted({*candidates_between(low, high, CANDIDATES), total})),
+        initial_batch=given.policy.initial_batch,
+        noise_scale=noise_scale,
+        nodes=(slowest.model(1),) * len(estimates),
+        gamma=overlap.gamma,
+        t_o=overlap.t_o,
+        t_u=overlap.t_u,
     )
 
 
 def _planned(given: Given, total: int, factor: float, reason: str) -> PlanRecord:
-    batches = split_evenly(EvenInput(total, (Bounds(),) * given.world_size)).batches
-    shares = tuple(float(batch) for batch in batches)
-    return following(
-        given, "adaptdl", "{}", "{}", shares=shares, total_batch=total, learning_rate_factor=factor, reason=reason
+    batches = split_evenly(EvenInput(total_batch=total, nodes=given.world_size)).batches
+    return replace(
+        given.current,
+        id=given.current.id + 1,
+        from_step=given.profile.newest_step + LEAD_STEPS,
+        planner="adaptdl",
+        input="{}",
+        output="{}",
+        shares=tuple(map(float, batches)),
+        total_batch=total,
+        learning_rate_factor=factor,
+        reason=reason,
     )
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Final
 
 from atoll.controller.deciding.first import by_time
 from atoll.controller.deciding.given import GAIN, REACH, Given
-from atoll.controller.deciding.split import doubts_s, following, node_form, overlap_form
-from atoll.controller.deciding.stepping import predicted, rank_times, slowest
+from atoll.controller.deciding.split import doubts_s, following
+from atoll.controller.deciding.stepping import NO_OVERLAP, predicted, rank_times, slowest
 from atoll.controller.deciding.words import changed, listed
 from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, RankProfile
-from atoll.controller.planners.goodput import Rule, candidates_between, learning_rate_factor
-from atoll.controller.planners.registry import PLANNERS, canonical
+from atoll.controller.planners.goodput import (
+    GoodputInput,
+    GoodputPlan,
+    Rule,
+    candidates_between,
+    learning_rate_factor,
+)
+from atoll.controller.planners.registry import GOODPUT, Decision
 from atoll.controller.state.records import PlanRecord
 
 CANDIDATES: Final = 32
@@ -39,15 +44,11 @@ def explore_batch(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | No
     if other == total:
         return None
     times = [rank.compute_s / max(rank.local_batch, 1) for rank in ranks]
-    text = by_time(times, other)
-    output = PLANNERS["inverse-time"].run_json(text)
-    batches = json.loads(output)["batches"]
+    decision = by_time(times, other)
     return following(
         given,
-        "inverse-time",
-        text,
-        output,
-        shares=tuple(float(batch) for batch in batches),
+        decision,
+        shares=tuple(map(float, decision.plan.batches)),
         total_batch=other,
         learning_rate_factor=_factor(given, other, None),
         reason=f"batch {total} → {other}: to learn how the step's time depends on it",
@@ -65,17 +66,15 @@ def next_batch(
     before = [rank.local_batch for rank in ranks]
     total = sum(before)
     for scale, grows in ((noise.low, True), (min(noise.high, MOST_NOISE), False)):
-        text = _input(given, estimates, total, scale)
-        output = PLANNERS["goodput"].run_json(text)
-        planned = json.loads(output)
-        if planned["total_batch"] != total and (planned["total_batch"] > total) is grows:
-            now = next(c for c in planned["candidates"] if c["total_batch"] == total)
-            gain = planned["goodput"] / now["goodput"] - 1 if now["goodput"] else math.inf
-            if gain > max(GAIN, max(doubts_s(ranks, estimates, planned["batches"])) / planned["step_time"]):
-                promise = f"{100 * gain:.0f} % more progress a second predicted"
-                return _plan(given, before, scale, (text, output), promise)
+        decision = _decide(given, estimates, _candidates(given, total), scale)
+        plan = decision.plan
+        if plan.total_batch != total and (plan.total_batch > total) is grows:
+            now = next(c for c in plan.candidates if c.total_batch == total)
+            gain = plan.goodput / now.goodput - 1 if now.goodput else math.inf
+            if gain > max(GAIN, max(doubts_s(ranks, estimates, plan.batches)) / plan.step_time):
+                return _plan(given, before, decision, f"{100 * gain:.0f} % more progress a second predicted")
             if gain > GAIN:
-                return _towards(given, ranks, estimates, planned["total_batch"], scale)
+                return _towards(given, ranks, estimates, plan.total_batch, scale)
     return _mended_factor(given, before, estimates, noise)
 
 
@@ -87,10 +86,9 @@ def _towards(
     if given.current.planner == "goodput" and given.profile.steps < SETTLED_STEPS:
         return None
     near = min(wanted, math.ceil(total * EXPLORE)) if wanted > total else max(wanted, math.floor(total / EXPLORE))
-    text = _input(given, estimates, total, scale, totals=[near])
     before = [rank.local_batch for rank in ranks]
     promise = f"a step towards {wanted}, which is too far from what was measured"
-    return _plan(given, before, scale, (text, PLANNERS["goodput"].run_json(text)), promise)
+    return _plan(given, before, _decide(given, estimates, (near,), scale), promise)
 
 
 def _mended_factor(
@@ -100,53 +98,57 @@ def _mended_factor(
     policy, total, present = given.policy, sum(before), given.current.learning_rate_factor or 1.0
     if policy.rule == "none" or not given.current.total_batch:
         return None
-    rule: Rule = "square-root" if policy.rule == "square-root" else "adascale"
-    wanted = [
-        learning_rate_factor(rule, s, policy.initial_batch, total) for s in (noise.low, min(noise.high, MOST_NOISE))
-    ]
+    scales = (noise.low, min(noise.high, MOST_NOISE))
+    wanted = [learning_rate_factor(_rule(given), scale, policy.initial_batch, total) for scale in scales]
     if any(abs(math.log(factor / present)) <= FACTOR_GAIN for factor in wanted):
         return None
     if (wanted[0] > present) is not (wanted[1] > present):
         return None  # it lies between them
-    text = _input(given, estimates, total, noise.noise_scale, totals=[total])
-    return _plan(
-        given, before, noise.noise_scale, (text, PLANNERS["goodput"].run_json(text)), f"it was x {present:.3g}"
+    decision = _decide(given, estimates, (total,), noise.noise_scale)
+    return _plan(given, before, decision, f"it was x {present:.3g}")
+
+
+def _decide(
+    given: Given, estimates: Sequence[NodeEstimate], candidates: Sequence[int], scale: float
+) -> Decision[GoodputInput, GoodputPlan]:
+    overlap = given.profile.overlap or NO_OVERLAP
+    return GOODPUT.decide(
+        GoodputInput(
+            candidates=tuple(candidates),
+            initial_batch=given.policy.initial_batch,
+            noise_scale=scale,
+            nodes=tuple(estimate.model(1) for estimate in estimates),
+            rule=_rule(given),
+            gamma=overlap.gamma,
+            t_o=overlap.t_o,
+            t_u=overlap.t_u,
+        )
     )
 
 
-def _input(
-    given: Given, estimates: Sequence[NodeEstimate], total: int, scale: float, totals: Sequence[int] = ()
-) -> str:
-    return canonical(
-        {
-            "candidates": totals or _candidates(given, total),
-            "initial_batch": given.policy.initial_batch,
-            "noise_scale": scale,
-            "nodes": [node_form(e, 1) for e in estimates],
-            "rule": "square-root" if given.policy.rule == "square-root" else "adascale",
-            **overlap_form(given.profile.overlap),
-        }
-    )
+def _rule(given: Given) -> Rule:
+    return "square-root" if given.policy.rule == "square-root" else "adascale"
 
 
-def _plan(given: Given, before: Sequence[int], scale: float, derived: tuple[str, str], promise: str) -> PlanRecord:
-    """derived: the planner's input and output."""
-    planned = json.loads(derived[1])
-    factor = _factor(given, planned["total_batch"], planned["learning_rate_factor"])
+def _plan(
+    given: Given, before: Sequence[int], decision: Decision[GoodputInput, GoodputPlan], promise: str
+) -> PlanRecord:
+    planned = decision.plan
+    factor = _factor(given, planned.total_batch, planned.learning_rate_factor)
     reason = (
-        f"gradient noise scale {scale:.0f}: {changed('batch', sum(before), planned['total_batch'])}, "
-        f"local batches {listed(before)} → {listed(planned['batches'])}, learning rate x {factor:.3g}, {promise}"
+        f"gradient noise scale {decision.given.noise_scale:.0f}: "
+        f"{changed('batch', sum(before), planned.total_batch)}, "
+        f"local batches {listed(before)} → {listed(planned.batches)}, learning rate x {factor:.3g}, {promise}"
     )
     return following(
         given,
-        "goodput",
-        *derived,
-        shares=tuple(float(batch) for batch in planned["batches"]),
-        total_batch=planned["total_batch"],
+        decision,
+        shares=tuple(map(float, planned.batches)),
+        total_batch=planned.total_batch,
         learning_rate_factor=factor,
         reason=reason,
         measured_s=max(rank.compute_s for rank in given.profile.ranks.values()),
-        predicted_s=_predicted(given, planned["batches"]),
+        predicted_s=_predicted(given, planned.batches),
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from atoll.controller.deciding.given import Pins
 from atoll.controller.deciding.words import changed, listed, percent, ratios
-from atoll.controller.planners.registry import PLANNERS, canonical
+from atoll.controller.planners.even import EvenInput
+from atoll.controller.planners.inverse_time import InverseTimeInput, InverseTimePlan, TimedNode
+from atoll.controller.planners.registry import EVEN, INVERSE_TIME, Decision
 from atoll.controller.state.records import PlanRecord
 
 ALIKE: Final = 1.2
@@ -46,19 +47,21 @@ def first_plan(
     times, why = _times(places, learned)
     if max(times) <= ALIKE * min(times):
         return _even(run, len(places), total_batch)
-    text = by_time(times, total_batch or NOMINAL_BATCH)
-    output = PLANNERS["inverse-time"].run_json(text)
-    planned = json.loads(output)
-    shares = planned["batches"] if total_batch >= len(places) else planned["continuous"]
+    decision = by_time(times, total_batch or NOMINAL_BATCH)
+    shares = decision.plan.batches if total_batch >= len(places) else decision.plan.continuous
+    return _first(run, shares, decision, f"{why}: {ratios(times)}")
+
+
+def _first(run: int, shares: Sequence[float], decision: Decision[Any, Any], reason: str) -> PlanRecord:
     return PlanRecord(
         run=run,
         id=1,
         from_step=0,
-        shares=tuple(float(share) for share in shares),
-        planner="inverse-time",
-        reason=f"{why}: {ratios(times)}",
-        input=text,
-        output=output,
+        shares=tuple(map(float, shares)),
+        planner=decision.planner.name,
+        reason=reason,
+        input=decision.input,
+        output=decision.output,
     )
 
 
@@ -80,21 +83,17 @@ def least_batch(total_batch: int, ranks: int) -> int:
     return 1 if total_batch >= ranks else 0
 
 
-def by_time(times: Sequence[float], total_batch: int) -> str:
-    """The input of planner `inverse-time`. times: seconds per sample, by rank."""
+def by_time(times: Sequence[float], total_batch: int) -> Decision[InverseTimeInput, InverseTimePlan]:
+    """times: seconds per sample, by rank."""
     low = least_batch(total_batch, len(times))
-    nodes = [{"min_batch": low, "seconds_per_sample": time_s} for time_s in times]
-    return canonical({"nodes": nodes, "total_batch": total_batch})
+    nodes = tuple(TimedNode(min_batch=low, seconds_per_sample=time_s) for time_s in times)
+    return INVERSE_TIME.decide(InverseTimeInput(total_batch=total_batch, nodes=nodes))
 
 
 def _even(run: int, ranks: int, total_batch: int) -> PlanRecord:
-    text = canonical({"nodes": ranks, "total_batch": max(total_batch, ranks)})
-    output = PLANNERS["even"].run_json(text)
-    shares = tuple(float(batch) for batch in json.loads(output)["batches"])
+    decision = EVEN.decide(EvenInput(total_batch=max(total_batch, ranks), nodes=ranks))
     reason = "one worker" if ranks == 1 else f"the same for all {ranks} workers"
-    return PlanRecord(
-        run=run, id=1, from_step=0, shares=shares, planner="even", reason=reason, input=text, output=output
-    )
+    return _first(run, decision.plan.batches, decision, reason)
 
 
 def pinned_plan(current: PlanRecord, pins: Pins, from_step: int, *, adapts: bool = False) -> PlanRecord | None:

@@ -17,7 +17,7 @@ MIN_INTERVAL_S: Final = 2.0
 LEAD_STEPS: Final = 5
 
 PRIOR: Final = Surrogate(
-    rates=(0.97, 0.99, 0.995, 0.999, 0.9999),
+    sparsities=(0.97, 0.99, 0.995, 0.999, 0.9999),
     batches=(1.0, 2.0**30),
     extra=((0.021,) * 2, (0.027,) * 2, (0.040,) * 2, (0.08,) * 2, (0.25,) * 2),
 )

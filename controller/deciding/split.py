@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +11,9 @@ from atoll.controller.deciding.first import by_time, least_batch
 from atoll.controller.deciding.given import GAIN, LEAD_STEPS, Given
 from atoll.controller.deciding.stepping import NO_OVERLAP, predicted, rank_times, slowest
 from atoll.controller.deciding.words import listed, ratios
-from atoll.controller.estimators.profile import NodeEstimate, OverlapEstimate, RankProfile
-from atoll.controller.planners.registry import PLANNERS, canonical
+from atoll.controller.estimators.profile import NodeEstimate, RankProfile
+from atoll.controller.planners.optperf import NodeModel, OptPerfInput
+from atoll.controller.planners.registry import OPTPERF, Decision
 from atoll.controller.state.records import PlanRecord
 
 FAR_SHARE: Final = 0.2
@@ -33,27 +33,18 @@ def next_split(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
     return _by_optperf(given, ranks, estimates)
 
 
-def following(given: Given, planner: str, text: str, output: str, **changes: Any) -> PlanRecord:
-    """A plan after the present one with what its planner said."""
+def following(given: Given, decision: Decision[Any, Any], **changes: Any) -> PlanRecord:
+    """The plan after the present one, as its planner decided."""
     current = given.current
     return replace(
         current,
         id=current.id + 1,
         from_step=given.profile.newest_step + LEAD_STEPS,
-        planner=planner,
-        input=text,
-        output=output,
+        planner=decision.planner.name,
+        input=decision.input,
+        output=decision.output,
         **changes,
     )
-
-
-def node_form(estimate: NodeEstimate, low: int) -> dict[str, float]:
-    return {"q": estimate.q, "s": estimate.s, "k": estimate.k, "m": estimate.m, "min_batch": low}
-
-
-def overlap_form(overlap: OverlapEstimate | None) -> dict[str, float]:
-    known = overlap or NO_OVERLAP
-    return {"gamma": known.gamma, "t_o": known.t_o, "t_u": known.t_u}
 
 
 def doubts_s(ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate], batches: Sequence[int]) -> list[float]:
@@ -73,25 +64,22 @@ def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord |
     if total < len(ranks) or any(rank.local_batch == 0 for rank in ranks):
         return None
     times = [rank.compute_s / rank.local_batch for rank in ranks]
-    text = by_time(times, total)
-    output = PLANNERS["inverse-time"].run_json(text)
-    planned = json.loads(output)
+    decision = by_time(times, total)
+    batches = decision.plan.batches
     before = [rank.local_batch for rank in ranks]
     old_s = slowest(ranks, [rank.compute_s for rank in ranks])
-    new_s = slowest(ranks, [time * batch for time, batch in zip(times, planned["batches"], strict=True)])
+    new_s = slowest(ranks, [time * batch for time, batch in zip(times, batches, strict=True)])
     unsure_s = 2 * max(rank.compute_error_s for rank in ranks)
     if not new_s < old_s - max(GAIN * old_s, unsure_s) or _won_nothing(given.current, old_s):
         return None
     reason = (
-        f"device speeds {ratios(times)}: local batches {listed(before)} → {listed(planned['batches'])}, "
+        f"device speeds {ratios(times)}: local batches {listed(before)} → {listed(batches)}, "
         f"step {old_s:.3g} → {new_s:.3g} s predicted"
     )
     return following(
         given,
-        "inverse-time",
-        text,
-        output,
-        shares=tuple(float(batch) for batch in planned["batches"]),
+        decision,
+        shares=tuple(map(float, batches)),
         reason=reason,
         measured_s=old_s,
         predicted_s=predicted(given.profile, old_s, new_s),
@@ -106,46 +94,48 @@ def _won_nothing(current: PlanRecord, measured_s: float) -> bool:
 
 def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[NodeEstimate]) -> PlanRecord | None:
     """The best split, or where that is too far to be sure of, the best of those near the present one."""
-    low, overlap = least_batch(sum(rank.local_batch for rank in ranks), len(ranks)), given.profile.overlap
     before = [rank.local_batch for rank in ranks]
+    low, overlap = least_batch(sum(before), len(ranks)), given.profile.overlap or NO_OVERLAP
     old_s = slowest(ranks, rank_times(estimates, overlap, before))
     unsure_s = 2 * max(ranks, key=lambda rank: rank.compute_s).compute_error_s
     for reach in (None, *NEAR):
-        nodes = [node_form(e, low) | _within(reach, low, b) for e, b in zip(estimates, before, strict=True)]
-        text = canonical({"nodes": nodes, "total_batch": sum(before), **overlap_form(overlap)})
-        output = PLANNERS["optperf"].run_json(text)
-        planned = json.loads(output)
-        then_s = rank_times(estimates, overlap, planned["batches"])
+        decision = OPTPERF.decide(
+            OptPerfInput(
+                total_batch=sum(before),
+                nodes=tuple(_within(reach, low, e, b) for e, b in zip(estimates, before, strict=True)),
+                gamma=overlap.gamma,
+                t_o=overlap.t_o,
+                t_u=overlap.t_u,
+            )
+        )
+        batches = decision.plan.batches
+        then_s = rank_times(estimates, overlap, batches)
         new_s = slowest(ranks, then_s)
         if not new_s < old_s * (1 - SPLIT_GAIN):
             return None
-        doubts = doubts_s(ranks, estimates, planned["batches"])
+        doubts = doubts_s(ranks, estimates, batches)
         if slowest(ranks, [a + b for a, b in zip(then_s, doubts, strict=True)]) < old_s - unsure_s:
             break
     else:
         return None
-    bound = planned["bottlenecks"].count("communication")
+    bound = decision.plan.bottlenecks.count("communication")
     reason = (
         f"device speeds {ratios([e.compute_s(sum(before) / len(ranks)) for e in estimates])}: local batches "
-        f"{listed(before)} → {listed(planned['batches'])}, step {old_s:.3g} → {new_s:.3g} s predicted"
+        f"{listed(before)} → {listed(batches)}, step {old_s:.3g} → {new_s:.3g} s predicted"
         + (f" ({bound} of {len(ranks)} ranks wait for communication)" if bound else "")
     )
     return following(
         given,
-        "optperf",
-        text,
-        output,
-        shares=tuple(float(batch) for batch in planned["batches"]),
+        decision,
+        shares=tuple(map(float, batches)),
         reason=reason,
         measured_s=max(rank.compute_s for rank in ranks),
         predicted_s=predicted(given.profile, old_s, new_s),
     )
 
 
-def _within(reach: float | None, low: int, batch: int) -> dict[str, int]:
+def _within(reach: float | None, low: int, estimate: NodeEstimate, batch: int) -> NodeModel:
+    """The rank's model, its batch within this factor of the present one."""
     if reach is None:
-        return {}
-    return {
-        "min_batch": max(min(low, batch), math.floor(batch / reach)),
-        "max_batch": max(low, math.ceil(batch * reach)),
-    }
+        return estimate.model(low)
+    return estimate.model(max(min(low, batch), math.floor(batch / reach)), max(low, math.ceil(batch * reach)))

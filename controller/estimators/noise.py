@@ -14,7 +14,7 @@ from typing import Final
 from atoll.controller.estimators.profile import NoiseEstimate
 from atoll.controller.estimators.robust import median, spread
 from atoll.controller.estimators.seen import StepSeen
-from atoll.controller.planners.gns import GnsInput, estimate_gns
+from atoll.controller.planners.gns import combine
 
 KEEP: Final = 0.96
 """Weight of what was known at each new sampled step: about 50 of them count."""
@@ -68,22 +68,20 @@ class NoiseEstimator:
         if sampled.told < sampled.total_batch:
             return
         del self._pending[seen.step]
-        given = self._given(sampled)
-        if given is not None:
-            found = estimate_gns(given)
-            self._add(found.trace, found.sqnorm)
+        told = self._told(sampled)
+        if len(told) > 1:
+            batches, local_sqnorms = zip(*told, strict=True)
+            self._add(*combine(batches, local_sqnorms, sampled.global_sqnorm))
 
-    def _given(self, sampled: _Sampled) -> GnsInput | None:
+    def _told(self, sampled: _Sampled) -> list[tuple[int, float]]:
+        """(batch, squared norm) of each rank that had samples; empty where the step teaches nothing."""
         told = [each for each in zip(sampled.batches, sampled.local_sqnorms, strict=True) if each[0] > 0]
         if len(told) == 1:
             before, self._alone = self._alone, told[0]
             if before is None or math.isclose(sampled.global_sqnorm, told[0][1], rel_tol=_SAME):
-                return None
+                return []
             told = [before, told[0]]
-        if sampled.told > sampled.total_batch or not told:
-            return None
-        batches, local_sqnorms = zip(*told, strict=True)
-        return GnsInput(batches, local_sqnorms, sampled.global_sqnorm)
+        return told if sampled.told == sampled.total_batch else []
 
     def _add(self, trace: float, sqnorm: float) -> None:
         if not (math.isfinite(trace) and math.isfinite(sqnorm)):

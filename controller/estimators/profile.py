@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from atoll.controller.planners.optperf import NodeModel
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEstimate:
@@ -25,6 +27,12 @@ class NodeEstimate:
 
     def compute_s(self, batch: float) -> float:
         return (self.q + self.k) * batch + self.s + self.m
+
+    def model(self, min_batch: int, max_batch: int | None = None) -> NodeModel:
+        """As planners take it."""
+        if max_batch is None:
+            return NodeModel(q=self.q, s=self.s, k=self.k, m=self.m, min_batch=min_batch)
+        return NodeModel(q=self.q, s=self.s, k=self.k, m=self.m, min_batch=min_batch, max_batch=max_batch)
 
 
 class BatchPoint(NamedTuple):

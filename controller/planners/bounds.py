@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from pydantic import model_validator
+
+from atoll.controller.planners.schemas import Samples, Schema
 from atoll.errors import NoFeasiblePlan
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Schema):
     """Samples a node gets at least and, where it has a limit, at most."""
 
-    min_batch: int = 0
-    max_batch: int | None = None
+    min_batch: Samples = 0
+    max_batch: Samples | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Bounds:
+        if self.max_batch is not None and self.max_batch < self.min_batch:
+            raise ValueError(
+                f"has max_batch = {self.max_batch}, less than its min_batch = {self.min_batch}. "
+                "Raise one or lower the other"
+            )
+        return self
 
     def ceiling(self, total: int) -> float:
         """The most samples of `total` that this node may get."""

@@ -1,23 +1,27 @@
-"""The same for everyone: the split that needs no measurement.
-
-Imports nothing of the project but its errors and the bounds below.
-"""
+"""The same for everyone: the split that needs no measurement."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Discriminator, Field, Tag
 
 from atoll.controller.planners.bounds import Bounds, round_within
+from atoll.controller.planners.schemas import MAX_NODES, Schema, TotalBatch
 from atoll.errors import NoFeasiblePlan
 
 
-@dataclass(frozen=True, slots=True)
-class EvenInput:
-    """total_batch: samples of one step, over all nodes."""
+class EvenInput(Schema):
+    """total_batch: samples of one step, over all nodes. nodes: their bounds, or how many there are without any."""
 
-    total_batch: int
-    nodes: tuple[Bounds, ...]
+    total_batch: TotalBatch
+    nodes: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_NODES), Tag("(count)")]
+        | Annotated[tuple[Bounds, ...], Field(min_length=1, max_length=MAX_NODES), Tag("(each)")],
+        Discriminator(lambda nodes: "(count)" if isinstance(nodes, int) else "(each)"),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,10 @@ def split_evenly(given: EvenInput) -> EvenPlan:
 
     Raises NoFeasiblePlan where the bounds cannot hold the total batch.
     """
-    level = _level(given.total_batch, given.nodes)
-    wanted = [min(max(level, float(b.min_batch)), b.ceiling(given.total_batch)) for b in given.nodes]
-    return EvenPlan(round_within(wanted, given.total_batch, given.nodes))
+    nodes = (Bounds(),) * given.nodes if isinstance(given.nodes, int) else given.nodes
+    level = _level(given.total_batch, nodes)
+    wanted = [min(max(level, float(b.min_batch)), b.ceiling(given.total_batch)) for b in nodes]
+    return EvenPlan(round_within(wanted, given.total_batch, nodes))
 
 
 def _level(total: int, nodes: Sequence[Bounds]) -> float:

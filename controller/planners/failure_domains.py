@@ -10,8 +10,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
+
+from pydantic import Field
+
+from atoll.controller.planners.schemas import Name, Schema
 
 Block = tuple[int, ...]
 """Machines by index, in the order of the ring."""
@@ -22,17 +25,32 @@ Key = tuple[str, str | int]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Schema):
     """host, rack, island: names of what fails as one; None where it is not known, then taken for its own (an island:
     one with all others that name none). link_bps: bits a second that leave it. memory_bytes: free for checkpoints."""
 
-    name: str | None = None
-    host: str | None = None
-    rack: str | None = None
-    island: str | None = None
-    link_bps: float | None = None
-    memory_bytes: int | None = None
+    name: Name | None = None
+    host: Name | None = None
+    rack: Name | None = None
+    island: Name | None = None
+    link_bps: Annotated[float, Field(ge=1, le=1e15)] | None = None
+    memory_bytes: Annotated[int, Field(ge=0, le=2**60)] | None = None
+
+
+def require_nested(machines: Sequence[Machine]) -> None:
+    """A host is in one rack and one island, a rack in one island. Raises ValueError."""
+    for inner, outer in (("host", "rack"), ("host", "island"), ("rack", "island")):
+        found: dict[str, tuple[str | None, int]] = {}
+        for i, machine in enumerate(machines):
+            name, within = getattr(machine, inner), getattr(machine, outer)
+            if name is None:
+                continue
+            other, first = found.setdefault(name, (within, i))
+            if within != other:
+                raise ValueError(
+                    f"machines[{i}]: {inner} {name!r} has {outer} {within!r}, but {other!r} in machines[{first}]. "
+                    f"A {inner} is in one {outer}: give each {inner} a name of its own"
+                )
 
 
 class Domains:
@@ -55,10 +73,10 @@ class Domains:
         m = self._replicas
         order = sorted(pool, key=lambda i: (-self._link_bps[i], i))
         groups = len(pool) // m
-        cut = groups - 1 if len(pool) % m else groups
-        found = [tuple(order[m * g : m * g + m]) for g in range(cut)]
-        if cut < groups:
-            found.append(tuple(order[m * cut :]))
+        whole = groups - 1 if len(pool) % m else groups
+        found = [tuple(order[m * g : m * g + m]) for g in range(whole)]
+        if whole < groups:
+            found.append(tuple(order[m * whole :]))
         return found if self.sharing(found) == (0, 0, 0) else self._dealt(order)
 
     def _dealt(self, order: Sequence[int]) -> list[Block]:
@@ -102,7 +120,7 @@ class Domains:
             for level in self._shared:
                 names = [self._keys[i][level] for i in block]
                 if len(set(names)) < len(names):
-                    found[level] += sum(self._replicas - len(set(kept)) for kept in held(names, self._replicas))
+                    found[level] += sum(self._replicas - len(set(holders)) for holders in held(names, self._replicas))
         return found[0], found[1], found[2]
 
     def separable(self, block: Block, other: Block) -> bool:

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from atoll.controller.planners.optperf import NodeModel, OptPerfInput, Overlap, optperf_of_totals, plan_optperf
+from pydantic import Field
+
+from atoll.controller.planners.optperf import Nodes, OptPerfInput, Overlap, optperf_of_totals, plan_optperf
+from atoll.controller.planners.schemas import TotalBatch
 from atoll.errors import NoFeasiblePlan
 
 Rule = Literal["adascale", "square-root"]
 
 
-@dataclass(frozen=True, slots=True)
-class GoodputInput:
+class GoodputInput(Overlap):
     """candidates: total batches to choose from. noise_scale: tr(Sigma) / |G|^2 in samples, >= 0. initial_batch: total
     batch for which the learning rate was tuned. rule: "adascale" for SGD, "square-root" for Adam and AdamW."""
 
-    candidates: tuple[int, ...]
-    nodes: tuple[NodeModel, ...]
-    overlap: Overlap
-    noise_scale: float
-    initial_batch: int
+    candidates: Annotated[tuple[TotalBatch, ...], Field(min_length=1, max_length=1000)]
+    nodes: Nodes
+    noise_scale: Annotated[float, Field(ge=0, le=1e15)]
+    initial_batch: TotalBatch
     rule: Rule = "adascale"
 
 
@@ -58,18 +59,22 @@ class GoodputPlan:
 def plan_goodput(given: GoodputInput) -> GoodputPlan:
     """The candidate with the highest goodput; of equals the smallest. O(n log n + n c) for n nodes and c candidates.
 
+        goodput(B) = B / T*(B) * efficiency(B),  T* the step's time of the best split (plan_optperf)
+
     Raises NoFeasiblePlan where the bounds hold none of them.
     """
     candidates = tuple(_candidates(given))
     feasible = [(c.goodput, -c.total_batch) for c in candidates if c.goodput is not None]
     if not feasible:
-        least = sum(n.bounds.min_batch for n in given.nodes)
+        least = sum(n.min_batch for n in given.nodes)
         raise NoFeasiblePlan(
             f"none of the {len(candidates)} candidates, {min(given.candidates)} to {max(given.candidates)}, fits the "
             f"bounds of {len(given.nodes)} nodes, which need {least} samples at least. Give other candidates or bounds"
         )
     total = -max(feasible)[1]
-    split = plan_optperf(OptPerfInput(total, given.nodes, given.overlap))
+    split = plan_optperf(
+        OptPerfInput(total_batch=total, nodes=given.nodes, gamma=given.gamma, t_o=given.t_o, t_u=given.t_u)
+    )
     worth = efficiency(given.noise_scale, given.initial_batch, total)
     factor = learning_rate_factor(given.rule, given.noise_scale, given.initial_batch, total)
     return GoodputPlan(
@@ -78,7 +83,7 @@ def plan_goodput(given: GoodputInput) -> GoodputPlan:
 
 
 def _candidates(given: GoodputInput) -> list[Candidate]:
-    times = optperf_of_totals(given.nodes, given.overlap, given.candidates).tolist()
+    times = optperf_of_totals(given.nodes, given, given.candidates).tolist()
     found = []
     for total, step_s in zip(given.candidates, times, strict=True):
         worth = efficiency(given.noise_scale, given.initial_batch, total)
@@ -90,14 +95,21 @@ def _candidates(given: GoodputInput) -> list[Candidate]:
 
 
 def efficiency(noise_scale: float, initial_batch: int, total_batch: int) -> float:
-    """Progress of a sample in a batch of `total_batch` against one in the initial batch: 1 there, less beyond."""
+    """Progress of a sample in a batch of B = `total_batch` against one in the initial batch: 1 there, less beyond.
+
+        efficiency(B) = (phi + B_0) / (phi + B),  phi = tr(Sigma) / |G|^2
+
+    Source: Pollux (Qiao et al., 2021), section 3.1, Eq. 6."""
     return (noise_scale + initial_batch) / (noise_scale + total_batch)
 
 
 def learning_rate_factor(rule: Rule, noise_scale: float, initial_batch: int, total_batch: int) -> float:
     """What to multiply the initial batch's learning rate with.
 
-    AdaScale's gain, (tr / B0 + |G|^2) / (tr / B + |G|^2), lies between 1 (no noise) and B / B0 (nothing but noise).
+        adascale:     (tr / B_0 + |G|^2) / (tr / B + |G|^2) = B / B_0 * efficiency(B)
+        square-root:  sqrt(B / B_0)
+
+    The first lies between 1 (no noise) and B / B_0 (nothing but noise). Source: AdaScale (Johnson et al., 2020), Eq. 2.
     """
     scale = total_batch / initial_batch
     return math.sqrt(scale) if rule == "square-root" else scale * efficiency(noise_scale, initial_batch, total_batch)

@@ -6,20 +6,27 @@ Source: Cannikin (Ma et al., 2024), Eq. 8; bounds and the rounding to whole samp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from atoll.controller.planners.bounds import Bounds
+from atoll.controller.planners.schemas import MAX_NODES, Schema, TotalBatch
 from atoll.controller.planners.water_filling import Levels, StepTimes, whole
 
 
-@dataclass(frozen=True, slots=True)
-class InverseTimeInput:
-    """total_batch: samples of one step. seconds_per_sample: one per node, > 0; bounds: one per node."""
+class TimedNode(Bounds):
+    """seconds_per_sample: takes part in ratios, so not 0."""
 
-    total_batch: int
-    seconds_per_sample: tuple[float, ...]
-    bounds: tuple[Bounds, ...]
+    seconds_per_sample: Annotated[float, Field(ge=1e-12, le=1e9)]
+
+
+class InverseTimeInput(Schema):
+    """total_batch: samples of one step, over all nodes."""
+
+    total_batch: TotalBatch
+    nodes: Annotated[tuple[TimedNode, ...], Field(min_length=1, max_length=MAX_NODES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +46,11 @@ def split_by_inverse_time(given: InverseTimeInput) -> InverseTimePlan:
     the rest goes one by one to where the time rises least, which is optimal because times grow with batches. Raises
     NoFeasiblePlan.
     """
-    slope = np.array([given.seconds_per_sample] * 2, dtype=np.float64)
-    times = StepTimes.of(slope, np.zeros_like(slope), given.bounds)
+    slope = np.array([[node.seconds_per_sample for node in given.nodes]] * 2, dtype=np.float64)
+    times = StepTimes.of(slope, np.zeros_like(slope), given.nodes)
     times.require(given.total_batch)
     levels = Levels(times)
     continuous = levels.split(levels.levels(np.array([given.total_batch], dtype=np.float64)))[0]
     batches = whole(times, continuous, given.total_batch)
-    step_time = max(b * t for b, t in zip(batches, given.seconds_per_sample, strict=True))
+    step_time = max(b * node.seconds_per_sample for b, node in zip(batches, given.nodes, strict=True))
     return InverseTimePlan(tuple(batches), tuple(continuous.tolist()), step_time)

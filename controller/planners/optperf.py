@@ -10,45 +10,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from atoll.controller.planners.bounds import Bounds
+from atoll.controller.planners.schemas import MAX_NODES, Schema, Seconds, Share, TotalBatch
 from atoll.controller.planners.water_filling import F64, Levels, StepTimes, whole
-from atoll.errors import BadInput
 
 Bottleneck = Literal["compute", "communication"]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeModel:
+class NodeModel(Bounds):
     """A node with a batch of b: load, forward and update take q b + s seconds, its backward pass k b + m."""
 
-    q: float
-    s: float
-    k: float
-    m: float
-    bounds: Bounds
+    q: Seconds
+    s: Seconds
+    k: Seconds
+    m: Seconds
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> NodeModel:
+        if self.q + self.k < 1e-9:
+            raise ValueError(
+                f"has q + k = {self.q + self.k:g}, must be at least 1e-9 seconds a sample. Measure two distinct batches"
+            )
+        return self
+
+    def compute_s(self, batch: float) -> float:
+        """(q + k) b + s + m."""
+        return (self.q + self.k) * batch + self.s + self.m
 
 
-@dataclass(frozen=True, slots=True)
-class Overlap:
+Nodes = Annotated[tuple[NodeModel, ...], Field(min_length=1, max_length=MAX_NODES)]
+
+
+class Overlap(Schema):
     """What is the same for all nodes. gamma: share of the backward pass before the first bucket of gradients is
     ready. t_o, t_u: seconds to synchronise all buckets but the last, and the last."""
 
-    gamma: float
-    t_o: float
-    t_u: float
+    gamma: Share
+    t_o: Seconds
+    t_u: Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class OptPerfInput:
+class OptPerfInput(Overlap):
     """total_batch: samples of one step, over all nodes."""
 
-    total_batch: int
-    nodes: tuple[NodeModel, ...]
-    overlap: Overlap
+    total_batch: TotalBatch
+    nodes: Nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,7 @@ def plan_optperf(given: OptPerfInput) -> OptPerfPlan:
 
     A node whose batch is 0 still takes part in the step, with its fixed cost. Raises NoFeasiblePlan.
     """
-    times = step_times(given.nodes, given.overlap)
+    times = step_times(given.nodes, given)
     times.require(given.total_batch)
     levels = Levels(times)
     level = levels.levels(np.array([given.total_batch], dtype=np.float64))
@@ -100,11 +111,13 @@ def optperf_of_totals(nodes: Sequence[NodeModel], overlap: Overlap, totals: Sequ
 
 
 def step_times(nodes: Sequence[NodeModel], overlap: Overlap) -> StepTimes:
-    """Eq. 7 as two lines per node: first the one bound by its own computing, then the one bound by communication."""
-    q, s, k, m = np.array([(n.q, n.s, n.k, n.m) for n in nodes], dtype=np.float64).T
-    if not (q + k > 0).all():
-        raise BadInput(f"nodes[{int(np.argmin(q + k))}] has q + k = 0: a sample must take time. Measure it again")
+    """Two lines per node, and the higher one is its time:
+
+        T_i(b) = max(q b + s + k b + m + t_u,  q b + s + gamma (k b + m) + t_o + t_u)
+
+    The first is bound by its own computing, the second by communication. Source: Cannikin, Eq. 7."""
+    q, s, k, m = np.array([(n.q, n.s, n.k, n.m) for n in nodes], dtype=np.float64).T  # [N] each
     gamma, t_o, t_u = overlap.gamma, overlap.t_o, overlap.t_u
     slope = np.stack([q + k, q + gamma * k])
     offset = np.stack([s + m + t_u, s + gamma * m + t_o + t_u])
-    return StepTimes.of(slope, offset, [n.bounds for n in nodes])
+    return StepTimes.of(slope, offset, nodes)

@@ -1,4 +1,4 @@
-"""Whose CPU memory holds the replicas of whose checkpoint.
+"""Chooses whose CPU memory holds the replicas of whose checkpoint.
 
 Source: Gemini (Wang et al., 2023), Algorithm 6.1: groups of m consecutive machines that hold each other's replicas;
 where m does not divide N, the last group takes the rest and is a ring. Failure domains, islands, links, and changes
@@ -7,30 +7,57 @@ that move little are ours.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-from atoll.controller.planners.failure_domains import Block, Domains, Machine, held
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from atoll.controller.planners.failure_domains import Block, Domains, Machine, held, require_nested
 from atoll.controller.planners.recovery_probability import recovery_probabilities
 from atoll.controller.planners.replacing import Previous, adapt
+from atoll.controller.planners.schemas import MAX_NODES, Bytes, Name, Schema
 from atoll.errors import BadInput, NoFeasiblePlan
 
+MAX_REPLICAS: Final = 1000
 GENERATIONS: Final = 2
 """Of every replica: the last complete checkpoint and the one being written."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementInput:
-    """replicas: of each machine's checkpoint, its own included. checkpoint_bytes: of one machine, where known.
-    site_safe: replicas on different islands, not within one. previous: by machine's name, the names of its holders."""
+_Holders = Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_REPLICAS)]
 
-    machines: tuple[Machine, ...]
-    replicas: int
-    checkpoint_bytes: int | None = None
+
+class PlacementInput(Schema):
+    """machines: as they are, or how many there are. replicas: of each machine's checkpoint, its own included.
+    checkpoint_bytes: of one machine, where known. site_safe: replicas on different islands, not within one. previous:
+    by machine's name, the names of its holders."""
+
+    machines: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_NODES), Tag("(count)")]
+        | Annotated[tuple[Machine, ...], Field(min_length=1, max_length=MAX_NODES), Tag("(each)")],
+        Discriminator(lambda machines: "(count)" if isinstance(machines, int) else "(each)"),
+    ]
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+    checkpoint_bytes: Bytes | None = None
     site_safe: bool = False
-    previous: Mapping[str, tuple[str, ...]] | None = None
+    previous: Annotated[dict[Name, _Holders], Field(max_length=MAX_NODES)] | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> PlacementInput:
+        machines = self.each()
+        names = Counter(machine.name for machine in machines if machine.name is not None)
+        if names and (twice := names.most_common(1)[0])[1] > 1:
+            raise ValueError(f"machines name {twice[0]!r} twice. Give each machine once")
+        require_nested(machines)
+        if self.checkpoint_bytes is None and any(machine.memory_bytes is not None for machine in machines):
+            raise ValueError(
+                "field checkpoint_bytes is missing. Needed with memory_bytes: what one machine's checkpoint takes"
+            )
+        return self
+
+    def each(self) -> tuple[Machine, ...]:
+        return (Machine(),) * self.machines if isinstance(self.machines, int) else self.machines
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +84,11 @@ def plan_placement(given: PlacementInput) -> PlacementPlan:
 
     Raises BadInput, or NoFeasiblePlan where the replicas do not fit the free memory.
     """
-    machines, replicas = given.machines, given.replicas
+    machines, replicas = given.each(), given.replicas
     if replicas > len(machines):
         have = "1 machine" if len(machines) == 1 else f"{len(machines)} machines"
         raise BadInput(f"replicas = {replicas} needs as many machines; there are {have}. Lower it")
-    _require_memory(given)
+    _require_memory(given, machines)
     domains = Domains(machines, replicas, given.site_safe)
     previous = None if given.previous is None else Previous(_names(machines), given.previous)
     blocks: list[Block] = []
@@ -77,19 +104,19 @@ def plan_placement(given: PlacementInput) -> PlacementPlan:
         holders=tuple(holders[i] for i in range(len(machines))),
         recovery_probability={str(k): p for k, p in enumerate(probabilities, 1)},
         fatal_domains=_fatal(domains, blocks, machines),
-        replication_s=_replication_s(given, blocks),
+        replication_s=_replication_s(given, machines, blocks),
         moved=None if previous is None else sum(map(previous.moved, holders.values())),
     )
 
 
-def _require_memory(given: PlacementInput) -> None:
+def _require_memory(given: PlacementInput, machines: Sequence[Machine]) -> None:
     """Every machine holds as many replicas as there are of its own checkpoint, in groups and in rings."""
     if given.checkpoint_bytes is None:
         return
     one = GENERATIONS * given.checkpoint_bytes
     short = [
         (m.memory_bytes, i)
-        for i, m in enumerate(given.machines)
+        for i, m in enumerate(machines)
         if m.memory_bytes is not None and m.memory_bytes < one * given.replicas
     ]
     if short:
@@ -97,7 +124,7 @@ def _require_memory(given: PlacementInput) -> None:
         raise NoFeasiblePlan(
             f"{given.replicas} replicas in {GENERATIONS} generations of {given.checkpoint_bytes} bytes take "
             f"{one * given.replicas} bytes of every machine; machines[{i}] has {free} free, and {len(short)} of "
-            f"{len(given.machines)} have too little. At most {free // one} replicas fit: lower replicas or free memory"
+            f"{len(machines)} have too little. At most {free // one} replicas fit: lower replicas or free memory"
         )
 
 
@@ -143,11 +170,13 @@ def _fatal(domains: Domains, blocks: Sequence[Block], machines: Sequence[Machine
     return found
 
 
-def _replication_s(given: PlacementInput, blocks: Sequence[Block]) -> tuple[float | None, ...] | None:
+def _replication_s(
+    given: PlacementInput, machines: Sequence[Machine], blocks: Sequence[Block]
+) -> tuple[float | None, ...] | None:
     """Each sends one replica and receives one for every other one there is; the slowest link of a block decides."""
-    if given.checkpoint_bytes is None or all(machine.link_bps is None for machine in given.machines):
+    if given.checkpoint_bytes is None or all(machine.link_bps is None for machine in machines):
         return None
     bits = 8 * given.checkpoint_bytes * (given.replicas - 1)
-    rates = [[given.machines[i].link_bps for i in block] for block in blocks]
+    rates = [[machines[i].link_bps for i in block] for block in blocks]
     known = [[rate for rate in block if rate is not None] for block in rates]
     return tuple(bits / min(k) if len(k) == len(r) else None for k, r in zip(known, rates, strict=True))

@@ -1,4 +1,4 @@
-"""The convergence profile of a model as a planner sees it: extra loss over compression rate and total batch.
+"""The convergence profile of a model as a planner sees it: extra loss over sparsity and total batch.
 
 Source: StellaTrain (Lim et al., 2024), section 4.3: g(r, X). The offline profile fits it; what is planned with is its
 values on a grid, so that a recorded input is text and needs no fitted model to be derived again.
@@ -7,25 +7,48 @@ values on a grid, so that a recorded input is text and needs no fitted model to 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, model_validator
+
+from atoll.controller.planners.schemas import MAX_BATCH, Schema, Sparsity
 
 
-@dataclass(frozen=True, slots=True)
-class Surrogate:
-    """rates: ascending, 0 <= r < 1. batches: total batches, ascending, > 0. extra: a row per rate, a value > -1 per
+def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
+    if any(after <= before for before, after in itertools.pairwise(values)):
+        raise ValueError("must ascend, each value once. Sort them")
+    return values
+
+
+_Axis = Field(min_length=1, max_length=256, strict=False)  # a list of a TOML file is as good as one of JSON
+_Batch = Annotated[float, Field(ge=1, le=MAX_BATCH)]
+_Extra = Annotated[float, Field(ge=-0.999, le=1e6)]
+_Row = Annotated[tuple[_Extra, ...], Field(strict=False)]
+
+
+class Surrogate(Schema):
+    """sparsities (in JSON "rates"), batches: total batches; both ascending. extra: a row per sparsity, a value per
     batch: the loss after the probe, relative to the one with neither compression nor staleness."""
 
-    rates: tuple[float, ...]
-    batches: tuple[float, ...]
-    extra: tuple[tuple[float, ...], ...]
+    sparsities: Annotated[tuple[Sparsity, ...], _Axis, AfterValidator(_ascending), Field(alias="rates")]
+    batches: Annotated[tuple[_Batch, ...], _Axis, AfterValidator(_ascending)]
+    extra: Annotated[tuple[_Row, ...], Field(strict=False)]
 
-    def at(self, rate: float, batch: float) -> float:
-        """Bilinear in the logarithms of the share kept and of the batch; the edge's value beyond the edges."""
-        row, down = _place([-math.log1p(-r) for r in self.rates], -math.log1p(-rate))
+    @model_validator(mode="after")
+    def _covers_the_grid(self) -> Surrogate:
+        rows, columns = len(self.sparsities), len(self.batches)
+        if len(self.extra) != rows or any(len(row) != columns for row in self.extra):
+            raise ValueError(f"must have {rows} rows of {columns} in extra: one per rate, a value per batch")
+        return self
+
+    def at(self, sparsity: float, batch: float) -> float:
+        """Bilinear in the logarithms of the density and of the batch; the edge's value beyond the edges."""
+        row, down = _place([-math.log1p(-r) for r in self.sparsities], -math.log1p(-sparsity))
         column, right = _place([math.log(b) for b in self.batches], math.log(batch))
-        above, below = self.extra[row], self.extra[min(row + 1, len(self.rates) - 1)]
+        above, below = self.extra[row], self.extra[min(row + 1, len(self.sparsities) - 1)]
         after = min(column + 1, len(self.batches) - 1)
         upper = above[column] + right * (above[after] - above[column])
         lower = below[column] + right * (below[after] - below[column])

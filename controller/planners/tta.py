@@ -1,10 +1,10 @@
-"""Compression rate and batches for the least time to accuracy over thin links between islands.
+"""Sparsity and batches for the least time to accuracy over thin links between islands.
 
 Source: StellaTrain (Lim et al., 2024), Eq. 1-6. Differences, all on purpose: Eq. 3 is taken as standard deviation
 over mean (as printed its sums lack 1/n); Eq. 6 counts the bytes that really cross each island's link (values,
 indices, copies) in place of the model's size; the balance term scales the time to accuracy, so its weight has no
 unit. The time of a step depends on the batches only through the slowest device, so for each total the split that
-makes it fastest is taken exactly, and Nelder-Mead searches over rate and total alone: two dimensions for any number
+makes it fastest is taken exactly, and Nelder-Mead searches over sparsity and total alone: two dimensions for any number
 of devices.
 """
 
@@ -13,11 +13,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from atoll.controller.planners.bounds import Bounds
+from atoll.controller.planners.optperf import NodeModel
+from atoll.controller.planners.schemas import (
+    MAX_BATCH,
+    MAX_NODES,
+    BytesPerSecond,
+    Samples,
+    Schema,
+    Seconds,
+    Sparsity,
+    TotalBatch,
+)
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.planners.water_filling import F64, Levels, StepTimes, whole
 from atoll.controller.planners.wire_bytes import Traffic
@@ -35,59 +47,87 @@ _INFEASIBLE: Final = 1e3
 """Above the logarithm of any time to accuracy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A batch of x takes max(per_sample_s x + fixed_s, floor_s) seconds."""
+class MeasuredDevice(NodeModel):
+    """island: number of the link that it is behind."""
 
-    per_sample_s: float
-    fixed_s: float
-    floor_s: float
-    island: int
-    bounds: Bounds
+    island: Samples = 0
 
-    @classmethod
-    def saturating(cls, alpha: float, beta: float, island: int, bounds: Bounds) -> Device:
-        """Eq. 2: throughput min(beta / alpha * x, beta) samples a second. alpha: samples that saturate it."""
-        return cls(1 / beta, 0.0, alpha / beta, island, bounds)
+    def step_s(self) -> tuple[float, float, float]:
+        """(per_sample, fixed, floor): a batch of x takes max(per_sample x + fixed, floor) seconds."""
+        return self.q + self.k, self.s + self.m, 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RateCost:
-    """What devices take was measured at `rate`; where all entries are kept a step takes `seconds` longer than where
-    none is: entries are selected, summed and applied."""
+class SaturatingDevice(Bounds):
+    """Throughput min(beta / alpha x, beta) samples a second: alpha samples saturate it. Source: StellaTrain, Eq. 2."""
 
-    seconds: float
-    rate: float
+    alpha: Annotated[float, Field(ge=0, le=MAX_BATCH)]
+    beta: Annotated[float, Field(ge=1e-6, le=1e9)]
+    island: Samples = 0
 
-    def step_s(self, compute_s: float, kept: float) -> float:
-        return max(compute_s + self.seconds * (kept - 1 + self.rate), _LEAST_STEP * compute_s)
+    def step_s(self) -> tuple[float, float, float]:
+        """As MeasuredDevice.step_s."""
+        return 1 / self.beta, 0.0, self.alpha / self.beta
 
 
-@dataclass(frozen=True, slots=True)
-class TtaInput:
+def _kind(device: object) -> str:
+    measured = "q" in device if isinstance(device, dict) else isinstance(device, MeasuredDevice)
+    return "(measured)" if measured else "(saturating)"
+
+
+Device = Annotated[
+    Annotated[MeasuredDevice, Tag("(measured)")] | Annotated[SaturatingDevice, Tag("(saturating)")],
+    Discriminator(_kind),
+]
+
+
+class SparsityCost(Schema):
+    """What devices take was measured at this sparsity; with a density of 1 a step takes `seconds` longer than with 0:
+    entries are selected, summed and applied."""
+
+    seconds: Seconds
+    sparsity: Annotated[Sparsity, Field(alias="rate")]
+
+    def step_s(self, compute_s: float, density: float) -> float:
+        return max(compute_s + self.seconds * (density - 1 + self.sparsity), _LEAST_STEP * compute_s)
+
+
+class TtaInput(Schema):
     """bandwidths: bytes a second of each island's link to the others, each way. entries: of the model. value_bytes:
     of an entry on the wire. balance: how much unequal times of the devices count; 0 leaves them out. samples: to be
-    trained until the accuracy is reached with neither compression nor staleness. rate_cost: what more entries take of
-    the devices' time. totals: the least and the largest
-    total batch to choose from; None: what the surrogate knows."""
+    trained until the accuracy is reached with neither compression nor staleness. sparsity_cost: what more entries take
+    of the devices' time. totals: the least and the largest total batch to choose from; None: what the surrogate knows.
+    """
 
-    devices: tuple[Device, ...]
-    bandwidths: tuple[float, ...]
-    entries: int
+    devices: Annotated[tuple[Device, ...], Field(min_length=1, max_length=MAX_NODES)]
+    bandwidths: Annotated[tuple[BytesPerSecond, ...], Field(min_length=1, max_length=MAX_NODES)]
+    entries: TotalBatch
     surrogate: Surrogate
-    samples: int
-    value_bytes: int = 2
-    balance: float = 0.1
-    totals: tuple[int, int] | None = None
-    rate_cost: RateCost = RateCost(0.0, 0.0)
+    samples: TotalBatch
+    value_bytes: Annotated[int, Field(ge=1, le=8)] = 2
+    balance: Annotated[float, Field(ge=0, le=1e3)] = 0.1
+    totals: tuple[TotalBatch, TotalBatch] | None = None
+    sparsity_cost: Annotated[SparsityCost, Field(alias="rate_cost")] = SparsityCost(seconds=0.0, sparsity=0.0)
+
+    @model_validator(mode="after")
+    def _agrees(self) -> TtaInput:
+        last = len(self.bandwidths) - 1
+        for i, device in enumerate(self.devices):
+            if device.island > last:
+                raise ValueError(f"devices[{i}].island = {device.island} must be at least 0 and at most {last}")
+        if self.totals is not None and self.totals[0] > self.totals[1]:
+            raise ValueError(
+                f"totals = {list(self.totals)} must be the least and the largest total batch, in this order"
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True)
 class TtaPlan:
-    """rate: share of entries dropped. tta, step_time, communication_time: predicted seconds, the last two per step.
+    """sparsity: share of entries not sent (in JSON "rate"). tta, step_time, communication_time: predicted seconds, the
+    last two per step.
     extra: relative extra loss from the surrogate. variation: standard deviation over mean of the devices' times."""
 
-    rate: float
+    sparsity: Annotated[float, Field(alias="rate")]
     total_batch: int
     batches: tuple[int, ...]
     step_time: float
@@ -99,11 +139,14 @@ class TtaPlan:
 
 
 def plan_tta(given: TtaInput) -> TtaPlan:
-    """Minimise samples (1 + g(r, X)) / (X / T) (1 + balance CV) over rate r and batches x, X = sum x, T the slowest
-    device's time, such that every link carries its bytes within T. Raises NoFeasiblePlan.
+    """Minimise the time to accuracy over sparsity r and batches x_i, such that every link carries its bytes within T:
+
+        samples (1 + g(r, X)) T / X * (1 + balance CV),  X = sum x_i,  T = max_i T_i(x_i),  CV = std(T_i) / mean(T_i)
+
+    Source: StellaTrain, Eq. 3-6. Raises NoFeasiblePlan.
     """
     search = _Search(given)
-    places: dict[int, float] = {}  # of the rate, by whole total: that of the best start that ended there
+    places: dict[int, float] = {}  # of the sparsity, by whole total: that of the best start that ended there
     for _, total, above in sorted(search.minima()):
         for whole_total in (math.floor(total), math.ceil(total)):
             places.setdefault(whole_total, above)
@@ -113,29 +156,27 @@ def plan_tta(given: TtaInput) -> TtaPlan:
     return min(found, key=lambda plan: plan.tta * (1 + given.balance * plan.variation))
 
 
-def assess_tta(given: TtaInput, rate: float, batches: Sequence[int]) -> TtaPlan:
-    """What a rate and batches would do, where links may be too thin for them: then they set the step's time."""
-    return _Search(given).assess(rate, batches)
+def assess_tta(given: TtaInput, sparsity: float, batches: Sequence[int]) -> TtaPlan:
+    """What a sparsity and batches would do, where links may be too thin for them: then they set the step's time."""
+    return _Search(given).assess(sparsity, batches)
 
 
 class _Search:
-    """A point is the total batch, and where the rate lies between the least the links allow (0) and the largest that
-    was profiled (1)."""
+    """A point is the total batch, and where the sparsity lies between the least the links allow (0) and the largest
+    that was profiled (1)."""
 
     def __init__(self, given: TtaInput) -> None:
         self._given = given
-        per_sample, fixed, floor = np.array(
-            [(d.per_sample_s, d.fixed_s, d.floor_s) for d in given.devices], dtype=np.float64
-        ).T
+        per_sample, fixed, floor = np.array([d.step_s() for d in given.devices], dtype=np.float64).T
         slope, offset = np.stack([per_sample, np.zeros_like(floor)]), np.stack([fixed, floor])
-        self._times = StepTimes.of(slope, offset, [d.bounds for d in given.devices])
+        self._times = StepTimes.of(slope, offset, given.devices)
         self._levels = Levels(self._times)
         devices = np.bincount([d.island for d in given.devices], minlength=len(given.bandwidths))
         self._traffic = Traffic(
             given.entries, given.value_bytes, devices / devices.sum(), np.array(given.bandwidths, dtype=np.float64)
         )
-        self._most_kept = 1 - given.surrogate.rates[0]
-        self._least_kept = 1 - given.surrogate.rates[-1]
+        self._most_dense = 1 - given.surrogate.sparsities[0]
+        self._least_dense = 1 - given.surrogate.sparsities[-1]
         known_low, known_high = given.totals or (given.surrogate.batches[0], given.surrogate.batches[-1])
         low, high = float(self._times.low_N.sum()), float(self._times.high_N.sum())
         self._low, self._high = math.ceil(max(low, known_low, 1)), math.floor(min(high, known_high))
@@ -146,7 +187,7 @@ class _Search:
             )
 
     def minima(self) -> Iterator[tuple[float, float, float]]:
-        """(logarithm of the cost, total, place of the rate) where Nelder-Mead ends, from each start."""
+        """(logarithm of the cost, total, place of the sparsity) where Nelder-Mead ends, from each start."""
         from scipy.optimize import minimize
 
         bounds = [(math.log(self._low), math.log(self._high)), (0.0, 1.0)]
@@ -180,63 +221,55 @@ class _Search:
         total = min(max(total, self._low), self._high)
         level = self._levels.levels(np.array([total]))
         compute_s, variation = self._slowest(self._levels.split(level)[0])
-        kept = self._kept_within(compute_s)
-        if kept < self._least_kept:
-            return _INFEASIBLE + math.log(self._least_kept / kept)
-        rate = self._rate(kept, above)
-        extra, step_s = self._given.surrogate.at(rate, total), self._given.rate_cost.step_s(compute_s, 1 - rate)
+        density = self._density_within(compute_s)
+        if density < self._least_dense:
+            return _INFEASIBLE + math.log(self._least_dense / density)
+        sparsity = self._sparsity(density, above)
+        extra = self._given.surrogate.at(sparsity, total)
+        step_s = self._given.sparsity_cost.step_s(compute_s, 1 - sparsity)
         return math.log((1 + extra) * step_s / total * (1 + self._given.balance * variation))
 
-    def _kept_within(self, compute_s: float) -> float:
-        """The largest share of entries that every link carries within the step that keeps so many, or a little less."""
-        cost = self._given.rate_cost
-        kept = self._traffic.kept_within(cost.step_s(compute_s, 0.0))
+    def _density_within(self, compute_s: float) -> float:
+        """The largest density that every link carries within the step that has it, or a little less."""
+        cost = self._given.sparsity_cost
+        density = self._traffic.density_within(cost.step_s(compute_s, 0.0))
         for _ in range(_CLOSER if cost.seconds else 0):
-            kept = self._traffic.kept_within(cost.step_s(compute_s, kept))
-        return kept
+            density = self._traffic.density_within(cost.step_s(compute_s, density))
+        return density
 
-    def _rate(self, kept_at_most: float, above: float) -> float:
-        """The rate at that place, on a scale of the logarithm of what is kept."""
-        most = math.log(min(kept_at_most, self._most_kept))
-        return 1 - math.exp(most + above * (math.log(self._least_kept) - most))
+    def _sparsity(self, density_at_most: float, above: float) -> float:
+        """The sparsity at that place, on a scale of the logarithm of the density."""
+        most = math.log(min(density_at_most, self._most_dense))
+        return 1 - math.exp(most + above * (math.log(self._least_dense) - most))
 
     def plan(self, total: int, above: float) -> TtaPlan | None:
-        """The plan in whole samples, its rate within what the links carry; None where they carry no profiled rate."""
-        given = self._given
+        """The plan in whole samples, its sparsity so that the links carry it; None where they carry no profiled one."""
         level = self._levels.levels(np.array([float(total)]))
         batches = whole(self._times, self._levels.split(level)[0], total)
-        compute_s, variation = self._slowest(np.array(batches, dtype=np.float64))
-        kept = self._kept_within(compute_s)
-        if kept < self._least_kept:
+        compute_s, _ = self._slowest(np.array(batches, dtype=np.float64))
+        density = self._density_within(compute_s)
+        if density < self._least_dense:
             return None
-        rate = self._rate(kept, above)
-        extra, step_s = given.surrogate.at(rate, total), given.rate_cost.step_s(compute_s, 1 - rate)
-        return TtaPlan(
-            rate=rate,
-            total_batch=total,
-            batches=tuple(batches),
-            step_time=step_s,
-            communication_time=self._traffic.seconds(1 - rate),
-            throughput=total / step_s,
-            extra=extra,
-            variation=variation,
-            tta=given.samples * (1 + extra) * step_s / total,
-        )
+        sparsity = self._sparsity(density, above)
+        return self._outcome(sparsity, batches, self._given.sparsity_cost.step_s(compute_s, 1 - sparsity))
 
-    def assess(self, rate: float, batches: Sequence[int]) -> TtaPlan:
-        total, compute_s_and_cv = sum(batches), self._slowest(np.array(batches, dtype=np.float64))
-        communication_s = self._traffic.seconds(1 - rate)
-        step_s = max(self._given.rate_cost.step_s(compute_s_and_cv[0], 1 - rate), communication_s)
-        extra = self._given.surrogate.at(rate, total)
+    def assess(self, sparsity: float, batches: Sequence[int]) -> TtaPlan:
+        compute_s, _ = self._slowest(np.array(batches, dtype=np.float64))
+        step_s = self._given.sparsity_cost.step_s(compute_s, 1 - sparsity)
+        return self._outcome(sparsity, batches, max(step_s, self._traffic.seconds(1 - sparsity)))
+
+    def _outcome(self, sparsity: float, batches: Sequence[int], step_s: float) -> TtaPlan:
+        total = sum(batches)
+        extra = self._given.surrogate.at(sparsity, total)
         return TtaPlan(
-            rate=rate,
+            sparsity=sparsity,
             total_batch=total,
             batches=tuple(batches),
             step_time=step_s,
-            communication_time=communication_s,
+            communication_time=self._traffic.seconds(1 - sparsity),
             throughput=total / step_s,
             extra=extra,
-            variation=compute_s_and_cv[1],
+            variation=self._slowest(np.array(batches, dtype=np.float64))[1],
             tta=self._given.samples * (1 + extra) * step_s / total,
         )
 
@@ -246,10 +279,10 @@ class _Search:
         return float(time_N.max()), float(time_N.std() / time_N.mean())
 
     def links_too_thin(self) -> NoFeasiblePlan:
-        needed_s = self._traffic.seconds(self._least_kept)
+        needed_s = self._traffic.seconds(self._least_dense)
         longest_s = self._slowest(self._levels.split(self._levels.levels(np.array([float(self._high)])))[0])[0]
         return NoFeasiblePlan(
-            f"even the largest profiled rate {1 - self._least_kept:g} needs {needed_s:.3g} s "
+            f"even the largest profiled sparsity {1 - self._least_dense:g} needs {needed_s:.3g} s "
             f"a step on the thinnest link, and the longest step takes {longest_s:.3g} s. "
-            "Profile larger rates or batches, or let the devices hold larger batches"
+            "Profile larger sparsities or batches, or let the devices hold larger batches"
         )

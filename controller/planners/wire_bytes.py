@@ -1,6 +1,6 @@
 """What a sparse step puts on the links between islands: values, indices and copies.
 
-Of the entries that a step keeps, each rank selects its even part; the parts of an island travel as one sum, from its
+Of the entries that a step sends, each rank selects its even part; the parts of an island travel as one sum, from its
 leader to every other leader. A link is full duplex: it carries what its island sends beside what it receives.
 """
 
@@ -19,7 +19,7 @@ BLOCK_ENTRIES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """entries: of the model. value_bytes: of one on the wire. part_J: each island's share of what is kept; an island
+    """entries: of the model. value_bytes: of one on the wire. part_J: each island's share of what is sent; an island
     without devices has none of it and no traffic. bandwidth_J: bytes a second, each way."""
 
     entries: int
@@ -27,33 +27,35 @@ class Traffic:
     part_J: F64
     bandwidth_J: F64
 
-    def seconds(self, kept: float) -> float:
-        """Seconds that the slowest link needs for a step that keeps this share of all entries; 0 for one island."""
-        return float((np.maximum(*self.carried(kept)) / self.bandwidth_J).max())
+    def seconds(self, density: float) -> float:
+        """Seconds that the slowest link needs for a step of this density; 0 for one island."""
+        return float((np.maximum(*self.carried(density)) / self.bandwidth_J).max())
 
-    def carried(self, kept: float) -> tuple[F64, F64]:
-        """Bytes that each island sends, and those it receives, in a step that keeps this share of all entries."""
-        density_J = kept * self.part_J
+    def carried(self, density: float) -> tuple[F64, F64]:
+        """Bytes that each island sends, and those it receives, in a step of this density."""
+        density_J = density * self.part_J
         sum_J = self.entries * density_J * (self.value_bytes + index_bytes(density_J) / BLOCK_ENTRIES)
         there_J = self.part_J > 0
         return (np.count_nonzero(there_J) - 1) * sum_J, there_J * (sum_J.sum() - sum_J)
 
-    def kept_within(self, seconds: float) -> float:
-        """The largest share of entries that every link carries in this time, to 1e-9 below; 1 where all fit."""
+    def density_within(self, seconds: float) -> float:
+        """The largest density that every link carries in this time, to 1e-9 below; 1 where all fit."""
         if self.seconds(1.0) <= seconds:
             return 1.0
-        # Time is nearly proportional to what is kept: bytes an entry change by 1 % where the share changes by half, so
-        # each round is closer by a factor of fifty and more.
-        kept, before = 1.0, 0.0
-        while abs(kept - before) > 1e-11 * kept:
-            kept, before = min(1.0, kept * seconds / self.seconds(kept)), kept
-        return kept * (1 - 1e-9)
+        # Time is nearly proportional to the density: bytes an entry change by 1 % where the density changes by half,
+        # so each round is closer by a factor of fifty and more.
+        density, before = 1.0, 0.0
+        while abs(density - before) > 1e-11 * density:
+            density, before = min(1.0, density * seconds / self.seconds(density)), density
+        return density * (1 - 1e-9)
 
 
 def index_bytes(density: F64) -> F64:
-    """Bytes of an index as the gap to the one before, 7 bits a byte, for blocks kept at random with this density.
+    """Bytes of an index as the gap to the one before, 7 bits a byte, for blocks chosen at random with this density.
 
-    A gap reaches 2^7 with probability (1 - density)^(2^7), and so on.
+        bytes(d) = 1 + (1 - d)^(2^7) + (1 - d)^(2^14) + (1 - d)^(2^21)
+
+    A gap reaches 2^7 with probability (1 - d)^(2^7), and so on.
     """
     found: F64 = np.ones_like(density)
     longer: F64 = 1 - density

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
 
+from atoll.controller.deciding.stepping import NO_OVERLAP
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.planners.goodput import GoodputInput, Rule, efficiency, plan_goodput
 from atoll.controller.planners.optperf import NodeModel, Overlap, step_times
@@ -30,13 +30,18 @@ class AdaptDl:
             larger = [candidate for candidate in given.candidates if candidate >= SECOND_BATCH * total]
             return _choice(given, larger[0], "a second batch to learn from", None) if larger else None
         share = total / len(nodes)
-        slowest = max(nodes, key=lambda n: (n.q + n.k) * share + n.s + n.m)
-        alike = tuple(replace(slowest, bounds=bounds) for bounds in given.bounds)
-        known = given.profile.overlap
-        overlap = Overlap(known.gamma, known.t_o, known.t_u) if known else Overlap(0.0, 0.0, 0.0)
+        slowest = max(nodes, key=lambda node: node.compute_s(share))
+        alike = tuple(slowest.model_copy(update=dict(bounds)) for bounds in given.bounds)
+        known = given.profile.overlap or NO_OVERLAP
+        overlap = Overlap(gamma=known.gamma, t_o=known.t_o, t_u=known.t_u)
         planned = plan_goodput(
             GoodputInput(
-                given.candidates, alike, overlap, noise.noise_scale, given.initial_batch, cast(Rule, given.rule)
+                candidates=given.candidates,
+                nodes=alike,
+                noise_scale=noise.noise_scale,
+                initial_batch=given.initial_batch,
+                rule=cast(Rule, given.rule),
+                **dict(overlap),
             )
         )
         now_s = _step_s(alike, overlap, given.current.batches)
@@ -47,7 +52,7 @@ class AdaptDl:
 
 
 def _choice(given: Situation, total: int, reason: str, model: tuple[tuple[NodeModel, ...], Overlap] | None) -> Choice:
-    batches = split_evenly(EvenInput(total, given.bounds)).batches
+    batches = split_evenly(EvenInput(total_batch=total, nodes=given.bounds)).batches
     predicted_s = _step_s(*model, batches) if model else 0.0
     return Choice(batches=batches, rate=given.current.rate, planner="adaptdl", reason=reason, predicted_s=predicted_s)
 
@@ -57,7 +62,7 @@ def _models(given: Situation) -> tuple[NodeModel, ...] | None:
     known = given.profile.ranks
     estimates = [known[rank].estimate for rank in range(len(given.bounds)) if rank in known]
     nodes = [
-        NodeModel(e.q, e.s, e.k, e.m, bounds)
+        e.model(bounds.min_batch, bounds.max_batch)
         for e, bounds in zip(estimates, given.bounds, strict=False)
         if e is not None
     ]

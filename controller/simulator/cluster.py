@@ -15,7 +15,7 @@ from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.simulator import presets
 from atoll.controller.simulator.devices import Cost, Device
 from atoll.controller.simulator.links import Link, read_trace
-from atoll.controller.simulator.scenario import MAX_DEVICES, ChangeSection, DeviceSection, ExtraSection, Scenario
+from atoll.controller.simulator.scenario import MAX_DEVICES, ChangeSection, DeviceSection, Scenario
 from atoll.errors import BadInput
 
 CANDIDATES: Final = 50
@@ -50,7 +50,7 @@ def build(scenario: Scenario, folder: Path) -> Cluster:
         entries=scenario.entries or (model.entries if model else 0),
         initial_batch=learning.initial_batch or (model.initial_batch if model else 0) or scenario.total_batch,
         candidates=candidates_between(low, high, CANDIDATES),
-        surrogate=_surrogate(learning.extra),
+        surrogate=learning.extra,
         devices=devices,
         links=_links(scenario, devices, folder),
         changes=_changes(scenario, devices),
@@ -85,7 +85,7 @@ def _device(section: DeviceSection, cost: Cost, name: str) -> Device:
         name=name,
         island=section.island,
         cost=cost,
-        bounds=Bounds(1, section.max_batch),  # every rank gets a sample: an idle rank would never be measured again
+        bounds=Bounds(min_batch=1, max_batch=section.max_batch),  # an idle rank would never be measured again
         noise=section.noise,
         spikes=section.spikes,
         spike_factor=section.spike_factor,
@@ -103,10 +103,6 @@ def _cost(section: DeviceSection, scenario: Scenario) -> Cost:
     if section.alpha is not None and section.beta is not None:
         return Cost.saturating(section.alpha, section.beta)
     return Cost(q=section.q or 0.0, s=section.s or 0.0, k=section.k or 0.0, m=section.m or 0.0)
-
-
-def _surrogate(extra: ExtraSection | None) -> Surrogate | None:
-    return None if extra is None else Surrogate(extra.rates, extra.batches, extra.extra)
 
 
 def _links(scenario: Scenario, devices: tuple[Device, ...], folder: Path) -> dict[str, Link]:

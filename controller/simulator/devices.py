@@ -54,7 +54,14 @@ class Device:
     def model(self, speed: float) -> NodeModel:
         """As a planner sees it above `floor`."""
         cost = self.cost
-        return NodeModel(cost.q / speed, cost.s / speed, cost.k / speed, cost.m / speed, self.bounds)
+        return NodeModel(
+            q=cost.q / speed,
+            s=cost.s / speed,
+            k=cost.k / speed,
+            m=cost.m / speed,
+            min_batch=self.bounds.min_batch,
+            max_batch=self.bounds.max_batch,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,10 +114,4 @@ class FailureScenario(Section):
 
 def parse(document: dict[str, Any], where: str) -> FailureScenario:
     """Raises BadInput for the first field that is wrong."""
-    sections: dict[str, type[Section]] = {
-        "failures": FailuresSection,
-        "memory": MemorySection,
-        "persistent": PersistentSection,
-        "recovery": RecoverySection,
-    }
-    return check(FailureScenario, sections, document, where)
+    return check(FailureScenario, document, where)

@@ -73,7 +73,8 @@ class Ranks:
         if self._cluster.scenario.strategy != "dense" or any(device.cost.floor for device in self.devices):
             return 0.0
         nodes = tuple(device.model(speeds[device.name]) for device in self.devices)
-        return plan_optperf(OptPerfInput(total, nodes, self._overlap(now_s, links, 1.0))).step_time
+        overlap = self._overlap(now_s, links, 1.0)
+        return plan_optperf(OptPerfInput(total_batch=total, nodes=nodes, **dict(overlap))).step_time
 
     def _speed_N(self, speeds: Mapping[str, float]) -> NDArray[np.float64]:
         return np.array([speeds[device.name] for device in self.devices])
@@ -81,9 +82,9 @@ class Ranks:
     def _overlap(self, now_s: float, links: Mapping[str, Link], noise: float) -> Overlap:
         given = self._cluster.scenario.overlap
         if given.t_o is not None and given.t_u is not None:
-            return Overlap(given.gamma, given.t_o * noise, given.t_u * noise)
+            return Overlap(gamma=given.gamma, t_o=given.t_o * noise, t_u=given.t_u * noise)
         mbit_s = given.mbit_s
         if len(self.islands) > 1:
             mbit_s = min(links[name].at_mbit_s(now_s) for name in self.islands)
         seconds, last = ring_overlap(self._cluster.entries, given.bucket_mib * 2**20, len(self.devices), mbit_s)
-        return Overlap(given.gamma, noise * seconds * (1 - last), noise * seconds * last)
+        return Overlap(gamma=given.gamma, t_o=noise * seconds * (1 - last), t_u=noise * seconds * last)

@@ -64,7 +64,7 @@ def survive(scenario: FailureScenario, policies: Sequence[str], seed: int) -> It
             raise BadInput(f"no policy {name!r} for failures. {did_you_mean(name, POLICIES)}")
     rack = scenario.failures.rack_machines
     machines = tuple(Machine(rack=str(i // rack)) if rack else Machine() for i in range(scenario.machines))
-    holders = plan_placement(PlacementInput(machines, scenario.replicas)).holders
+    holders = plan_placement(PlacementInput(machines=machines, replicas=scenario.replicas)).holders
     for name in policies:
         yield _Run(scenario, name, holders, seed).run()
 

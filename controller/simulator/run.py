@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from atoll.controller.planners.even import EvenInput, split_evenly
-from atoll.controller.planners.inverse_time import InverseTimeInput, split_by_inverse_time
+from atoll.controller.planners.inverse_time import InverseTimeInput, TimedNode, split_by_inverse_time
 from atoll.controller.simulator.cluster import Cluster, is_called
 from atoll.controller.simulator.joining import Joining
 from atoll.controller.simulator.learning import Learning
@@ -119,9 +119,13 @@ class Simulation:
         times = [self._learned.get(device.name) for device in self._ranks.devices]
         known = tuple(seconds for seconds in times if seconds)
         if len(known) < len(times) or self._policy.splits_evenly:
-            batches = split_evenly(EvenInput(total, self._ranks.bounds)).batches
+            batches = split_evenly(EvenInput(total_batch=total, nodes=self._ranks.bounds)).batches
             return Choice(batches=batches, rate=rate, planner="even", reason="not all devices are known yet")
-        batches = split_by_inverse_time(InverseTimeInput(total, known, self._ranks.bounds)).batches
+        nodes = tuple(
+            TimedNode(seconds_per_sample=seconds, **dict(bounds))
+            for seconds, bounds in zip(known, self._ranks.bounds, strict=True)
+        )
+        batches = split_by_inverse_time(InverseTimeInput(total_batch=total, nodes=nodes)).batches
         return Choice(batches=batches, rate=rate, planner="inverse-time", reason="learned in earlier runs")
 
     def _log(self, plan: int, choice: Choice, from_step: int) -> PlanLog:

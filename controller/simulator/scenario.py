@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -17,9 +16,9 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
-from atoll.documents import read_toml, unknown_field, wrong_value
+from atoll.controller.planners.surrogate import Surrogate
+from atoll.documents import explain, read_toml
 from atoll.errors import BadInput
 
 MAX_DEVICES: Final = 10_000
@@ -129,24 +128,6 @@ class OverlapSection(Section):
         return self
 
 
-class ExtraSection(Section):
-    """`[learning.extra]`: g(r, X) on a grid, a row per rate: extra samples that strategy stale-sparse needs."""
-
-    rates: Annotated[tuple[_Share, ...], Field(min_length=1, max_length=256)]
-    batches: Annotated[tuple[_Positive, ...], Field(min_length=1, max_length=256)]
-    extra: tuple[tuple[Annotated[StrictFloat | StrictInt, Field(gt=-1, le=1e6)], ...], ...]
-
-    @model_validator(mode="after")
-    def _grid(self) -> ExtraSection:
-        if list(self.rates) != sorted(set(self.rates)) or self.rates[-1] >= 1:
-            raise ValueError("rates must ascend and stay below 1")
-        if list(self.batches) != sorted(set(self.batches)):
-            raise ValueError("batches must ascend")
-        if len(self.extra) != len(self.rates) or any(len(row) != len(self.batches) for row in self.extra):
-            raise ValueError(f"extra must have {len(self.rates)} rows of {len(self.batches)}")
-        return self
-
-
 class LearningSection(Section):
     """`[learning]`: what a sample is worth. Progress is counted in samples of the initial batch."""
 
@@ -163,7 +144,8 @@ class LearningSection(Section):
     """Total batches that a policy may choose from, lowest and highest; the total batch alone where left out."""
 
     rule: Literal["adascale", "square-root"] = "adascale"
-    extra: ExtraSection | None = None
+    extra: Surrogate | None = None
+    """`[learning.extra]`: g(r, X) on a grid, a row per sparsity: extra samples that strategy stale-sparse needs."""
 
     @model_validator(mode="after")
     def _ordered(self) -> LearningSection:
@@ -231,38 +213,12 @@ def read(path: Path) -> dict[str, Any]:
 
 def parse(document: dict[str, Any], where: str) -> Scenario:
     """Raises BadInput for the first field that is wrong."""
-    return check(Scenario, _SECTIONS, document, where)
+    return check(Scenario, document, where)
 
 
-def check(root: type[Checked], sections: Mapping[str, type[Section]], document: dict[str, Any], where: str) -> Checked:
-    """A document as `root`, whose sections have these names. Raises BadInput for the first field that is wrong."""
+def check(root: type[Checked], document: dict[str, Any], where: str) -> Checked:
+    """A document as `root`. Raises BadInput for the first field that is wrong."""
     try:
         return root.model_validate(document)
     except ValidationError as error:
-        told = _explain(error.errors(include_url=False)[0], root, sections)
-        raise BadInput(f"scenario {where}: {told}") from error
-
-
-_SECTIONS: Final[Mapping[str, type[Section]]] = {
-    "devices": DeviceSection,
-    "links": LinkSection,
-    "changes": ChangeSection,
-    "overlap": OverlapSection,
-    "learning": LearningSection,
-    "extra": ExtraSection,
-}
-_NOISE: Final = frozenset({"int", "float"})  # pydantic names the branch of a union that it tried
-
-
-def _explain(error: ErrorDetails, root: type[Section], sections: Mapping[str, type[Section]]) -> str:
-    parts = [part for part in error["loc"] if part not in _NOISE]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
-    if error["type"] == "extra_forbidden":
-        within = [sections[str(part)] for part in parts[:-1] if str(part) in sections]
-        known = (within[-1] if within else root).model_fields
-        return unknown_field(field, str(parts[-1]), known)
-    if error["type"] == "value_error":
-        return f"{field} {error['ctx']['error']}".lstrip()
-    if error["type"] == "missing":
-        return f"field '{field}' is missing. Add it"
-    return wrong_value(field, error)
+        raise BadInput(f"scenario {where}: {explain(root, error.errors(include_url=False))}") from error

@@ -8,7 +8,6 @@ this training is seen from how well it does so among the workers.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from atoll.controller.estimators.profile import NodeEstimate, Profile, RankProfile
+from atoll.controller.planners.admission import AdmissionInput, AdmissionPlan, Offer
 from atoll.controller.planners.goodput import candidates_between
-from atoll.controller.planners.registry import PLANNERS, canonical
+from atoll.controller.planners.optperf import NodeModel, Overlap
+from atoll.controller.planners.registry import ADMISSION, Decision
 from atoll.errors import NoFeasiblePlan
 
 LEARNED_ERROR: Final = 0.05
@@ -60,12 +61,7 @@ class AdmissionQuestion:
     restart_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PlannerRun:
-    """What went into planner `admission` and came out."""
-
-    input: str
-    output: str
+AdmissionDecision = Decision[AdmissionInput, AdmissionPlan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ class AdmissionAnswer:
     waiting: Mapping[str, str]
     unknown: tuple[str, ...]
     gain: float = 0.0
-    planned: PlannerRun | None = None
+    planned: AdmissionDecision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +111,17 @@ def answer(question: AdmissionQuestion) -> AdmissionAnswer | None:
     if not known:
         return AdmissionAnswer({}, {}, unknown)
     overlap, larger = _overlaps(question.profile, models)
-    data = _planner_input(question, models, known, overlap, larger)
-    data |= {"uncertainty": _uncertainty(question.profile, models)}
-    text = canonical(data)
+    uncertainty = _uncertainty(question.profile, models)
     try:
-        answered = PLANNERS["admission"].run_json(text)
+        decision = ADMISSION.decide(
+            _planner_input(question, models, known, overlap=overlap, larger=larger, uncertainty=uncertainty)
+        )
     except NoFeasiblePlan as error:
         return AdmissionAnswer({}, {name: str(error) for name, _ in known}, unknown)
-    output = json.loads(answered)
-    reasons = {verdict["name"]: verdict["reason"].partition(": ")[2] for verdict in output["verdicts"]}
-    admitted = {name: reasons[name] for name in output["admitted"]}
+    reasons = {verdict.name: verdict.reason.partition(": ")[2] for verdict in decision.plan.verdicts}
+    admitted = {name: reasons[name] for name in decision.plan.admitted}
     waiting = {name: reason for name, reason in reasons.items() if name not in admitted}
-    return AdmissionAnswer(admitted, waiting, unknown, 1 - output["time_to_accuracy"], PlannerRun(text, answered))
+    return AdmissionAnswer(admitted, waiting, unknown, 1 - decision.plan.time_to_accuracy, decision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +131,7 @@ class Dispensable:
 
     rank: int
     reason: str
-    planned: PlannerRun
+    planned: AdmissionDecision
 
 
 def dispensable(question: AdmissionQuestion) -> Dispensable | None:
@@ -149,46 +144,51 @@ def dispensable(question: AdmissionQuestion) -> Dispensable | None:
     rank = max(range(ranks), key=lambda r: (models[r].per_sample_s(profile.ranks[r].local_batch), r))
     others = [model for r, model in enumerate(models) if r != rank]
     overlap, _ = _overlaps(profile, models)
-    data = _planner_input(question, others, [(question.workers[rank].name, models[rank])], overlap, overlap)
-    data |= {"uncertainty": _uncertainty(profile, models)}
-    text = canonical(data)
+    slowest = (question.workers[rank].name, models[rank])
+    uncertainty = _uncertainty(profile, models)
+    asked = _planner_input(question, others, [slowest], overlap=overlap, larger=overlap, uncertainty=uncertainty)
     try:
-        answered = PLANNERS["admission"].run_json(text)
+        decision = ADMISSION.decide(asked)
     except NoFeasiblePlan:
         return None
-    [verdict] = json.loads(answered)["verdicts"]
-    longer, needed = -(verdict["improvement"] or 0.0), verdict["needed"] + data["cost"]
+    [verdict] = decision.plan.verdicts
+    longer, needed = -(verdict.improvement or 0.0), verdict.needed + asked.cost
     if longer <= 0 or longer / (1 + longer) <= needed:
         return None
-    return Dispensable(rank, verdict["reason"].partition(": ")[2], PlannerRun(text, answered))
+    return Dispensable(rank, verdict.reason.partition(": ")[2], decision)
 
 
 def _planner_input(
     question: AdmissionQuestion,
     models: Sequence[_Model],
     offers: Sequence[tuple[str, _Model]],
-    overlap: Mapping[str, float],
-    larger: Mapping[str, float],
-) -> dict[str, Any]:
-    """The input of planner `admission` without `uncertainty`. overlap, larger: of the run, and with an offer."""
+    *,
+    overlap: Overlap,
+    larger: Overlap,
+    uncertainty: float,
+) -> AdmissionInput:
+    """overlap, larger: of the run, and with an offer. uncertainty: of the run's predicted step."""
     profile = question.profile
     low, high = question.batch_range or (profile.total_batch, profile.total_batch)
-    return {
-        "candidates": candidates_between(low, high, CANDIDATES if high > low else 1),
-        "nodes": [_node(model) for model in models],
-        **overlap,
-        "noise_scale": profile.noise.noise_scale if profile.noise else 0.0,
-        "initial_batch": profile.total_batch,
-        "offers": [
-            _node(model) | {"name": name, "uncertainty": model.error, "t_o": larger["t_o"], "t_u": larger["t_u"]}
+    return AdmissionInput(
+        candidates=candidates_between(low, high, CANDIDATES if high > low else 1),
+        nodes=tuple(NodeModel(**_node(model)) for model in models),
+        gamma=overlap.gamma,
+        t_o=overlap.t_o,
+        t_u=overlap.t_u,
+        noise_scale=profile.noise.noise_scale if profile.noise else 0.0,
+        initial_batch=profile.total_batch,
+        offers=tuple(
+            Offer(name=name, uncertainty=model.error, t_o=larger.t_o, t_u=larger.t_u, **_node(model))
             for name, model in offers
-        ],
-        "cost": min(question.restart_s / PAYBACK_S, 1.0),
-        "split": "even" if question.split == "even" else "best",
-    }
+        ),
+        uncertainty=uncertainty,
+        cost=min(question.restart_s / PAYBACK_S, 1.0),
+        split="even" if question.split == "even" else "best",
+    )
 
 
-def _node(model: _Model) -> dict[str, float | int]:
+def _node(model: _Model) -> dict[str, Any]:
     # Every rank gets a sample: an idle one would never be measured again.
     return {"q": model.q, "s": model.s, "k": model.k, "m": model.m, "min_batch": 1}
 
@@ -252,7 +252,7 @@ def _uncertainty(profile: Profile, models: Sequence[_Model]) -> float:
     return min(math.hypot(known, fixed, alone), 10.0)
 
 
-def _overlaps(profile: Profile, models: Sequence[_Model]) -> tuple[dict[str, float], dict[str, float]]:
+def _overlaps(profile: Profile, models: Sequence[_Model]) -> tuple[Overlap, Overlap]:
     """Of the run, and with one more worker: a ring carries (n - 1) / n of the gradients twice. What the step takes
     beyond what the models explain is the same on both sides, so it counts as time after everything."""
     ranks, overlap = len(models), profile.overlap
@@ -265,6 +265,6 @@ def _overlaps(profile: Profile, models: Sequence[_Model]) -> tuple[dict[str, flo
     rest_s = max(profile.step_s - step_s, 0.0)
     more = ranks**2 / (ranks**2 - 1) if ranks > 1 else 1.0
     return (
-        {"gamma": gamma, "t_o": t_o, "t_u": t_u + rest_s},
-        {"gamma": gamma, "t_o": t_o * more, "t_u": t_u * more + rest_s},
+        Overlap(gamma=gamma, t_o=t_o, t_u=t_u + rest_s),
+        Overlap(gamma=gamma, t_o=t_o * more, t_u=t_u * more + rest_s),
     )

@@ -16,8 +16,8 @@ from typing import Final
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.admission.admitting import (
     AdmissionAnswer,
+    AdmissionDecision,
     AdmissionQuestion,
-    PlannerRun,
     RatedDevice,
     answer,
     dispensable,
@@ -142,7 +142,7 @@ def _offered(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], 
 
 
 def _recorded(
-    assessment: DeviceAssessment, run: RunRecord, clock: PassClock, planned: PlannerRun, reason: str
+    assessment: DeviceAssessment, run: RunRecord, clock: PassClock, planned: AdmissionDecision, reason: str
 ) -> DeviceAssessment:
     """The same with the planner's word for the record."""
     number = assessment.job.admissions + 1

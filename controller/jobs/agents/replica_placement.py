@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from atoll.controller.planners.registry import PLANNERS, canonical
+from atoll.controller.planners.failure_domains import Machine
+from atoll.controller.planners.placement import PlacementInput, PlacementPlan
+from atoll.controller.planners.registry import PLACEMENT
 from atoll.controller.state.records import Checkpoint, NodeRecord, PlacementRecord, RunMember
 
 
@@ -30,14 +32,13 @@ def first_placement(
     replicas = min(wanted.memory_replicas, len(names))
     if replicas < 2:
         return None
-    question: dict[str, Any] = {"machines": _machines(names, nodes, links or {}), "replicas": replicas}
-    if wanted.site_safe:
-        question["site_safe"] = True
+    asked: dict[str, Any] = {"site_safe": True} if wanted.site_safe else {}
     if before is not None:
-        question["previous"] = _by_name(before)
-    text = canonical(question)
-    output = PLANNERS["placement"].run_json(text)
-    return PlacementRecord(run=run, reason=_reason(names, json.loads(output)), input=text, output=output)
+        asked["previous"] = _by_name(before)
+    machines = _machines(names, nodes, links or {})
+    decision = PLACEMENT.decide(PlacementInput(machines=machines, replicas=replicas, **asked))
+    reason = _reason(names, decision.plan)
+    return PlacementRecord(run=run, reason=reason, input=decision.input, output=decision.output)
 
 
 @lru_cache(maxsize=64)
@@ -57,9 +58,7 @@ def is_same(placement: PlacementRecord, other: PlacementRecord) -> bool:
     return _by_name(placement) == _by_name(other)
 
 
-def _machines(
-    names: Sequence[str], nodes: Mapping[str, NodeRecord], links: Mapping[str, float]
-) -> list[dict[str, Any]]:
+def _machines(names: Sequence[str], nodes: Mapping[str, NodeRecord], links: Mapping[str, float]) -> tuple[Machine, ...]:
     """A domain is named inside the one around it: users reuse names, and agents on one host may stand for islands."""
     first: dict[tuple[str, str, str], str] = {}
     found = []
@@ -72,20 +71,20 @@ def _machines(
             machine["host"] = first.setdefault((node.island, node.rack, node.host), name)
         if node.island in links:
             machine["link_bps"] = float(f"{links[node.island]:.2g}")  # coarse: it swings
-        found.append(machine)
-    return found
+        found.append(Machine(**machine))
+    return tuple(found)
 
 
-def _by_name(placement: PlacementRecord) -> dict[str, list[str]]:
+def _by_name(placement: PlacementRecord) -> dict[str, tuple[str, ...]]:
     names = [machine["name"] for machine in json.loads(placement.input)["machines"]]
     return {
-        name: [names[i] for i in each]
+        name: tuple(names[i] for i in each)
         for name, each in zip(names, json.loads(placement.output)["holders"], strict=True)
     }
 
 
-def _reason(names: Sequence[str], answer: Mapping[str, Any]) -> str:
-    blocks = [" + ".join(names[i] for i in block) for block in answer["groups"][:8]]
-    more = len(answer["groups"]) - len(blocks)
+def _reason(names: Sequence[str], plan: PlacementPlan) -> str:
+    blocks = [" + ".join(names[i] for i in block) for block in plan.groups[:8]]
+    more = len(plan.groups) - len(blocks)
     text = "these keep copies of each other's state: " + ", ".join(blocks) + (f" and {more} more" if more else "")
-    return f"{text}; {answer['moved']} moved" if answer.get("moved") else text
+    return f"{text}; {plan.moved} moved" if plan.moved else text

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Annotated, Final
 
-from atoll.controller.planners import forms
-from atoll.controller.planners.fields import fields
+from pydantic import Field
+
+from atoll.controller.planners.schemas import Schema, read
 from atoll.controller.planners.surrogate import Surrogate
-from atoll.errors import BadInput
 
 FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
-_MAX_WORDS: Final = 500
+
+
+class _ProfiledModel(Schema):
+    fingerprint: Annotated[str, Field(pattern=f"^{FINGERPRINT.pattern}$")]
+    words: Annotated[str, Field(max_length=500)]
+
+
+class _ProfileDocument(Surrogate):
+    """The file that `atoll profile` wrote; the first ones did not say of which model they are."""
+
+    model: _ProfiledModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +42,8 @@ class OfflineProfile:
 @lru_cache(maxsize=64)
 def offline_profile(text: str) -> OfflineProfile:
     """From JSON: a surrogate, and under "model" what it is of. Raises BadInput."""
-    try:
-        data: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"not JSON: {error}. Give the file that `atoll profile` wrote") from error
-    model = data.pop("model", None) if isinstance(data, dict) else None
-    surrogate = forms.surrogate(data)
-    if model is None:
+    found = read(_ProfileDocument, text, "the offline profile", "Give the file that `atoll profile` wrote")
+    surrogate = Surrogate(sparsities=found.sparsities, batches=found.batches, extra=found.extra)
+    if found.model is None:
         return OfflineProfile(surrogate)
-    known = fields(model, "model", {"fingerprint", "words"})
-    fingerprint, words = known["fingerprint"], known["words"]
-    if not isinstance(fingerprint, str) or not FINGERPRINT.fullmatch(fingerprint):
-        raise BadInput("model.fingerprint must be 64 hexadecimal digits. Give the file that `atoll profile` wrote")
-    if not isinstance(words, str) or len(words) > _MAX_WORDS:
-        raise BadInput(f"model.words must be a text of at most {_MAX_WORDS} characters")
-    return OfflineProfile(surrogate, fingerprint, words)
+    return OfflineProfile(surrogate, found.model.fingerprint, found.model.words)

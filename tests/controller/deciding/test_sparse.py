@@ -17,7 +17,7 @@ FOLLOWING = Policy(sparse=True, adapt_rate=True, initial_batch=256)
 CURRENT = replace(EVEN, rate=0.97)
 LIKE = (0.002, 0.002, 0.002)
 PROFILE = Surrogate(
-    rates=(0.9, 0.99, 0.999), batches=(64.0, 256.0, 1024.0), extra=((0.0, 0.01, 0.05),) * 2 + ((0.1, 0.12, 0.2),)
+    sparsities=(0.9, 0.99, 0.999), batches=(64.0, 256.0, 1024.0), extra=((0.0, 0.01, 0.05),) * 2 + ((0.1, 0.12, 0.2),)
 )
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from atoll.controller.planners.bounds import Bounds
@@ -44,9 +44,11 @@ def test_senseless_nodes_are_refused(nodes: str) -> None:
 def test_any_feasible_split_sums_up_within_bounds_and_is_level(
     sizes: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    bounds = tuple(Bounds(low, low + more) for low, more in sizes)
-    total = data.draw(st.integers(sum(b.min_batch for b in bounds), sum(low + more for low, more in sizes)))
-    batches = split_evenly(EvenInput(total, bounds)).batches
+    bounds = tuple(Bounds(min_batch=low, max_batch=low + more) for low, more in sizes)
+    most = sum(low + more for low, more in sizes)
+    assume(most > 0)
+    total = data.draw(st.integers(max(1, sum(b.min_batch for b in bounds)), most))
+    batches = split_evenly(EvenInput(total_batch=total, nodes=bounds)).batches
     assert sum(batches) == total
     assert all(b.min_batch <= n <= b.ceiling(total) for n, b in zip(batches, bounds, strict=True))
     may_grow = [n for n, b in zip(batches, bounds, strict=True) if n < b.ceiling(total)]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from atoll.controller.planners.bounds import Bounds
 from atoll.controller.planners.optperf import (
     NodeModel,
     OptPerfInput,
@@ -32,7 +32,7 @@ def node_models(draw: st.DrawFn, widest: int = 400) -> NodeModel:
     q, k = draw(PER_SAMPLE), draw(PER_SAMPLE)
     low = draw(st.integers(0, 20))
     high = draw(st.one_of(st.none(), st.integers(low, low + widest)))
-    return NodeModel(q if q + k > 0 else 1.0, draw(FIXED), k, draw(FIXED), Bounds(low, high))
+    return model(q if q + k > 0 else 1.0, draw(FIXED), k, draw(FIXED), low=low, high=high)
 
 
 overlaps = st.builds(Overlap, gamma=st.one_of(st.just(0.0), st.floats(1e-3, 1)), t_o=FIXED, t_u=FIXED)
@@ -41,13 +41,17 @@ overlaps = st.builds(Overlap, gamma=st.one_of(st.just(0.0), st.floats(1e-3, 1)),
 @st.composite
 def clusters(draw: st.DrawFn) -> OptPerfInput:
     nodes = (*draw(st.lists(node_models(), max_size=7)), model(1, 0, 1, 0))
-    low = sum(n.bounds.min_batch for n in nodes)
-    high = sum(2000 if n.bounds.max_batch is None else n.bounds.max_batch for n in nodes)
-    return OptPerfInput(draw(st.integers(max(low, 1), max(high, 1))), nodes, draw(overlaps))
+    low = sum(n.min_batch for n in nodes)
+    high = sum(2000 if n.max_batch is None else n.max_batch for n in nodes)
+    return of(draw(st.integers(max(low, 1), max(high, 1))), nodes, draw(overlaps))
 
 
 def model(q: float, s: float, k: float, m: float, *, low: int = 0, high: int | None = None) -> NodeModel:
-    return NodeModel(q, s, k, m, Bounds(low, high))
+    return NodeModel(q=q, s=s, k=k, m=m, min_batch=low, max_batch=high)
+
+
+def of(total: int, nodes: Sequence[NodeModel], overlap: Overlap) -> OptPerfInput:
+    return OptPerfInput(total_batch=total, nodes=tuple(nodes), **dict(overlap))
 
 
 def run(total: int, gamma: float, t_o: float, t_u: float, *nodes: dict[str, float]) -> Any:
@@ -57,7 +61,7 @@ def run(total: int, gamma: float, t_o: float, t_u: float, *nodes: dict[str, floa
 
 def linear_program(case: OptPerfInput) -> float:
     """The same problem for a solver that knows nothing of its shape: least T with T >= every line of every node."""
-    times, n = step_times(case.nodes, case.overlap), len(case.nodes)
+    times, n = step_times(case.nodes, case), len(case.nodes)
     rows = np.zeros((2 * n, n + 1))
     for line in range(2):
         rows[line * n : (line + 1) * n, :n] = np.diag(times.slope_2N[line])
@@ -68,7 +72,7 @@ def linear_program(case: OptPerfInput) -> float:
         b_ub=-times.offset_2N.ravel(),
         A_eq=[[1.0] * n + [0.0]],
         b_eq=[case.total_batch],
-        bounds=[(node.bounds.min_batch, node.bounds.max_batch) for node in case.nodes] + [(None, None)],
+        bounds=[(node.min_batch, node.max_batch) for node in case.nodes] + [(None, None)],
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
     assert solved.status == 0, solved.message
@@ -124,7 +128,7 @@ def test_bounds_are_kept_and_the_others_take_the_rest() -> None:
 
 def test_a_batch_beyond_the_bounds_is_infeasible_and_says_so() -> None:
     with pytest.raises(NoFeasiblePlan, match="total_batch = 9 does not fit the bounds, which allow 2 to 8 together"):
-        plan_optperf(OptPerfInput(9, (model(1, 0, 1, 0, low=1, high=4),) * 2, Overlap(0.5, 0, 0)))
+        plan_optperf(of(9, (model(1, 0, 1, 0, low=1, high=4),) * 2, Overlap(gamma=0.5, t_o=0, t_u=0)))
 
 
 @settings(max_examples=150, deadline=None)
@@ -133,11 +137,10 @@ def test_the_optimum_equals_that_of_a_linear_program(case: OptPerfInput) -> None
     plan = plan_optperf(case)
     assert plan.optperf == pytest.approx(linear_program(case), rel=1e-9, abs=1e-9)
     assert sum(plan.continuous) == pytest.approx(case.total_batch, rel=1e-9)
-    times = step_times(case.nodes, case.overlap)
+    times = step_times(case.nodes, case)
     assert (times.at(np.array(plan.continuous)) <= plan.optperf * (1 + 1e-9)).all()
     assert all(
-        node.bounds.min_batch <= b <= node.bounds.ceiling(case.total_batch)
-        for node, b in zip(case.nodes, plan.batches, strict=True)
+        node.min_batch <= b <= node.ceiling(case.total_batch) for node, b in zip(case.nodes, plan.batches, strict=True)
     )
     assert sum(plan.batches) == case.total_batch
     assert plan.step_time >= plan.optperf * (1 - 1e-12)
@@ -147,8 +150,8 @@ def test_the_optimum_equals_that_of_a_linear_program(case: OptPerfInput) -> None
 @given(st.lists(node_models(widest=5), min_size=1, max_size=4), overlaps, st.integers(0, 12))
 def test_no_other_whole_split_is_faster(nodes: list[NodeModel], overlap: Overlap, more: int) -> None:
     """Against trying all splits of what is beyond the least batches."""
-    low = [n.bounds.min_batch for n in nodes]
-    room = [12 if n.bounds.max_batch is None else n.bounds.max_batch - n.bounds.min_batch for n in nodes]
+    low = [n.min_batch for n in nodes]
+    room = [12 if n.max_batch is None else n.max_batch - n.min_batch for n in nodes]
     more = max(min(more, sum(room)), 0 if sum(low) else 1)
     if more > sum(room):
         return
@@ -156,7 +159,7 @@ def test_no_other_whole_split_is_faster(nodes: list[NodeModel], overlap: Overlap
     ranges = [range(least, least + width + 1) for least, width in zip(low, room, strict=True)]
     splits = [split for split in itertools.product(*ranges) if sum(split) == sum(low) + more]
     best = min(float(times.at(np.array(split, dtype=np.float64)).max()) for split in splits)
-    plan = plan_optperf(OptPerfInput(sum(low) + more, tuple(nodes), overlap))
+    plan = plan_optperf(of(sum(low) + more, nodes, overlap))
     assert plan.step_time == pytest.approx(best, rel=1e-12)
 
 
@@ -170,7 +173,7 @@ def test_many_totals_at_once_give_what_each_gives_alone(
     together = optperf_of_totals(nodes, overlap, totals)
     for total, found in zip(totals, together.tolist(), strict=True):
         try:
-            alone = plan_optperf(OptPerfInput(total, tuple(nodes), overlap)).optperf
+            alone = plan_optperf(of(total, nodes, overlap)).optperf
         except NoFeasiblePlan:
             assert np.isnan(found)
         else:
@@ -183,7 +186,7 @@ def test_speeds_eighteen_decades_apart_are_planned_exactly() -> None:
         model(10.0 ** -(i % 10), 10.0 ** (i % 7 - 3), 10.0 ** -((i * 7) % 10), 0, high=10 ** (i % 12))
         for i in range(60)
     )
-    case = OptPerfInput(10**9, nodes, Overlap(0.3, 1.0, 0.1))
+    case = of(10**9, nodes, Overlap(gamma=0.3, t_o=1.0, t_u=0.1))
     plan = plan_optperf(case)
     assert sum(plan.batches) == 10**9
     assert plan.optperf <= plan.step_time <= plan.optperf * (1 + 1e-6) + 10
@@ -193,8 +196,8 @@ def test_speeds_eighteen_decades_apart_are_planned_exactly() -> None:
 @pytest.mark.parametrize("gamma", [5e-324, 1e-300, 1e-15, 1e-12, 1e-9])
 def test_a_line_that_is_all_but_flat_is_no_trouble(gamma: float) -> None:
     nodes = (model(0, 1, 0.01, 0), model(0.01, 0, 0.01, 0), model(0, 0.5, 0.02, 0))
-    plan = plan_optperf(OptPerfInput(500, nodes, Overlap(gamma, 3.0, 0.5)))
-    flat = plan_optperf(OptPerfInput(500, nodes, Overlap(0.0, 3.0, 0.5)))
+    plan = plan_optperf(of(500, nodes, Overlap(gamma=gamma, t_o=3.0, t_u=0.5)))
+    flat = plan_optperf(of(500, nodes, Overlap(gamma=0.0, t_o=3.0, t_u=0.5)))
     assert sum(plan.batches) == 500
     assert plan.step_time == pytest.approx(flat.step_time, rel=1e-9)
     assert plan.optperf == pytest.approx(flat.optperf, rel=1e-9)
@@ -208,7 +211,7 @@ def test_a_thousand_nodes_and_a_hundred_candidates_take_milliseconds() -> None:
     best_s = float("inf")
     for _ in range(3):
         began_s = time.perf_counter()
-        found = optperf_of_totals(nodes, Overlap(0.2, 0.05, 0.01), totals)
+        found = optperf_of_totals(nodes, Overlap(gamma=0.2, t_o=0.05, t_u=0.01), totals)
         best_s = min(best_s, time.perf_counter() - began_s)
     assert best_s < 0.05
     assert (np.diff(found) >= 0).all()

@@ -42,7 +42,7 @@ def situation(
         plan=plan,
         current=Choice(batches=batches, rate=0.0, planner="even", reason=""),
         profile=known,
-        bounds=bounds or (Bounds(1),) * len(batches),
+        bounds=bounds or (Bounds(min_batch=1),) * len(batches),
         islands=("a",) * len(batches),
         initial_batch=sum(batches),
         candidates=candidates or (sum(batches),),
@@ -76,7 +76,8 @@ def test_lb_bsp_stops_where_both_would_take_equally_long() -> None:
 
 def test_lb_bsp_keeps_to_the_bounds() -> None:
     assert moved(situation((1.0, 4.0), (40, 3))) == (42, 1)
-    assert moved(situation((1.0, 4.0), (40, 40), bounds=(Bounds(1, 42), Bounds(1)))) == (42, 38)
+    bounds = (Bounds(min_batch=1, max_batch=42), Bounds(min_batch=1))
+    assert moved(situation((1.0, 4.0), (40, 40), bounds=bounds)) == (42, 38)
 
 
 def test_lb_bsp_waits_until_all_were_measured_under_the_newest_plan() -> None:

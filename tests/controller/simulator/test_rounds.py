@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.controller.planners.bounds import Bounds
 from atoll.controller.planners.optperf import NodeModel, Overlap, step_times
 from atoll.controller.planners.wire_bytes import Traffic
 from atoll.controller.simulator.devices import Computing, Cost
@@ -27,9 +26,9 @@ def test_a_dense_step_takes_what_equation_7_says(
     parts: list[tuple[float, float]], gamma: float, t_o: float, t_u: float
 ) -> None:
     before, backward = (np.array(column) for column in zip(*parts, strict=True))
-    overlap = Overlap(gamma, t_o, t_u)
+    overlap = Overlap(gamma=gamma, t_o=t_o, t_u=t_u)
     timed = dense_step(Computing(before, backward), overlap, 10.0, 1)
-    nodes = [NodeModel(1e-9, a, 1e-9, p, Bounds()) for a, p in parts]
+    nodes = [NodeModel(q=1e-9, s=a, k=1e-9, m=p) for a, p in parts]
     expected = float(step_times(nodes, overlap).at(np.zeros(len(parts))).max())
     assert timed.ends_s - 10 == pytest.approx(expected, rel=1e-6)
     # What a rank counts includes waiting for others; the rank that came last waited for nobody.

@@ -37,7 +37,7 @@ def test_a_profile_of_the_model_that_trains_is_used() -> None:
     assert (step.job.trains, step.events) == (ONE, ())
     surrogate = policy_of(step.job).surrogate
     assert surrogate is not None
-    assert surrogate.rates == (0.9, 0.99)
+    assert surrogate.sparsities == (0.9, 0.99)
 
 
 def test_a_profile_of_another_model_is_not_used_and_that_is_told_once() -> None:
@@ -76,9 +76,15 @@ def test_rank_0_says_what_trains() -> None:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ({"fingerprint": "x", "words": ""}, "model.fingerprint must be 64 hexadecimal digits"),
-        ({"fingerprint": ONE, "words": "w" * 501}, "model.words must be a text of at most 500"),
-        ({"fingerprint": ONE}, "field model.words is missing"),
+        (
+            {"fingerprint": "x", "words": ""},
+            r"model.fingerprint = 'x' is wrong: .* match pattern .*\[0-9a-f\]\{64\}",
+        ),
+        (
+            {"fingerprint": ONE, "words": "w" * 501},
+            "model.words = .* is wrong: .* at most 500 characters",
+        ),
+        ({"fingerprint": ONE}, "field 'model.words' is missing"),
     ],
 )
 def test_what_a_profile_says_of_its_model_is_checked(model: dict[str, str], said: str) -> None:
