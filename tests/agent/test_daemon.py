@@ -257,7 +257,7 @@ async def test_agent_that_ends_leaves_nothing_and_tells_how_workers_ended(
     await until("connected", lambda: controller.connected)
     controller.launch("import signal, sys, time\nsignal.signal(15, lambda *_: (print('last words'), sys.exit(0)))\n"
                       "print('ready')\ntime.sleep(600)")  # fmt: skip
-    await until("ready", controller.printed)
+    await until("ready", lambda: controller.printed().endswith(b"\n"))  # two writes: the word, the line's end
     pid = controller.is_running()
     await agent.end()
     assert not is_alive(pid)
