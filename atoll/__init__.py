@@ -19,7 +19,7 @@ def __getattr__(name: str) -> object:
     try:
         from atoll.agent.runtime.api import run
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "zmq", "safetensors", "xxhash"):
+        if error.name not in ("torch", "zmq", "xxhash"):
             raise
         from atoll.errors import BadInput
 
