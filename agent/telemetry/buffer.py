@@ -1,0 +1,100 @@
+"""The telemetry of one worker between two messages, in the worker and in its agent. Bounded: the oldest goes first,
+counted."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from atoll.v1.agents_pb2 import Notice, Prepared, Resumed, WorkerTelemetry
+from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
+
+MAX_STEPS: Final = 256
+MAX_METRICS: Final = 64
+MAX_NOTICES: Final = 64
+MAX_NOTICE_CHARACTERS: Final = 4096
+MAX_LINKS: Final = 64
+
+
+class TelemetryBuffer:
+    """Not thread-safe. `changed`: `take` has something. `stepped`: a step came, ever."""
+
+    def __init__(self) -> None:
+        self.changed = self.stepped = False
+        self._steps: deque[StepSample] = deque(maxlen=MAX_STEPS)
+        self._metrics: deque[Metrics] = deque(maxlen=MAX_METRICS)
+        self._notices: deque[Notice] = deque(maxlen=MAX_NOTICES)
+        self._links: dict[int, LinkSample] = {}  # by peer; counts since the run began, so the newest is enough
+        self._dropped_steps = self._dropped_before = 0  # here; by who fills this buffer
+        self._checkpoint_step = self._memory_step = 0
+        self._prepared: Prepared | None = None
+        self._resumed: Resumed | None = None
+
+    def step(self, sample: StepSample) -> None:
+        self._dropped_steps += len(self._steps) == MAX_STEPS
+        self._steps.append(sample)
+        self.stepped = self.changed = True
+
+    def drop_steps(self, count: int) -> None:
+        """So many that were measured will not be sent."""
+        self._dropped_steps += count
+        self.changed = True
+
+    def dropped_before(self, count: int) -> None:
+        """So many were dropped, since the run began, before they came here."""
+        self._dropped_before = max(self._dropped_before, count)
+        self.changed = True
+
+    def metrics(self, metrics: Metrics) -> None:
+        self._metrics.append(metrics)
+        self.changed = True
+
+    def notice(self, level: Level.ValueType, text: str) -> None:
+        self._notices.append(Notice(level=level, text=text[:MAX_NOTICE_CHARACTERS]))
+        self.changed = True
+
+    def link(self, sample: LinkSample) -> None:
+        self._links[sample.peer] = sample
+        self.changed = True
+
+    def prepared(self, what: Prepared) -> None:
+        self._prepared = what
+        self.changed = True
+
+    def resumed(self, where: Resumed) -> None:
+        self._resumed = where
+        self.changed = True
+
+    def checkpoint(self, step: int) -> None:
+        """A complete checkpoint of `step` is on disk."""
+        self._checkpoint_step = max(self._checkpoint_step, step)
+        self.changed = True
+
+    def memory(self, step: int) -> None:
+        """All ranks have `step` complete in memory."""
+        self._memory_step = max(self._memory_step, step)
+        self.changed = True
+
+    def take(self, id: WorkerId) -> WorkerTelemetry | None:
+        """Everything since the last call; None where nothing changed. Counts are from the start.
+
+        Of more than MAX_LINKS links the others follow with the next call."""
+        if not self.changed:
+            return None
+        telemetry = WorkerTelemetry(
+            id=id,
+            steps=self._steps,
+            dropped_steps=self._dropped_steps + self._dropped_before,
+            metrics=self._metrics,
+            notices=self._notices,
+            checkpoint_step=self._checkpoint_step,
+            memory_step=self._memory_step,
+            links=[self._links.pop(peer) for peer in list(self._links)[:MAX_LINKS]],
+            prepared=self._prepared,
+            resumed=self._resumed,
+        )
+        self._steps.clear()
+        self._metrics.clear()
+        self._notices.clear()
+        self.changed = bool(self._links)
+        return telemetry
