@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 
 from atoll.errors import BadInput, DeadlineExceeded
 from atoll.leader import Leader
-from atoll.rpc import CODE_CHUNK_BYTES, DEFAULT_PORT, MAX_CODE_BYTES, Tls
+from atoll.ports import DEFAULT_ADDRESS
+from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES, Tls
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
-DEFAULT_CONTROLLER: Final = f"127.0.0.1:{DEFAULT_PORT}"
 ENDED: Final = frozenset({pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED})
 
 CHECKPOINTS_ANSWER_S: Final = 15.0  # the controller waits up to 10 s for an object store
@@ -47,7 +47,7 @@ class AsyncClient:
     """
 
     def __init__(
-        self, controllers: Sequence[str] = (DEFAULT_CONTROLLER,), *, tls: Tls | None = None, timeout_s: float = 10.0
+        self, controllers: Sequence[str] = (DEFAULT_ADDRESS,), *, tls: Tls | None = None, timeout_s: float = 10.0
     ) -> None:
         self._leader = Leader(controllers, tls, timeout_s)
 
@@ -262,7 +262,7 @@ class Client:
     """`AsyncClient` for code without an event loop. Used with `with`; not from several threads."""
 
     def __init__(
-        self, controllers: Sequence[str] = (DEFAULT_CONTROLLER,), *, tls: Tls | None = None, timeout_s: float = 10.0
+        self, controllers: Sequence[str] = (DEFAULT_ADDRESS,), *, tls: Tls | None = None, timeout_s: float = 10.0
     ) -> None:
         self._client = AsyncClient(controllers, tls=tls, timeout_s=timeout_s)
         self._runner = asyncio.Runner()

@@ -1,4 +1,4 @@
-"""What users write or pass on: small files are read whole and within a limit; errors name file, field and next step."""
+"""Reads what users write or pass on: small files, whole and within a limit; errors name file, field and next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What failed TLS handshakes mean to a user: gRPC tells them as text only."""
+"""Explains failed TLS handshakes to a user: gRPC tells them as text only."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 
 from atoll.documents import line_of, read_toml, unknown_field, wrong_value
 from atoll.errors import BadInput
-from atoll.profiling.document import Model, load_profile
+from atoll.profiling.document import ProfiledModel, load_profile
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Adaptation, JobSpec, StaleSparse
@@ -323,7 +323,7 @@ def with_profile(job: JobFile, folder: Path) -> JobFile:
         return job
     path = folder / job.adapt.profile
     document = load_profile(path)
-    model = Model.model_validate(document["model"])
+    model = ProfiledModel.model_validate(document["model"])
     of = {"fingerprint": model.fingerprint, "words": model.in_words}
     surrogate = json.dumps(document["surrogate"] | {"model": of}, sort_keys=True)
     if len(surrogate) > _MAX_PROFILE_BYTES:

@@ -1,8 +1,13 @@
-"""A port that is free now and still is when someone comes to listen on it."""
+"""Ports: where a controller is reached unless said otherwise, and one that stays free until someone listens on it."""
 
 from __future__ import annotations
 
 import socket
+from typing import Final
+
+DEFAULT_PORT: Final = 7700
+DEFAULT_ADDRESS: Final = f"127.0.0.1:{DEFAULT_PORT}"
+"""Of a controller."""
 
 
 def hold_port(host: str = "127.0.0.1") -> socket.socket:

@@ -1,4 +1,4 @@
-"""How Atoll's processes reach each other over gRPC: limits, keepalive, credentials, and what errors mean.
+"""The gRPC connections between Atoll's processes: limits, keepalive, credentials, and what errors mean.
 
 Imported by the client, the controller and the agent alike, so that both ends of a connection agree.
 """
@@ -24,8 +24,8 @@ from atoll.errors import (
     NotAllowed,
     NotFound,
 )
+from atoll.ports import DEFAULT_PORT
 
-DEFAULT_PORT: Final = 7700
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 CODE_CHUNK_BYTES: Final = 1024 * 1024
 MAX_CODE_BYTES: Final = 8 * 1024 * 1024

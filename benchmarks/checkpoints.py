@@ -1,5 +1,5 @@
-"""What checkpoints in memory cost a step, and how soon a job trains again after its workers were killed; with --disk,
-what a checkpoint on disk costs the steps beside which it is written.
+"""Measures what checkpoints in memory cost a step, and how soon a job trains again after its workers were killed; with
+--disk, what a checkpoint on disk costs the steps beside which it is written.
 
     python benchmarks/checkpoints.py [--strategy dense] [--blocks 40] [--kills 10] [--width 1024] [--batch 2048]
     python benchmarks/checkpoints.py --disk [--strategy dense] [--blocks 20] [--width 1024] [--batch 2048]

@@ -1,4 +1,4 @@
-"""How close `atoll profile` comes to a known g(r, X) with 30 probes, and what its two choices are worth.
+"""Measures how close `atoll profile` comes to a known g(r, X) with 30 probes, and what its two choices are worth.
 
     python benchmarks/convergence_profile.py [--seeds 10] [--probes 30]
 

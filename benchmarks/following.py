@@ -1,4 +1,4 @@
-"""How soon the split follows a device that becomes slower, and how often noise alone changes it.
+"""Measures how soon the split follows a device that becomes slower, and how often noise alone changes it.
 
     python benchmarks/following.py [--runs 40] [--steps 10000]
 

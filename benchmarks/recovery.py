@@ -1,5 +1,5 @@
-"""How long users wait: submit to first step, worker killed to training again, and what a controller restart costs.
-And, simulated, what failures leave of the training time, by where checkpoints are kept.
+"""Measures how long users wait: submit to first step, worker killed to training again, and what a controller restart
+costs. And, simulated, what failures leave of the training time, by where checkpoints are kept.
 
     python benchmarks/recovery.py [cluster] [simulated] [--repeats 10]
 

@@ -1,4 +1,4 @@
-"""How long a strike is noticed after, and how long training is interrupted, as a distribution over many strikes.
+"""Measures how soon a strike is noticed, and how long training is interrupted, as a distribution over many strikes.
 
     python benchmarks/recovery_time.py [worker] [machine] [detection] [everyone] [--kills 30] [--step-s 0.1]
 
@@ -32,7 +32,7 @@ from lab.machine import processor
 from atoll.client import AsyncClient
 from atoll.drill import evidence, report, training
 from atoll.drill.cluster import DrillCluster, fresh_folder
-from atoll.drill.figures import Distribution, Recovery, recoveries
+from atoll.drill.figures import Distribution, StrikeCost, recoveries
 from atoll.drill.schedule import Hit, Planned, Strike
 from atoll.drill.settings import Settings
 from atoll.drill.strikes import Striker
@@ -81,7 +81,7 @@ async def settled(client: AsyncClient, out: Path, after_run: int) -> int:
         await asyncio.sleep(0.1)
 
 
-async def struck(part: Part, kills: int, step_s: float, folder: Path) -> list[Recovery]:
+async def struck(part: Part, kills: int, step_s: float, folder: Path) -> list[StrikeCost]:
     settings = Settings(
         length_s=kills * RECOVERED_S, every_s=RECOVERED_S, seed=1, machines=MACHINES, workers=WORKERS, controllers=2,
         kinds=(), step_s=step_s,
@@ -115,7 +115,7 @@ def import_s() -> float:
     return time.monotonic() - began_s
 
 
-def row(part: Part, found: list[Recovery]) -> list[str]:
+def row(part: Part, found: list[StrikeCost]) -> list[str]:
     noticed = Distribution.of(one.detection_s for one in found if one.detection_s is not None)
     trained = Distribution.of(one.training_s for one in found if one.training_s is not None)
     lost = sorted(one.steps_lost for one in found)

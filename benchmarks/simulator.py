@@ -1,4 +1,4 @@
-"""What the simulator says of the papers' clusters, and how long a simulated second takes.
+"""Runs the simulator on the papers' clusters: what it says of them, and how long a simulated second takes.
 
     python benchmarks/simulator.py [first-plans] [cluster-b] [adaptive] [picks] [trace] [thousand]
 

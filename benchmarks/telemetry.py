@@ -1,4 +1,5 @@
-"""What telemetry costs a step: each part by itself, then runs in which it is taken out and put back every 20 steps.
+"""Measures what telemetry costs a step: each part by itself, then in runs that have it and have it not, by turns of 20
+steps.
 
     python benchmarks/telemetry.py [--blocks 80] [--runs 3] [--parts-only]
 

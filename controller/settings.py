@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import SettingError
-from atoll.rpc import DEFAULT_PORT, Tls, is_loopback, split_address
+from atoll.ports import DEFAULT_ADDRESS
+from atoll.rpc import Tls, is_loopback, split_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class ControllerSettings:
     data_dir: Path
     """Where the private etcd, logs of jobs and the `address` file live. One controller per folder."""
 
-    listen: str = f"127.0.0.1:{DEFAULT_PORT}"
+    listen: str = DEFAULT_ADDRESS
     """HOST:PORT to serve on. Port 0 takes a free one; the file `address` in data_dir tells which."""
 
     advertise: str | None = None

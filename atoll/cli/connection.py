@@ -1,4 +1,4 @@
-"""Which cluster a command talks to, and as whom."""
+"""Reads from the global options which cluster a command talks to, and as whom."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from atoll.cli.commands import (
 )
 from atoll.cli.group import AtollGroup
 from atoll.cli.render import terminal
+from atoll.ports import DEFAULT_ADDRESS
 
 app = typer.Typer(
     name="atoll",
@@ -51,7 +52,7 @@ def root(
     *,
     controller: Annotated[
         str, typer.Option(envvar="ATOLL_CONTROLLER", metavar="HOST:PORT[,...]", help="Whom to ask; any that leads.")
-    ] = daemons.DEFAULT_LISTEN,
+    ] = DEFAULT_ADDRESS,
     tls_ca: Annotated[
         Path | None, typer.Option(help="The cluster's CA. ATOLL_TLS_DIR names a folder with ca.pem, cert.pem, key.pem.")
     ] = None,

@@ -15,8 +15,8 @@ from atoll.drill import evidence as evidence_
 from atoll.drill import invariants, training
 from atoll.drill.cluster import DrillCluster
 from atoll.drill.evidence import Evidence
-from atoll.drill.figures import Recovery, effective_ratio, median_step_s, recoveries
-from atoll.drill.invariants import Verdict
+from atoll.drill.figures import StrikeCost, effective_ratio, median_step_s, recoveries
+from atoll.drill.invariants import InvariantResult
 from atoll.drill.recording import FULL_SPEED
 from atoll.drill.schedule import Hit, Planned, Strike, plan
 from atoll.drill.settings import Settings
@@ -29,11 +29,11 @@ _LEADERLESS_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DrillOutcome:
     """What came of it."""
 
-    verdicts: tuple[Verdict, ...]
-    recoveries: tuple[Recovery, ...]
+    verdicts: tuple[InvariantResult, ...]
+    recoveries: tuple[StrikeCost, ...]
     missed: tuple[Planned, ...]
     """Strikes that found nobody."""
     ratio: float
@@ -49,7 +49,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Observed:
     """What is known when the cluster still stands."""
 
     evidence: Evidence
@@ -65,55 +65,59 @@ class _Seen:
     fallen: Sequence[str]
 
 
-async def conduct(settings: Settings, folder: Path, say: Callable[[str], None]) -> Outcome:
+async def conduct(settings: Settings, folder: Path, note: Callable[[str], None]) -> DrillOutcome:
     """Run a drill in `folder`, an empty one, and check it. Nothing is left when it returns, raises or is cancelled.
 
-    say: told what happens, a line each. Raises BadInput for settings that cannot be, StoreUnavailable without etcd,
+    note: told what happens, a line each. Raises BadInput for settings that cannot be, StoreUnavailable without etcd,
     DeadlineExceeded where the cluster does not come up."""
     schedule = plan(settings.kinds, settings.length_s, settings.every_s, settings.seed)
     with DrillCluster(folder) as cluster:
         cluster.start(settings.controllers, settings.machines)
-        seen = await _drilled(settings, cluster, schedule, say)
+        observed = await _drilled(settings, cluster, schedule, note)
     left = invariants.nothing_left(
         [f"{process.pid} {' '.join(process.cmdline())}" for process in cluster.left_processes()],
         [str(path) for path in cluster.left_files()],
     )
-    noticed = [seen.watch.noticed(hit) for hit in seen.hits]
-    phase = pb.Phase.Name(seen.job.phase).removeprefix("PHASE_")
-    return Outcome(
+    noticed = [observed.watch.noticed(hit) for hit in observed.hits]
+    phase = pb.Phase.Name(observed.job.phase).removeprefix("PHASE_")
+    return DrillOutcome(
         verdicts=(
-            invariants.ended_well(phase, seen.job.reason, seen.job.restarts),
-            invariants.outlasted(seen.trained_to_the_end, len(seen.missed)),
-            invariants.all_up(seen.fallen),
-            *_of_strategy(settings, seen),
+            invariants.ended_well(phase, observed.job.reason, observed.job.restarts),
+            invariants.outlasted(observed.trained_to_the_end, len(observed.missed)),
+            invariants.all_up(observed.fallen),
+            *_of_strategy(settings, observed),
             left,
         ),
-        recoveries=tuple(recoveries(seen.evidence, noticed)),
-        missed=tuple(seen.missed),
-        ratio=effective_ratio(seen.evidence, seen.began_s, seen.ended_s),
-        step_s=median_step_s(seen.evidence, seen.began_s, seen.ended_s),
-        length_s=seen.ended_s - seen.began_s,
-        story=tuple(f"{e.unix_s:.3f} [{e.kind}] run {e.run}: {e.text}" for _, e in sorted(seen.watch.events.items())),
+        recoveries=tuple(recoveries(observed.evidence, noticed)),
+        missed=tuple(observed.missed),
+        ratio=effective_ratio(observed.evidence, observed.began_s, observed.ended_s),
+        step_s=median_step_s(observed.evidence, observed.began_s, observed.ended_s),
+        length_s=observed.ended_s - observed.began_s,
+        story=tuple(
+            f"{e.unix_s:.3f} [{e.kind}] run {e.run}: {e.text}" for _, e in sorted(observed.watch.events.items())
+        ),
     )
 
 
-def _of_strategy(settings: Settings, seen: _Seen) -> list[Verdict]:
-    begun = seen.evidence.begun
+def _of_strategy(settings: Settings, observed: _Observed) -> list[InvariantResult]:
+    begun = observed.evidence.begun
     samples = 1 + max((max(one.samples, default=-1) for one in begun), default=-1)
     if settings.strategy == "dense":
-        undisturbed = seen.undisturbed or Evidence((), {})
-        return invariants.of_dense(seen.evidence, settings.workers, samples, undisturbed)
+        undisturbed = observed.undisturbed or Evidence((), {})
+        return invariants.of_dense(observed.evidence, settings.workers, samples, undisturbed)
     no_worker = (Strike.LEADER, Strike.LEADER_STOP, Strike.ETCD)
-    killed = sum(len(hit.victims) for hit in seen.hits if hit.strike not in no_worker)
+    killed = sum(len(hit.victims) for hit in observed.hits if hit.strike not in no_worker)
     per_rank = max((len(one.samples) for one in begun), default=0)
-    events = seen.watch.events.values()
+    events = observed.watch.events.values()
     lost = [event.text for event in events if event.kind == "notice" and "had held back" in event.text]
-    return invariants.of_sparse(seen.evidence, settings.workers, samples, killed=killed, per_rank=per_rank, lost=lost)
+    return invariants.of_sparse(
+        observed.evidence, settings.workers, samples, killed=killed, per_rank=per_rank, lost=lost
+    )
 
 
 async def _drilled(
-    settings: Settings, cluster: DrillCluster, schedule: Sequence[Planned], say: Callable[[str], None]
-) -> _Seen:
+    settings: Settings, cluster: DrillCluster, schedule: Sequence[Planned], note: Callable[[str], None]
+) -> _Observed:
     watch = Watch(cluster.addresses)
     out, calm = cluster.folder / "out", cluster.folder / "calm"
     async with AsyncClient(list(cluster.addresses.values()), timeout_s=_LEADERLESS_S) as client:
@@ -125,13 +129,13 @@ async def _drilled(
         ]
         try:
             await training.first_steps(client, job, watch)
-            say(f"{job} trains on {settings.workers} of {settings.machines} machines: {len(schedule)} strikes follow")
+            note(f"{job} trains on {settings.workers} of {settings.machines} machines: {len(schedule)} strikes follow")
             began_s = time.time()
-            hits, missed = await _strikes(settings, Striker(cluster, lambda: watch.leader), schedule, say)
+            hits, missed = await _strikes(settings, Striker(cluster, lambda: watch.leader), schedule, note)
             ended_s = time.time()
             outlasted = (await client.get(job)).phase not in ENDED
             fallen = cluster.fallen()
-            say("the strikes are over; the rest is trained at full speed")
+            note("the strikes are over; the rest is trained at full speed")
             (out / FULL_SPEED).touch()
             ended = await training.end(client, job)
             with suppress(TimeoutError):
@@ -145,16 +149,16 @@ async def _drilled(
                 task.result()
         undisturbed = None
         if settings.strategy == "dense" and ended.phase == pb.PHASE_DONE:
-            say("the same once more, undisturbed")
+            note("the same once more, undisturbed")
             calm.mkdir()
             (calm / FULL_SPEED).touch()
             await training.end(client, await training.submit(client, settings, calm, checkpoints=False))
             undisturbed = evidence_.read(calm)
-    return _Seen(evidence_.read(out), undisturbed, ended, hits, missed, watch, began_s, ended_s, outlasted, fallen)
+    return _Observed(evidence_.read(out), undisturbed, ended, hits, missed, watch, began_s, ended_s, outlasted, fallen)
 
 
 async def _strikes(
-    settings: Settings, striker: Striker, schedule: Sequence[Planned], say: Callable[[str], None]
+    settings: Settings, striker: Striker, schedule: Sequence[Planned], note: Callable[[str], None]
 ) -> tuple[list[Hit], list[Planned]]:
     """All of them, each at its time, whether the one before is over or not. Returns when the drill's time is over."""
     began = time.monotonic()
@@ -163,7 +167,7 @@ async def _strikes(
 
     async def one(planned: Planned) -> None:
         await asyncio.sleep(max(0.0, began + planned.at_s - time.monotonic()))
-        say(f"{planned.at_s:6.1f} s  {planned.strike}")
+        note(f"{planned.at_s:6.1f} s  {planned.strike}")
         found = await striker.strike(planned)
         hits.extend(found)
         if not found:

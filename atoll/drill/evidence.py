@@ -1,4 +1,4 @@
-"""What the ranks wrote down (`recording`), read back: which run trained which step, with what, from which weights."""
+"""Reads back what the ranks wrote down (`recording`): which run trained which step, with what, from which weights."""
 
 from __future__ import annotations
 

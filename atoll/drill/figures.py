@@ -1,4 +1,4 @@
-"""What strikes cost: when they were noticed, when training went on, what was lost. Pure.
+"""Computes the cost of strikes: when they were noticed, when training went on, what was lost. Pure.
 
 Times are wall clock readings of one machine, taken by the drill, the controllers and the ranks."""
 
@@ -27,7 +27,7 @@ class Noticed:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class StrikeCost:
     """What one strike cost. Seconds after it; None where it did not happen before the end."""
 
     hit: Hit
@@ -59,7 +59,7 @@ class Distribution:
         return cls(len(ordered), statistics.median(ordered), p90, ordered[-1])
 
 
-def recoveries(evidence: Evidence, noticed: Sequence[Noticed]) -> list[Recovery]:
+def recoveries(evidence: Evidence, noticed: Sequence[Noticed]) -> list[StrikeCost]:
     """Of each strike, in order of time.
 
     A line says that a step begins, so that the one before it is done. A strike ended a run if a newer run began after
@@ -82,7 +82,7 @@ def recoveries(evidence: Evidence, noticed: Sequence[Noticed]) -> list[Recovery]
         again_s = next(later, None)
         lost = max(0, reached - evidence.spans[own][0]) if own is not None else 0
         training_s = again_s - hit.at_s if again_s is not None else None
-        found.append(Recovery(hit, detection_s, training_s, lost, own is not None))
+        found.append(StrikeCost(hit, detection_s, training_s, lost, own is not None))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What must hold of a drill, each PASS or FAIL with what it rests on. Pure."""
+"""Checks what must hold of a drill: PASS or FAIL, each with what it rests on. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class InvariantResult:
     """One invariant. `evidence`: what was compared, or what was found instead."""
 
     name: str
@@ -23,15 +23,15 @@ class Verdict:
     evidence: str
 
 
-def _verdict(name: str, wrong: Iterable[str], passed: Callable[[], str]) -> Verdict:
+def _result(name: str, wrong: Iterable[str], passed: Callable[[], str]) -> InvariantResult:
     found = list(wrong)
     if not found:
-        return Verdict(name, True, passed())
+        return InvariantResult(name, True, passed())
     rest = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return Verdict(name, False, "; ".join(found[:_SHOWN]) + rest)
+    return InvariantResult(name, False, "; ".join(found[:_SHOWN]) + rest)
 
 
-def of_dense(evidence: Evidence, ranks: int, samples: int, undisturbed: Evidence) -> list[Verdict]:
+def of_dense(evidence: Evidence, ranks: int, samples: int, undisturbed: Evidence) -> list[InvariantResult]:
     """All that strategy `dense` promises with fixed membership. samples: of the dataset."""
     return [
         steps_once(evidence),
@@ -44,7 +44,7 @@ def of_dense(evidence: Evidence, ranks: int, samples: int, undisturbed: Evidence
 
 def of_sparse(
     evidence: Evidence, ranks: int, samples: int, *, killed: int, per_rank: int, lost: Sequence[str]
-) -> list[Verdict]:
+) -> list[InvariantResult]:
     """What `stale-sparse` promises: equal weights in the end; nothing twice. A worker that is killed may take with it
     the samples of the two steps in flight, and what it held back.
 
@@ -53,11 +53,11 @@ def of_sparse(
         steps_once(evidence),
         samples_once(evidence, samples, may_miss=2 * per_rank * killed),
         final_alike(evidence, ranks),
-        held_back_told(lost, killed),
+        residuals_told(lost, killed),
     ]
 
 
-def steps_once(evidence: Evidence) -> Verdict:
+def steps_once(evidence: Evidence) -> InvariantResult:
     """Each step counts once: runs follow each other without a gap, and within a run no rank begins a step twice."""
 
     def wrong() -> Iterator[str]:
@@ -82,10 +82,10 @@ def steps_once(evidence: Evidence) -> Verdict:
         again = sum(len(runs) - 1 for runs in evidence.by_step.values())
         return f"{len(evidence.by_step)} steps by {len(evidence.spans)} runs, {again} of them begun again"
 
-    return _verdict("every step counts once", wrong(), passed)
+    return _result("every step counts once", wrong(), passed)
 
 
-def samples_once(evidence: Evidence, samples: int, *, may_miss: int) -> Verdict:
+def samples_once(evidence: Evidence, samples: int, *, may_miss: int) -> InvariantResult:
     """Of each epoch, each sample of the lineage that counts: once. may_miss: in all epochs together."""
     epochs: dict[int, Counter[int]] = {}
     for step in evidence.by_step:
@@ -103,10 +103,10 @@ def samples_once(evidence: Evidence, samples: int, *, may_miss: int) -> Verdict:
             yield f"missing samples by epoch: {missing}, {may_miss} in all may be"
 
     missed = f", {sum(missing.values())} missing of at most {may_miss}" if may_miss else ""
-    return _verdict("every sample once an epoch", wrong(), lambda: f"{samples} in {len(epochs)} epochs{missed}")
+    return _result("every sample once an epoch", wrong(), lambda: f"{samples} in {len(epochs)} epochs{missed}")
 
 
-def one_state(evidence: Evidence, ranks: int) -> Verdict:
+def one_state(evidence: Evidence, ranks: int) -> InvariantResult:
     """All ranks of a run begin each step from the same weights."""
 
     def wrong() -> Iterator[str]:
@@ -121,10 +121,10 @@ def one_state(evidence: Evidence, ranks: int) -> Verdict:
     def passed() -> str:
         return f"{len(evidence.begun)} hashes of weights, {ranks} ranks"
 
-    return _verdict("one state on all ranks", wrong(), passed)
+    return _result("one state on all ranks", wrong(), passed)
 
 
-def redone_alike(evidence: Evidence) -> Verdict:
+def redone_alike(evidence: Evidence) -> InvariantResult:
     """A step that several runs began, each began from the same weights and with the same samples.
 
     A step that counted twice, or a state put together from two, shows here at the first step after it."""
@@ -143,10 +143,10 @@ def redone_alike(evidence: Evidence) -> Verdict:
                     if old[rank].samples != new[rank].samples:
                         yield f"step {step}, rank {rank}: other samples {where}"
 
-    return _verdict("what is done again is done alike", wrong(), lambda: f"{redone} steps")
+    return _result("what is done again is done alike", wrong(), lambda: f"{redone} steps")
 
 
-def same_bits(evidence: Evidence, undisturbed: Evidence, ranks: int) -> Verdict:
+def same_bits(evidence: Evidence, undisturbed: Evidence, ranks: int) -> InvariantResult:
     """Every step, and the end, as in the run of the same job that nobody disturbed."""
 
     def wrong() -> Iterator[str]:
@@ -162,42 +162,43 @@ def same_bits(evidence: Evidence, undisturbed: Evidence, ranks: int) -> Verdict:
         if evidence.final != undisturbed.final:
             yield f"final weights {_shown(evidence)} against {_shown(undisturbed)} undisturbed"
 
-    return _verdict(
+    return _result(
         "same bits as undisturbed", wrong(), lambda: f"{len(evidence.by_step)} steps and the end: {_shown(evidence)}"
     )
 
 
-def final_alike(evidence: Evidence, ranks: int) -> Verdict:
-    return _verdict("equal weights in the end", _finals(evidence, ranks), lambda: _shown(evidence))
+def final_alike(evidence: Evidence, ranks: int) -> InvariantResult:
+    return _result("equal weights in the end", _finals(evidence, ranks), lambda: _shown(evidence))
 
 
-def held_back_told(lost: Sequence[str], killed: int) -> Verdict:
+def residuals_told(lost: Sequence[str], killed: int) -> InvariantResult:
     """What compression held back is handed over; where that cannot be, it is told, and only of who was killed."""
     text = f"{len(lost)} times told as lost, {killed} workers killed"
-    return Verdict("only the killed lose what they held back", len(lost) <= killed, text)
+    return InvariantResult("only the killed lose what they held back", len(lost) <= killed, text)
 
 
-def nothing_left(processes: Sequence[str], files: Sequence[str]) -> Verdict:
+def nothing_left(processes: Sequence[str], files: Sequence[str]) -> InvariantResult:
     """After the cluster was stopped. processes, files: what is still there, in words."""
     left = [*(f"process {one}" for one in processes), *(f"file {one}" for one in files)]
-    return _verdict("nothing is left over", left, lambda: "no process, nothing in shared memory")
+    return _result("nothing is left over", left, lambda: "no process, nothing in shared memory")
 
 
-def ended_well(phase: str, reason: str, restarts: int) -> Verdict:
+def ended_well(phase: str, reason: str, restarts: int) -> InvariantResult:
     """No strike is the script's fault. restarts: that were counted as such."""
-    holds = phase == "DONE" and restarts == 0
-    return Verdict("the job ends well", holds, f"{phase}: {reason}; {restarts} failures counted as the script's own")
+    text = f"{phase}: {reason}; {restarts} failures counted as the script's own"
+    return InvariantResult("the job ends well", phase == "DONE" and restarts == 0, text)
 
 
-def outlasted(still_trained: bool, missed: int) -> Verdict:
+def outlasted(still_trained: bool, missed: int) -> InvariantResult:
     """missed: strikes that found nobody to hit."""
-    text = f"it trained when the last strike was over; {missed} strikes found nobody"
-    return Verdict("the job outlasts the strikes", still_trained, text if still_trained else "it ended before them")
+    trained = f"it trained when the last strike was over; {missed} strikes found nobody"
+    text = trained if still_trained else "it ended before them"
+    return InvariantResult("the job outlasts the strikes", still_trained, text)
 
 
-def all_up(fallen: Sequence[str]) -> Verdict:
+def all_up(fallen: Sequence[str]) -> InvariantResult:
     """fallen: daemons that ended by themselves, in words."""
-    return _verdict("daemons end by strikes alone", fallen, lambda: "all are up after the last strike")
+    return _result("daemons end by strikes alone", fallen, lambda: "all are up after the last strike")
 
 
 def _finals(evidence: Evidence, ranks: int) -> Iterator[str]:

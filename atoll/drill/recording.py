@@ -1,4 +1,4 @@
-"""What a training script writes down in a drill, one line for each step and rank, before the step's exchange.
+"""Writes down what a training script did in a drill, one line for each step and rank, before the step's exchange.
 
 A line that was written is in the kernel's hands: a SIGKILL cannot take it back. So the files say of every step which
 samples a rank trained it with, and from which weights it began. torch is imported only when a model is hashed."""

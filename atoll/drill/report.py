@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from atoll.drill.conduct import Outcome
-from atoll.drill.figures import Distribution, Recovery
+from atoll.drill.conduct import DrillOutcome
+from atoll.drill.figures import Distribution, StrikeCost
 from atoll.drill.schedule import Strike
 
 COLUMNS: Final = ("STRIKE", "COUNT", "NOTICED AFTER", "TRAINING AFTER", "STEPS LOST", "ENDED A RUN")
 NUMBERS: Final = COLUMNS[1:]
 
 
-def rows(recoveries: Sequence[Recovery]) -> list[list[str]]:
+def rows(recoveries: Sequence[StrikeCost]) -> list[list[str]]:
     """One for each kind of strike that came. Times are median / p90 / most, in seconds; steps are median / most."""
     found = []
     for strike in Strike:
@@ -33,11 +33,11 @@ def rows(recoveries: Sequence[Recovery]) -> list[list[str]]:
     return found
 
 
-def verdict_rows(outcome: Outcome) -> list[list[str]]:
+def verdict_rows(outcome: DrillOutcome) -> list[list[str]]:
     return [[one.name, "PASS" if one.holds else "FAIL", one.evidence] for one in outcome.verdicts]
 
 
-def summary(outcome: Outcome) -> str:
+def summary(outcome: DrillOutcome) -> str:
     """The line between the two tables."""
     count = len(outcome.recoveries)
     return (
@@ -46,7 +46,7 @@ def summary(outcome: Outcome) -> str:
     )
 
 
-def document(outcome: Outcome) -> dict[str, Any]:
+def document(outcome: DrillOutcome) -> dict[str, Any]:
     """All of it, each strike with its own times; wall clock in seconds since 1970."""
     return {
         "holds": outcome.holds,
@@ -76,15 +76,15 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _of_detection(own: Sequence[Recovery]) -> Distribution | None:
+def _of_detection(own: Sequence[StrikeCost]) -> Distribution | None:
     return Distribution.of(one.detection_s for one in own if one.detection_s is not None)
 
 
-def _of_training(own: Sequence[Recovery]) -> Distribution | None:
+def _of_training(own: Sequence[StrikeCost]) -> Distribution | None:
     return Distribution.of(one.training_s for one in own if one.training_s is not None)
 
 
-def _of_lost(own: Sequence[Recovery]) -> Distribution | None:
+def _of_lost(own: Sequence[StrikeCost]) -> Distribution | None:
     return Distribution.of(one.steps_lost for one in own)
 
 

@@ -1,4 +1,4 @@
-"""Who is struck when, from a seed. Pure: the same arguments give the same schedule."""
+"""Plans who is struck when, from a seed. Pure: the same arguments give the same schedule."""
 
 from __future__ import annotations
 

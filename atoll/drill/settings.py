@@ -1,4 +1,4 @@
-"""What a drill is asked for."""
+"""The settings of a drill."""
 
 from __future__ import annotations
 

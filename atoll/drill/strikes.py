@@ -1,4 +1,4 @@
-"""Carrying a planned strike out: whom it hits among who is there, and bringing back what it took."""
+"""Carries out a planned strike: whom it hits among who is there, and bringing back what it took."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the controllers say during a drill: who leads, and the job's events with their times."""
+"""Follows the controllers during a drill: who leads, and the job's events with their times."""
 
 from __future__ import annotations
 
@@ -55,5 +55,9 @@ class Watch:
         if hit.strike in (Strike.LEADER, Strike.LEADER_STOP):
             led = (at_s for at_s, name in self.led if at_s > hit.at_s and name not in hit.victims)
             return Noticed(hit, next(led, None))
-        said = (event for _, event in sorted(self.events.items()) if event.unix_s > hit.at_s)
-        return Noticed(hit, next((event.unix_s for event in said if event.kind == "worker"), None))
+        after = (event for event in self.in_order() if event.unix_s > hit.at_s)
+        return Noticed(hit, next((event.unix_s for event in after if event.kind == "worker"), None))
+
+    def in_order(self) -> list[common.Event]:
+        """The job's events, each after those before it."""
+        return [event for _, event in sorted(self.events.items())]

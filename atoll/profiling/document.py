@@ -23,11 +23,11 @@ _Rate = Annotated[float, Field(ge=0, lt=1)]
 _Extra = Annotated[float, Field(ge=-0.999, le=1e6)]
 
 
-class _Strict(BaseModel):
+class _ProfilePart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Model(_Strict):
+class ProfiledModel(_ProfilePart):
     """What was trained. `fingerprint` is equal exactly where parameters (names, shapes, dtypes), the dataset's length
     and the optimizer's kind and settings are."""
 
@@ -44,7 +44,7 @@ class Model(_Strict):
         return f"{self.entries:,} entries in {self.tensors} tensors, {self.optimizer}, {self.samples:,} samples"
 
 
-class Conditions(_Strict):
+class Conditions(_ProfilePart):
     """Under which all trials of a profile ran."""
 
     script: Annotated[str, Field(max_length=4096)]
@@ -61,7 +61,7 @@ class Conditions(_Strict):
     """The job's settings beside rate and staleness."""
 
 
-class Baseline(_Strict):
+class BaselineTrial(_ProfilePart):
     """A trial with neither compression nor staleness. loss: of the model that it ended with, on samples that follow.
     training_loss: smoothed, at the end."""
 
@@ -71,7 +71,7 @@ class Baseline(_Strict):
     seconds: _Number
 
 
-class Probe(_Strict):
+class ProbeTrial(_ProfilePart):
     """A trial with both; losses as a baseline's, None where training diverged."""
 
     rate: _Rate
@@ -81,7 +81,7 @@ class Probe(_Strict):
     seconds: _Number
 
 
-class Grid(_Strict):
+class Grid(_ProfilePart):
     """extra[i][j]: relative extra loss at rates[i] and batches[j], as planner `tta` takes it."""
 
     rates: tuple[_Rate, ...]
@@ -98,18 +98,18 @@ class Grid(_Strict):
         return self
 
 
-class Document(_Strict):
+class Document(_ProfilePart):
     """surrogate: against the baseline at `reference_batch`, for planner `tta`. compression: against the baseline at the
     same batch, so what rate and staleness alone cost. error: standard error of both, relative to 1 + extra."""
 
     kind: Literal["atoll-profile"] = "atoll-profile"
     version: Literal[1] = 1
-    model: Model
+    model: ProfiledModel
     conditions: Conditions
     reference_batch: _Count
     wanted_probes: Annotated[int, Field(ge=1, le=MAX_PROBES)]
-    baselines: tuple[Baseline, ...] = ()
-    probes: tuple[Probe, ...] = ()
+    baselines: tuple[BaselineTrial, ...] = ()
+    probes: tuple[ProbeTrial, ...] = ()
     surrogate: Grid | None = None
     compression: Grid | None = None
     error: tuple[tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...], ...] | None = None

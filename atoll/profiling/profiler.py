@@ -1,4 +1,4 @@
-"""What to try next, and carrying it out until the profile is complete. Every trial is on disk before the next one."""
+"""Chooses the next trial and runs it, until the profile is complete. Every trial is on disk before the next one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from atoll.errors import BadInput
 from atoll.profiling import losses, surrogate, trials
-from atoll.profiling.document import Baseline, Document, Grid, Probe, write
+from atoll.profiling.document import BaselineTrial, Document, Grid, ProbeTrial, write
 from atoll.profiling.trials import Command, Told, Trial
 
 JUDGED_SHARE: Final = 0.2
@@ -25,7 +25,7 @@ class Watcher(Protocol):
 
     def stepped(self, steps: int) -> None: ...
 
-    def ended(self, document: Document, made: Baseline | Probe) -> None: ...
+    def ended(self, document: Document, made: BaselineTrial | ProbeTrial) -> None: ...
 
 
 def look(command: Command, workers: int) -> Mapping[str, Any]:
@@ -82,7 +82,7 @@ def _trial(document: Document, batch: int, rate: float | None) -> Trial:
     )
 
 
-def outcome(document: Document, trial: Trial, told: Sequence[Told], seconds: float) -> Baseline | Probe:
+def outcome(document: Document, trial: Trial, told: Sequence[Told], seconds: float) -> BaselineTrial | ProbeTrial:
     """The trial in numbers. Raises BadInput for a loss that is not above 0, and for a baseline that diverged."""
     trained = losses.whole_batches([one.steps for one in told])
     training = losses.smoothed(trained, document.reference_batch)
@@ -97,8 +97,8 @@ def outcome(document: Document, trial: Trial, told: Sequence[Told], seconds: flo
     if trial.rate is None:
         if diverged:
             raise BadInput(f"training diverged without any compression ({trial}). Narrow --batch, or repair the script")
-        return Baseline(batch=trial.batch, loss=loss, training_loss=training, seconds=round(seconds, 3))
-    return Probe(
+        return BaselineTrial(batch=trial.batch, loss=loss, training_loss=training, seconds=round(seconds, 3))
+    return ProbeTrial(
         rate=trial.rate,
         batch=trial.batch,
         loss=None if diverged else loss,
@@ -141,8 +141,8 @@ def _small(seed: int) -> int:
     return seed % 2**32  # what numpy's older generators, which the Gaussian process uses, take
 
 
-def _added(document: Document, made: Baseline | Probe) -> dict[str, object]:
-    if isinstance(made, Baseline):
+def _added(document: Document, made: BaselineTrial | ProbeTrial) -> dict[str, object]:
+    if isinstance(made, BaselineTrial):
         return {"baselines": (*document.baselines, made)}
     return {"probes": (*document.probes, made)}
 

@@ -1,4 +1,4 @@
-"""What a run of the laboratory can be asked for: methods with options, link rates, models."""
+"""The options of a run of the laboratory: methods with options, link rates, models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the links really carry, measured with one TCP stream before anything is timed over them."""
+"""Measures what the links really carry, with one TCP stream before anything is timed over them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every method shares: replicas of the model on one flat vector each, and the inner optimizer."""
+"""The part that every method shares: replicas of the model on one flat vector each, and the inner optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What benchmarks/checkpoints.py submits: trains blocks of steps with checkpoints in memory and without, in turn, and
+"""Submitted by benchmarks/checkpoints.py: trains blocks of steps with checkpoints in memory and without, in turn, and
 writes what each step of rank 0 took, and what the tier says of itself.
 
     checkpoints_train.py OUT BLOCKS WIDTH BATCH [disk]

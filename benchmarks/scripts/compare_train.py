@@ -1,4 +1,4 @@
-"""What benchmarks/checkpoint_compare.py submits: trains steps without checkpoints, with them, without, and writes what
+"""Submitted by benchmarks/checkpoint_compare.py: trains steps without checkpoints, with them, without, and writes what
 rank 0 saw. Run 2 and later only tell how long it took to have the state back.
 
     compare_train.py OUT WAY STEPS WIDTH BATCH REMOTE_BPS WAITS_S

@@ -1,4 +1,4 @@
-"""What benchmarks/copies.py submits: a network whose passes wait as long as a device would compute, trained in blocks
+"""Submitted by benchmarks/copies.py: a network whose passes wait as long as a device would compute, trained in blocks
 of steps with checkpoints in memory and without, in turn.
 
 python copies_train.py OUT BLOCKS WIDTH PACE_S. Rank 0 writes what each step took, and what the tier says of itself.

@@ -1,4 +1,4 @@
-"""What benchmarks/loop_wan.py submits: a model of the laboratory, trained as a user would until the job is cancelled.
+"""Submitted by benchmarks/loop_wan.py: a model of the laboratory, trained as a user would until the job is cancelled.
 
 python follow_train.py MODEL OUT. Rank 0 writes a JSON line a step: seconds since its first, loss, total batch.
 """

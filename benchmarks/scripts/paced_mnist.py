@@ -1,4 +1,4 @@
-"""What benchmarks/adaptive_batch.py submits: a small CNN on MNIST, in the time that unequal devices would take.
+"""Submitted by benchmarks/adaptive_batch.py: a small CNN on MNIST, in the time that unequal devices would take.
 
 python paced_mnist.py OUT BATCH LEARNING_RATE SEED. Every pass computes the true gradients and then waits until a device
 of SPEEDS[rank] would be done with so many samples: convergence is real, time is that of devices that do not share this

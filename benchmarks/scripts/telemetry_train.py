@@ -1,4 +1,4 @@
-"""What benchmarks/telemetry.py submits: trains blocks of steps with telemetry and without, in turn, and writes the
+"""Submitted by benchmarks/telemetry.py: trains blocks of steps with telemetry and without, in turn, and writes the
 seconds of each step of rank 0.
 
 "Without" takes the measuring out of the very run: no marks, no samples, no call when an all-reduce ends, no norms."""

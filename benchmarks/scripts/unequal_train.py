@@ -1,4 +1,4 @@
-"""What benchmarks/unequal.py submits: trains for so many seconds, then writes the seconds of each step of rank 0."""
+"""Submitted by benchmarks/unequal.py: trains for so many seconds, then writes the seconds of each step of rank 0."""
 
 from __future__ import annotations
 

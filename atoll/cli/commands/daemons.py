@@ -14,21 +14,20 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from atoll.cli import connection
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
-
-DEFAULT_LISTEN: Final = "127.0.0.1:7700"  # atoll.rpc.DEFAULT_PORT, written out so that --help need not import gRPC
+from atoll.ports import DEFAULT_ADDRESS
 
 
 def controller(
     context: typer.Context,
     *,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to be reached.")] = DEFAULT_LISTEN,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to be reached.")] = DEFAULT_ADDRESS,
     advertise: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="What others are told, where it differs from --listen.")
     ] = None,

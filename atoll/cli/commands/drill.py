@@ -17,7 +17,7 @@ from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
 
 if TYPE_CHECKING:
-    from atoll.drill.conduct import Outcome
+    from atoll.drill.conduct import DrillOutcome
     from atoll.drill.settings import Settings
 
 _ALL: Final = "workers,everyone,agents,machines,pairs,stops,leader,recovery,etcd"  # atoll.drill.schedule.KINDS
@@ -89,13 +89,13 @@ def drill(
         raise typer.Exit(1)
 
 
-def _conducted(settings: Settings, folder: Path) -> Outcome:
+def _conducted(settings: Settings, folder: Path) -> DrillOutcome:
     """Raises typer.Exit where a signal ends the drill; nothing is left then either."""
     from atoll.drill.conduct import conduct
 
     received: list[signal.Signals] = []
 
-    async def running() -> Outcome:
+    async def running() -> DrillOutcome:
         task = asyncio.create_task(conduct(settings, folder, terminal.note), name="drill")
 
         def told(number: signal.Signals) -> None:
@@ -117,7 +117,7 @@ def _conducted(settings: Settings, folder: Path) -> Outcome:
         raise typer.Exit(128 + received[0]) from None
 
 
-def _show(settings: Settings, outcome: Outcome, folder: Path | None, as_json: bool) -> None:
+def _show(settings: Settings, outcome: DrillOutcome, folder: Path | None, as_json: bool) -> None:
     from atoll.drill import report
 
     if as_json:

@@ -16,8 +16,8 @@ from atoll.errors import BadInput, NotFound
 
 if TYPE_CHECKING:
     from atoll.jobfile import JobFile
-    from atoll.profiling.beginning import Wanted
     from atoll.profiling.document import Document
+    from atoll.profiling.request import ProfileRequest
     from atoll.profiling.trials import Command
 
 MAX_WORKERS: Final = 64
@@ -52,7 +52,7 @@ def profile(
     Runs the script again and again on this machine. Interrupted, the same command goes on.
     """
     from atoll.profiling import document as documents
-    from atoll.profiling.beginning import Wanted
+    from atoll.profiling.request import ProfileRequest
 
     if not 1 <= probes <= documents.MAX_PROBES:
         raise BadInput(f"--probes {probes} must be 1 to {documents.MAX_PROBES}. 30 are usually enough")
@@ -67,7 +67,7 @@ def profile(
     job = _job(config, script, args)
     path = out if out is not None else Path(f"{Path(str(job.script)).stem}.profile.json")
     _check_devices(workers)
-    wanted = Wanted(
+    wanted = ProfileRequest(
         probes=probes,
         workers=workers,
         rates="uniform" if uniform else "log-uniform",
@@ -141,17 +141,17 @@ def _check_devices(workers: int) -> None:
         )
 
 
-def _begin(command: Command, wanted: Wanted, path: Path) -> Document:
+def _begin(command: Command, wanted: ProfileRequest, path: Path) -> Document:
     """The profile as it is on disk, or an empty one. Raises BadInput where the one on disk is of something else."""
-    from atoll.profiling import beginning, profiler
+    from atoll.profiling import profiler, request
     from atoll.profiling.document import read
 
     old = read(path) if path.exists() else None  # a file that is no profile is said before anything is started
     terminal.note(f"starting {command.script} to see what it trains")
-    new = beginning.begin(profiler.look(command, wanted.workers), command, wanted)
+    new = request.new_profile(profiler.look(command, wanted.workers), command, wanted)
     if old is None:
         return new
-    document = beginning.go_on(old, new, path)
+    document = request.resumed(old, new, path)
     if old.conditions.script_sha256 != new.conditions.script_sha256:
         terminal.note(f"warning: {command.script} was changed since {path} was begun; what it prepares is the same")
     going_on = "nothing is left to do" if document.complete else "going on"
@@ -160,7 +160,7 @@ def _begin(command: Command, wanted: Wanted, path: Path) -> Document:
 
 
 def _run(document: Document, path: Path, command: Command) -> Document:
-    from atoll.cli.render.trials_shown import shown
+    from atoll.cli.render.trial_progress import shown
     from atoll.profiling import profiler
     from atoll.profiling.trials import ScriptFailed
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,40 +10,13 @@ import typer
 from atoll.cli import connection
 from atoll.cli.commands.jobs import JobName
 from atoll.cli.render import terminal, wire
+from atoll.cli.render.log_lines import LogLines
 
 if TYPE_CHECKING:
     from atoll.client import AsyncClient
-    from atoll.v1.jobs_pb2 import LogChunk
-
-_MAX_LINE_BYTES = 64 * 1024
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="JSON lines on stdout; one document without --follow.")]
-
-
-class Lines:
-    """Cuts each worker's bytes into lines; what has no end yet waits, up to 64 KiB of it."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[int, int], bytes] = {}
-
-    def of(self, chunk: LogChunk) -> Iterator[tuple[int, int, str]]:
-        """(run, rank, line without its end) for every line that this chunk completed."""
-        key = (chunk.run, chunk.rank)
-        *whole, rest = (self._open.pop(key, b"") + chunk.data).split(b"\n")
-        while len(rest) > _MAX_LINE_BYTES:
-            whole.append(rest[:_MAX_LINE_BYTES])
-            rest = rest[_MAX_LINE_BYTES:]
-        if rest:
-            self._open[key] = rest
-        for line in whole:
-            yield *key, line.decode(errors="replace")
-
-    def rest(self) -> Iterator[tuple[int, int, str]]:
-        """What was left without an end of line."""
-        for key in sorted(self._open):
-            yield *key, self._open[key].decode(errors="replace")
-        self._open = {}
 
 
 def logs(
@@ -72,7 +44,7 @@ def logs(
             print(shown if rank is not None else f"[{number}] {shown}", flush=follow)
 
     async def show(client: AsyncClient) -> None:
-        lines = Lines()
+        lines = LogLines()
         async for chunk in client.logs(job, rank=rank, follow=follow, tail_lines=tail):
             for line in lines.of(chunk):
                 emit(*line)

@@ -1,1 +1,1 @@
-"""What people and scripts see of jobs, nodes and events."""
+"""Presents jobs, nodes and events to people and to scripts."""

@@ -1,25 +1,13 @@
-"""What `atoll doctor` found: one line each, with the next step where something is not right."""
+"""Shows what `atoll doctor` found: one line each, with the next step where something is not right."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import asdict
 
+from atoll.cli.checks.finding import Finding
 from atoll.cli.render import terminal
-
-Verdict = Literal["ok", "info", "warning", "broken"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at. `next_step` is empty where nothing is to be done."""
-
-    subject: str
-    verdict: Verdict
-    found: str
-    next_step: str = ""
 
 
 def show(findings: Sequence[Finding], *, as_json: bool) -> None:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from atoll.cli.commands.streams import Lines
 from atoll.cli.render import terminal, views, wire
+from atoll.cli.render.log_lines import LogLines
 from atoll.errors import DeadlineExceeded, JobFailed
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ async def _events(client: AsyncClient, job: str, screen: Screen) -> None:
 
 
 async def _output(client: AsyncClient, job: str, screen: Screen) -> None:
-    lines = Lines()
+    lines = LogLines()
     async with aclosing(client.logs(job, rank=0, follow=True)) as chunks:
         async for chunk in chunks:
             for line in lines.of(chunk):
@@ -86,7 +86,7 @@ async def last_words(client: AsyncClient, job: Job) -> list[str]:
     worker = culprit(job)
     if worker is None:
         return []
-    lines, found = Lines(), []
+    lines, found = LogLines(), []
     stream: AsyncIterator[Any] = client.logs(job.id, rank=worker.rank, tail_lines=_LAST_LINES)
     async for chunk in stream:
         found += [text for run, _, text in lines.of(chunk) if run == job.run]
@@ -140,7 +140,7 @@ def _said_otherwise(event: Event) -> bool:
 
 
 class PlainScreen:
-    """Lines for a pipe, a file or CI: changes at once, progress at most every two seconds."""
+    """LogLines for a pipe, a file or CI: changes at once, progress at most every two seconds."""
 
     def __init__(self) -> None:
         self._phase = ""

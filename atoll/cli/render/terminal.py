@@ -1,4 +1,4 @@
-"""What people and scripts see: data on stdout, everything else on stderr, plain text wherever nobody watches."""
+"""Writes for people and scripts: data on stdout, everything else on stderr, plain text wherever nobody watches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drill trains: a small regression, the same bits every time, paced so that a strike hits a step under way."""
+"""The script of a drill: a small regression, the same bits every time, paced so that a strike hits a step under way."""
 
 from __future__ import annotations
 

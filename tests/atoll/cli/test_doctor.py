@@ -11,12 +11,12 @@ from scripted_controller import ScriptedController
 from typer.testing import CliRunner
 
 from atoll import certs
-from atoll.cli.commands import machine
-from atoll.cli.commands.doctor import check_certificates, check_cluster, judge_cluster
-from atoll.cli.commands.machine import cards_finding, check_machine, judge_etcd
+from atoll.cli.checks import machine
+from atoll.cli.checks.cluster import check_certificates, check_cluster, judge_cluster
+from atoll.cli.checks.finding import Finding
+from atoll.cli.checks.machine import cards_finding, check_machine, judge_etcd
 from atoll.cli.connection import Connection
 from atoll.cli.main import app
-from atoll.cli.render.findings import Finding
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 

@@ -16,9 +16,10 @@ import pytest
 from scripted_controller import ScriptedController
 from typer.testing import CliRunner
 
-from atoll.cli.commands import up
+from atoll.cli import local_cluster
 from atoll.cli.commands.daemons import need, read_token
-from atoll.cli.commands.up import Cluster, check_port, parse_speeds
+from atoll.cli.commands.up import check_port, parse_speeds
+from atoll.cli.local_cluster import LocalCluster, locked
 from atoll.cli.main import app
 from atoll.errors import AtollError, BadInput, DeadlineExceeded
 from atoll.v1 import jobs_pb2 as pb
@@ -57,15 +58,15 @@ def test_up_is_for_one_machine(listen: str) -> None:
 
 
 def test_two_ups_on_one_folder_are_refused(tmp_path: Path) -> None:
-    with up._locked(tmp_path), pytest.raises(AtollError, match="another `atoll up` runs"), up._locked(tmp_path):
+    with locked(tmp_path), pytest.raises(AtollError, match="another `atoll up` runs"), locked(tmp_path):
         pass
-    with up._locked(tmp_path):
+    with locked(tmp_path):
         pass
 
 
-def cluster_in(folder: Path, listen: str = "127.0.0.1:1", agents: int = 1) -> Cluster:
+def cluster_in(folder: Path, listen: str = "127.0.0.1:1", agents: int = 1) -> LocalCluster:
     (folder / "logs").mkdir()
-    return Cluster(folder, listen, [1.0] * agents, threads=1)
+    return LocalCluster(folder, listen, [1.0] * agents, threads=1)
 
 
 async def test_a_child_that_ends_is_reported_with_its_last_line(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ async def test_a_child_that_is_killed_is_reported(tmp_path: Path, controller: Sc
 async def test_children_that_do_not_stop_are_killed_in_time(
     tmp_path: Path, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(up, "_STOP_WITHIN_S", 4.5)
+    monkeypatch.setattr(local_cluster, "_STOP_WITHIN_S", 4.5)
     cluster = cluster_in(tmp_path)
     await cluster._spawn("controller", ["events", "-f", "--controller", controller.address])
     await cluster._spawn("agent-0", ["events", "-f", "--controller", controller.address])
@@ -124,7 +125,7 @@ async def test_ready_is_said_when_all_agents_are_connected(
 async def test_agents_that_do_not_come_are_counted(
     tmp_path: Path, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(up, "_READY_WITHIN_S", 0.5)
+    monkeypatch.setattr(local_cluster, "_READY_WITHIN_S", 0.5)
     controller.script.nodes.nodes.append(pb.Node(name="local-0", connected=True))
     with pytest.raises(DeadlineExceeded, match="1 of 2 agents connected within"):
         await cluster_in(tmp_path, controller.address, agents=2).announce_when_ready()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.profiling.document import Baseline, Conditions, Document, Model, Probe
+from atoll.profiling.document import BaselineTrial, Conditions, Document, ProbeTrial, ProfiledModel
 
 BATCHES = (8, 16, 32)
 
@@ -13,18 +13,18 @@ def empty(wanted: int = 3, fingerprint: str = "a" * 64, **conditions: object) ->
         "rates": "log-uniform", "seed": 0, "stale_sparse": {},
     }  # fmt: skip
     return Document(
-        model=Model(fingerprint=fingerprint, tensors=4, entries=1000, samples=800, optimizer="SGD"),
+        model=ProfiledModel(fingerprint=fingerprint, tensors=4, entries=1000, samples=800, optimizer="SGD"),
         conditions=Conditions.model_validate({**given, **conditions}),
         reference_batch=16,
         wanted_probes=wanted,
     )
 
 
-def with_trials(document: Document, *probes: Probe) -> Document:
+def with_trials(document: Document, *probes: ProbeTrial) -> Document:
     """All baselines are there."""
-    baselines = tuple(Baseline(batch=batch, loss=0.5, training_loss=0.6, seconds=1.0) for batch in BATCHES)
+    baselines = tuple(BaselineTrial(batch=batch, loss=0.5, training_loss=0.6, seconds=1.0) for batch in BATCHES)
     return document.model_copy(update={"baselines": baselines, "probes": probes})
 
 
-def probe(rate: float, batch: int, loss: float | None = 0.55) -> Probe:
-    return Probe(rate=rate, batch=batch, loss=loss, training_loss=loss, seconds=1.0)
+def probe(rate: float, batch: int, loss: float | None = 0.55) -> ProbeTrial:
+    return ProbeTrial(rate=rate, batch=batch, loss=loss, training_loss=loss, seconds=1.0)

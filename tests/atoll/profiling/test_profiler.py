@@ -10,10 +10,10 @@ import pytest
 from profiles_made import BATCHES, empty, probe, with_trials
 
 from atoll.errors import BadInput
-from atoll.profiling import beginning, profiler
-from atoll.profiling.beginning import Wanted
-from atoll.profiling.document import Baseline, Probe
+from atoll.profiling import profiler, request
+from atoll.profiling.document import BaselineTrial, ProbeTrial
 from atoll.profiling.losses import StepLoss
+from atoll.profiling.request import ProfileRequest
 from atoll.profiling.trials import Command, Told, Trial
 
 
@@ -22,7 +22,7 @@ def test_baselines_of_the_middle_and_the_ends_come_first() -> None:
     order = []
     while (trial := profiler.next_trial(document)) is not None and trial.rate is None:
         order.append(trial.batch)
-        made = Baseline(batch=trial.batch, loss=0.5, training_loss=0.5, seconds=1)
+        made = BaselineTrial(batch=trial.batch, loss=0.5, training_loss=0.5, seconds=1)
         document = document.model_copy(update={"baselines": (*document.baselines, made)})
     assert order[:3] == [16, 8, 32]
     assert trial is not None
@@ -38,8 +38,8 @@ def test_a_batch_is_probed_only_after_its_baseline() -> None:
         known = {one.batch for one in document.baselines}
         if trial.rate is None:
             assert trial.batch not in known
-            made: object = (*document.baselines, Baseline(batch=trial.batch, loss=0.5, training_loss=0.5, seconds=1))
-            document = document.model_copy(update={"baselines": made})
+            made = BaselineTrial(batch=trial.batch, loss=0.5, training_loss=0.5, seconds=1)
+            document = document.model_copy(update={"baselines": (*document.baselines, made)})
         else:
             assert trial.batch in known
             probed += 1
@@ -64,7 +64,7 @@ TRIAL = Trial(workers=2, steps=2, judged_steps=1, batch=8, rate=0.9)
 
 def test_a_probe_is_worth_what_the_model_lost_on_what_followed() -> None:
     made = profiler.outcome(empty(), TRIAL, told([3.0, 1.0], [0.5, 0.7]), 2.0)
-    assert isinstance(made, Probe)
+    assert isinstance(made, ProbeTrial)
     assert made.loss == pytest.approx(0.6)
     assert made.training_loss is not None
     assert 1.0 < made.training_loss < 3.0
@@ -73,7 +73,7 @@ def test_a_probe_is_worth_what_the_model_lost_on_what_followed() -> None:
 @pytest.mark.parametrize(("losses", "judged"), [([1.0, math.nan], [1.0]), ([1.0, 2.0], [math.inf]), ([1.0, 1.0], [11])])
 def test_a_probe_that_diverged_has_no_loss(losses: list[float], judged: list[float]) -> None:
     made = profiler.outcome(empty(), TRIAL, told(losses, judged), 2.0)
-    assert isinstance(made, Probe)
+    assert isinstance(made, ProbeTrial)
     assert made.loss is None
     assert profiler.finished(with_trials(empty(wanted=1), made)).complete
 
@@ -91,7 +91,7 @@ PREPARED = {
     "batch": 64,
     "optimizer": {"kind": "SGD", "groups": [{"lr": 0.1, "parameters": 2}]},
 }
-WANTED = Wanted(probes=3, workers=2, rates="log-uniform", seed=0, stale_sparse={})
+WANTED = ProfileRequest(probes=3, workers=2, rates="log-uniform", seed=0, stale_sparse={})
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def command(tmp_path: Path) -> Command:
 
 
 def test_what_is_not_asked_for_follows_the_script(command: Command) -> None:
-    document = beginning.begin(PREPARED, command, WANTED)
+    document = request.new_profile(PREPARED, command, WANTED)
     assert document.conditions.samples == 500
     assert (document.conditions.batches[0], document.conditions.batches[-1]) == (16, 50)
     assert (document.model.entries, document.model.tensors) == (12, 2)
@@ -110,7 +110,7 @@ def test_what_is_not_asked_for_follows_the_script(command: Command) -> None:
 @pytest.mark.parametrize("batches", [(1, 64), (64, 2000)])
 def test_batches_that_cannot_be_are_refused(command: Command, batches: tuple[int, int]) -> None:
     with pytest.raises(BadInput, match="batches"):
-        beginning.begin(PREPARED, command, replace(WANTED, batches=batches))
+        request.new_profile(PREPARED, command, replace(WANTED, batches=batches))
 
 
 @pytest.mark.parametrize(
@@ -123,23 +123,23 @@ def test_batches_that_cannot_be_are_refused(command: Command, batches: tuple[int
     ids=["dataset", "shape", "learning rate"],
 )
 def test_a_profile_of_another_model_is_refused(command: Command, change: dict[str, object]) -> None:
-    old = beginning.begin(PREPARED, command, replace(WANTED, samples=400, batches=(16, 64)))
-    new = beginning.begin(PREPARED | change, command, replace(WANTED, samples=400, batches=(16, 64)))
+    old = request.new_profile(PREPARED, command, replace(WANTED, samples=400, batches=(16, 64)))
+    new = request.new_profile(PREPARED | change, command, replace(WANTED, samples=400, batches=(16, 64)))
     with pytest.raises(BadInput, match="of another model"):
-        beginning.go_on(old, new, Path("p.json"))
+        request.resumed(old, new, Path("p.json"))
 
 
 def test_conditions_that_changed_are_named_and_a_changed_script_is_not_among_them(command: Command) -> None:
-    old = beginning.begin(PREPARED, command, WANTED)
+    old = request.new_profile(PREPARED, command, WANTED)
     with pytest.raises(BadInput, match="begun with samples = 500, not 300"):
-        beginning.go_on(old, beginning.begin(PREPARED, command, replace(WANTED, samples=300)), Path("p.json"))
+        request.resumed(old, request.new_profile(PREPARED, command, replace(WANTED, samples=300)), Path("p.json"))
     command.script.write_text("# a remark")
-    assert beginning.go_on(old, beginning.begin(PREPARED, command, WANTED), Path("p.json")) == old
+    assert request.resumed(old, request.new_profile(PREPARED, command, WANTED), Path("p.json")) == old
 
 
 def test_a_complete_profile_stays_until_more_probes_are_asked_for(command: Command) -> None:
     new = empty(wanted=1)
     old = profiler.finished(with_trials(new, probe(0.9, BATCHES[0])))
-    assert beginning.go_on(old, new, Path("p.json")) is old
-    more = beginning.go_on(old, empty(wanted=2), Path("p.json"))
+    assert request.resumed(old, new, Path("p.json")) is old
+    more = request.resumed(old, empty(wanted=2), Path("p.json"))
     assert (more.complete, more.probes) == (False, old.probes)

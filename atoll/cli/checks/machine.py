@@ -1,4 +1,4 @@
-"""What `atoll doctor` looks at on this machine. Each check returns; none raises, none waits without a deadline."""
+"""Checks this machine. Each check returns; none raises, none waits without a deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from atoll.cli.render.findings import Finding
+from atoll.cli.checks.finding import Finding
 from atoll.cli.render.terminal import size
 
 _TORCH_WITHIN_S: Final = 60.0

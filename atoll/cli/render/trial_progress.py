@@ -12,7 +12,7 @@ from atoll.cli.render import terminal
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from atoll.profiling.document import Baseline, Document, Probe
+    from atoll.profiling.document import BaselineTrial, Document, ProbeTrial
     from atoll.profiling.profiler import Watcher
     from atoll.profiling.trials import Trial
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def shown(document: Document) -> Iterator[Watcher]:
     """While the profile is made."""
     if not sys.stderr.isatty():
-        yield Lines()
+        yield PlainProgress()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -35,21 +35,21 @@ def shown(document: Document) -> Iterator[Watcher]:
         transient=True,
     )
     with bar:
-        yield Bars(bar, document)
+        yield BarProgress(bar, document)
 
 
-class Lines:
+class PlainProgress:
     """What is printed of each trial when it has ended."""
 
     def began(self, document: Document, trial: Trial) -> None: ...
 
     def stepped(self, steps: int) -> None: ...
 
-    def ended(self, document: Document, made: Baseline | Probe) -> None:
+    def ended(self, document: Document, made: BaselineTrial | ProbeTrial) -> None:
         terminal.note(in_words(document, made))
 
 
-class Bars(Lines):
+class BarProgress(PlainProgress):
     """All probes, and the steps of the trial under way; ended ones scroll by above."""
 
     def __init__(self, bars: Progress, document: Document) -> None:
@@ -63,18 +63,18 @@ class Bars(Lines):
     def stepped(self, steps: int) -> None:
         self._bars.update(self._steps, completed=steps)
 
-    def ended(self, document: Document, made: Baseline | Probe) -> None:
+    def ended(self, document: Document, made: BaselineTrial | ProbeTrial) -> None:
         self._bars.console.print(in_words(document, made))
         self._bars.update(self._all, completed=len(document.probes))
 
 
-def in_words(document: Document, made: Baseline | Probe) -> str:
+def in_words(document: Document, made: BaselineTrial | ProbeTrial) -> str:
     """One trial on a line. made: the document's newest."""
-    from atoll.profiling.document import Baseline
+    from atoll.profiling.document import BaselineTrial
     from atoll.profiling.profiler import tried
 
     took = terminal.duration(made.seconds)
-    if isinstance(made, Baseline):
+    if isinstance(made, BaselineTrial):
         return f"baseline     batch {made.batch:5d}  loss {made.loss:.4g}  ({took})"
     number = f"{len(document.probes)}/{document.wanted_probes}"
     ratio = tried(document)[-1].ratio

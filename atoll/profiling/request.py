@@ -1,4 +1,4 @@
-"""What a profile is to be of, and whether the one on disk is of the same."""
+"""Describes the profile that is asked for, new or as the one on disk goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from atoll.errors import BadInput
 from atoll.profiling import surrogate, trials
-from atoll.profiling.document import Conditions, Document, Model
+from atoll.profiling.document import Conditions, Document, ProfiledModel
 from atoll.profiling.trials import Command
 
 OWN_BATCH_FACTOR: Final = 4
@@ -20,7 +20,7 @@ STEPS_AT_LEAST: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ProfileRequest:
     """What the user asked for. None: as the script's own batch and dataset suggest."""
 
     probes: int
@@ -32,9 +32,9 @@ class Wanted:
     batches: tuple[int, int] | None = None
 
 
-def begin(prepared: Mapping[str, Any], command: Command, wanted: Wanted) -> Document:
+def new_profile(prepared: Mapping[str, Any], command: Command, wanted: ProfileRequest) -> Document:
     """A profile without trials. prepared: what the script told. Raises BadInput for batches that it cannot have."""
-    model = Model(**trials.description_of(prepared))
+    model = ProfiledModel(**trials.description_of(prepared))
     samples = wanted.samples if wanted.samples is not None else max(1, model.samples // 2)
     low, high = wanted.batches or _around(prepared["batch"], wanted.workers, samples, model.samples)
     if low < wanted.workers:
@@ -65,7 +65,7 @@ def _around(own: int, workers: int, samples: int, dataset: int) -> tuple[int, in
     return low, max(low, min(own * OWN_BATCH_FACTOR, samples // STEPS_AT_LEAST, dataset))
 
 
-def go_on(old: Document, new: Document, path: Path) -> Document:
+def resumed(old: Document, new: Document, path: Path) -> Document:
     """`old`, to be completed as `new` asks. Raises BadInput where it is of another model or made otherwise."""
     another = f"Name another --out, or remove {path}"
     if old.model.fingerprint != new.model.fingerprint:

@@ -1,0 +1,155 @@
+"""A controller and agents on this machine, as child processes of the command that starts them."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from atoll import die_with_parent
+from atoll.cli.render import terminal
+from atoll.errors import AtollError, Conflict, ControllerUnreachable, DeadlineExceeded
+from atoll.ports import DEFAULT_ADDRESS
+
+_READY_WITHIN_S: Final = 60.0
+_STOP_WITHIN_S: Final = 10.0
+_LOOK_EVERY_S: Final = 0.2
+
+
+@dataclass(slots=True)
+class Child:
+    """One daemon of the cluster, with the file its output goes to."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+    def how_it_ended(self) -> str:
+        """In words, with the last line it wrote."""
+        code = self.process.returncode
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        last = last_line(self.log)
+        return f"{self.name} {how}" + (f": {last}" if last else "")
+
+
+def last_line(log: Path) -> str:
+    """The newest line of a log that says something."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    return terminal.printable(lines[-1].strip().removeprefix("error: ")) if lines else ""
+
+
+class LocalCluster:
+    """The children of one `atoll up`. Whoever starts it stops it."""
+
+    def __init__(self, data: Path, listen: str, speeds: Sequence[float], threads: int) -> None:
+        self._data, self._listen, self._speeds, self._threads = data, listen, speeds, threads
+        self._children: list[Child] = []
+
+    async def start(self) -> None:
+        """Start the controller, then the agents; they find it when it listens."""
+        controller_dir = self._data / "controller"
+        await self._spawn("controller", ["controller", "--listen", self._listen, "--data-dir", str(controller_dir)])
+        for number, speed in enumerate(self._speeds):
+            await self._spawn(
+                f"agent-{number}",
+                [
+                    *("agent", "--controller", self._listen, "--name", f"local-{number}"),
+                    *("--state-dir", str(self._data / f"agent-{number}"), "--jobs-dir", str(self._data / "jobs")),
+                    *("--speed", f"{speed:g}", "--threads", str(self._threads)),
+                ],
+            )
+
+    async def _spawn(self, name: str, args: Sequence[str]) -> None:
+        log = self._data / "logs" / f"{name}.log"
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                *die_with_parent.command([sys.executable, "-m", "atoll.cli.main", *args]),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # a Ctrl-C in this terminal reaches only this command, which stops them in order
+            )
+        self._children.append(Child(name, process, log))
+
+    async def watch_children(self) -> None:
+        """Never returns. Raises AtollError naming the first child that ends, how, and its last line."""
+        waits = {asyncio.create_task(child.process.wait()): child for child in self._children}
+        try:
+            ended, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+        first = min((waits[task] for task in ended), key=self._children.index)
+        raise AtollError(f"{first.how_it_ended()}. Its log: {first.log}")
+
+    async def announce_when_ready(self) -> None:
+        """Say so once all agents are connected. Raises DeadlineExceeded where that does not happen in time."""
+        from atoll.client import AsyncClient
+
+        wanted, connected = {f"local-{number}" for number in range(len(self._speeds))}, set[str]()
+        try:
+            async with asyncio.timeout(_READY_WITHIN_S), AsyncClient([self._listen], timeout_s=1.0) as client:
+                while connected != wanted:
+                    await asyncio.sleep(_LOOK_EVERY_S)
+                    with suppress(ControllerUnreachable):  # not yet
+                        reply = await client.nodes()
+                        connected = {node.name for node in reply.nodes if node.connected} & wanted
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{len(connected)} of {len(wanted)} agents connected within {_READY_WITHIN_S:g} s. "
+                f"Their logs: {self._data / 'logs'}"
+            ) from error
+        self._announce()
+
+    def _announce(self) -> None:
+        count = len(self._speeds)
+        print(f"ready: {count} agent{'s' if count > 1 else ''}, controller {self._listen}", flush=True)
+        other = "" if self._listen == DEFAULT_ADDRESS else f" --controller {self._listen}"
+        terminal.note(f"  train  atoll submit train.py --workers {count} --follow{other}")
+        terminal.note(f"  look   atoll nodes{other}")
+        terminal.note(f"  logs   {self._data / 'logs'}")
+        terminal.note("  stop   Ctrl-C")
+
+    async def stop(self) -> None:
+        """Agents first, then the controller; within 10 s nothing of it is left."""
+        ends = time.monotonic() + _STOP_WITHIN_S
+        await _stop(self._children[1:], ends - 4.0)
+        await _stop(self._children[:1], ends - 1.0)
+
+
+async def _stop(children: Sequence[Child], until: float) -> None:
+    alive = [child for child in children if child.process.returncode is None]
+    for child in alive:
+        child.process.terminate()
+    for child in alive:
+        try:
+            async with asyncio.timeout(max(0.1, until - time.monotonic())):
+                await child.process.wait()
+        except TimeoutError:
+            terminal.note(f"{child.name} did not stop in time; killing it. Its log: {child.log}")
+            os.killpg(child.process.pid, signal.SIGKILL)
+            await child.process.wait()
+
+
+@contextmanager
+def locked(data: Path) -> Iterator[None]:
+    """One `atoll up` at a time on one data directory."""
+    with (data / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Conflict(
+                f"another `atoll up` runs with --data-dir {data}. Stop it, or name another folder"
+            ) from error
+        yield
