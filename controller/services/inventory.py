@@ -1,12 +1,13 @@
-"""JobService.Checkpoints: asks the nodes, waits a moment, puts together what they say."""
+"""JobService.Checkpoints: asks the nodes for their inventories, waits a moment, puts them together."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from atoll.controller.jobs.agents.inventory import put_together
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.records.ledger import JobState
 from atoll.controller.state import keys
@@ -14,11 +15,19 @@ from atoll.controller.state.codec import decode
 from atoll.controller.state.records import RunRecord
 from atoll.v1 import agents_pb2, jobs_pb2
 
+OWN, OTHERS, DISK, STORE = "own memory", "others' memory", "disk", "store"
+COMPLETE, IN_PROGRESS, INCOMPLETE, DAMAGED = "complete", "in progress", "incomplete", "damaged"
+MAX_ROWS: Final = 1024
+_TIERS: Final = {OWN: 0, OTHERS: 1, DISK: 2, STORE: 3}
+
 ANSWER_S: Final = 3.0
 STORE_ANSWER_S: Final = 10.0
 """An agent gives an object store 8 s."""
 MAX_NOTES: Final = 256
 MAX_RUNS: Final = 16
+
+Members = Mapping[int, Sequence[str]]
+"""By run: the node of each rank."""
 
 
 async def checkpoints(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.CheckpointsReply:
@@ -27,9 +36,7 @@ async def checkpoints(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Checkpoin
     directory = job.spec.checkpoint.directory
     trained = [member.node for member in state.run.members] if state.run is not None else []
     in_store = "://" in directory
-    store_reader = next(
-        (node for node in [*trained, *sorted(sessions)] if node in sessions), None
-    )  # the only one asked about the store
+    store_reader = next((node for node in [*trained, *sorted(sessions)] if node in sessions), None)  # one is enough
     asked = {
         node: session.take_inventory(job.id, directory, store=in_store and node == store_reader)
         for node, session in sessions.items()
@@ -68,3 +75,80 @@ async def _members(epoch: LeaderEpoch, state: JobState, run: int) -> list[str]:
         entry = await epoch.ledger.store.read(key)
         record = decode(RunRecord, key, entry.value) if entry is not None else None
     return [member.node for member in record.members] if record is not None else []
+
+
+def put_together(inventories: Mapping[str, agents_pb2.Stock], members: Members) -> list[jobs_pb2.StoredCheckpoint]:
+    """Everything that is there, the newest first and in that the fastest tier. inventories: by node.
+
+    A shard is a node's own where the rank of its number trained there in the shard's run, a copy elsewhere."""
+    rows = [
+        *_in_memory(inventories, members),
+        *_held(DISK, ((node, held) for node, inventory in sorted(inventories.items()) for held in inventory.disk)),
+        *_held(STORE, (("", held) for inventory in inventories.values() for held in inventory.store)),
+    ]
+    return sorted(rows, key=lambda row: (-row.run, -row.step, _TIERS[row.tier], row.path))[:MAX_ROWS]
+
+
+def _in_memory(inventories: Mapping[str, agents_pb2.Stock], members: Members) -> Iterable[jobs_pb2.StoredCheckpoint]:
+    generations: dict[tuple[int, int, int], list[tuple[str, agents_pb2.HeldShard]]] = defaultdict(list)
+    newest_run = max(members, default=0)
+    for node, inventory in sorted(inventories.items()):
+        for held in inventory.memory:
+            if held.trouble:
+                yield jobs_pb2.StoredCheckpoint(
+                    tier=_tier(node, held.shard, members.get(newest_run, ())),
+                    shards=held.shards,
+                    health=DAMAGED,
+                    age_s=-1,
+                    nodes=[node],
+                    trouble=held.trouble,
+                )
+            elif not held.writing:
+                generations[held.run, held.step, held.shards].append((node, held))
+    whole = [key for key, found in generations.items() if len({held.shard for _, held in found}) == key[2]]
+    newest_whole = max(whole, default=(0, 0, 0))
+    for key, found in generations.items():
+        run, step, shards = key
+        health = COMPLETE if key in whole else IN_PROGRESS if key > newest_whole else INCOMPLETE
+        tiers: dict[str, list[tuple[str, agents_pb2.HeldShard]]] = defaultdict(list)
+        for node, held in found:
+            tiers[_tier(node, held.shard, members.get(run, ()))].append((node, held))
+        for tier, parts in tiers.items():
+            sizes = {held.shard: held.bytes for _, held in parts}
+            yield jobs_pb2.StoredCheckpoint(
+                tier=tier,
+                run=run,
+                step=step,
+                shards=shards,
+                shards_there=len(sizes),
+                bytes=sum(sizes.values()),
+                age_s=min(held.age_s for _, held in parts),
+                health=health,
+                nodes=sorted({node for node, _ in parts}),
+            )
+
+
+def _tier(node: str, shard: int, nodes: Sequence[str]) -> str:
+    """Of a run that nobody remembers, every shard counts as own."""
+    return OTHERS if shard < len(nodes) and nodes[shard] != node else OWN
+
+
+def _held(tier: str, found: Iterable[tuple[str, agents_pb2.HeldCheckpoint]]) -> Iterable[jobs_pb2.StoredCheckpoint]:
+    """The same checkpoint under the same path of several nodes, which may be one shared disk, is one row."""
+    alike: dict[tuple[int, int, str, str, int], list[tuple[str, agents_pb2.HeldCheckpoint]]] = defaultdict(list)
+    for node, held in found:
+        alike[held.run, held.step, held.path, held.trouble, held.bytes].append((node, held))
+    for (run, step, path, trouble, size), those in alike.items():
+        yield jobs_pb2.StoredCheckpoint(
+            tier=tier,
+            run=run,
+            step=step,
+            shards=1,
+            shards_there=0 if trouble else 1,
+            bytes=size,
+            age_s=min(held.age_s for _, held in those),
+            health=DAMAGED if trouble else COMPLETE,
+            nodes=sorted({node for node, _ in those if node}),
+            path=path,
+            trouble=trouble,
+        )

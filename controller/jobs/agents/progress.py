@@ -15,7 +15,8 @@ from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.estimators.seen import LinkSeen, StepSeen
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.records.wire import level_from_wire
-from atoll.controller.state.records import Level
+from atoll.controller.state.records import Level, RunRecord
+from atoll.controller.state.recovery import CommitRecord
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
 RECENT_S: Final = 5.0
@@ -24,6 +25,8 @@ RECENT_WAITS: Final = 512
 KEPT_NOTICES: Final = 64
 KEPT_PLANS: Final = 64
 PROFILE_EVERY_S: Final = 0.5
+COMMIT_EVERY_S: Final = 1.0
+"""Where steps are shorter, the newest commit of a second is written."""
 MAX_METRICS: Final = 64
 MAX_LINKS: Final = 64
 
@@ -93,6 +96,16 @@ class RunProgress:
             return self._profile, False
         self._profile, self._profiled_s = self.estimators.profile(), now_s
         return self._profile, True
+
+    def newly_complete(self, run: RunRecord, before: CommitRecord | None, unix_s: float) -> CommitRecord | None:
+        """The generation in the machines' memory that counts now, where that is news.
+
+        It counts when all ranks have agreed in a step that their shards are complete with the copies that are due; each
+        of them then reports its step. So what any of them reports is true of all.
+        """
+        if self.memory_step == 0 or (before is not None and (before.run, before.step) >= (run.run, self.memory_step)):
+            return None
+        return CommitRecord(job=run.job, run=run.run, step=self.memory_step, shards=len(run.members), unix_s=unix_s)
 
     def measured_s(self, plan: int) -> float:
         """Median of rank 0's steps under this plan; 0 where none were heard of."""

@@ -10,16 +10,15 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from atoll.controller.jobs.admission.standby import kept_free
-from atoll.controller.jobs.agents.commits import COMMIT_EVERY_S, newly_complete
+from atoll.controller.jobs.admission.free_devices import FreeDevices, find_free
 from atoll.controller.jobs.agents.data_keys import new_seed
-from atoll.controller.jobs.agents.orphans import is_orphan, orphan_actions
-from atoll.controller.jobs.agents.progress import ProgressBoard
-from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
+from atoll.controller.jobs.agents.orphans import orphan_actions
+from atoll.controller.jobs.agents.progress import COMMIT_EVERY_S, ProgressBoard
+from atoll.controller.jobs.agents.sessions import AgentSessions
 from atoll.controller.jobs.lifecycle.exits import is_lost
 from atoll.controller.jobs.lifecycle.observed import (
     Action,
@@ -51,16 +50,6 @@ RETRY_S: Final = 0.5
 MAX_STEPS_A_PASS: Final = 4
 
 
-@dataclass(slots=True)
-class Free:
-    """Devices and rendezvous ports that nobody holds, as one pass gives them out."""
-
-    devices: list[FreeDevice]
-    ports: dict[str, tuple[int, ...]]
-    kept: dict[FreeDevice, str] = field(default_factory=dict)
-    """For which job a device is kept; others do not get it."""
-
-
 class Reconciler:
     """Owns no task: `run` is one, its caller cancels it."""
 
@@ -82,7 +71,7 @@ class Reconciler:
         self._clock = clock
         self.leading_since_s = clock()
         self._nudged = asyncio.Event()
-        self.kept_free: dict[str, tuple[FreeDevice, ...]] = {}
+        self.kept_free: Mapping[str, tuple[FreeDevice, ...]] = {}
         self._committed_s: dict[str, float] = {}
         self._free_since: dict[tuple[str, int], float] = {}
         self._present: set[str] = set()
@@ -126,7 +115,7 @@ class Reconciler:
         self._sessions.end_silent()
         await self._watch_nodes()
         async with self._ledger.writing:
-            free = self._free()
+            free = self._find_free()
             live = [s for s in self._ledger.jobs.values() if not s.job.phase.ended or s.stale]
             live.sort(key=lambda s: (s.job.phase is not JobPhase.QUEUED, s.created))
             for state in live:
@@ -139,7 +128,7 @@ class Reconciler:
             self._committed_s.pop(job, None)
             self._removed(job)
 
-    async def _settle_alone(self, state: JobState, free: Free) -> None:
+    async def _settle_alone(self, state: JobState, free: FreeDevices) -> None:
         """A job that cannot be decided upon, by a mistake of ours or in its records, must not hold up the others."""
         job = state.job.id
         try:
@@ -154,7 +143,7 @@ class Reconciler:
         else:
             self._undecided.pop(job, None)
 
-    async def _settle(self, state: JobState, free: Free) -> None:
+    async def _settle(self, state: JobState, free: FreeDevices) -> None:
         """Take one job as far as it can go now."""
         for _ in range(MAX_STEPS_A_PASS):
             if state.stale:
@@ -180,12 +169,12 @@ class Reconciler:
             for action in step.actions:
                 self._act(state, action)
             if state.job.phase is JobPhase.QUEUED:
-                self._hold(free, step.held)
+                free.hold(step.held)
                 if before[0].phase is not JobPhase.QUEUED:
                     self.nudge()  # the devices that it has just given back are free in the next pass
                 return
-            if before[0].phase is JobPhase.QUEUED:
-                self._take_away(state, free)
+            if before[0].phase is JobPhase.QUEUED and state.run:
+                free.take(state.run)
             if (state.job, state.run) == before and step.plan is None:
                 break
         if state.run:
@@ -201,7 +190,7 @@ class Reconciler:
             progress = self._progress.of(job, run.run) if run else None
             if not run or not progress or now_s - self._committed_s.get(job, -math.inf) < COMMIT_EVERY_S:
                 continue
-            if (found := newly_complete(run, progress.memory_step, state.commit, unix_s)) is not None:
+            if (found := progress.newly_complete(run, state.commit, unix_s)) is not None:
                 complete.append(found)
                 self._committed_s[job] = now_s
         await self._ledger.commit(complete)
@@ -209,7 +198,7 @@ class Reconciler:
     def _pass_clock(self) -> PassClock:
         return PassClock(self._clock(), time.time(), self.leading_since_s, self._node_lease_s)
 
-    def _observe(self, state: JobState, free: Free) -> ObservedJob:
+    def _observe(self, state: JobState, free: FreeDevices) -> ObservedJob:
         job, run = state.job, state.run
         waiting, nodes = job.phase is JobPhase.QUEUED, {m.node for m in run.members} if run else set()
         may_take = waiting or (job.phase is JobPhase.RUNNING and self._may_grow(state))
@@ -222,10 +211,7 @@ class Reconciler:
             judged_s=state.judged_s,
             plans=ObservedPlans(state.plans, state.placement, state.planned_s, self._sent(run)),
             training=self._training(state),
-            devices=ObservedDevices(
-                free=tuple(d for d in free.devices if free.kept.get(d, job.id) == job.id) if may_take else (),
-                ports=free.ports,
-            ),
+            devices=ObservedDevices(free=free.offered_to(job.id) if may_take else (), ports=free.ports),
             data_seed=new_seed() if waiting and job.spec.exchanges else "",
         )
 
@@ -281,49 +267,11 @@ class Reconciler:
             if any(exit and exit.kind is WorkerExitKind.FINISHED for exit in exits):
                 state.finished_since_s = self._clock()
 
-    # Devices
-
-    def _free(self) -> Free:
-        """What connected nodes have beyond what runs hold. Nodes on which orphans still live give nothing."""
-        runs = [s.run for s in self._ledger.jobs.values() if s.run and s.job.phase.active]
-        held = {(m.node, m.device) for run in runs for m in run.members}
-        used_ports = {(run.members[0].node, run.master_port) for run in runs}
-        now_s = self._clock()
-        devices: list[FreeDevice] = []
-        ports: dict[str, tuple[int, ...]] = {}
-        for name, session in self._sessions.connected.items():
-            if self._has_orphans(name, session):
-                continue
-            ports[name] = tuple(port for port in session.ports if (name, port) not in used_ports)
-            for d in session.record.devices:
-                if (name, d.index) not in held:
-                    since_s = max(self._free_since.get((name, d.index), now_s), session.began_s)
-                    devices.append(FreeDevice(name, d.index, d.kind, d.speed, since_s, d.work_per_s))
-        self._free_since = {(d.node, d.index): d.since_s for d in devices}
-        oldest_first = sorted(self._ledger.jobs.values(), key=lambda s: s.created)
-        nodes = {name: session.record for name, session in self._sessions.connected.items()}
-        self.kept_free = kept_free(((s.job, s.run) for s in oldest_first), devices, nodes)
-        return Free(devices, ports, {device: job for job, kept in self.kept_free.items() for device in kept})
-
-    def _has_orphans(self, name: str, session: AgentSession) -> bool:
-        for key, worker in session.workers.items():
-            state = self._ledger.jobs.get(key.job)
-            job, run = (state.job, state.run) if state else (None, None)
-            if worker.exit is None and is_orphan(name, key, job, run):
-                return True
-        return False
-
-    def _hold(self, free: Free, held: Sequence[FreeDevice]) -> None:
-        kept = set(held)
-        free.devices = [d for d in free.devices if d not in kept]
-
-    def _take_away(self, state: JobState, free: Free) -> None:
-        if state.run is None:
-            return
-        taken = {(m.node, m.device) for m in state.run.members}
-        free.devices = [d for d in free.devices if (d.node, d.index) not in taken]
-        first = state.run.members[0].node
-        free.ports[first] = tuple(port for port in free.ports.get(first, ()) if port != state.run.master_port)
+    def _find_free(self) -> FreeDevices:
+        free = find_free(self._ledger.jobs, self._sessions.connected, self._free_since, self._clock())
+        self._free_since = {(d.node, d.index): d.since_s for d in free.devices}
+        self.kept_free = free.kept
+        return free
 
     # Nodes
 

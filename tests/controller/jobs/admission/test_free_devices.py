@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from made import clock, ended, exited, free, job, node, observed, run, spec
 
-from atoll.controller.jobs.admission.standby import kept_free
+from atoll.controller.jobs.admission.free_devices import kept_free
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.start import StartRequest, decide_start
 from atoll.controller.state.records import JobPhase, NodeRecord, Standby, WorkerExitKind

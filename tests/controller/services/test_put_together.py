@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.controller.jobs.agents.inventory import put_together
+from atoll.controller.services.inventory import put_together
 from atoll.v1 import jobs_pb2
 from atoll.v1.agents_pb2 import HeldCheckpoint, HeldShard, Stock
 

@@ -1,0 +1,98 @@
+"""Devices that nobody holds, as one pass of the reconciler gives them out.
+
+A job that asks for N standbys keeps N free devices beyond those that it trains on, as long as it lives: no other job
+gets them. So where a machine is lost, its place is taken at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from atoll.controller.jobs.agents.orphans import is_orphan
+from atoll.controller.jobs.agents.sessions import AgentSession
+from atoll.controller.jobs.lifecycle.start import FreeDevice
+from atoll.controller.jobs.records.ledger import JobState
+from atoll.controller.state.records import JobRecord, NodeRecord, RunRecord
+
+
+@dataclass(slots=True)
+class FreeDevices:
+    """With the rendezvous ports that no run uses, by node. kept: by job, devices that no other job gets."""
+
+    devices: list[FreeDevice]
+    ports: dict[str, tuple[int, ...]]
+    kept: Mapping[str, tuple[FreeDevice, ...]] = field(default_factory=dict)
+
+    def offered_to(self, job: str) -> tuple[FreeDevice, ...]:
+        others = {device for name, kept in self.kept.items() if name != job for device in kept}
+        return tuple(device for device in self.devices if device not in others)
+
+    def hold(self, held: Collection[FreeDevice]) -> None:
+        """Keep these from the jobs that come after."""
+        kept = set(held)
+        self.devices = [d for d in self.devices if d not in kept]
+
+    def take(self, run: RunRecord) -> None:
+        """Remove what a run that has just begun holds."""
+        taken = {(m.node, m.device) for m in run.members}
+        self.devices = [d for d in self.devices if (d.node, d.index) not in taken]
+        first = run.members[0].node
+        self.ports[first] = tuple(port for port in self.ports.get(first, ()) if port != run.master_port)
+
+
+def find_free(
+    states: Mapping[str, JobState],
+    connected: Mapping[str, AgentSession],
+    since_s: Mapping[tuple[str, int], float],
+    now_s: float,
+) -> FreeDevices:
+    """Devices and ports of connected nodes beyond what runs hold. Nodes on which orphans still live give nothing.
+
+    since_s: since when devices are free, by node and index, as far as is known.
+    """
+    runs = [s.run for s in states.values() if s.run and s.job.phase.active]
+    held = {(m.node, m.device) for run in runs for m in run.members}
+    used_ports = {(run.members[0].node, run.master_port) for run in runs}
+    devices: list[FreeDevice] = []
+    ports: dict[str, tuple[int, ...]] = {}
+    for name, session in connected.items():
+        if _has_orphans(name, session, states):
+            continue
+        ports[name] = tuple(port for port in session.ports if (name, port) not in used_ports)
+        for d in session.record.devices:
+            if (name, d.index) not in held:
+                began_s = max(since_s.get((name, d.index), now_s), session.began_s)
+                devices.append(FreeDevice(name, d.index, d.kind, d.speed, began_s, d.work_per_s))
+    oldest_first = sorted(states.values(), key=lambda s: s.created)
+    nodes = {name: session.record for name, session in connected.items()}
+    return FreeDevices(devices, ports, kept_free(((s.job, s.run) for s in oldest_first), devices, nodes))
+
+
+def _has_orphans(name: str, session: AgentSession, states: Mapping[str, JobState]) -> bool:
+    for key, worker in session.workers.items():
+        state = states.get(key.job)
+        job, run = (state.job, state.run) if state else (None, None)
+        if worker.exit is None and is_orphan(name, key, job, run):
+            return True
+    return False
+
+
+def kept_free(
+    jobs: Iterable[tuple[JobRecord, RunRecord | None]], free: Sequence[FreeDevice], nodes: Mapping[str, NodeRecord]
+) -> dict[str, tuple[FreeDevice, ...]]:
+    """By job, the devices that are kept for it. jobs: the oldest first. nodes: by name, to tell the devices' kinds.
+
+    Devices on nodes where the job has no worker come first: it is machines that are lost."""
+    taken: set[FreeDevice] = set()
+    kept = {}
+    for job, run in jobs:
+        if not job.spec.standby or run is None or job.phase.ended:
+            continue
+        kinds = {d.kind for m in run.members if m.node in nodes for d in nodes[m.node].devices if d.index == m.device}
+        trains = {member.node for member in run.members}
+        fit = [d for d in free if d not in taken and d.name not in job.standby and (not kinds or d.kind in kinds)]
+        fit.sort(key=lambda d: (d.node in trains, d.node, d.index))
+        kept[job.id] = tuple(fit[: job.spec.standby])
+        taken |= set(kept[job.id])
+    return kept
