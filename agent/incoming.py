@@ -9,7 +9,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from atoll.errors import BadInput
-from atoll.strategies.settings import MAX_RATE, StaleSparse, from_spec
+from atoll.strategies import registry
+from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers, TakeStock
 from atoll.v1.common_pb2 import JobSpec, Plan, WorkerId
 from atoll.worker_key import WorkerKey
@@ -70,7 +71,10 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     check_plan("plan", launch.plan, key.run)
     shares = len(launch.plan.shares)
     _need(shares == launch.world_size, "plan.shares", f"{shares} values", f"must be world_size = {launch.world_size}")
-    if isinstance(from_spec(launch.spec), StaleSparse) or launch.HasField("keys"):
+    strategy = registry.find(launch.spec.strategy)
+    strategy.read_settings(launch.spec.strategy_settings, "spec.strategy_settings")
+    strategy.read_plan_parameters(launch.plan.strategy_params, "plan.strategy_params")
+    if strategy.exchanges or launch.HasField("keys"):
         _check_exchange(launch)
 
 
@@ -131,8 +135,8 @@ def check_plan(name: str, plan: Plan, run: int) -> None:
     _need(plan.run == run, f"{name}.run", plan.run, f"must be {run}")
     shares_ok = 1 <= len(plan.shares) <= MAX_WORKERS and all(s > 0 and math.isfinite(s) for s in plan.shares)
     _need(shares_ok, f"{name}.shares", list(plan.shares[:8]), "must be numbers above 0, one per rank")
-    rate_ok = not plan.HasField("rate") or 0 <= plan.rate <= MAX_RATE
-    _need(rate_ok, f"{name}.rate", plan.rate, f"must be 0 to {MAX_RATE}")
+    count = len(plan.strategy_params)
+    _need(count <= MAX_JSON_BYTES, f"{name}.strategy_params", f"{count} characters", f"at most {MAX_JSON_BYTES}")
     _text(f"{name}.planner", plan.planner)
     _text(f"{name}.reason", plan.reason)
 

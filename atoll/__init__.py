@@ -4,18 +4,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from atoll.agent.runtime.api.run import Run, init
-    from atoll.strategies.settings import Dense, StaleSparse
+    from atoll.strategies.dense.settings import Dense
+    from atoll.strategies.stale_sparse.settings import StaleSparse
 
 __all__ = ["Dense", "Run", "StaleSparse", "init"]
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+    if name not in ("Run", "init"):
+        return _settings_called(name) if name[:1].isupper() else _absent(name)
     try:
         from atoll.agent.runtime.api import run
     except ModuleNotFoundError as error:
@@ -25,6 +26,20 @@ def __getattr__(name: str) -> object:
 
         raise BadInput(f"training needs {error.name}, which is not installed: pip install 'atoll[train]'") from error
     return getattr(run, name)
+
+
+def _settings_called(name: str) -> object:
+    """The settings of a strategy, by the name of their class."""
+    from atoll.strategies import registry
+
+    for strategy in registry.strategies().values():
+        if strategy.settings.__name__ == name:
+            return strategy.settings
+    return _absent(name)
+
+
+def _absent(name: str) -> NoReturn:
+    raise AttributeError(f"module 'atoll' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial, wraps
 from types import TracebackType
@@ -22,6 +22,7 @@ from atoll.errors import BadInput, DeadlineExceeded
 from atoll.leader import Leader
 from atoll.ports import DEFAULT_ADDRESS
 from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES, Tls
+from atoll.strategies.declaration import as_json
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
@@ -120,19 +121,21 @@ class AsyncClient:
         self,
         job: str,
         *,
-        rate: float | None = None,
+        params: Mapping[str, Any] | None = None,
         total_batch: int = 0,
         shares: Sequence[float] = (),
         unpin: Sequence[str] = (),
     ) -> pb.Job:
         """Pin values of a running job: the controller decides them no more, in later runs neither.
 
-        rate: share of the entries that a step leaves behind, 0 to 0.9999 (strategy stale-sparse). total_batch: samples
+        params: what plans tell the job's strategy, e.g. {"sparsity": 0.995} for stale-sparse. total_batch: samples
         of a step of all ranks. shares: of the batch, one per rank of the present run, which alone keeps them. unpin:
-        "rate", "total-batch" or "shares", to leave to the controller again. The returned job's plan says from which
-        step it holds. Raises Conflict for a job that does not run, BadInput for values that do not fit it.
+        "total-batch", "shares" or one of `params`, to leave to the controller again. The returned job's plan says from
+        which step it holds. Raises Conflict for a job that does not run, BadInput for values that do not fit it.
         """
-        request = pb.AdjustRequest(job=job, rate=rate, total_batch=total_batch, shares=shares, unpin=unpin)
+        request = pb.AdjustRequest(
+            job=job, strategy_params=as_json(params or {}), total_batch=total_batch, shares=shares, unpin=unpin
+        )
         return await self._leader.call(f"adjust {job}", lambda stub, s: stub.Adjust(request, timeout=s))
 
     async def plans(self, job: str, run: int = 0) -> list[pb.DecidedPlan]:

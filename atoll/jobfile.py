@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -17,6 +18,7 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -25,9 +27,11 @@ from pydantic_core import ErrorDetails
 from atoll.documents import line_of, read_toml, unknown_field, wrong_value
 from atoll.errors import BadInput
 from atoll.profiling.document import ProfiledModel, load_profile
+from atoll.strategies import registry
+from atoll.strategies.declaration import StrategySettings, as_json, retired_in
 
 if TYPE_CHECKING:
-    from atoll.v1.common_pb2 import Adaptation, JobSpec, StaleSparse
+    from atoll.v1.common_pb2 import Adaptation, JobSpec
 
 MAX_WORKERS: Final = 4096
 _MAX_JOB_FILE_BYTES: Final = 1024 * 1024
@@ -77,38 +81,15 @@ class CheckpointSection(_Strict):
         return value
 
 
-class StaleSparseSection(_Strict):
-    """`[stale_sparse]`: how strategy stale-sparse trains. What is left out has the controller's default."""
-
-    rate: Annotated[StrictFloat | StrictInt | None, Field(ge=0, le=0.9999)] = None
-    """Share of the entries that a step leaves behind; 0.99 where left out."""
-
-    staleness: Annotated[StrictInt | None, Field(ge=0, le=1)] = None
-    """0: every step waits for the one before; 1 (where left out): for the one before that."""
-
-    selection: Literal["threshold", "topk", "random"] | None = None
-    values: Literal["float16", "bfloat16", "float32"] | None = None
-    error_feedback: StrictBool = True
-    """Whether what was not sent is added to the next step's gradient."""
-
-    exchange: Literal["updates", "gradients"] | None = None
-    momentum: Literal["lazy", "as-is"] | None = None
-    scheduling: Literal["edf", "fcfs"] | None = None
-    digest_every: Annotated[StrictInt | None, Field(ge=1, lt=2**32)] = None
-    """Steps between comparisons of all workers' weights; 100 where left out."""
-
-
-class AdaptSection(_Strict):
-    """`[adapt]`: what the controller may decide beside the split of the batch."""
+class _AdaptSection(_Strict):
+    """`[adapt]`: what the controller may decide beside the split of the batch. Plan parameters of strategies are fields
+    as well: true lets the controller change one."""
 
     batch: Annotated[tuple[_Count, _Count] | None, Field()] = None
     """Least and largest total batch; the script's own stays where left out."""
 
     learning_rate: Literal["adascale", "square-root", "none"] = "adascale"
     """What happens to the learning rate with the total batch."""
-
-    rate: StrictBool = False
-    """Whether the compression rate follows the links (strategy stale-sparse)."""
 
     profile: Annotated[StrictStr, Field(max_length=_MAX_PROFILE_BYTES)] | None = None
     """File that `atoll profile` wrote: what compression and batch cost this model. Its surrogate once it was read."""
@@ -120,8 +101,36 @@ class AdaptSection(_Strict):
             raise ValueError("must be the least and the largest total batch, e.g. [128, 1024]")
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {_RETIRED_PARAMETERS.get(name, name): value for name, value in values.items()}
 
-class JobFile(_Strict):
+    @property
+    def strategy_params(self) -> tuple[str, ...]:
+        """The strategy's plan parameters that the controller may change."""
+        return tuple(name for name in _PLAN_PARAMETERS if getattr(self, name))
+
+
+_PLAN_PARAMETERS: Final = tuple(
+    dict.fromkeys(name for each in registry.strategies().values() for name in each.plan_parameters.model_fields)
+)
+_RETIRED_PARAMETERS: Final = {
+    old: new for each in registry.strategies().values() for old, new in each.plan_parameters.RETIRED.items()
+}
+if TYPE_CHECKING:
+
+    class AdaptSection(_AdaptSection): ...
+
+else:
+    AdaptSection = create_model(
+        "AdaptSection", __base__=_AdaptSection, **dict.fromkeys(_PLAN_PARAMETERS, (StrictBool, False))
+    )
+
+
+class _JobFile(_Strict):
     """A job as its user describes it. Relative paths are relative to the job file."""
 
     name: _Text | None = None
@@ -142,8 +151,7 @@ class JobFile(_Strict):
     """A worker that completes no step for this long is stopped and its run tried again; 0: it is only told of. Longer
     than the longest evaluation, and than what comes before the first step."""
 
-    strategy: Strategy = "dense"
-    stale_sparse: StaleSparseSection | None = None
+    strategy: StrictStr = registry.default().name
     adapt: AdaptSection = AdaptSection()
 
     @field_validator("name")
@@ -159,6 +167,13 @@ class JobFile(_Strict):
         parse_workers(str(value))
         return value
 
+    @field_validator("strategy")
+    @classmethod
+    def _strategy(cls, value: str) -> str:
+        if value not in registry.strategies():
+            raise ValueError(f"is not known. Use one of {', '.join(registry.strategies())}")
+        return value
+
     @field_validator("env")
     @classmethod
     def _env(cls, value: Mapping[str, str]) -> Mapping[str, str]:
@@ -168,23 +183,28 @@ class JobFile(_Strict):
         return value
 
     @model_validator(mode="after")
-    def _sections_fit(self) -> JobFile:
-        if self.stale_sparse is not None and self.strategy != "stale-sparse":
-            raise ValueError(
-                f"strategy = '{self.strategy}' takes no stale_sparse settings. "
-                "Leave them out, or say strategy = 'stale-sparse'"
-            )
+    def _sections_fit(self) -> Self:
+        own = registry.find(self.strategy).section
+        for section in _STRATEGY_SECTIONS:
+            if section != own and getattr(self, section) is not None:
+                raise ValueError(
+                    f"strategy = '{self.strategy}' takes no {section} settings. "
+                    f"Leave them out, or say strategy = '{_STRATEGY_SECTIONS[section].name}'"
+                )
         return self
 
     def to_spec(self, script: str) -> JobSpec:
         """The message that is sent. script: its path inside the bundle. Raises BadInput."""
         from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec
 
-        if self.adapt.rate and self.strategy != "stale-sparse":  # not before: the strategy may be a flag
-            raise BadInput(
-                f"adapt.rate = true: strategy = '{self.strategy}' has no compression rate to adapt. "
-                "Leave it out, or say strategy = 'stale-sparse'"
-            )
+        strategy = registry.find(self.strategy)
+        for name in self.adapt.strategy_params:
+            if name not in strategy.plan_parameters.model_fields:  # not before: the strategy may be a flag
+                having = [s.name for s in registry.strategies().values() if name in s.plan_parameters.model_fields]
+                raise BadInput(
+                    f"adapt.{name} = true: strategy = '{self.strategy}' has no {name} to adapt. "
+                    f"Leave it out, or say strategy = '{having[0]}'"
+                )
         low, high = parse_workers(str(self.workers))
         return JobSpec(
             name=self.name or name_from(script),
@@ -201,7 +221,7 @@ class JobFile(_Strict):
             stall_timeout_s=self.stall_timeout_s,
             hang_s=self.hang_s,
             strategy=self.strategy,
-            stale_sparse=self._stale_sparse(),
+            strategy_settings=self._settings(),
             adapt=self._adapt(),
         )
 
@@ -213,24 +233,43 @@ class JobFile(_Strict):
             min_batch=low,
             max_batch=high,
             learning_rate=self.adapt.learning_rate,
-            rate=self.adapt.rate,
+            strategy_params=self.adapt.strategy_params,
             profile=self.adapt.profile or "",
         )
 
-    def _stale_sparse(self) -> StaleSparse | None:
-        from atoll.v1.common_pb2 import StaleSparse
+    def settings_of(self, strategy: str) -> StrategySettings | None:
+        """What the file has in the table of this strategy."""
+        found: StrategySettings | None = getattr(self, registry.find(strategy).section, None)
+        return found
 
-        if self.stale_sparse is None:
-            return None
-        settings = self.stale_sparse.model_dump(exclude={"error_feedback"})
-        return StaleSparse(no_error_feedback=not self.stale_sparse.error_feedback, **settings)
+    def _settings(self) -> str:
+        """What was said of the job's own strategy; the rest has the controller's defaults."""
+        said = self.settings_of(self.strategy)
+        return as_json(said.model_dump(mode="json", exclude_unset=True)) if said is not None else ""
+
+
+_STRATEGY_SECTIONS: Final = {
+    each.section: each for each in registry.strategies().values() if each.settings.model_fields
+}
+if TYPE_CHECKING:
+
+    class JobFile(_JobFile): ...
+
+else:
+    JobFile = create_model(
+        "JobFile",
+        __base__=_JobFile,
+        **{section: (each.settings | None, None) for section, each in _STRATEGY_SECTIONS.items()},
+    )
 
 
 def from_spec(spec: JobSpec) -> JobFile:
     """The job file that a submitted job could have had; without its offline profile, which is not sent back."""
     checkpoint, adapt = spec.checkpoint, spec.adapt
-    sparse = spec.stale_sparse
+    strategy = registry.find(spec.strategy)
+    said = strategy.read_settings(spec.strategy_settings) if spec.strategy_settings else None
     return JobFile(
+        **{strategy.section: said} if said is not None else {},  # type: ignore[arg-type]
         name=spec.name,
         script=spec.script,
         args=tuple(spec.args),
@@ -250,33 +289,15 @@ def from_spec(spec: JobSpec) -> JobFile:
         seed=spec.seed,
         stall_timeout_s=spec.stall_timeout_s,
         hang_s=spec.hang_s,
-        strategy=cast(Strategy, spec.strategy or "dense"),
-        stale_sparse=StaleSparseSection.model_validate(
-            {
-                **{field: getattr(sparse, field) for field in _SPARSE_FIELDS if _is_said(sparse, field)},
-                "error_feedback": not sparse.no_error_feedback,
-            }
-        )
-        if spec.HasField("stale_sparse")
-        else None,
+        strategy=strategy.name,
         adapt=AdaptSection.model_validate(
             {
                 "batch": (adapt.min_batch, adapt.max_batch) if adapt.max_batch else None,
                 "learning_rate": adapt.learning_rate or "adascale",
-                "rate": adapt.rate,
+                **dict.fromkeys(adapt.strategy_params, True),
             }
         ),
     )
-
-
-_SPARSE_FIELDS: Final = tuple(name for name in StaleSparseSection.model_fields if name != "error_feedback")
-
-
-def _is_said(sparse: StaleSparse, field: str) -> bool:
-    """Whether a submitted job has a value of its own there."""
-    if sparse.DESCRIPTOR.fields_by_name[field].has_presence:
-        return sparse.HasField(cast(Any, field))
-    return bool(getattr(sparse, field))
 
 
 def parse_workers(text: str) -> tuple[int, int]:
@@ -301,9 +322,15 @@ def name_from(script: str) -> str:
     return stem or "job"
 
 
-def load(path: Path) -> JobFile:
-    """Read a job file. Raises NotFound or BadInput naming file, line, field and the nearest valid one."""
+def load(path: Path, note: Callable[[str], None] = warnings.warn) -> JobFile:
+    """Read a job file. Raises NotFound or BadInput naming file, line, field and the nearest valid one.
+
+    note: told of each old name that it has, in a line."""
     document, text = read_toml("job file", path, _MAX_JOB_FILE_BYTES, large="A job file is a few lines of TOML")
+    for section, names in _RETIRED.items():
+        if isinstance(said := document.get(section), dict):
+            for told in retired_in(names, said):
+                note(f"job file {path}: [{section}] {told}")
     try:
         return JobFile.model_validate(document)
     except ValidationError as error:
@@ -334,24 +361,42 @@ def with_profile(job: JobFile, folder: Path) -> JobFile:
 def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
     """The job with the command's flags on top. Raises BadInput naming the flag.
 
-    flags: by field, `checkpoint.keep` for those of a section; None where the flag was not given.
+    flags: by field, `checkpoint.keep` for those of a section, `settings.sparsity` for those of the job's strategy; None
+    where the flag was not given.
     """
-    merged: dict[str, Any] = job.model_dump()
-    if flags.get("strategy") == "dense":  # the file's settings of the other strategy do not count then
-        merged["stale_sparse"] = None
-        merged["adapt"] = {**(merged["adapt"] or {}), "rate": False}
+    merged: dict[str, Any] = job.model_dump(exclude_unset=True)
+    chosen = str(flags.get("strategy") or job.strategy)
+    if (
+        flags.get("strategy") is not None and chosen in registry.strategies()
+    ):  # what the file says of other strategies does not count then
+        own = registry.find(chosen)
+        for section in _STRATEGY_SECTIONS.keys() - {own.section}:
+            merged.pop(section, None)
+        others = set(_PLAN_PARAMETERS) - set(own.plan_parameters.model_fields)
+        merged["adapt"] = {name: value for name, value in merged.get("adapt", {}).items() if name not in others}
     for field, value in flags.items():
         if value is None:
             continue
         section, _, key = field.rpartition(".")
+        if section == "settings":
+            section = _section_with(key, chosen)
         if section:
-            merged[section] = {**(merged[section] or {}), key: value}
+            merged[section] = {**(merged.get(section) or {}), key: value}
         else:
             merged[field] = value
     try:
         return JobFile.model_validate(merged)
     except ValidationError as error:
         raise BadInput(_explain(error.errors(include_url=False)[0])) from error
+
+
+def _section_with(setting: str, strategy: str) -> str:
+    """The table of a strategy's settings, for a flag. Raises BadInput where it has no such setting."""
+    found = registry.strategies().get(strategy)
+    if found is not None and setting not in found.settings.model_fields:
+        having = [each.name for each in registry.strategies().values() if setting in each.settings.model_fields]
+        raise BadInput(f"strategy = '{strategy}' has no setting {setting}. Say --strategy {having[0]}, or leave it out")
+    return found.section if found is not None else next(iter(_STRATEGY_SECTIONS))
 
 
 def _explain(error: ErrorDetails) -> str:
@@ -367,10 +412,14 @@ def _explain(error: ErrorDetails) -> str:
     return wrong_value(field, error)
 
 
-_SECTIONS: Final[Mapping[str, type[_Strict]]] = {
+_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "checkpoint": CheckpointSection,
-    "stale_sparse": StaleSparseSection,
     "adapt": AdaptSection,
+    **{section: each.settings for section, each in _STRATEGY_SECTIONS.items()},
+}
+_RETIRED: Final[Mapping[str, Mapping[str, str]]] = {
+    "adapt": _RETIRED_PARAMETERS,
+    **{section: each.settings.RETIRED for section, each in _STRATEGY_SECTIONS.items()},
 }
 # pydantic names the branch of a union it tried; users know only the field.
 _NOISE: Final = frozenset({"int", "str", "float"})

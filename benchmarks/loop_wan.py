@@ -5,8 +5,8 @@
 
 Controller, etcd and two agents in two network namespaces, an island each, joined by shaped links that carry everything:
 training, telemetry and plans. The MLP of the laboratory (25.3 M parameters, MNIST, 64 samples a worker). Each policy
-trains over the same bandwidths: `fixed:R` at one compression rate, `rate` with `[adapt] rate = true` from 0.99, `both`
-with total batch too, by an offline profile that `atoll profile` makes first (a few minutes; --profile FILE takes one
+trains over the same bandwidths: `fixed:R` at one sparsity, `rate` with `[adapt] sparsity = true` from 0.99, `both` with
+total batch too, by an offline profile that `atoll profile` makes first (a few minutes; --profile FILE takes one
 that is there). `--rates trace` follows traces/wan.csv, 50 to 600 Mbit/s, times --scale, for three times --each-s. The
 short form is --rates trace --each-s 15 --profile-probes 3 --profile-samples 1600.
 """
@@ -103,9 +103,9 @@ def make_profile(out: Path, probes: int, samples: int) -> None:
 
 def job_file(folder: Path, policy: str, profile: Path) -> Path:
     """What the policy leaves to the controller. The profile was made with the script's learning rate at all batches."""
-    adapt = {"fixed": "", "rate": "[adapt]\nrate = true\n"}.get(policy, "")
+    adapt = {"fixed": "", "rate": "[adapt]\nsparsity = true\n"}.get(policy, "")
     if policy == "both":
-        adapt = f'[adapt]\nrate = true\nbatch = {list(BATCHES)}\nlearning_rate = "none"\nprofile = "{profile}"\n'
+        adapt = f'[adapt]\nsparsity = true\nbatch = {list(BATCHES)}\nlearning_rate = "none"\nprofile = "{profile}"\n'
     path = folder / f"{policy}.toml"
     path.write_text(adapt)
     return path
@@ -129,7 +129,7 @@ def train(
     name, _, rate = policy.partition(":")
     out = folder / f"steps-{name}-{rate}.jsonl"
     script = [str(HERE / "scripts" / "follow_train.py"), "--workers", "2", "--checkpoint-every", "0"]
-    script += ["--env", f"PYTHONPATH={PATHS}", "--strategy", "stale-sparse", "--rate", rate or "0.99"]
+    script += ["--env", f"PYTHONPATH={PATHS}", "--strategy", "stale-sparse", "--sparsity", rate or "0.99"]
     script += ["--config", str(job_file(folder, name, profile))]
     job = json.loads(cli(network, "submit", *script, "--json", "--", "mlp", str(out)))["job"]
     ends = time.monotonic() + 60

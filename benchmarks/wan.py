@@ -1,7 +1,7 @@
 """The WAN laboratory: Atoll's strategies beside plain DDP and its hooks, over links as thin as you ask for.
 
     sudo env PATH=$PATH python benchmarks/wan.py --model mlp --rates 100,500,1000,trace,none \\
-        --methods local,ddp,ddp-fp16,ddp-powersgd,stale-sparse:rate=0.95 --steps 300 --target 0.30 --plot wan.png
+        --methods local,ddp,ddp-fp16,ddp-powersgd,stale-sparse:sparsity=0.95 --steps 300 --target 0.30 --plot wan.png
     sudo env PATH=$PATH python benchmarks/wan.py --set tta --json tta.json
 
 Needs root. Every worker is a process of one thread in a network namespace of its own. Namespaces are joined by veth
@@ -11,7 +11,7 @@ Namespaces are removed at the end, and those of a laboratory that was killed by 
 
 Methods: `local` (the same processes, each training alone on its share: the floor), `ddp`, `ddp-fp16`
 (fp16_compress_hook), `ddp-powersgd[:rank=R]` (one bucket: it hangs with several over gloo), Atoll's `dense` and
-`stale-sparse[:rate=R,staleness=S,values=V,selection=S,error_feedback=false,momentum=M,scheduling=S,digest_every=N]`.
+`stale-sparse[:sparsity=R,staleness=S,values=V,selection=S,error_feedback=false,momentum=M,scheduling=S,digest_every=N]`.
 All have the same initial weights, batch, learning rate and order of samples. Cells are measured in turn: all methods at
 a rate, then the next rate; --repeats goes through everything again.
 

@@ -31,6 +31,9 @@ SHARED = (
     "atoll.worker_key",
 )
 
+STRATEGIES = ("atoll.strategies.registry", "atoll.strategies.declaration")
+"""What the controller sees of strategies."""
+
 
 def sources(folder: str) -> list[Path]:
     """Each Python file once: links are not followed, what is generated is left out."""
@@ -115,8 +118,11 @@ def test_the_rules_see_the_code() -> None:
 @pytest.mark.parametrize(
     ("room", "may_import"),
     [
-        ("atoll.controller", ("atoll.controller", "atoll.documents", "atoll.ports", *SHARED)),
-        ("atoll.agent", ("atoll.agent", "atoll.strategies", *SHARED)),
+        ("atoll.controller", ("atoll.controller", "atoll.documents", "atoll.ports", *STRATEGIES, *SHARED)),
+        (
+            "atoll.agent",
+            ("atoll.agent", *STRATEGIES, "atoll.strategies.dense", "atoll.strategies.stale_sparse", *SHARED),
+        ),
         ("atoll.strategies", ("atoll.strategies", "atoll.agent.runtime", *SHARED)),
         ("atoll.kernels", ("atoll.kernels", "atoll.errors")),
     ],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from atoll.agent.telemetry.buffer import MAX_LINKS, MAX_METRICS, MAX_NOTICES, TelemetryBuffer
+from atoll.strategies import registry
 from atoll.v1.agents_pb2 import Telemetry, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample
 from atoll.worker_key import WorkerKey
@@ -18,11 +19,10 @@ MAX_PEERS: Final = 4096
 MAX_DROP_REASONS: Final = 16
 MAX_DROP_REASON: Final = 256
 STEP_SECONDS: Final = (
-    *("step_s", "compute_s", "wait_s", "stall_s", "load_s", "forward_s", "backward_s", "first_bucket_s", "update_s"),
+    *("step_s", "compute_s", "wait_s", "load_s", "forward_s", "backward_s", "first_bucket_s", "update_s"),
     *("sync_s", "last_sync_s"),
 )
 STEP_NORMS: Final = ("local_grad_sqnorm", "global_grad_sqnorm")
-STEP_SHARES: Final = ("fresh_share", "rate")
 TIERS: Final = ("memory", "disk", "start")
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
 MESSAGE_BYTES: Final = 1024 * 1024
@@ -108,8 +108,10 @@ class Collector:
 def _makes_sense(sample: StepSample) -> bool:
     """Whether the controller takes it. It ends the stream of an agent that sends anything else."""
     amounts = (getattr(sample, name) for name in (*STEP_SECONDS, *STEP_NORMS))
-    shares = (getattr(sample, name) for name in STEP_SHARES)
-    return all(0 <= amount < math.inf for amount in amounts) and all(0 <= share <= 1 for share in shares)
+    return all(0 <= amount < math.inf for amount in amounts) and all(
+        (metric := registry.metrics().get(name)) is not None and 0 <= value <= metric.most
+        for name, value in sample.strategy_metrics.items()
+    )
 
 
 def _cut(metrics: Metrics) -> Metrics:

@@ -21,6 +21,7 @@ from atoll.cli.commands import (
     profile,
     restore,
     simulate,
+    strategy_options,
     streams,
     submit,
     up,
@@ -81,10 +82,10 @@ def version(as_json: jobs.Json = False) -> None:
 
 _RUN, _SEE, _KEEP = "Run", "See", "Keep"
 app.command(rich_help_panel=_RUN)(up.up)
-app.command(rich_help_panel=_RUN)(submit.submit)
-app.command(rich_help_panel=_RUN)(restore.restore)
+app.command(rich_help_panel=_RUN, cls=strategy_options.SubmitCommand)(submit.submit)
+app.command(rich_help_panel=_RUN, cls=strategy_options.SubmitCommand)(restore.restore)
 app.command(rich_help_panel=_RUN)(profile.profile)
-app.command(rich_help_panel=_RUN)(jobs.adjust)
+app.command(rich_help_panel=_RUN, cls=strategy_options.AdjustCommand)(jobs.adjust)
 app.command(rich_help_panel=_RUN)(jobs.plans)
 app.command(rich_help_panel=_RUN)(jobs.cancel)
 app.command(rich_help_panel=_RUN)(daemons.controller)

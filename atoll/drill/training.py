@@ -14,6 +14,7 @@ from atoll.client import ENDED, AsyncClient
 from atoll.drill.settings import Settings
 from atoll.drill.watch import Watch
 from atoll.errors import DeadlineExceeded
+from atoll.strategies.declaration import as_json
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
@@ -57,7 +58,7 @@ async def submit(client: AsyncClient, settings: Settings, out: Path, *, checkpoi
         strategy=settings.strategy,
     )
     if settings.strategy == "stale-sparse":
-        spec.stale_sparse.CopyFrom(common.StaleSparse(rate=0.9, digest_every=10))
+        spec.strategy_settings = as_json({"sparsity": 0.9, "digest_every": 10})
     return await client.submit(spec, bundle.data)
 
 

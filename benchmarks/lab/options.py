@@ -32,7 +32,7 @@ METHODS: Final[Mapping[str, Mapping[str, Callable[[str], Value]]]] = {
     "ddp-powersgd": {"rank": int},
     "dense": {},
     "stale-sparse": {
-        "rate": float,
+        "sparsity": float,
         "staleness": int,
         "values": str,
         "selection": str,
@@ -47,7 +47,7 @@ METHODS: Final[Mapping[str, Mapping[str, Callable[[str], Value]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How gradients are combined: `text` as it was asked for, e.g. stale-sparse:rate=0.95."""
+    """How gradients are combined: `text` as it was asked for, e.g. stale-sparse:sparsity=0.95."""
 
     text: str
     name: str

@@ -43,20 +43,20 @@ SETS: Final[Mapping[str, Experiment]] = {
     # What travels: each rank's updates, or gradients as published.
     "exchange": Experiment(
         models=("mlp", "gpt"), rates="100", steps=150,
-        methods="local,ddp,stale-sparse:rate=0.99,stale-sparse:rate=0.9,"
-        "stale-sparse:rate=0.99,exchange=gradients,stale-sparse:rate=0.9,exchange=gradients",
+        methods="local,ddp,stale-sparse:sparsity=0.99,stale-sparse:sparsity=0.9,"
+        "stale-sparse:sparsity=0.99,exchange=gradients,stale-sparse:sparsity=0.9,exchange=gradients",
     ),
     "feedback": Experiment(
         rates="none", steps=200,
-        methods="stale-sparse:rate=0.9,exchange=gradients,stale-sparse:rate=0.9,exchange=gradients,error_feedback=false,"
-        "stale-sparse:rate=0.99,exchange=gradients,stale-sparse:rate=0.99,exchange=gradients,error_feedback=false",
+        methods="stale-sparse:sparsity=0.9,exchange=gradients,stale-sparse:sparsity=0.9,exchange=gradients,error_feedback=false,"
+        "stale-sparse:sparsity=0.99,exchange=gradients,stale-sparse:sparsity=0.99,exchange=gradients,error_feedback=false",
     ),
     "momentum": Experiment(
         models=("mlp", "gpt"), rates="none", steps=200,
-        methods="stale-sparse:rate=0.9,exchange=gradients,momentum=lazy,"
-        "stale-sparse:rate=0.9,exchange=gradients,momentum=as-is,"
-        "stale-sparse:rate=0.99,exchange=gradients,momentum=lazy,"
-        "stale-sparse:rate=0.99,exchange=gradients,momentum=as-is",
+        methods="stale-sparse:sparsity=0.9,exchange=gradients,momentum=lazy,"
+        "stale-sparse:sparsity=0.9,exchange=gradients,momentum=as-is,"
+        "stale-sparse:sparsity=0.99,exchange=gradients,momentum=lazy,"
+        "stale-sparse:sparsity=0.99,exchange=gradients,momentum=as-is",
     ),
     "memory": Experiment(models=MODELS, rates="1000", methods=f"local,{BASELINES},dense,stale-sparse", steps=30),
 }  # fmt: skip

@@ -37,7 +37,7 @@ from wan_models import TASKS
 
 import atoll
 from atoll.agent.runtime.data.sampler import EpochOrder
-from atoll.strategies.settings import StaleSparse
+from atoll.strategies.stale_sparse.settings import StaleSparse
 
 SEED: Final = 1  # of weights, order of samples, PowerSGD's first directions: the same for all methods
 EPOCHS: Final = 1_000_000  # more than any run has

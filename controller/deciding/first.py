@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from atoll.controller.deciding.given import Pins
-from atoll.controller.deciding.words import changed, listed, percent, ratios
+from atoll.controller.deciding.words import changed, listed, ratios
 from atoll.controller.planners.even import EvenInput
 from atoll.controller.planners.inverse_time import InverseTimeInput, InverseTimePlan, TimedNode
 from atoll.controller.planners.registry import EVEN, INVERSE_TIME, Decision
@@ -101,9 +101,10 @@ def pinned_plan(current: PlanRecord, pins: Pins, from_step: int, *, adapts: bool
 
     adapts: the controller may choose the total batch. Where it may not, one that is pinned no more ends."""
     said, asked = [], current
-    if pins.rate is not None and pins.rate != current.rate:
-        said.append(changed("rate", percent(current.rate or 0.0), percent(pins.rate), " %"))
-        asked = replace(asked, rate=pins.rate)
+    for name, value in pins.strategy_params.items():
+        if value != (before := current.strategy_params.get(name)):
+            said.append(changed(name, before, value))
+            asked = replace(asked, strategy_params={**asked.strategy_params, name: value})
     if pins.total_batch and pins.total_batch != current.total_batch:
         said.append(changed("batch", current.total_batch or "of the script", pins.total_batch))
         asked = replace(asked, total_batch=pins.total_batch, shares=_scaled(asked.shares, pins.total_batch))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from atoll.controller.estimators.profile import Profile, RankProfile
 from atoll.controller.planners.surrogate import Surrogate
@@ -34,7 +34,7 @@ REACH: Final = 2.0
 class Pins:
     """What a user has taken out of the controller's hands. total_batch: 0 where it is not pinned; shares: empty."""
 
-    rate: float | None = None
+    strategy_params: Mapping[str, Any] = field(default_factory=dict)
     total_batch: int = 0
     shares: tuple[float, ...] = ()
 
@@ -62,7 +62,7 @@ class Policy:
 
     @property
     def adapts_rate(self) -> bool:
-        return self.sparse and self.adapt_rate and self.pins.rate is None
+        return self.sparse and self.adapt_rate and "sparsity" not in self.pins.strategy_params
 
     @property
     def fixed_split(self) -> bool:

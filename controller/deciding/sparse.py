@@ -41,7 +41,7 @@ def next_sparse(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None
     if asked is None:
         return None
     before = [rank.local_batch for rank in ranks]
-    now = assess_tta(asked, given.current.rate or 0.0, before)
+    now = assess_tta(asked, given.current.strategy_params.get("sparsity", 0.0), before)
     try:
         decision = TTA.decide(asked)
     except NoFeasiblePlan:
@@ -54,7 +54,9 @@ def next_sparse(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None
         given,
         decision,
         shares=tuple(map(float, planned.batches)),
-        rate=round(planned.sparsity, 6) if given.policy.adapts_rate else given.current.rate,
+        strategy_params={"sparsity": round(planned.sparsity, 6)}
+        if given.policy.adapts_rate
+        else given.current.strategy_params,
         total_batch=planned.total_batch if adapted else given.current.total_batch,
         learning_rate_factor=_factor(given, planned.total_batch) if adapted else given.current.learning_rate_factor,
         reason=_reason(given, decision, now),
@@ -67,7 +69,7 @@ def _ask(given: Given, ranks: Sequence[RankProfile]) -> TtaInput | None:
     profile, policy = given.profile, given.policy
     islands = sorted(set(given.islands)) or [""]
     total = sum(rank.local_batch for rank in ranks)
-    sparsity = given.current.rate
+    sparsity = given.current.strategy_params.get("sparsity")
     if total < len(ranks) or not profile.entries or sparsity is None or len(given.islands) != len(ranks):
         return None
     if len(islands) > 1 and any(name not in profile.links for name in islands):
@@ -115,7 +117,7 @@ def _device(given: Given, rank: RankProfile, island: int, total: int) -> Measure
 
 def _surrogate(given: Given) -> Surrogate:
     """What convergence costs; where the sparsity is not ours to choose, at that sparsity alone."""
-    policy, sparsity = given.policy, given.current.rate or 0.0
+    policy, sparsity = given.policy, given.current.strategy_params.get("sparsity", 0.0)
     known = policy.surrogate or PRIOR
     if policy.adapts_rate:
         return known
@@ -159,10 +161,10 @@ def _factor(given: Given, total: int) -> float:
 
 
 def _reason(given: Given, decision: Decision[TtaInput, TtaPlan], now: TtaPlan) -> str:
-    """'bandwidth 480 → 95 Mbit/s: rate 97.00 → 99.50 %, batch 137 → 240'."""
+    """'bandwidth 480 → 95 Mbit/s: sparsity 97.00 → 99.50 %, batch 137 → 240'."""
     proposed, planned = [], decision.plan
     if given.policy.adapts_rate:
-        proposed.append(changed("rate", percent(now.sparsity), percent(planned.sparsity), " %"))
+        proposed.append(changed("sparsity", percent(now.sparsity), percent(planned.sparsity), " %"))
     proposed.append(changed("batch", now.total_batch, planned.total_batch))
     if now.batches != planned.batches:
         proposed.append(f"local batches {listed(now.batches)} → {listed(planned.batches)}")

@@ -9,6 +9,7 @@ from typing import Final
 
 from atoll.controller.jobs.records.offline_profile import FINGERPRINT
 from atoll.errors import BadInput
+from atoll.strategies import registry
 from atoll.v1 import agents_pb2, common_pb2
 
 PROTOCOL: Final = 1
@@ -32,10 +33,9 @@ MAX_RANK: Final = 4096
 MAX_WORK_PER_S: Final = 1e18
 MAX_CELSIUS: Final = 1000.0
 _STEP_AMOUNTS: Final = (
-    *("step_s", "compute_s", "wait_s", "stall_s", "load_s", "forward_s", "backward_s", "first_bucket_s", "update_s"),
+    *("step_s", "compute_s", "wait_s", "load_s", "forward_s", "backward_s", "first_bucket_s", "update_s"),
     *("sync_s", "last_sync_s", "local_grad_sqnorm", "global_grad_sqnorm"),
 )
-_STEP_SHARES: Final = ("fresh_share", "rate")
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
@@ -151,9 +151,12 @@ def _check_step(sample: common_pb2.StepSample) -> None:
     for field in _STEP_AMOUNTS:
         if not 0 <= (value := getattr(sample, field)) < math.inf:
             raise BadInput(f"telemetry.workers.steps.{field} = {value} must be a number of at least 0")
-    for field in _STEP_SHARES:
-        if not 0 <= (value := getattr(sample, field)) <= 1:
-            raise BadInput(f"telemetry.workers.steps.{field} = {value} must be 0 to 1")
+    for name, value in sample.strategy_metrics.items():
+        metric = registry.metrics().get(name)
+        if metric is None:
+            raise BadInput(f"telemetry.workers.steps.strategy_metrics = {name[:80]!r} is a metric of no strategy")
+        if not 0 <= value <= metric.most:
+            raise BadInput(f"telemetry.workers.steps.strategy_metrics.{name} = {value} must be 0 to {metric.most:g}")
 
 
 def _check_samples(samples: Sequence[common_pb2.DeviceSample]) -> None:

@@ -16,7 +16,7 @@ from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.records.bundle import check_bundle
 from atoll.controller.jobs.records.ledger import JobState
-from atoll.controller.jobs.records.spec import check_rate, spec_from_wire
+from atoll.controller.jobs.records.spec import spec_from_wire
 from atoll.controller.jobs.records.wire import event_to_wire
 from atoll.controller.services.gate import Context, KnownLeader
 from atoll.controller.services.inventory import checkpoints
@@ -26,6 +26,7 @@ from atoll.controller.state import keys
 from atoll.controller.state.records import JobRecord, Spec
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound
 from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES
+from atoll.strategies import registry
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.jobs_pb2_grpc import JobServiceServicer
 
@@ -33,8 +34,9 @@ FOLLOW_INTERVAL_S: Final = 0.25
 SUBMIT_DEADLINE_S: Final = 120.0
 LAST_WORDS_S: Final = 1.0
 """A worker's last output may arrive a little after its end."""
+PINS: Final = frozenset({"total-batch", "shares"})
+"""Beside the plan parameters of the job's strategy."""
 ENDED: Final = (pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED)
-PINS: Final = frozenset({"rate", "total-batch", "shares"})
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -102,16 +104,20 @@ class JobServicer(JobServiceServicer):
 
     async def Adjust(self, request: pb.AdjustRequest, context: Context) -> pb.Job:
         epoch = self._known_leader.leading()
+        job = epoch.ledger.find(request.job).job
+        strategy = registry.find(job.spec.strategy)
+        where = f"job {job.id} of strategy {strategy.name}: strategy_params"
         asked = Pins(
-            rate=check_rate("rate", request.rate) if request.HasField("rate") else None,
+            strategy_params=strategy.read_plan_parameters(request.strategy_params, where).said(),
             total_batch=request.total_batch,
             shares=tuple(request.shares),
         )
-        unknown = sorted(set(request.unpin) - PINS)
+        known = {*PINS, *strategy.plan_parameters.model_fields}
+        unknown = sorted(set(request.unpin) - known)
         if unknown:
-            raise BadInput(f"unpin = {unknown[0][:80]!r} is not known. Use {', '.join(sorted(PINS))}")
+            raise BadInput(f"unpin = {unknown[0][:80]!r} is not known. Use {', '.join(sorted(known))}")
         if asked == Pins() and not request.unpin:
-            raise BadInput("the request changes nothing. Give a rate, a total batch, shares, or what to unpin")
+            raise BadInput("the request changes nothing. Give --sparsity, a total batch, shares, or what to unpin")
         return job_to_wire(epoch, await epoch.adjust(request.job, asked, set(request.unpin)))
 
     async def Plans(self, request: pb.PlansRequest, context: Context) -> pb.PlansReply:

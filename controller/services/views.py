@@ -19,6 +19,7 @@ from atoll.controller.state.records import (
     PlacementRecord,
     PlanRecord,
 )
+from atoll.strategies.declaration import as_json
 from atoll.v1 import common_pb2, jobs_pb2
 from atoll.worker_key import WorkerKey
 
@@ -47,7 +48,9 @@ def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
         checkpoint_step=max(job.checkpoint_step, progress.checkpoint_step if progress else 0),
         memory_step=state.commit.step if state.commit else job.memory_step,
         exit_code=job.exit_code,
-        pins=jobs_pb2.Pins(rate=job.rate, total_batch=job.pinned_batch, shares=pins_of(job).shares),
+        pins=jobs_pb2.Pins(
+            strategy_params=as_json(job.pinned_params), total_batch=job.pinned_batch, shares=pins_of(job).shares
+        ),
         standby=[*_kept_free(epoch, job.id), *_standby(epoch, state)],
         recovery=wire.recovery_to_wire(run.recovery) if run and run.recovery else None,
     )

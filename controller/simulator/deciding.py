@@ -45,7 +45,7 @@ class Deciding:
         self._current = planned
         return Choice(
             batches=tuple(round(share) for share in planned.shares),
-            rate=planned.rate or 0.0,
+            rate=planned.strategy_params.get("sparsity", 0.0),
             planner=planned.planner,
             reason=planned.reason,
             predicted_s=planned.predicted_s,
@@ -65,7 +65,7 @@ class Deciding:
                 reason=given.current.reason,
                 input="",
                 output="",
-                rate=given.current.rate if given.sparse else None,
+                strategy_params={"sparsity": given.current.rate} if given.sparse else {},
                 total_batch=known.total_batch if known else 0,
                 learning_rate_factor=given.current.learning_rate_factor,
             )

@@ -22,7 +22,7 @@ from atoll.controller.state.records import (
     RunRecord,
 )
 from atoll.controller.state.recovery import CommitRecord
-from atoll.errors import BadInput
+from atoll.errors import BadInput, SettingError
 
 Record = TypeVar("Record", bound=EtcdRecord)
 
@@ -52,6 +52,8 @@ def decode(kind: type[Record], key: str, value: bytes) -> Record:
     try:
         record: Record = _ADAPTERS[kind].validate_json(value)
         return record
+    except SettingError as error:
+        raise BadInput(f"etcd key {key}: {error}. {_OTHER_VERSION}") from error
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False)
     if first["type"] == "json_invalid":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from atoll.controller.state.records import PlacementRecord
+from atoll.controller.state.records import JobRecord, PlacementRecord, PlanRecord
 
 Data = dict[str, Any]
 
@@ -23,4 +23,43 @@ def _placement(data: Data) -> Data:
     return {name: data[name] for name in ("run", "reason", "input", "output") if name in data}
 
 
-_CHANGES: Final[Mapping[type, Callable[[Data], Data]]] = {PlacementRecord: _placement}
+def _job(data: Data) -> Data:
+    """Until 0.1 stale-sparse's `rate` was the one parameter of any strategy, null where there was none."""
+    data = _with_params(data, "pinned_params")
+    if isinstance(adapted := data.get("adapted"), dict):
+        data["adapted"] = _with_params(adapted, "strategy_params")
+    if isinstance(spec := data.get("spec"), dict):
+        data["spec"] = _spec(spec)
+    return data
+
+
+def _plan(data: Data) -> Data:
+    return _with_params(data, "strategy_params")
+
+
+def _with_params(data: Data, field: str) -> Data:
+    if "rate" not in data:
+        return data
+    rest = {name: value for name, value in data.items() if name != "rate"}
+    return rest | {field: {} if data["rate"] is None else {"sparsity": data["rate"]}}
+
+
+def _spec(data: Data) -> Data:
+    """Until 0.1 the settings of stale-sparse had a field each, null with strategy dense."""
+    rest = {name: value for name, value in data.items() if name != "stale_sparse"}
+    if isinstance(settings := data.get("stale_sparse"), dict):
+        named = {("sparsity" if name == "rate" else name): value for name, value in settings.items()}
+        if "no_error_feedback" in named:
+            named["error_feedback"] = not named.pop("no_error_feedback")
+        rest |= {"strategy": "stale-sparse", "strategy_settings": named}
+    if isinstance(adapt := rest.get("adapt"), dict) and "rate" in adapt:
+        others = {name: value for name, value in adapt.items() if name != "rate"}
+        rest["adapt"] = others | {"strategy_params": ["sparsity"] if adapt["rate"] else []}
+    return rest
+
+
+_CHANGES: Final[Mapping[type, Callable[[Data], Data]]] = {
+    PlacementRecord: _placement,
+    JobRecord: _job,
+    PlanRecord: _plan,
+}

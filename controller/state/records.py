@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from atoll.controller.state.etcd_record import LATER, EtcdRecord
 from atoll.controller.state.recovery import RecoveryRecord
+from atoll.strategies import registry
 
 
 class JobPhase(StrEnum):
@@ -85,29 +87,15 @@ class Checkpoint(EtcdRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StaleSparse(EtcdRecord):
-    """A validated atoll.v1.StaleSparse, with its defaults."""
-
-    rate: float = 0.99
-    staleness: int = 1
-    selection: str = "threshold"
-    values: str = "float16"
-    no_error_feedback: bool = False
-    momentum: str = "lazy"
-    scheduling: str = "edf"
-    digest_every: int = 100
-    exchange: str = "updates"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Adapt(EtcdRecord):
-    """A validated atoll.v1.Adaptation. min_batch, max_batch: both 0 where the total batch is fixed. profile: the
-    surrogate of the offline profile as JSON, empty where there is none."""
+    """A validated atoll.v1.Adaptation. min_batch, max_batch: both 0 where the total batch is fixed. strategy_params:
+    of the strategy's plan parameters, those that may be changed. profile: the surrogate of the offline profile as JSON,
+    empty where there is none."""
 
     min_batch: int = 0
     max_batch: int = 0
     learning_rate: str = "adascale"
-    rate: bool = False
+    strategy_params: tuple[str, ...] = field(default=(), metadata=LATER)
     profile: str = ""
 
 
@@ -127,19 +115,19 @@ class Spec(EtcdRecord):
     split: str = "auto"
     seed: int = 0
     stall_timeout_s: float = 0.0
-    stale_sparse: StaleSparse | None = field(default=None, metadata=LATER)  # None: strategy dense
     adapt: Adapt = field(default_factory=Adapt, metadata=LATER)
     standby: int = field(default=0, metadata=LATER)
     hang_s: float = field(default=0.0, metadata=LATER)
+    strategy: str = field(default="dense", metadata=LATER)
+    strategy_settings: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)  # all of them
 
-    @property
-    def strategy(self) -> str:
-        return "dense" if self.stale_sparse is None else "stale-sparse"
+    def __post_init__(self) -> None:
+        registry.find(self.strategy, "spec.strategy").check_settings(self.strategy_settings, "spec.strategy_settings")
 
     @property
     def exchanges(self) -> bool:
         """Whether workers send each other more than collectives do: updates, or copies of their state."""
-        return self.stale_sparse is not None or (self.checkpoint.memory_replicas > 1 and self.max_workers > 1)
+        return registry.find(self.strategy).exchanges or (self.checkpoint.memory_replicas > 1 and self.max_workers > 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +155,7 @@ class RunFailure(EtcdRecord):
 class Adapted(EtcdRecord):
     """What a plan says beside the split; as in PlanRecord."""
 
-    rate: float | None = None
+    strategy_params: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)
     total_batch: int = 0
     learning_rate_factor: float = 0.0
 
@@ -200,11 +188,11 @@ class Growth(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord(EtcdRecord):
-    """`rate`, `pinned_batch`, `pinned_shares`: what a user pinned, for this run and later ones (None, 0 and empty: not
-    pinned; shares are of the ranks of run `pinned_run`). `initial_batch`: the script's own total batch, 0 before it is
-    known. `adapted`: what the controller decided last, for the first plan of the next run. By "node/device": `speeds`,
-    seconds per sample; `learned_at`, what those devices measured as work_per_s then; `standby`. `trains`: fingerprint
-    of what its script prepared, empty before. `admissions`: how many were decided."""
+    """`pinned_params` (of the strategy), `pinned_batch`, `pinned_shares`: what a user pinned, for this run and later
+    ones (0 and empty: not pinned; shares are of the ranks of run `pinned_run`). `initial_batch`: the script's own total
+    batch, 0 before it is known. `adapted`: what the controller decided last, for the first plan of the next run. By
+    "node/device": `speeds`, seconds per sample; `learned_at`, what those devices measured as work_per_s then;
+    `standby`. `trains`: fingerprint of what its script prepared, empty before. `admissions`: how many were decided."""
 
     id: str
     spec: Spec
@@ -224,7 +212,7 @@ class JobRecord(EtcdRecord):
     speeds: Mapping[str, float] = field(default_factory=dict)
     last_failure: RunFailure | None = None
     history: tuple[PhaseChange, ...] = ()
-    rate: float | None = field(default=None, metadata=LATER)
+    pinned_params: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)
     pinned_batch: int = field(default=0, metadata=LATER)
     pinned_shares: tuple[float, ...] = field(default=(), metadata=LATER)
     pinned_run: int = field(default=0, metadata=LATER)
@@ -286,7 +274,7 @@ class PlanRecord(EtcdRecord):
     """A plan, and the text that went into its planner and came out: `atoll plan PLANNER < input` gives `output`.
 
     measured_s: how long the slowest rank computed a step when this was decided; 0 where nothing was measured yet.
-    rate: the compression rate that holds with it; None with strategy dense. total_batch: 0 for the script's own;
+    strategy_params: what it tells the job's strategy. total_batch: 0 for the script's own;
     learning_rate_factor: times what the script set, 0 for 1. predicted_s: of a step with it; 0 where nothing was.
     """
 
@@ -299,7 +287,7 @@ class PlanRecord(EtcdRecord):
     input: str
     output: str
     measured_s: float = 0.0
-    rate: float | None = field(default=None, metadata=LATER)
+    strategy_params: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)
     total_batch: int = field(default=0, metadata=LATER)
     learning_rate_factor: float = field(default=0.0, metadata=LATER)
     predicted_s: float = field(default=0.0, metadata=LATER)

@@ -1,1 +1,15 @@
 """Strategy `dense`: every step all-reduces whole gradients."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from atoll.strategies.declaration import Strategy
+from atoll.strategies.dense.settings import Dense
+
+STRATEGY: Final = Strategy(
+    name="dense",
+    summary="every step all-reduces whole gradients: for a fast network",
+    settings=Dense,
+    worker="atoll.strategies.dense.worker:build",
+)

@@ -12,14 +12,30 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.step.agreement import Agreed, Control
 from atoll.agent.runtime.step.clock import marks_of
-from atoll.agent.runtime.step.synchronisation import Callbacks, Norms, Pass, StepNumbers, Synchronous
+from atoll.agent.runtime.step.synchronisation import (
+    Callbacks,
+    Norms,
+    Pass,
+    StepNumbers,
+    Synchronisation,
+    Synchronous,
+)
 from atoll.agent.runtime.transport.process_groups import Group, collective
 from atoll.errors import BadInput, PeerLost
 from atoll.strategies.dense.buckets import Bucket, Slot, lay_out
 from atoll.strategies.dense.exchange_times import ExchangeTimes
 from atoll.strategies.dense.gradients import refuse_second, refuse_sparse, scale_into, squared_norm, total
+
+
+def build(
+    session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, callbacks: Callbacks, agreed: Agreed
+) -> Synchronisation:
+    """agreed: what holds before the first pass."""
+    del optimizer  # torch's own step is all it needs
+    return DenseSynchroniser(model, session.group, callbacks, agreed) if session.group is not None else Synchronous()
 
 
 class DenseSynchroniser(Synchronous):

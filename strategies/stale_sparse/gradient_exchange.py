@@ -18,10 +18,10 @@ from atoll.agent.runtime.step.synchronisation import Callbacks, Norms, OwnState,
 from atoll.errors import BadInput
 from atoll.kernels import scatter_blocks
 from atoll.strategies.dense.gradients import refuse_second, refuse_sparse, squared_norm, total
-from atoll.strategies.settings import StaleSparse
 from atoll.strategies.stale_sparse.layout import Layer, adopt_optimizer_state, flat_view, lay_out_for_gradients
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
 from atoll.strategies.stale_sparse.rounds import Owing
+from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.taken import TakenGradient
 from atoll.strategies.stale_sparse.worker import StaleSynchroniser
 

@@ -41,7 +41,7 @@ class Tally:
         self._step_stall_s += waited_s
         return waited_s
 
-    def take_step(self, rate: float, sent_bytes: int) -> StepNumbers:
+    def take_step(self, sparsity: float, sent_bytes: int) -> StepNumbers:
         """Of the step that ends. sent_bytes: since the run began."""
         fresh, looked = self._fresh, self._looked
         self._run["fresh_layers"] += fresh
@@ -50,10 +50,12 @@ class Tally:
         stall_s, self._step_stall_s = self._step_stall_s, 0.0
         before, self._sent_bytes = self._sent_bytes, sent_bytes
         return StepNumbers(
-            stall_s=stall_s,
-            fresh_share=fresh / looked if looked else 0.0,
-            rate=rate,
-            sent_bytes=sent_bytes - before,
+            metrics={
+                "sparsity": sparsity,
+                "stall_s": stall_s,
+                "fresh_share": fresh / looked if looked else 0.0,
+                "sent_bytes": sent_bytes - before,
+            }
         )
 
     def statistics(self) -> dict[str, float]:

@@ -26,10 +26,10 @@ from atoll.agent.runtime.step.synchronisation import Callbacks, Norms, OwnState,
 from atoll.agent.runtime.transport.process_groups import collective
 from atoll.errors import BadInput
 from atoll.strategies.dense.gradients import refuse_sparse, squared_norm, total
-from atoll.strategies.settings import StaleSparse
 from atoll.strategies.stale_sparse.layout import Layer, lay_out_for_updates
 from atoll.strategies.stale_sparse.publication import add_blocks
 from atoll.strategies.stale_sparse.rounds import Owing
+from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.worker import StaleSynchroniser
 
 

@@ -25,11 +25,12 @@ from atoll.agent.runtime.transport.digests import Digests
 from atoll.agent.runtime.transport.traffic import Traffic
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.kernels.exchange_engine import ExchangeEngine
-from atoll.strategies.settings import StaleSparse
 from atoll.strategies.stale_sparse import residuals
 from atoll.strategies.stale_sparse.layout import Layer, own_module_layers
 from atoll.strategies.stale_sparse.offload import Offload
+from atoll.strategies.stale_sparse.plan import StaleSparsePlan
 from atoll.strategies.stale_sparse.rounds import Owing, Rounds
+from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.tally import Tally
 from atoll.v1.common_pb2 import LinkSample
 
@@ -64,7 +65,7 @@ class StaleSynchroniser(ABC):
         self._made = 0  # updates since the job began
         self._first_step = 0
         self._muted = False  # a rehearsal: nothing of it is exchanged
-        self._rate = settings.rate
+        self._sparsity = settings.sparsity
         self._k_blocks: list[int] = []
         self.open = False
         self._fetched: set[int] = set()  # layers whose weights were brought up to date since the boundary
@@ -125,7 +126,7 @@ class StaleSynchroniser(ABC):
                 settings=self._settings,
                 waits=lambda waits: self._callbacks.busy() if waits else self._callbacks.idle(),
             )
-        self._set_rate(self._settings.rate)
+        self._set_sparsity(self._settings.sparsity)
 
     def _make_engine(self, islands: Sequence[Sequence[int]]) -> ExchangeEngine:
         settings, session = self._settings, self._session
@@ -182,7 +183,8 @@ class StaleSynchroniser(ABC):
         if self._muted:
             return
         self._passes += 1
-        self._set_rate(self._settings.rate if opened.rate is None else opened.rate)
+        planned = opened.params.sparsity if isinstance(opened.params, StaleSparsePlan) else None
+        self._set_sparsity(self._settings.sparsity if planned is None else planned)
         self._unhooked.update(layer.number for layer in self._layers if layer.number not in self._fetched)
         self._agreement.propose(self._passes, opened.batch_slice, opened.own)
 
@@ -273,10 +275,10 @@ class StaleSynchroniser(ABC):
 
     def statistics(self) -> Mapping[str, float]:
         self._tally.add(self._engine.take_stats()._asdict())
-        return {**self._tally.statistics(), "rate": self._rate, "sent_bytes": float(self._sent_bytes())}
+        return {**self._tally.statistics(), "sparsity": self._sparsity, "sent_bytes": float(self._sent_bytes())}
 
     def step_numbers(self) -> StepNumbers:
-        return self._tally.take_step(self._rate, self._sent_bytes())
+        return self._tally.take_step(self._sparsity, self._sent_bytes())
 
     def _sent_bytes(self) -> int:
         return self._traffic.sent_bytes() if self._traffic is not None else 0
@@ -330,10 +332,10 @@ class StaleSynchroniser(ABC):
     def _publish(self, live: torch.Tensor, index: Any, values: Any) -> None:
         """Bring changed blocks into weights that are not in the CPU's memory."""
 
-    def _set_rate(self, rate: float) -> None:
-        if not self._k_blocks or rate != self._rate:
-            self._rate = rate
-            self._k_blocks = [layer.k_blocks(rate, self._world_size) for layer in self._layers]
+    def _set_sparsity(self, sparsity: float) -> None:
+        if not self._k_blocks or sparsity != self._sparsity:
+            self._sparsity = sparsity
+            self._k_blocks = [layer.k_blocks(sparsity, self._world_size) for layer in self._layers]
 
     # --- others
 
@@ -344,3 +346,16 @@ class StaleSynchroniser(ABC):
     def _tell_digests(self, number: int, payload: bytes) -> None:
         if self._traffic is not None:
             self._traffic.tell_digests(number, payload)
+
+
+def build(
+    session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, callbacks: Callbacks, agreed: Agreed
+) -> StaleSynchroniser:
+    """agreed: what holds before the first pass. Raises BadInput for what cannot be trained so."""
+    from atoll.strategies.stale_sparse.gradient_exchange import GradientExchange
+    from atoll.strategies.stale_sparse.update_exchange import UpdateExchange
+
+    settings = session.strategy
+    assert isinstance(settings, StaleSparse)
+    exchange = UpdateExchange if settings.exchange == "updates" else GradientExchange
+    return exchange(session, settings, model, optimizer, callbacks=callbacks, agreed=agreed)

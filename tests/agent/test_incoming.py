@@ -15,7 +15,7 @@ from atoll.agent.incoming import (
 )
 from atoll.errors import BadInput
 from atoll.v1.agents_pb2 import DataKeys, Launch, Member, PlanForJob, Registered, StopWorkers
-from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, Plan, StaleSparse, WorkerId
+from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, Plan, WorkerId
 
 NAN = float("nan")
 
@@ -39,7 +39,7 @@ SECRET = b"correct-horse-battery-staple-321"
 def good_sparse() -> Launch:
     launch = good()
     launch.spec.strategy = "stale-sparse"
-    launch.plan.rate = 0.99
+    launch.plan.strategy_params = '{"sparsity":0.99}'
     launch.members.extend(Member(rank=rank, node=f"n{rank}", island="here") for rank in range(2))
     launch.keys.CopyFrom(DataKeys(secret=SECRET, public=[bytes(32), bytes(32)]))
     return launch
@@ -70,9 +70,12 @@ def test_good_launch_passes() -> None:
     ("field", "spoil"),
     [
         ("strategy", spec(strategy="ring")),
-        ("rate", spec(stale_sparse=StaleSparse(rate=1.0))),
-        ("plan.rate", plan(rate=1.0)),
-        ("plan.rate", plan(rate=NAN)),
+        ("spec.strategy_settings.sparsity", spec(strategy_settings='{"sparsity":1.0}')),
+        ("spec.strategy_settings", spec(strategy_settings="[]")),
+        ("spec.strategy_settings", spec(strategy_settings=" " * 20_000)),
+        ("plan.strategy_params.sparsity", plan(strategy_params='{"sparsity":1.0}')),
+        ("plan.strategy_params.sparsity", plan(strategy_params='{"sparsity":NaN}')),
+        ("plan.strategy_params.colour", plan(strategy_params='{"colour":1}')),
         ("members", lambda launch: launch.ClearField("members")),
         ("members", lambda launch: setattr(launch.members[1], "rank", 0)),
         ("members.island", lambda launch: setattr(launch.members[1], "island", "x" * 5000)),

@@ -128,9 +128,9 @@ class Servicer(JobServiceServicer):
         await self._enter("Adjust", context)
         job = await self._job(request.job, context)
         if job.spec.strategy != "stale-sparse":
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {job.id} has no compression rate")
-        job.plan.id, job.plan.rate = job.plan.id + 1, request.rate
-        pins = pb.Pins(rate=request.rate, total_batch=request.total_batch, shares=request.shares)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"job {job.id} has no sparsity")
+        job.plan.id, job.plan.strategy_params = job.plan.id + 1, request.strategy_params
+        pins = pb.Pins(strategy_params=request.strategy_params, total_batch=request.total_batch, shares=request.shares)
         job.pins.CopyFrom(pins)
         return job
 

@@ -31,10 +31,6 @@ LAST = {
     "global_grad_sqnorm": 0.0,
     "epoch": 3,
     "plan": 3,
-    "stall_s": 0.0,
-    "fresh_share": 0.0,
-    "rate": 0.0,
-    "sent_bytes": 0,
     "load_s": 0.0,
     "forward_s": 0.0,
     "backward_s": 0.0,
@@ -42,6 +38,7 @@ LAST = {
     "update_s": 0.0,
     "sync_s": 0.0,
     "last_sync_s": 0.0,
+    "strategy_metrics": {},
 }
 LINK = {
     "peer": 1,
@@ -69,9 +66,9 @@ JOB = {
         "stall_timeout_s": 0.0,
         "hang_s": 0.0,
         "strategy": "dense",
-        "stale_sparse": None,
         "adapt": None,
         "standby": 0,
+        "strategy_settings": {},
     },
     "phase": "running",
     "reason": "every rank reported step 0",
@@ -91,9 +88,7 @@ JOB = {
         "samples_per_s": 1830.4,
         "step_s": 0.14,
         "metrics": {"accuracy": None, "loss": 0.125},
-        "rate": 0.0,
-        "stall_share": 0.0,
-        "fresh_share": 0.0,
+        "strategy_metrics": {},
     },
     "plan": {
         "id": 3,
@@ -102,7 +97,7 @@ JOB = {
         "shares": [160.0, 96.0],
         "planner": "inverse-time",
         "reason": "local-1 is slower",
-        "rate": None,
+        "strategy_params": {},
         "total_batch": 0,
         "learning_rate_factor": 0.0,
         "predicted_step_s": 0.0,
@@ -164,9 +159,9 @@ def full_job() -> pb.Job:
 
 def sparse_job(step: int = 1240, links: int = 2) -> pb.Job:
     job = full_job()
-    job.spec.strategy, job.spec.stale_sparse.rate = "stale-sparse", 0.99
-    job.plan.rate = 0.995
-    job.progress.MergeFrom(pb.Progress(rate=0.99, stall_share=0.031, fresh_share=0.71))
+    job.spec.strategy, job.spec.strategy_settings = "stale-sparse", '{"sparsity":0.99}'
+    job.plan.strategy_params = '{"sparsity":0.995}'
+    job.progress.MergeFrom(pb.Progress(strategy_metrics={"sparsity": 0.99, "stall_share": 0.031, "fresh_share": 0.71}))
     job.progress.step = step
     del job.workers[0].links[:]
     job.workers[0].links.extend(common.LinkSample(peer=peer, goodput_bps=94.1e6) for peer in range(1, links))

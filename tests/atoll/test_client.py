@@ -246,13 +246,13 @@ def test_the_client_without_an_event_loop_offers_all_that_the_other_does() -> No
     assert {name for name in vars(Client) if not name.startswith("_")} == public
 
 
-def test_a_rate_is_adjusted_and_a_job_without_one_says_so(controller: ScriptedController) -> None:
+def test_a_sparsity_is_adjusted_and_a_job_without_one_says_so(controller: ScriptedController) -> None:
     controller.script.add("vit-1")
     with Client([controller.address]) as client:
-        with pytest.raises(Conflict, match="adjust vit-1: job vit-1 has no compression rate"):
-            client.adjust("vit-1", rate=0.995)
+        with pytest.raises(Conflict, match="adjust vit-1: job vit-1 has no sparsity"):
+            client.adjust("vit-1", params={"sparsity": 0.995})
         controller.script.jobs["vit-1"].spec.strategy = "stale-sparse"
-        assert client.adjust("vit-1", rate=0.995).plan.rate == 0.995
+        assert client.adjust("vit-1", params={"sparsity": 0.995}).plan.strategy_params == '{"sparsity":0.995}'
 
 
 def test_the_client_without_an_event_loop_does_the_same(controller: ScriptedController) -> None:

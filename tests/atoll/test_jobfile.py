@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -15,13 +16,12 @@ from atoll.jobfile import (
     AdaptSection,
     CheckpointSection,
     JobFile,
-    StaleSparseSection,
     load,
     name_from,
     parse_workers,
     with_flags,
 )
-from atoll.v1.common_pb2 import StaleSparse
+from atoll.strategies.stale_sparse.settings import StaleSparse
 
 
 def written(folder: Path, text: str) -> Path:
@@ -46,9 +46,8 @@ def test_a_whole_job_file_becomes_a_spec(tmp_path: Path) -> None:
             strategy = "stale-sparse"
 
             [stale_sparse]
-            rate = 0.995
+            sparsity = 0.995
             staleness = 0
-            error_feedback = false
 
             [env]
             EPOCHS = "3"
@@ -69,7 +68,7 @@ def test_a_whole_job_file_becomes_a_spec(tmp_path: Path) -> None:
     assert (spec.checkpoint.directory, spec.checkpoint.every_steps, spec.checkpoint.keep) == ("/mnt/vit", 50, 4)
     assert (spec.checkpoint.memory_replicas, spec.checkpoint.site_safe) == (3, True)
     assert spec.strategy == "stale-sparse"
-    assert spec.stale_sparse == StaleSparse(rate=0.995, staleness=0, no_error_feedback=True)
+    assert json.loads(spec.strategy_settings) == {"sparsity": 0.995, "staleness": 0}
 
 
 def test_a_submitted_job_says_what_its_job_file_said() -> None:
@@ -90,8 +89,8 @@ def test_a_submitted_job_says_what_its_job_file_said() -> None:
         "stall_timeout_s": 90.0,
         "hang_s": 600.0,
         "strategy": "stale-sparse",
-        "stale_sparse": StaleSparseSection(rate=0.5, staleness=0, error_feedback=False),
-        "adapt": AdaptSection(batch=(64, 256), learning_rate="none", rate=True),
+        "stale_sparse": StaleSparse(sparsity=0.5, staleness=0),
+        "adapt": AdaptSection.model_validate({"batch": (64, 256), "learning_rate": "none", "sparsity": True}),
     }
     left_out = {"workdir"}  # what travelled is there already
     assert set(said) | left_out == set(JobFile.model_fields)
@@ -111,7 +110,7 @@ def test_an_empty_job_file_means_the_defaults(tmp_path: Path) -> None:
     spec = load(written(tmp_path, "")).to_spec("My Script.py")
     assert (spec.name, spec.min_workers, spec.max_workers) == ("my-script", 1, 1)
     assert (spec.split, spec.max_restarts, spec.checkpoint.keep) == ("auto", 3, 2)
-    assert (spec.strategy, spec.HasField("stale_sparse")) == ("dense", False)
+    assert (spec.strategy, spec.strategy_settings) == ("dense", "")
 
 
 def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
@@ -132,10 +131,10 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
             "stall_timeout_s": 30,
             "hang_s": 600,
             "strategy": "stale-sparse",
-            "stale_sparse": {"rate": 0.995, "staleness": 0, "error_feedback": False, "values": "float32"}
+            "stale_sparse": {"sparsity": 0.995, "staleness": 0, "error_feedback": False, "values": "float32"}
             | {"selection": "topk", "exchange": "gradients", "momentum": "as-is", "scheduling": "fcfs"}
             | {"digest_every": 10},
-            "adapt": {"batch": [128, 1024], "learning_rate": "square-root", "rate": True},
+            "adapt": {"batch": [128, 1024], "learning_rate": "square-root", "sparsity": True},
         }
     )
     assert job.model_fields_set | {"workdir"} == set(JobFile.model_fields)  # a new field belongs here
@@ -168,19 +167,19 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
         ("[env]\n'A=B' = 'x'", "env = {'A=B': 'x'} 'A=B' cannot be the name of an environment variable"),
         ("[checkpoint]\ndirectory = 'x'", "line 2: checkpoint.directory = 'x' must be an absolute path"),
         ("[checkpoint]\nkeep = 0", "line 2: checkpoint.keep = 0 is wrong: it should be greater than or equal to 1"),
-        ("strategy = 'ring'", "line 1: strategy = 'ring' is wrong: it should be 'dense' or 'stale-sparse'"),
+        ("strategy = 'ring'", "line 1: strategy = 'ring' is not known. Use one of dense, stale-sparse"),
         (
-            "strategy = 'stale-sparse'\n[stale_sparse]\nrat = 0.9",
-            "unknown field 'stale_sparse.rat'. Did you mean 'rate'?",
+            "strategy = 'stale-sparse'\n[stale_sparse]\nsparsty = 0.9",
+            "unknown field 'stale_sparse.sparsty'. Did you mean 'sparsity'?",
         ),
         (
-            "[stale_sparse]\nrate = 1",
-            "line 2: stale_sparse.rate = 1 is wrong: it should be less than or equal to 0.9999",
+            "[stale_sparse]\nsparsity = 1",
+            "line 2: stale_sparse.sparsity = 1 is wrong: it should be less than or equal to 0.9999",
         ),
-        ("[stale_sparse]\nrate = nan", "line 2: stale_sparse.rate = nan is wrong"),
+        ("[stale_sparse]\nsparsity = nan", "line 2: stale_sparse.sparsity = nan is wrong"),
         ("[stale_sparse]\nstaleness = 2", "line 2: stale_sparse.staleness = 2 is wrong"),
         ("[stale_sparse]\nvalues = 'int8'", "line 2: stale_sparse.values = 'int8' is wrong: it should be 'float16'"),
-        ("[stale_sparse]\nrate = 0.9", "strategy = 'dense' takes no stale_sparse settings. Leave them out, or say"),
+        ("[stale_sparse]\nsparsity = 0.9", "strategy = 'dense' takes no stale_sparse settings. Leave them out, or say"),
         ("stall_timeout_s = nan", "line 1: stall_timeout_s = nan is wrong"),
         ("a = \nb = 1", "is not valid TOML: Invalid value (at line 1, column 5)"),
         ("name = 'a'\nname = 'b'\n", "is not valid TOML: Cannot overwrite a value (at line 2"),
@@ -226,26 +225,40 @@ def test_a_wrong_flag_is_named_without_a_line() -> None:
 
 def test_a_flag_for_dense_leaves_the_files_other_strategy_out(tmp_path: Path) -> None:
     job = load(written(tmp_path, "strategy = 'stale-sparse'\n[stale_sparse]\nvalues = 'float32'"))
-    sparse = with_flags(job, {"stale_sparse.rate": 0.9}).to_spec("a.py")
-    assert sparse.stale_sparse == StaleSparse(rate=0.9, values="float32")
-    assert not with_flags(job, {"strategy": "dense"}).to_spec("a.py").HasField("stale_sparse")
+    sparse = with_flags(job, {"settings.sparsity": 0.9}).to_spec("a.py")
+    assert json.loads(sparse.strategy_settings) == {"sparsity": 0.9, "values": "float32"}
+    assert with_flags(job, {"strategy": "dense"}).to_spec("a.py").strategy_settings == ""
     with pytest.raises(BadInput, match="strategy = 'dense' takes no stale_sparse settings"):
-        with_flags(JobFile(), {"stale_sparse.rate": 0.9})
+        with_flags(JobFile(), {"stale_sparse.sparsity": 0.9})
+    with pytest.raises(BadInput, match="strategy = 'dense' has no setting sparsity. Say --strategy stale-sparse"):
+        with_flags(JobFile(), {"settings.sparsity": 0.9})
 
 
-def test_a_rate_to_adapt_needs_a_strategy_that_has_one_in_the_file_or_by_a_flag(tmp_path: Path) -> None:
-    job = load(written(tmp_path, "[adapt]\nrate = true"))
+def test_a_sparsity_to_adapt_needs_a_strategy_that_has_one_in_the_file_or_by_a_flag(tmp_path: Path) -> None:
+    job = load(written(tmp_path, "[adapt]\nsparsity = true"))
     sparse = with_flags(job, {"strategy": "stale-sparse"})
-    assert sparse.to_spec("a.py").adapt.rate
-    assert not with_flags(sparse, {"strategy": "dense"}).to_spec("a.py").adapt.rate
-    with pytest.raises(BadInput, match=r"adapt\.rate = true: strategy = 'dense' has no compression rate"):
+    assert list(sparse.to_spec("a.py").adapt.strategy_params) == ["sparsity"]
+    assert not with_flags(sparse, {"strategy": "dense"}).to_spec("a.py").adapt.strategy_params
+    with pytest.raises(BadInput, match=r"adapt\.sparsity = true: strategy = 'dense' has no sparsity to adapt"):
         job.to_spec("a.py")
+
+
+def test_old_names_still_work_and_each_says_the_new_one_in_a_line(tmp_path: Path) -> None:
+    text = "strategy = 'stale-sparse'\n[stale_sparse]\nrate = 0.9\n[adapt]\nrate = true"
+    notes: list[str] = []
+    spec = load(written(tmp_path, text), notes.append).to_spec("a.py")
+    assert (json.loads(spec.strategy_settings), list(spec.adapt.strategy_params)) == ({"sparsity": 0.9}, ["sparsity"])
+    path = tmp_path / "job.toml"
+    assert notes == [
+        f"job file {path}: [adapt] `rate` is called `sparsity` now",
+        f"job file {path}: [stale_sparse] `rate` is called `sparsity` now",
+    ]
 
 
 FIELDS = st.sampled_from(
     sorted(JobFile.model_fields.keys() - {"checkpoint", "stale_sparse"})
     + [f"checkpoint.{name}" for name in CheckpointSection.model_fields]
-    + [f"stale_sparse.{name}" for name in StaleSparseSection.model_fields]
+    + [f"stale_sparse.{name}" for name in StaleSparse.model_fields]
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=50),

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from lab.options import METHODS, Method, Rate, split_methods
 from lab.sets import SETS, TARGETS
 
 from atoll.errors import BadInput
-from atoll.strategies.settings import StaleSparse
+from atoll.strategies.stale_sparse.settings import StaleSparse
 
 
 def test_commas_within_a_method_belong_to_its_options() -> None:
-    found = split_methods("local,stale-sparse:rate=0.95,staleness=0,ddp-powersgd:rank=4,stale-sparse,ddp")
+    found = split_methods("local,stale-sparse:sparsity=0.95,staleness=0,ddp-powersgd:rank=4,stale-sparse,ddp")
     assert [(method.name, dict(method.options)) for method in found] == [
         ("local", {}),
-        ("stale-sparse", {"rate": 0.95, "staleness": 0}),
+        ("stale-sparse", {"sparsity": 0.95, "staleness": 0}),
         ("ddp-powersgd", {"rank": 4}),
         ("stale-sparse", {}),
         ("ddp", {}),
     ]
-    assert found[1].text == "stale-sparse:rate=0.95,staleness=0"
+    assert found[1].text == "stale-sparse:sparsity=0.95,staleness=0"
 
 
 @pytest.mark.parametrize(
@@ -29,7 +27,7 @@ def test_commas_within_a_method_belong_to_its_options() -> None:
     [
         ("horovod", "there is no method 'horovod'; choose among local, ddp"),
         ("ddp:rank=2", "method ddp has no option 'rank'; it takes: none"),
-        ("stale-sparse:rat=0.9", "has no option 'rat'; it takes: rate, staleness"),
+        ("stale-sparse:rate=0.9", "has no option 'rate'; it takes: sparsity, staleness"),
         ("ddp-powersgd:rank=two", "rank = 'two' is not a whole number"),
         ("stale-sparse:error_feedback=0", "error_feedback = '0' is not true or false"),
         ("", "there is no method ''"),
@@ -41,7 +39,7 @@ def test_a_method_that_does_not_exist_is_refused_by_name(text: str, says: str) -
 
 
 def test_every_setting_of_the_strategy_can_be_chosen_and_no_other() -> None:
-    assert set(METHODS["stale-sparse"]) == {field.name for field in dataclasses.fields(StaleSparse)}
+    assert set(METHODS["stale-sparse"]) == set(StaleSparse.model_fields)
 
 
 def test_rates_are_fixed_or_a_trace_or_none() -> None:

@@ -13,7 +13,6 @@ from cluster import Cluster, alive, kill, wait_until
 from test_failures import check_every_sample_once
 
 from atoll.agent.supervisor.memory import root_of
-from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
 SLOW = "--step-s=0.1"  # of which one percent is more than writing costs
@@ -122,8 +121,7 @@ def test_stale_sparse_goes_on_from_memory_when_all_its_workers_are_killed(cluste
     4. Each sample counts once."""
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
-    settings = common.StaleSparse(rate=0.9)
-    how: dict[str, Any] = {"strategy": "stale-sparse", "stale_sparse": settings, "checkpoint_every": 0}
+    how: dict[str, Any] = {"strategy": "stale-sparse", "strategy_settings": '{"sparsity":0.9}', "checkpoint_every": 0}
     job = cluster.submit("tiny.py", f"--out={out}", SLOW, "--epochs=1", workers=(2, 2), **how)
     before = in_memory(cluster, job, 8)
     for worker in before.workers:

@@ -11,11 +11,10 @@ from typing import Any
 
 from cluster import SCRIPTS, Cluster, kill, trained_samples
 
-from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
 ATOLL = (sys.executable, "-m", "atoll.cli.main")
-SPARSE = ("--strategy", "stale-sparse", "--rate", "0.9")
+SPARSE = ("--strategy", "stale-sparse", "--sparsity", "0.9")
 
 
 def atoll(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -45,9 +44,9 @@ def test_a_sparse_job_tells_its_rate_and_links_and_follows_an_adjustment_to_the_
     cluster.wait_for(job, "links and steps", lambda j: j.progress.step > 20 and all(w.links for w in j.workers))
     seen = status(cluster, job)
     assert seen["spec"]["strategy"] == "stale-sparse"
-    assert seen["progress"]["rate"] == 0.9
-    assert 0 <= seen["progress"]["stall_share"] <= 1
-    assert 0 <= seen["progress"]["fresh_share"] <= 1
+    assert seen["progress"]["strategy_metrics"]["sparsity"] == 0.9
+    assert 0 <= seen["progress"]["strategy_metrics"]["stall_share"] <= 1
+    assert 0 <= seen["progress"]["strategy_metrics"]["fresh_share"] <= 1
     for rank, worker in enumerate(seen["workers"]):
         (link,) = worker["links"]
         assert link.get("peer", 0) == 1 - rank
@@ -55,12 +54,14 @@ def test_a_sparse_job_tells_its_rate_and_links_and_follows_an_adjustment_to_the_
         assert int(link["received_bytes"]) > 0
         assert not link.get("dropped")
 
-    adjusted = atoll(cluster, "adjust", job, "--rate", "0.5")
+    adjusted = atoll(cluster, "adjust", job, "--sparsity", "0.5")
     assert adjusted.returncode == 0, adjusted.stderr
-    assert "rate 50.00 %" in adjusted.stdout
-    changed = cluster.wait_for(job, "steps at the new rate", lambda j: j.progress.rate == 0.5)
+    assert "sparsity 0.5" in adjusted.stdout
+    changed = cluster.wait_for(
+        job, "steps at the new sparsity", lambda j: j.progress.strategy_metrics.get("sparsity") == 0.5
+    )
     assert changed.run == 1
-    assert "rate 50.00 %" in atoll(cluster, "status", job).stdout
+    assert "sparsity 50.00 %" in atoll(cluster, "status", job).stdout
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.run, ended.checkpoint_step) == (pb.PHASE_DONE, 1, 300), cluster.story(job)
     for steps in trained_samples(out).values():
@@ -68,21 +69,23 @@ def test_a_sparse_job_tells_its_rate_and_links_and_follows_an_adjustment_to_the_
 
 
 def test_a_killed_worker_of_a_sparse_job_costs_the_others_no_sample(cluster: Cluster, tmp_path: Path) -> None:
-    """1. The rate is adjusted, then rank 1 is killed. 2. Run 2 goes on from what the other saved, at the adjusted rate.
+    """1. The sparsity is adjusted, then rank 1 is killed. 2. Run 2 goes on from what the other saved, at that sparsity.
     3. No sample counts twice in an epoch; only the killed worker's last ones may not count at all."""
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
     job = cluster.submit(
         "tiny.py", f"--out={out}", "--epochs=4", workers=(2, 2), checkpoint_every=1000,
-        strategy="stale-sparse", stale_sparse=common.StaleSparse(rate=0.9),
+        strategy="stale-sparse", strategy_settings='{"sparsity":0.9}',
     )  # fmt: skip
     cluster.wait_for_step(job, 10)
-    cluster.client.adjust(job, rate=0.8)
-    before = cluster.wait_for(job, "steps at the new rate", lambda j: j.progress.rate == 0.8)
+    cluster.client.adjust(job, params={"sparsity": 0.8})
+    before = cluster.wait_for(
+        job, "steps at the new sparsity", lambda j: j.progress.strategy_metrics.get("sparsity") == 0.8
+    )
     kill(before.workers[1].status.pid)
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 2, 0), cluster.story(job)
-    assert ended.progress.rate == 0.8
+    assert ended.progress.strategy_metrics["sparsity"] == 0.8
     missing = 0
     for steps in trained_samples(out).values():
         counts = Counter(sample for batch in steps.values() for sample in batch)
@@ -100,11 +103,11 @@ def test_wrong_settings_are_refused_in_words(cluster: Cluster, tmp_path: Path) -
     dense = submitted(cluster, tiny, "--name", "dense", "--", f"--out={tmp_path / 'out'}", "--epochs=100")
     cases = [
         (("submit", tiny, "--strategy", "sparse"), 2, "stale-sparse"),
-        (("submit", tiny, "--strategy", "stale-sparse", "--rate", "1.5"), 2, "rate"),
-        (("submit", tiny, "--rate", "0.9"), 2, "stale-sparse"),
-        (("adjust", "no-such-job", "--rate", "0.9"), 2, "no-such-job"),
-        (("adjust", dense, "--rate", "1.5"), 2, "rate"),
-        (("adjust", dense, "--rate", "0.9"), 2, "strategy dense, which has no compression rate"),
+        (("submit", tiny, "--strategy", "stale-sparse", "--sparsity", "1.5"), 2, "sparsity"),
+        (("submit", tiny, "--sparsity", "0.9"), 2, "stale-sparse"),
+        (("adjust", "no-such-job", "--sparsity", "0.9"), 2, "no-such-job"),
+        (("adjust", dense, "--sparsity", "1.5"), 2, "sparsity"),
+        (("adjust", dense, "--sparsity", "0.9"), 2, "of strategy dense: strategy_params.sparsity"),
     ]
     for arguments, code, word in cases:
         refused = atoll(cluster, *arguments)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from zmq_agent import FakeAgent, Start
 
-from atoll.v1.common_pb2 import StaleSparse
+from atoll.strategies.declaration import as_json
 
 Tensors = dict[str, torch.Tensor]
 LR = 0.01  # of stale_train.py
@@ -21,7 +21,7 @@ def sparse(out: Path, world_size: int, *, start: Start, run: int = 1, **settings
     """An agent whose job is one of strategy stale-sparse."""
     agent = FakeAgent(out, run=run, world_size=world_size, start=start)
     agent.spec.strategy = "stale-sparse"
-    agent.spec.stale_sparse.CopyFrom(StaleSparse(**settings))
+    agent.spec.strategy_settings = as_json(settings)
     return agent
 
 

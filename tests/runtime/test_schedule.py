@@ -9,7 +9,11 @@ from atoll.agent.runtime.step import schedule
 from atoll.agent.runtime.step.plan_parameters import Terms, terms_from_wire
 from atoll.agent.runtime.step.schedule import PlanSchedule
 from atoll.errors import BadInput
+from atoll.strategies import registry
+from atoll.strategies.stale_sparse.plan import StaleSparsePlan
 from atoll.v1.common_pb2 import Plan
+
+SPARSE = registry.find("stale-sparse")
 
 
 def test_without_a_plan_the_split_is_even_and_its_id_is_zero() -> None:
@@ -91,18 +95,33 @@ def test_plans_that_cannot_hold_are_refused_and_change_nothing(bad: tuple[float,
 
 
 def test_a_plan_changes_the_total_batch_and_the_learning_rate_and_the_next_may_take_both_back() -> None:
-    """A rate that a plan leaves out goes on as it was; a total batch that it leaves out is the script's own again."""
-    plans = PlanSchedule(2, terms_from_wire(Plan(shares=[1, 1], rate=0.9)), samples=100)
-    plans.add(2, 0, terms_from_wire(Plan(shares=[2, 1], total_batch=48, learning_rate_factor=1.5)))
+    """A sparsity that a plan leaves out goes on as it was; a total batch left out is the script's own again."""
+    plans = PlanSchedule(
+        2, terms_from_wire(Plan(shares=[1, 1], strategy_params='{"sparsity":0.9}'), SPARSE), samples=100
+    )
+    plans.add(2, 0, terms_from_wire(Plan(shares=[2, 1], total_batch=48, learning_rate_factor=1.5), SPARSE))
     plans.agree(9, 2, lead=0)
-    plans.add(3, 0, terms_from_wire(Plan(shares=[1, 1], rate=0.8)))
+    plans.add(3, 0, terms_from_wire(Plan(shares=[1, 1], strategy_params='{"sparsity":0.8}'), SPARSE))
     plans.agree(19, 3, lead=0)
     assert [plans.terms_at(step) for step in (9, 10, 20)] == [
-        Terms((1.0, 1.0), 0.9),
-        Terms((2.0, 1.0), 0.9, 48, 1.5),
-        Terms((1.0, 1.0), 0.8),
+        Terms((1.0, 1.0), StaleSparsePlan(sparsity=0.9)),
+        Terms((2.0, 1.0), StaleSparsePlan(sparsity=0.9), 48, 1.5),
+        Terms((1.0, 1.0), StaleSparsePlan(sparsity=0.8)),
     ]
     assert plans.take_refusals() == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "params", "why"),
+    [
+        ("stale-sparse", '{"sparsity":1.0}', "plan 6: strategy_params.sparsity = 1.0 should be less than or equal to"),
+        ("stale-sparse", '{"sparsity":NaN}', "plan 6: strategy_params.sparsity = nan should be a finite number"),
+        ("dense", '{"sparsity":0.9}', "plan 6: strategy_params.sparsity = 0.9 is not known. Known: none"),
+    ],
+)
+def test_parameters_that_are_not_the_strategys_are_refused(strategy: str, params: str, why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        terms_from_wire(Plan(id=6, shares=[1, 1], strategy_params=params), registry.find(strategy))
 
 
 @pytest.mark.parametrize(

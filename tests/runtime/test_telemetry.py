@@ -10,7 +10,8 @@ from statistics import fmean
 import pytest
 from zmq_agent import FakeAgent, Start
 
-from atoll.v1.common_pb2 import StaleSparse, StepSample
+from atoll.strategies.declaration import as_json
+from atoll.v1.common_pb2 import StepSample
 
 PARTS = ("load_s", "forward_s", "backward_s", "update_s")
 LEAST_S = (0.01, 0.02, 0.03, 0.01)  # see parts.py
@@ -67,7 +68,7 @@ def test_strategies_that_do_not_wait_have_parts_and_no_synchronisation(
 ) -> None:
     with FakeAgent(tmp_path, world_size=2, start=start) as agent:
         agent.spec.strategy = "stale-sparse"
-        agent.spec.stale_sparse.CopyFrom(StaleSparse(rate=0.9, exchange=exchange))
+        agent.spec.strategy_settings = as_json({"sparsity": 0.9, "exchange": exchange})
         samples = train(agent)
     for rank, speed in ((0, 1.0), (1, 0.5)):
         check_parts(samples[rank][:WHOLE], speed)

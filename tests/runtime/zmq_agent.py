@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import zmq
 from held_ports import free_port
 
 from atoll.agent.runtime.transport.keys import generate
+from atoll.strategies.declaration import as_json
 from atoll.v1.agents_pb2 import DataKeys, Launch, Member, Notice
 from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, LinkSample, Metrics, Plan, StepSample, WorkerId
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
@@ -109,7 +110,7 @@ class FakeAgent:
         self.job_directory.mkdir(exist_ok=True)
         self.spec = JobSpec(name="tiny", seed=7, checkpoint=CheckpointPolicy(every_steps=0, keep=3))
         self.shares: Sequence[float] = (1.0,) * world_size
-        self.rate: float | None = None  # of the first plan
+        self.params: Mapping[str, Any] = {}  # of the first plan, for its strategy
         self.total_batch = 0  # likewise
         self.learning_rate_factor = 0.0
         self.later_plans: list[Plan] = []  # told in Welcome
@@ -164,7 +165,7 @@ class FakeAgent:
         plan_id: int,
         from_step: int,
         shares: Sequence[float],
-        rate: float | None = None,
+        params: Mapping[str, Any] | None = None,
         *,
         total_batch: int = 0,
         learning_rate_factor: float = 0.0,
@@ -175,17 +176,15 @@ class FakeAgent:
             from_step=from_step,
             shares=shares,
             planner="test",
-            rate=rate,
+            strategy_params=as_json(params or {}),
             total_batch=total_batch,
             learning_rate_factor=learning_rate_factor,
         )
 
-    def send_plan(
-        self, plan_id: int, from_step: int, shares: Sequence[float], *ranks: int, rate: float | None = None
-    ) -> None:
+    def send_plan(self, plan_id: int, from_step: int, shares: Sequence[float], *ranks: int, **params: float) -> None:
         """To these ranks; to all where none is named."""
         for rank in ranks or range(self.world_size):
-            self.send(rank, SupervisorMessage(plan=self.plan(plan_id, from_step, shares, rate)))
+            self.send(rank, SupervisorMessage(plan=self.plan(plan_id, from_step, shares, params)))
 
     def place(self, nodes: Sequence[str], islands: Sequence[str]) -> None:
         """Let launches say where each rank is, and hand out the run's data keys."""
@@ -325,7 +324,7 @@ class FakeAgent:
                 1,
                 0,
                 self.shares,
-                self.rate,
+                self.params,
                 total_batch=self.total_batch,
                 learning_rate_factor=self.learning_rate_factor,
             ),

@@ -16,7 +16,6 @@ from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.errors import BadInput, DeadlineExceeded
-from atoll.strategies.settings import MAX_RATE
 from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, WorkerId
 from atoll.v1.worker_pb2 import Alive, Hello, Stop, SupervisorMessage, Welcome, WorkerMessage
 
@@ -134,13 +133,11 @@ class AgentLink:
 
     def _acceptable(self, plan: Plan) -> bool:
         fits = len(plan.shares) == self._world_size and all(share > 0 and math.isfinite(share) for share in plan.shares)
-        fits = fits and (not plan.HasField("rate") or 0 <= plan.rate <= MAX_RATE)
         if plan.run == self.id.run and plan.id > 0 and fits:
             return True
         text = (
             f"rank {self.id.rank} refused plan {plan.id} of run {plan.run}: it needs run {self.id.run} and "
             f"{self._world_size} shares above 0, not {list(plan.shares)[:8]}"
-            + (f", and a rate of 0 to {MAX_RATE}, not {plan.rate}" if plan.HasField("rate") else "")
         )
         self.outbox.notice(LEVEL_WARNING, text)
         return False

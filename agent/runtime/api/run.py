@@ -29,8 +29,8 @@ from atoll.agent.runtime.step.training import Training
 from atoll.agent.runtime.transport import process_groups
 from atoll.agent.runtime.transport.process_groups import COLLECTIVE_TIMEOUT_S, Group
 from atoll.errors import BadInput, PeerLost, SettingError
-from atoll.strategies import settings as strategies
-from atoll.strategies.settings import Dense, StaleSparse, Strategy
+from atoll.strategies import registry
+from atoll.strategies.declaration import StrategySettings
 from atoll.v1.common_pb2 import LEVEL_WARNING
 from atoll.v1.worker_pb2 import Stop
 
@@ -44,13 +44,13 @@ _current: Run | None = None
 def init(
     *,
     seed: int = 0,
-    strategy: str | Strategy = "dense",
+    strategy: str | StrategySettings = "dense",
     checkpoint_directory: str | Path | None = None,
     checkpoint_every: int = 0,
 ) -> Run:
     """Join the job this process belongs to; started by hand, a run of one worker. Once per process.
 
-    strategy: "dense", "stale-sparse", or the settings of one, e.g. atoll.StaleSparse(rate=0.995).
+    strategy: "dense", "stale-sparse", or the settings of one, e.g. atoll.StaleSparse(sparsity=0.995).
     seed: of initial weights, order of samples, dropout. Models built after this call start equal on every rank.
     checkpoint_directory, checkpoint_every: where to save, and every how many steps (0: only at the end and when a peer
     is lost). Under an Atoll agent the submitted job's settings hold in place of these, and its seed unless that is 0.
@@ -72,8 +72,8 @@ def init(
     place = WorkerPlace.from_environment()
     directory = Path(checkpoint_directory).absolute() if checkpoint_directory is not None else None
     own = CheckpointSettings(directory=directory, every_steps=checkpoint_every, keep=2)
-    chosen = strategies.from_name(strategy) if isinstance(strategy, str) else strategy
-    if not isinstance(chosen, Dense | StaleSparse):
+    chosen = registry.find(strategy).settings() if isinstance(strategy, str) else strategy
+    if not isinstance(chosen, StrategySettings):
         raise BadInput(f"strategy is a {type(chosen).__name__}; pass a name or atoll.StaleSparse(...)")
     probe = Probe.from_environment(place.rank) if place.agent is None else None
     if probe is not None:
@@ -90,7 +90,7 @@ class Run:
         self,
         place: WorkerPlace,
         seed: int,
-        strategy: Strategy,
+        strategy: StrategySettings,
         checkpoint: CheckpointSettings,
         probe: Probe | None = None,
     ) -> None:
@@ -329,7 +329,7 @@ class Run:
         if _current is self:
             _current = None
 
-    def _join(self, seed: int, strategy: Strategy, checkpoint: CheckpointSettings) -> Session:
+    def _join(self, seed: int, strategy: StrategySettings, checkpoint: CheckpointSettings) -> Session:
         place, link = self._place, self._link
         timeout_s, speed = COLLECTIVE_TIMEOUT_S, 1.0
         first: Terms | None = None
@@ -338,8 +338,9 @@ class Run:
             welcome, spec = link.welcome, link.welcome.launch.spec
             seed = spec.seed or seed
             timeout_s, speed = max(timeout_s, spec.stall_timeout_s), welcome.speed
-            strategy = strategies.from_spec(spec)
-            first = terms_from_wire(welcome.launch.plan) if welcome.launch.plan.shares else None
+            chosen = registry.find(spec.strategy)
+            strategy = chosen.read_settings(spec.strategy_settings)
+            first = terms_from_wire(welcome.launch.plan, chosen) if welcome.launch.plan.shares else None
             checkpoint = checkpoint_settings(welcome)
             if spec.checkpoint.memory_replicas:  # on every rank alike
                 memory = MemorySettings(

@@ -14,7 +14,7 @@ from atoll.agent.runtime.step.plan_parameters import Terms
 from atoll.agent.runtime.step.probe import Probe
 from atoll.agent.runtime.step.throttle import Throttle
 from atoll.agent.runtime.transport.process_groups import Group
-from atoll.strategies.settings import Strategy
+from atoll.strategies.declaration import StrategySettings
 from atoll.v1.common_pb2 import Level
 from atoll.v1.worker_pb2 import Welcome
 
@@ -59,7 +59,7 @@ class Session:
     job: str
     run: int
     seed: int
-    strategy: Strategy
+    strategy: StrategySettings
     checkpoint: CheckpointSettings
     first: Terms | None  # of the plan it was launched with, whose id is 1
     group: Group | None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from atoll.strategies.declaration import PlanParameters, Strategy
 from atoll.v1.common_pb2 import Plan
 
 
@@ -13,16 +14,16 @@ class Terms:
     """Of one plan. Ranks that train the same step have the same."""
 
     shares: tuple[float, ...]  # one per rank, relative
-    rate: float | None = None  # share of the gradients that is held back; None: as before
+    params: PlanParameters = field(default_factory=PlanParameters)  # of the strategy
     total_batch: int = 0  # samples of a step of all ranks; 0: as the script gave it
     learning_rate_factor: float = 1.0  # times the rates that the script and its schedulers set
 
 
-def terms_from_wire(plan: Plan) -> Terms:
-    """Not checked: PlanSchedule does that."""
+def terms_from_wire(plan: Plan, strategy: Strategy) -> Terms:
+    """PlanSchedule checks the rest. Raises BadInput for parameters that are not the strategy's."""
     return Terms(
         shares=tuple(plan.shares),
-        rate=plan.rate if plan.HasField("rate") else None,
+        params=strategy.read_plan_parameters(plan.strategy_params, f"plan {plan.id}: strategy_params"),
         total_batch=plan.total_batch,
         learning_rate_factor=plan.learning_rate_factor or 1.0,
     )

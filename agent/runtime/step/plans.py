@@ -6,6 +6,7 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.step.plan_parameters import terms_from_wire
 from atoll.agent.runtime.step.schedule import PlanSchedule
 from atoll.errors import BadInput
+from atoll.strategies import registry
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 
@@ -16,6 +17,7 @@ class Plans:
         """lead: how many steps ahead this rank's loader cuts batches."""
         self._session, self._schedule = session, schedule
         self._lead = lead
+        self._strategy = registry.of(session.strategy)
 
     def start(self) -> None:
         """Collective. The longest lead of all ranks counts, so that a plan holds from the same step on each."""
@@ -26,7 +28,7 @@ class Plans:
         """What came since the last call."""
         for plan in self._session.link.take_plans() if self._session.link is not None else ():
             try:
-                self._schedule.add(plan.id, plan.from_step, terms_from_wire(plan))
+                self._schedule.add(plan.id, plan.from_step, terms_from_wire(plan, self._strategy))
             except BadInput as error:
                 self._session.notice(LEVEL_WARNING, f"rank {self._session.place.rank} refused a plan: {error}")
 

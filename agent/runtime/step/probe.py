@@ -24,7 +24,9 @@ from torch import nn
 from atoll.agent.runtime.agent_link.exits import FINISHED, WorkerExit, say
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.errors import BadInput, SettingError
-from atoll.strategies.settings import Dense, StaleSparse, Strategy
+from atoll.strategies.declaration import StrategySettings
+from atoll.strategies.dense.settings import Dense
+from atoll.strategies.stale_sparse.settings import StaleSparse
 
 if TYPE_CHECKING:
     from atoll.agent.runtime.data.loader import LoaderSettings
@@ -76,12 +78,12 @@ class Probe:
     def seed(self, own: int) -> int:
         return self._asked.seed or own
 
-    def strategy(self, own: Strategy) -> Strategy:
+    def strategy(self, own: StrategySettings) -> StrategySettings:
         """What the trial trains with in place of the script's own choice, whose other settings stay."""
         if self._asked.rate is None:
             return Dense()
         settings = own if isinstance(own, StaleSparse) else StaleSparse()
-        return replace(settings, **self._asked.stale_sparse, rate=self._asked.rate, staleness=1)
+        return settings.with_values(**self._asked.stale_sparse, sparsity=self._asked.rate, staleness=1)
 
     def begin(self, settings: LoaderSettings, model: nn.Module, optimizer: torch.optim.Optimizer) -> LoaderSettings:
         """Tell what is trained; returns how to load it. Raises WorkerExit where telling is all that is asked."""

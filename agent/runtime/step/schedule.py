@@ -89,8 +89,8 @@ class PlanSchedule:
         return refusals
 
     def terms_at(self, step: int) -> Terms:
-        """What holds at `step`; final for steps up to agreed step + lead. Its rate is None where no plan said one, and
-        the strategy's own holds."""
+        """What holds at `step`; final for steps up to agreed step + lead. Parameters of the strategy that no plan said
+        are None, and its own settings hold."""
         return self._at(step).terms
 
     def plan_at(self, step: int) -> int:
@@ -111,8 +111,8 @@ class PlanSchedule:
             self._refusals.append(f"plan {plan.id} cannot be trained: {refused}. What held before it holds on")
             # A plan that waits for its own step must not come earlier for that.
             plan, holds_from = replace(plan, terms=before), max(holds_from, self._holds_from[-1])
-        elif plan.terms.rate is None:
-            plan = replace(plan, terms=replace(plan.terms, rate=before.rate))
+        else:
+            plan = replace(plan, terms=replace(plan.terms, params=plan.terms.params.over(before.params)))
         index = bisect.bisect_left(self._holds_from, holds_from)
         # Plans from here on have lower ids: they would never hold again.
         del self._holds_from[index:], self._plans[index:]
@@ -126,7 +126,7 @@ class PlanSchedule:
 
     def _checked(self, plan_id: int, from_step: int, terms: Terms) -> Terms:
         """The terms with shares as floats. Raises BadInput for what makes no sense in any run."""
-        shares, rate = terms.shares, terms.rate
+        shares = terms.shares
         if plan_id < 1 or from_step < 0:
             raise BadInput(f"plan {plan_id} from step {from_step}: ids begin at 1 and steps at 0")
         if len(shares) != self.world_size:
@@ -136,6 +136,4 @@ class PlanSchedule:
         for rank, share in enumerate(shares):
             if not (share > 0 and math.isfinite(share)):  # "not >", so that NaN is refused too
                 raise BadInput(f"plan {plan_id} gives rank {rank} the share {share!r}; it must be finite and above 0")
-        if rate is not None and not 0 <= rate < 1:
-            raise BadInput(f"plan {plan_id} has the compression rate {rate}; it must be at least 0 and below 1")
         return replace(terms, shares=tuple(float(share) for share in shares))

@@ -36,10 +36,7 @@ class Teller:
             global_grad_sqnorm=_finite(norms.together),
             sync_s=numbers.sync_s,
             last_sync_s=numbers.last_sync_s,
-            stall_s=numbers.stall_s,
-            fresh_share=numbers.fresh_share,
-            rate=numbers.rate,
-            sent_bytes=numbers.sent_bytes,
+            strategy_metrics=numbers.metrics,
         )
         self._waiting.append((sample, lap))
         while self._waiting and (len(self._waiting) > LAG_STEPS or self._waiting[0][1].measured()):

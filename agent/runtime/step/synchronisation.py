@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.data.loader import BatchSlice, Position
 from atoll.agent.runtime.step.agreement import Agreed
 from atoll.errors import AtollError
+from atoll.strategies.declaration import PlanParameters
 from atoll.v1.common_pb2 import LinkSample
 
 Statistics = Mapping[str, float]
@@ -46,7 +47,7 @@ class Pass:
 
     batch_slice: BatchSlice
     own: Agreed
-    rate: float | None  # compression rate that holds in this step; None: the strategy's own
+    params: PlanParameters  # of the strategy, that hold in this step
     sampled: bool  # measure squared norms on the way
     muted: bool = False  # nothing of it counts, on any rank
 
@@ -77,10 +78,7 @@ class StepNumbers:
 
     sync_s: float = 0.0  # dense: what all all-reduces but the last took, without the gaps between them
     last_sync_s: float = 0.0  # the last one
-    stall_s: float = 0.0  # sparse: waiting for updates
-    fresh_share: float = 0.0  # of layers that ran with the newest update
-    rate: float = 0.0  # held back
-    sent_bytes: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)  # those that the strategy declares
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,10 @@ from atoll.agent.runtime.step.rehearsal import Rehearsal
 from atoll.agent.runtime.step.schedule import PlanSchedule
 from atoll.agent.runtime.step.shutdown import Shutdown
 from atoll.agent.runtime.step.step_reporter import Silent, Teller
-from atoll.agent.runtime.step.synchronisation import Callbacks, Norms, Pass
+from atoll.agent.runtime.step.synchronisation import Callbacks, Norms, Pass, Synchronisation
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
-from atoll.strategies.build import build
+from atoll.strategies import registry
+from atoll.strategies.declaration import load
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 NORMS_EVERY_STEPS: Final = 10
@@ -73,7 +74,8 @@ class Training:
         self._consistency = Consistency()
         self._agreed = Agreed(self._schedule.newest_contiguous(), False)
         callbacks = Callbacks(self._begin_from_hook, self._before_launch, self.lost, self._links_busy, self._links_idle)
-        self._sync = build(session, model, optimizer, callbacks, self._agreed)
+        build = load(registry.of(session.strategy).worker)
+        self._sync: Synchronisation = build(session, model, optimizer, callbacks, self._agreed)
         self._snapshot = Snapshot(model, optimizer, tracked, self._sync)
         self.saver = Saver(session, self._snapshot)
         self.shutdown = Shutdown(session, self._snapshot, self.saver, self._sync, self._consistency)
@@ -317,7 +319,7 @@ class Training:
         opened = Pass(
             batch_slice=batch_slice,
             own=self._own_word(),
-            rate=self._schedule.terms_at(batch_slice.step).rate,
+            params=self._schedule.terms_at(batch_slice.step).params,
             # Accumulated gradients are no longer this rank's own.
             sampled=not self._gradients_pending and batch_slice.step % NORMS_EVERY_STEPS == 0,
             muted=self._muted,

@@ -17,7 +17,7 @@ from atoll.agent.runtime.transport.members import Member
 from atoll.agent.runtime.transport.transport import Transport
 from atoll.errors import AtollError
 from atoll.kernels.exchange_engine import ExchangeEngine
-from atoll.strategies.settings import StaleSparse
+from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.v1.common_pb2 import LinkSample
 
 LINGER_S: Final = 30.0  # the last step's data may still be on a thin link; peers wait for it

@@ -25,11 +25,6 @@ AdaptBatch = Annotated[
     str | None, typer.Option(metavar="MIN:MAX", help="Let the controller choose the total batch in this range.")
 ]
 Seed = Annotated[int | None, typer.Option(help="Of the order of samples.")]
-Strategy = Annotated[str | None, typer.Option(metavar="dense|stale-sparse", help="How workers exchange gradients.")]
-Rate = Annotated[
-    float | None, typer.Option(metavar="SHARE", help="stale-sparse: of each gradient left out of a step, e.g. 0.99")
-]
-AdaptRate = Annotated[bool | None, typer.Option("--adapt-rate", help="stale-sparse: let the rate follow the links.")]
 Config = Annotated[Path | None, typer.Option(help="Job file (TOML); flags override it.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show progress until it ends; Ctrl-C detaches.")]
 Env = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Environment of the workers.")]

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli import connection
+from atoll.cli.commands import strategy_options
 from atoll.cli.render import terminal, wire
 from atoll.errors import BadInput, NotFound
 
@@ -64,23 +65,22 @@ def adjust(
     context: typer.Context,
     job: JobName,
     *,
-    rate: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Of each gradient left out of a step, e.g. 0.995.")
-    ] = None,
     total_batch: Annotated[
         int, typer.Option("--total-batch", metavar="N", min=0, help="Samples of a step of all workers together.")
     ] = 0,
     shares: Annotated[str, typer.Option(metavar="A:B:...", help="Of the batch, one for each rank, e.g. 3:2:1.")] = "",
     unpin: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Leave to the controller again: rate, total-batch or shares."),
+        typer.Option(metavar="NAME", help="Leave to the controller again: total-batch, shares, sparsity."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Change how a job trains while it runs. What is set here is pinned: the controller decides it no more."""
     given = parse_shares(shares)
+    params = strategy_options.given(context)
+    again = strategy_options.now_called(unpin or ())
     found = connection.of(context).run(
-        lambda client: client.adjust(job, rate=rate, total_batch=total_batch, shares=given, unpin=unpin or ())
+        lambda client: client.adjust(job, params=params, total_batch=total_batch, shares=given, unpin=again)
     )
     if as_json:
         terminal.print_json(wire.to_plain(found))

@@ -72,7 +72,7 @@ def profile(
         workers=workers,
         rates="uniform" if uniform else "log-uniform",
         seed=job.seed,
-        stale_sparse=_beside_rate(job),
+        stale_sparse=_beside_sparsity(job),
         samples=samples,
         batches=wanted_batches,
     )
@@ -101,7 +101,7 @@ def _job(config: Path | None, script: Path | None, args: list[str] | None) -> Jo
     """A job file's settings with the command's on top; `script` is set, relative to this folder."""
     from atoll import jobfile
 
-    job = jobfile.load(config) if config else jobfile.JobFile()
+    job = jobfile.load(config, terminal.note) if config else jobfile.JobFile()
     chosen = script or (config.parent / job.script if config and job.script else None)
     if chosen is None:
         raise BadInput("no script named. Give it: atoll profile train.py, or `script = ` in the job file")
@@ -112,10 +112,11 @@ def _job(config: Path | None, script: Path | None, args: list[str] | None) -> Jo
     return job.model_copy(update={"script": str(chosen), **({"args": tuple(args)} if args else {})})
 
 
-def _beside_rate(job: JobFile) -> dict[str, Any]:
+def _beside_sparsity(job: JobFile) -> dict[str, Any]:
     """The job's settings of stale-sparse that a trial keeps."""
-    settings = job.stale_sparse.model_dump(exclude_none=True) if job.stale_sparse is not None else {}
-    return {name: value for name, value in settings.items() if name not in {"rate", "staleness"}}
+    settings = job.settings_of("stale-sparse")
+    said = settings.model_dump(exclude_unset=True) if settings is not None else {}
+    return {name: value for name, value in said.items() if name not in {"sparsity", "staleness"}}
 
 
 def _command(job: JobFile, path: Path) -> Command:

@@ -9,7 +9,7 @@ import typer
 
 from atoll.checkpoints import sources
 from atoll.cli.commands import job_options as options
-from atoll.cli.commands import submit
+from atoll.cli.commands import strategy_options, submit
 from atoll.cli.commands.checkpoints import SourceName, StepNumber
 from atoll.cli.render import terminal
 from atoll.errors import BadInput
@@ -43,9 +43,6 @@ def restore(
     split: options.Split = None,
     adapt_batch: options.AdaptBatch = None,
     seed: options.Seed = None,
-    strategy: options.Strategy = None,
-    rate: options.Rate = None,
-    adapt_rate: options.AdaptRate = None,
     workdir: options.Workdir = None,
     timeout: options.Timeout = None,
     as_json: options.AsJson = False,
@@ -72,10 +69,8 @@ def restore(
         "max_restarts": max_restarts,
         "split": split,
         "seed": seed,
-        "strategy": strategy,
-        "stale_sparse.rate": rate,
         "adapt.batch": options.batch_range("--adapt-batch", adapt_batch),
-        "adapt.rate": adapt_rate,
+        **strategy_options.given(context),
     }
     own_code = script is not None or config is not None
     if not wanted.job and not own_code:

@@ -13,6 +13,7 @@ import typer
 
 from atoll.cli import connection
 from atoll.cli.commands import job_options as options
+from atoll.cli.commands import strategy_options
 from atoll.cli.render import terminal
 from atoll.errors import BadInput
 
@@ -49,9 +50,6 @@ def submit(
     split: options.Split = None,
     adapt_batch: options.AdaptBatch = None,
     seed: options.Seed = None,
-    strategy: options.Strategy = None,
-    rate: options.Rate = None,
-    adapt_rate: options.AdaptRate = None,
     workdir: options.Workdir = None,
     timeout: options.Timeout = None,
     as_json: options.AsJson = False,
@@ -77,10 +75,8 @@ def submit(
         "max_restarts": max_restarts,
         "split": split,
         "seed": seed,
-        "strategy": strategy,
-        "stale_sparse.rate": rate,
         "adapt.batch": options.batch_range("--adapt-batch", adapt_batch),
-        "adapt.rate": adapt_rate,
+        **strategy_options.given(context),
     }
     job, bundle = prepare(config, flags)
     spec = job.to_spec(bundle.script)
@@ -113,7 +109,7 @@ def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle
     """Everything that can be wrong with the input is found here, before any connection."""
     from atoll import bundle, jobfile
 
-    job = jobfile.load(config) if config else jobfile.JobFile()
+    job = jobfile.load(config, terminal.note) if config else jobfile.JobFile()
     base = config.parent if config and not flags["script"] else Path()
     root = config.parent if config and not flags["workdir"] else Path()
     job = with_flags(job, flags)

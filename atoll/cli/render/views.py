@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -27,8 +28,8 @@ WORKER_COLUMNS: Final = ("RANK", "NODE", "DEVICE", "STATE", "BATCH", "SHARE", "S
 WORKER_NUMBERS: Final = ("RANK", "DEVICE", "BATCH", "SHARE", "STEP", "TIME", "COMPUTE", "WAIT")
 NODE_COLUMNS: Final = ("NODE", "ISLAND", "STATE", "ADDRESS", "DEVICES", "LOAD", "MEMORY", "WORKERS", "VERSION")
 NODE_NUMBERS: Final = ("MEMORY",)
-PLAN_COLUMNS: Final = ("PLAN", "STEP", "PLANNER", "BATCH", "RATE", "PREDICTED", "MEASURED", "REASON")
-PLAN_NUMBERS: Final = ("PLAN", "STEP", "BATCH", "RATE", "PREDICTED", "MEASURED")
+PLAN_COLUMNS: Final = ("PLAN", "STEP", "PLANNER", "BATCH", "STRATEGY", "PREDICTED", "MEASURED", "REASON")
+PLAN_NUMBERS: Final = ("PLAN", "STEP", "BATCH", "PREDICTED", "MEASURED")
 CHECKPOINT_COLUMNS: Final = ("TIER", "STEP", "RUN", "SHARDS", "SIZE", "AGE", "HEALTH", "WHERE")
 CHECKPOINT_NUMBERS: Final = ("STEP", "RUN", "SIZE", "AGE")
 NOT_PINNED: Final = "nothing pinned"
@@ -120,22 +121,19 @@ def standby_lines(job: Job) -> list[str]:
 
 
 def strategy_line(job: Job) -> str:
-    """'strategy stale-sparse: rate 99.50 %  stall 3.1 % of the step  fresh layers 71 %'."""
-    name = job.spec.strategy or "dense"
-    if name == "dense":
-        return f"strategy {name}"
-    progress = job.progress
-    # Before the first step was reported: what it will begin with.
-    rate = progress.rate if progress.step else job.plan.rate if job.plan.id else job.spec.stale_sparse.rate
-    parts = [f"rate {rate * 100:.2f} %"]
-    if job.plan.id and progress.step and job.plan.rate != rate:
-        parts[0] += f" ({job.plan.rate * 100:.2f} % soon)"
-    if progress.step:
-        parts += [
-            f"stall {progress.stall_share * 100:.1f} % of the step",
-            f"fresh layers {progress.fresh_share * 100:.0f} %",
-        ]
-    return f"strategy {name}: " + "  ".join(parts)
+    """'strategy stale-sparse: sparsity 99.50 %  stall 3.1 % of the step  fresh layers 71 %'."""
+    from atoll.strategies import registry
+    from atoll.strategies.declaration import Shown, load
+
+    strategy = registry.find(job.spec.strategy)
+    if not strategy.view:
+        return f"strategy {strategy.name}"
+    shown = Shown(
+        settings=strategy.read_settings(job.spec.strategy_settings),
+        planned=strategy.read_plan_parameters(job.plan.strategy_params) if job.plan.id else None,
+        metrics=job.progress.strategy_metrics if job.progress.step else {},
+    )
+    return f"strategy {strategy.name}: " + "  ".join(load(strategy.view)(shown))
 
 
 def prediction_text(job: Job) -> str:
@@ -151,13 +149,18 @@ def prediction_text(job: Job) -> str:
 
 
 def pins_text(job: Job) -> str:
-    """'pinned: rate 99.50 %, batch 256, shares 50 % 30 % 20 %'."""
+    """'pinned: sparsity 0.995, batch 256, shares 50 % 30 % 20 %'."""
     pins = job.pins
-    said = [f"rate {pins.rate * 100:.2f} %"] if pins.HasField("rate") else []
+    said = params_text(pins.strategy_params)
     said += [f"batch {pins.total_batch}"] if pins.total_batch else []
     if pins.shares:
         said.append("shares " + " ".join(f"{share / sum(pins.shares) * 100:.0f} %" for share in pins.shares))
     return f"pinned: {', '.join(said)}" if said else NOT_PINNED
+
+
+def params_text(text: str) -> list[str]:
+    """Plan parameters of a strategy: 'sparsity 0.995'."""
+    return [f"{name} {value}" for name, value in json.loads(text or "{}").items()]
 
 
 def plan_row(decided: DecidedPlan) -> tuple[str, ...]:
@@ -168,7 +171,7 @@ def plan_row(decided: DecidedPlan) -> tuple[str, ...]:
         str(plan.from_step),
         plan.planner,
         str(plan.total_batch) if plan.total_batch else "-",
-        f"{plan.rate * 100:.2f} %" if plan.HasField("rate") else "-",
+        " ".join(params_text(plan.strategy_params)) or "-",
         seconds(plan.predicted_step_s) if plan.predicted_step_s else "-",
         seconds(decided.measured_step_s) if decided.measured_step_s else "-",
         printable(plan.reason),

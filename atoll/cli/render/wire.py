@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, MutableSequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import EnumDescriptor
     from google.protobuf.message import Message
+
+_JSON_TEXT: Final = frozenset({"strategy_settings", "strategy_params"})
+"""Fields that travel as JSON: shown as what they are."""
 
 
 def to_plain(message: Message) -> dict[str, Any]:
@@ -26,6 +30,8 @@ def _field(message: Message, field: Any) -> Any:
         return {str(key): _value(item, None) for key, item in sorted(value.items())}
     if isinstance(value, MutableSequence):
         return [_value(item, field.enum_type) for item in value]
+    if field.name in _JSON_TEXT:
+        return json.loads(value or "{}")
     if field.has_presence and not message.HasField(field.name):
         return None
     return _value(value, field.enum_type)

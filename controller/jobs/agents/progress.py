@@ -17,6 +17,7 @@ from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.records.wire import level_from_wire
 from atoll.controller.state.records import Level, RunRecord
 from atoll.controller.state.recovery import CommitRecord
+from atoll.strategies import registry
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
 RECENT_S: Final = 5.0
@@ -40,12 +41,11 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """Of one step of one rank: how long it took, how long it waited for updates, how many layers were up to date."""
+    """Of one step of one rank: how long it took, and what its strategy measured."""
 
     heard_s: float
     step_s: float
-    stall_s: float
-    fresh_share: float
+    metrics: Mapping[str, float]
 
 
 @dataclass(slots=True)
@@ -124,24 +124,37 @@ class RunProgress:
             if sample.plan not in self.steps_of and len(self.steps_of) == KEPT_PLANS:
                 del self.steps_of[min(self.steps_of)]
             self.steps_of.setdefault(sample.plan, deque(maxlen=RECENT_STEPS)).append(sample.step_s)
-        if sample.step_s > 0 and sample.stall_s >= 0 and 0 <= sample.fresh_share <= 1:  # NaN is none of these
-            self.waits.append(Waited(now_s, sample.step_s, sample.stall_s, sample.fresh_share))
+        if sample.step_s > 0 and sample.strategy_metrics:  # checked when they came
+            self.waits.append(Waited(now_s, sample.step_s, dict(sample.strategy_metrics)))
 
     def to_wire(self, now_s: float) -> jobs_pb2.Progress:
         recent = [step_s for heard_s, step_s in self.steps if now_s - heard_s < RECENT_S]
         step_s = statistics.median(recent) if recent else 0.0
         lead = self.ranks.get(0)
-        waits = [wait for wait in self.waits if now_s - wait.heard_s < RECENT_S]
         return jobs_pb2.Progress(
             step=self.newest_step + 1 if self.total_batch else 0,
             epoch=lead.last.epoch if lead and lead.last else 0,
             samples_per_s=self.total_batch / step_s if step_s > 0 else 0.0,
             step_s=step_s,
             metrics=self.metrics,
-            rate=lead.last.rate if lead and lead.last else 0.0,
-            stall_share=min(sum(w.stall_s for w in waits) / sum(w.step_s for w in waits), 1.0) if waits else 0.0,
-            fresh_share=statistics.fmean(w.fresh_share for w in waits) if waits else 0.0,
+            strategy_metrics=self._summaries(now_s, lead.last if lead else None),
         )
+
+    def _summaries(self, now_s: float, lead: common_pb2.StepSample | None) -> dict[str, float]:
+        """What the strategy's workers reported, each number summed up as the strategy declares it."""
+        found = {}
+        for name, value in lead.strategy_metrics.items() if lead else ():
+            metric = registry.metrics()[name]
+            recent = [(w.metrics.get(name, 0.0), w.step_s) for w in self.waits if now_s - w.heard_s < RECENT_S]
+            match metric.summary:
+                case "newest":
+                    found[metric.summary_name] = value
+                case "mean":
+                    found[metric.summary_name] = statistics.fmean(v for v, _ in recent) if recent else 0.0
+                case "share of the step":
+                    whole_s = sum(step_s for _, step_s in recent)
+                    found[metric.summary_name] = min(sum(v for v, _ in recent) / whole_s, 1.0) if recent else 0.0
+        return found
 
 
 class ProgressBoard:
@@ -240,6 +253,7 @@ class ProgressBoard:
 
 
 def step_from_wire(sample: common_pb2.StepSample) -> StepSeen:
+    metrics = sample.strategy_metrics
     return StepSeen(
         step=sample.step,
         plan=sample.plan,
@@ -254,9 +268,9 @@ def step_from_wire(sample: common_pb2.StepSample) -> StepSeen:
         update_s=sample.update_s,
         sync_s=sample.sync_s,
         last_sync_s=sample.last_sync_s,
-        stall_s=sample.stall_s,
-        rate=sample.rate,
-        sent_bytes=sample.sent_bytes,
+        stall_s=metrics.get("stall_s", 0.0),
+        rate=metrics.get("sparsity", 0.0),
+        sent_bytes=round(metrics.get("sent_bytes", 0.0)),
         local_sqnorm=sample.local_grad_sqnorm,
         global_sqnorm=sample.global_grad_sqnorm,
     )

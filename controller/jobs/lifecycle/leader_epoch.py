@@ -24,7 +24,7 @@ from atoll.controller.state.codec import encode
 from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.records import JobPhase, JobRecord, Level, NodeRecord, PlanRecord
 from atoll.controller.state.store import Fence, Put, StateStore
-from atoll.errors import BadInput, Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
+from atoll.errors import Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -189,11 +189,6 @@ class LeaderEpoch:
 def _adjustable(state: JobState, asked: Pins, unpin: Collection[str]) -> PlanRecord:
     """The newest plan of a run that can take these values now. Raises BadInput, Conflict."""
     job = state.job
-    if job.spec.stale_sparse is None and (asked.rate is not None or "rate" in unpin):
-        raise BadInput(
-            f"job {job.id} runs with strategy {job.spec.strategy}, which has no compression rate. "
-            "Submit it with --strategy stale-sparse"
-        )
     if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or not state.plans:
         again = "Submit it again with what you want" if job.phase.ended else "Try again when it runs"
         raise Conflict(f"job {job.id} does not run: it is {job.phase.lower()}. {again}")
@@ -210,7 +205,7 @@ def _pinned(job: JobRecord, asked: Pins, unpin: Collection[str]) -> JobRecord:
     shares = asked.shares or (() if "shares" in unpin else kept.shares)
     return replace(
         job,
-        rate=asked.rate if asked.rate is not None else None if "rate" in unpin else kept.rate,
+        pinned_params={n: v for n, v in kept.strategy_params.items() if n not in unpin} | dict(asked.strategy_params),
         pinned_batch=asked.total_batch or (0 if "total-batch" in unpin else kept.total_batch),
         pinned_shares=shares,
         pinned_run=job.run if shares else 0,

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from atoll.controller.deciding.given import Pins, Policy
 from atoll.controller.jobs.records.offline_profile import offline_profile
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.state.records import Adapted, JobRecord, PlanRecord
+from atoll.strategies import registry
 
 
 def policy_of(job: JobRecord, samples: int = 0) -> Policy:
     """samples: of the dataset, which no batch may exceed; 0 where that is not known."""
-    sparse, adapt = job.spec.stale_sparse, job.spec.adapt
+    spec, adapt = job.spec, job.spec.adapt
     return Policy(
-        split=job.spec.split,
-        sparse=sparse is not None,
-        adapt_rate=adapt.rate,
+        split=spec.split,
+        sparse=spec.strategy == "stale-sparse",
+        adapt_rate="sparsity" in adapt.strategy_params,
         min_batch=adapt.min_batch,
         max_batch=min(adapt.max_batch, samples) if samples else adapt.max_batch,
         rule=adapt.learning_rate,
         initial_batch=job.initial_batch,
-        value_bytes=4 if sparse is not None and sparse.values == "float32" else 2,
+        value_bytes=4 if spec.strategy_settings.get("values") == "float32" else 2,
         surrogate=_surrogate(job),
         pins=pins_of(job),
     )
@@ -30,7 +32,7 @@ def policy_of(job: JobRecord, samples: int = 0) -> Policy:
 def pins_of(job: JobRecord) -> Pins:
     """Shares count only in the run whose ranks they were given for."""
     shares = job.pinned_shares if job.pinned_run == job.run else ()
-    return Pins(rate=job.rate, total_batch=job.pinned_batch, shares=shares)
+    return Pins(strategy_params=job.pinned_params, total_batch=job.pinned_batch, shares=shares)
 
 
 def _surrogate(job: JobRecord) -> Surrogate | None:
@@ -45,11 +47,12 @@ def begun_with(job: JobRecord, plan: PlanRecord) -> PlanRecord:
     """A run's first plan with what the job has beside its split: pinned, else decided in its last run, else the
     spec's."""
     adapted = job.adapted or Adapted()
-    sparse = job.spec.stale_sparse
-    rate = None if sparse is None else _first_of(job.rate, adapted.rate if job.spec.adapt.rate else None, sparse.rate)
+    params = {name: value for name, value in _settings_of_plans(job).items() if value is not None}
+    params |= {name: value for name, value in adapted.strategy_params.items() if name in job.spec.adapt.strategy_params}
+    params |= job.pinned_params
     total = planned_total(job)
     factor = adapted.learning_rate_factor if job.spec.adapt.max_batch and total else 0.0
-    return replace(plan, rate=rate, total_batch=total, learning_rate_factor=factor)
+    return replace(plan, strategy_params=params, total_batch=total, learning_rate_factor=factor)
 
 
 def planned_total(job: JobRecord) -> int:
@@ -59,8 +62,14 @@ def planned_total(job: JobRecord) -> int:
 
 
 def adapted_by(plan: PlanRecord) -> Adapted:
-    return Adapted(rate=plan.rate, total_batch=plan.total_batch, learning_rate_factor=plan.learning_rate_factor)
+    return Adapted(
+        strategy_params=plan.strategy_params,
+        total_batch=plan.total_batch,
+        learning_rate_factor=plan.learning_rate_factor,
+    )
 
 
-def _first_of(*values: float | None) -> float | None:
-    return next((value for value in values if value is not None), None)
+def _settings_of_plans(job: JobRecord) -> dict[str, Any]:
+    """The settings that plans may change, as the job was submitted with them."""
+    names = registry.find(job.spec.strategy).plan_parameters.model_fields
+    return {name: job.spec.strategy_settings[name] for name in names if name in job.spec.strategy_settings}

@@ -7,11 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 from atoll.controller.jobs.records.offline_profile import offline_profile
-from atoll.controller.state.records import Adapt, Checkpoint, Spec, StaleSparse, StartFrom
+from atoll.controller.state.records import Adapt, Checkpoint, Spec, StartFrom
 from atoll.errors import BadInput
+from atoll.strategies import registry
+from atoll.strategies.declaration import as_json
 from atoll.v1 import common_pb2 as pb
 
 MAX_WORKERS: Final = 4096
@@ -21,13 +23,6 @@ SPLITS: Final = ("auto", "inverse-time", "even")
 LEARNING_RATES: Final = ("adascale", "square-root", "none")
 MAX_BATCH: Final = 2**31 - 1
 MAX_PROFILE_BYTES: Final = 256 * 1024
-STRATEGIES: Final = ("dense", "stale-sparse")
-SELECTIONS: Final = ("threshold", "topk", "random")
-EXCHANGES: Final = ("updates", "gradients")
-VALUES: Final = ("float16", "bfloat16", "float32")
-MOMENTA: Final = ("lazy", "as-is")
-SCHEDULINGS: Final = ("edf", "fcfs")
-MAX_RATE: Final = 0.9999
 DEFAULT_REPLICAS: Final = 2
 MAX_REPLICAS: Final = 8
 _JOB_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
@@ -66,7 +61,8 @@ def spec_from_wire(spec: pb.JobSpec) -> Spec:
         seed=spec.seed,
         stall_timeout_s=spec.stall_timeout_s,
         hang_s=spec.hang_s,
-        stale_sparse=_stale_sparse(spec),
+        strategy=registry.find(spec.strategy, "spec.strategy").name,
+        strategy_settings=_strategy_settings(spec),
         adapt=_adapt(spec),
         standby=spec.standby,
     )
@@ -98,17 +94,10 @@ def spec_to_wire(spec: Spec) -> pb.JobSpec:
         stall_timeout_s=spec.stall_timeout_s,
         hang_s=spec.hang_s,
         strategy=spec.strategy,
-        stale_sparse=None if spec.stale_sparse is None else pb.StaleSparse(**asdict(spec.stale_sparse)),
+        strategy_settings=as_json(spec.strategy_settings),
         adapt=pb.Adaptation(**(asdict(spec.adapt) | {"profile": ""})),
         standby=spec.standby,
     )
-
-
-def check_rate(field: str, rate: float) -> float:
-    """The share of the entries that a step leaves behind. Raises BadInput."""
-    if not 0 <= rate <= MAX_RATE:  # NaN too
-        raise BadInput(f"{field} = {rate!r} must be 0 to {MAX_RATE}. It is the share left out of a step, e.g. 0.99")
-    return rate
 
 
 def _wrong(field: str, value: object, why: str, next_step: str) -> BadInput:
@@ -198,32 +187,10 @@ def _directory(field: str, value: str) -> str:
     return value
 
 
-def _stale_sparse(spec: pb.JobSpec) -> StaleSparse | None:
-    """None with strategy dense."""
-    if spec.strategy not in ("", *STRATEGIES):
-        raise _wrong("strategy", spec.strategy, "is not known", f"Use one of {', '.join(STRATEGIES)}")
-    if spec.strategy != "stale-sparse":
-        if spec.HasField("stale_sparse"):
-            why = "takes no stale_sparse settings"
-            raise _wrong("strategy", spec.strategy or "dense", why, 'Leave them out, or use strategy "stale-sparse"')
-        return None
-    wire, default = spec.stale_sparse, StaleSparse()
-    if wire.staleness not in (0, 1):
-        raise _wrong("stale_sparse.staleness", wire.staleness, "must be 0 or 1", "Leave it out for 1")
-    if wire.no_error_feedback and wire.exchange != "gradients":
-        why = 'has no meaning with exchange "updates", where error feedback is in the weights themselves'
-        raise _wrong("stale_sparse.no_error_feedback", True, why, 'Leave it out, or use exchange "gradients"')
-    return StaleSparse(
-        rate=check_rate("spec.stale_sparse.rate", wire.rate) if wire.HasField("rate") else default.rate,
-        staleness=wire.staleness if wire.HasField("staleness") else default.staleness,
-        selection=_one_of("selection", wire.selection, SELECTIONS),
-        values=_one_of("values", wire.values, VALUES),
-        no_error_feedback=wire.no_error_feedback,
-        momentum=_one_of("momentum", wire.momentum, MOMENTA),
-        scheduling=_one_of("scheduling", wire.scheduling, SCHEDULINGS),
-        digest_every=wire.digest_every or default.digest_every,
-        exchange=_one_of("exchange", wire.exchange, EXCHANGES),
-    )
+def _strategy_settings(spec: pb.JobSpec) -> dict[str, Any]:
+    """Every setting of the job's strategy."""
+    strategy = registry.find(spec.strategy, "spec.strategy")
+    return strategy.read_settings(spec.strategy_settings, f"spec.{strategy.section}").said()
 
 
 def _adapt(spec: pb.JobSpec) -> Adapt:
@@ -234,14 +201,16 @@ def _adapt(spec: pb.JobSpec) -> Adapt:
         raise _wrong("adapt.min_batch", low, why, "Give both, e.g. batch = [128, 1024], or neither")
     if high and spec.split not in ("", "auto"):
         raise _wrong("adapt.max_batch", high, f'has no meaning with split "{spec.split}"', 'Use split "auto"')
-    if wire.rate and spec.strategy != "stale-sparse":
-        raise _wrong("adapt.rate", True, "needs a compression rate to adapt", 'Use strategy "stale-sparse"')
+    strategy = registry.find(spec.strategy)
+    for name in wire.strategy_params:
+        if name not in strategy.plan_parameters.model_fields:
+            raise _wrong(f"adapt.{name}", True, f'is nothing that strategy "{strategy.name}" adapts', "Leave it out")
     if wire.learning_rate not in ("", *LEARNING_RATES):
         raise _wrong("adapt.learning_rate", wire.learning_rate, "is not known", f"Use {', '.join(LEARNING_RATES)}")
     if len(wire.profile) > MAX_PROFILE_BYTES:
         raise _wrong("adapt.profile", f"{len(wire.profile)} characters", "is too long", "Profile on a coarser grid")
     if wire.profile:
-        if spec.strategy != "stale-sparse":
+        if "sparsity" not in strategy.plan_parameters.model_fields:
             raise _wrong("adapt.profile", "…", "is of compression", 'Leave it out, or use strategy "stale-sparse"')
         try:
             offline_profile(wire.profile)
@@ -251,7 +220,7 @@ def _adapt(spec: pb.JobSpec) -> Adapt:
         min_batch=low,
         max_batch=high,
         learning_rate=wire.learning_rate or LEARNING_RATES[0],
-        rate=wire.rate,
+        strategy_params=tuple(wire.strategy_params),
         profile=wire.profile,
     )
 
@@ -271,10 +240,3 @@ def check_shares(shares: Sequence[float], workers: int) -> tuple[float, ...]:
         if not (share > 0 and math.isfinite(share)):
             raise BadInput(f"the share {share!r} of rank {rank} must be above 0. A rank with little to do gets little")
     return tuple(shares)
-
-
-def _one_of(field: str, value: str, known: Sequence[str]) -> str:
-    """The first is the default."""
-    if value not in ("", *known):
-        raise _wrong(f"stale_sparse.{field}", value, "is not known", f"Use one of {', '.join(known)}")
-    return value or known[0]

@@ -28,6 +28,7 @@ from atoll.controller.state.records import (
     WorkerExitKind,
 )
 from atoll.controller.state.recovery import RecoveryRecord
+from atoll.strategies.declaration import as_json
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 from atoll.worker_key import WorkerKey
 
@@ -121,7 +122,7 @@ def plan_to_wire(plan: PlanRecord) -> common_pb2.Plan:
         shares=plan.shares,
         planner=plan.planner,
         reason=plan.reason,
-        rate=plan.rate,
+        strategy_params=as_json(plan.strategy_params),
         total_batch=plan.total_batch,
         learning_rate_factor=plan.learning_rate_factor,
         predicted_step_s=plan.predicted_s,

@@ -187,13 +187,21 @@ def test_links_are_told_64_at_a_time_the_newest_of_each_and_no_nonsense() -> Non
 
 def test_steps_that_make_no_sense_are_dropped_and_counted() -> None:
     collector = Collector()
-    good = StepSample(step=3, step_s=0.1, backward_s=0.05, fresh_share=1.0, rate=0.99, local_grad_sqnorm=1e30)
+    good = StepSample(
+        step=3,
+        step_s=0.1,
+        backward_s=0.05,
+        strategy_metrics={"fresh_share": 1.0, "sent_bytes": 1e9},
+        local_grad_sqnorm=1e30,
+    )
     nonsense = [
         StepSample(step_s=float("nan")),
         StepSample(load_s=-1e-9),
         StepSample(last_sync_s=float("inf")),
         StepSample(global_grad_sqnorm=float("inf")),
-        StepSample(fresh_share=1.5),
+        StepSample(strategy_metrics={"fresh_share": 1.5}),
+        StepSample(strategy_metrics={"stall_s": float("nan")}),
+        StepSample(strategy_metrics={"of no strategy": 1.0}),
     ]
     collector.add(KEY, WorkerTelemetry(steps=[good, *nonsense], prepared=Prepared(entries=77, fingerprint="?")))
     ((mine,),) = [message.workers for message in collector.take()]

@@ -103,7 +103,7 @@ def test_a_restored_job_is_submitted_with_the_others_code_and_settings(controlle
             args=["--lr", "1"], env={"A": "1"}, max_restarts=7, seed=3, standby=1, split="even", strategy="stale-sparse"
         )
     )
-    spec.stale_sparse.rate = 0.9
+    spec.strategy_settings = '{"sparsity":0.9}'
     spec.checkpoint.CopyFrom(
         common.CheckpointPolicy(directory="/mnt", every_steps=9, keep=4, memory_replicas=1, site_safe=True)
     )
@@ -120,7 +120,8 @@ def test_a_restored_job_is_submitted_with_the_others_code_and_settings(controlle
     expected.checkpoint.keep = 5
     expected.checkpoint.start_from.CopyFrom(common.StartFrom(job=JOB, directory="/mnt", step=300))
     header.spec.ClearField("adapt")
-    header.spec.stale_sparse.CopyFrom(spec.stale_sparse)
+    assert json.loads(header.spec.strategy_settings)["sparsity"] == 0.9
+    header.spec.strategy_settings = spec.strategy_settings
     assert header.spec == expected
 
 
@@ -135,12 +136,12 @@ def test_what_submit_takes_of_a_job_restore_takes_as_well(controller: ScriptedCo
     spec = controller.script.add(JOB, pb.PHASE_DONE).spec
     spec.MergeFrom(common.JobSpec(standby=1, split="even", strategy="stale-sparse"))
     controller.script.checkpoints[JOB] = rows(on_disk(300))
-    flags = ("--standby", "2", "--split", "auto", "--rate", "0.95", "--adapt-rate", "--adapt-batch", "8:64")
+    flags = ("--standby", "2", "--split", "auto", "--sparsity", "0.95", "--adapt-sparsity", "--adapt-batch", "8:64")
     done = invoke(controller, "restore", JOB, *flags)
     assert done.exit_code == 0, done.stderr
     got = controller.script.headers[0].spec
-    assert (got.standby, got.split, got.stale_sparse.rate) == (2, "auto", 0.95)
-    assert (got.adapt.rate, got.adapt.min_batch, got.adapt.max_batch) == (True, 8, 64)
+    assert (got.standby, got.split, json.loads(got.strategy_settings)["sparsity"]) == (2, "auto", 0.95)
+    assert (list(got.adapt.strategy_params), got.adapt.min_batch, got.adapt.max_batch) == (["sparsity"], 8, 64)
 
 
 def test_what_cannot_be_restored_is_refused_with_what_is_there(controller: ScriptedController, tmp_path: Path) -> None:

@@ -114,10 +114,15 @@ def test_cancel(runner: CliRunner, controller: ScriptedController) -> None:
 
 def test_adjust(runner: CliRunner, controller: ScriptedController) -> None:
     controller.script.jobs["vit-3f9a"] = sparse_job()
-    code, out, err = atoll(runner, controller, "adjust", "vit-3f9a", "--rate", "0.9975")
-    assert (code, out) == (0, "vit-3f9a pinned: rate 99.75 %, plan 4 from step 900\n")
+    code, out, err = atoll(runner, controller, "adjust", "vit-3f9a", "--sparsity", "0.9975")
+    assert (code, out) == (0, "vit-3f9a pinned: sparsity 0.9975, plan 4 from step 900\n")
     assert "atoll status vit-3f9a" in err
-    assert json.loads(atoll(runner, controller, "adjust", "vit-3f9a", "--rate", "0", "--json")[1])["plan"]["rate"] == 0
+    adjusted = json.loads(atoll(runner, controller, "adjust", "vit-3f9a", "--sparsity", "0", "--json")[1])
+    assert adjusted["plan"]["strategy_params"] == {"sparsity": 0}
+    code, out, err = atoll(runner, controller, "adjust", "vit-3f9a", "--rate", "0.5", "--unpin", "rate")
+    assert (code, out) == (0, "vit-3f9a pinned: sparsity 0.5, plan 6 from step 900\n")
+    assert "--rate is called --sparsity now" in err
+    assert "rate is called sparsity now" in err
     code, out, _ = atoll(runner, controller, "adjust", "vit-3f9a", "--total-batch", "512", "--shares", "3:1")
     assert (code, "batch 512, shares 75 % 25 %" in out) == (0, True)
     code, _, err = atoll(runner, controller, "adjust", "vit-3f9a", "--shares", "3;1")

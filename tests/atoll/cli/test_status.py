@@ -65,13 +65,13 @@ def test_status_tells_of_a_recovery_under_way_and_of_one_that_is_over(
     [
         (
             sparse_job(),
-            "strategy stale-sparse: rate 99.00 % (99.50 % soon)  stall 3.1 % of the step  fresh layers 71 %",
+            "strategy stale-sparse: sparsity 99.00 % (99.50 % soon)  stall 3.1 % of the step  fresh layers 71 %",
             "links 0-1 94.1 Mbit/s  1-0 1.25 Gbit/s",
         ),
-        (sparse_job(step=0), "strategy stale-sparse: rate 99.50 %", "links 0-1 94.1 Mbit/s  1-0 1.25 Gbit/s"),
+        (sparse_job(step=0), "strategy stale-sparse: sparsity 99.50 %", "links 0-1 94.1 Mbit/s  1-0 1.25 Gbit/s"),
         (
             sparse_job(links=40),
-            "strategy stale-sparse: rate 99.00 % (99.50 % soon)  stall 3.1 % of the step  fresh layers 71 %",
+            "strategy stale-sparse: sparsity 99.00 % (99.50 % soon)  stall 3.1 % of the step  fresh layers 71 %",
             "links " + "".join(f"0-{peer} 94.1 Mbit/s  " for peer in range(1, 13)) + "and 28 more",
         ),
     ],
@@ -83,7 +83,8 @@ def test_status_of_a_job_over_thin_links(
     lines = atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
     assert lines[lines.index("") - 2 : lines.index("")] == [strategy, links]
     document = json.loads(atoll(runner, controller, "status", "vit-3f9a", "--json")[1])
-    assert (document["plan"]["rate"], document["progress"]["stall_share"]) == (0.995, 0.031)
+    assert document["plan"]["strategy_params"] == {"sparsity": 0.995}
+    assert document["progress"]["strategy_metrics"]["stall_share"] == 0.031
 
 
 def test_a_link_that_was_never_busy_is_idle(runner: CliRunner, controller: ScriptedController) -> None:

@@ -41,7 +41,7 @@ def submit(runner: CliRunner, controller: ScriptedController, *args: str) -> Res
         (["nope.py"], "error: script nope.py is not there. Check the path"),
         (["."], "error: script . is a folder. Name the Python file"),
         (["train.py", "--workers", "4:2"], "error: workers = '4:2' has a minimum of 4 above its maximum of 2"),
-        (["train.py", "--adapt-rate"], "error: adapt.rate = true: strategy = 'dense' has no compression rate to adapt"),
+        (["train.py", "--adapt-sparsity"], "error: adapt.sparsity = true: strategy = 'dense' has no sparsity to adapt"),
         (["train.py", "--adapt-batch", "64"], "error: --adapt-batch '64' is not MIN:MAX"),
         (["train.py", "--workers", "many"], "error: workers = 'many' must be N or 'MIN:MAX'"),
         (["train.py", "--name", "My Job"], "error: name = 'My Job' must be 1 to 40 of a-z"),
@@ -51,9 +51,12 @@ def submit(runner: CliRunner, controller: ScriptedController, *args: str) -> Res
         ),
         (
             ["train.py", "--strategy", "ring"],
-            "error: strategy = 'ring' is wrong: it should be 'dense'",
+            "error: strategy = 'ring' is not known. Use one of dense, stale-sparse",
         ),
-        (["train.py", "--rate", "0.9"], "error: strategy = 'dense' takes no stale_sparse settings"),
+        (
+            ["train.py", "--sparsity", "0.9"],
+            "error: strategy = 'dense' has no setting sparsity. Say --strategy stale-sparse",
+        ),
         (["train.py", "--keep", "0"], "error: checkpoint.keep = 0 is wrong"),
         (["train.py", "--env", "A"], "error: --env 'A' is not NAME=VALUE"),
         (["train.py", "--checkpoint-dir", "rel"], "error: checkpoint.directory = 'rel' must be an absolute path"),
@@ -77,6 +80,17 @@ def test_the_job_id_is_all_of_stdout(runner: CliRunner, controller: ScriptedCont
     assert (result.exit_code, result.stdout) == (0, "train-0000\n")
     assert "atoll status train-0000" in result.stderr
     assert submit(runner, controller, "train.py", "--json").stdout == '{"job": "train-0001"}\n'
+
+
+def test_old_flags_still_work_and_each_says_the_new_one_in_a_line(
+    runner: CliRunner, controller: ScriptedController, script: Path
+) -> None:
+    done = submit(runner, controller, "train.py", "--strategy", "stale-sparse", "--rate", "0.9", "--adapt-rate")
+    assert done.exit_code == 0, done.stderr
+    assert "--rate is called --sparsity now" in done.stderr
+    assert "--adapt-rate is called --adapt-sparsity now" in done.stderr
+    spec = controller.script.headers[0].spec
+    assert (spec.strategy_settings, list(spec.adapt.strategy_params)) == ('{"sparsity":0.9}', ["sparsity"])
 
 
 def test_flags_and_arguments_become_the_spec(

@@ -14,7 +14,7 @@ from atoll.controller.planners.surrogate import Surrogate
 
 SITES = ("paris", "paris", "lyon")
 FOLLOWING = Policy(sparse=True, adapt_rate=True, initial_batch=256)
-CURRENT = replace(EVEN, rate=0.97)
+CURRENT = replace(EVEN, strategy_params={"sparsity": 0.97})
 LIKE = (0.002, 0.002, 0.002)
 PROFILE = Surrogate(
     sparsities=(0.9, 0.99, 0.999), batches=(64.0, 256.0, 1024.0), extra=((0.0, 0.01, 0.05),) * 2 + ((0.1, 0.12, 0.2),)
@@ -28,15 +28,14 @@ def run(mbit: float, current: object = CURRENT, policy: Policy = FOLLOWING, **ch
 
 
 def test_a_thinner_link_raises_the_rate_at_once_and_says_why() -> None:
-    wide = next_plan(run(480, current=replace(CURRENT, rate=0.999)))
+    wide = next_plan(run(480, current=replace(CURRENT, strategy_params={"sparsity": 0.999})))
     assert wide is not None
-    assert wide.rate is not None
     seen = ranks(*LIKE, plan=wide.id)
     thin = next_plan(run(20, current=wide, ranks=seen))
     assert thin is not None
-    assert thin.rate is not None
-    assert thin.rate > wide.rate
-    assert thin.reason.startswith(f"bandwidth 480 → 20 Mbit/s: rate {100 * wide.rate:.2f} → {100 * thin.rate:.2f} %")
+    assert thin.strategy_params["sparsity"] > wide.strategy_params["sparsity"]
+    before, after = (100 * plan.strategy_params["sparsity"] for plan in (wide, thin))
+    assert thin.reason.startswith(f"bandwidth 480 → 20 Mbit/s: sparsity {before:.2f} → {after:.2f} %")
     assert "batch 256," in thin.reason
     assert PLANNERS["tta"].run_json(thin.input) == thin.output
     assert thin.total_batch == 0  # the script's own stays
@@ -44,11 +43,10 @@ def test_a_thinner_link_raises_the_rate_at_once_and_says_why() -> None:
 
 
 def test_a_wider_link_lowers_the_rate_and_then_nothing_changes() -> None:
-    tight = replace(CURRENT, rate=0.999)
+    tight = replace(CURRENT, strategy_params={"sparsity": 0.999})
     plan = next_plan(run(50, current=tight))
     assert plan is not None
-    assert plan.rate is not None
-    assert plan.rate < 0.999
+    assert plan.strategy_params["sparsity"] < 0.999
     seen = ranks(*LIKE, plan=plan.id)
     assert next_plan(run(50, current=plan, ranks=seen)) is None
     assert next_plan(run(55, current=plan, ranks=seen)) is None  # within the hysteresis
@@ -59,7 +57,7 @@ def test_a_wider_link_lowers_the_rate_and_then_nothing_changes() -> None:
     "quiet",
     [
         run(20, policy=replace(FOLLOWING, adapt_rate=False)),
-        run(20, policy=replace(FOLLOWING, pins=Pins(rate=0.97))),
+        run(20, policy=replace(FOLLOWING, pins=Pins(strategy_params={"sparsity": 0.97}))),
         given(ranks(*LIKE), current=CURRENT, policy=FOLLOWING, islands=SITES),  # nothing is known of the links
         run(0.001),  # nothing profiled fits
     ],
@@ -75,7 +73,7 @@ def test_unequal_devices_get_their_split_with_the_rate() -> None:
     even = next_plan(
         run(
             100,
-            current=replace(CURRENT, rate=0.999),
+            current=replace(CURRENT, strategy_params={"sparsity": 0.999}),
             policy=replace(FOLLOWING, split="even"),
             ranks=ranks(0.002, 0.004, 0.004),
         )
@@ -95,17 +93,21 @@ def test_with_an_offline_profile_the_batch_follows_too() -> None:
 
 
 def test_a_pinned_rate_leaves_the_batch_to_the_plan() -> None:
-    policy = replace(FOLLOWING, min_batch=64, max_batch=1024, surrogate=PROFILE, pins=Pins(rate=0.97))
+    policy = replace(
+        FOLLOWING, min_batch=64, max_batch=1024, surrogate=PROFILE, pins=Pins(strategy_params={"sparsity": 0.97})
+    )
     plan = next_plan(run(1000, policy=policy, ranks=measured(*(((0.0004, 0.05),) * 3), plan=1)))
     assert plan is not None
-    assert plan.rate == 0.97
+    assert plan.strategy_params["sparsity"] == 0.97
     assert plan.total_batch > 256
 
 
 def test_one_island_has_no_thin_link() -> None:
-    plan = next_plan(given(ranks(*LIKE), current=replace(CURRENT, rate=0.99), policy=FOLLOWING))
+    plan = next_plan(
+        given(ranks(*LIKE), current=replace(CURRENT, strategy_params={"sparsity": 0.99}), policy=FOLLOWING)
+    )
     assert plan is not None
-    assert plan.rate == pytest.approx(0.97)
+    assert plan.strategy_params["sparsity"] == pytest.approx(0.97)
 
 
 def test_a_device_with_a_knee_is_planned_with_its_knee() -> None:
@@ -113,7 +115,7 @@ def test_a_device_with_a_knee_is_planned_with_its_knee() -> None:
     known = measured((0.002, 0.01), (0.002, 0.01), (0.0006, 0.06), plan=1)
     knee = tuple(BatchPoint(b, max(b, 120) / 1200, 0.01) for b in (40, 85, 240))
     known[2] = replace(known[2], points=knee, compute_s=0.1)
-    plan = next_plan(run(480, current=replace(CURRENT, rate=0.999), ranks=known))
+    plan = next_plan(run(480, current=replace(CURRENT, strategy_params={"sparsity": 0.999}), ranks=known))
     assert plan is not None
     device = json.loads(plan.input)["devices"][2]
     assert (device["alpha"], device["beta"]) == pytest.approx((120, 1200))

@@ -118,16 +118,21 @@ def test_ranks_that_wait_for_communication_are_told() -> None:
 
 
 def test_a_pin_keeps_the_shares_and_later_shares_keep_it() -> None:
-    first = replace(EVEN, rate=0.99)
-    adjusted = pinned_plan(first, Pins(rate=0.995), 7)
+    first = replace(EVEN, strategy_params={"sparsity": 0.99})
+    adjusted = pinned_plan(first, Pins(strategy_params={"sparsity": 0.995}), 7)
     assert adjusted is not None
-    assert (adjusted.id, adjusted.from_step, adjusted.shares, adjusted.rate) == (2, 7, first.shares, 0.995)
-    assert adjusted.reason == "rate 99.00 → 99.50 % (asked by a user)"
+    assert (adjusted.id, adjusted.from_step, adjusted.shares, adjusted.strategy_params) == (
+        2,
+        7,
+        first.shares,
+        {"sparsity": 0.995},
+    )
+    assert adjusted.reason == "sparsity 0.99 → 0.995 (asked by a user)"
     assert PLANNERS[adjusted.planner].run_json(adjusted.input) == adjusted.output
-    assert pinned_plan(adjusted, Pins(rate=0.995), 7) is None
+    assert pinned_plan(adjusted, Pins(strategy_params={"sparsity": 0.995}), 7) is None
     plan = next_plan(given(ranks(*UNEQUAL, plan=2), current=adjusted))
     assert plan is not None
-    assert (plan.id, plan.shares, plan.rate) == (3, (129.0, 78.0, 49.0), 0.995)
+    assert (plan.id, plan.shares, plan.strategy_params) == (3, (129.0, 78.0, 49.0), {"sparsity": 0.995})
 
 
 def test_a_pinned_batch_keeps_the_proportions_and_pinned_shares_replace_them() -> None:

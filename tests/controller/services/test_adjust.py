@@ -1,4 +1,4 @@
-"""Strategy stale-sparse over real gRPC: what launches carry, how the rate changes, and that keys stay secret."""
+"""Strategy stale-sparse over real gRPC: what launches carry, how the sparsity changes, and that keys stay secret."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from atoll.controller.state import keys
 from atoll.controller.state.codec import decode
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.records import RunRecord
+from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.v1 import agents_pb2, common_pb2
 from atoll.v1 import jobs_pb2 as pb
 
-SPARSE = {"strategy": "stale-sparse", "stale_sparse": common_pb2.StaleSparse(rate=0.98)}
+SPARSE = {"strategy": "stale-sparse", "strategy_settings": '{"sparsity":0.98}'}
 
 
 @pytest.fixture
@@ -40,13 +41,14 @@ async def two_agents(head: Controller) -> tuple[FakeAgent, FakeAgent]:
     return a, b
 
 
-async def adjust(head: Controller, job: str, rate: float | None = None) -> pb.Job:
-    return await head.stub.Adjust(pb.AdjustRequest(job=job, rate=rate), timeout=5)  # type: ignore[no-any-return]
+async def adjust(head: Controller, job: str, sparsity: float | None = None) -> pb.Job:
+    params = "" if sparsity is None else json.dumps({"sparsity": sparsity})
+    return await head.stub.Adjust(pb.AdjustRequest(job=job, strategy_params=params), timeout=5)  # type: ignore[no-any-return]
 
 
-async def refusal(head: Controller, job: str, rate: float | None = None) -> tuple[grpc.StatusCode, str]:
+async def refusal(head: Controller, job: str, sparsity: float | None = None) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await adjust(head, job, rate)
+        await adjust(head, job, sparsity)
     return refused.value.code(), refused.value.details() or ""
 
 
@@ -56,28 +58,29 @@ async def test_launches_carry_the_runs_members_and_each_rank_its_own_key(etcd: s
     await head.phase(job, pb.PHASE_RUNNING)
     zero, one = a.launches[0], b.launches[0]
     assert [(m.rank, m.node, m.island) for m in zero.members] == [(0, "a", "here"), (1, "b", "lyon")]
-    assert (zero.plan.rate, zero.spec.strategy, zero.spec.stale_sparse.rate) == (0.98, "stale-sparse", 0.98)
+    assert (zero.plan.strategy_params, zero.spec.strategy) == ('{"sparsity":0.98}', "stale-sparse")
+    assert json.loads(zero.spec.strategy_settings) == StaleSparse(sparsity=0.98).said()  # what was left out, too
     run = await run_record(etcd, job, 1)
     assert [x.keys.secret for x in (zero, one)] == [private_key(run.data_seed, job, 1, rank) for rank in (0, 1)]
     assert tuple(zero.keys.public) == tuple(one.keys.public) == public_keys(run.data_seed, job, 1, 2)
     await asyncio.gather(a.disconnect(), b.disconnect())
 
 
-async def test_a_dense_job_has_neither_members_nor_keys_nor_a_rate(etcd: str, head: Controller) -> None:
+async def test_a_dense_job_has_neither_members_nor_keys_nor_a_sparsity(etcd: str, head: Controller) -> None:
     a = await FakeAgent("a").connect(head.address)
     job = await head.submit()
     await head.phase(job, pb.PHASE_RUNNING)
     launch = a.launches[0]
-    assert (len(launch.members), launch.HasField("keys"), launch.plan.HasField("rate")) == (0, False, False)
+    assert (len(launch.members), launch.HasField("keys"), launch.plan.strategy_params) == (0, False, "")
     assert (await run_record(etcd, job, 1)).data_seed == ""
     assert await refusal(head, job, 0.99) == (
         grpc.StatusCode.INVALID_ARGUMENT,
-        f"job {job} runs with strategy dense, which has no compression rate. Submit it with --strategy stale-sparse",
+        f"job {job} of strategy dense: strategy_params.sparsity = 0.99 is not known. Known: none",
     )
     await a.disconnect()
 
 
-async def test_a_rate_holds_from_the_next_step_on_all_agents_and_for_later_runs(head: Controller) -> None:
+async def test_a_sparsity_holds_from_the_next_step_on_all_agents_and_for_later_runs(head: Controller) -> None:
     """1. The job trains at 98 %. 2. A user asks for 99.5 %, twice: one plan. 3. A plan for unequal speeds keeps it.
     4. The run is lost; the next one begins with it, under a key of its own."""
     a, b = await two_agents(head)
@@ -87,24 +90,29 @@ async def test_a_rate_holds_from_the_next_step_on_all_agents_and_for_later_runs(
     await shown_step(head, job, 8)
     for _ in range(2):
         plan = (await adjust(head, job, 0.995)).plan
-        assert (plan.id, plan.from_step, plan.rate) == (2, 8, 0.995)
-        assert (list(plan.shares), plan.reason) == ([1.0, 1.0], "rate 98.00 → 99.50 % (asked by a user)")
+        assert (plan.id, plan.from_step, plan.strategy_params) == (2, 8, '{"sparsity":0.995}')
+        assert (list(plan.shares), plan.reason) == ([1.0, 1.0], "sparsity 0.98 → 0.995 (asked by a user)")
     for agent in (a, b):
         await agent.until(lambda agent=agent: bool(agent.plans))  # type: ignore[misc]
-        assert [told.plan.rate for told in agent.plans] == [0.995]
-    assert "plan 2: rate 98.00 → 99.50 % (asked by a user)" in await head.events(job)
+        assert [told.plan.strategy_params for told in agent.plans] == ['{"sparsity":0.995}']
+    assert "plan 2: sparsity 0.98 → 0.995 (asked by a user)" in await head.events(job)
 
     for _ in range(2):
         await a.train((job, 1, 0), range(9, 40), local=32, total=64, compute_s=0.032, plan=2)
         await b.train((job, 1, 1), range(9, 40), local=32, total=64, compute_s=0.096, plan=2)
     await a.until(lambda: len(a.plans) == 2)
-    assert (a.plans[1].plan.id, a.plans[1].plan.planner, a.plans[1].plan.rate) == (3, "inverse-time", 0.995)
+    assert (a.plans[1].plan.id, a.plans[1].plan.planner, a.plans[1].plan.strategy_params) == (
+        3,
+        "inverse-time",
+        '{"sparsity":0.995}',
+    )
 
     await a.end((job, 1, 0), common_pb2.EXIT_KIND_SIGNALLED, -9, "killed by signal 9", step=40)
     second = await head.phase(job, pb.PHASE_RUNNING, run=2)
-    assert (second.plan.id, second.plan.rate, second.spec.stale_sparse.rate) == (1, 0.995, 0.98)
+    assert (second.plan.id, second.plan.strategy_params) == (1, '{"sparsity":0.995}')
+    assert json.loads(second.spec.strategy_settings)["sparsity"] == 0.98
     old, new = (next(x for x in a.launches if x.id.run == run) for run in (1, 2))
-    assert new.plan.rate == 0.995
+    assert new.plan.strategy_params == '{"sparsity":0.995}'
     assert new.keys.secret != old.keys.secret
     await asyncio.gather(a.disconnect(), b.disconnect())
 
@@ -123,7 +131,7 @@ async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again
         (pb.AdjustRequest(job=job, shares=[1.0]), "1 shares do not fit a run of 2 workers"),
         (pb.AdjustRequest(job=job, shares=[1.0, 0.0]), "the share 0.0 of rank 1 must be above 0"),
         (pb.AdjustRequest(job=job, total_batch=1), "total_batch = 1 must be 2"),
-        (pb.AdjustRequest(job=job, unpin=["speed"]), "unpin = 'speed' is not known. Use rate, shares, total-batch"),
+        (pb.AdjustRequest(job=job, unpin=["speed"]), "unpin = 'speed' is not known. Use shares, total-batch"),
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await head.stub.Adjust(request, timeout=5)
@@ -162,14 +170,14 @@ async def test_what_cannot_be_adjusted_says_why(head: Controller) -> None:
         grpc.StatusCode.NOT_FOUND,
         "no job 'nothing'. `atoll jobs --all` lists them",
     )
-    for rate, text in (
-        (None, "the request changes nothing. Give a rate, a total batch"),
-        (1.0, "rate = 1.0 must be 0 to 0.9999"),
+    for sparsity, text in (
+        (None, "the request changes nothing. Give --sparsity, a total batch"),
+        (1.0, "strategy_params.sparsity = 1.0 should be less than or equal to 0.9999"),
     ):
-        code, said = await refusal(head, job, rate)
+        code, said = await refusal(head, job, sparsity)
         assert (code, text in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     code, said = await refusal(head, job, float("nan"))
-    assert (code, "rate = nan must be" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    assert (code, "sparsity = nan should be" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 
 
 async def test_links_are_shown_and_more_than_the_protocol_allows_is_refused(head: Controller) -> None:
@@ -200,7 +208,7 @@ async def test_links_are_shown_and_more_than_the_protocol_allows_is_refused(head
 
 
 async def test_keys_are_in_no_log_event_or_answer(etcd: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A job's life, with a change of rate, a failure and a controller that takes over, at the most talkative level."""
+    """A job's life, with another sparsity, a failure and a controller that takes over, at the most talkative level."""
     caplog.set_level("DEBUG")
     async with controller(tmp_path, etcd) as head:
         await leading(head)

@@ -13,6 +13,7 @@ from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.etcd_record import EtcdRecord
 from atoll.controller.state.records import (
+    Adapted,
     AdmissionRecord,
     Cause,
     Checkpoint,
@@ -31,12 +32,12 @@ from atoll.controller.state.records import (
     RunMember,
     RunRecord,
     Spec,
-    StaleSparse,
     Standby,
     WorkerExitKind,
 )
 from atoll.controller.state.recovery import CommitRecord
 from atoll.errors import BadInput
+from atoll.strategies.stale_sparse.settings import StaleSparse
 
 KEY = "/atoll/jobs/vit-3f9a"
 SPEC = Spec(
@@ -46,7 +47,8 @@ SPEC = Spec(
     env={"A": "ü"},
     code_sha256="ab" * 32,
     checkpoint=Checkpoint(directory="/data", every_steps=10, keep=2, memory_replicas=3),
-    stale_sparse=StaleSparse(rate=0.5),
+    strategy="stale-sparse",
+    strategy_settings={"sparsity": 0.5, "staleness": 0},
 )
 JOB = JobRecord(
     id="vit-3f9a",
@@ -55,7 +57,7 @@ JOB = JobRecord(
     phase=JobPhase.RUNNING,
     speeds={"a/0": 0.25},
     last_failure=RunFailure(kind=WorkerExitKind.FAILED, step=3, code=1, reason="ValueError"),
-    rate=0.25,
+    pinned_params={"sparsity": 0.25},
     learned_at={"a/0": 1e9},
     standby={"b/0": Standby(reason="slow", work_per_s=1e8, slowed=3)},
     growth=Growth(run=1, added=("c/1",), workers=2, samples_per_s=90.5, total_batch=64, error=0.01),
@@ -93,7 +95,7 @@ PLAN = PlanRecord(
     reason="r",
     input="{}",
     output="{}",
-    rate=0.9,
+    strategy_params={"sparsity": 0.9},
     total_batch=96,
     learning_rate_factor=1.5,
     predicted_s=0.25,
@@ -141,9 +143,18 @@ def test_a_plan_number_0_of_release_0_1_is_read_as_the_placement_that_it_was() -
 
 REPLICAS = "spec.checkpoint.memory_replicas"
 LATER = {
-    JobRecord: ("rate", "spec.stale_sparse", "learned_at", "standby", "growth", "memory_step", REPLICAS),
+    JobRecord: (
+        "pinned_params",
+        "spec.strategy",
+        "spec.strategy_settings",
+        "learned_at",
+        "standby",
+        "growth",
+        "memory_step",
+        REPLICAS,
+    ),
     RunRecord: ("data_seed", "members.0.island", "members.1.island"),
-    PlanRecord: ("rate", "total_batch", "learning_rate_factor", "predicted_s"),
+    PlanRecord: ("strategy_params", "total_batch", "learning_rate_factor", "predicted_s"),
     NodeRecord: ("devices.0.work_per_s",),
 }
 
@@ -159,18 +170,23 @@ def test_what_earlier_versions_wrote_is_read_with_defaults(record: Any) -> None:
         del inner[last]
     read = decode(type(record), KEY, json.dumps(data).encode())
     if isinstance(read, JobRecord):
-        assert (read.rate, read.spec.strategy) == (None, "dense")
+        assert (read.pinned_params, read.spec.strategy) == ({}, "dense")
         assert (read.learned_at, read.standby, read.growth) == ({}, {}, None)
         assert (read.memory_step, read.spec.checkpoint.memory_replicas) == (0, 2)
-        spec = replace(read.spec, stale_sparse=SPEC.stale_sparse, checkpoint=SPEC.checkpoint)
-        known = replace(read, rate=JOB.rate, spec=spec, learned_at=JOB.learned_at)
+        spec = replace(
+            read.spec,
+            strategy=SPEC.strategy,
+            strategy_settings=SPEC.strategy_settings,
+            checkpoint=SPEC.checkpoint,
+        )
+        known = replace(read, pinned_params=JOB.pinned_params, spec=spec, learned_at=JOB.learned_at)
         assert replace(known, standby=JOB.standby, growth=JOB.growth, memory_step=JOB.memory_step) == JOB
     elif isinstance(read, RunRecord):
         assert (read.data_seed, {m.island for m in read.members}) == ("", {""})
     elif isinstance(read, NodeRecord):
         assert read == replace(NODE, devices=(replace(DEVICE, work_per_s=0.0),))
     else:
-        assert read == replace(PLAN, rate=None, total_batch=0, learning_rate_factor=0.0, predicted_s=0.0)
+        assert read == replace(PLAN, strategy_params={}, total_batch=0, learning_rate_factor=0.0, predicted_s=0.0)
 
 
 def test_the_secret_of_a_run_is_not_printed_with_it() -> None:
@@ -200,8 +216,9 @@ def changed(**fields: Any) -> bytes:
         (changed(colour="blue"), "unknown field colour"),
         (changed(spec__colour="blue"), "unknown field spec.colour"),
         (changed(phase=None), "field phase is missing"),
-        (changed(spec__stale_sparse__rate=None), "field spec.stale_sparse.rate is missing"),
-        (changed(spec__stale_sparse__colour=1), "unknown field spec.stale_sparse.colour"),
+        (changed(spec__strategy_settings__sparsity=1.0), "spec.strategy_settings.sparsity = 1.0 should be less than"),
+        (changed(spec__strategy_settings__colour=1), "spec.strategy_settings.colour = 1 is not known"),
+        (changed(spec__strategy="ring"), "spec.strategy = 'ring' is not known"),
         (changed(spec__checkpoint__keep=None), "field spec.checkpoint.keep is missing"),
         (changed(phase="ASLEEP"), "phase = 'ASLEEP' does not fit"),
         (changed(run=1.5), "run = 1.5 does not fit"),
@@ -226,3 +243,24 @@ def test_a_number_without_a_fraction_is_a_number() -> None:
 def test_what_is_no_number_is_never_written() -> None:
     with pytest.raises(ValueError, match="Out of range float"):
         encode(EventRecord(sequence=1, unix_s=float("nan"), level=Level.INFO, job="", run=0, kind="", text=""))
+
+
+def test_a_rate_of_release_0_1_is_the_sparsity_of_stale_sparse() -> None:
+    key = "/atoll/jobs/sparse-6c9b"
+    sparse = decode(JobRecord, key, json.dumps(RECORDED[key]).encode())
+    assert (sparse.spec.strategy, sparse.pinned_params) == ("stale-sparse", {"sparsity": 0.8})
+    assert StaleSparse.model_validate(sparse.spec.strategy_settings) == StaleSparse(sparsity=0.9)
+    assert sparse.adapted == Adapted(strategy_params={"sparsity": 0.97})
+    assert sparse.spec.adapt.strategy_params == ("sparsity",)
+    published = {"exchange": "gradients", "no_error_feedback": True}
+    changed = {**RECORDED[key]["spec"], "stale_sparse": {**RECORDED[key]["spec"]["stale_sparse"], **published}}
+    spec = decode(JobRecord, key, json.dumps({**RECORDED[key], "spec": changed}).encode()).spec
+    assert StaleSparse.model_validate(spec.strategy_settings) == StaleSparse(
+        sparsity=0.9, exchange="gradients", error_feedback=False
+    )
+    key = "/atoll/jobs/first-0001"
+    dense = decode(JobRecord, key, json.dumps(RECORDED[key]).encode())
+    assert (dense.spec.strategy, dense.spec.strategy_settings, dense.pinned_params) == ("dense", {}, {})
+    plans = {run: f"/atoll/plans/{job}/{run:06}/000001" for job, run in (("sparse-6c9b", 3), ("first-0001", 1))}
+    params = {r: decode(PlanRecord, k, json.dumps(RECORDED[k]).encode()).strategy_params for r, k in plans.items()}
+    assert params == {3: {"sparsity": 0.97}, 1: {}}

@@ -28,8 +28,8 @@ from atoll.agent.runtime.step.throttle import Throttle
 from atoll.agent.runtime.transport import process_groups
 from atoll.errors import BadInput, PeerLost
 from atoll.strategies.dense import buckets
+from atoll.strategies.dense.settings import Dense
 from atoll.strategies.dense.worker import DenseReducer
-from atoll.strategies.settings import Dense
 
 LOCAL = (5, 2)  # samples of each rank
 PLACE = WorkerPlace.from_environment()

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 
 import atoll
-from atoll.strategies.settings import Strategy
+from atoll.strategies.declaration import StrategySettings
 
 PORTS = iter(sys.argv[1].split(","))
 
 
 @contextmanager
-def opened(strategy: str | Strategy, *, seed: int = 7, checkpoints: Path | None = None) -> Iterator[atoll.Run]:
+def opened(strategy: str | StrategySettings, *, seed: int = 7, checkpoints: Path | None = None) -> Iterator[atoll.Run]:
     """The next run of this process, on a rendezvous of its own."""
     os.environ["MASTER_PORT"] = next(PORTS)
     run = atoll.init(seed=seed, strategy=strategy, checkpoint_directory=checkpoints)

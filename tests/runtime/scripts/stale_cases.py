@@ -45,13 +45,13 @@ def every_setting_keeps_all_ranks_alike(exchange: Exchange) -> None:
     settings: list[dict[str, Any]] = [
         {"selection": "topk", "values": "bfloat16"},
         {"selection": "random", "scheduling": "fcfs"},
-        {"staleness": 0, "values": "float32", "rate": 0.99},
-        {"rate": 0.0},
+        {"staleness": 0, "values": "float32", "sparsity": 0.99},
+        {"sparsity": 0.0},
     ]
     if exchange == "gradients":
         settings += [{"momentum": "as-is"}, {"error_feedback": False}]
     for one in settings:
-        chosen = {"rate": 0.8, "digest_every": 1, **one}
+        chosen = {"sparsity": 0.8, "digest_every": 1, **one}
         with opened(atoll.StaleSparse(exchange=exchange, **chosen)) as run:
             model = network()
             begun = live(model)
@@ -69,7 +69,7 @@ def every_setting_keeps_all_ranks_alike(exchange: Exchange) -> None:
 
 def a_forward_pass_is_never_more_than_a_round_late(exchange: Exchange) -> None:
     """And batch norm, an evaluation in every epoch, and loader's workers, which look ahead."""
-    with opened(atoll.StaleSparse(exchange=exchange, rate=0.8, digest_every=1)) as run:
+    with opened(atoll.StaleSparse(exchange=exchange, sparsity=0.8, digest_every=1)) as run:
         model = network(nn.BatchNorm1d(64))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
         model, optimizer, loader = run.prepare(model, optimizer, DATA, batch_size=10, num_workers=2)
@@ -104,7 +104,7 @@ def a_forward_pass_is_never_more_than_a_round_late(exchange: Exchange) -> None:
 
 def half_precision_goes_on_from_the_full_one(exchange: Exchange) -> None:
     """bfloat16 parameters: masters are float32, the same on all ranks, and what a checkpoint keeps."""
-    strategy = atoll.StaleSparse(exchange=exchange, rate=0.5, digest_every=1)
+    strategy = atoll.StaleSparse(exchange=exchange, sparsity=0.5, digest_every=1)
     kept: dict[str, torch.Tensor] = {}
     for epochs in (2, 3):
         with opened(strategy, checkpoints=DIRECTORY / exchange) as run:
@@ -132,7 +132,7 @@ def in_half(rows: list[Any]) -> list[torch.Tensor]:
 
 def one_rank_may_use_what_the_other_does_not(exchange: Exchange) -> None:
     """A layer that only rank 1's batches go through, and not in every step; one that nobody uses."""
-    with opened(atoll.StaleSparse(exchange=exchange, rate=0.5, digest_every=1)) as run:
+    with opened(atoll.StaleSparse(exchange=exchange, sparsity=0.5, digest_every=1)) as run:
         model = nn.ModuleDict({"all": nn.Linear(8, 1), "some": nn.Linear(8, 1), "never": nn.Linear(8, 1)})
         begun = live(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02)

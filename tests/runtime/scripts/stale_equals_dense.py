@@ -17,7 +17,7 @@ from torch import nn
 import atoll
 
 SAMPLES, BATCH, EPOCHS = 29, 7, 3
-EVERYTHING = {"rate": 0.0, "staleness": 0, "values": "float32", "digest_every": 2}
+EVERYTHING = {"sparsity": 0.0, "staleness": 0, "values": "float32", "digest_every": 2}
 
 
 class Smooth(nn.Module):

@@ -148,7 +148,7 @@ with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
                     os.kill(os.getpid(), options.signal)
                 loss = nn.functional.mse_loss(model(x), y) * (run.rank != options.silent_rank)
                 run.backward(loss)
-                assert run.statistics()["rate"] <= 1  # looking takes nothing away from what is told
+                assert run.statistics()["sparsity"] <= 1  # looking takes nothing away from what is told
                 optimizer.step()
                 optimizer.zero_grad()
                 if batch.step >= begun_step:  # at an epoch's end the last batch is shown again

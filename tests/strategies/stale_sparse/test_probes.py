@@ -55,7 +55,7 @@ def test_a_compressed_trial_is_stale_exact_and_judges_what_all_share(
     for rank, lines in enumerate(first):
         assert [line["event"] for line in lines] == ["prepared", *["step"] * STEPS, *["judged"] * JUDGED, "end"]
         assert lines[-1]["statistics"]["fresh_share"] == 0.0
-        assert lines[-1]["statistics"]["rate"] == 0.9
+        assert lines[-1]["statistics"]["sparsity"] == 0.9
         assert len(weights(tmp_path / "first", rank)) == STEPS + JUDGED
     assert [count for count, _ in losses(first, "step")] == [12] * 6
     assert [count for count, _ in losses(first, "judged")] == [12, 12, 4, 12]

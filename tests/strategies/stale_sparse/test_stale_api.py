@@ -29,7 +29,7 @@ class Job:
         model: nn.Module | None = None,
         **settings: Any,
     ) -> None:
-        self.run = atoll.init(seed=5, strategy=atoll.StaleSparse(exchange=exchange, **{"rate": 0.5} | settings))
+        self.run = atoll.init(seed=5, strategy=atoll.StaleSparse(exchange=exchange, **{"sparsity": 0.5} | settings))
         self.model = model if model is not None else nn.Sequential(nn.Linear(4, 40), nn.Tanh(), nn.Linear(40, 1))
         self.optimizer = make(self.model) if make else torch.optim.SGD(self.model.parameters(), lr=0.05)
         _, _, self.loader = self.run.prepare(self.model, self.optimizer, DATA, batch_size=5)
@@ -66,7 +66,7 @@ def test_alone_it_learns(job: Job, exchange: Exchange, own: bool) -> None:
         losses.append(loss.item())
     assert sum(losses[-4:]) < 0.2 * sum(losses[:4])
     statistics = job.run.statistics()
-    assert statistics["rate"] == 0.5
+    assert statistics["sparsity"] == 0.5
     assert 0 < statistics["chosen_blocks"] < statistics["all_blocks"]
 
 
@@ -228,7 +228,7 @@ def test_synchronizing_in_the_middle_of_a_step_is_refused(job: Job) -> None:
 
 
 def test_settings_without_a_meaning_are_refused_before_anything_is_made(job: Job) -> None:
-    with pytest.raises(SettingError, match="rate = 1.5"):
-        job.prepare(rate=1.5)
+    with pytest.raises(SettingError, match="sparsity = 1.5"):
+        job.prepare(sparsity=1.5)
     with pytest.raises(SettingError, match="error_feedback"):
         job.prepare("updates", error_feedback=False)

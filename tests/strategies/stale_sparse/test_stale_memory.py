@@ -113,7 +113,7 @@ def test_all_workers_killed_before_anything_is_on_disk_lose_nothing_they_held_ba
     """1. Nobody waits for the others' updates, some are always under way. 2. SIGKILL for all. 3. The next run goes on
     from memory: masters that are the same on all ranks, and every gradient up to that step in them or still owed, by
     the rank that owed it. 4. It ends, and that holds again."""
-    job = Job(tmp_path, start, rate=0.9, values="float32", digest_every=3, exchange=exchange)
+    job = Job(tmp_path, start, sparsity=0.9, values="float32", digest_every=3, exchange=exchange)
     job.killed(world_size, at_step=5)
     assert job.checkpoints() == []
     step, notices = job.ended(world_size)
@@ -128,7 +128,7 @@ def test_a_machine_is_lost_and_fewer_go_on_with_what_everyone_owed(start: Start,
     """1. Three machines, two in one island, 16 bits on the wire; each one's part is also on the next one. 2. All are
     killed; machine 1 is gone. 3. Two go on: rank 1 takes over what rank 1 owed, from its copy, and one of the two what
     rank 2 owed. All that was trained counts, also what rounding took from sums that were under way."""
-    job = Job(tmp_path, start, rate=0.9, values="float16", digest_every=3)
+    job = Job(tmp_path, start, sparsity=0.9, values="float16", digest_every=3)
     job.killed(3, at_step=5, islands=["west", "west", "east"], replicas=2)
     shutil.rmtree(job.memory / "node-1")
     (job.memory / "node-2").rename(job.memory / "node-1")  # who is left is counted anew
@@ -157,7 +157,7 @@ def test_a_damaged_part_means_an_older_step_for_all_and_more_ranks_go_on(
 ) -> None:
     """1. Two ranks are killed; rank 1's newest part is damaged on its disk. 2. Three go on from the generation before,
     all of them; the third owes nothing yet."""
-    job = Job(tmp_path, start, rate=0.9, values="float32", digest_every=3)
+    job = Job(tmp_path, start, sparsity=0.9, values="float32", digest_every=3)
     job.killed(2, at_step=5)
     by_step = {step: path for path, step in job.shards(1).items()}
     older, newest = sorted(by_step)
@@ -176,7 +176,7 @@ def test_moments_go_through_a_kill_and_the_model_is_that_of_a_calm_run(
     start: Start, tmp_path: Path, exchange: str
 ) -> None:
     """AdamW, everything sent, no step late: each rank's own moments, or those that follow the masters."""
-    settings = {"rate": 0.0, "staleness": 0, "values": "float32", "exchange": exchange}
+    settings = {"sparsity": 0.0, "staleness": 0, "values": "float32", "exchange": exchange}
     calm, job = Job(tmp_path / "calm", start, **settings), Job(tmp_path / "killed", start, **settings)
     with calm.agent(2) as agent:
         agent.start_workers("stale_train.py", str(calm.out), "--adamw")
@@ -190,7 +190,7 @@ def test_moments_go_through_a_kill_and_the_model_is_that_of_a_calm_run(
 def test_memory_has_the_state_before_a_flush_or_after_it_never_both(start: Start, tmp_path: Path) -> None:
     """1. At the end of an epoch a generation begins, and its masters are copied late. 2. The script synchronizes: what
     all held back is in the masters now. 3. All die. 4. The next run's masters lack it, and every rank owes its part."""
-    job = Job(tmp_path, start, rate=0.9, values="float32", staleness=0)
+    job = Job(tmp_path, start, sparsity=0.9, values="float32", staleness=0)
     with job.agent(2) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--keep-sums", *SLOWLY, "--die-flushed", "--epochs", "20")
         assert agent.exit_codes() == [-signal.SIGKILL] * 2, agent.said()

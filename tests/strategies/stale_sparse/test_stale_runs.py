@@ -53,7 +53,7 @@ def test_what_scripts_do_works_by_both_exchanges(start: Start, tmp_path: Path) -
 
 def test_all_ranks_of_two_islands_end_with_the_same_model(start: Start, tmp_path: Path) -> None:
     """By hand, islands named by a variable; each rank makes its own keys. Updates, rate 0.9, one step late, float16."""
-    arguments = (str(tmp_path), "--settings", json.dumps({"rate": 0.9, "digest_every": 5}))
+    arguments = (str(tmp_path), "--settings", json.dumps({"sparsity": 0.9, "digest_every": 5}))
     islands = ("west", "west", "east", "east")
     codes = torchrun_like("stale_train.py", *arguments, world_size=4, islands=islands, start=start)
     assert codes == [0] * 4
@@ -68,24 +68,24 @@ def test_all_ranks_of_two_islands_end_with_the_same_model(start: Start, tmp_path
 def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(start: Start, tmp_path: Path) -> None:
     """Two islands: the first's ranks share memory, the second's are on two nodes. A plan with another rate and other
     shares comes while they train: it holds from the same step on all ranks, and each step's figures are told."""
-    with sparse(tmp_path, 4, start=start, rate=0.95, digest_every=4, exchange="gradients") as agent:
+    with sparse(tmp_path, 4, start=start, sparsity=0.95, digest_every=4, exchange="gradients") as agent:
         agent.place(["a", "a", "b", "c"], ["west", "west", "east", "east"])
-        agent.shares, agent.rate = (1.0, 1.0, 1.0, 1.0), 0.9
+        agent.shares, agent.params = (1.0, 1.0, 1.0, 1.0), {"sparsity": 0.9}
         agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "10", "--sleep-s", "0.02")
         agent.wait_for_step(5)
-        agent.send_plan(2, 0, (3.0, 1.0, 1.0, 1.0), rate=0.8)
+        agent.send_plan(2, 0, (3.0, 1.0, 1.0, 1.0), sparsity=0.8)
         assert agent.exit_codes() == [0] * 4, agent.said()
     changes = set()
     for rank in range(4):
         samples = agent.steps[rank]
         assert [sample.step for sample in samples] == list(range(90))
-        assert {(sample.plan, sample.rate) for sample in samples} == {(1, 0.9), (2, 0.8)}
+        assert {(sample.plan, sample.strategy_metrics["sparsity"]) for sample in samples} == {(1, 0.9), (2, 0.8)}
         changes.add(next(sample.step for sample in samples if sample.plan == 2))
         assert {sample.local_batch for sample in samples if sample.total_batch == 12} == {3, 6 if rank == 0 else 2}
-        assert all(0 <= sample.stall_s <= sample.step_s for sample in samples)
-        assert all(0 <= sample.fresh_share <= 1 for sample in samples)
+        assert all(0 <= sample.strategy_metrics["stall_s"] <= sample.step_s for sample in samples)
+        assert all(0 <= sample.strategy_metrics["fresh_share"] <= 1 for sample in samples)
         told = sum(link.sent_bytes for link in agent.links[rank].values())
-        assert told / 2 < sum(sample.sent_bytes for sample in samples if sample.step <= 80) <= told
+        assert told / 2 < sum(sample.strategy_metrics["sent_bytes"] for sample in samples if sample.step <= 80) <= told
         assert all(link.received_bytes > 0 and not link.dropped for link in agent.links[rank].values())
     assert len(changes) == 1
     assert {rank: set(links) for rank, links in agent.links.items()} == {0: {1, 2}, 1: {0}, 2: {0, 3}, 3: {2}}
@@ -102,7 +102,7 @@ def test_drained_and_resumed_by_fewer_nothing_is_trained_or_taken_over_twice(
     """1. Three ranks are asked to stop and end with 85. 2. Two go on: what the three held back is shared out among
     them, each rank's once. 3. Every sample counts exactly once, and all gradients of both runs are either in the
     weights or still held back."""
-    settings = {"rate": 0.9, "values": "float32", "digest_every": 3, "exchange": exchange}
+    settings = {"sparsity": 0.9, "values": "float32", "digest_every": 3, "exchange": exchange}
     with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--await-stop-at", "5")
         agent.send_stop_in(5, rank=0)
@@ -136,7 +136,7 @@ def test_the_batch_and_the_learning_rate_change_and_nothing_is_trained_twice(
     for more than the dataset has is refused. 2. They are stopped; two ranks go on with batches of 40 and factor 2.
     3. Every sample counts once, and all gradients of both runs, each times its step's factor, are in the weights or,
     by updates, still held back."""
-    settings = {"rate": 0.9 if exchange == "updates" else 0.0, "values": "float32", "exchange": exchange}
+    settings = {"sparsity": 0.9 if exchange == "updates" else 0.0, "values": "float32", "exchange": exchange}
     with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
         shares = (6.0, 4.0, 2.0)
         agent.later_plans = [
@@ -170,7 +170,7 @@ def test_the_last_checkpoint_is_of_the_model_that_training_ended_with(
     start: Start, tmp_path: Path, exchange: str
 ) -> None:
     """Also where an ordinary one is due at that very step, before what was held back is handed over."""
-    with sparse(tmp_path, 2, start=start, run=1, rate=0.9, values="float32", exchange=exchange) as agent:
+    with sparse(tmp_path, 2, start=start, run=1, sparsity=0.9, values="float32", exchange=exchange) as agent:
         agent.spec.checkpoint.every_steps = 9
         agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
         assert agent.exit_codes() == [0] * 2, agent.said()
@@ -186,7 +186,7 @@ def test_a_stop_at_the_end_of_each_epoch_changes_nothing(start: Start, tmp_path:
     """1. AdamW, everything sent, no step late. 2. The same job again, stopped at the end of epochs 1 and 2: each run
     that goes on shows the last batch of the epoch before once more. 3. The weights are the same: moments went through
     both stops."""
-    settings = {"rate": 0.0, "staleness": 0, "values": "float32", "exchange": exchange}
+    settings = {"sparsity": 0.0, "staleness": 0, "values": "float32", "exchange": exchange}
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     for out, run, await_stop_at in ((whole, 1, -1), (stopped, 1, 8), (stopped, 2, 17), (stopped, 3, -1)):
         out.mkdir(exist_ok=True)
@@ -207,7 +207,7 @@ def test_what_a_lost_machine_held_back_is_missed_aloud(start: Start, tmp_path: P
     """Each rank has a directory of its own; that of rank 1 is gone when the next run begins. The others take over their
     own, and a notice names the loss."""
     for run in (1, 2):
-        with sparse(tmp_path, 2, start=start, run=run, rate=0.9, values="float32") as agent:
+        with sparse(tmp_path, 2, start=start, run=run, sparsity=0.9, values="float32") as agent:
             agent.own_directories = True
             stop_at = "4" if run == 1 else "-1"
             agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "1", "--await-stop-at", stop_at)
@@ -233,7 +233,7 @@ def test_a_killed_rank_costs_seconds_and_only_what_it_held_back_itself(
     """1. Rank 1 is killed (SIGKILL) in step 13. 2. The others save and end with 75 within seconds. 3. Two ranks go on
     to the end. Rank 1's gradients were all zero, so it held nothing back: every gradient of the others is in the
     weights or still held back, whichever step each of them was in when rank 1 died."""
-    settings = {"rate": 0.9, "values": "float32", "digest_every": 2, "exchange": exchange}
+    settings = {"sparsity": 0.9, "values": "float32", "digest_every": 2, "exchange": exchange}
     with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--silent-rank", "1", "--raise-at", "13")
         assert agent.workers[1].wait(timeout=30) == -signal.SIGKILL, agent.said()
@@ -275,7 +275,7 @@ def test_a_rank_lost_in_the_middle_of_a_flush_counts_once(
     link breaks, or it is killed. 2. The others have the sum. Each saves what it has on a machine of its own. 3. The
     next run goes on from rank 0's state, which has the flush or lacks it: what each rank gave counts once either way.
     A killed rank's gradients were all zero, so it takes nothing with it."""
-    settings = {"rate": 0.9, "values": "float32", "digest_every": 2}
+    settings = {"sparsity": 0.9, "values": "float32", "digest_every": 2}
     arguments = ["--break-flush", f"{lost}:{number}"]
     arguments += ["--synchronize-at", "6"] if when == "by the script" else ["--epochs", "1"]
     arguments += ["--silent-rank", str(lost)] if number else []
@@ -309,7 +309,7 @@ def flushes(directory: Path) -> list[int]:
 def test_a_paused_rank_is_lost_within_the_limit_of_silence(start: Start, tmp_path: Path) -> None:
     """Rank 1 is stopped (SIGSTOP) in step 6: its kernel still answers, it does not. Rank 0 saves and ends with 75."""
     pause = ("--raise-at", "6", "--signal", str(int(signal.SIGSTOP)))
-    with sparse(tmp_path, 2, start=start, rate=0.9) as agent:
+    with sparse(tmp_path, 2, start=start, sparsity=0.9) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), *pause)
         assert agent.workers[0].wait(timeout=Limits().silence_s + 5) == 75, agent.said()
         assert "lost a peer in step" in agent.said()
@@ -320,7 +320,7 @@ def test_a_paused_rank_is_lost_within_the_limit_of_silence(start: Start, tmp_pat
 def test_a_flipped_bit_stops_the_run_and_names_the_tensor(start: Start, tmp_path: Path, exchange: str) -> None:
     """One bit of one weight of rank 1 changes in memory: the next comparison finds it."""
     arguments = (str(tmp_path), "--epochs", "1000", "--flip-at", "6")
-    settings = json.dumps({"rate": 0.9, "digest_every": 4, "exchange": exchange})
+    settings = json.dumps({"sparsity": 0.9, "digest_every": 4, "exchange": exchange})
     with (tmp_path / "said").open("wb") as log:
         codes = torchrun_like("stale_train.py", *arguments, "--settings", settings, start=start, log=log)
     said = (tmp_path / "said").read_text()

@@ -14,11 +14,10 @@ def test_what_is_told_of_each_step_adds_up_to_what_is_told_of_the_run() -> None:
     tally.waited_for_all(0.5)
     assert tally.take_waited() == pytest.approx(1.0)
     assert tally.take_waited() == 0
-    first = tally.take_step(rate=0.9, sent_bytes=100)
-    assert (first.stall_s, first.fresh_share) == (pytest.approx(1.0), pytest.approx(2 / 3))
-    assert (first.rate, first.sent_bytes) == (0.9, 100)
-    second = tally.take_step(rate=0.9, sent_bytes=130)
-    assert (second.stall_s, second.fresh_share, second.sent_bytes) == (0, 0, 30)
+    first = tally.take_step(sparsity=0.9, sent_bytes=100)
+    assert first.metrics == pytest.approx({"sparsity": 0.9, "stall_s": 1.0, "fresh_share": 2 / 3, "sent_bytes": 100})
+    second = tally.take_step(sparsity=0.9, sent_bytes=130)
+    assert second.metrics == {"sparsity": 0.9, "stall_s": 0, "fresh_share": 0, "sent_bytes": 30}
     tally.looked(["b.weight"], fresh=1, waited_s=0.1)  # of a step under way
     tally.add({"tasks": 3})
     tally.add({"tasks": 4})

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.v1.agents_pb2 import WorkerTelemetry
 from atoll.v1.common_pb2 import LinkSample, StepSample, WorkerId
@@ -20,16 +22,18 @@ def test_an_epochs_short_last_batch_is_no_measure_of_speed_nor_of_the_total_batc
     assert progress.to_wire(0.0).step == 21  # steps completed
 
 
-def test_waiting_and_fresh_layers_are_means_over_the_ranks_and_nonsense_does_not_count() -> None:
+def test_metrics_of_a_strategy_are_summed_up_as_it_declares_them() -> None:
+    """Seconds as a share of the step, shares as a mean over the ranks, sparsity as rank 0's newest."""
     board = ProgressBoard(clock=lambda: 10.0)
     progress = board.begin("vit-1234", 1, {0: "here"})
-    for rank, stall_s, fresh in ((0, 0.1, 1.0), (1, 0.3, 0.5), (2, float("nan"), 0.5), (3, 0.1, 7.0)):
-        sample = StepSample(step=4, total_batch=8, step_s=1.0, stall_s=stall_s, fresh_share=fresh, rate=0.9 + rank)
+    for rank, stall_s, fresh in ((0, 0.1, 1.0), (1, 0.3, 0.5)):
+        numbers = {"stall_s": stall_s, "fresh_share": fresh, "sparsity": 0.9 + rank / 100}
+        sample = StepSample(step=4, total_batch=8, step_s=1.0, strategy_metrics=numbers)
         board.observe(WorkerTelemetry(id=WorkerId(job="vit-1234", run=1, rank=rank), steps=[sample]))
     observed = progress.to_wire(11.0)
-    assert (observed.rate, round(observed.stall_share, 9), observed.fresh_share) == (0.9, 0.2, 0.75)
-    later = progress.to_wire(20.0)
-    assert (later.stall_share, later.fresh_share) == (0.0, 0.0)  # nothing was heard lately
+    assert dict(observed.strategy_metrics) == pytest.approx({"sparsity": 0.9, "stall_share": 0.2, "fresh_share": 0.75})
+    later = progress.to_wire(20.0).strategy_metrics
+    assert (later["stall_share"], later["fresh_share"]) == (0.0, 0.0)  # nothing was heard lately
 
 
 def test_of_each_link_the_newest_is_kept_and_not_more_than_64() -> None:

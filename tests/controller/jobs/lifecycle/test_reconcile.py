@@ -34,7 +34,7 @@ from atoll.controller.jobs.lifecycle.observed import (
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state.etcd import EtcdStore
-from atoll.controller.state.records import Cause, JobPhase, JobRecord, Level, RunFailure, StaleSparse, WorkerExitKind
+from atoll.controller.state.records import Cause, JobPhase, JobRecord, Level, RunFailure, WorkerExitKind
 from atoll.controller.state.store import Fence, Put
 from atoll.worker_key import WorkerKey
 
@@ -66,20 +66,21 @@ def test_a_queued_job_starts_on_free_devices_with_the_next_run_number() -> None:
     ]
 
 
-def test_a_run_over_thin_links_begins_with_islands_a_secret_and_the_rate_last_asked_for() -> None:
-    sparse = spec(stale_sparse=StaleSparse(rate=0.98))
+def test_a_run_over_thin_links_begins_with_islands_a_secret_and_the_sparsity_last_asked_for() -> None:
+    sparse = spec(strategy="stale-sparse", strategy_settings={"sparsity": 0.98})
     look = {"free": [free("a"), free("b")], "data_seed": "5e" * 32}
-    for asked, rate in ((None, 0.98), (0.0, 0.0), (0.995, 0.995)):
-        queued = job(JobPhase.QUEUED, run=0, spec=sparse, rate=asked)
+    for asked, sparsity in ((None, 0.98), (0.0, 0.0), (0.995, 0.995)):
+        pinned = {} if asked is None else {"sparsity": asked}
+        queued = job(JobPhase.QUEUED, run=0, spec=sparse, pinned_params=pinned)
         step = next_step(observed(queued, None, node("a"), node("b"), **look), clock())
         assert step.run is not None
         assert step.plan is not None
-        assert (step.plan.rate, step.run.data_seed) == (rate, "5e" * 32)
+        assert (step.plan.strategy_params, step.run.data_seed) == ({"sparsity": sparsity}, "5e" * 32)
         assert {member.island for member in step.run.members} == {"here"}
         assert "5e5e" not in repr(step)
     dense = next_step(observed(job(JobPhase.QUEUED, run=0), None, node("a"), node("b"), free=look["free"]), clock())
     assert dense.plan is not None
-    assert dense.plan.rate is None
+    assert dense.plan.strategy_params == {}
 
 
 def test_a_queued_job_says_what_it_waits_for_once() -> None:

@@ -13,7 +13,7 @@ from atoll.controller.jobs.lifecycle.observed import ObservedJob
 from atoll.controller.jobs.lifecycle.policy import policy_of
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.records.offline_profile import offline_profile
-from atoll.controller.state.records import Adapt, JobRecord, Level, StaleSparse
+from atoll.controller.state.records import Adapt, JobRecord, Level
 from atoll.errors import BadInput
 from atoll.v1.agents_pb2 import Prepared, WorkerTelemetry
 from atoll.v1.common_pb2 import WorkerId
@@ -24,7 +24,7 @@ OF_ONE = json.dumps(SURROGATE | {"model": {"fingerprint": ONE, "words": "1,000 e
 
 
 def profiled(text: str = OF_ONE) -> JobRecord:
-    return job(spec=spec(stale_sparse=StaleSparse(), adapt=Adapt(rate=True, profile=text)))
+    return job(spec=spec(strategy="stale-sparse", adapt=Adapt(strategy_params=("sparsity",), profile=text)))
 
 
 def view(record: JobRecord, trains: str) -> ObservedJob:

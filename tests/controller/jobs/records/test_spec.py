@@ -1,23 +1,18 @@
 from __future__ import annotations
 
+import json
 import math
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from atoll.controller.jobs.records.spec import (
-    EXCHANGES,
-    MAX_RATE,
-    MOMENTA,
-    SCHEDULINGS,
-    SELECTIONS,
-    VALUES,
-    spec_from_wire,
-    spec_to_wire,
-)
+from atoll.controller.jobs.records.spec import spec_from_wire, spec_to_wire
 from atoll.errors import BadInput
 from atoll.jobfile import JobFile, with_flags
-from atoll.strategies import settings
+from atoll.strategies import registry
+from atoll.strategies.declaration import as_json
+from atoll.strategies.dense.settings import Dense
+from atoll.strategies.stale_sparse.settings import MAX_SPARSITY, StaleSparse
 from atoll.v1 import common_pb2 as pb
 
 SHA = "ab" * 32
@@ -38,7 +33,7 @@ def wire(**fields: Any) -> pb.JobSpec:
 
 
 def sparse(**fields: Any) -> dict[str, Any]:
-    return {"strategy": "stale-sparse", "stale_sparse": pb.StaleSparse(**fields)}
+    return {"strategy": "stale-sparse", "strategy_settings": json.dumps(fields)}
 
 
 def test_a_good_spec_survives_both_ways() -> None:
@@ -58,18 +53,20 @@ def test_a_good_spec_survives_both_ways() -> None:
         seed=2**63,
         stall_timeout_s=30,
         strategy="stale-sparse",
-        stale_sparse=pb.StaleSparse(
-            rate=0.0,
-            staleness=0,
-            selection="topk",
-            values="bfloat16",
-            no_error_feedback=True,
-            momentum="as-is",
-            scheduling="fcfs",
-            digest_every=7,
-            exchange="gradients",
+        strategy_settings=as_json(
+            {
+                "sparsity": 0.0,
+                "staleness": 0,
+                "selection": "topk",
+                "values": "bfloat16",
+                "error_feedback": False,
+                "momentum": "as-is",
+                "scheduling": "fcfs",
+                "digest_every": 7,
+                "exchange": "gradients",
+            }
         ),
-        adapt=pb.Adaptation(learning_rate="none", rate=True, profile=SURROGATE),
+        adapt=pb.Adaptation(learning_rate="none", strategy_params=["sparsity"], profile=SURROGATE),
     )
     back = spec_to_wire(spec_from_wire(full))
     assert back.adapt.profile == ""  # only planning reads it
@@ -82,28 +79,19 @@ def test_what_was_left_out_gets_its_meaning() -> None:
     assert spec.checkpoint.memory_replicas == 2
     assert (spec.split, spec.checkpoint.keep, spec.script) == ("auto", 1, "examples/train.py")
     assert spec_to_wire(spec).strategy == "dense"
-    sparse = spec_to_wire(spec_from_wire(wire(strategy="stale-sparse")))
-    assert sparse.stale_sparse.HasField("rate")
-    assert (sparse.stale_sparse.rate, sparse.stale_sparse.staleness, sparse.stale_sparse.values) == (0.99, 1, "float16")
+    sparse = json.loads(spec_to_wire(spec_from_wire(wire(strategy="stale-sparse"))).strategy_settings)
+    assert (sparse["sparsity"], sparse["staleness"], sparse["values"]) == (0.99, 1, "float16")
 
 
 def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
-    """Neither may import the other, so each knows the defaults and limits for itself."""
-    assert settings.from_spec(spec_to_wire(spec_from_wire(wire(strategy="stale-sparse")))) == settings.StaleSparse()
-    assert settings.from_spec(wire(strategy="stale-sparse")) == settings.StaleSparse()
-    assert settings.from_spec(spec_to_wire(spec_from_wire(wire()))) == settings.Dense()
-    assert (
-        get_args(settings.Selection),
-        get_args(settings.Exchange),
-        get_args(settings.Values),
-        get_args(settings.Momentum),
-        get_args(settings.Scheduling),
-        settings.MAX_RATE,
-    ) == (SELECTIONS, EXCHANGES, VALUES, MOMENTA, SCHEDULINGS, MAX_RATE)
-    flags = {"strategy": "stale-sparse", "stale_sparse.rate": MAX_RATE}
-    assert with_flags(JobFile(), flags).to_spec("a.py").stale_sparse.rate == MAX_RATE
-    with pytest.raises(BadInput, match=r"stale_sparse\.rate"):
-        with_flags(JobFile(), {**flags, "stale_sparse.rate": math.nextafter(MAX_RATE, 1)})
+    for spec in (spec_to_wire(spec_from_wire(wire(strategy="stale-sparse"))), wire(strategy="stale-sparse")):
+        assert registry.find(spec.strategy).read_settings(spec.strategy_settings) == StaleSparse()
+    dense = spec_to_wire(spec_from_wire(wire()))
+    assert registry.find(dense.strategy).read_settings(dense.strategy_settings) == Dense()
+    flags = {"strategy": "stale-sparse", "settings.sparsity": MAX_SPARSITY}
+    assert json.loads(with_flags(JobFile(), flags).to_spec("a.py").strategy_settings) == {"sparsity": MAX_SPARSITY}
+    with pytest.raises(BadInput, match=r"stale_sparse\.sparsity"):
+        with_flags(JobFile(), {**flags, "settings.sparsity": math.nextafter(MAX_SPARSITY, 1)})
 
 
 @pytest.mark.parametrize(
@@ -137,22 +125,29 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
             {"adapt": pb.Adaptation(min_batch=8, max_batch=32), "split": "even"},
             'spec.adapt.max_batch = 32 has no meaning with split "even"',
         ),
-        ({"adapt": pb.Adaptation(rate=True)}, 'spec.adapt.rate = True needs a compression rate.*"stale-sparse"'),
+        ({"adapt": pb.Adaptation(strategy_params=["sparsity"])}, "spec.adapt.sparsity = True is nothing that.*dense"),
         ({"adapt": pb.Adaptation(learning_rate="double")}, "spec.adapt.learning_rate = 'double' is not known"),
         ({"adapt": pb.Adaptation(profile="{}")}, "spec.adapt.profile = '…' is of compression"),
-        ({"adapt": pb.Adaptation(profile="{"), **SPARSE}, "spec.adapt.profile: not JSON"),
-        ({"adapt": pb.Adaptation(profile="{}"), **SPARSE}, "spec.adapt.profile: field surrogate.batches is missing"),
+        ({"adapt": pb.Adaptation(profile="{"), **SPARSE}, "spec.adapt.profile: the offline profile is not JSON"),
+        ({"adapt": pb.Adaptation(profile="{}"), **SPARSE}, "spec.adapt.profile: field .rates. is missing"),
         ({"adapt": pb.Adaptation(profile=" " * 300_000), **SPARSE}, "spec.adapt.profile = '300000 char.* too long"),
         ({"strategy": "ring"}, "spec.strategy = 'ring' is not known. Use one of dense, stale-sparse"),
-        ({"stale_sparse": pb.StaleSparse()}, "spec.strategy = 'dense' takes no stale_sparse settings. Leave them out"),
-        (sparse(rate=1.0), "spec.stale_sparse.rate = 1.0 must be 0 to 0.9999"),
-        (sparse(rate=-0.1), "spec.stale_sparse.rate = -0.1"),
-        (sparse(rate=math.nan), "spec.stale_sparse.rate = nan"),
-        (sparse(staleness=2), "spec.stale_sparse.staleness = 2 must be 0 or 1"),
-        (sparse(selection="some"), "spec.stale_sparse.selection = 'some' is not known. Use one of threshold, topk"),
+        ({"strategy_settings": '{"sparsity":0.9}'}, "spec.dense.sparsity = 0.9 is not known. Known: none"),
+        (sparse(sparsity=1.0), "spec.stale_sparse.sparsity = 1.0 should be less than or equal to 0.9999"),
+        (sparse(sparsity=-0.1), "spec.stale_sparse.sparsity = -0.1"),
+        (sparse(sparsity=math.nan), "spec.stale_sparse.sparsity = nan"),
+        (sparse(staleness=2), "spec.stale_sparse.staleness = 2 should be less than or equal to 1"),
+        (sparse(selection="some"), "spec.stale_sparse.selection = 'some' should be 'threshold', 'topk' or 'random'"),
         (sparse(values="int8"), "spec.stale_sparse.values = 'int8'"),
         (sparse(momentum="none"), "spec.stale_sparse.momentum = 'none'"),
         (sparse(scheduling="lifo"), "spec.stale_sparse.scheduling = 'lifo'"),
+        (
+            sparse(error_feedback=False),
+            'spec.stale_sparse.error_feedback = False has no meaning with exchange = "updates"',
+        ),
+        (sparse(colour="blue"), "spec.stale_sparse.colour = 'blue' is not known. Known: sparsity, staleness"),
+        ({**SPARSE, "strategy_settings": "[]"}, "spec.stale_sparse"),
+        ({**SPARSE, "strategy_settings": " " * 20_000}, "spec.stale_sparse has 20000 characters, at most 16384"),
         ({"stall_timeout_s": -1}, "spec.stall_timeout_s = -1"),
         ({"stall_timeout_s": math.nan}, "spec.stall_timeout_s = nan"),
         (

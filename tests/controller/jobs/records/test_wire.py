@@ -25,7 +25,7 @@ def test_all_that_a_worker_needs_of_a_plan_is_sent() -> None:
         input="{}",
         output="{}",
         measured_s=0.5,
-        rate=0.9,
+        strategy_params={"sparsity": 0.9},
         total_batch=96,
         learning_rate_factor=1.5,
         predicted_s=0.25,
@@ -37,16 +37,16 @@ def test_all_that_a_worker_needs_of_a_plan_is_sent() -> None:
         shares=[2.0, 1.0],
         planner="goodput",
         reason="learns faster",
-        rate=0.9,
+        strategy_params='{"sparsity":0.9}',
         total_batch=96,
         learning_rate_factor=1.5,
         predicted_step_s=0.25,
     )
 
 
-def test_a_plan_that_says_nothing_of_batch_and_rates_leaves_them_to_the_script() -> None:
+def test_a_plan_that_says_nothing_of_batch_and_strategy_leaves_them_to_the_script() -> None:
     wire = plan_to_wire(EARLIER)
-    assert (wire.total_batch, wire.learning_rate_factor, wire.HasField("rate")) == (0, 0.0, False)
+    assert (wire.total_batch, wire.learning_rate_factor, wire.strategy_params) == (0, 0.0, "")
 
 
 def test_what_launches_have_in_common_and_a_ranks_own_arrive_as_one_message() -> None:

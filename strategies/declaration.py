@@ -1,0 +1,217 @@
+"""The form in which a strategy says what it is: settings, plan parameters, metrics, and where its parts lie.
+
+Imports no torch: command line, controller and agents read it as well as workers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from atoll.errors import BadInput, SettingError
+
+MAX_JSON_BYTES: Final = 16 * 1024
+"""Of settings, plan parameters or a message as they travel."""
+
+Summary: TypeAlias = Literal["newest", "mean", "share of the step"]
+DeclaredT = TypeVar("DeclaredT", bound="Declared")
+
+
+class Declared(BaseModel):
+    """Fields with types, limits, defaults and meanings, each said here and nowhere else.
+
+    Made by hand it raises SettingError; inside another model's input pydantic's own error, which knows the place."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    RETIRED: ClassVar[Mapping[str, str]] = {}
+    """Names of earlier versions, and those that took their place: still read."""
+
+    if not TYPE_CHECKING:
+
+        def __init__(self, /, **values: Any) -> None:
+            for old in retired_in(type(self).RETIRED, values):
+                warnings.warn(f"{type(self).__name__}: {old}", FutureWarning, stacklevel=2)
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise setting_error(type(self), error) from error
+
+        __init__.__pydantic_base_init__ = True  # pydantic calls it for input from outside otherwise
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        taken = {old: new for old, new in cls.RETIRED.items() if old in values and new not in values}
+        return {taken.get(name, name): value for name, value in values.items()}
+
+    def with_values(self, **values: Any) -> Self:
+        """The same with other values. Raises SettingError."""
+        return type(self)(**{**self.model_dump(), **values})
+
+    def said(self) -> dict[str, Any]:
+        """Every field that has a value, as JSON holds it."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class StrategySettings(Declared):
+    """Base of a strategy's settings: its table in a job file, what a worker gets, and the manual's table."""
+
+
+class PlanParameters(Declared):
+    """Base of what a plan tells a strategy. A field that is None is as in the plan before."""
+
+    def over(self, before: Self) -> Self:
+        """These, and where they say nothing those of the plan before."""
+        said = self.model_dump(exclude_none=True)
+        return self.model_copy(update={name: value for name, value in before if name not in said})
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Marks a setting that `atoll submit` takes as an option of its own, named like the setting."""
+
+    metavar: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number that workers report of every step. `unit`: "s", "bytes", or "share" for 0 to 1.
+
+    summary: what `atoll status` is told: rank 0's newest, the mean of all ranks' latest steps, or which share of these
+    steps it took (of seconds)."""
+
+    name: str
+    unit: Literal["s", "bytes", "share"]
+    meaning: str
+    summary: Summary = "mean"
+
+    @property
+    def most(self) -> float:
+        """The largest value that makes sense."""
+        return 1.0 if self.unit == "share" else sys.float_info.max
+
+    @property
+    def summary_name(self) -> str:
+        return f"{self.name.removesuffix('_s')}_share" if self.summary == "share of the step" else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a strategy's view has of a job. planned: of the newest plan, None before the first; metrics: summaries of
+    what workers reported, empty before their first step."""
+
+    settings: StrategySettings
+    planned: PlanParameters | None
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """What everybody knows of a strategy. Parts are named "module:object" and loaded where they are used."""
+
+    name: str
+    summary: str
+    """One line for the manual."""
+
+    settings: type[StrategySettings]
+    plan_parameters: type[PlanParameters] = PlanParameters
+    """What a plan may say."""
+
+    message: type[Declared] | None = None
+    """What workers and the controller half say to each other; None where they say nothing."""
+
+    metrics: tuple[Metric, ...] = ()
+    exchanges: bool = False
+    """Whether workers send each other more than collectives do: they get keys and are told of all members."""
+
+    worker: str
+    """Makes the worker half."""
+
+    controller: str = ""
+    """The controller half; empty where the split of the batch is all there is to decide."""
+
+    simulator: str = ""
+    """Its place in a simulated step."""
+
+    view: str = ""
+    """From Shown to the parts of a line of `atoll status`; empty for none."""
+
+    @property
+    def section(self) -> str:
+        """Its table in a job file."""
+        return self.name.replace("-", "_")
+
+    def read_settings(self, text: str, where: str = "strategy_settings") -> StrategySettings:
+        """From JSON; what it leaves out has its default. Raises BadInput."""
+        return read(self.settings, text, where)
+
+    def check_settings(self, said: Mapping[str, Any], where: str) -> None:
+        """Raises SettingError."""
+        try:
+            self.settings.model_validate(dict(said))
+        except ValidationError as error:
+            raise setting_error(self.settings, error, where) from error
+
+    def read_plan_parameters(self, text: str, where: str = "strategy_params") -> PlanParameters:
+        """From JSON. Raises BadInput."""
+        return read(self.plan_parameters, text, where)
+
+
+def as_json(values: Mapping[str, Any]) -> str:
+    """As `read` takes it: equal values are equal text, and none are empty text."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False) if values else ""
+
+
+def load(path: str) -> Any:
+    """The object that "module:object" names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def read(model: type[DeclaredT], text: str, where: str) -> DeclaredT:
+    """The model that JSON from another machine describes; empty text is all defaults. Raises BadInput naming the
+    field."""
+    if len(text) > MAX_JSON_BYTES:
+        raise BadInput(f"{where} has {len(text)} characters, at most {MAX_JSON_BYTES} are taken")
+    try:
+        return model.model_validate_json(text or "{}")
+    except ValidationError as error:
+        raise setting_error(model, error, where) from error
+
+
+def setting_error(model: type[Declared], error: ValidationError, where: str = "") -> SettingError:
+    """The first thing that is wrong, in the words of the project."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join([*([where] if where else []), *(str(part) for part in first["loc"])])
+    if not first["loc"]:
+        return SettingError(field or model.__name__, first["input"], said(first), "See the manual, docs/strategies.md")
+    if first["type"] == "extra_forbidden":
+        return SettingError(field, first["input"], "is not known", f"Known: {', '.join(model.model_fields) or 'none'}")
+    known = model.model_fields.get(str(first["loc"][0]))
+    default = "" if known is None or known.is_required() else f"Leave it out for {known.default}"
+    return SettingError(field, first["input"], said(first), default or "See the manual, docs/strategies.md")
+
+
+def said(error: ErrorDetails) -> str:
+    """What pydantic found, as the end of a sentence about the value."""
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    return error["msg"].replace("Input should", "should").replace("Value error, ", "")
+
+
+def retired_in(names: Mapping[str, str], values: Mapping[str, Any]) -> list[str]:
+    """A line for each old name that `values` still has. names: by old name, the new one."""
+    return [f"`{old}` is called `{new}` now" for old, new in names.items() if old in values]

@@ -1,0 +1,49 @@
+"""The list of strategies. Adding one is a folder here and its name in FOLDERS.
+
+Command line, job file, checks, manual, simulator and worker derive from it; importing it needs no torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Final
+
+from atoll.errors import SettingError
+from atoll.strategies.declaration import Metric, Strategy, StrategySettings
+
+FOLDERS: Final = ("dense", "stale_sparse")
+"""Packages of atoll.strategies, each with its STRATEGY; the first is the default."""
+
+
+@cache
+def strategies() -> Mapping[str, Strategy]:
+    """All of them, by name."""
+    found: list[Strategy] = [importlib.import_module(f"atoll.strategies.{folder}").STRATEGY for folder in FOLDERS]
+    return MappingProxyType({strategy.name: strategy for strategy in found})
+
+
+def default() -> Strategy:
+    """The strategy of a job that names none."""
+    return next(iter(strategies().values()))
+
+
+def find(name: str, field: str = "strategy") -> Strategy:
+    """The strategy of this name; the default one for an empty name. Raises SettingError naming the field."""
+    if not name:
+        return default()
+    if name not in strategies():
+        raise SettingError(field, name, "is not known", f"Use one of {', '.join(strategies())}")
+    return strategies()[name]
+
+
+def of(settings: StrategySettings) -> Strategy:
+    """The strategy whose settings these are."""
+    return next(strategy for strategy in strategies().values() if isinstance(settings, strategy.settings))
+
+
+@cache
+def metrics() -> Mapping[str, Metric]:
+    """Those that any strategy reports, by name."""
+    return MappingProxyType({metric.name: metric for each in strategies().values() for metric in each.metrics})

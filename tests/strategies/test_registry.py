@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from atoll.errors import BadInput, SettingError
+from atoll.strategies import registry
+from atoll.strategies.declaration import as_json, load
+from atoll.strategies.dense.settings import Dense
+from atoll.strategies.stale_sparse.plan import StaleSparsePlan
+from atoll.strategies.stale_sparse.settings import StaleSparse
+
+
+def test_strategies_are_found_by_name_and_by_settings() -> None:
+    assert list(registry.strategies()) == ["dense", "stale-sparse"]
+    assert registry.find("").name == registry.default().name == "dense"
+    for settings in (Dense(), StaleSparse()):
+        assert registry.of(settings).settings is type(settings)
+    with pytest.raises(SettingError, match="strategy = 'ring' is not known. Use one of dense, stale-sparse"):
+        registry.find("ring")
+
+
+def test_every_part_that_a_strategy_names_is_there() -> None:
+    for strategy in registry.strategies().values():
+        for part in (strategy.worker, strategy.controller, strategy.simulator, strategy.view):
+            assert not part or callable(load(part)), part
+
+
+def test_settings_and_parameters_travel_as_text() -> None:
+    sparse = registry.find("stale-sparse")
+    settings = StaleSparse(sparsity=0.0, staleness=0, exchange="gradients", error_feedback=False, digest_every=7)
+    assert sparse.read_settings(as_json(settings.said())) == settings
+    assert sparse.read_settings("") == StaleSparse()
+    assert as_json(StaleSparsePlan().said()) == ""
+    assert sparse.read_plan_parameters('{"sparsity":0.9}') == StaleSparsePlan(sparsity=0.9)
+    with pytest.raises(BadInput, match="plan.colour = 1 is not known. Known: sparsity"):
+        sparse.read_plan_parameters('{"colour":1}', "plan")
+    with pytest.raises(BadInput, match="plan has 20000 characters"):
+        sparse.read_plan_parameters(" " * 20_000, "plan")
+
+
+def test_a_parameter_that_a_plan_leaves_out_is_as_before() -> None:
+    assert StaleSparsePlan().over(StaleSparsePlan(sparsity=0.9)) == StaleSparsePlan(sparsity=0.9)
+    assert StaleSparsePlan(sparsity=0.5).over(StaleSparsePlan(sparsity=0.9)) == StaleSparsePlan(sparsity=0.5)
