@@ -94,7 +94,7 @@ class ControllerStream:
         self._refused_since_s: float | None = None
         self._lease_s: float | None = None
         self._channel: grpc.aio.Channel | None = None
-        self._told = ""
+        self._problem = ""
 
     async def fetch_code(self, sha256: str) -> AsyncIterator[bytes]:
         """The bytes of a bundle, in pieces. Raises ControllerUnreachable when there is no stream, other AtollErrors."""
@@ -153,9 +153,9 @@ class ControllerStream:
             self._refused_since_s = None
         if code is grpc.StatusCode.INVALID_ARGUMENT and self._lease_s is None:
             raise error  # it takes no Register of ours: another version
-        said = f"no controller: {error}. Trying again for ever; workers go on"
-        logger.log(logging.DEBUG if said == self._told else logging.WARNING, "%s", said)
-        self._told = said
+        problem = f"no controller: {error}. Trying again for ever; workers go on"
+        logger.log(logging.DEBUG if problem == self._problem else logging.WARNING, "%s", problem)
+        self._problem = problem
 
     def _in_words(self, error: grpc.aio.AioRpcError, address: str) -> AtollError:
         doing, details = f"registering {self._settings.name!r} at {address}", error.details() or ""
@@ -194,7 +194,7 @@ class ControllerStream:
         try:
             call = AgentServiceStub(channel).Connect()
             registered = await self._register(call, supervisor)
-            self._channel, self._failures, self._refused_since_s, self._told = channel, 0, None, ""
+            self._channel, self._failures, self._refused_since_s, self._problem = channel, 0, None, ""
             self._lease_s = registered.lease_s
             logger.info("registered with %s as %s", registered.controller or address, self._settings.name)
             supervisor.logs.rewind()

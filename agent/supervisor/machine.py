@@ -231,7 +231,7 @@ def _look_at_progress(state: State, worker: Worker, now_s: float) -> tuple[State
     suspicion = worker.progress.suspicion(now_s)
     if suspicion is None:
         return state, []
-    state = _put(state, replace(worker, progress=replace(worker.progress, told=True)))
+    state = _put(state, replace(worker, progress=replace(worker.progress, notified=True)))
     # Who waits for a rank that hangs completes no step either: one voice is enough.
     return state, [Tell(worker.key, suspicion)] if worker.key.rank == 0 else []
 

@@ -64,10 +64,10 @@ class MemoryFolders:
     def drop(self, job: str) -> None:
         """Nobody will ask for it again."""
         if _JOB.fullmatch(job):
-            shutil.rmtree(self.root / job, onerror=_tell)
+            shutil.rmtree(self.root / job, onerror=_warn)
 
     def close(self) -> None:
-        shutil.rmtree(self.root, onerror=_tell)
+        shutil.rmtree(self.root, onerror=_warn)
 
 
 def root_of(state_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
@@ -85,5 +85,5 @@ def _total_bytes(folder: Path) -> int:
         return 0
 
 
-def _tell(what: object, path: str, error: object) -> None:
+def _warn(what: object, path: str, error: object) -> None:
     logger.warning("%s stays in memory: %s", path, error)

@@ -23,7 +23,7 @@ class Progress:
     """When it came to this step; None before it said Hello."""
     steps_s: tuple[float, ...] = ()
     """What its last steps took; empty before the first."""
-    told: bool = False
+    notified: bool = False
 
     def greeted(self, now_s: float) -> Progress:
         return self if self.since_s is not None else replace(self, since_s=now_s)
@@ -35,7 +35,7 @@ class Progress:
         took_s = self.steps_s
         if self.since_s is not None and 0 < self.step < step:
             took_s = (*took_s, (now_s - self.since_s) / (step - self.step))[-_KEPT:]
-        return replace(self, step=step, since_s=now_s, steps_s=took_s, told=False)
+        return replace(self, step=step, since_s=now_s, steps_s=took_s, notified=False)
 
     def paused(self, for_s: float) -> Progress:
         """Nobody could look for so long, which is held against nobody."""
@@ -49,7 +49,7 @@ class Progress:
 
     def suspicion(self, now_s: float) -> str | None:
         """What people should know, once for each silence, or None."""
-        if self.told or self.since_s is None or not self.steps_s:
+        if self.notified or self.since_s is None or not self.steps_s:
             return None
         usual_s, silent_s = statistics.median(self.steps_s), now_s - self.since_s
         if silent_s <= max(LEAST_S, USUAL_STEPS * usual_s):

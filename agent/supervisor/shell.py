@@ -159,12 +159,12 @@ class Supervisor:
     def _inventory_taken(self, inventory: Stock) -> None:
         """On the thread that looked."""
 
-        def tell() -> None:
+        def queue() -> None:
             self._inventories.append(inventory)
             self._printed()
 
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(tell)
+            self._loop.call_soon_threadsafe(queue)
 
     def forget(self, key: WorkerKey) -> None:
         self._feed(ForgetRequested(key))

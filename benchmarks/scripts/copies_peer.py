@@ -41,7 +41,7 @@ def main() -> None:
     public = {number: bytes.fromhex(key) for number, key in enumerate(asked["public"])}
     keys = Keys(secret=bytes.fromhex(asked["secret"]), public=public[rank], of=public)
     files = {0: CopyFiles(ShardFiles(folder, 0, 2, None, lambda: False))} if rank else {}
-    sender = ReplicaSender(run=1, rank=rank, keys=keys, incoming=files, limit_bytes=2 * size, tell=print)
+    sender = ReplicaSender(run=1, rank=rank, keys=keys, incoming=files, limit_bytes=2 * size, notify=print)
     try:
         print(sender.bind(asked["host"]).hex(), flush=True)
         sender.start([bytes.fromhex(one) for one in sys.stdin.readline().split()], () if rank else (1,))

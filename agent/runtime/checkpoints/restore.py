@@ -43,7 +43,7 @@ def restore(
     writes = session.place.is_main or (session.place.local_rank == 0 and not shared)
     if found is None:
         saver.begin(writes=writes, step=0, on_disk=None)
-        _tell(session, "start", 0)
+        _report_resumed(session, "start", 0)
         return Restored()
     header, from_memory = found.checkpoint.header, found.generation is not None
     saver.begin(writes=writes, step=header.step, on_disk=None if from_memory else Moment(header.run, header.step))
@@ -54,7 +54,7 @@ def restore(
     loader.seek(resumed.position)
     exits.say(f"rank {session.place.rank} goes on from step {header.step}{', from memory' if from_memory else ''}")
     _compare_seed(session, header.seed, loader)
-    _tell(session, "memory" if from_memory else "disk", header.step)
+    _report_resumed(session, "memory" if from_memory else "disk", header.step)
     return Restored(header.step, resumed, found.generation)
 
 
@@ -68,7 +68,7 @@ def prepared(model: nn.Module, loader: Loader[object], settings: LoaderSettings,
     )
 
 
-def _tell(session: Session, tier: str, step: int) -> None:
+def _report_resumed(session: Session, tier: str, step: int) -> None:
     if session.link is not None:
         session.link.outbox.resumed(tier, step)
 

@@ -62,7 +62,7 @@ class Saver:
                 settings.directory,
                 keep=settings.keep,
                 keep_every_steps=settings.keep_every_steps,
-                tell=self._session.notice,
+                notify=self._session.notice,
             )
             if on_disk is not None:
                 self._uploader.wake()  # an emergency's may not have been uploaded

@@ -31,12 +31,12 @@ class Uploader:
         *,
         keep: int,
         keep_every_steps: int,
-        tell: Callable[[Level.ValueType, str], None],
+        notify: Callable[[Level.ValueType, str], None],
     ) -> None:
-        """tell: called on the uploader's thread when uploading begins to fail, and when it works again."""
+        """notify: called on the uploader's thread when uploading begins to fail, and when it works again."""
         self._url, self._directory = url, directory
         self._keep, self._keep_every_steps = keep, keep_every_steps
-        self._tell = tell
+        self._notify = notify
         self._lock = threading.Lock()
         self._again = self._running = self._failing = False
         self._stop = threading.Event()
@@ -66,7 +66,7 @@ class Uploader:
         """Break off between two parts of a file. A store that hangs keeps the thread; the process does not wait."""
         self._stop.set()
         if not self.idle_within(STOP_S):
-            self._tell(LEVEL_ERROR, f"{self._url} did not answer within {STOP_S:.0f} s and is left behind")
+            self._notify(LEVEL_ERROR, f"{self._url} did not answer within {STOP_S:.0f} s and is left behind")
 
     def _run(self) -> None:
         while True:
@@ -80,7 +80,7 @@ class Uploader:
             except CheckpointError as error:
                 if not self._failing:
                     text = f"checkpoints are not uploaded: {error}. Training goes on, the next one is tried again"
-                    self._tell(LEVEL_ERROR, text)
+                    self._notify(LEVEL_ERROR, text)
                 self._failing = True
 
     def _level(self) -> None:
@@ -103,7 +103,7 @@ class Uploader:
             raise failed
         if self._failing:
             self._failing = False
-            self._tell(LEVEL_INFO, f"checkpoints are uploaded to {self._url} again")
+            self._notify(LEVEL_INFO, f"checkpoints are uploaded to {self._url} again")
 
     def _whole_there(self, store: Store) -> set[Moment]:
         whole = store.list().whole

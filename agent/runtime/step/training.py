@@ -107,7 +107,7 @@ class Training:
             self.restore_tracked(name)
         if directory is not None:
             size = size_of_state(self._model, self._optimizer, self._snapshot)
-            self._memory.begin(restored.step, restored.generation, size)
+            self._memory.start(restored.step, restored.generation, size)
         if session.group is not None:
             session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
             session.group.expect_answers_within(session.collective_timeout_s)

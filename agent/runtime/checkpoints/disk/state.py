@@ -47,7 +47,7 @@ class _Packer:
         self.tensors: Tensors = {}
         self._copy = copy
         self._names: dict[tuple[Any, ...], str] = {}
-        self._kept: list[torch.Tensor] = []  # as long as they live, no other tensor has their memory
+        self._alive: list[torch.Tensor] = []  # as long as they live, no other tensor has their memory
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > MAX_DEPTH:
@@ -101,7 +101,7 @@ class _Packer:
         plain = tensor.detach()
         self.tensors[name] = plain.to("cpu", copy=True).contiguous() if self._copy else plain
         self._names[same] = name
-        self._kept.append(plain)
+        self._alive.append(plain)
         return name
 
     def _numpy(self, value: np.ndarray[Any, Any] | np.generic, path: tuple[str, ...]) -> dict[str, Any]:

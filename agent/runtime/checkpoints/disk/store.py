@@ -108,7 +108,7 @@ class Store:
     def put(self, sealed: bytes, parts: Iterator[memoryview], stopped: Callable[[], bool] = lambda: False) -> bool:
         """Write a checkpoint; once this returns True it counts. sealed: its manifest; parts: of its state file.
 
-        False where `stopped` said so in between. What cannot be read back as it was written is not sealed."""
+        False where `stopped` answers so in between. What cannot be read back as it was written is not sealed."""
         found = manifest.from_bytes(sealed)
         moment = Moment(found.header.run, found.header.step)
         folder = self._folder(moment)
@@ -163,12 +163,12 @@ class Store:
 
 def answered(url: str, ask: Callable[[Store], T], deadline_s: float = ANSWER_S) -> T:
     """What a store says, within a deadline: some backends have none. Raises CheckpointError."""
-    said: list[T] = []
+    answers: list[T] = []
     failed: list[CheckpointError] = []
 
     def asking() -> None:
         try:
-            said.append(ask(Store(url)))
+            answers.append(ask(Store(url)))
         except CheckpointError as error:
             failed.append(error)
 
@@ -177,9 +177,9 @@ def answered(url: str, ask: Callable[[Store], T], deadline_s: float = ANSWER_S) 
     thread.join(timeout=deadline_s)
     if failed:
         raise failed[0]
-    if not said:
+    if not answers:
         raise CheckpointError(f"{url} did not answer within {deadline_s:g} s")
-    return said[0]
+    return answers[0]
 
 
 def _modified_unix_s(about: Mapping[str, Any]) -> float | None:

@@ -17,7 +17,8 @@ from atoll.agent.runtime.checkpoints.memory.cost.cadence import OFF, Cadence, Ca
 from atoll.agent.runtime.checkpoints.memory.cost.contention import Contention
 from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import Pairs, Pauses
 from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import ReplicaTransfer
-from atoll.agent.runtime.checkpoints.memory.replication.rendezvous import ReplicaPlacement, met
+from atoll.agent.runtime.checkpoints.memory.replication.rendezvous import connected_sender
+from atoll.agent.runtime.checkpoints.memory.replication.replica_placement import ReplicaPlacement
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile, Tail, bounds
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RollingShard, ShardState, StandingShard
@@ -68,7 +69,7 @@ class CheckpointTier:
         self._done_step = 0  # of the newest that this rank has written
         self._news = CadenceNotice()
         self._boundary_s = 0.0
-        self._held_s = 0.0  # for which the generation under way has held training up so far
+        self._stalled_s = 0.0  # for which the generation under way has held training up so far
         self._written_s = 0.0  # of processor time that writing it took
         self._contention = Contention()
         self._others_there = True  # files of other shapes of the run may be in the folder
@@ -83,8 +84,8 @@ class CheckpointTier:
     def enabled(self) -> bool:
         return self._memory is not None
 
-    def begin(self, step: int, kept: Generation | None, state: StateBytes) -> None:
-        """Training begins at `step`. kept: what it goes on from, where that came from memory. Collective; raises
+    def start(self, step: int, restored: Generation | None, state: StateBytes) -> None:
+        """Training begins at `step`. restored: what it goes on from, where that came from memory. Collective; raises
         PeerLost."""
         if self._memory is None:
             return
@@ -93,7 +94,7 @@ class CheckpointTier:
         try:
             folder = self._roomy(self._memory, state)
             files = {
-                shard: ShardFiles(folder, shard, place.world_size, kept, self._make_room)
+                shard: ShardFiles(folder, shard, place.world_size, restored, self._make_room)
                 for shard in (place.rank, *self._placement.owners)
             }
             self._files = files.pop(place.rank)
@@ -102,7 +103,7 @@ class CheckpointTier:
             self._fail(error)
         if self._placement.any and self._session.group is not None:
             limit_bytes = 2 * (state.shared + state.own) + _SLACK_BYTES
-            self._sender, why = met(self._session, self._placement, incoming, limit_bytes=limit_bytes)
+            self._sender, why = connected_sender(self._session, self._placement, incoming, limit_bytes=limit_bytes)
             if why:
                 self._turn_off(why)
 
@@ -137,14 +138,14 @@ class CheckpointTier:
             return None
         self._learn(position.step, begun_s)
         complete = self._completed(agreed.step)
-        self._tell(agreed.every)
+        self._announce(agreed.every)
         self._boundary_s = begun_s
         # What the own shards cost is known without leaving any out.
         paused = self._placement.any and self._pauses.at(completed=complete is not None, under_way=self._current != 0)
         if self._current == 0 and not paused and position.step - self._begun_step >= agreed.every:
-            self._held_s = 0.0
+            self._stalled_s = 0.0
             self._begin(position.step)
-            self._held_s += time.monotonic() - begun_s
+            self._stalled_s += time.monotonic() - begun_s
         return complete
 
     def wait_for_reads(self) -> None:
@@ -157,7 +158,7 @@ class CheckpointTier:
         if not free:
             self._late = True  # what it copies from now on is of two steps: it must not count
             self._fail(CheckpointError(f"copying to memory took over {_LONGEST_WAIT_S:.0f} s"))
-        self._held_s += time.monotonic() - begun_s
+        self._stalled_s += time.monotonic() - begun_s
 
     def close(self) -> None:
         """What is being written is finished; then the thread ends."""
@@ -189,7 +190,7 @@ class CheckpointTier:
             return None
         complete, self._current = self._current, 0
         self._files.turn()
-        self._cadence.wrote(self._held_s + self._processors_s())
+        self._cadence.wrote(self._stalled_s + self._processors_s())
         if self._session.place.local_rank == 0:
             self._make_room()
         return complete
@@ -296,12 +297,12 @@ class CheckpointTier:
         """The folder. Raises CheckpointError with figures where it will not fit."""
         if memory.folder is None:
             raise CheckpointError(f"the agent of rank {self._session.place.rank} could not make a folder for them")
-        held = len(self._placement.owners)
-        needed = needed_bytes(state, self._session.place.world_size, held)
+        copies = len(self._placement.owners)
+        needed = needed_bytes(state, self._session.place.world_size, copies)
         if needed > memory.room_bytes:
             raise CheckpointError(
                 f"they take {needed / 1e6:.0f} MB on this machine for rank {self._session.place.rank} (its part of "
-                f"{state.shared / 1e6:.0f} MB, {state.own / 1e6:.0f} MB of its own and {held} copies of others', two "
+                f"{state.shared / 1e6:.0f} MB, {state.own / 1e6:.0f} MB of its own and {copies} copies of others', two "
                 "generations of each), and "
                 f"{memory.room_bytes / 1e6:.0f} MB are free in {memory.folder}. Free memory, use more machines, or set "
                 "[checkpoint] memory_replicas lower"
@@ -319,7 +320,7 @@ class CheckpointTier:
                 self._session.notice(LEVEL_WARNING, str(error))
         return there
 
-    def _tell(self, every: int) -> None:
+    def _announce(self, every: int) -> None:
         if self._news.changed(every) and self._session.place.is_main:
             text = (
                 f"the state goes into memory every {every} steps from now on: a generation costs training "

@@ -69,7 +69,11 @@ def uploaded(tmp_path: Path, url: str) -> Iterator[tuple[Uploader, list[str]]]:
     """A uploader of tmp_path/jobs that keeps 2, and 1 of each 100 steps; and what it told."""
     told: list[str] = []
     uploader = Uploader(
-        url, tmp_path / "jobs", keep=2, keep_every_steps=100, tell=lambda _, text: told.append(text.replace(url, "URL"))
+        url,
+        tmp_path / "jobs",
+        keep=2,
+        keep_every_steps=100,
+        notify=lambda _, text: told.append(text.replace(url, "URL")),
     )
     yield uploader, told
     uploader.close()

@@ -52,9 +52,9 @@ def moment_bytes(optimizer: torch.optim.Optimizer) -> int:
     return moments * trained
 
 
-def needed_bytes(state: StateBytes, shards: int, held: int) -> int:
-    """What one rank's files take: its own shard and the `held` copies of others', each in all its slots."""
-    return SLOTS * (1 + held) * state.of_shard(shards)
+def needed_bytes(state: StateBytes, shards: int, copies: int) -> int:
+    """What one rank's files take: its own shard and the `copies` copies of others', each in all its slots."""
+    return SLOTS * (1 + copies) * state.of_shard(shards)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

@@ -11,7 +11,7 @@ from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import GenerationCo
 
 SHARE: Final = 0.01
 """Of the time of training that writing may cost."""
-_KEPT: Final = 16
+_WINDOW: Final = 16
 _FIRST: Final = 2  # generations that take memory for the first time, and steps that warm up
 _FIRST_TIMES: Final = 4.0  # as much as later ones they cost at most; they count where that is half a step or more
 _LEAST, _ENOUGH = 2, 4  # generations to judge by: the cheapest of a few, the median of more
@@ -26,18 +26,18 @@ class CadenceNotice:
     """What people should be told of how often generations are written: a change that stays, by a factor of two."""
 
     def __init__(self) -> None:
-        self._told = 1
+        self._announced = 1
         self._steps = 0  # for which it has been another one
 
     def changed(self, every: int) -> bool:
         """Asked once a step: whether this is to be told now."""
-        if self._told / 2 < every < 2 * self._told:
+        if self._announced / 2 < every < 2 * self._announced:
             self._steps = 0
             return False
         self._steps += 1
         if self._steps < _FOR_GOOD:
             return False
-        self._told, self._steps = every, 0
+        self._announced, self._steps = every, 0
         return True
 
 
@@ -45,8 +45,8 @@ class Cadence:
     """`every` is what this rank wishes; the longest of all ranks' holds."""
 
     def __init__(self) -> None:
-        self._costs_s: deque[float] = deque(maxlen=_KEPT)
-        self._steps_s: deque[float] = deque(maxlen=_KEPT)
+        self._costs_s: deque[float] = deque(maxlen=_WINDOW)
+        self._steps_s: deque[float] = deque(maxlen=_WINDOW)
         self._first_s: list[float] = []
         self._compared: GenerationCost | None = None
         self.every = 1

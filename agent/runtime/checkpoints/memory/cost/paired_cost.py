@@ -16,7 +16,7 @@ PAUSE: Final = 6  # steps without a copy under way; what a loss in a pause costs
 _FIRST: Final = 3  # generations before the first pause: memory is taken, idle spans are learned
 _BLOCKS: Final = ((4, 14), (12, 40))  # up to so many pauses, steps from one to the next; early what is large is found
 _LATER_BLOCK: Final = 250
-_KEPT: Final = 12  # pairs
+_PAIRS: Final = 12
 _CLIP: Final = 1.5  # of the median of its kind: what takes longer was something else
 _SURE: Final = {3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 11: 2.23, 12: 2.20}
 """By pairs, standard errors for saying that it costs so much at least: Student's t, 97.5 %."""
@@ -65,7 +65,7 @@ class Pairs:
     """Told of each step in order."""
 
     def __init__(self) -> None:
-        self._costs_s: deque[float] = deque(maxlen=_KEPT)
+        self._costs_s: deque[float] = deque(maxlen=_PAIRS)
         self._before_s: Sequence[float] = ()  # the pause before the block
         self._block_s: list[float] = []
         self._begun = 0  # generations in the block

@@ -16,13 +16,19 @@ from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, Checkpoint
 from atoll.agent.runtime.checkpoints.memory.recovery.assembly import assembled, own_state
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Shard
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import MAX_FILES, Generation, Held, Resumable, held
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import (
+    MAX_FILES,
+    Generation,
+    Resumable,
+    WholeShard,
+    whole_shards,
+)
 from atoll.agent.runtime.step.synchronisation import OwnState
 from atoll.errors import BadInput, CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
-_MAX_SAID_BYTES: Final = 1 << 20
-Said = list[tuple[Generation, int]]  # generation and shard
+_MAX_HOLDINGS_BYTES: Final = 1 << 20
+Holdings = list[tuple[Generation, int]]  # generation and shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,7 @@ class Recovered:
 
 
 class HeldGenerations:
-    """What all ranks together hold. Every method but the properties is collective and gives the same on every rank."""
+    """The generations that all ranks together hold. Methods are collective and give the same on every rank."""
 
     def __init__(self, session: Session, folder: Path | None, model: Fingerprint) -> None:
         """Look. A node's ranks share its folder, and the work of verifying it. Raises PeerLost."""
@@ -44,13 +50,13 @@ class HeldGenerations:
         self._wanted = Resumable(session.job, session.run, model)
         part = (session.place.local_rank, session.place.local_world_size)
         try:
-            found = held(folder, self._wanted, part, self._passed_over) if folder is not None else []
+            found = whole_shards(folder, self._wanted, part, self._passed_over) if folder is not None else []
         except CheckpointError as error:
             self._passed_over(str(error))
             found = []
         self._own = {(one.generation, one.shard): one for one in found}
-        said = [encode(found)] if self._group is None else self._group.gather_bytes(encode(found))
-        self._sources = sources([self._decoded(rank, raw) for rank, raw in enumerate(said)])
+        gathered = [encode(found)] if self._group is None else self._group.gather_bytes(encode(found))
+        self._sources = sources([self._decoded(rank, raw) for rank, raw in enumerate(gathered)])
 
     def newest(self, newer_than: tuple[int, int]) -> Recovered | None:
         """The newest generation of which every shard is there, if its (run, step) is above `newer_than`. Raises
@@ -100,7 +106,7 @@ class HeldGenerations:
         }
         lengths = [len(mine[old]) if old in mine else 0 for old in range(generation.shards)]
         if self._group is not None:
-            lengths = [max(said) for said in zip(*self._group.gather_rows(lengths), strict=True)]
+            lengths = [max(known) for known in zip(*self._group.gather_rows(lengths), strict=True)]
         found = {}
         for old, taker in wanted:
             source, length = sources[old], lengths[old]
@@ -142,7 +148,7 @@ class HeldGenerations:
             self._passed_over(str(error))
             return np.empty(0, np.uint8)
 
-    def _decoded(self, rank: int, raw: bytes) -> Said:
+    def _decoded(self, rank: int, raw: bytes) -> Holdings:
         try:
             return decode(raw)
         except CheckpointError as error:
@@ -172,34 +178,34 @@ def _check_is(shard: Shard, generation: Generation, index: int) -> None:
         )
 
 
-def encode(found: Sequence[Held]) -> bytes:
-    """What this rank says it holds."""
+def encode(found: Sequence[WholeShard]) -> bytes:
+    """The shards that this rank holds, for the others."""
     rows = [[g.generation.run, g.generation.step, g.generation.shards, g.generation.layout, g.shard] for g in found]
     return json.dumps(rows).encode()
 
 
-def decode(raw: bytes) -> Said:
+def decode(raw: bytes) -> Holdings:
     """What `encode` gave on another rank. Raises CheckpointError."""
     try:
-        rows = json.loads(raw) if len(raw) <= _MAX_SAID_BYTES else None
+        rows = json.loads(raw) if len(raw) <= _MAX_HOLDINGS_BYTES else None
         if not isinstance(rows, list) or len(rows) > MAX_FILES:
             raise CheckpointError(f"{len(raw)} bytes are no list of at most {MAX_FILES} shards")
-        said = []
+        holdings = []
         for run, step, shards, layout, shard in rows:
             numbers = (run, step, shards, shard)
             sound = all(type(number) is int and 0 <= number < 2**63 for number in numbers) and shard < shards
             if not sound or not isinstance(layout, str):
                 raise CheckpointError(f"{(*numbers, layout)!r:.200} is no shard")
-            said.append((Generation(run, step, shards, layout), shard))
-        return said
+            holdings.append((Generation(run, step, shards, layout), shard))
+        return holdings
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{len(raw)} bytes cannot be read: {error}") from error
 
 
-def sources(said: Sequence[Said]) -> dict[Generation, dict[int, int]]:
-    """For each generation, by shard, the lowest rank that holds it. said: by rank. Pure."""
+def sources(holdings: Sequence[Holdings]) -> dict[Generation, dict[int, int]]:
+    """For each generation, by shard, the lowest rank that holds it. holdings: by rank. Pure."""
     found: dict[Generation, dict[int, int]] = {}
-    for rank, rows in enumerate(said):
+    for rank, rows in enumerate(holdings):
         for generation, shard in rows:
             found.setdefault(generation, {}).setdefault(shard, rank)
     return found

@@ -32,13 +32,13 @@ class OutgoingReplica:
 
     def __init__(
         self, socket: zmq.Socket[bytes], *, run: int, rank: int, holder: int, seals: tuple[Seal, Seal],
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:  # fmt: skip
-        """seals: towards the holder, and from it. tell: what people should know."""
+        """seals: towards the holder, and from it. notify: what people should know."""
         self.socket, self.holder = socket, holder
         self.path = PathModel()
         self.sent_bytes = 0
-        self._run, self._rank, self._tell = run, rank, tell
+        self._run, self._rank, self._notify = run, rank, notify
         self._towards, self._back = seals
         self._transfer: ReplicaTransfer | None = None
         self._sent = self._reached = 0
@@ -80,7 +80,7 @@ class OutgoingReplica:
         self._unanswered += 1
         if self._unanswered == TELL_AFTER:
             silent_s = UNANSWERED_S * TELL_AFTER
-            self._tell(f"rank {self.holder} takes no copy of this rank's state: no answer for {silent_s:.0f} s")
+            self._notify(f"rank {self.holder} takes no copy of this rank's state: no answer for {silent_s:.0f} s")
 
     def push(self, file: int, allowed: int, is_paused: Callable[[], bool], now_s: Callable[[], float]) -> int:
         """Send of the transfer's open file what the window and `allowed` bytes let through. Returns how many left."""

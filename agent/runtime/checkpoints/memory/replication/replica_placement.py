@@ -3,6 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.agent.runtime.api.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlacement:
+    """The placement as one rank sees it."""
+
+    any: bool  # of the run's shards is copied
+    holders: tuple[int, ...]  # of this rank's copies
+    owners: tuple[int, ...]  # whose copies this rank holds
+    here: frozenset[int]  # shards that lie on this node
+
+    @staticmethod
+    def of(session: Session) -> ReplicaPlacement:
+        memory, place = session.memory, session.place
+        if memory is None or len(memory.nodes) != place.world_size:
+            return ReplicaPlacement(False, (), (), frozenset(range(place.world_size)))
+        held_by = holders(memory.nodes, memory.kept_by)
+        return ReplicaPlacement(
+            any=any(held_by),
+            holders=held_by[place.rank],
+            owners=owners(held_by, place.rank),
+            here=on_node(memory.nodes, held_by, memory.nodes[place.rank]),
+        )
 
 
 def holders(nodes: Sequence[str], kept_by: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

@@ -54,7 +54,7 @@ class _Event(Enum):
 
 
 class ReplicaSender:
-    """bind, exchange what `told` says, start; then send, pause, resume, boundary; close is the owner's duty always."""
+    """bind, exchange what `bind` gave, start; then send, pause, resume, boundary; close is the owner's duty always."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class ReplicaSender:
         keys: Keys,
         incoming: Mapping[int, CopyFiles],
         limit_bytes: int,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
-        """incoming: by owner, where its copies go. limit_bytes: no file is longer. tell: what people should know,
+        """incoming: by owner, where its copies go. limit_bytes: no file is longer. notify: what people should know,
         called on the sender's thread."""
         self._run, self._rank = run, rank
-        self._limit_bytes, self._tell = limit_bytes, tell
+        self._limit_bytes, self._notify = limit_bytes, notify
         self._sealer = Sealer(run, rank, keys)
         self._files = dict(incoming)
         self._incoming: dict[int, IncomingReplica] = {}
@@ -107,18 +107,18 @@ class ReplicaSender:
         self._router.bind(f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0")
         bound = self._router.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
-        return self._sealer.told + bound.rstrip(b"\0")
+        return self._sealer.ephemeral + bound.rstrip(b"\0")
 
-    def start(self, told: Sequence[bytes], holders: Sequence[int]) -> None:
-        """told: what `bind` gave on each rank. holders: who gets this rank's copies. Raises NotAllowed, BadInput."""
+    def start(self, hellos: Sequence[bytes], holders: Sequence[int]) -> None:
+        """hellos: what `bind` gave on each rank. holders: who gets this rank's copies. Raises NotAllowed, BadInput."""
         for owner, files in self._files.items():
-            seals = self._sealer.meet(owner, told[owner][:KEY_BYTES])
+            seals = self._sealer.meet(owner, hellos[owner][:KEY_BYTES])
             self._incoming[owner] = IncomingReplica(files, run=self._run, seals=seals, limit_bytes=self._limit_bytes)
         for holder in holders:
-            seals = self._sealer.meet(holder, told[holder][:KEY_BYTES])
-            socket = self._connected(told[holder][KEY_BYTES:].decode(errors="replace"))
+            seals = self._sealer.meet(holder, hellos[holder][:KEY_BYTES])
+            socket = self._connected(hellos[holder][KEY_BYTES:].decode(errors="replace"))
             self._outgoing[holder] = OutgoingReplica(
-                socket, run=self._run, rank=self._rank, holder=holder, seals=seals, tell=self._tell
+                socket, run=self._run, rank=self._rank, holder=holder, seals=seals, notify=self._notify
             )
         self._io = ThreadTime(f"{_PREFIX}/ZMQ")
         self._spans.idle(time.monotonic())
@@ -245,7 +245,7 @@ class ReplicaSender:
         try:
             self._file = os.open(transfer.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            self._tell(f"the copy of step {transfer.step} cannot be read: {error.strerror}")
+            self._notify(f"the copy of step {transfer.step} cannot be read: {error.strerror}")
             return
         self._transfer, self._left_s = transfer, time.monotonic()
         for outgoing in self._outgoing.values():

@@ -3,8 +3,8 @@ each pair of ranks.
 
 Keys come of two X25519 agreements at once: between the keys that the controller gave the run's ranks, so that nobody
 else can have them, and between keys that each sender makes for itself and forgets, so that what was recorded cannot
-be read later by who gets hold of the run's. This is the pattern KK of the Noise framework (Perrin, 2018) with both
-ephemeral keys told beforehand. A key seals each number at most once: senders never come twice with the same key."""
+be read later by who gets hold of the run's. This is the pattern KK of the Noise framework (Perrin, 2018), the ephemeral
+keys of both exchanged beforehand. A key seals each number at most once: senders never come twice with the same key."""
 
 from __future__ import annotations
 
@@ -64,28 +64,28 @@ class Sealer:
     def __init__(self, run: int, rank: int, keys: Keys) -> None:
         self._run, self._rank, self._keys = run, rank, keys
         self._own = X25519PrivateKey.generate()
-        self.told = self._own.public_key().public_bytes_raw()
+        self.ephemeral = self._own.public_key().public_bytes_raw()
         """What the others need to hear of this sender: 32 bytes, no secret."""
 
-    def meet(self, rank: int, told: bytes) -> tuple[Seal, Seal]:
-        """(towards `rank`, from `rank`). told: by its sender. Raises NotAllowed where that is no key."""
+    def meet(self, rank: int, ephemeral: bytes) -> tuple[Seal, Seal]:
+        """(towards `rank`, from `rank`). ephemeral: of its sender. Raises NotAllowed where that is no key."""
         try:
-            fresh = self._own.exchange(X25519PublicKey.from_public_bytes(told))
+            fresh = self._own.exchange(X25519PublicKey.from_public_bytes(ephemeral))
             known = X25519PrivateKey.from_private_bytes(self._keys.secret).exchange(
                 X25519PublicKey.from_public_bytes(self._keys.of[rank])
             )
         except (ValueError, KeyError) as error:
             raise NotAllowed(
-                f"rank {rank} told a key of {len(told)} bytes for copies of checkpoints that is none: {error}. Do all "
-                "workers run the same version?"
+                f"rank {rank} sent a key of {len(ephemeral)} bytes for copies of checkpoints that is none: {error}. Do "
+                "all workers run the same version?"
             ) from error
-        keys = HKDF(SHA256(), 2 * _AES_BYTES, salt=None, info=self._said(rank, told)).derive(fresh + known)
+        keys = HKDF(SHA256(), 2 * _AES_BYTES, salt=None, info=self._transcript(rank, ephemeral)).derive(fresh + known)
         upward, downward = Seal(keys[:_AES_BYTES]), Seal(keys[_AES_BYTES:])
         return (upward, downward) if self._rank < rank else (downward, upward)
 
-    def _said(self, rank: int, told: bytes) -> bytes:
+    def _transcript(self, rank: int, ephemeral: bytes) -> bytes:
         """All that both ends know in the clear, in an order that is the same at both."""
-        ends = sorted([(self._rank, self._keys.public, self.told), (rank, self._keys.of[rank], told)])
+        ends = sorted([(self._rank, self._keys.public, self.ephemeral), (rank, self._keys.of[rank], ephemeral)])
         assert all(len(key) == KEY_BYTES for _, *both in ends for key in both)
         numbers = struct.pack("<QII", self._run, ends[0][0], ends[1][0])
         return b"".join([_PURPOSE, numbers, *(key for _, *both in ends for key in both)])

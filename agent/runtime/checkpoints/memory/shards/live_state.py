@@ -97,18 +97,18 @@ class Sources:
     """The bytes of live tensors. Kept from step to step for tensors that lie still in CPU memory."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[torch.Tensor, Bytes]] = {}
+        self._views: dict[int, tuple[torch.Tensor, Bytes]] = {}
 
     def copy(self, tensor: torch.Tensor, piece: Piece, into: Bytes) -> None:
         """Copy a piece into a shard's data. Without the GIL where it is long."""
         target = into[piece.to : piece.to + piece.end - piece.begin]
-        kept = self._kept.get(piece.tensor)
-        if kept is not None and kept[0] is tensor:
-            np.copyto(target, kept[1][piece.begin : piece.end])
+        known = self._views.get(piece.tensor)
+        if known is not None and known[0] is tensor:
+            np.copyto(target, known[1][piece.begin : piece.end])
         elif tensor.device.type == "cpu":
             view = np.frombuffer(bytes_of(tensor.detach().contiguous()), np.uint8)
             if tensor.is_contiguous():
-                self._kept[piece.tensor] = (tensor, view)
+                self._views[piece.tensor] = (tensor, view)
             np.copyto(target, view[piece.begin : piece.end])
         else:
             flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)

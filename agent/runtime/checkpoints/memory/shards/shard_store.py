@@ -37,7 +37,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class WholeShard:
     """A shard that is here, whole."""
 
     generation: Generation
@@ -77,7 +77,9 @@ class Resumable:
         check_fits(header, self.model)
 
 
-def held(folder: Path, wanted: Resumable, part: tuple[int, int], on_skip: Callable[[str], None]) -> list[Held]:
+def whole_shards(
+    folder: Path, wanted: Resumable, part: tuple[int, int], on_skip: Callable[[str], None]
+) -> list[WholeShard]:
     """Whole shards that are wanted, every byte verified. part: (i, n): every n-th file from the i-th on, for who looks
     together with others. on_skip is told of files that cannot be used, and why."""
     found = []
@@ -89,7 +91,7 @@ def held(folder: Path, wanted: Resumable, part: tuple[int, int], on_skip: Callab
             if not isinstance(error, Unsealed):
                 on_skip(f"{path.name}: {error}")
         else:
-            found.append(Held(Generation.of(shard), shard.tail.shard, path))
+            found.append(WholeShard(Generation.of(shard), shard.tail.shard, path))
     return found
 
 
@@ -97,18 +99,18 @@ class ShardFiles:
     """The two slots of one shard, for its writer."""
 
     def __init__(
-        self, folder: Path, shard: int, shards: int, keep: Generation | None, make_room: Callable[[], bool]
+        self, folder: Path, shard: int, shards: int, restored: Generation | None, make_room: Callable[[], bool]
     ) -> None:
-        """keep: what this run began with; a slot that holds it is overwritten last. make_room: as for SlotFile."""
+        """restored: what this run began with; a slot that holds it is overwritten last. make_room: as for SlotFile."""
         self._make_room = make_room
         self._paths = [folder / f"shard-{shard:04d}-of-{shards:04d}-slot-{index}.mem" for index in range(SLOTS)]
         self._files: list[SlotFile | None] = [None] * SLOTS
         self._next = 0
-        if keep is not None and self._paths[0].exists():
+        if restored is not None and self._paths[0].exists():
             try:
-                self._next = int(Generation.of(shard_file.parse(shard_file.content_of(self._paths[0]))) == keep)
+                self._next = int(Generation.of(shard_file.parse(shard_file.content_of(self._paths[0]))) == restored)
             except CheckpointError:
-                self._next = 0  # torn: nothing to keep
+                self._next = 0  # torn: nothing to spare
 
     def next(self) -> SlotFile:
         """The slot that does not hold the last generation. Raises CheckpointError."""

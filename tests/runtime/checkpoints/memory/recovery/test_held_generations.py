@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import complete, decode, encode, sources
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation, Held
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation, WholeShard
 from atoll.errors import CheckpointError
 
 OLD, NEW = Generation(1, 8, 2, "a"), Generation(1, 9, 2, "a")
@@ -16,7 +16,7 @@ NEXT_RUN = Generation(2, 3, 3, "b")
 
 
 def test_what_is_said_is_heard() -> None:
-    held = [Held(OLD, 0, Path("x")), Held(NEW, 1, Path("y"))]
+    held = [WholeShard(OLD, 0, Path("x")), WholeShard(NEW, 1, Path("y"))]
     assert decode(encode(held)) == [(OLD, 0), (NEW, 1)]
 
 

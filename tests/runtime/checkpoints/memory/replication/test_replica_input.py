@@ -34,11 +34,11 @@ class Holder:
         own = [Keys(secret=secret, public=public[rank], of=public) for rank, (secret, _) in enumerate(pairs)]
         copies = CopyFiles(ShardFiles(folder, 0, 3, None, lambda: False))
         self.sender = ReplicaSender(
-            run=RUN, rank=1, keys=own[1], incoming={0: copies}, limit_bytes=1 << 20, tell=lambda text: None
+            run=RUN, rank=1, keys=own[1], incoming={0: copies}, limit_bytes=1 << 20, notify=lambda text: None
         )
         told = self.sender.bind("127.0.0.1")
         sealers = {rank: Sealer(RUN, rank, own[rank]) for rank in (0, 2)}
-        self.sender.start([sealers[0].told, told, sealers[2].told], ())
+        self.sender.start([sealers[0].ephemeral, told, sealers[2].ephemeral], ())
         self.seals = {rank: sealer.meet(1, told[:KEY_BYTES])[0] for rank, sealer in sealers.items()}
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)

@@ -58,7 +58,7 @@ class Pair:
     def _made(self, rank: int, own: list[Keys], incoming: dict[int, CopyFiles], limit: int) -> ReplicaSender:
         return ReplicaSender(
             run=1, rank=rank, keys=own[rank], incoming=incoming, limit_bytes=limit,
-            tell=self.said.append,
+            notify=self.said.append,
         )  # fmt: skip
 
     def wait(self, what: Callable[[], bool]) -> None:

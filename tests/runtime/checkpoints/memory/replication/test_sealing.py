@@ -16,7 +16,7 @@ def keys(count: int) -> list[Keys]:
 def pair(ours: Keys, theirs: Keys, run: int = 1, their_run: int = 1) -> tuple[Seal, Seal]:
     """(rank 0's end, rank 1's end) of what goes from rank 0 to rank 1."""
     zero, one = Sealer(run, 0, ours), Sealer(their_run, 1, theirs)
-    return zero.meet(1, one.told)[0], one.meet(0, zero.told)[1]
+    return zero.meet(1, one.ephemeral)[0], one.meet(0, zero.ephemeral)[1]
 
 
 def test_what_one_rank_sealed_the_other_opens_in_order() -> None:
@@ -29,10 +29,10 @@ def test_what_one_rank_sealed_the_other_opens_in_order() -> None:
 def test_both_directions_and_all_runs_have_keys_of_their_own() -> None:
     own = keys(2)
     zero, one = Sealer(1, 0, own[0]), Sealer(1, 1, own[1])
-    towards, back = zero.meet(1, one.told)
+    towards, back = zero.meet(1, one.ephemeral)
     sealed = towards.seal(1, b"", b"payload")
     assert back.open(1, b"", sealed) is None  # sent back to who sealed it
-    assert one.meet(0, Sealer(1, 0, own[0]).told)[1].open(1, b"", sealed) is None  # a later sender's
+    assert one.meet(0, Sealer(1, 0, own[0]).ephemeral)[1].open(1, b"", sealed) is None  # a later sender's
     towards, back = pair(*own, their_run=2)
     assert back.open(1, b"", towards.seal(1, b"", b"payload")) is None
 
@@ -57,8 +57,8 @@ def test_who_has_not_the_runs_key_seals_nothing_that_opens() -> None:
     assert back.open(1, b"", towards.seal(1, b"", b"payload")) is None
 
 
-@pytest.mark.parametrize("told", [b"", bytes(31), bytes(32)])
-def test_a_key_that_is_none_is_refused(told: bytes) -> None:
+@pytest.mark.parametrize("ephemeral", [b"", bytes(31), bytes(32)])
+def test_a_key_that_is_none_is_refused(ephemeral: bytes) -> None:
     """Too short, or a point with which every secret gives the same."""
-    with pytest.raises(NotAllowed, match="rank 1 told a key"):
-        Sealer(1, 0, keys(2)[0]).meet(1, told)
+    with pytest.raises(NotAllowed, match="rank 1 sent a key"):
+        Sealer(1, 0, keys(2)[0]).meet(1, ephemeral)
