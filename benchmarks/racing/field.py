@@ -11,14 +11,14 @@ from racing.local import DiLoCo, SparseLoCo
 from racing.synchronous import Alone, Ddp, OneShot, PowerSgd
 from racing.updates import Updates
 
-RATES: Final = (1e-3, 2e-3, 4e-3)
-INNER: Final = tuple(Setting(learning_rate=rate) for rate in (5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3, 4e-3))
+RATES: Final = (2e-3, 1e-3, 4e-3)
+INNER: Final = tuple(Setting(learning_rate=rate) for rate in (2e-3, 1.4e-3, 1e-3, 7e-4, 5e-4, 4e-3))
 OUTER: Final = tuple(
     Setting(learning_rate=rate, outer_learning_rate=outer, momentum=0.9)
-    for rate in (1e-3, 2e-3)
-    for outer in (0.4, 0.7, 1.0)
+    for rate in (2e-3, 1e-3)
+    for outer in (0.7, 0.4, 1.0)
 )
-SPARSE: Final = tuple(Setting(learning_rate=rate, outer_learning_rate=outer) for rate in RATES for outer in (0.7, 1.0))
+SPARSE: Final = tuple(Setting(learning_rate=rate, outer_learning_rate=outer) for rate in RATES for outer in (1.0, 0.7))
 
 
 @dataclass(frozen=True, slots=True)
