@@ -54,7 +54,7 @@ def verdict(cluster: Cluster, job: str, node: str) -> str:
     return next(event.text for event in cluster.client.events(job) if event.text.startswith(f"{node}/0 "))
 
 
-def settle(cluster: Cluster, job: str, run: int, seconds: float) -> None:
+def until_settled(cluster: Cluster, job: str, run: int, seconds: float) -> None:
     """Until this run, or one that follows within so long, has trained for so long."""
     ends = time.monotonic() + seconds
     cluster.wait_for(job, "a verdict carried out", lambda j: j.run > run or time.monotonic() > ends, seconds + 5)
@@ -82,14 +82,14 @@ def main() -> None:
         out = Path(folder, "steps.json")
         script = str(HERE / "scripts" / "paced_train.py")
         job = cluster.submit(script, str(out), str(SECONDS), workers=(1, 8), checkpoint_every=0)
-        settle(cluster, job, 1, 5)
+        until_settled(cluster, job, 1, 5)
         before, rate = watched(cluster, job, options.watch)
         show("three at speed 1", before, rate, cluster.job(job))
         rates = {"three": rate}
         for name, speed in (("twentieth", 0.05), ("half", 0.5)):
             cluster.agent(name, speed)
             print(f"  {verdict(cluster, job, name)}", flush=True)
-            settle(cluster, job, cluster.job(job).run, 10)
+            until_settled(cluster, job, cluster.job(job).run, 10)
             step_s, rates[name] = watched(cluster, job, options.watch)
             show(f"and one at {speed:g}", step_s, rates[name], cluster.job(job))
         slow, half = (rates[name] / rates["three"] - 1 for name in ("twentieth", "half"))

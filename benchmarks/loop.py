@@ -47,7 +47,7 @@ def step_s(cluster: Cluster, job: str, seconds: float) -> float:
     return statistics.median(seen)
 
 
-def settle(cluster: Cluster, job: str, deadline_s: float = 180) -> pb.Job:
+def until_settled(cluster: Cluster, job: str, deadline_s: float = 180) -> pb.Job:
     """Until no plan has come for QUIET_S."""
     ends, newest, since = time.monotonic() + deadline_s, 0, time.monotonic()
     while time.monotonic() < ends:
@@ -87,7 +87,7 @@ def slow_down(cluster: Cluster, job: str, out: Path, watch_s: float) -> None:
         f"{followed.plan.from_step - since} steps after: {followed.plan.reason}",
         flush=True,
     )
-    settle(cluster, job)
+    until_settled(cluster, job)
     show_plans(cluster, job, before.plan.id)
     print(f"settled: step {step_s(cluster, job, watch_s) * 1e3:.1f} ms", flush=True)
 
@@ -111,7 +111,7 @@ def main() -> None:
         print(f"even split: step {even_s * 1e3:.1f} ms, shares {[round(w.share, 2) for w in even.workers]}", flush=True)
 
         pinned = cluster.client.adjust(job, unpin=["shares"]).plan.id
-        settled = settle(cluster, job)
+        settled = until_settled(cluster, job)
         show_plans(cluster, job, pinned)
         best_s = step_s(cluster, job, options.watch)
         print(

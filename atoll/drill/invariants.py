@@ -46,9 +46,9 @@ def of_sparse(
     evidence: Evidence, ranks: int, samples: int, *, killed: int, per_rank: int, lost: Sequence[str]
 ) -> list[InvariantResult]:
     """What `stale-sparse` promises: equal weights in the end; nothing twice. A worker that is killed may take with it
-    the samples of the two steps in flight, and what it held back.
+    the samples of the two steps in flight, and its residual.
 
-    killed: workers that were. per_rank: samples of a step and rank. lost: events that tell of what was held back."""
+    killed: workers that were. per_rank: samples of a step and rank. lost: events that tell of residuals that are gone."""
     return [
         steps_once(evidence),
         samples_once(evidence, samples, may_miss=2 * per_rank * killed),
@@ -172,9 +172,9 @@ def final_alike(evidence: Evidence, ranks: int) -> InvariantResult:
 
 
 def residuals_told(lost: Sequence[str], killed: int) -> InvariantResult:
-    """What compression held back is handed over; where that cannot be, it is told, and only of who was killed."""
+    """Residuals are handed over; where that cannot be, it is told, and only of who was killed."""
     text = f"{len(lost)} times told as lost, {killed} workers killed"
-    return InvariantResult("only the killed lose what they held back", len(lost) <= killed, text)
+    return InvariantResult("only the killed lose their residuals", len(lost) <= killed, text)
 
 
 def nothing_left(processes: Sequence[str], files: Sequence[str]) -> InvariantResult:

@@ -52,7 +52,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Seen:
+class CellRecord:
     """What the workers told, by rank."""
 
     work: Work
@@ -178,50 +178,50 @@ class Workers:
             errors.close()
 
 
-def run(network: Network, work: Work, trace: Trace, number: int) -> Seen:
+def run(network: Network, work: Work, trace: Trace, number: int) -> CellRecord:
     """Train one cell. Links are unshaped until all workers are ready. number: of the cell in this laboratory."""
-    seen = Seen(work, [[] for _ in range(work.workers)])
+    record = CellRecord(work, [[] for _ in range(work.workers)])
     with Workers(network, work, PORT_FIRST + number % 1000) as workers:
-        seen.ended = _until_ready(workers, seen)
-        if not seen.ended:
+        record.ended = _until_ready(workers, record)
+        if not record.ended:
             with network.shaped(work.rate, trace):
                 workers.begin()
-                seen.ended = _until_done(workers, seen)
-    return seen
+                record.ended = _until_done(workers, record)
+    return record
 
 
-def _until_ready(workers: Workers, seen: Seen) -> str:
+def _until_ready(workers: Workers, record: CellRecord) -> str:
     deadline = time.monotonic() + READY_S
-    while len(seen.ready) < seen.work.workers:
+    while len(record.ready) < record.work.workers:
         told = workers.next(deadline)
         if told is None:
-            return f"not ready after {READY_S:g} s: workers {sorted(set(range(seen.work.workers)) - seen.ready)}"
+            return f"not ready after {READY_S:g} s: workers {sorted(set(range(record.work.workers)) - record.ready)}"
         if told[1] is None:
             return _fell(workers, told[0])
-        seen.take(told[0], told[1])
+        record.take(told[0], told[1])
     return ""
 
 
-def _until_done(workers: Workers, seen: Seen) -> str:
+def _until_done(workers: Workers, record: CellRecord) -> str:
     """Why it ended early, empty if it did not."""
-    ends = time.monotonic() + seen.work.max_s
-    silent_s = SILENT_S + COPIES * seen.parameter_bytes * 8e-6 / (seen.work.rate.mbit_s or LOWEST_MBIT_S)
+    ends = time.monotonic() + record.work.max_s
+    silent_s = SILENT_S + COPIES * record.parameter_bytes * 8e-6 / (record.work.rate.mbit_s or LOWEST_MBIT_S)
     quiet = time.monotonic() + silent_s
-    left = set(range(seen.work.workers))
+    left = set(range(record.work.workers))
     while left:
         told = workers.next(min(quiet, ends))
         if told is None and time.monotonic() < quiet:
-            return f"{seen.work.max_s:g} s were over"
+            return f"{record.work.max_s:g} s were over"
         if told is None:
-            return f"hangs: no step for {silent_s:.0f} s after step {seen.complete}"
+            return f"hangs: no step for {silent_s:.0f} s after step {record.complete}"
         rank, words = told
         if words is None:
-            if rank not in seen.done or workers.exit_code(rank, ENDING_S):
+            if rank not in record.done or workers.exit_code(rank, ENDING_S):
                 return _fell(workers, rank)
             left.discard(rank)
             continue
-        seen.take(rank, words)
-        if seen.complete == seen.work.steps:  # what is left is the end of the processes, which is not timed
+        record.take(rank, words)
+        if record.complete == record.work.steps:  # what is left is the end of the processes, which is not timed
             ends = quiet = time.monotonic() + ENDING_S
         else:
             quiet = time.monotonic() + silent_s

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from lab.cell import Seen
+from lab.cell import CellRecord
 
 WINDOW: Final = 10  # iterations that a loss is averaged over, and all workers
 WARM_UP: Final = 3  # iterations that no step time counts: caches, DDP's new buckets, PowerSGD's two whole gradients
@@ -60,21 +60,21 @@ class Result:
         return asdict(self)
 
 
-def result(seen: Seen, repeat: int) -> Result:
+def result(record: CellRecord, repeat: int) -> Result:
     """The figures of one cell."""
-    work, complete = seen.work, seen.complete
-    rows = list(zip(*(steps[:complete] for steps in seen.steps), strict=True))
+    work, complete = record.work, record.complete
+    rows = list(zip(*(steps[:complete] for steps in record.steps), strict=True))
     points = [Point(at_s=max(one.at_s for one in row), loss=statistics.fmean(one.loss for one in row)) for row in rows]
     skip = min(WARM_UP, complete - 1)
     if work.method.name == "ddp-powersgd":
         skip = WARM_UP  # its first steps send whole gradients: better no figure than theirs
     step_s, sent = [], []
     if complete > max(skip, 1):
-        for steps in seen.steps:
+        for steps in record.steps:
             timed = steps[skip - 1 if skip else 0 : complete]
             step_s += [after.at_s - before.at_s for before, after in pairwise(timed)]
             sent.append((timed[-1].sent_bytes - timed[0].sent_bytes) / (len(timed) - 1))
-    told = list(seen.done.values())
+    told = list(record.done.values())
     names = sorted({name for one in told for name in one["statistics"]})
     return Result(
         model=work.model,
@@ -84,12 +84,12 @@ def result(seen: Seen, repeat: int) -> Result:
         method=work.method.text,
         repeat=repeat,
         asked_steps=work.steps,
-        ended=seen.ended,
+        ended=record.ended,
         points=points,
         step_s=step_s,
         sent_bytes_per_step=statistics.fmean(sent) if sent else 0.0,
-        beyond=max((row.beyond_bytes for row in rows[-1]), default=0) / seen.parameter_bytes if rows else None,
-        held_out=statistics.fmean(one["held_out"] for one in told) if told and not seen.ended else None,
+        beyond=max((row.beyond_bytes for row in rows[-1]), default=0) / record.parameter_bytes if rows else None,
+        held_out=statistics.fmean(one["held_out"] for one in told) if told and not record.ended else None,
         statistics={name: statistics.fmean(one["statistics"].get(name, 0.0) for one in told) for name in names},
     )
 

@@ -44,7 +44,7 @@ def main() -> None:
     if number > 1:
         out.with_suffix(f".run-{number}").write_text(json.dumps(found_s[0]))
     tier: Any = run._training._memory  # type: ignore[union-attr]
-    seen = Seen(tier, atoll_way=way == "atoll")
+    watch = TierWatch(tier, atoll_way=way == "atoll")
     other: Way | None = None
     state: dict[str, Any] = {}
     marks: list[float] = []
@@ -63,11 +63,11 @@ def main() -> None:
                 if written and other is not None:
                     retrieve(other, state, out)
                     return
-                seen.on = True
+                watch.on = True
             if begin <= step < end and other is not None:
-                seen.at(other, state, begun_s)
+                watch.at(other, state, begun_s)
             if step == end:
-                seen.on = False
+                watch.on = False
                 if other is not None:
                     other.finish()
             marks.append(time.monotonic())
@@ -80,7 +80,7 @@ def main() -> None:
         if step == last:
             break
     if run.is_main and number == 1:
-        out.write_text(json.dumps(seen.told(marks, steps, other) | {"pace_bps": pace_bps, "bytes": size(state)}))
+        out.write_text(json.dumps(watch.told(marks, steps, other) | {"pace_bps": pace_bps, "bytes": size(state)}))
     if way == "atoll" and number < 3:
         die(tier if number == 2 and run.rank == 1 else None)
 
@@ -111,7 +111,7 @@ def bounds(steps: int) -> tuple[int, int]:
     return WARM + steps // 2, WARM + steps // 2 + steps
 
 
-class Seen:
+class TierWatch:
     """When checkpoints began and were complete. on: checkpoints are taken now."""
 
     def __init__(self, tier: Any, *, atoll_way: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from lab import plot
-from lab.cell import Seen, Step, Work
+from lab.cell import CellRecord, Step, Work
 from lab.options import Method, Rate
 from lab.results import WINDOW, Arrival, FinalLoss, Result, arrival, final_loss, result, steps_to
 from lab.tables import tables, unshaped_of, wants_unshaped
@@ -25,14 +25,14 @@ def cell(
         [Step(first_s + step * step_s, 1.0 - 0.01 * step, 1000 * step, 150) for step in range(1, steps + 1)]
         for _ in range(2)
     ]
-    return result(Seen(work, told, parameter_bytes=100, ended=ended), repeat=0)
+    return result(CellRecord(work, told, parameter_bytes=100, ended=ended), repeat=0)
 
 
 def test_only_steps_that_every_worker_finished_count() -> None:
     work = Work(model="mlp", method=Method.parse("ddp"), workers=2, rate=Rate.parse("100"), rtt_ms=0, steps=9, max_s=9)
     fast = [Step(1.0 * step, 2.0, 100 * step, 150) for step in range(1, 8)]
     slow = [Step(1.5 * step, 4.0, 100 * step, 250) for step in range(1, 6)]
-    found = result(Seen(work, [fast, slow], parameter_bytes=100), repeat=0)
+    found = result(CellRecord(work, [fast, slow], parameter_bytes=100), repeat=0)
     assert [(point.at_s, point.loss) for point in found.points] == [(1.5 * step, 3.0) for step in range(1, 6)]
     assert found.step_s == [1.0, 1.0, 1.5, 1.5], "two workers, steps 4 and 5: three are warm-up"
     assert found.sent_bytes_per_step == 100
