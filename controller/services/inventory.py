@@ -56,7 +56,7 @@ async def checkpoints(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Checkpoin
             inventories[node] = answer.result()
             notes += [f"node {node}: {trouble}" for trouble in inventories[node].troubles]
     runs = {shard.run for inventory in inventories.values() for shard in inventory.memory if shard.run}
-    members = {run: await _members(epoch, state, run) for run in sorted({*runs, job.run})[-MAX_RUNS:]}
+    members = {run: await _members(epoch, state, run) for run in sorted({*runs, job.status.run})[-MAX_RUNS:]}
     found = put_together(inventories, members)
     return jobs_pb2.CheckpointsReply(job=job.id, checkpoints=found, notes=notes[:MAX_NOTES])
 

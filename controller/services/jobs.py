@@ -23,7 +23,7 @@ from atoll.controller.services.inventory import checkpoints
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog
 from atoll.controller.services.views import job_to_wire, node_to_wire, plans_to_wire
 from atoll.controller.state import keys
-from atoll.controller.state.records import JobRecord, Spec
+from atoll.controller.state.records import JobRecord, JobStatus, Spec
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound
 from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES
 from atoll.strategies import registry
@@ -84,7 +84,7 @@ class JobServicer(JobServiceServicer):
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
         epoch = self._known_leader.leading()
         states = sorted(epoch.ledger.jobs.values(), key=lambda state: state.created)
-        return pb.ListReply(jobs=[job_to_wire(epoch, s) for s in states if request.all or not s.job.phase.ended])
+        return pb.ListReply(jobs=[job_to_wire(epoch, s) for s in states if request.all or not s.job.status.phase.ended])
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:  # type: ignore[override]
         epoch = self._known_leader.leading()
@@ -123,7 +123,7 @@ class JobServicer(JobServiceServicer):
     async def Plans(self, request: pb.PlansRequest, context: Context) -> pb.PlansReply:
         epoch = self._known_leader.leading()
         job = epoch.ledger.find(request.job).job
-        run = request.run or job.run
+        run = request.run or job.status.run
         plans, placement = await epoch.ledger.plans(job.id, run), await epoch.ledger.placement(job.id, run)
         admissions = await epoch.ledger.admissions(job.id, run)
         return plans_to_wire(epoch.progress.of(job.id, run), plans, placement, admissions)
@@ -135,12 +135,12 @@ class JobServicer(JobServiceServicer):
         while True:
             self._check_still(epoch)
             state = epoch.ledger.find(name) if request.job else None
-            newest = state.job.events if state else epoch.ledger.cluster_events
+            newest = state.job.status.events if state else epoch.ledger.cluster_events
             if newest > sent:
                 for event in await epoch.ledger.events(name, after=sent):
                     await context.write(event_to_wire(event))
                     sent = event.sequence
-            if not request.follow or (state and state.job.phase.ended and state.job.events <= sent):
+            if not request.follow or (state and state.job.status.phase.ended and state.job.status.events <= sent):
                 return
             await _next_poll(epoch)
 
@@ -156,7 +156,7 @@ class JobServicer(JobServiceServicer):
             for rank in self._logs.ranks(job.id):
                 if wanted in (None, rank) and rank not in readers:
                     readers[rank] = _Reader(rank, self._logs.rank(job.id, rank), request.tail_lines)
-            over = not request.follow or self._still(epoch, job.id).job.phase.ended
+            over = not request.follow or self._still(epoch, job.id).job.status.phase.ended
             for reader in readers.values():
                 while chunk := reader.next_chunk(whole_lines=not over):
                     await context.write(chunk)
@@ -253,6 +253,6 @@ def _new_job(spec: Spec, request_id: str) -> JobRecord:
         id=f"{spec.name}-{secrets.token_hex(2)}",
         spec=spec,
         request_id=request_id,
-        reason="submitted",
+        status=JobStatus(reason="submitted"),
         submitted_unix_s=time.time(),
     )

@@ -32,24 +32,26 @@ _PHASES: Final = {phase: jobs_pb2.Phase.Value(f"PHASE_{phase}") for phase in Job
 def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
     """A job with its current run, as it is known at this moment."""
     job, run = state.job, state.run
-    progress = epoch.progress.of(job.id, job.run)
+    progress = epoch.progress.of(job.id, job.status.run)
     return jobs_pb2.Job(
         id=job.id,
         spec=spec_to_wire(job.spec),
-        phase=_PHASES[job.phase],
-        reason=job.reason,
-        run=job.run,
-        restarts=job.restarts,
+        phase=_PHASES[job.status.phase],
+        reason=job.status.reason,
+        run=job.status.run,
+        restarts=job.status.restarts,
         submitted_unix_s=job.submitted_unix_s,
-        ended_unix_s=job.ended_unix_s,
+        ended_unix_s=job.status.ended_unix_s,
         workers=_workers(epoch, state) if run else (),
         progress=progress.to_wire(time.monotonic()) if progress else None,
         plan=wire.plan_to_wire(state.plans[-1]) if state.plans else None,
-        checkpoint_step=max(job.checkpoint_step, progress.checkpoint_step if progress else 0),
-        memory_step=state.commit.step if state.commit else job.memory_step,
-        exit_code=job.exit_code,
+        checkpoint_step=max(job.status.checkpoint_step, progress.checkpoint_step if progress else 0),
+        memory_step=state.commit.step if state.commit else job.status.memory_step,
+        exit_code=job.status.exit_code,
         pins=jobs_pb2.Pins(
-            strategy_params=as_json(job.pinned_params), total_batch=job.pinned_batch, shares=pins_of(job).shares
+            strategy_params=as_json(job.pinned.strategy_params),
+            total_batch=job.pinned.total_batch,
+            shares=pins_of(job).shares,
         ),
         standby=[*_kept_free(epoch, job.id), *_standby(epoch, state)],
         recovery=wire.recovery_to_wire(run.recovery) if run and run.recovery else None,
@@ -100,11 +102,11 @@ def _kept_free(epoch: LeaderEpoch, job: str) -> list[jobs_pb2.Standby]:
 def _standby(epoch: LeaderEpoch, state: JobState) -> list[jobs_pb2.Standby]:
     """Devices that are there and wait. A job that is over has none, nor one that takes no more workers."""
     job = state.job
-    trains = {f"{m.node}/{m.device}" for m in state.run.members} if state.run and job.phase.active else set()
-    if job.phase.ended or len(trains) >= job.spec.max_workers:
+    trains = {f"{m.node}/{m.device}" for m in state.run.members} if state.run and job.status.phase.active else set()
+    if job.status.phase.ended or len(trains) >= job.spec.max_workers:
         return []
     waiting = []
-    for name, standby in sorted(job.standby.items()):
+    for name, standby in sorted(job.learned.standby.items()):
         node, _, device = name.rpartition("/")
         if name not in trains and node in epoch.sessions.connected:
             waiting.append(jobs_pb2.Standby(node=node, device=int(device), reason=standby.reason))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Final
 
-from atoll.controller.state.records import JobRecord, PlacementRecord, PlanRecord
+from atoll.controller.state.records import JobLearned, JobPins, JobRecord, JobStatus, PlacementRecord, PlanRecord
 
 Data = dict[str, Any]
 
@@ -30,7 +31,21 @@ def _job(data: Data) -> Data:
         data["adapted"] = _with_params(adapted, "strategy_params")
     if isinstance(spec := data.get("spec"), dict):
         data["spec"] = _spec(spec)
-    return data
+    return data if "status" in data else _in_parts(data)
+
+
+def _in_parts(data: Data) -> Data:
+    """Until 0.1 all fields of a job's parts were its own, those of what is pinned with a prefix."""
+    parts: Data = {
+        "status": {field.name: field.name for field in fields(JobStatus)},
+        "learned": {field.name: field.name for field in fields(JobLearned)},
+        "pinned": {f"pinned_{field.name}": field.name for field in fields(JobPins)},
+    }
+    parts["pinned"] |= {"pinned_params": "strategy_params", "pinned_batch": "total_batch"}
+    own = {name: value for name, value in data.items() if not any(name in names for names in parts.values())}
+    return own | {
+        part: {names[name]: value for name, value in data.items() if name in names} for part, names in parts.items()
+    }
 
 
 def _plan(data: Data) -> Data:

@@ -187,43 +187,65 @@ class Growth(EtcdRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord(EtcdRecord):
-    """`pinned_params` (of the strategy), `pinned_batch`, `pinned_shares`: what a user pinned, for this run and later
-    ones (0 and empty: not pinned; shares are of the ranks of run `pinned_run`). `initial_batch`: the script's own total
-    batch, 0 before it is known. `adapted`: what the controller decided last, for the first plan of the next run. By
-    "node/device": `speeds`, seconds per sample; `learned_at`, what those devices measured as work_per_s then;
-    `standby`. `trains`: fingerprint of what its script prepared, empty before. `admissions`: how many were decided."""
+class JobStatus(EtcdRecord):
+    """Where a job stands. run: the number of its newest run, 0 before the first. checkpoint_step, memory_step: of the
+    newest on disk and in memory. events, admissions: how many were written."""
 
-    id: str
-    spec: Spec
-    request_id: str
     phase: JobPhase = JobPhase.QUEUED
     reason: str = ""
     run: int = 0
     restarts: int = 0
-    cancel: bool = False
     retry_delay_s: float = 0.0
-    submitted_unix_s: float = 0.0
     ended_unix_s: float = 0.0
     exit_code: int = 0
     checkpoint_step: int = 0
+    memory_step: int = field(default=0, metadata=LATER)
     events: int = 0
-    total_batch: int = 0
-    speeds: Mapping[str, float] = field(default_factory=dict)
+    admissions: int = field(default=0, metadata=LATER)
     last_failure: RunFailure | None = None
     history: tuple[PhaseChange, ...] = ()
-    pinned_params: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)
-    pinned_batch: int = field(default=0, metadata=LATER)
-    pinned_shares: tuple[float, ...] = field(default=(), metadata=LATER)
-    pinned_run: int = field(default=0, metadata=LATER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLearned(EtcdRecord):
+    """What earlier runs taught, for the next one. initial_batch: the script's own total batch, 0 before it is known.
+    trains: fingerprint of what its script prepared, empty before. adapted: what the controller decided last, for the
+    first plan of the next run. By "node/device": speeds, seconds per sample; learned_at, what those devices measured as
+    work_per_s then; standby, what the job leaves out."""
+
+    total_batch: int = 0
     initial_batch: int = field(default=0, metadata=LATER)
+    trains: str = field(default="", metadata=LATER)
     adapted: Adapted | None = field(default=None, metadata=LATER)
+    speeds: Mapping[str, float] = field(default_factory=dict)
     learned_at: Mapping[str, float] = field(default_factory=dict, metadata=LATER)
     standby: Mapping[str, Standby] = field(default_factory=dict, metadata=LATER)
     growth: Growth | None = field(default=None, metadata=LATER)
-    memory_step: int = field(default=0, metadata=LATER)
-    trains: str = field(default="", metadata=LATER)
-    admissions: int = field(default=0, metadata=LATER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPins(EtcdRecord):
+    """What a user pinned, for this run and later ones: empty and 0 where nothing is. shares are of the ranks of run
+    `run`."""
+
+    strategy_params: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)
+    total_batch: int = field(default=0, metadata=LATER)
+    shares: tuple[float, ...] = field(default=(), metadata=LATER)
+    run: int = field(default=0, metadata=LATER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord(EtcdRecord):
+    """A job: what its user asked for, where it stands, what was learned of it, what is pinned."""
+
+    id: str
+    spec: Spec
+    request_id: str
+    submitted_unix_s: float = 0.0
+    cancel: bool = False
+    status: JobStatus = JobStatus()
+    learned: JobLearned = JobLearned()
+    pinned: JobPins = JobPins()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ def find_free(
 
     since_s: since when devices are free, by node and index, as far as is known.
     """
-    runs = [s.run for s in states.values() if s.run and s.job.phase.active]
+    runs = [s.run for s in states.values() if s.run and s.job.status.phase.active]
     held = {(m.node, m.device) for run in runs for m in run.members}
     used_ports = {(run.members[0].node, run.master_port) for run in runs}
     devices: list[FreeDevice] = []
@@ -87,11 +87,13 @@ def kept_free(
     taken: set[FreeDevice] = set()
     kept = {}
     for job, run in jobs:
-        if not job.spec.standby or run is None or job.phase.ended:
+        if not job.spec.standby or run is None or job.status.phase.ended:
             continue
         kinds = {d.kind for m in run.members if m.node in nodes for d in nodes[m.node].devices if d.index == m.device}
         trains = {member.node for member in run.members}
-        fit = [d for d in free if d not in taken and d.name not in job.standby and (not kinds or d.kind in kinds)]
+        fit = [
+            d for d in free if d not in taken and d.name not in job.learned.standby and (not kinds or d.kind in kinds)
+        ]
         fit.sort(key=lambda d: (d.node in trains, d.node, d.index))
         kept[job.id] = tuple(fit[: job.spec.standby])
         taken |= set(kept[job.id])

@@ -77,7 +77,7 @@ def assess_devices(observed: ObservedJob, run: RunRecord, clock: PassClock) -> D
         return sent_back
     free = _offering(observed, run, clock)
     names = {device.name for device in free}
-    if free and (names - observed.job.standby.keys() or clock.now_s - observed.judged_s >= JUDGE_EVERY_S):
+    if free and (names - observed.job.learned.standby.keys() or clock.now_s - observed.judged_s >= JUDGE_EVERY_S):
         assessment = _offered(replace(observed, job=sent_back.job), run, free, clock)
     elif clock.now_s - observed.judged_s >= JUDGE_EVERY_S and _settled(observed, run, clock):
         assessment = _without_slowest(replace(observed, job=sent_back.job), run, clock)
@@ -91,7 +91,7 @@ def assess_devices(observed: ObservedJob, run: RunRecord, clock: PassClock) -> D
 
 def _offering(observed: ObservedJob, run: RunRecord, clock: PassClock) -> list[FreeDevice]:
     """Free for a while, of the run's kind, and not sent back from a run as large as this one."""
-    wait_s = GROW_STABLE_S if observed.job.growth is None else TRIAL_S
+    wait_s = GROW_STABLE_S if observed.job.learned.growth is None else TRIAL_S
     if len(run.members) >= observed.job.spec.max_workers or clock.now_s - observed.since_s < wait_s:
         return []
     first = run.members[0]
@@ -101,7 +101,7 @@ def _offering(observed: ObservedJob, run: RunRecord, clock: PassClock) -> list[F
         for d in observed.devices.free
         if d.kind in kinds
         and clock.now_s - d.since_s >= GROW_STABLE_S
-        and not _slowed(observed.job.standby.get(d.name), d, run)
+        and not _slowed(observed.job.learned.standby.get(d.name), d, run)
     ]
 
 
@@ -123,7 +123,7 @@ def _offered(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], 
     take = [*found.admitted, *found.unknown][:room]
     if not take:
         assessment = DeviceAssessment(job=job, events=events, judged=True)
-        if found.planned is None or job.standby == observed.job.standby:
+        if found.planned is None or job.learned.standby == observed.job.learned.standby:
             return assessment
         return _recorded(assessment, run, clock, found.planned, _verdicts(found))
     nodes = sorted({d.node for d in free if d.name in take})
@@ -132,11 +132,8 @@ def _offered(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], 
     events += tuple(
         NewEvent(Level.INFO, "admission", f"{name} is admitted: {found.admitted.get(name, _UNKNOWN)}") for name in take
     )
-    job = replace(
-        job,
-        growth=_growth(observed, run, take),
-        standby={name: standby for name, standby in job.standby.items() if name not in take},
-    )
+    standby = {name: standby for name, standby in job.learned.standby.items() if name not in take}
+    job = replace(job, learned=replace(job.learned, growth=_growth(observed, run, take), standby=standby))
     assessment = DeviceAssessment(job=job, cause=Cause.GROW, text=text, events=events, judged=True)
     return _recorded(assessment, run, clock, found.planned, _verdicts(found)) if found.planned else assessment
 
@@ -145,11 +142,13 @@ def _recorded(
     assessment: DeviceAssessment, run: RunRecord, clock: PassClock, planned: AdmissionDecision, reason: str
 ) -> DeviceAssessment:
     """The same with the planner's word for the record."""
-    number = assessment.job.admissions + 1
+    job = assessment.job
+    number = job.status.admissions + 1
     admission = AdmissionRecord(
         id=number, run=run.run, unix_s=clock.unix_s, reason=reason, input=planned.input, output=planned.output
     )
-    return replace(assessment, job=replace(assessment.job, admissions=number), admission=admission)
+    job = replace(job, status=replace(job.status, admissions=number))
+    return replace(assessment, job=job, admission=admission)
 
 
 def _verdicts(found: AdmissionAnswer) -> str:
@@ -180,7 +179,7 @@ def _question(
         learned=known,
         split=observed.job.spec.split,
         batch_range=(policy.min_batch, policy.max_batch) if policy.adapts_batch else None,
-        restart_s=restart_s(observed.job.history),
+        restart_s=restart_s(observed.job.status.history),
     )
 
 
@@ -199,7 +198,7 @@ def _unmeasured(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice
     profile, began_s = observed.training.profile, max(observed.since_s, observed.plans.planned_s)
     silent = profile is None or profile.total_batch == 0 or profile.steps >= SETTLED_STEPS
     hopeless = silent and clock.now_s - began_s >= UNMEASURED_S
-    new = (d for d in free if d.name not in observed.job.standby)
+    new = (d for d in free if d.name not in observed.job.learned.standby)
     return AdmissionAnswer({}, {}, tuple(sorted(d.name for d in new if hopeless or not _foreseeable(observed, run, d))))
 
 
@@ -213,9 +212,9 @@ def _foreseeable(observed: ObservedJob, run: RunRecord, device: FreeDevice) -> b
 def learned(job: JobRecord, devices: Iterable[FreeDevice]) -> dict[str, float]:
     """Seconds per sample by name, of devices that earlier runs measured and that are as fast as they were then."""
     return {
-        d.name: job.speeds[d.name]
+        d.name: job.learned.speeds[d.name]
         for d in devices
-        if d.name in job.speeds and same_work(job.learned_at.get(d.name, 0.0), d.work_per_s)
+        if d.name in job.learned.speeds and same_work(job.learned.learned_at.get(d.name, 0.0), d.work_per_s)
     }
 
 
@@ -226,7 +225,7 @@ def _waiting(
     new = {
         name: Standby(reason=reason, work_per_s=work.get(name, 0.0))
         for name, reason in reasons.items()
-        if name not in job.standby or _gist(job.standby[name].reason) != _gist(reason)
+        if name not in job.learned.standby or _gist(job.learned.standby[name].reason) != _gist(reason)
     }
     return stood_by(job, new, work)
 
@@ -238,13 +237,14 @@ def stood_by(
     of what is measured would be an event. Of too many those that are not `present` are forgotten first."""
     if not new:
         return job, ()
-    every = {**job.standby, **new}
+    every = {**job.learned.standby, **new}
     kept = sorted(every, key=lambda name: (name not in new, name not in present, name))[:KEPT_STANDBYS]
     events = tuple(
         NewEvent(Level.INFO, "admission", f"{name} waits as a standby: {new[name].reason}")
-        for name in [name for name in new if name not in job.standby][:KEPT_STANDBYS]
+        for name in [name for name in new if name not in job.learned.standby][:KEPT_STANDBYS]
     )
-    return replace(job, standby={name: every[name] for name in sorted(kept)}), events
+    standby = {name: every[name] for name in sorted(kept)}
+    return replace(job, learned=replace(job.learned, standby=standby)), events
 
 
 def _gist(reason: str) -> str:
@@ -274,7 +274,7 @@ def restart_s(history: Sequence[PhaseChange]) -> float:
 
 def _growth(observed: ObservedJob, run: RunRecord, added: Sequence[str]) -> Growth | None:
     """What to hold the larger run against; None where this one is not measured. Who is still on trial stays on it."""
-    profile, trial = observed.training.profile, observed.job.growth
+    profile, trial = observed.training.profile, observed.job.learned.growth
     if trial is not None:
         return replace(trial, run=run.run, added=(*trial.added, *added))
     if profile is None or not _measured(observed):
@@ -310,12 +310,13 @@ def _settled(observed: ObservedJob, run: RunRecord, clock: PassClock) -> bool:
 
 def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
     """Holds a run that took devices in against the one before, once it has settled."""
-    job, growth, profile = observed.job, observed.job.growth, observed.training.profile
+    job, growth, profile = observed.job, observed.job.learned.growth, observed.training.profile
     if growth is None or run.run <= growth.run:
         return DeviceAssessment(job=job)
+    compared = replace(job, learned=replace(job.learned, growth=None))
     added = {f"{m.node}/{m.device}": m.rank for m in run.members if f"{m.node}/{m.device}" in growth.added}
     if not added or len(run.members) - len(added) < growth.workers:  # another run than was thought of
-        return DeviceAssessment(job=replace(job, growth=None))
+        return DeviceAssessment(job=compared)
     if profile is None or not _settled(observed, run, clock):
         return DeviceAssessment(job=job)
     now, before = profile.total_batch / profile.step_s, growth.samples_per_s
@@ -324,14 +325,16 @@ def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Device
     doubt = min(2 * math.hypot(growth.error, _error(profile)), MOST_DOUBT)
     if now * worth >= before * (1 - max(SLOWER, doubt)):
         text = f"grown from {growth.workers} to {len(run.members)} workers: {rates}"
-        return DeviceAssessment(job=replace(job, growth=None), events=(NewEvent(Level.INFO, "admission", text),))
+        return DeviceAssessment(job=compared, events=(NewEvent(Level.INFO, "admission", text),))
     dropped = _slowest_half(added, profile)
     if len(run.members) - len(dropped) < job.spec.min_workers:
         text = f"slower with {', '.join(added)} ({rates}), but fewer workers were not asked for"
-        return DeviceAssessment(job=replace(job, growth=None), events=(NewEvent(Level.WARNING, "admission", text),))
+        return DeviceAssessment(job=compared, events=(NewEvent(Level.WARNING, "admission", text),))
     left = tuple(name for name in growth.added if name in added and name not in dropped)
-    job = replace(job, growth=replace(growth, run=run.run, added=left) if left else None)
-    return _sent_back(observed, run, job, dropped, f"the run was slower with it: {rates} measured")
+    if left:
+        growth = replace(growth, run=run.run, added=left)
+        compared = replace(job, learned=replace(job.learned, growth=growth))
+    return _sent_back(observed, run, compared, dropped, f"the run was slower with it: {rates} measured")
 
 
 def _worth(profile: Profile, growth: Growth) -> float:
@@ -370,7 +373,7 @@ def _sent_back(
 def _without_slowest(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
     """The run with and without its slowest worker, where the fixed costs of all are known."""
     job, profile = observed.job, observed.training.profile
-    if profile is None or len(run.members) <= max(job.spec.min_workers, 1) or job.growth is not None:
+    if profile is None or len(run.members) <= max(job.spec.min_workers, 1) or job.learned.growth is not None:
         return DeviceAssessment(job=job, judged=True)  # what was measured before a growth says more than a prediction
     found = dispensable(_question(observed, run, profile))
     if found is None:

@@ -21,7 +21,7 @@ ORPHAN_GRACE_S = 2.0
 
 def is_orphan(node: str, key: WorkerKey, job: JobRecord | None, run: RunRecord | None) -> bool:
     """Whether a worker that `node` reports belongs to no run that holds devices."""
-    if job is None or run is None or not job.phase.active or key.run != run.run:
+    if job is None or run is None or not job.status.phase.active or key.run != run.run:
         return True
     return key.rank >= len(run.members) or run.members[key.rank].node != node
 
@@ -46,13 +46,17 @@ def orphan_actions(
                 yield StopRun(name, key.job, key.run, ORPHAN_GRACE_S, _why(job))
         for kept in sorted(nodes[name].memory_jobs):
             job, _ = jobs.get(kept, (None, None))
-            if kept not in unreadable and (job is None or job.phase.ended):
+            if kept not in unreadable and (job is None or job.status.phase.ended):
                 yield DropMemory(name, kept)
 
 
 def _why(job: JobRecord | None) -> str:
     if job is None:
         return "the controller knows no such job"
-    if job.phase is JobPhase.CANCELLED:
+    if job.status.phase is JobPhase.CANCELLED:
         return "cancelled"
-    return f"its run is over; the job is {job.phase.lower()}" if job.phase.ended else "a newer run replaces it"
+    return (
+        f"its run is over; the job is {job.status.phase.lower()}"
+        if job.status.phase.ended
+        else "a newer run replaces it"
+    )

@@ -62,14 +62,14 @@ def _exit_of(observed: ObservedJob, run: RunRecord, member: RunMember, clock: Pa
         if worker is not None:
             return worker.exit if worker.phase is WorkerPhase.EXITED else None
         return _exit_of_absent(observed, member, node)
-    stopping_s = clock.now_s - observed.since_s if observed.job.phase is JobPhase.STOPPING else 0.0
+    stopping_s = clock.now_s - observed.since_s if observed.job.status.phase is JobPhase.STOPPING else 0.0
     if observed.job.cancel and stopping_s >= CANCEL_DEADLINE_S:
         return ExitRecord(kind=WorkerExitKind.LOST, reason=f"{member.node} was not reachable to stop it")
     if _parted(observed, run, node, clock):
         return ExitRecord(kind=WorkerExitKind.LOST, reason=f"its peers lost it, and the agent of {member.node} is gone")
     if not is_lost(node, clock):
         return None
-    if observed.job.phase is JobPhase.STOPPING and silent_s(node, clock) <= clock.node_lease_s + WORKER_DEATH_S:
+    if observed.job.status.phase is JobPhase.STOPPING and silent_s(node, clock) <= clock.node_lease_s + WORKER_DEATH_S:
         return None  # its workers die with its agent, but not at once: the devices are not free yet
     return ExitRecord(
         kind=WorkerExitKind.LOST, reason=f"node {member.node} is silent for {silent_s(node, clock):.0f} s"
@@ -79,7 +79,7 @@ def _exit_of(observed: ObservedJob, run: RunRecord, member: RunMember, clock: Pa
 def _parted(observed: ObservedJob, run: RunRecord, node: ObservedNode | None, clock: PassClock) -> bool:
     """Whether a fenced run need not wait for a lease: its workers and the controller have lost the node alike. Should
     it live, it is alone, and a newer run's fence keeps what it writes apart."""
-    if observed.job.phase is not JobPhase.STOPPING or node is None or node.heard_s is None:
+    if observed.job.status.phase is not JobPhase.STOPPING or node is None or node.heard_s is None:
         return False
     peers_noticed = any(m.exit is not None and m.exit.kind is WorkerExitKind.PEER_LOST for m in run.members)
     return peers_noticed and silent_s(node, clock) > PARTED_S
@@ -87,7 +87,7 @@ def _parted(observed: ObservedJob, run: RunRecord, node: ObservedNode | None, cl
 
 def _exit_of_absent(observed: ObservedJob, member: RunMember, node: ObservedNode) -> ExitRecord | None:
     """The node's agent is there and does not know the worker."""
-    match observed.job.phase:
+    match observed.job.status.phase:
         case JobPhase.RUNNING:
             return ExitRecord(
                 kind=WorkerExitKind.LOST, reason=f"the agent of {member.node} was restarted and has it no more"

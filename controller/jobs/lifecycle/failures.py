@@ -108,9 +108,9 @@ def judge(job: JobRecord, run: RunRecord) -> RunJudgement:
 def has_recovered(job: JobRecord, trained_s: float, newest_step: int) -> bool:
     """Whether the job's restarts count anew. trained_s: since all workers of its run live; newest_step: 0 of a script
     that tells none. Training on the way to the step that failed proves nothing."""
-    if not job.restarts or trained_s < GOOD_RUN_S:
+    if not job.status.restarts or trained_s < GOOD_RUN_S:
         return False
-    return not newest_step or job.last_failure is None or newest_step > job.last_failure.step
+    return not newest_step or job.status.last_failure is None or newest_step > job.status.last_failure.step
 
 
 def left_early_text(ranks: Sequence[int]) -> str:
@@ -124,11 +124,11 @@ def _script_failure(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgeme
     if failure.times > 1:
         text = f"{reason}; the run before failed the same way at step {exit.step}, so a third try would not help"
         return RunJudgement(JobPhase.FAILED, text, exit_code, counts=True, failure=failure)
-    if job.restarts >= job.spec.max_restarts:
+    if job.status.restarts >= job.spec.max_restarts:
         used = f"; all {job.spec.max_restarts} restarts are used up" if job.spec.max_restarts else ""
         return RunJudgement(JobPhase.FAILED, reason + used, exit_code, counts=True, failure=failure)
-    delay_s = BACKOFF_S[min(job.restarts, len(BACKOFF_S) - 1)]
-    text = f"{reason}; restart {job.restarts + 1} of {job.spec.max_restarts} in {delay_s:.0f} s"
+    delay_s = BACKOFF_S[min(job.status.restarts, len(BACKOFF_S) - 1)]
+    text = f"{reason}; restart {job.status.restarts + 1} of {job.spec.max_restarts} in {delay_s:.0f} s"
     return RunJudgement(JobPhase.QUEUED, text, exit_code, delay_s, counts=True, failure=failure)
 
 
@@ -143,14 +143,17 @@ def _not_started(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgement:
 
 def _outside(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgement:
     """From outside: tried again for ever, but not in a tight circle when no step is made in between."""
-    stuck = job.last_failure is not None and job.last_failure.step == exit.step
+    stuck = job.status.last_failure is not None and job.status.last_failure.step == exit.step
     return RunJudgement(JobPhase.QUEUED, reason, 0, STUCK_BACKOFF_S if stuck else 0.0, failure=_compared(job, exit))
 
 
 def _compared(job: JobRecord, exit: ExitRecord) -> RunFailure:
     """The failure, counted with those before it that were the same: numbers in its reason (addresses, process and run
     numbers) do not make it another one, nor does the rank that was first to meet it."""
-    last, failure = job.last_failure, RunFailure(kind=exit.kind, step=exit.step, code=exit.code, reason=exit.reason)
+    last, failure = (
+        job.status.last_failure,
+        RunFailure(kind=exit.kind, step=exit.step, code=exit.code, reason=exit.reason),
+    )
     if last is None or (last.kind, last.step, last.code) != (failure.kind, failure.step, failure.code):
         return failure
     same = _NUMBER.sub("#", last.reason) == _NUMBER.sub("#", failure.reason)

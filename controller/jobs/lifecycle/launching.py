@@ -35,17 +35,17 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         min_workers=job.spec.min_workers,
         max_workers=job.spec.max_workers,
         since_s=observed.since_s,
-        retry_delay_s=job.retry_delay_s,
+        retry_delay_s=job.status.retry_delay_s,
         seats=tuple(Counter(m.node for m in observed.run.members).items()) if observed.run else (),
         settled=_settled(observed.run),
-        standby=job.standby,
+        standby=job.learned.standby,
         learned=learned(job, observed.devices.free),
-        total_batch=planned_total(job) or job.total_batch,
+        total_batch=planned_total(job) or job.learned.total_batch,
     )
     decision = decide_start(clock.now_s, wanted, observed.devices.free, observed.devices.ports)
     if not decision.members:
         return JobStep(_explain(job, decision.reason), observed.run, held=decision.held)
-    number = job.run + 1
+    number = job.status.run + 1
     run = RunRecord(
         job=job.id,
         run=number,
@@ -60,7 +60,8 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     taken = [free[m.node, m.device] for m in run.members]
     places = [Place(d.node, d.index, d.speed, d.work_per_s) for d in taken]
     plan = begun_with(job, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch))
-    started = replace(advance(job, JobPhase.STARTING, decision.reason, clock.unix_s), run=number, retry_delay_s=0.0)
+    started = advance(job, JobPhase.STARTING, decision.reason, clock.unix_s)
+    started = replace(started, status=replace(started.status, run=number, retry_delay_s=0.0))
     started, told = _left_waiting(started, decision, places)
     where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
     nodes = {m.node: observed.nodes[m.node].record for m in run.members}
@@ -95,8 +96,9 @@ def _left_waiting(
 ) -> tuple[JobRecord, tuple[NewEvent, ...]]:
     """The job with its standbys: without those that train now, with those that the start left out."""
     trains = {place.name for place in places}
-    job = replace(job, standby={name: s for name, s in job.standby.items() if name not in trains})
-    new = {name: standby for name, standby in decision.standby.items() if job.standby.get(name) != standby}
+    waiting = {name: s for name, s in job.learned.standby.items() if name not in trains}
+    job = replace(job, learned=replace(job.learned, standby=waiting))
+    new = {name: standby for name, standby in decision.standby.items() if job.learned.standby.get(name) != standby}
     return stood_by(job, new, decision.standby)
 
 
@@ -109,5 +111,5 @@ def _settled(run: RunRecord | None) -> frozenset[str]:
 
 def _explain(job: JobRecord, reason: str) -> JobRecord:
     """Counting seconds down in etcd would be a write each pass, so what differs only in them is not written."""
-    same = _SECONDS.sub("", reason) == _SECONDS.sub("", job.reason)
-    return job if same else replace(job, reason=reason)
+    same = _SECONDS.sub("", reason) == _SECONDS.sub("", job.status.reason)
+    return job if same else replace(job, status=replace(job.status, reason=reason))

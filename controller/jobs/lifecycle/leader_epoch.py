@@ -22,7 +22,7 @@ from atoll.controller.jobs.records.spec import check_shares, check_total_batch
 from atoll.controller.state import keys
 from atoll.controller.state.codec import encode
 from atoll.controller.state.leases import LeaseKeeper
-from atoll.controller.state.records import JobPhase, JobRecord, Level, NodeRecord, PlanRecord
+from atoll.controller.state.records import JobPhase, JobPins, JobRecord, Level, NodeRecord, PlanRecord
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
 
@@ -143,7 +143,7 @@ class LeaderEpoch:
             state = await self._latest(name)
             current = _adjustable(state, asked, unpin)
             job = _pinned(state.job, asked, unpin)
-            progress = self.progress.of(job.id, job.run)
+            progress = self.progress.of(job.id, job.status.run)
             step, adapts = progress.next_step if progress else 0, bool(job.spec.adapt.max_batch)
             plan = pinned_plan(current, pins_of(job), step, adapts=adapts)
             events = [NewEvent(Level.INFO, "plan", f"plan {plan.id}: {plan.reason}")] if plan else []
@@ -160,8 +160,8 @@ class LeaderEpoch:
         async with self.ledger.writing:
             state = await self._latest(name)
             job = state.job
-            if job.phase.ended and not job.cancel:
-                raise Conflict(f"job {job.id} is {job.phase.lower()} already: {job.reason}")
+            if job.status.phase.ended and not job.cancel:
+                raise Conflict(f"job {job.id} is {job.status.phase.lower()} already: {job.status.reason}")
             if not job.cancel:
                 event = NewEvent(Level.INFO, "phase", "cancel was asked for")
                 await self._write(state, replace(job, cancel=True), [event])
@@ -189,9 +189,9 @@ class LeaderEpoch:
 def _adjustable(state: JobState, asked: Pins, unpin: Collection[str]) -> PlanRecord:
     """The newest plan of a run that can take these values now. Raises BadInput, Conflict."""
     job = state.job
-    if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or not state.plans:
-        again = "Submit it again with what you want" if job.phase.ended else "Try again when it runs"
-        raise Conflict(f"job {job.id} does not run: it is {job.phase.lower()}. {again}")
+    if job.status.phase not in (JobPhase.STARTING, JobPhase.RUNNING) or not state.plans:
+        again = "Submit it again with what you want" if job.status.phase.ended else "Try again when it runs"
+        raise Conflict(f"job {job.id} does not run: it is {job.status.phase.lower()}. {again}")
     current = state.plans[-1]
     if asked.total_batch:
         check_total_batch(asked.total_batch, len(current.shares))
@@ -203,10 +203,10 @@ def _adjustable(state: JobState, asked: Pins, unpin: Collection[str]) -> PlanRec
 def _pinned(job: JobRecord, asked: Pins, unpin: Collection[str]) -> JobRecord:
     kept = pins_of(job)
     shares = asked.shares or (() if "shares" in unpin else kept.shares)
-    return replace(
-        job,
-        pinned_params={n: v for n, v in kept.strategy_params.items() if n not in unpin} | dict(asked.strategy_params),
-        pinned_batch=asked.total_batch or (0 if "total-batch" in unpin else kept.total_batch),
-        pinned_shares=shares,
-        pinned_run=job.run if shares else 0,
+    pinned = JobPins(
+        strategy_params={n: v for n, v in kept.strategy_params.items() if n not in unpin} | dict(asked.strategy_params),
+        total_batch=asked.total_batch or (0 if "total-batch" in unpin else kept.total_batch),
+        shares=shares,
+        run=job.status.run if shares else 0,
     )
+    return replace(job, pinned=pinned)

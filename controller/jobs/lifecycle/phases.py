@@ -36,22 +36,23 @@ class IllegalTransition(AtollError):
     """A transition that EDGES does not have: a bug in the reconciler."""
 
     def __init__(self, job: JobRecord, after: JobPhase) -> None:
-        story = "; ".join(f"{c.before} -> {c.after} ({c.cause})" for c in job.history) or "none"
-        super().__init__(f"job {job.id} may not go from {job.phase} to {after}. Its history: {story}")
+        story = "; ".join(f"{c.before} -> {c.after} ({c.cause})" for c in job.status.history) or "none"
+        super().__init__(f"job {job.id} may not go from {job.status.phase} to {after}. Its history: {story}")
 
 
 def advance(job: JobRecord, after: JobPhase, reason: str, unix_s: float) -> JobRecord:
     """The job in its next phase. Raises IllegalTransition."""
-    if (job.phase, after) not in EDGES:
+    if (job.status.phase, after) not in EDGES:
         raise IllegalTransition(job, after)
-    change = PhaseChange(before=job.phase, after=after, cause=reason, unix_s=unix_s)
-    return replace(
-        job,
+    change = PhaseChange(before=job.status.phase, after=after, cause=reason, unix_s=unix_s)
+    status = replace(
+        job.status,
         phase=after,
         reason=reason,
         ended_unix_s=unix_s if after.ended else 0.0,
-        history=(*job.history, change)[-KEPT_CHANGES:],
+        history=(*job.status.history, change)[-KEPT_CHANGES:],
     )
+    return replace(job, status=status)
 
 
 def phases_table() -> str:

@@ -22,7 +22,7 @@ def policy_of(job: JobRecord, samples: int = 0) -> Policy:
         min_batch=adapt.min_batch,
         max_batch=min(adapt.max_batch, samples) if samples else adapt.max_batch,
         rule=adapt.learning_rate,
-        initial_batch=job.initial_batch,
+        initial_batch=job.learned.initial_batch,
         value_bytes=4 if spec.strategy_settings.get("values") == "float32" else 2,
         surrogate=_surrogate(job),
         pins=pins_of(job),
@@ -31,8 +31,8 @@ def policy_of(job: JobRecord, samples: int = 0) -> Policy:
 
 def pins_of(job: JobRecord) -> Pins:
     """Shares count only in the run whose ranks they were given for."""
-    shares = job.pinned_shares if job.pinned_run == job.run else ()
-    return Pins(strategy_params=job.pinned_params, total_batch=job.pinned_batch, shares=shares)
+    shares = job.pinned.shares if job.pinned.run == job.status.run else ()
+    return Pins(strategy_params=job.pinned.strategy_params, total_batch=job.pinned.total_batch, shares=shares)
 
 
 def _surrogate(job: JobRecord) -> Surrogate | None:
@@ -40,16 +40,16 @@ def _surrogate(job: JobRecord) -> Surrogate | None:
     if not job.spec.adapt.profile:
         return None
     profile = offline_profile(job.spec.adapt.profile)
-    return profile.surrogate if profile.is_of(job.trains) else None
+    return profile.surrogate if profile.is_of(job.learned.trains) else None
 
 
 def begun_with(job: JobRecord, plan: PlanRecord) -> PlanRecord:
     """A run's first plan with what the job has beside its split: pinned, else decided in its last run, else the
     spec's."""
-    adapted = job.adapted or Adapted()
+    adapted = job.learned.adapted or Adapted()
     params = {name: value for name, value in _settings_of_plans(job).items() if value is not None}
     params |= {name: value for name, value in adapted.strategy_params.items() if name in job.spec.adapt.strategy_params}
-    params |= job.pinned_params
+    params |= job.pinned.strategy_params
     total = planned_total(job)
     factor = adapted.learning_rate_factor if job.spec.adapt.max_batch and total else 0.0
     return replace(plan, strategy_params=params, total_batch=total, learning_rate_factor=factor)
@@ -57,8 +57,8 @@ def begun_with(job: JobRecord, plan: PlanRecord) -> PlanRecord:
 
 def planned_total(job: JobRecord) -> int:
     """The total batch that the next run begins with; 0: the script's own."""
-    adapted = job.adapted.total_batch if job.adapted and job.spec.adapt.max_batch else 0
-    return job.pinned_batch or adapted
+    adapted = job.learned.adapted.total_batch if job.learned.adapted and job.spec.adapt.max_batch else 0
+    return job.pinned.total_batch or adapted
 
 
 def adapted_by(plan: PlanRecord) -> Adapted:

@@ -39,15 +39,15 @@ GRACE_S: Final[Mapping[Cause, float]] = {Cause.GROW: 10.0, Cause.SHRINK: 10.0, C
 def next_step(observed: ObservedJob, clock: PassClock) -> JobStep:
     """At most one transition of one job, and the actions that its present phase calls for."""
     job = observed.job
-    if job.phase is JobPhase.QUEUED:
+    if job.status.phase is JobPhase.QUEUED:
         return _queued(observed, clock)
-    if not job.phase.active or observed.run is None:
+    if not job.status.phase.active or observed.run is None:
         return JobStep(job, observed.run)
     run = record_exits(observed, observed.run, clock)
     events = tuple(exit_events(observed.run, run))
     run, recovered = close_recovery(observed, run, clock)
     observed, told = _recognised(observed)
-    step = {JobPhase.STARTING: _starting, JobPhase.RUNNING: _running, JobPhase.STOPPING: _stopping}[job.phase](
+    step = {JobPhase.STARTING: _starting, JobPhase.RUNNING: _running, JobPhase.STOPPING: _stopping}[job.status.phase](
         observed, run, clock
     )
     events = (*events, *recovered, *told, *step.events)
@@ -57,7 +57,7 @@ def next_step(observed: ObservedJob, clock: PassClock) -> JobStep:
 def _queued(observed: ObservedJob, clock: PassClock) -> JobStep:
     job = observed.job
     if job.cancel:
-        text = "cancelled before a run began" if not job.run else "cancelled while it waited"
+        text = "cancelled before a run began" if not job.status.run else "cancelled while it waited"
         return _moved(advance(job, JobPhase.CANCELLED, text, clock.unix_s), observed.run)
     return begin_run(observed, clock)
 
@@ -89,7 +89,8 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
     if has_recovered(job, clock.now_s - observed.since_s, observed.training.newest_step):
         back = f"its {job.spec.max_restarts} restarts are back"
         text = f"trained for {GOOD_RUN_S / 60:.0f} minutes without a failure: {back}"
-        return JobStep(replace(job, restarts=0), run, events=(NewEvent(Level.INFO, "notice", text),))
+        job = replace(job, status=replace(job.status, restarts=0))
+        return JobStep(job, run, events=(NewEvent(Level.INFO, "notice", text),))
     assessment = _assess(observed, run, clock)
     if assessment.cause is not None:
         stop = _stop(replace(observed, job=assessment.job), run, assessment.cause, assessment.text, clock)
@@ -125,9 +126,9 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
 def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...]]:
     """The job with what it trains, once that is known; told where its offline profile is of something else."""
     job, training = observed.job, observed.training
-    if not training.trains or training.trains == job.trains:
+    if not training.trains or training.trains == job.learned.trains:
         return observed, ()
-    observed = replace(observed, job=replace(job, trains=training.trains))
+    observed = replace(observed, job=replace(job, learned=replace(job.learned, trains=training.trains)))
     profile = offline_profile(job.spec.adapt.profile) if job.spec.adapt.profile else None
     if profile is None or profile.is_of(training.trains):
         return observed, ()
@@ -201,14 +202,14 @@ def _stopping(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobSte
     run = replace(run, recovery=recovery_at_end(observed, run, _blamed(run), clock))
     verdict = judge(job, run)
     moved = advance(_learned(observed, job), verdict.after, verdict.reason, clock.unix_s)
-    moved = replace(
-        moved,
-        restarts=job.restarts + (verdict.counts and verdict.after is JobPhase.QUEUED),
+    status = replace(
+        moved.status,
+        restarts=job.status.restarts + (verdict.counts and verdict.after is JobPhase.QUEUED),
         retry_delay_s=verdict.retry_delay_s,
         exit_code=verdict.code if verdict.after is JobPhase.FAILED else 0,
-        last_failure=verdict.failure or job.last_failure,
+        last_failure=verdict.failure or job.status.last_failure,
     )
-    return _moved(moved, replace(run, ended_unix_s=clock.unix_s))
+    return _moved(replace(moved, status=status), replace(run, ended_unix_s=clock.unix_s))
 
 
 def _stop(observed: ObservedJob, run: RunRecord, cause: Cause, text: str, clock: PassClock) -> JobStep:
@@ -221,10 +222,10 @@ def _stop(observed: ObservedJob, run: RunRecord, cause: Cause, text: str, clock:
 
 
 def _moved(job: JobRecord, run: RunRecord | None) -> JobStep:
-    level = {JobPhase.FAILED: Level.ERROR}.get(job.phase, Level.INFO)
-    if job.phase is JobPhase.STOPPING and run is not None and run.cause not in (Cause.GROW, Cause.CANCEL):
+    level = {JobPhase.FAILED: Level.ERROR}.get(job.status.phase, Level.INFO)
+    if job.status.phase is JobPhase.STOPPING and run is not None and run.cause not in (Cause.GROW, Cause.CANCEL):
         level = Level.WARNING
-    return JobStep(job, run, events=(NewEvent(level, "phase", f"{job.phase.lower()}: {job.reason}"),))
+    return JobStep(job, run, events=(NewEvent(level, "phase", f"{job.status.phase.lower()}: {job.status.reason}"),))
 
 
 def _learned(observed: ObservedJob, job: JobRecord) -> JobRecord:
@@ -240,13 +241,17 @@ def _learned(observed: ObservedJob, job: JobRecord) -> JobRecord:
         if rank in places and known.local_batch
     }
     work = {f"{name}/{d.index}": d.work_per_s for name, node in observed.nodes.items() for d in node.record.devices}
-    return replace(
-        job,
-        speeds={**job.speeds, **measured},
-        learned_at={**job.learned_at, **{name: work.get(name, 0.0) for name in measured}},
-        total_batch=training.total_batch or job.total_batch,
-        initial_batch=training.batch_size or job.initial_batch,
-        adapted=adapted_by(observed.plans.newest) if observed.plans.newest else job.adapted,
-        checkpoint_step=max(training.checkpoint_step, job.checkpoint_step),
-        memory_step=training.memory_step or job.memory_step,
+    learned = replace(
+        job.learned,
+        speeds={**job.learned.speeds, **measured},
+        learned_at={**job.learned.learned_at, **{name: work.get(name, 0.0) for name in measured}},
+        total_batch=training.total_batch or job.learned.total_batch,
+        initial_batch=training.batch_size or job.learned.initial_batch,
+        adapted=adapted_by(observed.plans.newest) if observed.plans.newest else job.learned.adapted,
     )
+    status = replace(
+        job.status,
+        checkpoint_step=max(training.checkpoint_step, job.status.checkpoint_step),
+        memory_step=training.memory_step or job.status.memory_step,
+    )
+    return replace(job, learned=learned, status=status)

@@ -116,8 +116,8 @@ class Reconciler:
         await self._watch_nodes()
         async with self._ledger.writing:
             free = self._find_free()
-            live = [s for s in self._ledger.jobs.values() if not s.job.phase.ended or s.stale]
-            live.sort(key=lambda s: (s.job.phase is not JobPhase.QUEUED, s.created))
+            live = [s for s in self._ledger.jobs.values() if not s.job.status.phase.ended or s.stale]
+            live.sort(key=lambda s: (s.job.status.phase is not JobPhase.QUEUED, s.created))
             for state in live:
                 await self._settle_alone(state, free)
             await self._commit(live)
@@ -168,12 +168,12 @@ class Reconciler:
             self._note_finished(state)
             for action in step.actions:
                 self._act(state, action)
-            if state.job.phase is JobPhase.QUEUED:
+            if state.job.status.phase is JobPhase.QUEUED:
                 free.hold(step.held)
-                if before[0].phase is not JobPhase.QUEUED:
+                if before[0].status.phase is not JobPhase.QUEUED:
                     self.nudge()  # the devices that it has just given back are free in the next pass
                 return
-            if before[0].phase is JobPhase.QUEUED and state.run:
+            if before[0].status.phase is JobPhase.QUEUED and state.run:
                 free.take(state.run)
             if (state.job, state.run) == before and step.plan is None:
                 break
@@ -200,8 +200,8 @@ class Reconciler:
 
     def _observe(self, state: JobState, free: FreeDevices) -> ObservedJob:
         job, run = state.job, state.run
-        waiting, nodes = job.phase is JobPhase.QUEUED, {m.node for m in run.members} if run else set()
-        may_take = waiting or (job.phase is JobPhase.RUNNING and self._may_grow(state))
+        waiting, nodes = job.status.phase is JobPhase.QUEUED, {m.node for m in run.members} if run else set()
+        may_take = waiting or (job.status.phase is JobPhase.RUNNING and self._may_grow(state))
         return ObservedJob(
             job=job,
             run=run,
@@ -224,11 +224,11 @@ class Reconciler:
     def _training(self, state: JobState) -> ObservedTraining:
         job, run = state.job, state.run
         memory_step = state.commit.step if state.commit else 0
-        if run is None or not job.phase.active:
-            links = self._links(state) if job.phase is JobPhase.QUEUED else {}
+        if run is None or not job.status.phase.active:
+            links = self._links(state) if job.status.phase is JobPhase.QUEUED else {}
             return ObservedTraining(links=links, memory_step=memory_step)
         progress = self._progress.begin(run.job, run.run, {m.rank: m.island for m in run.members})
-        profile, news = progress.profile(self._clock()) if job.phase is not JobPhase.STARTING else (None, False)
+        profile, news = progress.profile(self._clock()) if job.status.phase is not JobPhase.STARTING else (None, False)
         return ObservedTraining(
             profile=profile,
             profile_is_news=news,
@@ -245,7 +245,7 @@ class Reconciler:
 
     def _links(self, state: JobState) -> dict[str, float]:
         """By island, what its links carried in the job's last run."""
-        progress = self._progress.of(state.job.id, state.job.run)
+        progress = self._progress.of(state.job.id, state.job.status.run)
         profile = progress.profile(self._clock())[0] if progress else None
         return {island: link.bandwidth_bps for island, link in profile.links.items()} if profile else {}
 
@@ -255,9 +255,9 @@ class Reconciler:
         for other in self._ledger.jobs.values():
             if other is state:
                 continue
-            if other.job.phase is JobPhase.STOPPING:
+            if other.job.status.phase is JobPhase.STOPPING:
                 return False
-            if other.job.phase is JobPhase.QUEUED and other.job.spec.min_workers <= devices:
+            if other.job.status.phase is JobPhase.QUEUED and other.job.spec.min_workers <= devices:
                 return False
         return True
 

@@ -73,7 +73,7 @@ def close_recovery(observed: ObservedJob, run: RunRecord, clock: PassClock) -> t
     recovery = run.recovery
     if recovery is None or recovery.over or observed.training.resumed is None or not observed.training.stepped:
         return run, ()
-    if observed.job.phase is not JobPhase.RUNNING or recovery.run == run.run:
+    if observed.job.status.phase is not JobPhase.RUNNING or recovery.run == run.run:
         return run, ()  # it is this run that is lost
     tier, step = observed.training.resumed
     recovery = replace(recovery, resumed_unix_s=clock.unix_s, tier=tier, step=step)
@@ -99,8 +99,8 @@ def recovery_sentence(recovery: RecoveryRecord) -> str:
 
 def _trained(observed: ObservedJob) -> bool:
     """Whether the run came as far as a step, or is one of a script whose steps nobody hears of."""
-    told = observed.training.batch_size or observed.job.initial_batch
-    return observed.training.stepped or (observed.job.phase is not JobPhase.STARTING and not told)
+    told = observed.training.batch_size or observed.job.learned.initial_batch
+    return observed.training.stepped or (observed.job.status.phase is not JobPhase.STARTING and not told)
 
 
 def _lost(run: RunRecord) -> list[str]:

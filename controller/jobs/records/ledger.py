@@ -159,8 +159,8 @@ class Ledger:
         try:
             job = decode(JobRecord, entry.key, entry.value)
             run = await self._read_run(job)
-            plans = await self.plans(job.id, job.run) if run else []
-            placement = await self.placement(job.id, job.run) if run else None
+            plans = await self.plans(job.id, job.status.run) if run else []
+            placement = await self.placement(job.id, job.status.run) if run else None
             commit = await self._read_commit(job.id)
         except BadInput as error:
             if self.unreadable.get(name) != str(error):
@@ -172,18 +172,18 @@ class Ledger:
         before = self.jobs.get(name)
         state = JobState(job, entry.mod_revision, entry.create_revision, self._clock(), run)
         state.plans, state.placement, state.commit = tuple(plans), placement, commit
-        if before and (before.job.phase, before.job.run) == (job.phase, job.run):
+        if before and (before.job.status.phase, before.job.status.run) == (job.status.phase, job.status.run):
             state.since_s, state.finished_since_s = before.since_s, before.finished_since_s
             state.planned_s, state.judged_s = before.planned_s, before.judged_s
         self.jobs[name] = state
 
     async def _read_run(self, job: JobRecord) -> RunRecord | None:
-        if not job.run:
+        if not job.status.run:
             return None
-        key = keys.run(job.id, job.run)
+        key = keys.run(job.id, job.status.run)
         entry = await self.store.read(key)
         if entry is None:
-            raise BadInput(f"etcd key {key} is missing, though job {job.id} is in run {job.run}")
+            raise BadInput(f"etcd key {key} is missing, though job {job.id} is in run {job.status.run}")
         return decode(RunRecord, key, entry.value)
 
     async def _read_commit(self, job: str) -> CommitRecord | None:
@@ -219,7 +219,7 @@ class Ledger:
         Raises Conflict where somebody else wrote it since it was read (it is read anew then), StoreUnavailable,
         LeadershipLost.
         """
-        job = replace(job, events=job.events + len(events))
+        job = replace(job, status=replace(job.status, events=job.status.events + len(events)))
         changes: list[Change] = [] if job == state.job else [Put(keys.job(job.id), encode(job))]
         if run is not None and run != state.run:
             changes.append(Put(keys.run(job.id, run.run), encode(run)))
@@ -231,7 +231,9 @@ class Ledger:
             changes.append(Put(keys.admission(job.id, admission.id), encode(admission)))
             if admission.id > KEPT_ADMISSIONS:
                 changes.append(Delete(keys.admission(job.id, admission.id - KEPT_ADMISSIONS)))
-        changes += self._event_changes(job.id, run.run if run else job.run, job.events - len(events), events)
+        changes += self._event_changes(
+            job.id, run.run if run else job.status.run, job.status.events - len(events), events
+        )
         if not changes:
             return
         try:
@@ -242,7 +244,7 @@ class Ledger:
         except Conflict:
             await self.reread(job.id)
             raise
-        if job.run != state.job.run:
+        if job.status.run != state.job.status.run:
             state.placement = placement
         self._mirror(state, job, run, plan, revision)
 
@@ -260,10 +262,10 @@ class Ledger:
         now_s = self._clock()
         if job != state.job:
             state.revision = revision
-        if job.phase is not state.job.phase or job.run != state.job.run:
+        if job.status.phase is not state.job.status.phase or job.status.run != state.job.status.run:
             state.since_s, state.finished_since_s, state.judged_s = now_s, None, -math.inf
         if plan is not None:
-            state.plans = (*state.plans, plan) if plan.run == state.job.run else (plan,)
+            state.plans = (*state.plans, plan) if plan.run == state.job.status.run else (plan,)
             state.planned_s = now_s
         state.job, state.run = job, run or state.run
 
@@ -297,10 +299,10 @@ class Ledger:
 
     async def add(self, job: JobRecord, event: NewEvent) -> JobState:
         """Write a new job together with the request that made it. Raises Conflict where either exists."""
-        live = sum(not state.job.phase.ended for state in self.jobs.values())
+        live = sum(not state.job.status.phase.ended for state in self.jobs.values())
         if live >= MAX_LIVE_JOBS:
             raise Conflict(f"{live} jobs are alive, no more than {MAX_LIVE_JOBS} are taken. Cancel some first")
-        job = replace(job, events=1)
+        job = replace(job, status=replace(job.status, events=1))
         key = keys.job(job.id)
         changes: list[Change] = [Put(key, encode(job)), Put(keys.request(job.request_id), job.id.encode())]
         changes += self._event_changes(job.id, 0, 0, [event])
@@ -311,7 +313,7 @@ class Ledger:
 
     async def remove_oldest(self) -> list[str]:
         """Remove ended jobs beyond the newest KEPT_ENDED_JOBS with all that is theirs. Returns their ids."""
-        ended = sorted((s for s in self.jobs.values() if s.job.phase.ended), key=lambda s: s.created)
+        ended = sorted((s for s in self.jobs.values() if s.job.status.phase.ended), key=lambda s: s.created)
         removed = []
         for state in ended[: max(len(ended) - KEPT_ENDED_JOBS, 0)]:
             job = state.job

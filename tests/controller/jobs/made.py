@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.estimators.profile import NodeEstimate, Profile, RankProfile
@@ -32,6 +32,7 @@ from atoll.worker_key import WorkerKey
 
 JOB = "tiny-0001"
 NOW_S = 1000.0
+Changed = TypeVar("Changed", JobRecord, ObservedJob)
 
 
 def spec(**fields: Any) -> Spec:
@@ -39,7 +40,9 @@ def spec(**fields: Any) -> Spec:
 
 
 def job(phase: JobPhase = JobPhase.RUNNING, run: int = 1, **fields: Any) -> JobRecord:
-    return JobRecord(**{"id": JOB, "spec": spec(), "request_id": "r", "phase": phase, "run": run, **fields})
+    """fields: of JobRecord, or of its parts."""
+    bare = JobRecord(id=JOB, spec=spec(), request_id="r")
+    return changed(bare, phase=phase, run=run, **fields)
 
 
 def run(*nodes: str, number: int = 1, **fields: Any) -> RunRecord:
@@ -136,13 +139,14 @@ def observed(
     return changed(bare, **{"issued": plans, "ports": ports, **fields})
 
 
-def changed(view: ObservedJob, **fields: Any) -> ObservedJob:
-    """fields: of ObservedJob, or of its parts."""
-    for part in ("plans", "training", "devices"):
-        before = getattr(view, part)
-        own = {one.name for one in dataclasses.fields(before)} & fields.keys()
-        view = replace(view, **{part: replace(before, **{name: fields.pop(name) for name in own})})
-    return replace(view, **fields)
+def changed(record: Changed, **fields: Any) -> Changed:
+    """fields: of the record, or of its parts; the first part that has one gets it."""
+    for part in ("status", "learned", "plans", "training", "devices"):
+        if (before := getattr(record, part, None)) is not None:
+            own = {one.name for one in dataclasses.fields(before)} & fields.keys()
+            after = replace(before, **{name: fields.pop(name) for name in own})
+            record = replace(record, **{part: after})  # type: ignore[arg-type]
+    return replace(record, **fields)
 
 
 def clock(now_s: float = NOW_S, leading_since_s: float = 0.0) -> PassClock:

@@ -21,8 +21,11 @@ from atoll.controller.state.records import (
     EventRecord,
     ExitRecord,
     Growth,
+    JobLearned,
     JobPhase,
+    JobPins,
     JobRecord,
+    JobStatus,
     Level,
     NodeRecord,
     PhaseChange,
@@ -54,14 +57,18 @@ JOB = JobRecord(
     id="vit-3f9a",
     spec=SPEC,
     request_id="r-1",
-    phase=JobPhase.RUNNING,
-    speeds={"a/0": 0.25},
-    last_failure=RunFailure(kind=WorkerExitKind.FAILED, step=3, code=1, reason="ValueError"),
-    pinned_params={"sparsity": 0.25},
-    learned_at={"a/0": 1e9},
-    standby={"b/0": Standby(reason="slow", work_per_s=1e8, slowed=3)},
-    growth=Growth(run=1, added=("c/1",), workers=2, samples_per_s=90.5, total_batch=64, error=0.01),
-    history=(PhaseChange(before=JobPhase.QUEUED, after=JobPhase.STARTING, cause="go", unix_s=1.5),),
+    status=JobStatus(
+        phase=JobPhase.RUNNING,
+        last_failure=RunFailure(kind=WorkerExitKind.FAILED, step=3, code=1, reason="ValueError"),
+        history=(PhaseChange(before=JobPhase.QUEUED, after=JobPhase.STARTING, cause="go", unix_s=1.5),),
+    ),
+    learned=JobLearned(
+        speeds={"a/0": 0.25},
+        learned_at={"a/0": 1e9},
+        standby={"b/0": Standby(reason="slow", work_per_s=1e8, slowed=3)},
+        growth=Growth(run=1, added=("c/1",), workers=2, samples_per_s=90.5, total_batch=64, error=0.01),
+    ),
+    pinned=JobPins(strategy_params={"sparsity": 0.25}),
 )
 MEMBER = RunMember(rank=0, node="a", device=0, node_rank=0, local_rank=0, local_world_size=1)
 RUN = RunRecord(
@@ -134,6 +141,35 @@ def test_what_release_0_1_wrote_is_read(key: str) -> None:
     assert decode(kind, key, encode(record)) == record
 
 
+def test_a_job_of_release_0_1_comes_apart() -> None:
+    key = "/atoll/jobs/sparse-6c9b"
+    before: dict[str, Any] = dict(RECORDED[key])
+    job = decode(JobRecord, key, json.dumps(before).encode())
+    assert (job.id, job.request_id, job.submitted_unix_s) == (
+        key[-11:],
+        before["request_id"],
+        before["submitted_unix_s"],
+    )
+    status = job.status
+    assert (status.phase, status.run, status.events, status.admissions) == (JobPhase.RUNNING, 3, 26, 1)
+    assert [change.cause for change in status.history] == [change["cause"] for change in before["history"]]
+    assert (status.last_failure is not None, status.memory_step) == (True, before["memory_step"])
+    learned = job.learned
+    assert (learned.speeds, learned.learned_at, learned.trains) == (
+        before["speeds"],
+        before["learned_at"],
+        before["trains"],
+    )
+    assert (learned.growth is not None, learned.total_batch, learned.initial_batch) == (True, 12, 12)
+    pinned = {**before, "pinned_batch": 96, "pinned_shares": [1.0, 2.0], "pinned_run": 3}
+    assert decode(JobRecord, key, json.dumps(pinned).encode()).pinned == JobPins(
+        strategy_params={"sparsity": 0.8}, total_batch=96, shares=(1.0, 2.0), run=3
+    )
+    del before["phase"]
+    with pytest.raises(BadInput, match="field status.phase is missing"):
+        decode(JobRecord, key, json.dumps(before).encode())
+
+
 def test_a_plan_number_0_of_release_0_1_is_read_as_the_placement_that_it_was() -> None:
     key = "/atoll/plans/sparse-6c9b/000003/000000"
     placement = decode(PlacementRecord, key, json.dumps(RECORDED[key]).encode())
@@ -144,13 +180,13 @@ def test_a_plan_number_0_of_release_0_1_is_read_as_the_placement_that_it_was() -
 REPLICAS = "spec.checkpoint.memory_replicas"
 LATER = {
     JobRecord: (
-        "pinned_params",
+        "pinned.strategy_params",
         "spec.strategy",
         "spec.strategy_settings",
-        "learned_at",
-        "standby",
-        "growth",
-        "memory_step",
+        "learned.learned_at",
+        "learned.standby",
+        "learned.growth",
+        "status.memory_step",
         REPLICAS,
     ),
     RunRecord: ("data_seed", "members.0.island", "members.1.island"),
@@ -170,17 +206,17 @@ def test_what_earlier_versions_wrote_is_read_with_defaults(record: Any) -> None:
         del inner[last]
     read = decode(type(record), KEY, json.dumps(data).encode())
     if isinstance(read, JobRecord):
-        assert (read.pinned_params, read.spec.strategy) == ({}, "dense")
-        assert (read.learned_at, read.standby, read.growth) == ({}, {}, None)
-        assert (read.memory_step, read.spec.checkpoint.memory_replicas) == (0, 2)
+        assert (read.pinned, read.spec.strategy) == (JobPins(), "dense")
+        assert read.learned == JobLearned(speeds=JOB.learned.speeds)
+        assert read.status == JOB.status
+        assert read.spec.checkpoint.memory_replicas == 2
         spec = replace(
             read.spec,
             strategy=SPEC.strategy,
             strategy_settings=SPEC.strategy_settings,
             checkpoint=SPEC.checkpoint,
         )
-        known = replace(read, pinned_params=JOB.pinned_params, spec=spec, learned_at=JOB.learned_at)
-        assert replace(known, standby=JOB.standby, growth=JOB.growth, memory_step=JOB.memory_step) == JOB
+        assert replace(read, spec=spec, learned=JOB.learned, pinned=JOB.pinned) == JOB
     elif isinstance(read, RunRecord):
         assert (read.data_seed, {m.island for m in read.members}) == ("", {""})
     elif isinstance(read, NodeRecord):
@@ -215,18 +251,18 @@ def changed(**fields: Any) -> bytes:
         (b"[]", r"value = \[\] does not fit"),
         (changed(colour="blue"), "unknown field colour"),
         (changed(spec__colour="blue"), "unknown field spec.colour"),
-        (changed(phase=None), "field phase is missing"),
+        (changed(status__phase=None), "field status.phase is missing"),
         (changed(spec__strategy_settings__sparsity=1.0), "spec.strategy_settings.sparsity = 1.0 should be less than"),
         (changed(spec__strategy_settings__colour=1), "spec.strategy_settings.colour = 1 is not known"),
         (changed(spec__strategy="ring"), "spec.strategy = 'ring' is not known"),
         (changed(spec__checkpoint__keep=None), "field spec.checkpoint.keep is missing"),
-        (changed(phase="ASLEEP"), "phase = 'ASLEEP' does not fit"),
-        (changed(run=1.5), "run = 1.5 does not fit"),
-        (changed(run=True), "run = True does not fit"),
+        (changed(status__phase="ASLEEP"), "status.phase = 'ASLEEP' does not fit"),
+        (changed(status__run=1.5), "status.run = 1.5 does not fit"),
+        (changed(status__run=True), "status.run = True does not fit"),
         (changed(cancel=1), "cancel = 1 does not fit"),
         (changed(spec__args=["a", 2]), r"spec.args\[1\] = 2 does not fit"),
-        (changed(speeds={"a/0": "fast"}), r"speeds\['a/0'\] = 'fast' does not fit"),
-        (changed(history__0__after="ASLEEP"), r"history\[0\].after = 'ASLEEP' does not fit"),
+        (changed(learned__speeds={"a/0": "fast"}), r"learned.speeds\['a/0'\] = 'fast' does not fit"),
+        (changed(status__history__0__after="ASLEEP"), r"status.history\[0\].after = 'ASLEEP' does not fit"),
         (changed(submitted_unix_s=True), "submitted_unix_s = True does not fit"),
         (encode(JOB).replace(b"1.5", b"1e999"), "unix_s = inf does not fit"),
     ],
@@ -248,9 +284,9 @@ def test_what_is_no_number_is_never_written() -> None:
 def test_a_rate_of_release_0_1_is_the_sparsity_of_stale_sparse() -> None:
     key = "/atoll/jobs/sparse-6c9b"
     sparse = decode(JobRecord, key, json.dumps(RECORDED[key]).encode())
-    assert (sparse.spec.strategy, sparse.pinned_params) == ("stale-sparse", {"sparsity": 0.8})
+    assert (sparse.spec.strategy, sparse.pinned.strategy_params) == ("stale-sparse", {"sparsity": 0.8})
     assert StaleSparse.model_validate(sparse.spec.strategy_settings) == StaleSparse(sparsity=0.9)
-    assert sparse.adapted == Adapted(strategy_params={"sparsity": 0.97})
+    assert sparse.learned.adapted == Adapted(strategy_params={"sparsity": 0.97})
     assert sparse.spec.adapt.strategy_params == ("sparsity",)
     published = {"exchange": "gradients", "no_error_feedback": True}
     changed = {**RECORDED[key]["spec"], "stale_sparse": {**RECORDED[key]["spec"]["stale_sparse"], **published}}
@@ -260,7 +296,7 @@ def test_a_rate_of_release_0_1_is_the_sparsity_of_stale_sparse() -> None:
     )
     key = "/atoll/jobs/first-0001"
     dense = decode(JobRecord, key, json.dumps(RECORDED[key]).encode())
-    assert (dense.spec.strategy, dense.spec.strategy_settings, dense.pinned_params) == ("dense", {}, {})
+    assert (dense.spec.strategy, dense.spec.strategy_settings, dense.pinned.strategy_params) == ("dense", {}, {})
     plans = {run: f"/atoll/plans/{job}/{run:06}/000001" for job, run in (("sparse-6c9b", 3), ("first-0001", 1))}
     params = {r: decode(PlanRecord, k, json.dumps(RECORDED[k]).encode()).strategy_params for r, k in plans.items()}
     assert params == {3: {"sparsity": 0.97}, 1: {}}

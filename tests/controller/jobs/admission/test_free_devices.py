@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from made import clock, ended, exited, free, job, node, observed, run, spec
+from made import changed, clock, ended, exited, free, job, node, observed, run, spec
 
 from atoll.controller.jobs.admission.free_devices import kept_free
 from atoll.controller.jobs.lifecycle.reconcile import next_step
@@ -36,7 +36,7 @@ def test_the_older_job_is_served_first_and_one_that_waits_ended_or_asked_for_non
     ]
     kept = kept_free(jobs, [free("c"), free("d")], records("a", "b"))
     assert kept == {"old": (free("c"),), "young": (free("d"),)}
-    lost = replace(old, phase=JobPhase.QUEUED)
+    lost = changed(old, phase=JobPhase.QUEUED)
     assert kept_free([(lost, run("a"))], [free("c")], {}) == {"old": (free("c"),)}, "most of all after a loss"
 
 
@@ -54,7 +54,7 @@ def test_a_standby_takes_the_rank_of_the_lost_one_and_all_others_keep_theirs() -
     step = next_step(observed(queued, before, *nodes, free=there, ports=PORTS), clock())
     assert step.run is not None
     assert [m.node for m in step.run.members] == ["c", "d", "a"]
-    assert step.job.phase is JobPhase.STARTING, "without waiting for more devices"
+    assert step.job.status.phase is JobPhase.STARTING, "without waiting for more devices"
 
 
 def test_seats_are_kept_with_several_devices_and_without_a_standby_the_rest_moves_up() -> None:

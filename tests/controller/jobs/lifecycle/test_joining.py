@@ -87,22 +87,22 @@ async def begun(store: StateStore, training_of: Callable[[Cluster], Training], *
     await cluster.elect()
     assert cluster.life is not None
     await cluster.life.submit(workers=(1, 8))
-    await training.until("run 1", lambda: training.state.job.phase is JobPhase.RUNNING)
+    await training.until("run 1", lambda: training.state.job.status.phase is JobPhase.RUNNING)
     return training
 
 
 async def test_a_slow_device_waits_and_a_fast_one_joins(store: StateStore) -> None:
     training = await begun(store, Training, "a", "b", "c")
     training.join("slow", 0.05)
-    await training.until("a verdict", lambda: "slow/0" in training.state.job.standby)
+    await training.until("a verdict", lambda: "slow/0" in training.state.job.learned.standby)
     training.join("half", 0.5)
-    await training.until("run 2", lambda: training.state.job.run == 2)
+    await training.until("run 2", lambda: training.state.job.status.run == 2)
     assert training.members() == ["a", "b", "c", "half"]
-    await training.until("the trial's end", lambda: training.state.job.growth is None)
+    await training.until("the trial's end", lambda: training.state.job.learned.growth is None)
     for _ in range(60):  # standbys are looked at again, and nothing comes of it
         await training.tick()
-    assert (training.state.job.run, training.state.job.phase) == (2, JobPhase.RUNNING)
-    assert list(training.state.job.standby) == ["slow/0"]
+    assert (training.state.job.status.run, training.state.job.status.phase) == (2, JobPhase.RUNNING)
+    assert list(training.state.job.learned.standby) == ["slow/0"]
     told = await training.told()
     assert [text.partition(":")[0] for text in told] == [
         "slow/0 waits as a standby",
@@ -119,12 +119,12 @@ async def test_a_device_that_was_predicted_to_help_and_does_not_is_sent_back_for
     )
     training.join("far", 1.0)
     await training.until("run 2", lambda: training.members() == ["a", "b", "far"])
-    await training.until("run 3", lambda: training.state.job.run == 3)
-    await training.until("training", lambda: training.state.job.phase is JobPhase.RUNNING)
+    await training.until("run 3", lambda: training.state.job.status.run == 3)
+    await training.until("training", lambda: training.state.job.status.phase is JobPhase.RUNNING)
     assert training.members() == ["a", "b"]
     for _ in range(100):
         await training.tick()
-    assert (training.state.job.run, training.state.job.restarts) == (3, 0)
-    assert training.state.job.standby["far/0"].slowed == 2
+    assert (training.state.job.status.run, training.state.job.status.restarts) == (3, 0)
+    assert training.state.job.learned.standby["far/0"].slowed == 2
     told = await training.told()
     assert told[-1] == "far/0 waits as a standby: the run was slower with it: 2000 → 120 samples/s measured"

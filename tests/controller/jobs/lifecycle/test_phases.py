@@ -16,8 +16,12 @@ def test_every_phase_is_reached_and_ended_ones_are_never_left() -> None:
 
 def test_a_legal_edge_is_taken_with_its_story() -> None:
     moved = advance(job(JobPhase.RUNNING), JobPhase.DONE, "all ranks finished", 7.0)
-    assert (moved.phase, moved.reason, moved.ended_unix_s) == (JobPhase.DONE, "all ranks finished", 7.0)
-    assert [(c.before, c.after, c.cause) for c in moved.history] == [
+    assert (moved.status.phase, moved.status.reason, moved.status.ended_unix_s) == (
+        JobPhase.DONE,
+        "all ranks finished",
+        7.0,
+    )
+    assert [(c.before, c.after, c.cause) for c in moved.status.history] == [
         (JobPhase.RUNNING, JobPhase.DONE, "all ranks finished")
     ]
 
@@ -26,7 +30,7 @@ def test_a_legal_edge_is_taken_with_its_story() -> None:
 @pytest.mark.parametrize("after", JobPhase)
 def test_every_other_edge_is_refused_with_the_history(before: JobPhase, after: JobPhase) -> None:
     if (before, after) in EDGES:
-        assert advance(job(before), after, "why", 1.0).phase is after
+        assert advance(job(before), after, "why", 1.0).status.phase is after
         return
     with pytest.raises(IllegalTransition, match=f"may not go from {before} to {after}. Its history: none"):
         advance(job(before), after, "why", 1.0)
@@ -38,7 +42,7 @@ def test_the_history_of_a_job_that_restarts_for_ever_is_bounded() -> None:
         record = advance(record, JobPhase.STARTING, "s", 0.0)
         record = advance(record, JobPhase.STOPPING, "s", 0.0)
         record = advance(record, JobPhase.QUEUED, "s", 0.0)
-    assert len(record.history) == KEPT_CHANGES
+    assert len(record.status.history) == KEPT_CHANGES
 
 
 def test_the_table_for_the_manual_has_a_row_for_each_edge() -> None:

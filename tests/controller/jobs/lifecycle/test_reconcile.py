@@ -34,7 +34,7 @@ from atoll.controller.jobs.lifecycle.observed import (
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state.etcd import EtcdStore
-from atoll.controller.state.records import Cause, JobPhase, JobRecord, Level, RunFailure, WorkerExitKind
+from atoll.controller.state.records import Cause, JobPhase, JobPins, JobRecord, Level, RunFailure, WorkerExitKind
 from atoll.controller.state.store import Fence, Put
 from atoll.worker_key import WorkerKey
 
@@ -52,7 +52,7 @@ def key(rank: int, run: int = 1) -> WorkerKey:
 def test_a_queued_job_starts_on_free_devices_with_the_next_run_number() -> None:
     queued = job(JobPhase.QUEUED, run=4)
     step = next_step(observed(queued, run("a", number=4), node("a"), node("b"), free=[free("b"), free("a")]), clock())
-    assert (step.job.phase, step.job.run) == (JobPhase.STARTING, 5)
+    assert (step.job.status.phase, step.job.status.run) == (JobPhase.STARTING, 5)
     assert step.run is not None
     assert step.plan is not None
     assert [m.node for m in step.run.members] == ["a", "b"]
@@ -71,7 +71,7 @@ def test_a_run_over_thin_links_begins_with_islands_a_secret_and_the_sparsity_las
     look = {"free": [free("a"), free("b")], "data_seed": "5e" * 32}
     for asked, sparsity in ((None, 0.98), (0.0, 0.0), (0.995, 0.995)):
         pinned = {} if asked is None else {"sparsity": asked}
-        queued = job(JobPhase.QUEUED, run=0, spec=sparse, pinned_params=pinned)
+        queued = job(JobPhase.QUEUED, run=0, spec=sparse, pinned=JobPins(strategy_params=pinned))
         step = next_step(observed(queued, None, node("a"), node("b"), **look), clock())
         assert step.run is not None
         assert step.plan is not None
@@ -86,7 +86,7 @@ def test_a_run_over_thin_links_begins_with_islands_a_secret_and_the_sparsity_las
 def test_a_queued_job_says_what_it_waits_for_once() -> None:
     queued = job(JobPhase.QUEUED, run=0)
     step = next_step(observed(queued, None), clock())
-    assert step.job.reason == "waiting: 0 of at least 1 free devices"
+    assert step.job.status.reason == "waiting: 0 of at least 1 free devices"
     assert next_step(observed(step.job, None), clock()).job is step.job
 
 
@@ -114,7 +114,7 @@ def test_a_job_that_wants_even_batches_gets_them_whatever_is_known() -> None:
 
 def test_a_queued_job_is_cancelled_at_once() -> None:
     step = next_step(observed(job(JobPhase.QUEUED, run=0, cancel=True), None, free=[free("a"), free("b")]), clock())
-    assert step.job.phase is JobPhase.CANCELLED
+    assert step.job.status.phase is JobPhase.CANCELLED
 
 
 # STARTING
@@ -129,9 +129,9 @@ def test_a_run_runs_when_all_its_workers_do() -> None:
     one = observed(
         job(JobPhase.STARTING), run("a", "b"), node("a", {0: worker()}), node("b", {1: worker(WorkerPhase.STARTING)})
     )
-    assert next_step(one, clock()).job.phase is JobPhase.STARTING
+    assert next_step(one, clock()).job.status.phase is JobPhase.STARTING
     both = observed(job(JobPhase.STARTING), run("a", "b"), node("a", {0: worker()}), node("b", {1: worker()}))
-    assert next_step(both, clock()).job.phase is JobPhase.RUNNING
+    assert next_step(both, clock()).job.status.phase is JobPhase.RUNNING
 
 
 def test_a_worker_that_finished_before_it_was_seen_running_is_fine() -> None:
@@ -139,7 +139,7 @@ def test_a_worker_that_finished_before_it_was_seen_running_is_fine() -> None:
         job(JobPhase.STARTING), run("a", "b"), node("a", {0: worker(exit=FINISHED)}), node("b", {1: worker()})
     )
     step = next_step(quick, clock())
-    assert step.job.phase is JobPhase.RUNNING
+    assert step.job.status.phase is JobPhase.RUNNING
     assert step.run is not None
     assert step.run.members[0].exit == FINISHED
 
@@ -149,8 +149,8 @@ def test_a_worker_that_cannot_start_stops_the_run() -> None:
     step = next_step(
         observed(job(JobPhase.STARTING), run("a", "b"), node("a", {0: worker()}), node("b", {1: broken})), clock()
     )
-    assert step.job.phase is JobPhase.STOPPING
-    assert step.job.reason == "rank 1 on b could not start: no such interpreter"
+    assert step.job.status.phase is JobPhase.STOPPING
+    assert step.job.status.reason == "rank 1 on b could not start: no such interpreter"
     assert step.run is not None
     assert (step.run.fenced, step.run.cause) == (True, Cause.LOSS)
 
@@ -158,8 +158,8 @@ def test_a_worker_that_cannot_start_stops_the_run() -> None:
 def test_a_start_has_a_deadline() -> None:
     slow = observed(job(JobPhase.STARTING), run("a", "b"), node("a", {0: worker()}), node("b"), since_s=NOW_S - 61)
     step = next_step(slow, clock())
-    assert step.job.phase is JobPhase.STOPPING
-    assert step.job.reason.startswith("rank 1 on b did not start within 60 s")
+    assert step.job.status.phase is JobPhase.STOPPING
+    assert step.job.status.reason.startswith("rank 1 on b did not start within 60 s")
 
 
 # RUNNING
@@ -183,19 +183,19 @@ def test_a_run_that_trained_well_for_long_gives_the_restarts_back() -> None:
             observed(of, run("a", "b"), *nodes, since_s=NOW_S - trained_s, newest_step=newest_step), clock()
         )
 
-    assert look(599, 5000).job.restarts == 2
-    assert look(3600, 40).job.restarts == 2  # it has not got past what failed
+    assert look(599, 5000).job.status.restarts == 2
+    assert look(3600, 40).job.status.restarts == 2  # it has not got past what failed
     for newest_step in (41, 0):  # a plain script tells no steps
         step = look(600, newest_step)
-        assert (step.job.restarts, step.job.last_failure, step.run) == (0, failed, run("a", "b"))
+        assert (step.job.status.restarts, step.job.status.last_failure, step.run) == (0, failed, run("a", "b"))
         assert [e.text for e in step.events] == ["trained for 10 minutes without a failure: its 2 restarts are back"]
-    assert look(600, 41, replace(tried, restarts=0)).events == ()
+    assert look(600, 41, changed(tried, restarts=0)).events == ()
 
 
 def test_all_ranks_finished_is_done() -> None:
     exits = node("a", {0: worker(exit=FINISHED)}), node("b", {1: worker(exit=FINISHED)})
     step = next_step(observed(job(), run("a", "b"), *exits, checkpoint_step=9), clock())
-    assert (step.job.phase, step.job.checkpoint_step) == (JobPhase.DONE, 9)
+    assert (step.job.status.phase, step.job.status.checkpoint_step) == (JobPhase.DONE, 9)
     assert step.run is not None
     assert all(m.exit is not None for m in step.run.members)
 
@@ -204,7 +204,7 @@ def test_a_killed_worker_fences_the_run_first() -> None:
     step = next_step(
         observed(job(), run("a", "b"), node("a", {0: worker()}), node("b", {1: worker(exit=KILLED)})), clock()
     )
-    assert step.job.phase is JobPhase.STOPPING
+    assert step.job.status.phase is JobPhase.STOPPING
     assert step.run is not None
     assert (step.run.fenced, step.run.grace_s) == (True, 3.0)
     assert step.actions == ()
@@ -223,14 +223,14 @@ def test_recorded_ends_may_be_forgotten_and_unrecorded_ones_not() -> None:
 
 def test_an_agent_that_was_restarted_has_lost_its_worker() -> None:
     step = next_step(observed(job(), run("a", "b"), node("a", {0: worker()}), node("b")), clock())
-    assert step.job.phase is JobPhase.STOPPING
-    assert "the agent of b was restarted" in step.job.reason
+    assert step.job.status.phase is JobPhase.STOPPING
+    assert "the agent of b was restarted" in step.job.status.reason
 
 
 def test_a_node_counts_as_lost_when_its_lease_ran_out_and_not_before() -> None:
     def at(silent_s: float) -> JobPhase:
         gone = node("b", connected=False, heard_s=NOW_S - silent_s)
-        return next_step(observed(job(), run("a", "b"), node("a", {0: worker()}), gone), clock()).job.phase
+        return next_step(observed(job(), run("a", "b"), node("a", {0: worker()}), gone), clock()).job.status.phase
 
     assert (at(2.9), at(3.1)) == (JobPhase.RUNNING, JobPhase.STOPPING)
 
@@ -239,31 +239,31 @@ def test_a_new_leader_gives_agents_time_to_come_back() -> None:
     def after(leading_s: float) -> JobPhase:
         unheard = node("b", connected=False, heard_s=None)
         view = observed(job(), run("a", "b"), node("a", {0: worker()}), unheard)
-        return next_step(view, clock(leading_since_s=NOW_S - leading_s)).job.phase
+        return next_step(view, clock(leading_since_s=NOW_S - leading_s)).job.status.phase
 
     assert (after(9.0), after(10.5)) == (JobPhase.RUNNING, JobPhase.STOPPING)
 
 
 def test_a_node_that_nobody_knows_any_more_is_lost_after_that_time_too() -> None:
     view = observed(job(), run("a", "b"), node("a", {0: worker()}))
-    assert next_step(view, clock(leading_since_s=NOW_S - 9)).job.phase is JobPhase.RUNNING
-    assert next_step(view, clock(leading_since_s=NOW_S - 11)).job.phase is JobPhase.STOPPING
+    assert next_step(view, clock(leading_since_s=NOW_S - 9)).job.status.phase is JobPhase.RUNNING
+    assert next_step(view, clock(leading_since_s=NOW_S - 11)).job.status.phase is JobPhase.STOPPING
 
 
 def test_a_rank_that_finishes_long_before_the_others_left_early() -> None:
     nodes = node("a", {0: worker(exit=FINISHED)}), node("b", {1: worker()})
     recorded = ended(run("a", "b"), FINISHED, None)
     early = observed(job(), recorded, *nodes, finished_since_s=NOW_S - 9)
-    assert next_step(early, clock()).job.phase is JobPhase.RUNNING
+    assert next_step(early, clock()).job.status.phase is JobPhase.RUNNING
     step = next_step(changed(early, finished_since_s=NOW_S - 11), clock())
-    assert step.job.phase is JobPhase.STOPPING
-    assert step.job.reason.startswith("rank 0 left early with exit code 0 while others were training")
+    assert step.job.status.phase is JobPhase.STOPPING
+    assert step.job.status.reason.startswith("rank 0 left early with exit code 0 while others were training")
 
 
 def test_the_ranks_of_a_plain_script_may_end_when_they_like() -> None:
     nodes = node("a", {0: worker(exit=FINISHED)}), node("b", {1: worker(uses_atoll=False)})
     view = observed(job(), ended(run("a", "b"), FINISHED, None), *nodes, finished_since_s=NOW_S - 600)
-    assert next_step(view, clock()).job.phase is JobPhase.RUNNING
+    assert next_step(view, clock()).job.status.phase is JobPhase.RUNNING
 
 
 def test_free_devices_make_a_run_grow_when_they_are_there_to_stay() -> None:
@@ -271,24 +271,24 @@ def test_free_devices_make_a_run_grow_when_they_are_there_to_stay() -> None:
         view = observed(
             job(), run("a"), node("a", {0: worker()}), free=[free("b", free_since_s)], since_s=running_since_s
         )
-        return next_step(view, clock()).job.phase
+        return next_step(view, clock()).job.status.phase
 
     assert with_device(NOW_S - 2) is JobPhase.RUNNING
     assert with_device(NOW_S - 4) is JobPhase.STOPPING
     assert with_device(NOW_S - 4, running_since_s=NOW_S - 1) is JobPhase.RUNNING
     plain = observed(job(), run("a"), node("a", {0: worker(uses_atoll=False)}), free=[free("b", 0.0)])
-    assert next_step(plain, clock()).job.phase is JobPhase.RUNNING
+    assert next_step(plain, clock()).job.status.phase is JobPhase.RUNNING
     other_kind = observed(job(), run("a"), node("a", {0: worker()}), free=[free("b", 0.0, kind="cuda")])
-    assert next_step(other_kind, clock()).job.phase is JobPhase.RUNNING
+    assert next_step(other_kind, clock()).job.status.phase is JobPhase.RUNNING
     full = observed(job(spec=spec(max_workers=1)), run("a"), node("a", {0: worker()}), free=[free("b", 0.0)])
-    assert next_step(full, clock()).job.phase is JobPhase.RUNNING
+    assert next_step(full, clock()).job.status.phase is JobPhase.RUNNING
 
 
 def test_growing_gives_time_to_reach_a_step_boundary() -> None:
     step = next_step(observed(job(), run("a"), node("a", {0: worker()}), free=[free("b", 0.0)]), clock())
     assert step.run is not None
     assert (step.run.cause, step.run.grace_s) == (Cause.GROW, 10.0)
-    assert step.job.reason == "growing from 1 to 2 workers: devices are free on b"
+    assert step.job.status.reason == "growing from 1 to 2 workers: devices are free on b"
 
 
 def test_unequal_devices_get_a_new_plan_and_what_was_learned_is_kept() -> None:
@@ -304,8 +304,8 @@ def test_unequal_devices_get_a_new_plan_and_what_was_learned_is_kept() -> None:
     )
     assert step.plan is not None
     assert (step.plan.id, step.plan.from_step, step.plan.shares) == (2, 45, (150.0, 50.0))
-    assert step.job.speeds == {"a/0": 0.001, "b/0": 0.003}
-    assert (step.job.total_batch, step.job.initial_batch) == (200, 256)
+    assert step.job.learned.speeds == {"a/0": 0.001, "b/0": 0.003}
+    assert (step.job.learned.total_batch, step.job.learned.initial_batch) == (200, 256)
 
 
 def test_a_plan_goes_to_every_node_that_its_stream_has_not_carried_it_to() -> None:
@@ -335,9 +335,9 @@ def test_a_fenced_run_is_stopped_until_nothing_of_it_is_left() -> None:
     assert step.actions == (StopRun("a", JOB, 1, 3.0, "rank 1 on b was killed"),)
     drained = node("a", {0: worker(exit=exited(WorkerExitKind.DRAINED, 85, step=9))})
     after = next_step(observed(job(JobPhase.STOPPING), record, drained, node("b")), clock())
-    assert after.job.phase is JobPhase.QUEUED
-    assert after.job.reason == "rank 1 on b was lost: killed by signal 9"
-    assert after.job.restarts == 0
+    assert after.job.status.phase is JobPhase.QUEUED
+    assert after.job.status.reason == "rank 1 on b was lost: killed by signal 9"
+    assert after.job.status.restarts == 0
     assert after.run is not None
     assert after.run.ended_unix_s == 5.0
 
@@ -346,7 +346,7 @@ def test_the_workers_of_a_lost_node_die_a_little_after_its_lease() -> None:
     def at(silent_s: float) -> JobPhase:
         record = ended(run("a", "b", **STOPPING), KILLED, None)
         gone = node("b", connected=False, heard_s=NOW_S - silent_s)
-        return next_step(observed(job(JobPhase.STOPPING), record, node("a"), gone), clock()).job.phase
+        return next_step(observed(job(JobPhase.STOPPING), record, node("a"), gone), clock()).job.status.phase
 
     assert (at(3.4), at(3.6)) == (JobPhase.STOPPING, JobPhase.QUEUED)
 
@@ -355,7 +355,7 @@ def test_a_worker_that_never_began_is_not_waited_for() -> None:
     def heard(after_stop_s: float) -> JobPhase:
         record = ended(run("a", "b", **STOPPING), KILLED, None)
         quiet = node("b", heard_s=NOW_S - 20 + after_stop_s)
-        return next_step(observed(job(JobPhase.STOPPING), record, node("a"), quiet), clock()).job.phase
+        return next_step(observed(job(JobPhase.STOPPING), record, node("a"), quiet), clock()).job.status.phase
 
     assert (heard(1.0), heard(2.0)) == (JobPhase.STOPPING, JobPhase.QUEUED)
 
@@ -364,9 +364,9 @@ def test_a_failed_script_counts_and_waits() -> None:
     raised = exited(WorkerExitKind.FAILED, 3, "ValueError: x", step=9)
     record = ended(run("a", **STOPPING), raised)
     step = next_step(observed(job(JobPhase.STOPPING, spec=spec(max_restarts=1)), record, node("a")), clock())
-    assert (step.job.phase, step.job.restarts, step.job.retry_delay_s) == (JobPhase.QUEUED, 1, 1.0)
-    final = next_step(observed(replace(step.job, phase=JobPhase.STOPPING), record, node("a")), clock())
-    assert (final.job.phase, final.job.exit_code) == (JobPhase.FAILED, 3)
+    assert (step.job.status.phase, step.job.status.restarts, step.job.status.retry_delay_s) == (JobPhase.QUEUED, 1, 1.0)
+    final = next_step(observed(changed(step.job, phase=JobPhase.STOPPING), record, node("a")), clock())
+    assert (final.job.status.phase, final.job.status.exit_code) == (JobPhase.FAILED, 3)
 
 
 def test_cancelling_a_run_that_is_stopping_already_hurries_it() -> None:
@@ -380,7 +380,7 @@ def test_cancel_waits_5_s_for_a_node_that_is_out_of_reach() -> None:
         record = run("a", fenced=True, cause=Cause.CANCEL, grace_s=2.0, why="cancelled")
         gone = node("a", connected=False, heard_s=NOW_S - 1)
         view = observed(job(JobPhase.STOPPING, cancel=True), record, gone, since_s=NOW_S - stopping_s)
-        return next_step(view, clock()).job.phase
+        return next_step(view, clock()).job.status.phase
 
     assert (after(4.9), after(5.0)) == (JobPhase.STOPPING, JobPhase.CANCELLED)
 
@@ -388,7 +388,7 @@ def test_cancel_waits_5_s_for_a_node_that_is_out_of_reach() -> None:
 def test_a_stop_that_came_too_late_is_done() -> None:
     record = ended(run("a", fenced=True, cause=Cause.GROW, why="growing"), None)
     step = next_step(observed(job(JobPhase.STOPPING), record, node("a", {0: worker(exit=FINISHED)})), clock())
-    assert step.job.phase is JobPhase.DONE
+    assert step.job.status.phase is JobPhase.DONE
 
 
 @pytest.mark.parametrize("phase", [JobPhase.DONE, JobPhase.FAILED, JobPhase.CANCELLED])
@@ -405,12 +405,12 @@ async def test_a_run_of_hundreds_may_end_at_one_moment(store: EtcdStore) -> None
     failed = exited(WorkerExitKind.FAILED, 1, "x" * 500)
     nodes = [node(name, {i: worker(exit=failed if i >= 100 else FINISHED)}) for i, name in enumerate(names)]
     step = next_step(observed(job(JobPhase.RUNNING, events=5000), run(*names), *nodes), clock())
-    assert step.job.phase is JobPhase.STOPPING
+    assert step.job.status.phase is JobPhase.STOPPING
     assert [e.kind for e in step.events] == ["worker"] * 33 + ["phase"]
     assert step.events[0].text.startswith("run 1: rank 100 on n100 failed with exit code 1")
     assert step.events[32].text == "run 1: 268 more workers ended: 168 failed, 100 finished"
     ledger = Ledger(store, Fence("/atoll/leader", await store.commit([Put("/atoll/leader", b"")])), lambda: None)
     state = await ledger.add(job(JobPhase.RUNNING), NewEvent(Level.INFO, "phase", "added"))
-    state.job = replace(state.job, events=5000)
+    state.job = changed(state.job, events=5000)
     await ledger.write(state, step.job, step.run, None, step.events)
     assert len(await ledger.events(JOB, after=5000)) == 34

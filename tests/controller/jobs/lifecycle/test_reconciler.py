@@ -44,7 +44,9 @@ async def until(cluster: Cluster, relive: Callable[[], Awaitable[None]], conditi
             return
         await relive()
     life = cluster.life
-    raise AssertionError([(s.job.phase, s.job.reason) for s in life.ledger.jobs.values()] if life else "no life")
+    raise AssertionError(
+        [(s.job.status.phase, s.job.status.reason) for s in life.ledger.jobs.values()] if life else "no life"
+    )
 
 
 async def settle(relive: Callable[[], Awaitable[None]]) -> None:
@@ -76,10 +78,10 @@ async def tell(store: StateStore, at: int, how: str) -> tuple[Cluster, int]:
 async def check(cluster: Cluster) -> None:
     assert cluster.life is not None
     state = cluster.life.ledger.jobs[JOB]
-    assert (state.job.phase, state.job.run, state.job.restarts) == (JobPhase.DONE, 4, 0)
+    assert (state.job.status.phase, state.job.status.run, state.job.status.restarts) == (JobPhase.DONE, 4, 0)
     assert [agent.doubles for agent in cluster.agents.values()] == [[], []]
     events = await cluster.life.ledger.events(JOB, after=0)
-    assert [event.sequence for event in events] == list(range(1, state.job.events + 1))
+    assert [event.sequence for event in events] == list(range(1, state.job.status.events + 1))
     phases = [event.text.partition(":")[0] for event in events if event.kind == "phase"]
     assert phases == [
         "submitted",
@@ -127,14 +129,14 @@ async def test_jobs_are_served_in_the_order_they_came_and_small_ones_pass_by_wha
     await cluster.life.submit("other-0001", workers=(1, 1))
     await cluster.life.submit("later-0001", workers=(1, 1))
     await cluster.ticks(3)
-    phases = {name: state.job.phase for name, state in cluster.life.ledger.jobs.items()}
+    phases = {name: state.job.status.phase for name, state in cluster.life.ledger.jobs.items()}
     assert phases == {
         "large-0001": JobPhase.QUEUED,
         "first-0001": JobPhase.RUNNING,
         "other-0001": JobPhase.RUNNING,
         "later-0001": JobPhase.QUEUED,
     }
-    assert cluster.life.ledger.jobs["large-0001"].job.reason == "waiting: 0 of at least 3 free devices"
+    assert cluster.life.ledger.jobs["large-0001"].job.status.reason == "waiting: 0 of at least 3 free devices"
 
 
 async def test_devices_that_a_job_waits_with_are_not_given_to_the_next(store: StateStore) -> None:
@@ -178,8 +180,8 @@ async def test_a_script_that_fails_the_same_way_twice_is_not_tried_a_third_time(
         a.end(key, common_pb2.EXIT_KIND_FAILED, 3, f"ValueError at 0x7f{number}")
         await until(cluster, cluster.tick, lambda: not a.workers)
     job = cluster.life.ledger.jobs[JOB].job
-    assert (job.phase, job.restarts, job.exit_code) == (JobPhase.FAILED, 1, 3)
-    assert "a third try would not help" in job.reason
+    assert (job.status.phase, job.status.restarts, job.status.exit_code) == (JobPhase.FAILED, 1, 3)
+    assert "a third try would not help" in job.status.reason
 
 
 async def test_only_the_newest_ended_jobs_are_kept(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,5 +208,5 @@ async def test_events_are_bounded(store: StateStore, monkeypatch: pytest.MonkeyP
     cluster, _ = await tell(store, 0, "before")
     assert cluster.life is not None
     events = await cluster.life.ledger.events(JOB, after=0)
-    newest = cluster.life.ledger.jobs[JOB].job.events
+    newest = cluster.life.ledger.jobs[JOB].job.status.events
     assert [event.sequence for event in events] == list(range(newest - 4, newest + 1))

@@ -80,9 +80,9 @@ def test_peers_notice_first_and_the_machine_is_named_once_it_is_known() -> None:
     gone = node("b", connected=False, heard_s=NOW_S - 0.2)
     stopping = observed(first.job, first.run, node("a"), gone, since_s=NOW_S)
     early, later = (replace(clock(NOW_S + s), unix_s=clock().unix_s + s) for s in (1.2, 1.4))
-    assert next_step(stopping, early).job.phase is JobPhase.STOPPING, "it may be on its way back"
+    assert next_step(stopping, early).job.status.phase is JobPhase.STOPPING, "it may be on its way back"
     last = next_step(stopping, later)
-    assert last.job.phase is JobPhase.QUEUED
+    assert last.job.status.phase is JobPhase.QUEUED
     assert last.run is not None
     recovery = last.run.recovery
     assert recovery is not None
@@ -90,8 +90,8 @@ def test_peers_notice_first_and_the_machine_is_named_once_it_is_known() -> None:
     assert recovery.cause == "rank 1 on b was lost: its peers lost it, and the agent of b is gone"
     assert recovery.detected_unix_s - recovery.seen_unix_s == pytest.approx(0.2)
     assert recovery.ended_unix_s - recovery.detected_unix_s == pytest.approx(1.4)
-    assert last.job.last_failure is not None
-    assert last.job.last_failure.step == 8, "the next loss is at another step: no backoff"
+    assert last.job.status.last_failure is not None
+    assert last.job.status.last_failure.step == 8, "the next loss is at another step: no backoff"
 
 
 def test_a_loss_before_the_first_step_is_part_of_the_same_recovery() -> None:
@@ -165,7 +165,7 @@ async def told(store: StateStore, at: int, how: str) -> tuple[Cluster, int]:
 async def check(store: StateStore, cluster: Cluster) -> None:
     assert cluster.life is not None
     state = cluster.life.ledger.jobs[JOB]
-    assert (state.job.phase, state.job.run) == (JobPhase.RUNNING, 2)
+    assert (state.job.status.phase, state.job.status.run) == (JobPhase.RUNNING, 2)
     entry = await store.read(keys.run(JOB, 2))
     assert entry is not None
     record = decode(RunRecord, keys.run(JOB, 2), entry.value)

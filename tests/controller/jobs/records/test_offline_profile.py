@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
-from made import clock, job, node, observed, profile, run, spec, worker
+from made import changed, clock, job, node, observed, profile, run, spec, worker
 
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.lifecycle.observed import ObservedJob
@@ -34,7 +33,7 @@ def view(record: JobRecord, trains: str) -> ObservedJob:
 
 def test_a_profile_of_the_model_that_trains_is_used() -> None:
     step = next_step(view(profiled(), ONE), clock())
-    assert (step.job.trains, step.events) == (ONE, ())
+    assert (step.job.learned.trains, step.events) == (ONE, ())
     surrogate = policy_of(step.job).surrogate
     assert surrogate is not None
     assert surrogate.sparsities == (0.9, 0.99)
@@ -53,7 +52,7 @@ def test_a_profile_of_another_model_is_not_used_and_that_is_told_once() -> None:
     assert "atoll profile train.py" in event.text
     assert policy_of(step.job).surrogate is None
     assert next_step(view(step.job, OTHER), clock()).events == ()
-    assert policy_of(replace(step.job, run=2)).surrogate is None
+    assert policy_of(changed(step.job, run=2)).surrogate is None
 
 
 def test_where_one_of_both_is_not_known_nothing_speaks_against_the_profile() -> None:
