@@ -88,6 +88,7 @@ class ControllerStream:
         self._samples = samples
         self._pending = pending
         self._session = secrets.token_hex(8)
+        self._writing = asyncio.Lock()
         self._next_controller = 0
         self._hint: str | None = None
         self._failures = 0
@@ -232,18 +233,21 @@ class ControllerStream:
     async def _converse(self, call: Call, supervisor: Supervisor, registered: Registered) -> None:
         speaking = asyncio.create_task(self._speak(call, supervisor, registered), name="controller stream: speak")
         hearing = asyncio.create_task(self._hear(call, supervisor, registered.pulse_s), name="controller stream: hear")
-        both = (hearing, speaking)
+        relaying = asyncio.create_task(
+            self._relay(call, supervisor, registered.lease_s), name="controller stream: relay"
+        )
+        sides = (hearing, speaking, relaying)
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if speaking.done() and not hearing.done():  # a broken stream is explained to the one who hears
+            await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
+            if not hearing.done():  # a broken stream is explained to the one who hears
                 await asyncio.wait((hearing,), timeout=0.5)
-            for task in both:
+            for task in sides:
                 if task.done():
                     task.result()
         finally:
-            for task in both:
+            for task in sides:
                 task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
+            await asyncio.gather(*sides, return_exceptions=True)
 
     async def _hear(self, call: Call, supervisor: Supervisor, pulse_s: float) -> None:
         silence_s = _PULSES_MISSED * pulse_s or None
@@ -287,6 +291,8 @@ class ControllerStream:
             case "log_ack":
                 incoming.check_key(message.log_ack.id)
                 supervisor.logs.ack(message.log_ack)
+            case "strategy":
+                supervisor.strategy_message(incoming.check_strategy_message(message.strategy), message.strategy)
             case "pulse":
                 pass
             case body:
@@ -321,6 +327,13 @@ class ControllerStream:
             await asyncio.sleep(_PACE_S)
             await _wait_until(self._pending.woken, min(beat_s, telemetry_s))
 
+    async def _relay(self, call: Call, supervisor: Supervisor, deadline_s: float) -> None:
+        """Messages of strategies, each as it comes: who waits for an answer waits for milliseconds."""
+        supervisor.strategy_messages.clear()
+        while True:
+            message = await supervisor.strategy_messages.next()
+            await self._write(call, AgentMessage(strategy=message), deadline_s)
+
     async def _tell_measured(self, call: Call, supervisor: Supervisor, deadline_s: float) -> None:
         if samples := self._samples():
             await self._write(call, AgentMessage(telemetry=Telemetry(devices=samples)), deadline_s)
@@ -333,7 +346,7 @@ class ControllerStream:
 
     async def _write(self, call: Call, message: AgentMessage, deadline_s: float) -> None:
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(deadline_s), self._writing:
                 await call.write(message)
         except asyncio.InvalidStateError as error:
             raise StreamEnded("the stream is over") from error

@@ -12,7 +12,7 @@ from atoll.errors import BadInput
 from atoll.strategies import registry
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers, TakeStock
-from atoll.v1.common_pb2 import JobSpec, Plan, WorkerId
+from atoll.v1.common_pb2 import JobSpec, Plan, StrategyMessage, WorkerId
 from atoll.worker_key import WorkerKey
 
 MAX_TEXT: Final = 4096
@@ -145,6 +145,13 @@ def check_plan_for_job(message: PlanForJob) -> None:
     check_job("plan.job", message.job)
     _need(message.plan.run >= 1, "plan.plan.run", message.plan.run, "must be at least 1")
     check_plan("plan.plan", message.plan, message.plan.run)
+
+
+def check_strategy_message(message: StrategyMessage) -> WorkerKey:
+    """Returns whom it is for."""
+    count = len(message.body)
+    _need(count <= MAX_JSON_BYTES, "strategy.body", f"{count} characters", f"must be at most {MAX_JSON_BYTES}")
+    return check_key(message.id)
 
 
 def check_stop(message: StopWorkers) -> None:

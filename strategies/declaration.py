@@ -8,9 +8,9 @@ import importlib
 import json
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -108,6 +108,15 @@ class Metric:
         return f"{self.name.removesuffix('_s')}_share" if self.summary == "share of the step" else self.name
 
 
+class Scheduler(Protocol):
+    """What answers the messages of a run's workers, in the controller: pure, time is an argument. A run that another
+    controller takes over has a new one, which knows nothing."""
+
+    def heard(self, rank: int, message: Any, now_s: float) -> Iterable[tuple[int, Declared]]:
+        """Answers by rank, of this worker or others. message: of the type that the strategy registered. now_s: of a
+        monotonic clock."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
     """What a strategy's view has of a job. planned: of the newest plan, None before the first; metrics: summaries of
@@ -142,6 +151,9 @@ class Strategy:
 
     controller: str = ""
     """The controller half; empty where the split of the batch is all there is to decide."""
+
+    scheduler: str = ""
+    """Makes the Scheduler of a run, from the job's settings and the number of its workers; empty where none answers."""
 
     simulator: str = ""
     """Its place in a simulated step."""

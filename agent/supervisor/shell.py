@@ -52,12 +52,13 @@ from atoll.agent.supervisor.logs import Logs, LogStream
 from atoll.agent.supervisor.memory import MemoryFolders
 from atoll.agent.supervisor.output import Captured, OutputPump
 from atoll.agent.supervisor.process import WorkerProcess, out_of_memory_kills
+from atoll.agent.supervisor.strategy_messages import StrategyMessages
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device
 from atoll.errors import AtollError
 from atoll.v1.agents_pb2 import Launch, PlanForJob, Stock, StopWorkers, TakeStock
-from atoll.v1.common_pb2 import LEVEL_WARNING, JobSpec
+from atoll.v1.common_pb2 import LEVEL_WARNING, JobSpec, StrategyMessage
 from atoll.v1.worker_pb2 import Welcome
 from atoll.worker_key import WorkerKey
 
@@ -116,7 +117,10 @@ class Supervisor:
         self._code = CodeStore(settings.state_dir / "code", fetch)
         self._inventories: deque[Stock] = deque()
         self._inventory_taker = InventoryTaker(self.memory.root, self.checkpoints_of, self._inventory_taken)
-        self._socket = WorkerSocket(settings.state_dir, self.collector, self._on_hello, self._on_alive)
+        self.strategy_messages = StrategyMessages()
+        self._socket = WorkerSocket(
+            settings.state_dir, self.collector, self._on_hello, self._on_alive, self.strategy_messages.put
+        )
         self._pump = OutputPump()
 
     @property
@@ -138,6 +142,9 @@ class Supervisor:
 
     def plan(self, message: PlanForJob) -> None:
         self._socket.send_plan(message)
+
+    def strategy_message(self, key: WorkerKey, message: StrategyMessage) -> None:
+        self._socket.send_strategy(key, message)
 
     def stop(self, message: StopWorkers) -> None:
         reason = message.reason or "asked to"

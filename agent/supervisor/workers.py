@@ -19,8 +19,9 @@ from google.protobuf.message import DecodeError
 
 from atoll.agent.telemetry.collect import Collector
 from atoll.rpc import MAX_MESSAGE_BYTES
+from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.v1.agents_pb2 import PlanForJob
-from atoll.v1.common_pb2 import LEVEL_WARNING, Plan
+from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
 from atoll.worker_key import WorkerKey
 
@@ -43,7 +44,7 @@ class _Expected:
 
 
 class WorkerSocket:
-    """Knows the workers by their secrets. `on_hello` and `on_alive` are called on the event loop."""
+    """Knows the workers by their secrets. What it was given to call is called on the event loop."""
 
     def __init__(
         self,
@@ -51,11 +52,13 @@ class WorkerSocket:
         collector: Collector,
         on_hello: Callable[[WorkerKey], None],
         on_alive: Callable[[WorkerKey, int, int], None],
+        on_strategy: Callable[[StrategyMessage], None],
     ) -> None:
         """Raises OSError, zmq.ZMQError if the socket cannot be made."""
         self._collector = collector
         self._on_hello = on_hello
         self._on_alive = on_alive
+        self._on_strategy = on_strategy
         self._workers: dict[WorkerKey, _Expected] = {}
         self._outgoing: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue(_HWM)
         self.dropped: Counter[str] = Counter()
@@ -102,6 +105,12 @@ class WorkerSocket:
             del worker.welcome.plans[:-_KEPT_PLANS]
             if worker.greeted:
                 self._post(key, SupervisorMessage(plan=message.plan))
+
+    def send_strategy(self, key: WorkerKey, message: StrategyMessage) -> None:
+        """To this worker, unless it is of another run or has not said Hello."""
+        worker = self._workers.get(key)
+        if worker is not None and worker.greeted:
+            self._post(key, SupervisorMessage(strategy=message))
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -152,6 +161,11 @@ class WorkerSocket:
             self._on_alive(key, message.alive.step, message.alive.plan)
         elif message.HasField("telemetry"):
             self._collector.add(key, message.telemetry)
+        elif message.HasField("strategy"):
+            if len(message.strategy.body) > MAX_JSON_BYTES:
+                self._drop("strategy message too large", key)
+            else:
+                self._on_strategy(StrategyMessage(id=message.id, body=message.strategy.body))
         else:
             self._drop("empty", key)
 

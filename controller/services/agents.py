@@ -14,7 +14,14 @@ from atoll.controller.jobs.agents.sessions import RESEND_S, AgentSession, NameTa
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.records import wire
-from atoll.controller.services.checks import check_log, check_register, check_statuses, check_stock, check_telemetry
+from atoll.controller.services.checks import (
+    check_log,
+    check_register,
+    check_statuses,
+    check_stock,
+    check_strategy_message,
+    check_telemetry,
+)
 from atoll.controller.services.gate import Context, KnownLeader, WrongToken, caller_name
 from atoll.controller.services.logs import LogStore
 from atoll.controller.state.records import Level
@@ -135,6 +142,9 @@ class AgentServicer(AgentServiceServicer):
                 case "stock":
                     check_stock(message.stock)
                     session.inventory_taken(message.stock)
+                case "strategy":
+                    check_strategy_message(message.strategy)
+                    _answer(epoch, session, message.strategy)
                 case "log":
                     check_log(message.log)
                     self._keep(epoch, session, message.log)
@@ -189,6 +199,15 @@ def _may_speak_for(epoch: LeaderEpoch, session: AgentSession, worker: common_pb2
         return worker.rank < state.job.spec.max_workers
     members = state.run.members
     return worker.rank < len(members) and members[worker.rank].node == session.record.name
+
+
+def _answer(epoch: LeaderEpoch, session: AgentSession, message: common_pb2.StrategyMessage) -> None:
+    state = epoch.ledger.jobs.get(message.id.job)
+    if state is None or state.run is None or not _may_speak_for(epoch, session, message.id):
+        return
+    for node, answer in epoch.relay.answers(state.job, state.run, message, time.monotonic()):
+        if other := epoch.sessions.connected.get(node):
+            other.send(answer)
 
 
 async def _talk(session: AgentSession, context: Context) -> None:

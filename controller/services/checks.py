@@ -10,6 +10,7 @@ from typing import Final
 from atoll.controller.jobs.records.offline_profile import FINGERPRINT
 from atoll.errors import BadInput
 from atoll.strategies import registry
+from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.v1 import agents_pb2, common_pb2
 
 PROTOCOL: Final = 1
@@ -188,6 +189,13 @@ def check_log(batch: agents_pb2.LogBatch) -> None:
     _check_id("log", batch.id)
     if len(batch.data) > MAX_LOG_BYTES:
         raise BadInput(f"log.data has {len(batch.data)} bytes, at most {MAX_LOG_BYTES} are taken")
+
+
+def check_strategy_message(message: common_pb2.StrategyMessage) -> None:
+    """Raises BadInput naming the field."""
+    _check_id("strategy", message.id)
+    if len(message.body) > MAX_JSON_BYTES:
+        raise BadInput(f"strategy.body has {len(message.body)} characters, at most {MAX_JSON_BYTES} are taken")
 
 
 def _check_id(where: str, worker: common_pb2.WorkerId) -> None:

@@ -20,7 +20,16 @@ from held_ports import free_port
 from atoll.agent.runtime.transport.keys import generate
 from atoll.strategies.declaration import as_json
 from atoll.v1.agents_pb2 import DataKeys, Launch, Member, Notice
-from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, LinkSample, Metrics, Plan, StepSample, WorkerId
+from atoll.v1.common_pb2 import (
+    CheckpointPolicy,
+    JobSpec,
+    LinkSample,
+    Metrics,
+    Plan,
+    StepSample,
+    StrategyMessage,
+    WorkerId,
+)
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -111,6 +120,8 @@ class FakeAgent:
         self.spec = JobSpec(name="tiny", seed=7, checkpoint=CheckpointPolicy(every_steps=0, keep=3))
         self.shares: Sequence[float] = (1.0,) * world_size
         self.params: Mapping[str, Any] = {}  # of the first plan, for its strategy
+        self.asked: list[tuple[int, str]] = []  # by rank, messages of its strategy
+        self.answers: Callable[[int, str], Sequence[tuple[int, str]]] = lambda rank, body: ()
         self.total_batch = 0  # likewise
         self.learning_rate_factor = 0.0
         self.later_plans: list[Plan] = []  # told in Welcome
@@ -273,13 +284,13 @@ class FakeAgent:
                 with self._changed:
                     outgoing, self._outgoing = self._outgoing, []
                 for rank, message in outgoing:
-                    router.send_multipart([f"{self.job}/{self.run}/{rank}".encode(), message.SerializeToString()])
+                    router.send_multipart([self._identity(rank), message.SerializeToString()])
         finally:
             context.destroy(linger=200)
 
     def _take(self, router: zmq.Socket[bytes], identity: bytes, message: WorkerMessage) -> None:
         rank = message.id.rank
-        assert identity == f"{self.job}/{self.run}/{rank}".encode()
+        assert identity == self._identity(rank)
         with self._changed:
             match message.WhichOneof("body"):
                 case "hello":
@@ -289,6 +300,11 @@ class FakeAgent:
                 case "alive":
                     self.alive[rank] = (message.alive.step, message.alive.plan)
                     self.alive_count += 1
+                case "strategy":
+                    self.asked.append((rank, message.strategy.body))
+                    for to, body in self.answers(rank, message.strategy.body):
+                        answer = SupervisorMessage(strategy=StrategyMessage(id=self.id_of(to), body=body))
+                        router.send_multipart([self._identity(to), answer.SerializeToString()])
                 case "telemetry":
                     self.steps[rank].extend(message.telemetry.steps)
                     self.metrics[rank].extend(message.telemetry.metrics)
@@ -298,6 +314,9 @@ class FakeAgent:
                     self.memory_steps[rank] = message.telemetry.memory_step
                     self.entries[rank] = message.telemetry.prepared.entries
             self._changed.notify_all()
+
+    def _identity(self, rank: int) -> bytes:
+        return f"{self.job}/{self.run}/{rank}".encode()
 
     def _placed(self) -> list[Member]:
         """The members, each node's state kept by the next ones."""

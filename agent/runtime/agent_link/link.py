@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import zmq
@@ -16,7 +19,7 @@ from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.errors import BadInput, DeadlineExceeded
-from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, WorkerId
+from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage, WorkerId
 from atoll.v1.worker_pb2 import Alive, Hello, Stop, SupervisorMessage, Welcome, WorkerMessage
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
@@ -24,6 +27,7 @@ HELLO_EVERY_S: Final = 0.2
 WELCOME_DEADLINE_S: Final = 30.0
 ALIVE_EVERY_S: Final = 0.5
 TELEMETRY_EVERY_S: Final = 1.0
+MAX_ASKED: Final = 256
 _TURN_MS: Final = 100
 _FLUSH_MS: Final = 1000  # how long closing waits for last words to leave
 
@@ -31,7 +35,8 @@ _FLUSH_MS: Final = 1000  # how long closing waits for last words to leave
 class AgentLink:
     """Says Hello until Welcome comes; from then on a thread sends Alive and telemetry and receives plans and stops.
 
-    `close` joins the thread. `on_overdue` is called on that thread when a Stop was not obeyed within half its grace."""
+    `close` joins the thread. `on_overdue` is called on that thread when a Stop was not obeyed within half its grace,
+    `on_strategy` with what the controller half of the strategy says."""
 
     def __init__(
         self, place: WorkerPlace, endpoint: AgentEndpoint, welcome_deadline_s: float = WELCOME_DEADLINE_S
@@ -40,6 +45,7 @@ class AgentLink:
         self.id = WorkerId(job=endpoint.job, run=endpoint.run, rank=place.rank)
         self.outbox = Outbox()
         self.on_overdue: Callable[[Stop], None] | None = None
+        self.on_strategy: Callable[[str], None] | None = None
         self.step, self.plan = 0, 0  # what Alive says
         self.obeyed = False  # the training thread is carrying the stop out
         self._world_size = place.world_size
@@ -47,6 +53,10 @@ class AgentLink:
         self._overdue_s = math.inf  # monotonic
         self._plans: list[Plan] = []
         self._lock = threading.Lock()
+        self._asked: deque[str] = deque(maxlen=MAX_ASKED)  # for the strategy's controller half
+        self._waking, self._woken = socket.socketpair()  # a ZeroMQ socket is its thread's alone
+        for end in (self._waking, self._woken):
+            end.setblocking(False)
         self._closing = threading.Event()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
@@ -59,6 +69,8 @@ class AgentLink:
             self._socket.connect(endpoint.socket)
             self.welcome = self._meet(endpoint, welcome_deadline_s)
         except BaseException:
+            self._waking.close()
+            self._woken.close()
             self._context.destroy(linger=0)
             raise
         # A daemon: a script that ends without closing its run must not hang here.
@@ -76,11 +88,19 @@ class AgentLink:
             plans, self._plans = self._plans, []
         return plans
 
+    def tell_strategy(self, body: str) -> None:
+        """To the controller half of the strategy, at once; lost where nobody is there. By any thread."""
+        self._asked.append(body)
+        with suppress(BlockingIOError):  # woken already
+            self._waking.send(b"!")
+
     def close(self) -> None:
         """Send what is left and join the thread."""
         self._closing.set()
         self._thread.join(timeout=5)
         if not self._thread.is_alive():
+            self._waking.close()
+            self._woken.close()
             self._context.destroy(linger=_FLUSH_MS)
 
     def _meet(self, endpoint: AgentEndpoint, deadline_s: float) -> Welcome:
@@ -102,11 +122,19 @@ class AgentLink:
 
     def _run(self) -> None:
         alive_s = telemetry_s = -math.inf
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
         while not self._closing.is_set():
-            if self._socket.poll(_TURN_MS, zmq.POLLIN):
+            ready = dict(poller.poll(_TURN_MS))
+            if self._socket in ready:
                 message = self._receive()
                 if message is not None:
                     self._take(message)
+            if self._woken.fileno() in ready:
+                self._woken.recv(4096)
+            while self._asked:
+                self._send(WorkerMessage(id=self.id, strategy=StrategyMessage(body=self._asked.popleft())))
             now_s = time.monotonic()
             if now_s - alive_s >= ALIVE_EVERY_S:
                 alive_s = now_s
@@ -128,6 +156,8 @@ class AgentLink:
             case "stop" if self._stop is None:
                 self._overdue_s = time.monotonic() + max(message.stop.grace_s, 0) / 2
                 self._stop = message.stop
+            case "strategy" if self.on_strategy is not None:
+                self.on_strategy(message.strategy.body)
             case _:  # a second Welcome or Stop says nothing new
                 pass
 

@@ -13,6 +13,7 @@ from atoll.controller.deciding.first import pinned_plan
 from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
+from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
@@ -58,16 +59,22 @@ class LeaderEpoch:
         self.ledger: Final = Ledger(store, fence, self.nudge)
         self.sessions: Final = AgentSessions(settings.node_lease_s, self.nudge)
         self.progress: Final = ProgressBoard()
+        self.relay: Final = StrategyRelay()
         self.code: Final = CodeBundles(store, fence)
         self.reconciler: Final = Reconciler(
-            self.ledger, self.sessions, self.progress, node_lease_s=settings.node_lease_s, removed=removed
+            self.ledger, self.sessions, self.progress, node_lease_s=settings.node_lease_s, removed=self._removed
         )
+        self._told_removed = removed
         self._store = store
         self._fence = fence
         self._keeper = keeper
 
     def nudge(self) -> None:
         self.reconciler.nudge()
+
+    def _removed(self, job: str) -> None:
+        self.relay.drop(job)
+        self._told_removed(job)
 
     async def load(self) -> None:
         """Mirror etcd; before this nobody may be served."""

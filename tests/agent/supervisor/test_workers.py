@@ -16,7 +16,7 @@ from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.buffer import MAX_STEPS
 from atoll.agent.telemetry.collect import Collector
 from atoll.v1.agents_pb2 import Launch, Notice, PlanForJob, Prepared, WorkerTelemetry
-from atoll.v1.common_pb2 import LinkSample, Metrics, Plan, StepSample, WorkerId
+from atoll.v1.common_pb2 import LinkSample, Metrics, Plan, StepSample, StrategyMessage, WorkerId
 from atoll.v1.worker_pb2 import Alive, Hello, SupervisorMessage, Welcome, WorkerMessage
 from atoll.worker_key import WorkerKey
 
@@ -27,6 +27,7 @@ class Heard:
     def __init__(self) -> None:
         self.hellos: list[WorkerKey] = []
         self.alive: list[tuple[WorkerKey, int, int]] = []
+        self.strategy: list[StrategyMessage] = []
 
 
 @pytest.fixture
@@ -41,7 +42,9 @@ def collector() -> Collector:
 
 @pytest.fixture
 async def workers(tmp_path: Path, heard: Heard, collector: Collector) -> AsyncIterator[WorkerSocket]:
-    opened = WorkerSocket(tmp_path, collector, heard.hellos.append, lambda *said: heard.alive.append(said))
+    opened = WorkerSocket(
+        tmp_path, collector, heard.hellos.append, lambda *said: heard.alive.append(said), heard.strategy.append
+    )
     running = asyncio.create_task(opened.run())
     launch = Launch(id=WorkerId(job=KEY.job, run=KEY.run), world_size=1, plan=Plan(id=1, run=2, shares=[1.0]))
     opened.expect(KEY, "secret", Welcome(launch=launch, job_directory="/jobs/job-1", speed=0.4))
@@ -102,6 +105,22 @@ async def test_plans_and_stop_reach_a_worker_in_order(workers: WorkerSocket) -> 
         heard = [await worker.hear() for _ in range(4)]
         assert [message.plan.id for message in heard[:3]] == [2, 3, 4]
         assert (heard[3].stop.grace_s, heard[3].stop.reason) == (5.0, "to grow")
+
+
+async def test_messages_of_a_strategy_pass_both_ways_and_those_of_another_run_do_not(
+    workers: WorkerSocket, heard: Heard
+) -> None:
+    async with FakeWorker(workers.endpoint) as worker:
+        await worker.say(strategy=StrategyMessage(body="before hello"))
+        await worker.say(hello=Hello(secret="secret"))
+        assert (await worker.hear()).HasField("welcome")
+        await worker.say(strategy=StrategyMessage(id=WorkerId(job="other", run=9), body='{"question":1}'))
+        await worker.say(strategy=StrategyMessage(body="x" * 20_000))
+        await until("both", lambda: workers.dropped["strategy message too large"] == 1)
+        assert heard.strategy == [StrategyMessage(id=worker.id, body='{"question":1}')]
+        workers.send_strategy(WorkerKey("job-1", 1, 0), StrategyMessage(body="of an older run"))
+        workers.send_strategy(KEY, StrategyMessage(id=worker.id, body='{"answer":2}'))
+        assert (await worker.hear()).strategy.body == '{"answer":2}'
 
 
 async def test_stop_before_hello_follows_the_welcome(workers: WorkerSocket) -> None:
@@ -241,7 +260,7 @@ def test_telemetry_of_many_workers_is_split_into_messages() -> None:
 async def test_long_state_directory_gets_a_short_socket(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
-    opened = WorkerSocket(deep, Collector(), lambda _: None, lambda *_: None)
+    opened = WorkerSocket(deep, Collector(), lambda _: None, lambda *_: None, lambda _: None)
     folder = Path(opened.endpoint.removeprefix("ipc://")).parent
     assert len(opened.endpoint) < 100
     assert folder.stat().st_mode & 0o077 == 0

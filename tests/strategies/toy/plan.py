@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import Field
+
+from atoll.strategies.declaration import Declared, Flag, PlanParameters
+from atoll.strategies.toy.settings import Toy
+
+
+class ToyPlan(PlanParameters):
+    strength: Annotated[float | None, Field(ge=0, le=1), Flag("SHARE", "how hard it plays")] = None
+
+
+class ToyMessage(Declared):
+    question: int | None = None
+    answer: int | None = None
+
+
+class ToyScheduler:
+    """Multiplies what it is asked by the rounds of the game, for the rank that asked and the next one."""
+
+    def __init__(self, settings: Toy, world_size: int) -> None:
+        self._rounds, self._world_size = settings.rounds, world_size
+
+    def heard(self, rank: int, message: ToyMessage, now_s: float) -> Iterable[tuple[int, ToyMessage]]:
+        answer = ToyMessage(answer=self._rounds * (message.question or 0))
+        return [(rank, answer), ((rank + 1) % self._world_size, answer)]
