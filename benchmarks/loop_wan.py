@@ -1,4 +1,4 @@
-"""The live loop over links whose bandwidth changes: does the compression rate follow, and is it worth it?
+"""The live loop over links whose bandwidth changes: does sparsity follow, and is it worth it?
 
     sudo env PATH=$PATH python benchmarks/loop_wan.py [--rates 480,40,200 | --rates trace] [--each-s 40]
         [--policies fixed:0.9,fixed:0.99,rate,both] [--profile-probes 8] [--scale 0.2]

@@ -26,7 +26,6 @@ STILL_RETIRED: dict[str, set[str]] = {
     "agent/": {"held back", "owed", "settle", "stock", "alive"},
     "agent/runtime/step/": {"teller", "terms"},
     "atoll/drill/conduct.py": {"held back"},
-    "benchmarks/loop_wan.py": {"compression rate"},
     "benchmarks/scripts/telemetry_train.py": {"teller"},
     "benchmarks/telemetry.py": {"teller"},
     "controller/": {"compression rate", "seen", "settle", "stock"},

@@ -48,7 +48,7 @@ def of_sparse(
     """What `stale-sparse` promises: equal weights in the end; nothing twice. A worker that is killed may take with it
     the samples of the two steps in flight, and its residual.
 
-    killed: workers that were. per_rank: samples of a step and rank. lost: events that tell of residuals that are gone."""
+    killed: workers that were. per_rank: samples of a step and rank. lost: events that tell of lost residuals."""
     return [
         steps_once(evidence),
         samples_once(evidence, samples, may_miss=2 * per_rank * killed),
