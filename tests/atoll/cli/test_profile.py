@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -78,11 +77,9 @@ def test_a_script_that_dies_is_quoted_and_its_log_named(tmp_path: Path) -> None:
 
 def test_a_script_without_atoll_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("print('hello')\n")
-    began_s = time.monotonic()
     code, _, err = run(tmp_path, "plain.py")
     assert code == 2
     assert "plain.py ended without run.prepare; only scripts that train through atoll.init" in err
-    assert time.monotonic() - began_s < 30
     assert (tmp_path / "plain.profile.logs/rank-1.log").read_text() == "hello\n"
 
 

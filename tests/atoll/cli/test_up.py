@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -100,9 +99,8 @@ async def test_children_that_do_not_stop_are_killed_in_time(
         async with asyncio.timeout(5):
             while psutil.Process(child.process.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the kernel's
                 await asyncio.sleep(0.01)
-    started = time.monotonic()
-    await cluster.stop()
-    assert time.monotonic() - started < 5.0
+    async with asyncio.timeout(10):  # as is promised
+        await cluster.stop()
     assert [child.process.returncode for child in cluster._children] == [-signal.SIGKILL, -signal.SIGKILL]
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,10 +126,9 @@ def test_no_other_whole_split_is_faster(nodes: list[tuple[float, int, int]], dat
     assert math.fsum(plan.continuous) == pytest.approx(total, rel=1e-9, abs=1e-9)
 
 
-def test_a_thousand_nodes_take_milliseconds() -> None:
+def test_a_thousand_nodes_get_the_whole_batch() -> None:
+    """How long it takes: benchmarks/planners.py."""
     times = tuple(0.001 * (1 + i % 17) for i in range(1000))
     given_ = timed(100_000, times, (Bounds(min_batch=1),) * 1000)
-    began_s = time.perf_counter()
     plan = split_by_inverse_time(given_)
-    assert time.perf_counter() - began_s < 0.1
     assert sum(plan.batches) == 100_000

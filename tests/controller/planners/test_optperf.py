@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -203,15 +202,10 @@ def test_a_line_that_is_all_but_flat_is_no_trouble(gamma: float) -> None:
     assert plan.optperf == pytest.approx(flat.optperf, rel=1e-9)
 
 
-def test_a_thousand_nodes_and_a_hundred_candidates_take_milliseconds() -> None:
-    """The figure is 10 ms on an idle core (benchmarks/planners.py); this one guards against another complexity."""
+def test_step_times_of_a_hundred_candidates_on_a_thousand_nodes_ascend() -> None:
+    """How long it takes: benchmarks/planners.py."""
     rng = np.random.default_rng(1)
     nodes = [model(*(rng.uniform(0.1, 1, 4) * 1e-3).tolist(), low=1) for _ in range(1000)]
     totals = np.geomspace(2000, 500_000, 100).astype(int).tolist()
-    best_s = float("inf")
-    for _ in range(3):
-        began_s = time.perf_counter()
-        found = optperf_of_totals(nodes, Overlap(gamma=0.2, t_o=0.05, t_u=0.01), totals)
-        best_s = min(best_s, time.perf_counter() - began_s)
-    assert best_s < 0.05
+    found = optperf_of_totals(nodes, Overlap(gamma=0.2, t_o=0.05, t_u=0.01), totals)
     assert (np.diff(found) >= 0).all()
