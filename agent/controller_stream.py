@@ -285,9 +285,9 @@ class ControllerStream:
             case "drop_memory":
                 incoming.check_job("drop_memory.job", message.drop_memory.job)
                 supervisor.drop_memory(message.drop_memory.job)
-            case "take_stock":
-                incoming.check_take_stock(message.take_stock)
-                supervisor.take_inventory(message.take_stock)
+            case "take_inventory":
+                incoming.check_take_inventory(message.take_inventory)
+                supervisor.take_inventory(message.take_inventory)
             case "log_ack":
                 incoming.check_key(message.log_ack.id)
                 supervisor.logs.ack(message.log_ack)
@@ -318,7 +318,7 @@ class ControllerStream:
                 await self._write(call, AgentMessage(heartbeat=heartbeat), registered.lease_s)
                 beat_s = now_s + registered.heartbeat_s
             while (inventory := supervisor.next_inventory()) is not None:
-                await self._write(call, AgentMessage(stock=inventory), registered.lease_s)
+                await self._write(call, AgentMessage(inventory=inventory), registered.lease_s)
             if (batch := supervisor.logs.next_batch()) is not None:
                 await self._write(call, AgentMessage(log=batch), registered.lease_s)
                 self._pending.woken.set()  # there may be more

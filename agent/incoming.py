@@ -11,7 +11,7 @@ from typing import Final
 from atoll.errors import BadInput
 from atoll.strategies import registry
 from atoll.strategies.declaration import MAX_JSON_BYTES
-from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers, TakeStock
+from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers, TakeInventory
 from atoll.v1.common_pb2 import JobSpec, Plan, StrategyMessage, WorkerId
 from atoll.worker_key import WorkerKey
 
@@ -125,9 +125,9 @@ def check_directory(name: str, folder: str) -> None:
     _need(known, name, folder, "must be empty, an absolute path without '..', or a URL")
 
 
-def check_take_stock(asked: TakeStock) -> None:
-    check_job("take_stock.job", asked.job)
-    check_directory("take_stock.directory", asked.directory)
+def check_take_inventory(asked: TakeInventory) -> None:
+    check_job("take_inventory.job", asked.job)
+    check_directory("take_inventory.directory", asked.directory)
 
 
 def check_plan(name: str, plan: Plan, run: int) -> None:

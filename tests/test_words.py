@@ -23,15 +23,15 @@ STILL_ASKING: set[str] = {
 """Folders with module docstrings that still begin with a question word."""
 
 STILL_RETIRED: dict[str, set[str]] = {
-    "agent/": {"held back", "owed", "settle", "stock", "alive"},
+    "agent/": {"held back", "owed", "settle", "alive"},
     "agent/runtime/step/": {"teller", "terms"},
     "atoll/drill/conduct.py": {"held back"},
     "benchmarks/scripts/telemetry_train.py": {"teller"},
     "benchmarks/telemetry.py": {"teller"},
-    "controller/": {"compression rate", "seen", "settle", "stock"},
+    "controller/": {"compression rate", "seen", "settle"},
     "docs/strategies.md": {"held back"},
     "kernels/": {"placing", "cut"},
-    "protos/": {"stock", "alive"},
+    "protos/": {"alive"},
     "strategies/": {"held back", "owed", "settle"},
 }
 """Retired words that are still there, by folder or file: take out what is renamed."""

@@ -16,7 +16,7 @@ from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Unsealed
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import paths, place_of
 from atoll.errors import CheckpointError
-from atoll.v1.agents_pb2 import HeldCheckpoint, HeldShard, Stock, TakeStock
+from atoll.v1.agents_pb2 import HeldCheckpoint, HeldShard, Inventory, TakeInventory
 
 MAX_CHECKPOINTS: Final = 256
 STORE_ANSWER_S: Final = 8.0
@@ -27,16 +27,18 @@ _END_S: Final = 1.0
 class InventoryTaker:
     """Looks in a thread, one question at a time: a disk that hangs holds up nobody but who asked."""
 
-    def __init__(self, memory: Path, checkpoints_of: Callable[[str], Path], answer: Callable[[Stock], None]) -> None:
+    def __init__(
+        self, memory: Path, checkpoints_of: Callable[[str], Path], answer: Callable[[Inventory], None]
+    ) -> None:
         """memory: with the jobs' folders. checkpoints_of: the folder with the jobs' folders, by the jobs' `directory`.
         answer: called on the thread that looked."""
         self._memory, self._checkpoints_of, self._answer = memory, checkpoints_of, answer
         self._looking: threading.Thread | None = None
 
-    def take(self, asked: TakeStock) -> None:
+    def take(self, asked: TakeInventory) -> None:
         """Answered before or after this returns."""
         if self._looking is not None and self._looking.is_alive():
-            self._answer(Stock(request=asked.request, troubles=["an earlier look has not ended yet; ask again"]))
+            self._answer(Inventory(request=asked.request, troubles=["an earlier look has not ended yet; ask again"]))
             return
         self._looking = threading.Thread(target=self._look, args=(asked,), name="inventory", daemon=True)
         self._looking.start()
@@ -46,8 +48,8 @@ class InventoryTaker:
         if self._looking is not None:
             self._looking.join(timeout=_END_S)
 
-    def _look(self, asked: TakeStock) -> None:
-        inventory = Stock(request=asked.request)
+    def _look(self, asked: TakeInventory) -> None:
+        inventory = Inventory(request=asked.request)
         with _troubles_noted(inventory, "memory"):
             inventory.memory.extend(shards_in(self._memory / asked.job))
         folder = self._checkpoints_of(asked.directory) / asked.job
@@ -137,7 +139,7 @@ def _age_s(path: Path) -> float:
 
 
 @contextmanager
-def _troubles_noted(inventory: Stock, where: str) -> Iterator[None]:
+def _troubles_noted(inventory: Inventory, where: str) -> Iterator[None]:
     try:
         yield
     except (CheckpointError, OSError) as error:

@@ -57,7 +57,7 @@ from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device
 from atoll.errors import AtollError
-from atoll.v1.agents_pb2 import Launch, PlanForJob, Stock, StopWorkers, TakeStock
+from atoll.v1.agents_pb2 import Inventory, Launch, PlanForJob, StopWorkers, TakeInventory
 from atoll.v1.common_pb2 import LEVEL_WARNING, JobSpec, StrategyMessage
 from atoll.v1.worker_pb2 import Welcome
 from atoll.worker_key import WorkerKey
@@ -115,7 +115,7 @@ class Supervisor:
         self._pids.mkdir(exist_ok=True)
         self.memory = MemoryFolders(settings.state_dir)
         self._code = CodeStore(settings.state_dir / "code", fetch)
-        self._inventories: deque[Stock] = deque()
+        self._inventories: deque[Inventory] = deque()
         self._inventory_taker = InventoryTaker(self.memory.root, self.checkpoints_of, self._inventory_taken)
         self.strategy_messages = StrategyMessages()
         self._socket = WorkerSocket(
@@ -156,14 +156,14 @@ class Supervisor:
             return  # the controller says it again
         self.memory.drop(job)
 
-    def take_inventory(self, asked: TakeStock) -> None:
+    def take_inventory(self, asked: TakeInventory) -> None:
         """Look what there is of a job's checkpoints; `next_inventory` has the answer later."""
         self._inventory_taker.take(asked)
 
-    def next_inventory(self) -> Stock | None:
+    def next_inventory(self) -> Inventory | None:
         return self._inventories.popleft() if self._inventories else None
 
-    def _inventory_taken(self, inventory: Stock) -> None:
+    def _inventory_taken(self, inventory: Inventory) -> None:
         """On the thread that looked."""
 
         def queue() -> None:

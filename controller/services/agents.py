@@ -15,10 +15,10 @@ from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.records import wire
 from atoll.controller.services.checks import (
+    check_inventory,
     check_log,
     check_register,
     check_statuses,
-    check_stock,
     check_strategy_message,
     check_telemetry,
 )
@@ -139,9 +139,9 @@ class AgentServicer(AgentServiceServicer):
                     for worker in message.telemetry.workers:
                         if _may_speak_for(epoch, session, worker.id) and epoch.progress.observe(worker):
                             epoch.nudge()
-                case "stock":
-                    check_stock(message.stock)
-                    session.inventory_taken(message.stock)
+                case "inventory":
+                    check_inventory(message.inventory)
+                    session.inventory_taken(message.inventory)
                 case "strategy":
                     check_strategy_message(message.strategy)
                     _answer(epoch, session, message.strategy)
@@ -149,7 +149,9 @@ class AgentServicer(AgentServiceServicer):
                     check_log(message.log)
                     self._keep(epoch, session, message.log)
                 case _:
-                    raise BadInput("an agent's messages are Register once, then Heartbeat, Telemetry, LogBatch, Stock")
+                    raise BadInput(
+                        "an agent's messages are Register once, then Heartbeat, Telemetry, LogBatch, Inventory"
+                    )
 
     def _keep(self, epoch: LeaderEpoch, session: AgentSession, batch: pb.LogBatch) -> None:
         """Write output down, then acknowledge it. What cannot be written stays with the agent, which repeats it."""

@@ -100,23 +100,25 @@ def check_statuses(
         _text("workers.reason", status.reason)
 
 
-def check_stock(stock: agents_pb2.Stock) -> None:
+def check_inventory(inventory: agents_pb2.Inventory) -> None:
     """Raises BadInput naming the field."""
     limits = (("memory", MAX_SHARDS), ("disk", MAX_CHECKPOINTS), ("store", MAX_CHECKPOINTS), ("troubles", MAX_TROUBLES))
     for field, most in limits:
-        if (count := len(getattr(stock, field))) > most:
-            raise BadInput(f"stock.{field} has {count} entries, at most {most} are taken")
-    for shard in stock.memory:
-        _text("stock.memory.trouble", shard.trouble)
+        if (count := len(getattr(inventory, field))) > most:
+            raise BadInput(f"inventory.{field} has {count} entries, at most {most} are taken")
+    for shard in inventory.memory:
+        _text("inventory.memory.trouble", shard.trouble)
         if not math.isfinite(shard.age_s) or not 0 < shard.shards <= MAX_SHARDS or shard.shard >= shard.shards:
-            raise BadInput(f"stock.memory: shard {shard.shard} of {shard.shards}, {shard.age_s} s old, makes no sense")
-    for held in (*stock.disk, *stock.store):
-        _text("stock.trouble", held.trouble)
-        _text("stock.path", held.path)
+            raise BadInput(
+                f"inventory.memory: shard {shard.shard} of {shard.shards}, {shard.age_s} s old, makes no sense"
+            )
+    for held in (*inventory.disk, *inventory.store):
+        _text("inventory.trouble", held.trouble)
+        _text("inventory.path", held.path)
         if not math.isfinite(held.age_s):
-            raise BadInput(f"stock: {held.path[:80]!r} is {held.age_s} s old, which makes no sense")
-    for trouble in stock.troubles:
-        _text("stock.troubles", trouble)
+            raise BadInput(f"inventory: {held.path[:80]!r} is {held.age_s} s old, which makes no sense")
+    for trouble in inventory.troubles:
+        _text("inventory.troubles", trouble)
 
 
 def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:

@@ -41,7 +41,7 @@ async def checkpoints(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Checkpoin
         node: session.take_inventory(job.id, directory, store=in_store and node == store_reader)
         for node, session in sessions.items()
     }
-    inventories: dict[str, agents_pb2.Stock] = {}
+    inventories: dict[str, agents_pb2.Inventory] = {}
     notes = [_gone(epoch, node) for node in dict.fromkeys(trained) if node not in asked]
     if in_store and store_reader is None:
         notes.append(f"no node is connected that could look into {directory}")
@@ -77,7 +77,7 @@ async def _members(epoch: LeaderEpoch, state: JobState, run: int) -> list[str]:
     return [member.node for member in record.members] if record is not None else []
 
 
-def put_together(inventories: Mapping[str, agents_pb2.Stock], members: Members) -> list[jobs_pb2.StoredCheckpoint]:
+def put_together(inventories: Mapping[str, agents_pb2.Inventory], members: Members) -> list[jobs_pb2.StoredCheckpoint]:
     """Everything that is there, the newest first and in that the fastest tier. inventories: by node.
 
     A shard is a node's own where the rank of its number trained there in the shard's run, a copy elsewhere."""
@@ -89,7 +89,9 @@ def put_together(inventories: Mapping[str, agents_pb2.Stock], members: Members) 
     return sorted(rows, key=lambda row: (-row.run, -row.step, _TIERS[row.tier], row.path))[:MAX_ROWS]
 
 
-def _in_memory(inventories: Mapping[str, agents_pb2.Stock], members: Members) -> Iterable[jobs_pb2.StoredCheckpoint]:
+def _in_memory(
+    inventories: Mapping[str, agents_pb2.Inventory], members: Members
+) -> Iterable[jobs_pb2.StoredCheckpoint]:
     generations: dict[tuple[int, int, int], list[tuple[str, agents_pb2.HeldShard]]] = defaultdict(list)
     newest_run = max(members, default=0)
     for node, inventory in sorted(inventories.items()):

@@ -44,8 +44,8 @@ class FakeAgent:
         self.plans: list[pb.PlanForJob] = []
         self.acks: list[pb.LogAck] = []
         self.registered: pb.Registered | None = None
-        self.stock: pb.Stock | None = pb.Stock()
-        self.looked: list[pb.TakeStock] = []
+        self.inventory: pb.Inventory | None = pb.Inventory()
+        self.looked: list[pb.TakeInventory] = []
         self.obeys_launch = True
         self.obeys_stop = True
         self.failure: grpc.aio.AioRpcError | None = None
@@ -158,11 +158,11 @@ class FakeAgent:
                 self.workers.pop(key, None)
             case "plan":
                 self.plans.append(message.plan)
-            case "take_stock":
-                self.looked.append(message.take_stock)
-                if self.stock is not None:
-                    self.stock.request = message.take_stock.request
-                    await self.send(pb.AgentMessage(stock=self.stock))
+            case "take_inventory":
+                self.looked.append(message.take_inventory)
+                if self.inventory is not None:
+                    self.inventory.request = message.take_inventory.request
+                    await self.send(pb.AgentMessage(inventory=self.inventory))
             case "log_ack":
                 self.acks.append(message.log_ack)
 

@@ -56,7 +56,7 @@ class AgentSession:
         self._filled = asyncio.Event()
         self._sent_s: dict[object, float] = {}
         self._questions = 0
-        self._asked: dict[int, asyncio.Future[agents_pb2.Stock]] = {}
+        self._asked: dict[int, asyncio.Future[agents_pb2.Inventory]] = {}
 
     def end(self, why: AtollError) -> None:
         """Have the stream closed; the first reason counts."""
@@ -86,18 +86,18 @@ class AgentSession:
         self._sent_s[topic] = now_s
         self.send(message())
 
-    def take_inventory(self, job: str, directory: str, *, store: bool) -> asyncio.Future[agents_pb2.Stock]:
+    def take_inventory(self, job: str, directory: str, *, store: bool) -> asyncio.Future[agents_pb2.Inventory]:
         """Ask what there is of a job's checkpoints on this node. Who waits no more cancels the future."""
         number = self._questions = self._questions + 1
-        answer: asyncio.Future[agents_pb2.Stock] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[agents_pb2.Inventory] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         answer.add_done_callback(lambda _: self._asked.pop(number, None))
-        message = agents_pb2.TakeStock(request=number, job=job, directory=directory, store=store)
-        self.send(agents_pb2.ControllerMessage(take_stock=message))
+        message = agents_pb2.TakeInventory(request=number, job=job, directory=directory, store=store)
+        self.send(agents_pb2.ControllerMessage(take_inventory=message))
         return answer
 
-    def inventory_taken(self, inventory: agents_pb2.Stock) -> None:
-        """The answer to `take_stock`, unless nobody waits for it any more."""
+    def inventory_taken(self, inventory: agents_pb2.Inventory) -> None:
+        """The answer to `take_inventory`, unless nobody waits for it any more."""
         answer = self._asked.get(inventory.request)
         if answer is not None and not answer.done():
             answer.set_result(inventory)

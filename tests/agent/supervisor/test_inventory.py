@@ -14,7 +14,7 @@ from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile, Tail, bounds
 from atoll.agent.supervisor.inventory import InventoryTaker, checkpoints_in, checkpoints_under, shards_in
-from atoll.v1.agents_pb2 import Stock, TakeStock
+from atoll.v1.agents_pb2 import Inventory, TakeInventory
 
 JOB = "vit-3f9a"
 
@@ -83,15 +83,15 @@ def test_a_question_is_answered_from_memory_disk_and_store_and_a_look_that_fails
     files.write(tmp_path / "store" / JOB, header(20), {}, None)
     (tmp_path / "memory" / JOB).mkdir(parents=True)
     write_shard(tmp_path / "memory" / JOB, 0, 0, 7)
-    answers: queue.Queue[Stock] = queue.Queue()
+    answers: queue.Queue[Inventory] = queue.Queue()
     taker = InventoryTaker(tmp_path / "memory", lambda directory: tmp_path / "jobs", answers.put)
-    taker.take(TakeStock(request=5, job=JOB, directory=f"file://{tmp_path}/store", store=True))
+    taker.take(TakeInventory(request=5, job=JOB, directory=f"file://{tmp_path}/store", store=True))
     inventory = answers.get(timeout=10)
     assert (inventory.request, list(inventory.troubles)) == (5, [])
     held = (inventory.memory, inventory.disk, inventory.store)
     assert [[one.step for one in each] for each in held] == [[7], [10], [20]]
     taker.close()
-    taker.take(TakeStock(request=6, job=JOB, directory="no-such://bucket", store=True))
+    taker.take(TakeInventory(request=6, job=JOB, directory="no-such://bucket", store=True))
     inventory = answers.get(timeout=10)
     assert ("no-such://bucket/vit-3f9a cannot be looked at" in inventory.troubles[0], len(inventory.disk)) == (True, 1)
     taker.close()

@@ -11,10 +11,10 @@ import pytest
 from daemons import Controller, bundle, controller, leading, spec_for
 from fake_agent import FakeAgent
 
-from atoll.controller.services import inventory as stock_service
+from atoll.controller.services import inventory as inventory_service
 from atoll.v1 import common_pb2
 from atoll.v1 import jobs_pb2 as pb
-from atoll.v1.agents_pb2 import HeldCheckpoint, Stock
+from atoll.v1.agents_pb2 import HeldCheckpoint, Inventory
 
 URL = "s3://bucket/vit"
 
@@ -33,21 +33,21 @@ async def test_every_node_is_asked_one_looks_into_the_store_and_who_is_silent_or
     head: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. Three nodes, the job trains on two. 2. All answer. 3. One does not, one is gone: the rest is shown."""
-    monkeypatch.setattr(stock_service, "STORE_ANSWER_S", 0.3)
+    monkeypatch.setattr(inventory_service, "STORE_ANSWER_S", 0.3)
     agents = {name: await FakeAgent(name).connect(head.address) for name in ("a", "b", "c")}
     try:
         policy = common_pb2.CheckpointPolicy(directory=URL, every_steps=10, keep=1)
         job = await head.submit((3, 3), checkpoint=policy)
         await head.phase(job, pb.PHASE_RUNNING)
-        agents["a"].stock = Stock(disk=[HeldCheckpoint(run=1, step=10, bytes=5, path="/x/step-10")])
-        agents["c"].stock = Stock(troubles=["/x cannot be looked at: Permission denied"])
+        agents["a"].inventory = Inventory(disk=[HeldCheckpoint(run=1, step=10, bytes=5, path="/x/step-10")])
+        agents["c"].inventory = Inventory(troubles=["/x cannot be looked at: Permission denied"])
         reply = await ask(head, job)
         assert [(row.tier, row.step, list(row.nodes)) for row in reply.checkpoints] == [("disk", 10, ["a"])]
         assert list(reply.notes) == ["node c: /x cannot be looked at: Permission denied"]
         asked = [looked for agent in agents.values() for looked in agent.looked]
         assert [(one.job, one.directory) for one in asked] == [(job, URL)] * 3
         assert sum(one.store for one in asked) == 1
-        agents["b"].stock = None
+        agents["b"].inventory = None
         await agents["c"].disconnect()
         notes = " ".join((await ask(head, job)).notes)
         assert "node b did not answer" in notes

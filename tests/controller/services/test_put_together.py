@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.controller.services.inventory import put_together
 from atoll.v1 import jobs_pb2
-from atoll.v1.agents_pb2 import HeldCheckpoint, HeldShard, Stock
+from atoll.v1.agents_pb2 import HeldCheckpoint, HeldShard, Inventory
 
 MEMBERS = {2: ["a", "b"]}
 
@@ -18,7 +18,7 @@ def summary(rows: list[jobs_pb2.StoredCheckpoint]) -> list[tuple[str, int, int, 
 
 
 def test_own_shards_and_copies_are_told_apart_by_where_each_rank_trained() -> None:
-    everything = Stock(memory=[shard(0, 7), shard(1, 7)])
+    everything = Inventory(memory=[shard(0, 7), shard(1, 7)])
     assert summary(put_together({"a": everything, "b": everything}, MEMBERS)) == [
         ("own memory", 7, 2, "complete", ["a", "b"]),
         ("others' memory", 7, 2, "complete", ["a", "b"]),
@@ -26,8 +26,8 @@ def test_own_shards_and_copies_are_told_apart_by_where_each_rank_trained() -> No
 
 
 def test_a_generation_that_lacks_shards_is_in_progress_if_newer_and_incomplete_if_older() -> None:
-    a = Stock(memory=[shard(0, 7), shard(0, 8), shard(0, 5, run=1)])
-    b = Stock(memory=[shard(1, 7), HeldShard(shard=1, shards=2, writing=True)])
+    a = Inventory(memory=[shard(0, 7), shard(0, 8), shard(0, 5, run=1)])
+    b = Inventory(memory=[shard(1, 7), HeldShard(shard=1, shards=2, writing=True)])
     assert summary(put_together({"a": a, "b": b}, MEMBERS)) == [
         ("own memory", 8, 1, "in progress", ["a"]),
         ("own memory", 7, 2, "complete", ["a", "b"]),
@@ -36,7 +36,7 @@ def test_a_generation_that_lacks_shards_is_in_progress_if_newer_and_incomplete_i
 
 
 def test_a_lost_machines_shard_is_complete_by_its_copy() -> None:
-    assert summary(put_together({"a": Stock(memory=[shard(0, 7), shard(1, 7)])}, MEMBERS)) == [
+    assert summary(put_together({"a": Inventory(memory=[shard(0, 7), shard(1, 7)])}, MEMBERS)) == [
         ("own memory", 7, 1, "complete", ["a"]),
         ("others' memory", 7, 1, "complete", ["a"]),
     ]
@@ -47,7 +47,9 @@ def test_a_shared_disk_is_one_row_and_damage_is_its_own() -> None:
     torn = HeldCheckpoint(run=2, step=20, age_s=1, path="/mnt/vit/step-20", trouble="it is torn")
     away = HeldCheckpoint(run=2, step=10, bytes=5, age_s=-1, path="s3://vit/step-10")
     bad = HeldShard(shard=0, shards=2, trouble="its head does not match")
-    rows = put_together({"a": Stock(disk=[torn, here], store=[away]), "b": Stock(disk=[here], memory=[bad])}, MEMBERS)
+    rows = put_together(
+        {"a": Inventory(disk=[torn, here], store=[away]), "b": Inventory(disk=[here], memory=[bad])}, MEMBERS
+    )
     assert summary(rows) == [
         ("disk", 20, 0, "damaged", ["a"]),
         ("disk", 10, 1, "complete", ["a", "b"]),
