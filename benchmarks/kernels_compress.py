@@ -129,7 +129,7 @@ def print_compression(rig: Rig, rates: list[float], rounds: int) -> None:
 
 
 class Update:
-    """What a rate keeps of a tensor, as blocks and as single entries, and the state it is applied to."""
+    """The selection at a sparsity, as blocks and as single entries, and the state it is applied to."""
 
     def __init__(self, rig: Rig, rate: float) -> None:
         self.rig = rig

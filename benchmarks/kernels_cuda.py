@@ -149,7 +149,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def check(here: Rig, there: Rig) -> bool:
-    """Whether both devices give the same, for every operation and on whatever the one before left behind."""
+    """True if both devices give the same, for every operation and on whatever the one before left behind."""
     agree = True
     for operation in OPERATIONS:
         for rig in (here, there):
@@ -224,7 +224,7 @@ Span = tuple[float, float]
 
 
 def shared_us(copies: list[Span], others: list[Span]) -> float:
-    """How long a copy and another piece of work went on at once."""
+    """Seconds for which a copy and another piece of work went on at once."""
     merged: list[Span] = []
     for begin, end in sorted(others):
         if merged and begin <= merged[-1][1]:

@@ -1,4 +1,4 @@
-"""What the transport between two workers carries: over TCP in the clear, over TCP with CURVE, and on one node.
+"""Measures what the transport between two workers carries: over TCP in the clear, over TCP with CURVE, and on one node.
 
     python benchmarks/wire.py [--seconds 2] [--busy]
 

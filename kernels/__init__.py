@@ -59,5 +59,5 @@ def weighted_sum(out: Any, inputs: Sequence[Any], weights: Sequence[float], thre
 
 
 def cpu_features() -> CpuFeatures:
-    """What the kernels found: `path`, "avx2" or "portable" (same bits), and `threads`, those used for threads=0."""
+    """Describe the processor: `path`, "avx2" or "portable" (same bits), and `threads`, those used for threads=0."""
     return _native.cpu_features()

@@ -1,4 +1,4 @@
-"""The loop that finds the threshold of cache-aware threshold-v: from what the last step found to the next threshold."""
+"""The loop that finds the threshold of cache-aware threshold-v: from what the last sync round found to the next threshold."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LOST_UPDATES = 2  # so many times in a row: the gradients have another scale now
 
 
 class ThresholdController:
-    """Drives a threshold toward `target` chosen blocks a step. Pure: the same counts give the same thresholds.
+    """Drives a threshold toward `target` chosen blocks a round. Pure: the same counts give the same thresholds.
 
     Too many chosen: the threshold rises by a share of itself (threshold += share * threshold); too few: it is cut
-    (threshold /= 1 + share). The share doubles from the third step in one direction on and is quartered when the
+    (threshold /= 1 + share). The share doubles from the third round in one direction on and is quartered when the
     direction turns: a turn costs less than it overshot, so the loop comes to rest, and yet it follows gradients that
     shrink or grow by orders of magnitude.
     Gradients differ in scale from tensor to tensor, so nothing here has a unit but the threshold itself.
@@ -47,7 +47,7 @@ class ThresholdController:
 
     @property
     def needs_sample(self) -> bool:
-        """Whether `start` with scores of the coming step would help: at first, and after counts far off."""
+        """True where `start` with scores of the coming round would help: at first, and after counts far off."""
         return self._off_for >= LOST_UPDATES
 
     def start(self, scores: Sequence[float], blocks: int) -> float:
@@ -95,7 +95,7 @@ class ThresholdController:
 
 def _checked_target(target: int) -> int:
     if target < 1:
-        raise BadInput(f"target = {target} blocks a step sends nothing; pass 1 or more")
+        raise BadInput(f"target = {target} blocks a round sends nothing; pass 1 or more")
     return target
 
 

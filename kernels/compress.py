@@ -44,7 +44,7 @@ BLOCK_ENTRIES = 16
 
 
 class Selection(NamedTuple):
-    """What one selection did, in blocks or elements."""
+    """The outcome of one selection, in blocks or elements."""
 
     chosen: int
     """Written to index and values."""
@@ -56,7 +56,7 @@ class Selection(NamedTuple):
 
 
 def block_count(entries: int) -> int:
-    """How many blocks a tensor of so many entries has."""
+    """The number of blocks in a tensor of so many entries."""
     return -(-entries // BLOCK_ENTRIES)
 
 

@@ -1,4 +1,4 @@
-"""Where a buffer's kernels run: on the CPU, or on its CUDA device in the order of torch's current stream."""
+"""Finds where a buffer's kernels run: on the CPU, or on its CUDA device in the order of torch's current stream."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class CudaQueue(NamedTuple):
 
 
 def has_cuda() -> bool:
-    """Whether this build has the CUDA kernels and the machine a driver with a device for them."""
+    """True if this build has the CUDA kernels and the machine a driver with a device for them."""
     return _cuda is not None and _cuda.device_count() > 0
 
 
 def cuda_queue(buffer: Any) -> CudaQueue | None:
-    """Where work on this buffer goes if it is a CUDA tensor; None: it is the CPU's.
+    """The queue of this buffer's work if it is a CUDA tensor; None: it is the CPU's.
 
     Raises ValueError, which the callers turn into BadInput, if this build has no CUDA kernels.
     """

@@ -52,7 +52,7 @@ class Outgoing(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What changed in a tensor: index uint32 [k], ascending, and values float32 [k, 16], 0 beyond the tensor's end."""
+    """The changed blocks of a tensor: index uint32 [k], ascending, and values float32 [k, 16], 0 beyond the tensor's end."""
 
     version: int
     index: NDArray[np.uint32]  # type: ignore[assignment]
@@ -60,7 +60,7 @@ class Change(NamedTuple):
 
 
 class RecentPart(NamedTuple):
-    """What this rank sent of a tensor: index uint32 [k], values float32 [k, 16], after the wire's rounding."""
+    """A part that this rank sent of a tensor: index uint32 [k], values float32 [k, 16], after the wire's rounding."""
 
     sync_round: int
     tensor: int
@@ -322,7 +322,7 @@ class ExchangeEngine:
             self._native.resume()
 
     def recent_parts(self) -> list[RecentPart]:
-        """What this rank sent in the newest 4 rounds of each tensor, oldest round first."""
+        """The parts that this rank sent in the newest 4 rounds of each tensor, oldest round first."""
         with _refusals("recent_parts"):
             return [RecentPart._make(row) for row in self._native.recent_parts()]
 
@@ -337,12 +337,12 @@ class ExchangeEngine:
             return self._native.digests()
 
     def waiting_for(self, limit: int = 8) -> list[str]:
-        """What begun rounds still wait for, a sentence a tensor, for at most `limit` tensors."""
+        """The reasons for which begun rounds still wait, a sentence a tensor, for at most `limit` tensors."""
         with _refusals("waiting_for"):
             return self._native.waiting_for(limit)
 
     def take_stats(self) -> EngineStats:
-        """What happened since the last call."""
+        """The figures since the last call."""
         with _refusals("take_stats"):
             return EngineStats._make(self._native.take_stats())
 

@@ -1,4 +1,4 @@
-"""What the native kernels raise, as Atoll's errors."""
+"""Translates what the native kernels raise into Atoll's errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atoll.errors import BadInput
 
 @contextmanager
 def refusals(name: str) -> Iterator[None]:
-    """For the call of the kernel `name`: what does not fit is BadInput."""
+    """Around the call of the kernel `name`: raises BadInput for what does not fit."""
     try:
         yield
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Bringing updated blocks into a model's own weights."""
+"""Brings updated blocks into a model's own weights."""
 
 from __future__ import annotations
 

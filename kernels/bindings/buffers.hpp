@@ -11,7 +11,7 @@
 
 #include "../cpu/reduce/weighted_sum.hpp"
 
-// What the CPU and the CUDA binding share: Python objects in, checked float32 buffers out. Nothing is copied.
+// Shared by the CPU and the CUDA binding: Python objects in, checked float32 buffers out. Nothing is copied.
 // Refusals are Python's TypeError (what an object is) and ValueError (how buffers fit together); the Python wrapper
 // turns both into atoll.errors.BadInput.
 namespace atoll_kernels {
@@ -20,7 +20,7 @@ namespace nb = nanobind;
 
 enum class Access { read, write };
 
-// What a buffer's entries may be.
+// The entries a buffer may have.
 struct EntryType {
     const char* name;
     bool (*fits)(nb::dlpack::dtype dtype);
@@ -70,9 +70,9 @@ struct ExchangeApi {
 inline bool describe_fast(nb::handle object, nb::dlpack::dltensor& tensor) {
     static PyObject* const name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
     const nb::object capsule = nb::steal(PyObject_GetAttr(object.type().ptr(), name));
-    const auto* const api =
-        capsule.is_valid() ? static_cast<ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"))
-                           : nullptr;
+    const auto* const api = capsule.is_valid()
+                                ? static_cast<ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"))
+                                : nullptr;
     const bool described =
         api != nullptr && api->major == 1 && api->describe != nullptr && api->describe(object.ptr(), &tensor) == 0;
     if (!described) PyErr_Clear();  // the ordinary way is tried next and has the last word
@@ -82,9 +82,9 @@ inline bool describe_fast(nb::handle object, nb::dlpack::dltensor& tensor) {
 inline void check_tensor(const nb::dlpack::dltensor& tensor, const std::string& name, int device_type,
                          const EntryType& type) {
     if (!type.fits(tensor.dtype)) {
-        throw nb::type_error((name + " is " + dtype_name(tensor.dtype) + ", not " + type.name + "; pass a " +
-                              type.name + " copy")
-                                 .c_str());
+        throw nb::type_error(
+            (name + " is " + dtype_name(tensor.dtype) + ", not " + type.name + "; pass a " + type.name + " copy")
+                .c_str());
     }
     if (tensor.device.device_type != device_type) {
         const char* const here = device_type == nb::device::cpu::value ? "of the CPU" : "of a CUDA device";

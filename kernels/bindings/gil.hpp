@@ -10,7 +10,7 @@ namespace atoll_kernels {
 
 // Lets other Python threads run for as long as it lives, unless the work is too short to be worth it.
 //
-// Why not nanobind's: a daemon thread that asks for the GIL while the interpreter exits is ended by Python (before 3.14)
+// Unlike nanobind's: a daemon thread that asks for the GIL while the interpreter exits is ended by Python (before 3.14)
 // with pthread_exit, whose unwinding must not leave a destructor, so the process would abort. Such a thread sleeps here
 // until the process is gone, as Python 3.14 does it.
 class GilReleased {

@@ -6,11 +6,11 @@
 #include <string>
 #include <utility>
 
-#include "buffers.hpp"
 #include "../cpu/optimizer/sparse_optimizer.hpp"
+#include "buffers.hpp"
 
-// What the bindings of the sparse kernels, of their CUDA twins and of the exchange engine share: buffers of several entry types,
-// some of them optional, and the checks of numbers and names.
+// Shared by the bindings of the sparse kernels, of their CUDA twins and of the exchange engine: buffers of several
+// entry types, some of them optional, and the checks of numbers and names.
 namespace atoll_kernels {
 
 inline constexpr int cpu = nb::device::cpu::value;
@@ -19,19 +19,19 @@ inline bool has_bits(nb::dlpack::dtype d, nb::dlpack::dtype_code code, unsigned 
     return d.code == static_cast<std::uint8_t>(code) && d.bits == bits && d.lanes == 1;
 }
 
-inline constexpr EntryType index_entries{
-    "uint32 or int32", [](nb::dlpack::dtype d) {
-        return has_bits(d, nb::dlpack::dtype_code::UInt, 32) || has_bits(d, nb::dlpack::dtype_code::Int, 32);
-    }};
+inline constexpr EntryType index_entries{"uint32 or int32", [](nb::dlpack::dtype d) {
+                                             return has_bits(d, nb::dlpack::dtype_code::UInt, 32) ||
+                                                    has_bits(d, nb::dlpack::dtype_code::Int, 32);
+                                         }};
 inline constexpr EntryType step_entries{
     "int32", [](nb::dlpack::dtype d) { return has_bits(d, nb::dlpack::dtype_code::Int, 32); }};
 inline constexpr EntryType byte_entries{
     "uint8", [](nb::dlpack::dtype d) { return has_bits(d, nb::dlpack::dtype_code::UInt, 8); }};
-inline constexpr EntryType live_entries{
-    "float32, float16 or bfloat16", [](nb::dlpack::dtype d) {
-        return d == nb::dtype<float>() || has_bits(d, nb::dlpack::dtype_code::Float, 16) ||
-               has_bits(d, nb::dlpack::dtype_code::Bfloat, 16);
-    }};
+inline constexpr EntryType live_entries{"float32, float16 or bfloat16", [](nb::dlpack::dtype d) {
+                                            return d == nb::dtype<float>() ||
+                                                   has_bits(d, nb::dlpack::dtype_code::Float, 16) ||
+                                                   has_bits(d, nb::dlpack::dtype_code::Bfloat, 16);
+                                        }};
 
 [[noreturn]] inline void refuse(const std::string& text) { throw nb::value_error(text.c_str()); }
 
@@ -44,7 +44,8 @@ struct Loaded : Buffer {
 
     Loaded(nb::handle object, const char* text, Access how, const EntryType& type = float32_entries,
            int device_type = cpu)
-        : Buffer(object.is_none() && how == Access::write ? Buffer{} : load_buffer(object, text, device_type, how, type)),
+        : Buffer(object.is_none() && how == Access::write ? Buffer{}
+                                                          : load_buffer(object, text, device_type, how, type)),
           name(text),
           access(how) {}
 
@@ -58,7 +59,8 @@ struct Loaded : Buffer {
 
 inline Loaded required(nb::handle object, const char* name, Access access, const EntryType& type = float32_entries,
                        int device_type = cpu) {
-    if (object.is_none()) throw nb::type_error((std::string(name) + " is None; pass a " + type.name + " buffer").c_str());
+    if (object.is_none())
+        throw nb::type_error((std::string(name) + " is None; pass a " + type.name + " buffer").c_str());
     return {object, name, access, type, device_type};
 }
 
@@ -73,7 +75,8 @@ inline void refuse_overlap(std::initializer_list<const Loaded*> buffers) {
         for (const Loaded* const* b = a + 1; b != buffers.end(); ++b) {
             if ((*a)->access == Access::read && (*b)->access == Access::read) continue;
             if ((*a)->bytes() == 0 || (*b)->bytes() == 0) continue;
-            const auto x = reinterpret_cast<std::uintptr_t>((*a)->data), y = reinterpret_cast<std::uintptr_t>((*b)->data);
+            const auto x = reinterpret_cast<std::uintptr_t>((*a)->data),
+                       y = reinterpret_cast<std::uintptr_t>((*b)->data);
             if (x < y + (*b)->bytes() && y < x + (*a)->bytes())
                 refuse((*a)->name + " and " + (*b)->name + " share memory; pass separate buffers");
         }
@@ -82,12 +85,14 @@ inline void refuse_overlap(std::initializer_list<const Loaded*> buffers) {
 
 inline float checked_weight(double weight) {
     const auto narrow = static_cast<float>(weight);
-    if (!std::isfinite(narrow)) refuse("weight = " + std::to_string(weight) + " is not finite in float32; pass b_i / B");
+    if (!std::isfinite(narrow))
+        refuse("weight = " + std::to_string(weight) + " is not finite in float32; pass b_i / B");
     return narrow;
 }
 
 template <typename Format>
-Format format_named(const std::string& name, const char* what, std::initializer_list<std::pair<const char*, Format>> all) {
+Format format_named(const std::string& name, const char* what,
+                    std::initializer_list<std::pair<const char*, Format>> all) {
     std::string names;
     for (const auto& [text, format] : all) {
         if (name == text) return format;
@@ -99,7 +104,9 @@ Format format_named(const std::string& name, const char* what, std::initializer_
 inline Live live_of(const Loaded& live) {
     if (!live.given()) return {nullptr, ValueFormat::float32};
     const bool brain = live.dtype.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat);
-    return {live.data, live.dtype.bits == 32 ? ValueFormat::float32 : brain ? ValueFormat::bfloat16 : ValueFormat::float16};
+    return {live.data, live.dtype.bits == 32 ? ValueFormat::float32
+                       : brain               ? ValueFormat::bfloat16
+                                             : ValueFormat::float16};
 }
 
 inline double checked_hyperparameter(double value, const char* name, double below) {

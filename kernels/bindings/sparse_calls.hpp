@@ -9,11 +9,11 @@
 #include <limits>
 #include <string>
 
-#include "../cpu/select/compress.hpp"
 #include "../cpu/optimizer/sparse_optimizer.hpp"
+#include "../cpu/select/compress.hpp"
 #include "loaded.hpp"
 
-// What the CPU's and the CUDA binding of the sparse kernels share: a call's objects and numbers in, checked structures
+// Shared by the CPU's and the CUDA binding of the sparse kernels: a call's objects and numbers in, checked structures
 // out. Refusals are as in buffers.hpp.
 namespace atoll_kernels {
 
@@ -21,7 +21,8 @@ inline void refuse_two_devices(std::initializer_list<const Loaded*> buffers) {
     const Loaded* const first = *buffers.begin();
     for (const Loaded* const other : buffers) {
         if (!other->given() || other->device_id == first->device_id) continue;
-        throw nb::type_error((other->name + " is on another device than " + first->name + "; move it there first").c_str());
+        throw nb::type_error(
+            (other->name + " is on another device than " + first->name + "; move it there first").c_str());
     }
 }
 
@@ -34,11 +35,12 @@ inline void check_apart(std::initializer_list<const Loaded*> buffers) {
 inline float checked_threshold(double threshold) {
     const auto narrow = static_cast<float>(threshold);
     if (!(narrow >= 0) || !std::isfinite(narrow))
-        refuse("threshold = " + std::to_string(threshold) + " is not a finite number from 0 on; start from sample_scores");
+        refuse("threshold = " + std::to_string(threshold) +
+               " is not a finite number from 0 on; start from sample_scores");
     return narrow;
 }
 
-// What every selection is called with.
+// The arguments of every selection.
 struct SelectionCall {
     Loaded gradient, residual, index, values;
     Source from;
@@ -64,7 +66,7 @@ inline nb::tuple as_tuple(const Selection& selection) {
     return nb::make_tuple(selection.chosen, selection.found, selection.nonfinite);
 }
 
-// What sample_scores is called with.
+// The arguments of sample_scores.
 struct SampleCall {
     Loaded gradient, residual, scores;
     Source from;
@@ -101,15 +103,15 @@ inline Loaded checked_room(int device_type, nb::handle index_object, std::size_t
            "; pass what a selection, decode or sum_units wrote");
 }
 
-// What update_blocks is called with; only the indices are left to be checked.
+// The arguments of update_blocks; only the indices are left to be checked.
 struct UpdateCall {
     Loaded master, first, second, last_step, live, index, values;
     Hyperparameters hyper;
 
     UpdateCall(int device_type, nb::handle master_object, nb::handle first_object, nb::handle second_object,
                nb::handle last_step_object, nb::handle live_object, nb::handle index_object, nb::handle values_object,
-               const std::string& rule_name, std::int32_t step, double lr, double weight_decay, double momentum_or_beta1,
-               double beta2, double epsilon, double scale)
+               const std::string& rule_name, std::int32_t step, double lr, double weight_decay,
+               double momentum_or_beta1, double beta2, double epsilon, double scale)
         : master(required(master_object, "master", Access::write, float32_entries, device_type)),
           first(first_object, rule_name.starts_with("adam") ? "first_moment" : "momentum_buffer", Access::write,
                 float32_entries, device_type),
@@ -125,7 +127,8 @@ struct UpdateCall {
         check_entries(live, master.entries, long_as_master);
         check_entries(last_step, block_count(master.entries), "it must have one entry for each block of master");
         check_entries(values, index.entries * block_entries, "it must hold 16 values for every index");
-        if ((hyper.rule == Rule::nesterov && !first.given()) || (is_adaptive(hyper.rule) && !(first.given() && second.given())))
+        if ((hyper.rule == Rule::nesterov && !first.given()) ||
+            (is_adaptive(hyper.rule) && !(first.given() && second.given())))
             refuse("rule '" + rule_name + "' needs its moments; pass buffers of zeros, as long as master");
         check_apart({&master, &first, &second, &last_step, &live, &index, &values});
     }
@@ -138,8 +141,9 @@ struct UpdateCall {
   private:
     static bool is_adaptive(Rule rule) { return rule == Rule::adam || rule == Rule::adamw; }
 
-    static Hyperparameters checked_hyperparameters(const std::string& rule_name, std::int32_t step, double lr, double weight_decay,
-                               double momentum_or_beta1, double beta2, double epsilon, double scale) {
+    static Hyperparameters checked_hyperparameters(const std::string& rule_name, std::int32_t step, double lr,
+                                                   double weight_decay, double momentum_or_beta1, double beta2,
+                                                   double epsilon, double scale) {
         const Rule rule = format_named<Rule>(
             rule_name, "rule",
             {{"sgd", Rule::sgd}, {"nesterov", Rule::nesterov}, {"adam", Rule::adam}, {"adamw", Rule::adamw}});

@@ -9,11 +9,14 @@
 namespace atoll_kernels {
 namespace {
 
+// Sets the state that a selection begins with: progress [1], device. One thread, bound by latency.
 __global__ void begin(Progress* progress, Cut cut) {
     *progress = Progress{};
     progress->cut = cut;
 }
 
+// index[k] = the k-th of random_blocks(seed, blocks, count).   index: uint32 [count], device
+// Bound by memory: writes 4 bytes an index. Twin: random_blocks.
 __global__ void fill_random(std::uint64_t seed, std::size_t blocks, std::size_t count, std::uint32_t* index) {
     for (std::size_t k = std::size_t{blockIdx.x} * block_threads + threadIdx.x; k < count;
          k += std::size_t{gridDim.x} * block_threads) {
@@ -21,7 +24,9 @@ __global__ void fill_random(std::uint64_t seed, std::size_t blocks, std::size_t 
     }
 }
 
-// Sums and scores of the sampled blocks, each as if it were a tensor of its own. blocks: int32 [count]
+// sums[16 k + i] = v of entry i of the k-th sampled block, 0 beyond the end: the blocks as a tensor of their own.
+//   blocks: uint32 [count]; sums: float32 [16 count], both device
+// Bound by memory latency: reads 64 bytes (128 with a residual) in one place and writes 64 a block.
 __global__ void copy_sample(Source from, const std::uint32_t* blocks, std::size_t count, float* sums) {
     for (std::size_t at = std::size_t{blockIdx.x} * block_threads + threadIdx.x; at < count * block_entries;
          at += std::size_t{gridDim.x} * block_threads) {

@@ -8,9 +8,9 @@
 #include <string>
 #include <utility>
 
-#include "kernels.hpp"
+#include "device.hpp"
 
-// What every kernel here needs around it: errors, the device, scratch memory, launches. Kernels are launched by a plain
+// Surroundings of every kernel here: errors, the device, scratch memory, launches. Kernels are launched by a plain
 // function call, not by <<< >>>, so that tests/kernels/native/cuda_on_cpu can run them on a machine without a GPU.
 namespace atoll_kernels {
 
@@ -49,8 +49,9 @@ class Scratch {
   public:
     Scratch(std::size_t count, int device, cudaStream_t stream) : stream_(stream) {
         void* memory = nullptr;
-        check(cudaMallocFromPoolAsync(&memory, std::max<std::size_t>(count, 1) * sizeof(T), scratch_pool(device), stream),
-              "allocating scratch memory");
+        check(
+            cudaMallocFromPoolAsync(&memory, std::max<std::size_t>(count, 1) * sizeof(T), scratch_pool(device), stream),
+            "allocating scratch memory");
         memory_ = static_cast<T*>(memory);
     }
     ~Scratch() { cudaFreeAsync(memory_, stream_); }
@@ -63,9 +64,10 @@ class Scratch {
     cudaStream_t stream_;
 };
 
-// How many blocks of threads to start for so much work; each kernel strides over what is beyond.
+// The number of blocks of threads to start for so much work; each kernel strides over what is beyond.
 inline unsigned blocks_for(std::size_t units, std::size_t units_per_block) {
-    return static_cast<unsigned>(std::clamp<std::size_t>((units + units_per_block - 1) / units_per_block, 1, max_blocks));
+    return static_cast<unsigned>(
+        std::clamp<std::size_t>((units + units_per_block - 1) / units_per_block, 1, max_blocks));
 }
 
 template <typename... Parameters, typename... Arguments>

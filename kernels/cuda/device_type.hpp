@@ -6,7 +6,8 @@
 
 namespace atoll_kernels {
 
-// Where the buffers of the CUDA binding must lie. On the CPU only where tests/kernels runs the kernels without a GPU.
+// The device that the buffers of the CUDA binding must lie on. The CPU only where tests/kernels runs the kernels
+// without a GPU.
 #if defined(ATOLL_CUDA_ON_CPU)
 constexpr int cuda = nanobind::device::cpu::value;
 #else

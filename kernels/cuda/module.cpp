@@ -4,8 +4,9 @@
 
 #include "../bindings/buffers.hpp"
 #include "../bindings/gil.hpp"
+#include "device.hpp"
 #include "device_type.hpp"
-#include "kernels.hpp"
+#include "reduce.hpp"
 #include "sparse_module.hpp"
 
 namespace nb = nanobind;

@@ -8,7 +8,7 @@ namespace {
 // Four lanes read one block, each a quarter of it: a warp's accesses lie side by side, 16 bytes a lane.
 constexpr unsigned quarter_entries = 4;
 constexpr unsigned lanes_per_block = block_entries / quarter_entries;
-constexpr unsigned quarters_at_once = 4;  // per thread, loaded before the first is used: latency is what there is to hide
+constexpr unsigned quarters_at_once = 4;  // per thread, loaded before the first is used, which hides latency
 constexpr unsigned entries_at_once = 8;
 
 struct Quarter {
@@ -64,6 +64,10 @@ __device__ void add_to(std::uint64_t* total, unsigned mine) {
     if (mine != 0) atomicAdd(reinterpret_cast<unsigned long long*>(total), static_cast<unsigned long long>(mine));
 }
 
+// residual += weight * gradient in blocks that are finite; scores[b] = score of block b, -1 if it is not finite; adds
+// how many are not to progress->nonfinite.
+//   gradient, residual (may be null): float32 [n], device; aligned: both to 16 bytes; scores: float32 [ceil(n / 16)]
+// Bound by memory: reads 8n, writes 4.25n bytes with a residual; reads 4n, writes 0.25n without.
 __global__ void scan_blocks(Source from, float* scores, Progress* progress, bool aligned) {
     const bool feedback = from.residual != nullptr;
     const std::size_t quarters = (from.n + block_entries - 1) / block_entries * lanes_per_block;
@@ -93,6 +97,10 @@ __global__ void scan_blocks(Source from, float* scores, Progress* progress, bool
     add_to(&progress->nonfinite, nonfinite);
 }
 
+// The same entry by entry: bit i % 32 of marks[i / 32] says whether entry i is finite with a magnitude above
+// `threshold` (Mark::above), or whether it is not finite (Mark::nonfinite).
+//   marks: uint32 [ceil(n / 32)], device, overwritten
+// Bound by memory: reads 8n, writes 4.125n bytes with a residual; reads 4n, writes 0.125n without.
 __global__ void scan_entries(Source from, float threshold, Mark mark, std::uint32_t* marks, Progress* progress) {
     const bool feedback = from.residual != nullptr;
     const std::size_t per_turn = std::size_t{block_threads} * entries_at_once;
@@ -114,7 +122,8 @@ __global__ void scan_entries(Source from, float threshold, Mark mark, std::uint3
             const bool finite = magnitude <= FLT_MAX;
             if (feedback && finite && i < from.n) from.residual[i] = sum;
             nonfinite += !finite;
-            const unsigned word = __ballot_sync(all_lanes, mark == Mark::above ? finite && magnitude > threshold : !finite);
+            const unsigned word =
+                __ballot_sync(all_lanes, mark == Mark::above ? finite && magnitude > threshold : !finite);
             if (i % 32 == 0 && i < from.n) marks[i / 32] = word;
         }
     }
@@ -132,6 +141,9 @@ __device__ float take(const Source& from, std::size_t i) {
     return value;
 }
 
+// values[16 k + i] = v of entry i of block index[k], which becomes 0 in the residual; zeros beyond the end, and where
+// scores (may be null) says that the block is not finite.
+// Bound by memory latency: reads 64 and writes 128 bytes a chosen block (64 without a residual), at scattered places.
 __global__ void take_blocks(Source from, const float* scores, Chosen to, const Progress* progress) {
     const std::size_t values = taken(to, progress) * block_entries;
     for (std::size_t at = std::size_t{blockIdx.x} * block_threads + threadIdx.x; at < values;
@@ -143,6 +155,8 @@ __global__ void take_blocks(Source from, const float* scores, Chosen to, const P
     }
 }
 
+// values[k] = v of entry index[k], which becomes 0 in the residual.
+// Bound by memory latency: touches a sector of 32 bytes an entry.
 __global__ void take_entries(Source from, Chosen to, const Progress* progress) {
     const std::size_t values = taken(to, progress);
     for (std::size_t at = std::size_t{blockIdx.x} * block_threads + threadIdx.x; at < values;
@@ -162,8 +176,8 @@ void queue_scan(const Source& from, float* scores, Progress* progress, cudaStrea
 
 void queue_entry_scan(const Source& from, float threshold, Mark mark, std::uint32_t* marks, Progress* progress,
                       cudaStream_t stream) {
-    launch("starting scan_entries", scan_entries, blocks_for(from.n, block_threads * entries_at_once), block_threads, stream,
-           from, threshold, mark, marks, progress);
+    launch("starting scan_entries", scan_entries, blocks_for(from.n, block_threads * entries_at_once), block_threads,
+           stream, from, threshold, mark, marks, progress);
 }
 
 void queue_take_blocks(const Source& from, const float* scores, const Chosen& to, const Progress* progress,
@@ -173,8 +187,8 @@ void queue_take_blocks(const Source& from, const float* scores, const Chosen& to
 }
 
 void queue_take_entries(const Source& from, const Chosen& to, const Progress* progress, cudaStream_t stream) {
-    launch("starting take_entries", take_entries, blocks_for(to.capacity, block_threads), block_threads, stream, from, to,
-           progress);
+    launch("starting take_entries", take_entries, blocks_for(to.capacity, block_threads), block_threads, stream, from,
+           to, progress);
 }
 
 }  // namespace atoll_kernels

@@ -2,8 +2,8 @@
 
 #include "select.cuh"
 
-// The pass over memory that every selection makes, and the copying of what was chosen: the twins of kernels/cpu/select/scan.hpp,
-// with the same bits. All of it is queued on the stream.
+// The pass over memory that every selection makes, and the copying of what was chosen: the twins of
+// kernels/cpu/select/scan.hpp, with the same bits. All of it is queued on the stream.
 namespace atoll_kernels {
 
 // Updates the residual; scores[b] = score of block b, -1 if it is not finite; adds how many are not to

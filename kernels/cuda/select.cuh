@@ -6,7 +6,7 @@
 #include "../cpu/select/compress.hpp"
 #include "device.cuh"
 
-// Choosing units by their keys, in ascending order and without atomics, so that the same input gives the same output:
+// Chooses units by their keys, in ascending order and without atomics, so that the same input gives the same output:
 // count what each tile has, sum the counts up to each tile, write each index to its place. A key is the bits of a score
 // or magnitude, which order like the numbers they stand for when no sign is set; 0 stands for "never".
 namespace atoll_kernels {
@@ -27,7 +27,7 @@ struct Cut {
     std::uint64_t ties;
 };
 
-// What the kernels of one selection tell each other, and the host at the end.
+// The state that the kernels of one selection pass to each other, and the host at the end.
 struct Progress {
     Cut cut;
     Counts total;
@@ -51,7 +51,9 @@ struct BlockKeys {
     }
 };
 
-__device__ inline bool bit_at(const std::uint32_t* words, std::size_t i) { return (words[i / 32] >> (i % 32) & 1) != 0; }
+__device__ inline bool bit_at(const std::uint32_t* words, std::size_t i) {
+    return (words[i / 32] >> (i % 32) & 1) != 0;
+}
 
 struct MarkKeys {
     const std::uint32_t* marks;
@@ -76,10 +78,13 @@ struct Flags {
 template <typename Keys>
 __device__ Flags flags_at(const Keys& keys, std::size_t i, std::size_t count, const Cut& cut) {
     const std::uint32_t key = i < count ? keys(i) : 0;
-    return {__ballot_sync(all_lanes, i < count && key > cut.key), __ballot_sync(all_lanes, i < count && key == cut.key)};
+    return {__ballot_sync(all_lanes, i < count && key > cut.key),
+            __ballot_sync(all_lanes, i < count && key == cut.key)};
 }
 
-// counts[t] = what tile t has.
+// counts[t] = how many keys of tile t lie above progress->cut, and how many equal it.
+//   keys: of `count` units; counts: [tiles], device, overwritten
+// Bound by memory: reads each key's source once, and writes 16 bytes a tile.
 template <typename Keys>
 __global__ void count_tiles(Keys keys, std::size_t count, const Progress* progress, Counts* counts, std::size_t tiles) {
     const unsigned lane = threadIdx.x % warp_lanes;
@@ -95,7 +100,9 @@ __global__ void count_tiles(Keys keys, std::size_t count, const Progress* progre
     }
 }
 
-
+// index[place] = i for every chosen unit i, ascending; places from `capacity` on are left out.
+//   before: [tiles], of the tiles before each, from sum_before; index: uint32 [capacity], device
+// Bound by memory: reads each key's source once, and writes 4 bytes a chosen unit.
 template <typename Keys>
 __global__ void place_indices(Keys keys, std::size_t count, const Progress* progress, const Counts* before,
                               std::size_t tiles, std::uint32_t* index, std::size_t capacity) {
@@ -111,24 +118,26 @@ __global__ void place_indices(Keys keys, std::size_t count, const Progress* prog
             const std::uint64_t ties = passed.equal + __popc(flags.equal & lanes_below);
             const bool tie = (flags.equal >> lane & 1) != 0 && ties < cut.ties;
             const std::uint64_t place = passed.above + __popc(flags.above & lanes_below) + smaller(ties, cut.ties);
-            if (((flags.above >> lane & 1) != 0 || tie) && place < capacity) index[place] = static_cast<std::uint32_t>(i);
+            if (((flags.above >> lane & 1) != 0 || tie) && place < capacity)
+                index[place] = static_cast<std::uint32_t>(i);
             passed.above += __popc(flags.above);
             passed.equal += __popc(flags.equal);
         }
     }
 }
 
-// The sum of tiles before each, by the kernel sum_before.
+// Queues the kernel sum_before.
 void queue_sum_before(Counts* counts, std::size_t tiles, Progress* progress, cudaStream_t stream);
 
 // Writes the indices of what progress->cut chooses to `to`, as many as there is room for, and progress->total.
 template <typename Keys>
-void choose(const Keys& keys, std::size_t count, Progress* progress, const Chosen& to, int device, cudaStream_t stream) {
+void choose(const Keys& keys, std::size_t count, Progress* progress, const Chosen& to, int device,
+            cudaStream_t stream) {
     const std::size_t tiles = tile_count(count);
     const Scratch<Counts> counts(tiles, device, stream);
     const unsigned blocks = blocks_for(tiles, warps);
-    launch("starting count_tiles", count_tiles<Keys>, blocks, block_threads, stream, keys, count, progress, counts.get(),
-           tiles);
+    launch("starting count_tiles", count_tiles<Keys>, blocks, block_threads, stream, keys, count, progress,
+           counts.get(), tiles);
     queue_sum_before(counts.get(), tiles, progress, stream);
     launch("starting place_indices", place_indices<Keys>, blocks, block_threads, stream, keys, count, progress,
            counts.get(), tiles, to.index, to.capacity);

@@ -94,12 +94,12 @@ void scatter_blocks(nb::handle live_object, nb::handle index_object, nb::handle 
 }  // namespace
 
 void bind_sparse_cuda(nb::module_& m) {
-    m.def("threshold_block", select_above<threshold_block_cuda, block_entries>, "gradient"_a.none(), "residual"_a.none(),
-          "weight"_a, "threshold"_a, "index"_a.none(), "values"_a.none(), "stream"_a);
+    m.def("threshold_block", select_above<threshold_block_cuda, block_entries>, "gradient"_a.none(),
+          "residual"_a.none(), "weight"_a, "threshold"_a, "index"_a.none(), "values"_a.none(), "stream"_a);
     m.def("threshold_element", select_above<threshold_element_cuda, 1>, "gradient"_a.none(), "residual"_a.none(),
           "weight"_a, "threshold"_a, "index"_a.none(), "values"_a.none(), "stream"_a);
-    m.def("topk_block", select_top<topk_block_cuda, block_entries>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
-          "index"_a.none(), "values"_a.none(), "stream"_a);
+    m.def("topk_block", select_top<topk_block_cuda, block_entries>, "gradient"_a.none(), "residual"_a.none(),
+          "weight"_a, "index"_a.none(), "values"_a.none(), "stream"_a);
     m.def("topk_element", select_top<topk_element_cuda, 1>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
           "index"_a.none(), "values"_a.none(), "stream"_a);
     m.def("random_block", select_random, "gradient"_a.none(), "residual"_a.none(), "weight"_a, "seed"_a,

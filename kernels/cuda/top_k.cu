@@ -1,5 +1,5 @@
-// Exact top-k: the k-th largest key by three rounds of counting (radix select), as kernels/cpu/select/top_k.cpp does it, then
-// the same placing as for a threshold.
+// Exact top-k: the k-th largest key by counting three digits (radix select), as kernels/cpu/select/top_k.cpp does it,
+// then the same placing as for a threshold.
 #include "block_scan.cuh"
 #include "compress.hpp"
 #include "scan.cuh"
@@ -7,17 +7,18 @@
 namespace atoll_kernels {
 namespace {
 
-constexpr int rounds = 3;
-constexpr int bits_per_round[rounds] = {11, 10, 10};
+constexpr int digits = 3;
+constexpr int bits_per_digit[digits] = {11, 10, 10};
 constexpr unsigned bins = 1U << 11;
 constexpr unsigned choosing_threads = bins / 2;
 
-struct Round {
+struct Digit {
     int known;  // bits from here up are those of progress->prefix
     int shift;
     int width;
 };
 
+// Sets the state that a top-k of k units begins with.   counts: uint64 [bins], device. One block, bound by latency.
 __global__ void begin_top_k(Progress* progress, std::uint64_t* counts, std::uint64_t k) {
     for (unsigned bin = threadIdx.x; bin < bins; bin += blockDim.x) counts[bin] = 0;
     if (threadIdx.x != 0) return;
@@ -26,8 +27,10 @@ __global__ void begin_top_k(Progress* progress, std::uint64_t* counts, std::uint
 }
 
 // Adds to counts[b] how many keys with the known prefix have b for their next bits. Zeros are never counted.
+//   keys: of `count` units; counts: uint64 [bins], device
+// Bound by memory: reads each key's source once. Integers, so any order of additions gives the same counts.
 template <typename Keys>
-__global__ void count_bins(Keys keys, std::size_t count, Round round, const Progress* progress, std::uint64_t* counts) {
+__global__ void count_bins(Keys keys, std::size_t count, Digit digit, const Progress* progress, std::uint64_t* counts) {
     __shared__ unsigned mine[bins];
     if (progress->decided) return;
     for (unsigned bin = threadIdx.x; bin < bins; bin += block_threads) mine[bin] = 0;
@@ -36,7 +39,8 @@ __global__ void count_bins(Keys keys, std::size_t count, Round round, const Prog
     for (std::size_t i = std::size_t{blockIdx.x} * block_threads + threadIdx.x; i < count;
          i += std::size_t{gridDim.x} * block_threads) {
         const std::uint32_t key = keys(i);
-        if (key != 0 && key >> round.known == prefix) atomicAdd(&mine[key >> round.shift & ((1U << round.width) - 1)], 1U);
+        if (key != 0 && key >> digit.known == prefix)
+            atomicAdd(&mine[key >> digit.shift & ((1U << digit.width) - 1)], 1U);
     }
     __syncthreads();
     for (unsigned bin = threadIdx.x; bin < bins; bin += block_threads) {
@@ -45,8 +49,9 @@ __global__ void count_bins(Keys keys, std::size_t count, Round round, const Prog
     }
 }
 
-// Finds the bin that holds the k-th largest key; one block, each thread with two bins, from the highest down.
-__global__ void choose_bin(Round round, Progress* progress, std::uint64_t* counts) {
+// Finds the bin that holds the k-th largest key, and clears the counts; one block, each thread with two bins, from the
+// highest down. Bound by latency: reads and writes 16 KiB.
+__global__ void choose_bin(Digit digit, Progress* progress, std::uint64_t* counts) {
     if (progress->decided) return;
     const unsigned high = bins - 1 - 2 * threadIdx.x, low = high - 1;
     const std::uint64_t in_high = counts[high], in_low = counts[low];
@@ -55,7 +60,7 @@ __global__ void choose_bin(Round round, Progress* progress, std::uint64_t* count
     std::uint64_t total = 0;
     const std::uint64_t before = sum_before_me<choosing_threads>(in_high + in_low, total);
     __syncthreads();  // everyone has read progress: now one thread may write it
-    if (round.shift + round.width == 31) {
+    if (digit.shift + digit.width == 31) {
         if (threadIdx.x == 0) progress->nonzero = total;
         if (total <= left) {  // fewer than k are there: all are chosen
             if (threadIdx.x == 0) progress->decided = true;
@@ -65,18 +70,18 @@ __global__ void choose_bin(Round round, Progress* progress, std::uint64_t* count
     if (before >= left || before + in_high + in_low < left) return;
     const bool in_first = before + in_high >= left;
     progress->left = left - before - (in_first ? 0 : in_high);
-    progress->prefix = progress->prefix << round.width | (in_first ? high : low);
-    if (round.shift == 0) progress->cut = {progress->prefix, progress->left};
+    progress->prefix = progress->prefix << digit.width | (in_first ? high : low);
+    if (digit.shift == 0) progress->cut = {progress->prefix, progress->left};
 }
 
 template <typename Keys>
 void find_cut(const Keys& keys, std::size_t count, Progress* progress, std::uint64_t* counts, cudaStream_t stream) {
-    Round round{31, 31, 0};
-    for (const int width : bits_per_round) {
-        round = {round.shift, round.shift - width, width};
-        launch("starting count_bins", count_bins<Keys>, blocks_for(count, block_threads * 16), block_threads, stream, keys,
-               count, round, progress, counts);
-        launch("starting choose_bin", choose_bin, 1, choosing_threads, stream, round, progress, counts);
+    Digit digit{31, 31, 0};
+    for (const int width : bits_per_digit) {
+        digit = {digit.shift, digit.shift - width, width};
+        launch("starting count_bins", count_bins<Keys>, blocks_for(count, block_threads * 16), block_threads, stream,
+               keys, count, digit, progress, counts);
+        launch("starting choose_bin", choose_bin, 1, choosing_threads, stream, digit, progress, counts);
     }
 }
 

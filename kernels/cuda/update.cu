@@ -11,6 +11,8 @@ struct Outcome {
     unsigned invalid;
 };
 
+// outcome->invalid becomes 1 unless `index` ascends and lies below `end`.   index: uint32 [count], device
+// Bound by memory: reads 8 bytes an index, half of them from a cache.
 __global__ void check_indices(const std::uint32_t* index, std::size_t count, std::size_t end, Outcome* outcome) {
     for (std::size_t k = std::size_t{blockIdx.x} * block_threads + threadIdx.x; k < count;
          k += std::size_t{gridDim.x} * block_threads) {
@@ -61,7 +63,7 @@ struct Half {
     }
 };
 
-// How many steps the block was missed since its last touch, and this touch noted. One lane reads and writes.
+// Returns how many steps the block was missed since its last touch, and notes this touch. One lane reads and writes.
 __device__ std::uint32_t note_touch(const Half& half, std::int32_t* last_step, std::size_t block, std::int32_t step,
                                     bool touch) {
     std::uint32_t missed = 0;
@@ -73,13 +75,19 @@ __device__ std::uint32_t note_touch(const Half& half, std::int32_t* last_step, s
     return half.from_first(missed);
 }
 
+// The optimizer's step on the blocks of `update`, a block to half a warp; one with a value that is not finite is left
+// out whole and counted. Does nothing where check_indices found fault.
+//   to: float32 [n], last_step int32 [ceil(n / 16)], live; update: index uint32 [K], values float32 [K, 16]; all device
+// Bound by memory latency: 64 bytes each of master, moments, live and values a block, at scattered places.
+// Twin: apply_update; the same bits.
 template <Rule rule, bool moments>
 __global__ void update_blocks(Parameters to, Units update, Hyperparameters hyper, Constants c, Outcome* outcome) {
     constexpr bool adaptive = rule == Rule::adam || rule == Rule::adamw;
     if (outcome->invalid != 0) return;
     const Half half;
     const std::size_t stride = std::size_t{gridDim.x} * block_threads;
-    for (std::size_t turn = std::size_t{blockIdx.x} * block_threads; turn < update.count * block_entries; turn += stride) {
+    for (std::size_t turn = std::size_t{blockIdx.x} * block_threads; turn < update.count * block_entries;
+         turn += stride) {
         const std::size_t at = turn + threadIdx.x, k = at / block_entries;
         const bool given = k < update.count;
         const std::size_t block = given ? update.index[k] : 0;
@@ -107,6 +115,8 @@ __global__ void update_blocks(Parameters to, Units update, Hyperparameters hyper
     }
 }
 
+// live[16 index[k] + i] = values[16 k + i], rounded to live's format; entries from n on are left out.
+// Bound by memory latency: reads 68 and writes 64 bytes (32 in 16 bits) a block, at scattered places.
 __global__ void scatter(Live live, std::size_t n, Units update) {
     for (std::size_t at = std::size_t{blockIdx.x} * block_threads + threadIdx.x; at < update.count * block_entries;
          at += std::size_t{gridDim.x} * block_threads) {
@@ -129,7 +139,8 @@ Update update_for(Rule rule, bool moments) {
 
 }  // namespace
 
-UpdateResult apply_update_cuda(const Parameters& parameters, const Units& update, const Hyperparameters& hyper, const Queue& queue) {
+UpdateResult apply_update_cuda(const Parameters& parameters, const Units& update, const Hyperparameters& hyper,
+                               const Queue& queue) {
     if (update.count == 0) return {true, 0};
     const OnDevice on_device(queue.device);
     const auto stream = static_cast<cudaStream_t>(queue.stream);

@@ -24,7 +24,7 @@ NO_GPU = "no NVIDIA GPU here, or a build without nvcc: the CUDA kernels were NOT
 
 @pytest.fixture(params=["cpu", CUDA, ON_CPU])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the buffers lie: each test of a kernel's contract runs on the CPU and on a CUDA device.
+    """The device of the buffers: each test of a kernel's contract runs on the CPU and on a CUDA device.
 
     And with the CUDA kernels compiled for the CPU, on buffers of the CPU.
     """

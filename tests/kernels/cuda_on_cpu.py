@@ -28,7 +28,7 @@ FLAGS = (
 
 
 class NoCompiler(Exception):
-    """What it takes to build the stand-in is not here; the text says what."""
+    """Something that building the stand-in takes is not here; the text says what."""
 
 
 def load() -> ModuleType:

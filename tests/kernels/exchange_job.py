@@ -29,7 +29,7 @@ def normal(entries: int, *seed: int) -> torch.Tensor:
 
 
 class Tensors:
-    """What one rank owns of one tensor."""
+    """One rank's memory of one tensor."""
 
     def __init__(self, entries: int, number: int, rule: Rule, live: torch.dtype | None, *, lazy: bool) -> None:
         self.master = normal(entries, 77, number)

@@ -108,7 +108,7 @@ def test_within_a_tenth_of_the_target_nothing_moves() -> None:
 
 
 def test_a_target_that_sends_nothing_is_refused() -> None:
-    with pytest.raises(BadInput, match="target = 0 blocks a step sends nothing; pass 1 or more"):
+    with pytest.raises(BadInput, match="target = 0 blocks a round sends nothing; pass 1 or more"):
         ThresholdController(0)
     with pytest.raises(BadInput, match="target = -1"):
         ThresholdController(5).target = -1

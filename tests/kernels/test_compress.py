@@ -56,7 +56,7 @@ def scores(v: torch.Tensor) -> torch.Tensor:
 
 
 def emitted(entries: int, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """What was emitted, at its place in a tensor of zeros."""
+    """The emitted values at their places in a tensor of zeros."""
     width = values.shape[1] if values.ndim == 2 else 1
     out = torch.zeros(-(-entries // width) * width)
     out.reshape(-1, width)[index.long()] = values.reshape(-1, width)

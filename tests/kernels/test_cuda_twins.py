@@ -34,7 +34,7 @@ def bits(*buffers: torch.Tensor | None) -> Bits:
 
 
 def selected(where: Kernels, name: str, entries: int, capacity: int, shift: int) -> Bits:
-    """What one call does to buffers that begin `shift` entries into their memory."""
+    """Effects of one call on buffers that begin `shift` entries into their memory."""
     width = 1 if "element" in name else BLOCK_ENTRIES
     gradient, residual = normal(entries + shift, 1), normal(entries + shift, 2)
     gradient[shift + entries // 2] = torch.inf
@@ -104,7 +104,7 @@ def test_a_sample_has_the_cpus_scores(twin: Kernels) -> None:
 
 
 def updated(where: Kernels, rule: str, entries: int, live_type: torch.dtype | None, lazy: bool) -> Bits:
-    """What three steps leave behind; in each one block is not finite."""
+    """Effects of three steps; in each one block is not finite."""
     blocks, on = block_count(entries), where.device
     master = normal(entries, 1).to(on)
     first = None if rule == "sgd" else torch.zeros(entries, device=on)

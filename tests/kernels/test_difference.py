@@ -1,4 +1,4 @@
-"""What is selected of the difference between masters and live weights, against numpy in float64."""
+"""Selection from the difference between masters and live weights, against numpy in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a engine takes in from others, what it refuses, and what it says is missing."""
+"""Messages that an engine takes in from others, those it refuses, and what it says is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a engine tells of itself: changed blocks, the newest parts, digests, and the rounds its masters are of."""
+"""The account an engine gives of itself: changed blocks, the newest parts, digests, and the rounds its masters are of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting, stopping, forking, the order of tasks: a engine as something that runs."""
+"""Waiting, stopping, forking, the order of tasks: an engine as something that runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels owe the process they run in: no copies, no GIL, no hang after a fork or at exit."""
+"""Promises of the kernels to the process they run in: no copies, no GIL, no hang after a fork or at exit."""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
 #include "../../bindings/buffers.hpp"
 #include "../../bindings/gil.hpp"
 #include "../../exchange/bindings/module.hpp"
+#include "../processor/thread_pool.hpp"
+#include "../reduce/squared_norm.hpp"
+#include "../reduce/weighted_sum.hpp"
 #include "call_options.hpp"
 #include "sparse_module.hpp"
-#include "../reduce/squared_norm.hpp"
-#include "../processor/thread_pool.hpp"
-#include "../reduce/weighted_sum.hpp"
 
 namespace nb = nanobind;
 namespace ak = atoll_kernels;
@@ -50,8 +50,8 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // a daemon thread may hold an engine when the interpreter ends
     m.doc() = "Atoll's kernels on the CPU; atoll.kernels is the door to them.";
     m.def("squared_norm", squared_norm, "x"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
-    m.def("weighted_sum", weighted_sum, "out"_a.none(), "inputs"_a.none(), "weights"_a.none(), "threads"_a = 0, nb::kw_only(),
-          "portable"_a = false);
+    m.def("weighted_sum", weighted_sum, "out"_a.none(), "inputs"_a.none(), "weights"_a.none(), "threads"_a = 0,
+          nb::kw_only(), "portable"_a = false);
     ak::bind_sparse(m);
     ak::bind_exchange_engine(m);
     m.def("cpu_features", cpu_features);

@@ -7,10 +7,10 @@
 #include "../../bindings/gil.hpp"
 #include "../../bindings/sparse_calls.hpp"
 #include "../codec/block_coo.hpp"
-#include "call_options.hpp"
+#include "../optimizer/sparse_optimizer.hpp"
 #include "../select/compress.hpp"
 #include "../select/difference.hpp"
-#include "../optimizer/sparse_optimizer.hpp"
+#include "call_options.hpp"
 
 namespace atoll_kernels {
 namespace {
@@ -86,15 +86,18 @@ void fill_random_blocks(std::uint64_t seed, std::size_t blocks, nb::handle index
     random_blocks(seed, blocks, index.entries, index.as<std::uint32_t>());
 }
 
-void fill_sample_scores(nb::handle gradient, nb::handle residual, double weight, std::uint64_t seed, nb::handle scores) {
+void fill_sample_scores(nb::handle gradient, nb::handle residual, double weight, std::uint64_t seed,
+                        nb::handle scores) {
     const SampleCall call(cpu, gradient, residual, weight, scores);
     const GilReleased released(call.scores.entries * block_entries);
     sample_scores(call.from, seed, call.scores.entries, call.scores.data);
 }
 
 Layout checked_layout(const std::string& indices, const std::string& values, std::size_t width, std::size_t entries) {
-    if (width != 1 && width != block_entries) refuse("width = " + number(width) + " is not 16 (blocks) or 1 (elements)");
-    if (entries > (std::size_t{1} << 32) * width) refuse("entries = " + number(entries) + " is beyond indices of 32 bits");
+    if (width != 1 && width != block_entries)
+        refuse("width = " + number(width) + " is not 16 (blocks) or 1 (elements)");
+    if (entries > (std::size_t{1} << 32) * width)
+        refuse("entries = " + number(entries) + " is beyond indices of 32 bits");
     return {format_named<IndexFormat>(
                 indices, "indices",
                 {{"none", IndexFormat::none}, {"plain", IndexFormat::plain}, {"delta", IndexFormat::delta}}),
@@ -136,7 +139,8 @@ std::size_t encode_units(nb::handle index_object, nb::handle values_object, std:
     check_indices(index, unit_count(layout));
     if (!all_finite(values.data, values.entries)) refuse("values holds a NaN or an infinity, which never travels");
     const GilReleased released(values.entries);
-    return encode(layout, {index.as<std::uint32_t>(), values.data, index.entries}, out.as<unsigned char>(), residual.data);
+    return encode(layout, {index.as<std::uint32_t>(), values.data, index.entries}, out.as<unsigned char>(),
+                  residual.data);
 }
 
 void decode_units(nb::handle payload_object, std::size_t entries, nb::handle index_object, nb::handle values_object,
@@ -161,10 +165,11 @@ void decode_units(nb::handle payload_object, std::size_t entries, nb::handle ind
     }
 }
 
-std::size_t sum_all(nb::handle index_objects, nb::handle values_objects, nb::handle index_object, nb::handle values_object,
-                    std::size_t width, int threads) {
+std::size_t sum_all(nb::handle index_objects, nb::handle values_objects, nb::handle index_object,
+                    nb::handle values_object, std::size_t width, int threads) {
     const int checked = checked_threads(threads);
-    if (width != 1 && width != block_entries) refuse("width = " + number(width) + " is not 16 (blocks) or 1 (elements)");
+    if (width != 1 && width != block_entries)
+        refuse("width = " + number(width) + " is not 16 (blocks) or 1 (elements)");
     if (!PySequence_Check(index_objects.ptr()) || !PySequence_Check(values_objects.ptr()))
         throw nb::type_error("indices and values must be sequences; pass lists, one entry for each worker");
     const std::size_t count = nb::len(index_objects);

@@ -95,7 +95,7 @@ void return_rounding(const Layout& layout, const Units& units, const unsigned ch
     }
 }
 
-// Merges the inputs' indices within [begin, end): found(index, positions in the inputs, mask of the inputs that have it).
+// Merges the inputs' indices within [begin, end): found(index, positions in the inputs, mask of inputs that have it).
 struct Merge {
     const Units* inputs;
     std::size_t count;

@@ -31,8 +31,9 @@ struct Units {
 
 std::size_t largest_payload(const Layout& layout, std::size_t count);
 
-// Writes at most largest_payload bytes to `out` and returns how many. A 16-bit format rounds to the nearest, and what is
-// beyond its range to its largest number; `residual` (float32 [entries]; may be null) gets what was taken away added.
+// Writes at most largest_payload bytes to `out` and returns how many. A 16-bit format rounds to the nearest, and what
+// is beyond its range to its largest number; `residual` (float32 [entries]; may be null) gets what was taken away
+// added.
 std::size_t encode(const Layout& layout, const Units& units, unsigned char* out, float* residual);
 
 // Reads exactly `bytes` bytes, whatever they are, into index [count] (unused for none) and values [count * width].
@@ -43,12 +44,12 @@ const char* decode(const Layout& layout, const unsigned char* payload, std::size
 
 bool all_finite(const float* values, std::size_t count);
 
-// Whether indices ascend and lie below `end`.
+// True if indices ascend and lie below `end`.
 bool valid_indices(const std::uint32_t* index, std::size_t count, std::size_t end);
 
 constexpr std::size_t most_inputs = 64;  // workers in one sum
 
-// How many units the sum of `inputs` has.
+// The number of units in the sum of `inputs`.
 std::size_t count_union(const Units* inputs, std::size_t inputs_count, int threads);
 
 // The sum of several workers' units into index [count] and values [count * width], count from count_union. A unit that

@@ -5,7 +5,8 @@
 
 #include "sparse_optimizer.hpp"
 
-// The constants that a step's hyperparameters come to for one entry, in float32, for the processor and the device alike.
+// The constants that a step's hyperparameters come to for one entry, in float32, for the processor and the device
+// alike.
 namespace atoll_kernels {
 
 struct Constants {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "hyperparameters.hpp"
 #include "../processor/thread_pool.hpp"
+#include "hyperparameters.hpp"
 
 namespace atoll_kernels {
 namespace {
@@ -164,7 +164,8 @@ ATOLL_TARGET_AVX2 std::size_t chunk_avx2(const Parameters& to, const Units& upda
 
 }  // namespace
 
-std::size_t apply_update(const Parameters& parameters, const Units& update, const Hyperparameters& hyper, int threads, Path path) {
+std::size_t apply_update(const Parameters& parameters, const Units& update, const Hyperparameters& hyper, int threads,
+                         Path path) {
     const auto run = path == Path::avx2 ? chunk_avx2 : chunk_portable;
     const Constants constants = prepare(hyper);
     std::atomic<std::size_t> left_out{0};

@@ -12,7 +12,8 @@
 //   sgd        g += decay * p;  m = momentum * m + g (without momentum m = g);  p -= lr * m
 //   nesterov   as sgd, but p -= lr * (g + momentum * m)
 //   adam       g += decay * p;  m += (1 - beta1) (g - m);  v = beta2 * v + (1 - beta2) g g;
-//              p -= step_size * m / (sqrt(v) / root2 + epsilon), step_size = lr / (1 - beta1^step), root2 = sqrt(1 - beta2^step)
+//              p -= step_size * m / (sqrt(v) / root2 + epsilon),
+//              step_size = lr / (1 - beta1^step), root2 = sqrt(1 - beta2^step)
 //   adamw      p *= 1 - lr * decay first, and no decay in g
 // torch's rules with a buffer that begins as zeros. Entries in no block keep parameter and moments, whatever the decay:
 // weight decay acts on what is touched, once a touch. With last_step (int32 [blocks], the step of a block's last touch,
@@ -46,6 +47,7 @@ struct Hyperparameters {
 };
 
 // Returns how many blocks were left out. update.index must pass valid_indices.
-std::size_t apply_update(const Parameters& parameters, const Units& update, const Hyperparameters& hyper, int threads, Path path);
+std::size_t apply_update(const Parameters& parameters, const Units& update, const Hyperparameters& hyper, int threads,
+                         Path path);
 
 }  // namespace atoll_kernels

@@ -3,7 +3,7 @@
 // Not "atoll": the C library has a function of that name.
 namespace atoll_kernels {
 
-// Which body of a kernel runs. Both give the same bits; the portable one is what a processor without AVX2 gets.
+// The body of a kernel that runs. Both give the same bits; the portable one is what a processor without AVX2 gets.
 enum class Path { portable, avx2 };
 
 Path best_path();

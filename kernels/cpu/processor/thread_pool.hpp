@@ -14,9 +14,9 @@ constexpr std::size_t chunk_entries = std::size_t{1} << 18;
 inline std::size_t chunk_count(std::size_t entries) { return (entries + chunk_entries - 1) / chunk_entries; }
 
 // work(context, chunk) is called once for each chunk in [0, chunks), on the calling thread and on up to threads - 1
-// threads of the process's own pool (threads = 0: default_threads() in all); returns when all have returned. `work` must not throw.
-// A second caller at the same moment does its chunks alone: nobody waits for a stranger's work. A forked child starts
-// threads of its own.
+// threads of the process's own pool (threads = 0: default_threads() in all); returns when all have returned. `work`
+// must not throw. A second caller at the same moment does its chunks alone: nobody waits for a stranger's work. A
+// forked child starts threads of its own.
 using Work = void (*)(void* context, std::size_t chunk);
 void for_each_chunk(std::size_t chunks, int threads, Work work, void* context);
 

@@ -12,7 +12,7 @@ namespace {
 // A chunk is read as two streams side by side: one sequential stream keeps too few cache lines in flight to use all the
 // bandwidth one core can have. Four were slower than two wherever it was measured: docs/performance.md, Kernels.
 constexpr std::size_t streams = 2;
-constexpr std::size_t vectors = 4;           // a stream advances by so many at a time, so that additions overlap
+constexpr std::size_t vectors = 4;          // a stream advances by so many at a time, so that additions overlap
 constexpr std::size_t width = vectors * 4;  // entries
 constexpr std::size_t lanes = streams * width;
 

@@ -8,7 +8,8 @@
 namespace atoll_kernels {
 namespace {
 
-// Many inputs are summed in a block that stays in the first-level cache; it also makes `out` among the later inputs safe.
+// Many inputs are summed in a block that stays in the first-level cache; it also makes `out` among the later inputs
+// safe.
 constexpr std::size_t block_entries = 1024;
 
 constexpr std::size_t width = 8;
@@ -49,7 +50,8 @@ ATOLL_INLINE void add_scaled(float* sum, std::size_t n, WeightedInput a) {
     for (; i < n; ++i) sum[i] += a.weight * a.x[i];
 }
 
-ATOLL_INLINE void sum_chunk(float* out, std::size_t begin, std::size_t n, const WeightedInput* inputs, std::size_t count) {
+ATOLL_INLINE void sum_chunk(float* out, std::size_t begin, std::size_t n, const WeightedInput* inputs,
+                            std::size_t count) {
     const auto at = [&](std::size_t input, std::size_t offset) {
         return WeightedInput{inputs[input].x + begin + offset, inputs[input].weight};
     };

@@ -4,10 +4,10 @@
 #include <atomic>
 #include <memory>
 
-#include "random_blocks.hpp"
-#include "placing.hpp"
-#include "scan.hpp"
 #include "../processor/thread_pool.hpp"
+#include "chunk_places.hpp"
+#include "random_blocks.hpp"
+#include "scan.hpp"
 
 namespace atoll_kernels {
 
@@ -22,7 +22,7 @@ Selection threshold_element(const Source& from, float threshold, const Chosen& t
     constexpr std::size_t words = scan_entries / 64;
     const std::size_t chunks = scan_count(from.n);
     const std::unique_ptr<std::uint64_t[]> above(new std::uint64_t[chunks * words]);
-    Placing placing(chunks);
+    ChunkPlaces places(chunks);
     std::atomic<std::size_t> nonfinite{0};
     const auto gather = [&](std::size_t chunk, std::size_t place) {
         const std::size_t count = std::min(scan_entries, from.n - chunk * scan_entries);
@@ -37,10 +37,10 @@ Selection threshold_element(const Source& from, float threshold, const Chosen& t
         const ElementCounts counts =
             scan_elements(from, first, count, threshold, above.get() + chunk * words, nullptr, path);
         nonfinite.fetch_add(counts.nonfinite, std::memory_order_relaxed);
-        placing.scanned(chunk, counts.above, gather);
+        places.scanned(chunk, counts.above, gather);
     };
     for_each_chunk(chunks, threads, work);
-    return {std::min(placing.total(), to.capacity), placing.total(), nonfinite.load()};
+    return {std::min(places.total(), to.capacity), places.total(), nonfinite.load()};
 }
 
 void random_blocks(std::uint64_t seed, std::size_t blocks, std::size_t count, std::uint32_t* index) {

@@ -5,9 +5,9 @@
 
 #include "../processor/features.hpp"
 
-// Choosing the part of a gradient that is worth sending, fused with error feedback.
+// Chooses the part of a gradient that is worth sending, fused with error feedback.
 //
-// What all selections share. v = residual + weight * gradient (with error feedback) or weight * gradient (without),
+// Rules of all selections. v = residual + weight * gradient (with error feedback) or weight * gradient (without),
 // each product and each sum rounded to float32. Chosen entries are copied out and become 0 in the residual; all others
 // stay there, so emitted + residual is v, entry by entry and exactly. A block is 16 entries, one cache line, counted
 // from the tensor's start; the last one may be shorter and is emitted padded with zeros. Its score is the sum of its
@@ -54,15 +54,15 @@ Selection threshold_element(const Source& from, float threshold, const Chosen& t
 Selection topk_block(const Source& from, const Chosen& to, int threads, Path path);
 Selection topk_element(const Source& from, const Chosen& to, int threads, Path path);
 
-// `count` <= blocks different blocks, ascending: one out of each of `count` equal intervals, by a hash of seed and interval.
-// Every sender and receiver with the same seed has the same, so the indices need not travel.
+// `count` <= blocks different blocks, ascending: one out of each of `count` equal intervals, by a hash of seed and
+// interval. Every sender and receiver with the same seed has the same, so the indices need not travel.
 void random_blocks(std::uint64_t seed, std::size_t blocks, std::size_t count, std::uint32_t* index);
 
 // The blocks of random_blocks(seed, blocks, capacity). As the receiver expects them all, a block that is not finite is
 // emitted as zeros (and stays in the residual as above).
 Selection random_block(const Source& from, std::uint64_t seed, const Chosen& to, int threads, Path path);
 
-// scores[k] = score of the k-th of random_blocks(seed, blocks, count), or -1 if that is not finite. Writes nothing else.
+// scores[k] = score of the k-th of random_blocks(seed, blocks, count), or -1 if that is not finite. No other writes.
 void sample_scores(const Source& from, std::uint64_t seed, std::size_t count, float* scores);
 
 }  // namespace atoll_kernels

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <memory>
 
-#include "placing.hpp"
+#include "chunk_places.hpp"
 #include "score.hpp"
 
 namespace atoll_kernels {
@@ -19,8 +19,7 @@ ATOLL_INLINE float live_at(const void* live, std::size_t i) {
 
 template <ValueFormat format>
 ATOLL_INLINE void difference_at(const Difference& of, std::size_t begin, std::size_t n, float* d) {
-    for (std::size_t i = 0; i < n; ++i)
-        d[i] = of.scale * (of.master[begin + i] - live_at<format>(of.live, begin + i));
+    for (std::size_t i = 0; i < n; ++i) d[i] = of.scale * (of.master[begin + i] - live_at<format>(of.live, begin + i));
 }
 
 template <ValueFormat format>

@@ -3,14 +3,15 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "compress.hpp"
 #include "../codec/half.hpp"
+#include "compress.hpp"
 
-// Choosing the part of the difference between two copies of a tensor that is worth sending. Nothing is written but the
+// Chooses the part of the difference between two copies of a tensor that is worth sending. Nothing is written but the
 // choice: what is not sent stays in the difference.
 //
-// d = scale * (master - live), each operation rounded to float32. Blocks, scores and non-finite blocks as in compress.hpp.
-// The same bits on every processor and for any number of threads. Bound by memory: reads 8n bytes (6n where live has 16 bits).
+// d = scale * (master - live), each operation rounded to float32. Blocks, scores and non-finite blocks as in
+// compress.hpp. The same bits on every processor and for any number of threads. Bound by memory: reads 8n bytes (6n
+// where live has 16 bits).
 namespace atoll_kernels {
 
 struct Difference {

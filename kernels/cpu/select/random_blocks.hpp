@@ -5,7 +5,7 @@
 
 #include "../processor/features.hpp"
 
-// Which blocks random_blocks(seed, blocks, count) names, for the processor and the device alike.
+// The blocks that random_blocks(seed, blocks, count) names, for the processor and the device alike.
 namespace atoll_kernels {
 
 // splitmix64 (Steele, Lea, Flood, 2014): the k-th number of the sequence that begins at `seed`.
@@ -21,7 +21,8 @@ ATOLL_INLINE std::size_t interval_begin(std::size_t k, std::size_t blocks, std::
 }
 
 // The k-th of `count` <= blocks different blocks, one out of each of as many equal intervals.
-ATOLL_INLINE std::uint32_t random_block_of_interval(std::uint64_t seed, std::size_t k, std::size_t blocks, std::size_t count) {
+ATOLL_INLINE std::uint32_t random_block_of_interval(std::uint64_t seed, std::size_t k, std::size_t blocks,
+                                                    std::size_t count) {
     const std::size_t begin = interval_begin(k, blocks, count);
     const std::size_t size = interval_begin(k + 1, blocks, count) - begin;
     const auto within = static_cast<unsigned __int128>(hash(seed, k)) * size >> 64;

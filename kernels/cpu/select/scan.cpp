@@ -73,7 +73,8 @@ ATOLL_INLINE std::size_t scan_all(const Source& from, std::size_t first, std::si
     std::size_t nonfinite = 0;
     const auto residual_at = [&](std::size_t block) { return feedback ? residual + block * block_entries : nullptr; };
     const auto one = [&](std::size_t block) {
-        nonfinite += !scan_block<feedback>(gradient + block * block_entries, residual_at(block), weight, scores + block);
+        nonfinite +=
+            !scan_block<feedback>(gradient + block * block_entries, residual_at(block), weight, scores + block);
     };
     std::size_t block = 0;
     for (; block + at_once <= whole; block += at_once) {
@@ -98,8 +99,8 @@ ATOLL_INLINE std::size_t scan_all(const Source& from, std::size_t first, std::si
     }
     for (; block < whole; ++block) one(block);
     if (whole < blocks)
-        nonfinite += !scan_tail<feedback>(gradient + whole * block_entries, residual_at(whole), weight, n % block_entries,
-                                          scores + whole);
+        nonfinite += !scan_tail<feedback>(gradient + whole * block_entries, residual_at(whole), weight,
+                                          n % block_entries, scores + whole);
     return nonfinite;
 }
 
@@ -175,7 +176,8 @@ ATOLL_INLINE ElementCounts scan_all_elements(const Source& from, std::size_t fir
         if (bits.nonfinite != 0) counts.nonfinite += static_cast<std::size_t>(std::popcount(bits.nonfinite));
     };
     const auto one = [&](std::size_t word) {
-        keep(word, scan_word<feedback>(gradient + 64 * word, feedback ? residual + 64 * word : nullptr, from.weight, threshold));
+        keep(word, scan_word<feedback>(gradient + 64 * word, feedback ? residual + 64 * word : nullptr, from.weight,
+                                       threshold));
     };
     const std::size_t whole = n / 64;
     for (std::size_t word = 0; word < whole; ++word) {
@@ -207,7 +209,8 @@ std::size_t mark_portable(const float* scores, std::size_t blocks, float thresho
     return mark_all(scores, blocks, threshold, above);
 }
 
-ATOLL_TARGET_AVX2 std::size_t mark_avx2(const float* scores, std::size_t blocks, float threshold, std::uint64_t* above) {
+ATOLL_TARGET_AVX2 std::size_t mark_avx2(const float* scores, std::size_t blocks, float threshold,
+                                        std::uint64_t* above) {
     return mark_all(scores, blocks, threshold, above);
 }
 

@@ -7,7 +7,8 @@
 // The one pass over memory that every selection makes: add the gradient to the residual and look at the sum.
 namespace atoll_kernels {
 
-// One unit of work. A multiple of 64 blocks; what a chunk reads still lies in a cache when its chosen blocks are copied.
+// One unit of work. A multiple of 64 blocks; what a chunk reads still lies in a cache when its chosen blocks are
+// copied.
 constexpr std::size_t scan_entries = std::size_t{1} << 18;
 constexpr std::size_t scan_blocks = scan_entries / block_entries;
 

@@ -19,8 +19,8 @@ constexpr float largest_score = std::numeric_limits<float>::max();  // beyond it
 // Blocks whose scores are summed side by side.
 constexpr std::size_t at_once = 4;
 
-// How far ahead of its use memory is asked for. Two arrays are read, and left to itself the processor keeps too few
-// cache lines in flight to use all the bandwidth one core can have: docs/performance.md.
+// The distance ahead of its use at which memory is asked for. Two arrays are read, and left to itself the processor
+// keeps too few cache lines in flight to use all the bandwidth one core can have: docs/performance.md.
 constexpr std::size_t ahead_entries = 1024;
 
 ATOLL_INLINE void load(Float8& value, const float* at) { std::memcpy(&value, at, sizeof value); }
@@ -45,7 +45,7 @@ ATOLL_INLINE Float4 totals(const Float4& a, const Float4& b, const Float4& c, co
     return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
-// Whether none of four scores is beyond the largest.
+// True if none of four scores is beyond the largest.
 ATOLL_INLINE bool all_finite(const Float4& scores) {
     typedef long long Long2 __attribute__((vector_size(16)));
     const Long2 finite = (Long2)(scores <= largest_score);

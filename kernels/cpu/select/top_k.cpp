@@ -1,4 +1,4 @@
-// Exact top-k: the k-th largest magnitude by three rounds of counting (radix select on the bits of a float32, which
+// Exact top-k: the k-th largest magnitude by counting three digits (radix select on the bits of a float32, which
 // order like the numbers they stand for when no sign is set), then one pass that copies all above it.
 #include <algorithm>
 #include <atomic>
@@ -6,14 +6,14 @@
 #include <memory>
 #include <vector>
 
+#include "../processor/thread_pool.hpp"
 #include "compress.hpp"
 #include "scan.hpp"
-#include "../processor/thread_pool.hpp"
 
 namespace atoll_kernels {
 namespace {
 
-constexpr int bits_per_round[] = {11, 10, 10};
+constexpr int bits_per_digit[] = {11, 10, 10};
 constexpr std::size_t bins = std::size_t{1} << 11;
 
 // 0 stands for "never": a zero, or what is not finite.
@@ -46,7 +46,7 @@ Cut find_cut(const Keys& keys, std::size_t k, int threads) {
     std::uint32_t prefix = 0;
     std::size_t left = k, nonzero = 0;
     int shift = 31;
-    for (const int width : bits_per_round) {
+    for (const int width : bits_per_digit) {
         const int known = shift;  // bits above this are those of `prefix`
         shift -= width;
         std::vector<std::atomic<std::uint64_t>> counts(bins);

@@ -205,7 +205,7 @@ class ExchangeEngine {
         SharedPart total;        // of the round after the version, while the norm of all is awaited
     };
 
-    // What is to be done with the sums of one sync round.
+    // The work to be done with the sums of one sync round.
     struct RoundUpdate {
         std::optional<OptimizerStep> step;  // none: accumulate, or, exchanging updates, take the sum as it is
         double scale = 1;

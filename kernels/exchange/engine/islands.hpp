@@ -6,7 +6,7 @@
 
 namespace atoll_kernels {
 
-// Who is with whom, seen by one rank.
+// The islands as one rank sees them.
 struct Islands {
     int rank;
     std::vector<std::vector<int>> members;  // of each island, ascending; the first is its leader

@@ -18,8 +18,8 @@ namespace atoll_kernels {
 // order.
 class RoundTracker {
   public:
-    // How many rounds beyond its own newest one a rank takes messages for. Peers get no further ahead than the
-    // staleness; the rest is for what waits in queues.
+    // The number of rounds beyond its own newest one that a rank takes messages for. Peers get no further ahead than
+    // the staleness; the rest is for what waits in queues.
     static constexpr std::int64_t rounds_ahead = 4;
 
     RoundTracker(const Islands& islands, std::int64_t first_round)
@@ -29,13 +29,13 @@ class RoundTracker {
     std::int64_t compressed() const { return compressed_; }  // the newest round that this rank began
     void begin_round() { ++compressed_; }
 
-    // Why a message is not taken, or null. Its origin is a rank (part) or an island (sum).
+    // The reason why a message is not taken, or null. Its origin is a rank (part) or an island (sum).
     const char* refusal(MessageKind kind, std::uint64_t origin, std::uint64_t sync_round) const;
 
     // Notes a message of which refusal said null; what is in it comes with put.
     void claim(MessageKind kind, std::uint64_t origin, std::int64_t sync_round);
 
-    // What came from this rank's mate in `place` of the island. True when the island's parts are complete.
+    // Notes what came from this rank's mate in `place` of the island. True when the island's parts are complete.
     bool put_part(std::int64_t sync_round, std::size_t place, SharedPart part);
     bool put_sum(std::int64_t sync_round, std::size_t island, SharedPart sum);
 
@@ -51,7 +51,8 @@ class RoundTracker {
 
     void close_next();
 
-    // What the round after the version still waits for from others or this rank, one sentence each; empty: nothing.
+    // The things that the round after the version still waits for from others or this rank, one sentence each; empty:
+    // nothing.
     std::vector<std::string> missing() const;
 
   private:

@@ -8,7 +8,7 @@
 
 #include "../../cpu/codec/block_coo.hpp"
 
-// What travels and what is added up: sparse blocks of one tensor in one sync round.
+// Parts, which travel and are added up: sparse blocks of one tensor in one sync round.
 namespace atoll_kernels {
 
 enum class MessageKind { part = 0, sum = 1 };  // of one rank, of an island
@@ -56,7 +56,7 @@ struct Scratch {
     ReusableBuffer<unsigned char> bytes;
 };
 
-// How the parts of one tensor are written. With random selection no index travels: `seed` of tensor and sync round
+// The way the parts of one tensor are encoded. With random selection no index travels: `seed` of tensor and sync round
 // tells them.
 struct Format {
     Layout layout;

@@ -17,7 +17,7 @@ struct Outgoing {
     Urgency urgency;
 };
 
-// What waits to be sent, and an eventfd that can be polled for it. One caller at a time.
+// The messages that wait to be sent, and an eventfd that can be polled for it. One caller at a time.
 class Outbox {
   public:
     Outbox();  // throws std::system_error

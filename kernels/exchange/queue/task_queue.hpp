@@ -18,8 +18,8 @@ namespace atoll_kernels {
 
 using Clock = std::chrono::steady_clock;
 
-// What comes first: the lowest sync round, in it the layer that the next forward pass needs first, then what came first
-// (earliest deadline first).
+// The order of work, earliest deadline first: the lowest sync round, in it the layer that the next forward pass needs
+// first, then what came first.
 struct Urgency {
     std::int64_t sync_round;
     std::int64_t order;

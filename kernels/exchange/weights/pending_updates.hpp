@@ -27,7 +27,7 @@ class PendingUpdates {
     // `total` of `sync_round` was taken off the master. Rounds ascend.
     void close_round(std::int64_t sync_round, const Units& total);
 
-    // What live lacks of the closed rounds; of others it must not have anything yet.
+    // The sum that live lacks of the closed rounds; of others it must not have anything yet.
     const Part& unpublished() const { return unpublished_; }
 
     // The unpublished was added to live, which is the only copy.
@@ -37,10 +37,10 @@ class PendingUpdates {
     // are still to be compressed, so it is remembered until a later copy is.
     Part take();
 
-    // How often the unpublished was taken; from any thread.
+    // The number of times the unpublished was taken; from any thread.
     std::uint64_t takes() const { return takes_; }
 
-    // What a copy of live lacks that was made after so many takes. Valid until the next change.
+    // The updates that a copy of live lacks that was made after so many takes. Valid until the next change.
     std::vector<PendingUpdate> missing_from_copy(std::uint64_t takes) const;
 
     // No copy made after fewer takes will be asked about again.

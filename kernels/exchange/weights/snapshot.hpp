@@ -18,7 +18,7 @@ struct SnapshotRange {
     std::shared_ptr<const void> from_owner, to_owner;
 };
 
-// What updates change: masters and moments.
+// A snapshot of what updates change: masters and moments.
 class StateSnapshot {
   public:
     StateSnapshot() = default;
@@ -39,8 +39,8 @@ class StateSnapshot {
     std::vector<SnapshotRange> ranges_;  // not captured yet
 };
 
-// What this rank has not sent: a residual that the next part is chosen from, or a difference that was written down
-// already.
+// A snapshot of what this rank has not sent: a residual that the next part is chosen from, or a difference that was
+// written down already.
 class ResidualSnapshot {
   public:
     ResidualSnapshot() = default;

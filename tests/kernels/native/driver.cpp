@@ -1,5 +1,5 @@
-// The kernels without Python, for the sanitizers: scripts/sanitize builds and runs this. Buffers come from malloc with no
-// slack, at every misalignment, so that a read or write outside is seen. Exits with 0 if all is well.
+// The kernels without Python, for the sanitizers: scripts/sanitize builds and runs this. Buffers come from malloc with
+// no slack, at every misalignment, so that a read or write outside is seen. Exits with 0 if all is well.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "../../../kernels/cpu/reduce/squared_norm.hpp"
 #include "../../../kernels/cpu/processor/thread_pool.hpp"
+#include "../../../kernels/cpu/reduce/squared_norm.hpp"
 #include "../../../kernels/cpu/reduce/weighted_sum.hpp"
 
 using namespace atoll_kernels;
@@ -51,7 +51,8 @@ void check_squared_norm(std::size_t n, std::size_t shift) {
     for (std::size_t i = 0; i < n; ++i) slow += static_cast<double>(x.get()[i]) * x.get()[i];
     expect(std::fabs(expected - slow) <= 1e-12 * slow, "squared_norm is far from the plain sum", n, 1);
     for (const int threads : {1, 2, 5}) {
-        expect(same(squared_norm(x.get(), n, threads, best_path()), expected), "squared_norm's bits differ", n, threads);
+        expect(same(squared_norm(x.get(), n, threads, best_path()), expected), "squared_norm's bits differ", n,
+               threads);
     }
 }
 
@@ -67,8 +68,8 @@ void check_weighted_sum(std::size_t n, std::size_t shift, std::size_t count) {
     for (const int threads : {1, 2, 5}) {
         std::fill_n(out.get(), n, std::numeric_limits<float>::quiet_NaN());
         weighted_sum(out.get(), n, inputs.data(), count, threads, best_path());
-        expect(n == 0 || std::memcmp(out.get(), expected.get(), n * sizeof(float)) == 0, "weighted_sum's bits differ", n,
-               threads);
+        expect(n == 0 || std::memcmp(out.get(), expected.get(), n * sizeof(float)) == 0, "weighted_sum's bits differ",
+               n, threads);
     }
     if (count == 0) return;
     weighted_sum(buffers.back().get(), n, inputs.data(), count, 3, best_path());

@@ -1,4 +1,5 @@
-// The exchange engine for driver.cpp: ranks that train at once while messages move, then one that is stopped in the middle.
+// The exchange engine for driver.cpp: ranks that train at once while messages move, then one that is stopped in the
+// middle.
 #include <algorithm>
 #include <atomic>
 #include <cmath>

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "../../../kernels/cpu/codec/block_coo.hpp"
-#include "../../../kernels/cpu/select/compress.hpp"
-#include "../../../kernels/cpu/select/difference.hpp"
 #include "../../../kernels/cpu/optimizer/sparse_optimizer.hpp"
 #include "../../../kernels/cpu/processor/thread_pool.hpp"
+#include "../../../kernels/cpu/select/compress.hpp"
+#include "../../../kernels/cpu/select/difference.hpp"
 
 using namespace atoll_kernels;
 
@@ -67,7 +67,8 @@ void check_selection(const Floats& gradient, std::size_t capacity, std::size_t w
                           [&](const Source& from, const Chosen& to) { return kernel(from, to, threads, path); });
         };
         const Result expected = run(1, Path::portable);
-        for (const int threads : {1, 2, 5}) expect(run(threads, best_path()) == expected, "a selection differs", gradient.size());
+        for (const int threads : {1, 2, 5})
+            expect(run(threads, best_path()) == expected, "a selection differs", gradient.size());
     }
 }
 
@@ -76,17 +77,19 @@ void check_selections(std::size_t n) {
     if (n > 20) gradient[n / 2] = std::numeric_limits<float>::quiet_NaN();
     const std::size_t blocks = block_count(n);
     for (const std::size_t capacity : {std::size_t{0}, blocks / 3, blocks}) {
-        check_selection(gradient, capacity, block_entries, [](const auto& from, const auto& to, int threads, Path path) {
-            return threshold_block(from, 12.0F, to, threads, path);
-        });
+        check_selection(gradient, capacity, block_entries,
+                        [](const auto& from, const auto& to, int threads, Path path) {
+                            return threshold_block(from, 12.0F, to, threads, path);
+                        });
         check_selection(gradient, capacity, 1, [](const auto& from, const auto& to, int threads, Path path) {
             return threshold_element(from, 1.5F, to, threads, path);
         });
         check_selection(gradient, capacity, block_entries, topk_block);
         check_selection(gradient, capacity, 1, topk_element);
-        check_selection(gradient, capacity, block_entries, [](const auto& from, const auto& to, int threads, Path path) {
-            return random_block(from, 7, to, threads, path);
-        });
+        check_selection(gradient, capacity, block_entries,
+                        [](const auto& from, const auto& to, int threads, Path path) {
+                            return random_block(from, 7, to, threads, path);
+                        });
     }
 }
 
@@ -103,12 +106,14 @@ void check_difference(std::size_t n) {
         for (const std::size_t capacity : {std::size_t{0}, blocks / 3, blocks}) {
             const auto run = [&](int threads, Path path) {
                 Result result{{}, Floats(n), Floats(capacity * block_entries), Indices(capacity)};
-                result.selection = difference_block(of, 9.0F, {result.index.data(), result.values.data(), capacity}, threads, path);
+                result.selection =
+                    difference_block(of, 9.0F, {result.index.data(), result.values.data(), capacity}, threads, path);
                 difference(of, result.residual.data(), path);
                 return result;
             };
             const Result expected = run(1, Path::portable);
-            for (const int threads : {1, 2, 5}) expect(run(threads, best_path()) == expected, "a difference differs", n);
+            for (const int threads : {1, 2, 5})
+                expect(run(threads, best_path()) == expected, "a difference differs", n);
         }
     }
     Floats scores(blocks);
@@ -147,7 +152,9 @@ void check_noise() {
         Indices index(count);
         for (std::size_t k = 0; k < count; ++k) index[k] = static_cast<std::uint32_t>(k);
         Floats values(count * width);
-        if (layout.indices == IndexFormat::none && !valid_indices(index.data(), count, (layout.entries + width - 1) / width)) continue;
+        if (layout.indices == IndexFormat::none &&
+            !valid_indices(index.data(), count, (layout.entries + width - 1) / width))
+            continue;
         if (decode(layout, noise.get(), bytes, count, index.data(), values.data()) == nullptr)
             expect(all_finite(values.data(), values.size()), "noise was decoded into a NaN", bytes);
     }
@@ -164,10 +171,15 @@ void check_optimizers(std::size_t n) {
             std::vector<std::int32_t> last_step(blocks);
             std::vector<std::uint16_t> live(n);
             const bool adaptive = rule == Rule::adam || rule == Rule::adamw;
-            const Parameters to{master.data(),    first.data(),
-                                adaptive ? second.data() : nullptr, last_step.data(), {live.data(), ValueFormat::float16}, n};
+            const Parameters to{master.data(),
+                                first.data(),
+                                adaptive ? second.data() : nullptr,
+                                last_step.data(),
+                                {live.data(), ValueFormat::float16},
+                                n};
             for (const std::int32_t step : {1, 4})
-                apply_update(to, {index.data(), values.data(), count}, {rule, 0.1, 0.01, 0.9, 0.99, 1e-8, 1, step}, threads, path);
+                apply_update(to, {index.data(), values.data(), count}, {rule, 0.1, 0.01, 0.9, 0.99, 1e-8, 1, step},
+                             threads, path);
             return master;
         };
         const Floats expected = run(1, Path::portable);

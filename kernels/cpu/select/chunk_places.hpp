@@ -9,17 +9,17 @@
 #include <mutex>
 #include <vector>
 
+#include "../processor/thread_pool.hpp"
 #include "compress.hpp"
 #include "scan.hpp"
-#include "../processor/thread_pool.hpp"
 
 namespace atoll_kernels {
 
 // Gives chunks that are scanned in any order their places in the output in ascending order. Nobody waits: whoever
 // scans the chunk that closes a gap copies all that follows from it.
-class Placing {
+class ChunkPlaces {
   public:
-    explicit Placing(std::size_t chunks) : counts_(chunks), scanned_(chunks) {}
+    explicit ChunkPlaces(std::size_t chunks) : counts_(chunks), scanned_(chunks) {}
 
     // gather(chunk, place) is called once for every chunk.
     template <typename Gather>
@@ -71,7 +71,7 @@ Selection blocks_above(std::size_t blocks, float threshold, const Chosen& to, in
     constexpr std::size_t words = scan_blocks / 64;
     const std::size_t chunks = (blocks + scan_blocks - 1) / scan_blocks;
     const std::unique_ptr<std::uint64_t[]> above(new std::uint64_t[chunks * words]);
-    Placing placing(chunks);
+    ChunkPlaces places(chunks);
     std::atomic<std::size_t> nonfinite{0};
     const auto gather = [&](std::size_t chunk, std::size_t place) {
         const std::size_t count = std::min(scan_blocks, blocks - chunk * scan_blocks);
@@ -85,10 +85,10 @@ Selection blocks_above(std::size_t blocks, float threshold, const Chosen& to, in
         float scores[scan_blocks];
         const std::size_t first = chunk * scan_blocks, count = std::min(scan_blocks, blocks - first);
         nonfinite.fetch_add(scan(first, count, scores), std::memory_order_relaxed);
-        placing.scanned(chunk, mark_above(scores, count, threshold, above.get() + chunk * words, path), gather);
+        places.scanned(chunk, mark_above(scores, count, threshold, above.get() + chunk * words, path), gather);
     };
     for_each_chunk(chunks, threads, work);
-    return {std::min(placing.total(), to.capacity), placing.total(), nonfinite.load()};
+    return {std::min(places.total(), to.capacity), places.total(), nonfinite.load()};
 }
 
 }  // namespace atoll_kernels

@@ -1,4 +1,4 @@
-#include "kernels.hpp"
+#include "reduce.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -22,7 +22,9 @@ __device__ double sum_over_block(double mine) {
     return sums[0];
 }
 
-// partial[c] = sum of squares of chunk c.   x: float32 [n]; partial: float64 [ceil(n / chunk_entries)]
+// partial[c] = sum of squares of chunk c, in float64.
+//   x: float32 [n]; partial: float64 [chunks], chunks = ceil(n / chunk_entries), device, overwritten
+// Bound by memory: reads 4n bytes (by float64 arithmetic on consumer cards).
 __global__ void square_chunks(const float* x, std::uint64_t n, double* partial, std::uint64_t chunks) {
     for (std::uint64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
         const std::uint64_t begin = chunk * chunk_entries;
@@ -38,7 +40,7 @@ __global__ void square_chunks(const float* x, std::uint64_t n, double* partial, 
     }
 }
 
-// total[0] = sum of partial[0 .. chunks), by one block.
+// total[0] = sum of partial [chunks], by one block in a fixed order. Bound by latency: reads 8 bytes a chunk.
 __global__ void sum_partials(const double* partial, std::uint64_t chunks, double* total) {
     double mine = 0;
     for (std::uint64_t i = threadIdx.x; i < chunks; i += block_threads) mine += partial[i];
@@ -52,7 +54,9 @@ struct WeightedInputs {  // a kernel's parameters: by value, at most 4 KiB
 };
 static_assert(sizeof(WeightedInputs) <= 4096);
 
-// The twin of the CPU's weighted_sum: no fused multiply-add, so the same bits.
+// out[i] = inputs[0].weight * inputs[0].x[i] + ..., each product and sum rounded: no fused multiply-add.
+//   out, inputs[k].x: float32 [n], device; an x may be out itself; 0 inputs set out to 0
+// Bound by memory: reads 4n bytes an input, writes 4n. Twin: weighted_sum; the same bits.
 __global__ void add_inputs(float* out, std::uint64_t n, const __grid_constant__ WeightedInputs inputs) {
     const std::uint64_t stride = std::uint64_t{gridDim.x} * block_threads;
     for (std::uint64_t i = std::uint64_t{blockIdx.x} * block_threads + threadIdx.x; i < n; i += stride) {
