@@ -1,4 +1,4 @@
-"""The loop that finds the threshold of cache-aware threshold-v: from what the last sync round found to the next threshold."""
+"""The loop that finds the threshold of cache-aware threshold-v: from one sync round's count to the next threshold."""
 
 from __future__ import annotations
 

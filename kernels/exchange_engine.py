@@ -52,7 +52,7 @@ class Outgoing(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The changed blocks of a tensor: index uint32 [k], ascending, and values float32 [k, 16], 0 beyond the tensor's end."""
+    """The changed blocks of a tensor: index uint32 [k], ascending, values float32 [k, 16], 0 beyond its end."""
 
     version: int
     index: NDArray[np.uint32]  # type: ignore[assignment]

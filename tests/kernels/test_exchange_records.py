@@ -1,4 +1,4 @@
-"""The account an engine gives of itself: changed blocks, the newest parts, digests, and the rounds its masters are of."""
+"""Reports of an engine on itself: changed blocks, the newest parts, digests, and the rounds its masters are of."""
 
 from __future__ import annotations
 
