@@ -28,7 +28,7 @@ from atoll.documents import line_of, read_toml, unknown_field, wrong_value
 from atoll.errors import BadInput
 from atoll.profiling.document import ProfiledModel, load_profile
 from atoll.strategies import registry
-from atoll.strategies.declaration import StrategySettings, as_json, retired_in
+from atoll.strategies.declaration import StrategySettings, as_json, gone_in, retired_in
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Adaptation, JobSpec
@@ -329,7 +329,7 @@ def load(path: Path, note: Callable[[str], None] = warnings.warn) -> JobFile:
     document, text = read_toml("job file", path, _MAX_JOB_FILE_BYTES, large="A job file is a few lines of TOML")
     for section, names in _RETIRED.items():
         if isinstance(said := document.get(section), dict):
-            for told in retired_in(names, said):
+            for told in [*retired_in(names, said), *gone_in(_GONE.get(section, {}), said)]:
                 note(f"job file {path}: [{section}] {told}")
     try:
         return JobFile.model_validate(document)
@@ -421,5 +421,6 @@ _RETIRED: Final[Mapping[str, Mapping[str, str]]] = {
     "adapt": _RETIRED_PARAMETERS,
     **{section: each.settings.RETIRED for section, each in _STRATEGY_SECTIONS.items()},
 }
+_GONE: Final = {section: each.settings.GONE for section, each in _STRATEGY_SECTIONS.items()}
 # pydantic names the branch of a union it tried; users know only the field.
 _NOISE: Final = frozenset({"int", "str", "float"})

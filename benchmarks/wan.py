@@ -11,7 +11,7 @@ Namespaces are removed at the end, and those of a laboratory that was killed by 
 
 Methods: `local` (the same processes, each training alone on its share: the floor), `ddp`, `ddp-fp16`
 (fp16_compress_hook), `ddp-powersgd[:rank=R]` (one bucket: it hangs with several over gloo), Atoll's `dense` and
-`stale-sparse[:sparsity=R,staleness=S,values=V,selection=S,error_feedback=false,momentum=M,scheduling=S,digest_every=N]`.
+`stale-sparse[:sparsity=R,staleness=S,values=V,selection=S,error_feedback=false,momentum=M,digest_every=N]`.
 All have the same initial weights, batch, learning rate and order of samples. Cells are measured in turn: all methods at
 a rate, then the next rate; --repeats goes through everything again.
 
@@ -26,7 +26,6 @@ passes waited.
 Sets, the tables of docs/performance.md (--model, --workers, --rates, --methods, --steps, --max-s replace a set's own):
     --set tta         time to a loss, three models, 2 and 4 workers, 100, 500, 1000 Mbit/s and the trace (hours)
     --set floor       a step against no network at all
-    --set edf         urgent work first against first come, first served
     --set staleness   a step late against in step
     --set feedback    with and without error feedback
     --set momentum    moments of untouched blocks decayed when touched, or left alone as in the paper

@@ -36,11 +36,14 @@ class Declared(BaseModel):
     RETIRED: ClassVar[Mapping[str, str]] = {}
     """Names of earlier versions, and those that took their place: still read."""
 
+    GONE: ClassVar[Mapping[str, Any]] = {}
+    """Fields of earlier versions, and the value that holds for everybody now: still read, and any value means it."""
+
     if not TYPE_CHECKING:
 
         def __init__(self, /, **values: Any) -> None:
-            for old in retired_in(type(self).RETIRED, values):
-                warnings.warn(f"{type(self).__name__}: {old}", FutureWarning, stacklevel=2)
+            for told in [*retired_in(type(self).RETIRED, values), *gone_in(type(self).GONE, values)]:
+                warnings.warn(f"{type(self).__name__}: {told}", FutureWarning, stacklevel=2)
             try:
                 super().__init__(**values)
             except ValidationError as error:
@@ -50,11 +53,11 @@ class Declared(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _rename(cls, values: Any) -> Any:
+    def _from_earlier(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         taken = {old: new for old, new in cls.RETIRED.items() if old in values and new not in values}
-        return {taken.get(name, name): value for name, value in values.items()}
+        return {taken.get(name, name): value for name, value in values.items() if name not in cls.GONE}
 
     def with_values(self, **values: Any) -> Self:
         """The same with other values. Raises SettingError."""
@@ -227,3 +230,8 @@ def said(error: ErrorDetails) -> str:
 def retired_in(names: Mapping[str, str], values: Mapping[str, Any]) -> list[str]:
     """A line for each old name that `values` still has. names: by old name, the new one."""
     return [f"`{old}` is called `{new}` now" for old, new in names.items() if old in values]
+
+
+def gone_in(gone: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """A line for each field that is gone and was said to be another than what holds now. gone: by name, that value."""
+    return [f"`{name}` is gone: it is {now!r} for all" for name, now in gone.items() if values.get(name, now) != now]

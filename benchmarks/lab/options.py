@@ -39,7 +39,6 @@ METHODS: Final[Mapping[str, Mapping[str, Callable[[str], Value]]]] = {
         "error_feedback": _switch,
         "exchange": str,
         "momentum": str,
-        "scheduling": str,
         "digest_every": int,
     },
 }

@@ -32,10 +32,6 @@ SETS: Final[Mapping[str, Experiment]] = {
     ),
     # A step against the same workers with no network at all, and its stall.
     "floor": Experiment(models=MODELS, rates="100,none", methods="local,stale-sparse,dense", steps=100),
-    "edf": Experiment(
-        models=("mlp", "gpt"), rates="100,500", steps=100,
-        methods="local,stale-sparse:scheduling=edf,stale-sparse:scheduling=fcfs",
-    ),
     "staleness": Experiment(
         models=("mlp", "gpt"), rates="100,500", steps=300, to_target=True, max_s=300.0,
         methods="local,stale-sparse:staleness=1,stale-sparse:staleness=0",

@@ -18,6 +18,7 @@ class StaleSparse(StrategySettings):
     Source: StellaTrain, SIGCOMM 2024, section 3. Raises SettingError when made."""
 
     RETIRED: ClassVar = {"rate": "sparsity"}
+    GONE: ClassVar = {"scheduling": "edf"}
 
     sparsity: Annotated[Sparsity, Flag("SHARE", "of each gradient left out of a step, e.g. 0.99")] = 0.99
     """share of the entries a step leaves behind, 0 to 0.9999; `atoll adjust JOB --sparsity S` changes it on the run, on
@@ -35,9 +36,6 @@ class StaleSparse(StrategySettings):
 
     values: Literal["float16", "bfloat16", "float32"] = "float16"
     """what the chosen values are rounded to on the wire"""
-
-    scheduling: Literal["edf", "fcfs"] = "edf"
-    """order of CPU work and of messages: `edf` by step and place in the model, `fcfs` by arrival"""
 
     digest_every: Annotated[int, Field(ge=1, lt=2**32)] = 100
     """rounds between comparisons of all workers' weights"""

@@ -132,7 +132,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
             "hang_s": 600,
             "strategy": "stale-sparse",
             "stale_sparse": {"sparsity": 0.995, "staleness": 0, "error_feedback": False, "values": "float32"}
-            | {"selection": "topk", "exchange": "gradients", "momentum": "as-is", "scheduling": "fcfs"}
+            | {"selection": "topk", "exchange": "gradients", "momentum": "as-is"}
             | {"digest_every": 10},
             "adapt": {"batch": [128, 1024], "learning_rate": "square-root", "sparsity": True},
         }
@@ -253,6 +253,18 @@ def test_old_names_still_work_and_each_says_the_new_one_in_a_line(tmp_path: Path
         f"job file {path}: [adapt] `rate` is called `sparsity` now",
         f"job file {path}: [stale_sparse] `rate` is called `sparsity` now",
     ]
+
+
+@pytest.mark.parametrize(("value", "notes"), [("edf", 0), ("fcfs", 1)])
+def test_the_order_of_work_that_was_a_setting_is_read_and_said_to_be_gone(
+    tmp_path: Path, value: str, notes: int
+) -> None:
+    said: list[str] = []
+    job = load(written(tmp_path, f"strategy = 'stale-sparse'\n[stale_sparse]\nscheduling = '{value}'"), said.append)
+    assert job.to_spec("a.py").strategy_settings == ""
+    assert (
+        said == [f"job file {tmp_path / 'job.toml'}: [stale_sparse] `scheduling` is gone: it is 'edf' for all"] * notes
+    )
 
 
 FIELDS = st.sampled_from(

@@ -15,7 +15,7 @@ from atoll.agent.runtime.transport.keys import Keys, secure_client
 from atoll.agent.runtime.transport.limits import Limits
 from atoll.agent.runtime.transport.members import Member
 from atoll.agent.runtime.transport.meter import KernelCounts, Meter, kernel_counts
-from atoll.agent.runtime.transport.sendqueue import EncodedFrame, Policy, SendQueue
+from atoll.agent.runtime.transport.sendqueue import EncodedFrame, SendQueue
 from atoll.agent.runtime.transport.shared import PLACE, Arena, ArenaView
 from atoll.errors import NotAllowed, PeerLost
 
@@ -46,12 +46,11 @@ class Peer:
         member: Member,
         address: str,
         keys: Keys | None,
-        policy: Policy,
         limits: Limits,
         deadline_s: float,
     ) -> None:
         self.member = member
-        self.queue = SendQueue(policy)
+        self.queue = SendQueue()
         self.meter = Meter()
         self.up = False  # this rank's connection has shaken hands
         self.greeted = False  # the peer's Hello came

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from atoll.agent.runtime.transport.frames import Kind
-
-Policy = Literal["edf", "fcfs"]
 
 _FIRST: Final = -1
 _LAST: Final = 1 << 64
@@ -31,10 +29,10 @@ class EncodedFrame:
 
 @dataclass(slots=True)
 class SendQueue:
-    """edf: by (step, order), so that a late message for a layer that is needed soon overtakes what came before it.
-    fcfs: as they came. CONTROL is ahead of everything; GOODBYE behind, because it says that nothing else will come."""
+    """By (step, order), so that a late message for a layer that is needed soon overtakes what came before it.
 
-    policy: Policy = "edf"
+    CONTROL is ahead of everything; GOODBYE behind, because it says that nothing else will come."""
+
     bytes: int = 0
     _heap: list[tuple[int, int, int, EncodedFrame]] = field(default_factory=list)
     _since_s: dict[int, float] = field(default_factory=dict)  # by sequence number; oldest first
@@ -50,7 +48,7 @@ class SendQueue:
         elif encoded.kind is Kind.GOODBYE:
             step, order = _LAST, 0
         else:
-            step, order = (encoded.step, encoded.order) if self.policy == "edf" else (0, 0)
+            step, order = encoded.step, encoded.order
         heapq.heappush(self._heap, (step, order, self._sequence, encoded))
         self._since_s[self._sequence] = now_s
         self.bytes += encoded.bytes

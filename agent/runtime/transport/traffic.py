@@ -49,7 +49,6 @@ class Traffic:
             run=session.run,
             keys=topology.data_keys(session),
             host=topology.host(session),
-            policy=settings.scheduling,
         )
         try:
             own = self._transport.bind()

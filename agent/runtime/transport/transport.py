@@ -18,7 +18,7 @@ from atoll.agent.runtime.transport.loop import Loop, LoopCallbacks, Source, Subm
 from atoll.agent.runtime.transport.members import Member, Topology
 from atoll.agent.runtime.transport.meter import LinkSample
 from atoll.agent.runtime.transport.peer import Peer
-from atoll.agent.runtime.transport.sendqueue import EncodedFrame, Policy
+from atoll.agent.runtime.transport.sendqueue import EncodedFrame
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
 
 __all__ = ["MAX_BROADCAST_BYTES", "LinkSample", "Transport"]
@@ -42,7 +42,6 @@ class Transport:
         keys: Keys | None,
         host: str,
         deadline_s: float = 30.0,
-        policy: Policy = "edf",
         limits: Limits | None = None,
     ) -> None:
         """me: this rank. members: by rank. host: the address to listen on, which peers can reach. keys: None sends in
@@ -57,7 +56,6 @@ class Transport:
         if keys is not None and unknown:
             raise BadInput(f"there is no public key of rank {unknown[0]}; ranks {sorted(keys.of)[:16]} have one")
         self._deadline_s = deadline_s
-        self._policy = policy
         self._limits = limits or Limits()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router: zmq.Socket[bytes] | None = None
@@ -203,7 +201,6 @@ class Transport:
             member=member,
             address=address,
             keys=self._keys,
-            policy=self._policy,
             limits=self._limits,
             deadline_s=self._deadline_s,
         )

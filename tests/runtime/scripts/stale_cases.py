@@ -44,7 +44,7 @@ def steps(run: atoll.Run, model: Model, optimizer: Any, loader: Any, epochs: int
 def every_setting_keeps_all_ranks_alike(exchange: Exchange) -> None:
     settings: list[dict[str, Any]] = [
         {"selection": "topk", "values": "bfloat16"},
-        {"selection": "random", "scheduling": "fcfs"},
+        {"selection": "random"},
         {"staleness": 0, "values": "float32", "sparsity": 0.99},
         {"sparsity": 0.0},
     ]

@@ -21,7 +21,7 @@ def drain(queue: SendQueue) -> list[EncodedFrame]:
 
 
 def test_urgent_layers_overtake_and_goodbye_says_that_nothing_follows() -> None:
-    queue = SendQueue("edf")
+    queue = SendQueue()
     came = [
         encoded(Kind.GOODBYE),
         encoded(step=2, order=0),
@@ -33,14 +33,6 @@ def test_urgent_layers_overtake_and_goodbye_says_that_nothing_follows() -> None:
     for one in came:
         queue.push(one, now_s=0)
     assert drain(queue) == [came[5], came[3], came[2], came[4], came[1], came[0]]
-
-
-def test_first_come_first_served_keeps_the_order_of_arrival() -> None:
-    queue = SendQueue("fcfs")
-    came = [encoded(step=2), encoded(step=1), encoded(Kind.GOODBYE), encoded(step=0)]
-    for one in came:
-        queue.push(one, now_s=0)
-    assert drain(queue) == [came[0], came[1], came[3], came[2]]
 
 
 def test_small_ones_leave_together_and_a_large_one_alone() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import SettingError
+from atoll.strategies.declaration import read
 from atoll.strategies.stale_sparse.settings import MAX_SPARSITY, StaleSparse
 
 
@@ -19,7 +20,6 @@ from atoll.strategies.stale_sparse.settings import MAX_SPARSITY, StaleSparse
         ({"selection": "some"}, "selection = 'some' should be 'threshold', 'topk' or 'random'"),
         ({"values": "int8"}, "values = 'int8'"),
         ({"momentum": "none"}, "momentum = 'none'"),
-        ({"scheduling": "lifo"}, "scheduling = 'lifo'"),
         ({"exchange": "weights"}, "exchange = 'weights' should be 'updates' or 'gradients'"),
         ({"error_feedback": False}, 'error_feedback = False has no meaning with exchange = "updates"'),
         ({"digest_every": 0}, "digest_every = 0 should be greater than or equal to 1. Leave it out for 100"),
@@ -39,6 +39,13 @@ def test_the_old_name_still_works_and_says_the_new_one() -> None:
     with pytest.warns(FutureWarning, match="StaleSparse: `rate` is called `sparsity` now"):
         settings = StaleSparse(rate=0.9)  # type: ignore[arg-type]
     assert settings == StaleSparse(sparsity=0.9)
+
+
+def test_the_order_of_work_that_was_a_setting_is_still_read() -> None:
+    assert StaleSparse(scheduling="edf") == StaleSparse()  # type: ignore[call-arg]
+    with pytest.warns(FutureWarning, match="StaleSparse: `scheduling` is gone: it is 'edf' for all"):
+        assert StaleSparse(scheduling="fcfs") == StaleSparse()  # type: ignore[call-arg]
+    assert read(StaleSparse, '{"scheduling": "fcfs", "staleness": 0}', "recorded") == StaleSparse(staleness=0)
 
 
 def test_other_values_are_checked_too() -> None:

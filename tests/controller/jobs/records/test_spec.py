@@ -61,7 +61,6 @@ def test_a_good_spec_survives_both_ways() -> None:
                 "values": "bfloat16",
                 "error_feedback": False,
                 "momentum": "as-is",
-                "scheduling": "fcfs",
                 "digest_every": 7,
                 "exchange": "gradients",
             }
@@ -140,7 +139,6 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
         (sparse(selection="some"), "spec.stale_sparse.selection = 'some' should be 'threshold', 'topk' or 'random'"),
         (sparse(values="int8"), "spec.stale_sparse.values = 'int8'"),
         (sparse(momentum="none"), "spec.stale_sparse.momentum = 'none'"),
-        (sparse(scheduling="lifo"), "spec.stale_sparse.scheduling = 'lifo'"),
         (
             sparse(error_feedback=False),
             'spec.stale_sparse.error_feedback = False has no meaning with exchange = "updates"',
