@@ -101,9 +101,7 @@ class Loader(Generic[BatchT]):
         self.samples = samples = _fitting(settings)
         if not 0 <= rank < schedule.world_size:
             raise BadInput(f"rank {rank} of {schedule.world_size} does not exist; the first is 0")
-        num_workers = settings.num_workers
-        prefetch = (settings.prefetch_factor or 2) if num_workers > 0 else None
-        self.lead = num_workers * (prefetch or 0)
+        self.lead = settings.num_workers * (_prefetched(settings) or 0)
         """How many steps ahead batches are cut."""
         self.position = Position(0, 0, 0)
         self.current: BatchSlice | None = None
@@ -117,23 +115,11 @@ class Loader(Generic[BatchT]):
         self._shown_again: tuple[BatchSlice, list[int]] | None = None  # all that the next pass hands out
         self._exhausted = False  # the last iteration came to its epoch's end
         self._pass = 0
-        self._persistent = settings.persistent_workers and num_workers > 0
-        rows = tensor_rows(settings.dataset) if settings.collate_fn in (None, default_collate) else None
+        self._persistent = settings.persistent_workers and settings.num_workers > 0
         self._pinned = settings.pin_memory and torch.cuda.is_available()
         self._generator = torch.Generator()  # DataLoader would draw its workers' seed from the global one
         self._workers: Any = None  # DataLoader's iterator, while it may own processes
-        self._data: DataLoader[Any] = DataLoader(
-            settings.dataset if rows is None else rows,
-            batch_sampler=_Ahead(self._slice_ahead),
-            num_workers=num_workers,
-            collate_fn=settings.collate_fn if rows is None else as_is,
-            pin_memory=self._pinned,
-            prefetch_factor=prefetch,
-            persistent_workers=self._persistent,
-            worker_init_fn=settings.worker_init_fn,
-            multiprocessing_context=_context(multiprocessing_context) if num_workers > 0 else None,
-            generator=self._generator,
-        )
+        self._data = self._fetching(settings, multiprocessing_context)
 
     def __len__(self) -> int:
         """Global batches of a whole epoch, as schedules count them, of the script's own size; the same after a resume
@@ -195,6 +181,22 @@ class Loader(Generic[BatchT]):
         """End the worker processes. Iterating again starts new ones."""
         self._stop_pass()
         self._end_workers()
+
+    def _fetching(self, settings: LoaderSettings, multiprocessing_context: str) -> DataLoader[Any]:
+        """The DataLoader that fetches what `_slice_ahead` names."""
+        rows = tensor_rows(settings.dataset) if settings.collate_fn in (None, default_collate) else None
+        return DataLoader(
+            settings.dataset if rows is None else rows,
+            batch_sampler=_Ahead(self._slice_ahead),
+            num_workers=settings.num_workers,
+            collate_fn=settings.collate_fn if rows is None else as_is,
+            pin_memory=self._pinned,
+            prefetch_factor=_prefetched(settings),
+            persistent_workers=self._persistent,
+            worker_init_fn=settings.worker_init_fn,
+            multiprocessing_context=_context(multiprocessing_context) if settings.num_workers > 0 else None,
+            generator=self._generator,
+        )
 
     def _iterate(self, this_pass: int) -> Iterator[BatchT]:
         batches: Iterator[Any] | None = None
@@ -278,6 +280,11 @@ class _Ahead:
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._slices()
+
+
+def _prefetched(settings: LoaderSettings) -> int | None:
+    """Batches that each worker process asks for ahead; None where there is none."""
+    return (settings.prefetch_factor or 2) if settings.num_workers > 0 else None
 
 
 def _fitting(settings: LoaderSettings) -> int:

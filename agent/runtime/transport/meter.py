@@ -18,7 +18,7 @@ _WINDOW_BYTES: Final = 64 * 1024  # a window that carried less tells of delay, n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSample:
+class LinkCounts:
     """One direct peer, counted from the start of the run. Bytes are those of headers and payloads."""
 
     rank: int
@@ -103,8 +103,8 @@ class Meter:
     def goodput_bytes_per_s(self) -> float:
         return self._good_bytes / self._good_s if self._good_s > 0 else 0.0
 
-    def link(self, rank: int) -> LinkSample:
-        return LinkSample(
+    def link(self, rank: int) -> LinkCounts:
+        return LinkCounts(
             rank=rank,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,

@@ -68,22 +68,8 @@ class Peer:
         self._failed_handshakes = 0
         self._closed_s: float | None = None
         self._refused = self._answered = False
-        self.dealer: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        for option, value in (
-            (zmq.SNDHWM, 1),
-            (zmq.IMMEDIATE, 1),
-            (zmq.LINGER, 0),
-            (zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES),
-            (zmq.RECONNECT_IVL, _RECONNECT_MS),
-            (zmq.HEARTBEAT_IVL, max(int(1000 * limits.silence_s / 4), 1)),
-            (zmq.HEARTBEAT_TIMEOUT, max(int(1000 * limits.silence_s * 3 / 4), 1)),
-            (zmq.HANDSHAKE_IVL, max(int(1000 * deadline_s), 1)),
-            (zmq.TCP_MAXRT, max(int(1000 * deadline_s), 1)),
-            (zmq.IPV6, int("[" in address)),
-        ):
-            self.dealer.setsockopt(option, value)
+        self.dealer = _dealer(context, address, limits.silence_s, deadline_s)
         self.dealer.setsockopt(zmq.ROUTING_ID, identity(me))
-        self.dealer.copy_threshold = _COPY_BELOW_BYTES
         if keys is not None:
             secure_client(self.dealer, keys, member.rank)
         self.monitor = self.dealer.get_monitor_socket()
@@ -253,6 +239,28 @@ class Peer:
             self.arena.close()
         if self.view is not None:
             self.view.close()
+
+
+def _dealer(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, silence_s: float, deadline_s: float
+) -> zmq.Socket[bytes]:
+    """The socket towards `address`, not connected."""
+    dealer: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+    for option, value in (
+        (zmq.SNDHWM, 1),
+        (zmq.IMMEDIATE, 1),
+        (zmq.LINGER, 0),
+        (zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES),
+        (zmq.RECONNECT_IVL, _RECONNECT_MS),
+        (zmq.HEARTBEAT_IVL, max(int(1000 * silence_s / 4), 1)),
+        (zmq.HEARTBEAT_TIMEOUT, max(int(1000 * silence_s * 3 / 4), 1)),
+        (zmq.HANDSHAKE_IVL, max(int(1000 * deadline_s), 1)),
+        (zmq.TCP_MAXRT, max(int(1000 * deadline_s), 1)),
+        (zmq.IPV6, int("[" in address)),
+    ):
+        dealer.setsockopt(option, value)
+    dealer.copy_threshold = _COPY_BELOW_BYTES
+    return dealer
 
 
 def identity(rank: int) -> bytes:

@@ -16,12 +16,10 @@ from atoll.agent.runtime.transport.keys import Gatekeeper, Keys, secure_server
 from atoll.agent.runtime.transport.limits import Limits
 from atoll.agent.runtime.transport.loop import Loop, LoopCallbacks, Source, Submissions
 from atoll.agent.runtime.transport.members import Member, Topology
-from atoll.agent.runtime.transport.meter import LinkSample
+from atoll.agent.runtime.transport.meter import LinkCounts
 from atoll.agent.runtime.transport.peer import Peer
 from atoll.agent.runtime.transport.sendqueue import EncodedFrame
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
-
-__all__ = ["MAX_BROADCAST_BYTES", "LinkSample", "Transport"]
 
 MAX_BROADCAST_BYTES: Final = 1024 * 1024
 _RECEIVED_AHEAD: Final = 256  # messages of each peer that wait for the wire's thread before the peer has to wait
@@ -133,6 +131,10 @@ class Transport:
         # A daemon: a script that ends without closing its run must not hang here.
         self._thread = threading.Thread(target=self._loop.run, name="atoll-wire", daemon=True)
         self._thread.start()
+        self._await_peers()
+
+    def _await_peers(self) -> None:
+        """Raises DeadlineExceeded naming those that are missing, and what ended the thread meanwhile."""
         if not self._peers:
             return
         if not self._met.wait(self._deadline_s):
@@ -181,7 +183,7 @@ class Transport:
             peer.close()
         self._submissions.close()
 
-    def links(self) -> list[LinkSample]:
+    def links(self) -> list[LinkCounts]:
         """Each direct peer's counts so far, from any thread."""
         return [peer.meter.link(rank) for rank, peer in self._peers.items()]
 

@@ -22,7 +22,7 @@ from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Frame, Kind, encode
 from atoll.agent.runtime.transport.keys import Keys, generate
 from atoll.agent.runtime.transport.members import Member, members_of
-from atoll.agent.runtime.transport.meter import LinkSample
+from atoll.agent.runtime.transport.meter import LinkCounts
 from atoll.agent.runtime.transport.transport import Transport
 
 RUN = 7
@@ -89,7 +89,7 @@ class Rank:
     def connect(self, endpoints: Sequence[Endpoint]) -> None:
         self.transport.connect(endpoints, self.source, self.deliver, self.lost.append)
 
-    def link(self, rank: int) -> LinkSample:
+    def link(self, rank: int) -> LinkCounts:
         return next(link for link in self.transport.links() if link.rank == rank)
 
     def close(self, linger_s: float = 2.0) -> None:
