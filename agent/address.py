@@ -1,4 +1,4 @@
-"""Finds the address and the interface of this machine that lead to the rest of the cluster."""
+"""Finds the address at which the rest of the cluster reaches this machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import ipaddress
 import socket
 
-import psutil
-
+from atoll.agent.routes import address_towards
 from atoll.errors import BadInput
 from atoll.rpc import is_loopback, split_address
 
@@ -15,24 +14,7 @@ from atoll.rpc import is_loopback, split_address
 def route_address(controller: str) -> str:
     """The local IP address of the route to HOST:PORT; 127.0.0.1 for loopback. Raises OSError without such a route."""
     host, port = split_address(controller)
-    if is_loopback(host):
-        return "127.0.0.1"
-    family, kind, protocol, _, target = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)  # of a datagram socket: chooses the route, sends nothing
-        return str(probe.getsockname()[0])
-
-
-def interface_of(address: str) -> str | None:
-    """The name of the interface that carries `address` ("eth0"; "lo" for loopback), or None where none does.
-
-    gloo and NCCL otherwise guess one from the host's name, which is often the wrong one or 127.0.1.1."""
-    if is_loopback(address):
-        return "lo"
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address.partition("%")[0] == address for entry in entries):
-            return name
-    return None
+    return "127.0.0.1" if is_loopback(host) else address_towards(host, port or 1)
 
 
 async def local_address(given: str | None, controller: str) -> str:

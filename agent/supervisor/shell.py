@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.address import interface_of
 from atoll.agent.ports import RendezvousPorts
+from atoll.agent.routes import interface_of
 from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor import machine
 from atoll.agent.supervisor.code import CodeStore, Fetch, find_script

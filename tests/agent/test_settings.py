@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from atoll.agent.address import interface_of, local_address, route_address
+from atoll.agent.address import local_address, route_address
 from atoll.agent.ports import HELD, RendezvousPorts, candidate_ports
+from atoll.agent.routes import interface_of
 from atoll.agent.settings import AgentSettings
 from atoll.errors import BadInput, SettingError
 

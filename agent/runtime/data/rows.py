@@ -13,8 +13,8 @@ class TensorRows(Dataset[list[torch.Tensor]]):
     """A TensorDataset, or a Subset of one, that answers for a whole batch at once."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], chosen: torch.Tensor | None) -> None:
-        self._tensors = tuple(tensors)
-        self._chosen = chosen
+        self._tensors = tuple(tensors)  # one per column, [samples, ...]
+        self._chosen = chosen  # int64 [chosen samples]; None: all
 
     def __len__(self) -> int:
         return len(self._tensors[0]) if self._chosen is None else len(self._chosen)

@@ -31,7 +31,7 @@ class BatchSlice:
     start: int  # of the global batch in the epoch's order
     total: int  # samples of all ranks
     local: int  # samples of this rank that count; 0 where it got one sample at weight 0
-    weight: float  # local / total
+    weight: float  # local / total: what this rank's mean gradient counts in that of the global batch
 
 
 class EpochOrder:
@@ -42,10 +42,10 @@ class EpochOrder:
         self._seed = seed
         self._shuffle = shuffle
         self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.int64)
+        self._order = torch.empty(0, dtype=torch.int64)  # int64 [samples]
 
     def indices(self, epoch: int, begin: int, end: int) -> list[int]:
-        """The dataset's indices at positions [begin, end) of the epoch."""
+        """The dataset's indices at positions [begin, end) of the epoch, the same on every rank and machine."""
         if not self._shuffle:
             return list(range(begin, end))
         if epoch != self._epoch:

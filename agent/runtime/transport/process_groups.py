@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
-import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +14,12 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
+from atoll.agent.routes import address_towards, interface_of
 from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.errors import BadInput, PeerLost
 
@@ -67,7 +65,7 @@ class Group:
         dist.destroy_process_group()
 
     def gather_rows(self, row: Sequence[int]) -> list[list[int]]:
-        """Every rank's row of integers (equally long), by rank. Raises PeerLost."""
+        """Every rank's row of integers, equally long and each below 2^63, by rank. Raises PeerLost."""
         mine = torch.tensor(row, dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self.world_size)]
         with collective("gathering from all ranks"):
@@ -107,8 +105,8 @@ class Group:
     def broadcast_array(
         self, array: npt.NDArray[np.uint8] | None, source: int, limit_bytes: int
     ) -> npt.NDArray[np.uint8]:
-        """`array` of rank `source` on every rank, there without a copy. Raises PeerLost, and BadInput where it is
-        longer than `limit_bytes`."""
+        """`array`, uint8 [bytes], of rank `source` on every rank, there without a copy. Raises PeerLost, and
+        BadInput where it is longer than `limit_bytes`."""
         length = self.gather_rows([len(array) if array is not None else 0])[source][0]
         if length > limit_bytes:
             raise BadInput(f"rank {source} would send {length} bytes; at most {limit_bytes} are taken")
@@ -120,7 +118,7 @@ class Group:
         return buffer
 
     def hand_over(self, array: npt.NDArray[np.uint8], source: int, to: int, length: int) -> npt.NDArray[np.uint8]:
-        """`array` of rank `source`, whose length both know, at rank `to`; there without a copy. Called by these two.
+        """`array`, uint8 [length], of rank `source` at rank `to`; there without a copy. Called by these two.
         Raises PeerLost."""
         buffer = array if self.rank == source else np.empty(length, np.uint8)
         with collective(f"rank {source} hands over to rank {to}"), warnings.catch_warnings():
@@ -154,8 +152,8 @@ def join(place: WorkerPlace, device: torch.device) -> Group | None:
     """Meet the other ranks; None where there are none. Raises PeerLost if one does not come."""
     if place.world_size == 1:
         return None
-    interface = _interface_towards(place.master_address)
-    if interface is not None:
+    own = own_address_towards(place.master_address)
+    if own is not None and (interface := interface_of(own)) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # gloo asks the host's name otherwise, often 127.0.1.1
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a lost peer then raises; it aborts the process otherwise
     timeout = timedelta(seconds=START_TIMEOUT_S)
@@ -172,24 +170,6 @@ def join(place: WorkerPlace, device: torch.device) -> Group | None:
 def own_address_towards(address: str) -> str | None:
     """This machine's address on the way to `address`; None where there is no way."""
     try:
-        family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # of a datagram socket: chooses the route, sends nothing
-            return str(probe.getsockname()[0])
+        return address_towards(address)
     except OSError:
         return None  # the rendezvous will say what is wrong with the address
-
-
-def _interface_towards(address: str) -> str | None:
-    """The name of the network interface over which this machine reaches `address`."""
-    own = own_address_towards(address)
-    if own is None:
-        return None
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(
-            found.family in (socket.AF_INET, socket.AF_INET6)
-            and ipaddress.ip_address(found.address.split("%")[0]) == ipaddress.ip_address(own)
-            for found in addresses
-        ):
-            return name
-    return None

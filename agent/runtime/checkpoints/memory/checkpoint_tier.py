@@ -1,17 +1,12 @@
-"""This rank's part in the generations: when one begins, who writes it, and when the one before may be given up."""
+"""Begins generations, has this rank's shard of each written and copied, and knows when the one before may go."""
 
 from __future__ import annotations
 
-import threading
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from atoll.agent.runtime.api.session import MemorySettings, Session
-from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
 from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes, needed_bytes
 from atoll.agent.runtime.checkpoints.memory.cost.cadence import OFF, Cadence, CadenceNotice
 from atoll.agent.runtime.checkpoints.memory.cost.contention import Contention
@@ -20,27 +15,15 @@ from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import 
 from atoll.agent.runtime.checkpoints.memory.replication.rendezvous import connected_sender
 from atoll.agent.runtime.checkpoints.memory.replication.replica_placement import ReplicaPlacement
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
-from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile, Tail, bounds
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RollingShard, ShardState, StandingShard
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, Generation, ShardFiles, remove_others
+from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import LONGEST_WAIT_S, ShardWrite, ShardWriter
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.step.agreement import MemoryProgress
 from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 
-INLINE_BYTES: Final = 256 * 1024
-"""Less is written on the training thread: waking another costs more."""
-_LONGEST_WAIT_S: Final = 60.0
 _SLACK_BYTES: Final = 128 << 20  # what a copy may be longer than the state itself: layout and tail
-
-
-@dataclass(frozen=True, slots=True)
-class _Writing:
-    """One generation on its way into a slot."""
-
-    step: int
-    file: SlotFile
-    tail: Tail
 
 
 class CheckpointTier:
@@ -61,24 +44,17 @@ class CheckpointTier:
             if rounds is None
             else RollingShard(snapshot, rounds, place.rank, place.world_size)
         )
+        self._writer = ShardWriter(session, snapshot, self._shard, inline=not self._rolls, written=self._copy)
         self._cadence = Cadence()
         self._pairs, self._pauses = Pairs(), Pauses()
         self._files: ShardFiles | None = None
         self._current = 0  # step of the generation in progress; 0: none
         self._begun_step = 0  # of the newest generation that began
-        self._done_step = 0  # of the newest that this rank has written
         self._news = CadenceNotice()
         self._boundary_s = 0.0
         self._stalled_s = 0.0  # for which the generation under way has held training up so far
-        self._written_s = 0.0  # of processor time that writing it took
         self._contention = Contention()
         self._others_there = True  # files of other shapes of the run may be in the folder
-        self._thread: threading.Thread | None = None
-        self._asked = threading.Condition()
-        self._writing: _Writing | None = None
-        self._reading = False  # what the next update changes
-        self._failed: CheckpointError | None = None
-        self._closing = self._late = False
 
     @property
     def enabled(self) -> bool:
@@ -111,7 +87,7 @@ class CheckpointTier:
         """What the other ranks need to know of this one."""
         self._take_failure()
         copied = self._sender.done_step if self._sender is not None else None
-        done = self._done_step if copied is None else min(self._done_step, copied)
+        done = self._writer.done_step if copied is None else min(self._writer.done_step, copied)
         return MemoryProgress(done, self._cadence.every if self.enabled else OFF)
 
     def pause(self) -> None:
@@ -150,24 +126,14 @@ class CheckpointTier:
 
     def wait_for_reads(self) -> None:
         """Before the state changes: wait until it was read. Raises nothing: `progress` tells of a failure."""
-        if self._thread is None:
-            return
         begun_s = time.monotonic()
-        with self._asked:
-            free = self._asked.wait_for(lambda: not self._reading, _LONGEST_WAIT_S)
-        if not free:
-            self._late = True  # what it copies from now on is of two steps: it must not count
-            self._fail(CheckpointError(f"copying to memory took over {_LONGEST_WAIT_S:.0f} s"))
+        if not self._writer.wait_for_reads():
+            self._fail(CheckpointError(f"copying to memory took over {LONGEST_WAIT_S:.0f} s"))
         self._stalled_s += time.monotonic() - begun_s
 
     def close(self) -> None:
         """What is being written is finished; then the thread ends."""
-        if self._thread is not None:
-            with self._asked:
-                self._closing = True
-                self._asked.notify_all()
-            self._thread.join(_LONGEST_WAIT_S)
-            self._thread = None
+        self._writer.close()
         if self._sender is not None:
             self._sender.close()
             self._sender = None
@@ -199,99 +165,25 @@ class CheckpointTier:
         """What the generation that is complete took of the processors that train, beside holding training up."""
         if self._session.device.type != "cpu":
             return 0.0
-        with self._asked:
-            written_s, self._written_s = self._written_s, 0.0
         copied_s = self._sender.processor_s() if self._sender is not None else 0.0
-        return self._contention.share() * (written_s + copied_s)
+        return self._contention.share() * (self._writer.processor_s() + copied_s)
 
     def _begin(self, step: int) -> None:
         assert self._files is not None
         try:
             self._shard.look()
-            writing = self._prepared(step, self._files.next())
+            file = self._files.next()
             self._current = self._begun_step = step
-            self._shard.begin(writing.file)
+            self._writer.begin(step, file)
         except CheckpointError as error:
             self._fail(error)
-            return
         except (PeerLost, DeadlineExceeded):
-            return  # training is told by itself
-        if writing.tail.size <= INLINE_BYTES and not self._rolls:  # who waits for others does not do it on this thread
-            if self._read():
-                self._complete(writing)
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="atoll-memory", daemon=True)
-            self._thread.start()
-        with self._asked:
-            self._writing, self._reading = writing, True
-            self._asked.notify_all()
+            pass  # training hears of it by itself
 
-    def _prepared(self, step: int, file: SlotFile) -> _Writing:
-        layout, place = self._shard.layout, self._session.place
-        begin, end = bounds(layout.total, place.rank, place.world_size)
-        tail = Tail(
-            shard=place.rank,
-            shards=place.world_size,
-            begin=begin,
-            size=end - begin,
-            total=layout.total,
-            header=self._header(),
-            moving=self._shard.moving,
-            own=self._shard.own,
-        )
-        return _Writing(step, file, tail)
-
-    def _header(self) -> dict[str, object]:
-        header = self._snapshot.header(self._session, _NO_MODEL)
-        return {name: value for name, value in asdict(header).items() if name != "model"}
-
-    def _run(self) -> None:
-        if self._session.device.type == "cuda":
-            torch.cuda.set_device(self._session.device)  # each thread has a current one of its own
-        while True:
-            with self._asked:
-                self._asked.wait_for(lambda: self._writing is not None or self._closing)
-                writing = self._writing
-            if writing is None:
-                return
-            begun_s = time.thread_time()
-            well = self._read()
-            with self._asked:
-                self._reading = False
-                self._asked.notify_all()
-            if well:
-                self._complete(writing)
-            with self._asked:
-                self._written_s += time.thread_time() - begun_s
-                if self._writing is writing:  # the next one may have begun as soon as this one was told
-                    self._writing = None
-
-    def _read(self) -> bool:
-        try:
-            with self._snapshot.readable():
-                self._shard.read()
-        except CheckpointError as error:
-            self._failed = error
-            return False
-        except (PeerLost, DeadlineExceeded):
-            return False  # training is told by itself
-        return not self._late
-
-    def _complete(self, writing: _Writing) -> None:
-        try:
-            hashes = self._shard.complete(lambda: self._closing)
-            if hashes is None:
-                return
-            writing.file.seal(writing.tail.sealed(*hashes))
-        except CheckpointError as error:
-            self._failed = error
-        except DeadlineExceeded as error:
-            self._failed = CheckpointError(f"step {writing.step}: {error}")
-        else:
-            self._done_step = writing.step
-            if self._sender is not None and self._sender.sends:
-                self._sender.send(ReplicaTransfer(writing.step, writing.file.path, writing.file.content_bytes))
+    def _copy(self, write: ShardWrite) -> None:
+        """This rank's shard is whole. By whichever thread wrote it."""
+        if self._sender is not None and self._sender.sends:
+            self._sender.send(ReplicaTransfer(write.step, write.file.path, write.file.content_bytes))
 
     def _roomy(self, memory: MemorySettings, state: StateBytes) -> Path:
         """The folder. Raises CheckpointError with figures where it will not fit."""
@@ -329,7 +221,7 @@ class CheckpointTier:
             self._session.notice(LEVEL_INFO, text)
 
     def _take_failure(self) -> None:
-        failed, self._failed = self._failed, None
+        failed, self._writer.failed = self._writer.failed, None
         if failed is None and self._sender is not None:
             failed, self._sender.failed = self._sender.failed, None
         if failed is not None:
@@ -346,6 +238,3 @@ class CheckpointTier:
         self._current = 0
         text = f"no checkpoints in memory: {why}. Those on disk are written as asked; training goes on"
         self._session.notice(LEVEL_WARNING, text)
-
-
-_NO_MODEL: Final = Fingerprint({})  # it is in the layout

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.api.session import MemorySettings
-from atoll.agent.runtime.checkpoints.memory import checkpoint_tier
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
 from atoll.agent.runtime.checkpoints.memory.cost.budget import size_of_state
+from atoll.agent.runtime.checkpoints.memory.shards import shard_writer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.loader import Position
@@ -44,7 +44,7 @@ def test_a_generation_that_begins_as_the_one_before_is_told_is_written_too(
         snapshot.take(Position(epoch=0, consumed=step, step=step))
         return tested.at_boundary(tested.progress())
 
-    told, complete = threading.Event(), tested._complete
+    told, complete = threading.Event(), tested._writer._complete
 
     def held_up(writing: Any) -> None:
         complete(writing)
@@ -53,8 +53,8 @@ def test_a_generation_that_begins_as_the_one_before_is_told_is_written_too(
             assert boundary(2) == 1
             told.set()
 
-    monkeypatch.setattr(tested, "_complete", held_up)
-    monkeypatch.setattr(checkpoint_tier, "_LONGEST_WAIT_S", 5.0)
+    monkeypatch.setattr(tested._writer, "_complete", held_up)
+    monkeypatch.setattr(shard_writer, "LONGEST_WAIT_S", 5.0)
     assert boundary(1) is None
     assert told.wait(10)
     tested.wait_for_reads()

@@ -100,7 +100,9 @@ class Sources:
         self._views: dict[int, tuple[torch.Tensor, Bytes]] = {}
 
     def copy(self, tensor: torch.Tensor, piece: Piece, into: Bytes) -> None:
-        """Copy a piece into a shard's data. Without the GIL where it is long."""
+        """Copy a piece into a shard's data. Without the GIL where it is long.
+
+        tensor: any shape, dtype and device, read as its bytes in row-major order. into: uint8 [bytes of the shard]."""
         target = into[piece.to : piece.to + piece.end - piece.begin]
         known = self._views.get(piece.tensor)
         if known is not None and known[0] is tensor:

@@ -38,7 +38,7 @@ _HEAD: Final = struct.Struct("<8sQQQQQ16s16s")  # magic, bytes of layout, own, d
 _SEAL: Final = struct.Struct("<16s")
 _NUMBERS: Final = ("shard", "shards", "begin", "size", "total")
 
-Bytes = npt.NDArray[np.uint8]
+Bytes = npt.NDArray[np.uint8]  # uint8 [bytes]
 
 
 class Unsealed(CheckpointError):
