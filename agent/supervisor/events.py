@@ -70,7 +70,7 @@ class HelloReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class AliveReceived:
+class SignOfLife:
     key: WorkerKey
     step: int
     plan: int
@@ -129,7 +129,7 @@ Event: TypeAlias = (
     | StartFailed
     | Started
     | HelloReceived
-    | AliveReceived
+    | SignOfLife
     | Ended
     | StopRequested
     | ForgetRequested

@@ -33,7 +33,7 @@ class FloodGate:
         return resumed + kept
 
     def flush(self, now_s: float) -> bytes:
-        """The flood is over, or the output has ended: what was held back, after a line that says what is missing."""
+        """The flood is over, or the output has ended: what was withheld, after a line that says what is missing."""
         self._refill(now_s)
         if not self._dropped and not self._tail:
             return b""

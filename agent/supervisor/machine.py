@@ -16,7 +16,6 @@ from typing import Final
 from atoll.agent.runtime.agent_link import exits
 from atoll.agent.supervisor import liveness
 from atoll.agent.supervisor.events import (
-    AliveReceived,
     CloseRequested,
     CodeReady,
     Ended,
@@ -33,6 +32,7 @@ from atoll.agent.supervisor.events import (
     Report,
     SendSignal,
     SendStop,
+    SignOfLife,
     Started,
     StartFailed,
     StartProcess,
@@ -127,7 +127,7 @@ def handle(state: State, event: Event) -> tuple[State, list[Instruction]]:
 
 
 def _of_worker(
-    state: State, worker: Worker, event: CodeReady | StartFailed | Started | HelloReceived | AliveReceived | Ended
+    state: State, worker: Worker, event: CodeReady | StartFailed | Started | HelloReceived | SignOfLife | Ended
 ) -> tuple[State, list[Instruction]]:
     match event:
         case CodeReady() if worker.phase is Phase.FETCHING:
@@ -140,7 +140,7 @@ def _of_worker(
             todo: list[Instruction] = [] if worker.greeted else [Report()]
             life, progress = worker.life.heard(now_s), worker.progress.greeted(now_s)
             return _put(state, replace(worker, life=life, progress=progress)), todo
-        case AliveReceived(_, step, plan, now_s):
+        case SignOfLife(_, step, plan, now_s):
             life, progress = worker.life.heard(now_s), worker.progress.at(step, now_s)
             return _put(state, replace(worker, step=step, plan=plan, life=life, progress=progress)), []
         case Ended():

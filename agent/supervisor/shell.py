@@ -22,7 +22,6 @@ from atoll.agent.supervisor import machine
 from atoll.agent.supervisor.code import CodeStore, Fetch, find_script
 from atoll.agent.supervisor.environment import worker_environment
 from atoll.agent.supervisor.events import (
-    AliveReceived,
     CloseRequested,
     CodeReady,
     Ended,
@@ -37,6 +36,7 @@ from atoll.agent.supervisor.events import (
     Report,
     SendSignal,
     SendStop,
+    SignOfLife,
     Started,
     StartFailed,
     StartProcess,
@@ -391,7 +391,7 @@ class Supervisor:
         self._feed(HelloReceived(key, time.monotonic()))
 
     def _on_alive(self, key: WorkerKey, step: int, plan: int) -> None:
-        self._feed(AliveReceived(key, step, plan, time.monotonic()))
+        self._feed(SignOfLife(key, step, plan, time.monotonic()))
 
 
 def _failed(key: WorkerKey, reason: str) -> StartFailed:

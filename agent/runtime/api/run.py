@@ -273,7 +273,7 @@ class Run:
     def synchronize(self) -> None:
         """Make the model the same on every rank, for evaluation or export in mid-training. All ranks call it together.
 
-        Under `stale-sparse` this waits for all updates and exchanges whatever was held back, once, in full. The end of
+        Under `stale-sparse` this waits for all updates and exchanges all residuals, once, in full. The end of
         training does it by itself; under `dense` there is nothing to do."""
         self._prepared("run.synchronize").synchronize()
 

@@ -46,15 +46,15 @@ def _largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def _at_least_one(total: int, weights: Sequence[int]) -> list[int]:
-    """Ranks owed less than one sample get one; the others share the rest, which may push more of them below one."""
+    """Ranks due less than one sample get one; the others share the rest, which may push more of them below one."""
     free = list(range(len(weights)))
     while True:
         left = total - (len(weights) - len(free))
         whole = sum(weights[rank] for rank in free)
-        owed_one = [rank for rank in free if left * weights[rank] >= whole]
-        if len(owed_one) == len(free):
+        due_one = [rank for rank in free if left * weights[rank] >= whole]
+        if len(due_one) == len(free):
             break
-        free = owed_one
+        free = due_one
     counts = [1] * len(weights)
     for rank, count in zip(free, _largest_remainder(left, [weights[rank] for rank in free]), strict=True):
         counts[rank] = count

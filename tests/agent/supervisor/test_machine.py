@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 
 from atoll.agent.supervisor.events import (
-    AliveReceived,
     CloseRequested,
     CodeReady,
     Ended,
@@ -21,6 +20,7 @@ from atoll.agent.supervisor.events import (
     Report,
     SendSignal,
     SendStop,
+    SignOfLife,
     Started,
     StartFailed,
     StartProcess,
@@ -211,7 +211,7 @@ def test_silence_counts_only_after_hello() -> None:
 def test_signs_of_life_keep_a_worker_and_tell_its_step() -> None:
     events: list[Event] = []
     for s in range(1, 40):
-        events += [Ticked(float(s)), AliveReceived(A, 10 * s, 2, float(s))]
+        events += [Ticked(float(s)), SignOfLife(A, 10 * s, 2, float(s))]
     state, _ = play(*running(stall_timeout_s=3), *events)
     assert worker(state).phase is Phase.RUNNING
     assert (worker(state).step, worker(state).plan) == (390, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 
 from atoll.agent.supervisor.events import (
-    AliveReceived,
     CodeReady,
     Ended,
     Event,
@@ -15,6 +14,7 @@ from atoll.agent.supervisor.events import (
     LaunchRequested,
     SendSignal,
     SendStop,
+    SignOfLife,
     Started,
     Tell,
     Ticked,
@@ -45,7 +45,7 @@ def alive(begin_s: int, end_s: int, *, step_s: float = 0.0, step: int = 0, key: 
     events: list[Event] = []
     for second in range(begin_s, end_s):
         done = step + int((second - begin_s) / step_s) if step_s else step
-        events += [AliveReceived(key, done, 1, float(second)), Ticked(float(second))]
+        events += [SignOfLife(key, done, 1, float(second)), Ticked(float(second))]
     return events
 
 
@@ -98,4 +98,4 @@ def test_who_comes_to_itself_while_it_is_stopped_has_drained() -> None:
 
 def test_an_agent_that_was_stopped_itself_takes_nobody_for_hung() -> None:
     state, _ = play(begun(hang_s=50), *alive(1, 20, step_s=1.0, step=5))
-    assert play(state, Ticked(500.0), AliveReceived(A, 23, 1, 500.5), Ticked(501.0))[1] == []
+    assert play(state, Ticked(500.0), SignOfLife(A, 23, 1, 500.5), Ticked(501.0))[1] == []
