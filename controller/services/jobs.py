@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
-from functools import partial
 from importlib.metadata import version
 from typing import Final
 
 from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
-from atoll.controller.jobs.records.bundle import check_bundle
+from atoll.controller.jobs.records.code_bundles import check_bundle
 from atoll.controller.jobs.records.ledger import JobState
 from atoll.controller.jobs.records.spec import spec_from_wire
 from atoll.controller.jobs.records.wire import event_to_wire
@@ -23,7 +21,6 @@ from atoll.controller.services.inventory import checkpoints
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog
 from atoll.controller.services.views import job_to_wire, node_to_wire, plans_to_wire
 from atoll.controller.state import keys
-from atoll.controller.state.records import JobRecord, JobStatus, Spec
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound
 from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES
 from atoll.strategies import registry
@@ -62,8 +59,7 @@ class JobServicer(JobServiceServicer):
                 await asyncio.get_running_loop().run_in_executor(self._executor, check_bundle, spec, code)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the code bundle did not arrive within {SUBMIT_DEADLINE_S:.0f} s") from error
-        make = partial(_new_job, spec, header.request_id)
-        return pb.SubmitReply(job=await epoch.submit(make, spec.code_sha256, code))
+        return pb.SubmitReply(job=await epoch.submit(spec, header.request_id, code))
 
     async def _submit_alike(self, epoch: LeaderEpoch, header: pb.SubmitHeader) -> pb.SubmitReply:
         """A job with the code, and the offline profile, of another one, which may be over."""
@@ -73,9 +69,7 @@ class JobServicer(JobServiceServicer):
             header.spec.adapt.profile = other.adapt.profile
         spec = spec_from_wire(header.spec)
         code = b"".join(await epoch.code.chunks(spec.code_sha256))
-        return pb.SubmitReply(
-            job=await epoch.submit(partial(_new_job, spec, header.request_id), spec.code_sha256, code)
-        )
+        return pb.SubmitReply(job=await epoch.submit(spec, header.request_id, code))
 
     async def Get(self, request: pb.GetRequest, context: Context) -> pb.Job:
         epoch = self._known_leader.leading()
@@ -246,13 +240,3 @@ async def _code(requests: AsyncIterator[pb.SubmitRequest]) -> bytes:
         if len(code) > MAX_CODE_BYTES:
             raise BadInput(f"the code bundle has more than {MAX_CODE_BYTES} bytes. Leave data out of it")
     return bytes(code)
-
-
-def _new_job(spec: Spec, request_id: str) -> JobRecord:
-    return JobRecord(
-        id=f"{spec.name}-{secrets.token_hex(2)}",
-        spec=spec,
-        request_id=request_id,
-        status=JobStatus(reason="submitted"),
-        submitted_unix_s=time.time(),
-    )

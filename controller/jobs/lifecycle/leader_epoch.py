@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -17,13 +18,13 @@ from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
-from atoll.controller.jobs.records.code import CodeBundles
+from atoll.controller.jobs.records.code_bundles import CodeBundles
 from atoll.controller.jobs.records.ledger import JobState, Ledger
 from atoll.controller.jobs.records.spec import check_shares, check_total_batch
 from atoll.controller.state import keys
 from atoll.controller.state.codec import encode
 from atoll.controller.state.leases import LeaseKeeper
-from atoll.controller.state.records import JobPhase, JobPins, JobRecord, Level, NodeRecord, PlanRecord
+from atoll.controller.state.records import JobPhase, JobPins, JobRecord, JobStatus, Level, NodeRecord, PlanRecord, Spec
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
 
@@ -114,18 +115,15 @@ class LeaderEpoch:
         session.heard_s = time.monotonic()
         self._keeper.touch(session.lease)
 
-    async def submit(self, make: Callable[[], JobRecord], sha256: str, code: bytes) -> str:
-        """Keep code and job in etcd. Returns its id: the one an earlier Submit with the same request id got, if any.
-
-        make: called for a record with a fresh id, again where that id is taken.
-        """
+    async def submit(self, spec: Spec, request_id: str, code: bytes) -> str:
+        """Keep code and job in etcd. Returns its id: the one an earlier Submit with the same request id got, if any."""
+        text = f"submitted: {spec.script} on {spec.min_workers} to {spec.max_workers} workers"
         async with self.ledger.writing:  # held over both, so that retention does not remove the code in between
-            await self.code.put(sha256, code)
-            for _ in range(5):
-                job = make()
-                if known := await self.requested(job.request_id):
+            await self.code.put(spec.code_sha256, code)
+            for _ in range(5):  # again where an id is taken
+                job = _new_job(spec, request_id)
+                if known := await self.requested(request_id):
                     return known
-                text = f"submitted: {job.spec.script} on {job.spec.min_workers} to {job.spec.max_workers} workers"
                 try:
                     await self.ledger.add(job, NewEvent(Level.INFO, "phase", text))
                 except Conflict as error:
@@ -191,6 +189,16 @@ class LeaderEpoch:
         except StoreUnavailable:
             self.nudge()
             raise
+
+
+def _new_job(spec: Spec, request_id: str) -> JobRecord:
+    return JobRecord(
+        id=f"{spec.name}-{secrets.token_hex(2)}",
+        spec=spec,
+        request_id=request_id,
+        submitted_unix_s=time.time(),
+        status=JobStatus(reason="submitted"),
+    )
 
 
 def _adjustable(state: JobState, asked: Pins, unpin: Collection[str]) -> PlanRecord:

@@ -1,4 +1,4 @@
-"""The code bundle of a job: a tar.gz, checked before it is kept."""
+"""Code bundles of jobs: each a tar.gz, checked before it is kept, in chunks that fit a transaction of etcd."""
 
 from __future__ import annotations
 
@@ -7,15 +7,58 @@ import hashlib
 import io
 import tarfile
 import zlib
+from collections import OrderedDict
 from pathlib import PurePosixPath
 from typing import Final
 
+from atoll.controller.state import keys
 from atoll.controller.state.records import Spec
-from atoll.errors import BadInput
-from atoll.rpc import MAX_CODE_BYTES, MAX_UNPACKED_BYTES
+from atoll.controller.state.store import Fence, Put, StateStore
+from atoll.errors import BadInput, NotFound
+from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES, MAX_UNPACKED_BYTES
 
+CACHED_BUNDLES: Final = 4
+MAX_CHUNKS: Final = -(-MAX_CODE_BYTES // CODE_CHUNK_BYTES)
 MAX_FILES: Final = 10_000
 _HEADER_BYTES: Final = 2048
+
+
+class CodeBundles:
+    """Bundles by their SHA-256. The last few read stay in memory: all agents of a job ask at the same moment."""
+
+    def __init__(self, store: StateStore, fence: Fence) -> None:
+        self._store = store
+        self._fence = fence
+        self._cache: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
+
+    async def put(self, sha256: str, code: bytes) -> None:
+        """Write a bundle, checked before. Writing it again changes nothing."""
+        chunks = tuple(code[i : i + CODE_CHUNK_BYTES] for i in range(0, len(code), CODE_CHUNK_BYTES))
+        for number, chunk in enumerate(chunks):
+            await self._store.commit([Put(keys.code(sha256, number), chunk)], (), self._fence)
+        self._remember(sha256, chunks)
+
+    async def chunks(self, sha256: str) -> tuple[bytes, ...]:
+        """A bundle in order, one chunk a read, as a whole one exceeds what gRPC carries. Raises NotFound."""
+        if sha256 in self._cache:
+            self._cache.move_to_end(sha256)
+            return self._cache[sha256]
+        chunks: list[bytes] = []
+        for number in range(MAX_CHUNKS):
+            entry = await self._store.read(keys.code(sha256, number))
+            if entry is None:
+                break
+            chunks.append(entry.value)
+        if not chunks:
+            raise NotFound(f"no code bundle {sha256}. Its job was removed; submit it again")
+        self._remember(sha256, tuple(chunks))
+        return tuple(chunks)
+
+    def _remember(self, sha256: str, chunks: tuple[bytes, ...]) -> None:
+        self._cache[sha256] = chunks
+        self._cache.move_to_end(sha256)
+        while len(self._cache) > CACHED_BUNDLES:
+            self._cache.popitem(last=False)
 
 
 def check_bundle(spec: Spec, code: bytes) -> None:
