@@ -3,8 +3,8 @@
     python benchmarks/convergence_profile.py [--seeds 10] [--probes 30]
 
 No training: the losses are made up, with noise, from a function shaped like the one that examples/mnist_cnn.py showed.
-Rates uniform from 0 to 0.999 (StellaTrain, Algorithm 1) against uniform in the logarithm of 1 - r; batches by expected
-improvement against any. The error is that of 1 + g over the grid, at rates below 0.9 and from there on.
+Sparsities uniform from 0 to 0.999 (StellaTrain, Algorithm 1) against uniform in the logarithm of 1 - r; batches by
+expected improvement against any. The error is that of 1 + g over the grid, at sparsities below 0.9 and from there on.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ NOISE = 0.02  # of the logarithm of a loss
 METHODS = (("uniform", True), ("log-uniform", True), ("log-uniform", False))
 
 
-def truth(rate: float, batch: float) -> float:
+def truth(sparsity: float, batch: float) -> float:
     """Flat up to 0.9, then a slope in the logarithm of what is kept, and flat again where hardly anything is."""
-    rise = 1 / (1 + math.exp(-2.5 * (-math.log10(1 - rate) - 2)))
+    rise = 1 / (1 + math.exp(-2.5 * (-math.log10(1 - sparsity) - 2)))
     return 1.04 + 0.32 * rise * math.pow(256 / batch, 0.3)
 
 
@@ -35,27 +35,27 @@ def probe(sampling: str, expected_improvement: bool, probes: int, seed: int) -> 
     generator = np.random.default_rng(1000 + seed)
     tried: list[Tried] = []
     for number in range(probes):
-        rate = surrogate.draw_rate(number, sampling, seed)
+        sparsity = surrogate.draw_sparsity(number, sampling, seed)
         if expected_improvement:
-            batch = surrogate.choose_batch(rate, tried, BATCHES, seed)
+            batch = surrogate.choose_batch(sparsity, tried, BATCHES, seed)
         else:
             batch = int(generator.choice(np.array(BATCHES)))
-        tried.append(Tried(rate, batch, truth(rate, batch) * math.exp(NOISE * generator.standard_normal())))
+        tried.append(Tried(sparsity, batch, truth(sparsity, batch) * math.exp(NOISE * generator.standard_normal())))
     return tried
 
 
 def errors(tried: list[Tried], sampling: str, seed: int) -> tuple[float, float]:
-    """Root mean square of the relative error of 1 + g, at rates below 0.9, and from 0.9 to 0.9999.
+    """Root mean square of the relative error of 1 + g, at sparsities below 0.9, and from 0.9 to 0.9999.
 
-    Beyond the largest rate that was tried the surrogate's edge holds, as for the planner."""
+    Beyond the largest sparsity that was tried the surrogate's edge holds, as for the planner."""
     fitted = surrogate.fit(tried, dict.fromkeys(BATCHES, 1.0), BATCHES, sampling=sampling, seed=seed)
     below: list[float] = []
     above: list[float] = []
-    for rate in surrogate.grid_rates(surrogate.MOST_RATE["log-uniform"]):
-        row = min(sum(one < rate for one in fitted.rates), len(fitted.rates) - 1)
+    for sparsity in surrogate.grid_sparsities(surrogate.MOST_SPARSITY["log-uniform"]):
+        row = min(sum(one < sparsity for one in fitted.sparsities), len(fitted.sparsities) - 1)
         for column, batch in enumerate(BATCHES):
-            off = math.log1p(fitted.extra[row][column]) - math.log(truth(rate, batch))
-            (below if rate < 0.9 else above).append(off * off)
+            off = math.log1p(fitted.extra[row][column]) - math.log(truth(sparsity, batch))
+            (below if sparsity < 0.9 else above).append(off * off)
     return math.sqrt(statistics.fmean(below)), math.sqrt(statistics.fmean(above))
 
 

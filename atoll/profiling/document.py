@@ -19,12 +19,14 @@ MAX_PROBES: Final = 1000
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1, lt=2**40)]
 _Loss = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Rate = Annotated[float, Field(ge=0, lt=1)]
+_Sparsity = Annotated[float, Field(ge=0, lt=1)]
 _Extra = Annotated[float, Field(ge=-0.999, le=1e6)]
 
 
 class _ProfilePart(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    """Names that a file has otherwise than the code are those of its first version: files stay readable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class ProfiledModel(_ProfilePart):
@@ -55,10 +57,11 @@ class Conditions(_ProfilePart):
     """Trained in each trial."""
     batches: Annotated[tuple[_Count, ...], Field(min_length=1, max_length=64)]
     """Total batches that are tried, ascending."""
-    rates: Literal["log-uniform", "uniform"]
+    sampling: Annotated[Literal["log-uniform", "uniform"], Field(alias="rates")]
+    """Of sparsities."""
     seed: Annotated[int, Field(ge=0, lt=2**64)]
     stale_sparse: dict[str, str | bool | int | float]
-    """The job's settings beside rate and staleness."""
+    """The job's settings beside sparsity and staleness."""
 
 
 class BaselineTrial(_ProfilePart):
@@ -74,7 +77,7 @@ class BaselineTrial(_ProfilePart):
 class ProbeTrial(_ProfilePart):
     """A trial with both; losses as a baseline's, None where training diverged."""
 
-    rate: _Rate
+    sparsity: Annotated[_Sparsity, Field(alias="rate")]
     batch: _Count
     loss: _Loss | None
     training_loss: _Number | None
@@ -82,25 +85,25 @@ class ProbeTrial(_ProfilePart):
 
 
 class Grid(_ProfilePart):
-    """extra[i][j]: relative extra loss at rates[i] and batches[j], as planner `tta` takes it."""
+    """extra[i][j]: relative extra loss at sparsities[i] and batches[j], as planner `tta` takes it."""
 
-    rates: tuple[_Rate, ...]
+    sparsities: Annotated[tuple[_Sparsity, ...], Field(alias="rates")]
     batches: tuple[_Count, ...]
     extra: tuple[tuple[_Extra, ...], ...]
 
     @model_validator(mode="after")
     def _is_a_grid(self) -> Grid:
-        for name, knots in (("rates", self.rates), ("batches", self.batches)):
+        for name, knots in (("rates", self.sparsities), ("batches", self.batches)):
             if list(knots) != sorted(set(knots)) or not knots:
                 raise ValueError(f"{name} must be ascending and not empty")
-        if len(self.extra) != len(self.rates) or any(len(row) != len(self.batches) for row in self.extra):
-            raise ValueError("extra must have a row for each rate and a value for each batch")
+        if len(self.extra) != len(self.sparsities) or any(len(row) != len(self.batches) for row in self.extra):
+            raise ValueError("extra must have a row for each sparsity and a value for each batch")
         return self
 
 
 class Document(_ProfilePart):
     """surrogate: against the baseline at `reference_batch`, for planner `tta`. compression: against the baseline at the
-    same batch, so what rate and staleness alone cost. error: standard error of both, relative to 1 + extra."""
+    same batch, so what sparsity and staleness alone cost. error: standard error of both, relative to 1 + extra."""
 
     kind: Literal["atoll-profile"] = "atoll-profile"
     version: Literal[1] = 1
@@ -129,7 +132,7 @@ def load_profile(path: Path) -> dict[str, Any]:
             f"profile {path} has {len(document.probes)} of {document.wanted_probes} probes. Run the same "
             "`atoll profile` again: it goes on where it stopped"
         )
-    found: dict[str, Any] = document.model_dump(mode="json")
+    found: dict[str, Any] = document.model_dump(mode="json", by_alias=True)
     return found
 
 
@@ -151,7 +154,7 @@ def write(document: Document, path: Path) -> None:
     """All of it or nothing: whoever is interrupted goes on from the file that was there before."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
-            json.dump(document.model_dump(mode="json"), file, indent=1, allow_nan=False)
+            json.dump(document.model_dump(mode="json", by_alias=True), file, indent=1, allow_nan=False)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())

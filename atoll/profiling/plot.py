@@ -1,4 +1,4 @@
-"""The surrogate as a picture: extra loss over the rate, a panel for each total batch, with its uncertainty."""
+"""The surrogate as a picture: extra loss over the sparsity, a panel for each total batch, with its uncertainty."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def draw(document: Document, path: Path) -> None:
     rows = math.ceil(len(grid.batches) / columns)
     size = (3.2 * columns, 2.6 * rows + 0.4)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, sharey=True, layout="constrained")
-    kept = [1 - rate for rate in grid.rates]
+    kept = [1 - sparsity for sparsity in grid.sparsities]
     seen = [(one, 100 * (one.ratio - 1)) for one in tried(document)]
     finite = [percent for _, percent in seen if math.isfinite(percent)]
     top = max([5.0, *finite, *(100 * value for row in grid.extra for value in row)]) * 1.1
@@ -32,7 +32,7 @@ def draw(document: Document, path: Path) -> None:
         middle, low, high = _curves(grid, error, number)
         axis.plot(kept, middle, color="C0", linewidth=1.2)
         axis.fill_between(kept, low, high, color="C0", alpha=0.2, linewidth=0)
-        points = [(1 - one.rate, percent) for one, percent in seen if one.batch == batch]
+        points = [(1 - one.sparsity, percent) for one, percent in seen if one.batch == batch]
         axis.plot(
             [x for x, _ in points], [y if math.isfinite(y) else top for _, y in points], "x", color="C1", markersize=5
         )
@@ -43,7 +43,7 @@ def draw(document: Document, path: Path) -> None:
     for unused in range(len(grid.batches), rows * columns):
         axes[unused // columns][unused % columns].set_visible(False)
     axes[0][0].set_ylim(min([-5.0, *finite]) * 1.1, top)
-    figure.supxlabel("share of the entries sent in a step, 1 - rate", fontsize="small")
+    figure.supxlabel("share of the entries sent in a step, 1 - sparsity", fontsize="small")
     figure.supylabel("extra loss, %", fontsize="small")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -64,19 +64,19 @@ def next_trial(document: Document) -> Trial | None:
     number = len(document.probes)
     if number >= document.wanted_probes:
         return None
-    rate = surrogate.draw_rate(number, document.conditions.rates, document.conditions.seed)
-    batch = surrogate.choose_batch(rate, tried(document), batches, _small(document.conditions.seed))
-    return _trial(document, batch, rate if batch in known else None)
+    sparsity = surrogate.draw_sparsity(number, document.conditions.sampling, document.conditions.seed)
+    batch = surrogate.choose_batch(sparsity, tried(document), batches, _small(document.conditions.seed))
+    return _trial(document, batch, sparsity if batch in known else None)
 
 
-def _trial(document: Document, batch: int, rate: float | None) -> Trial:
+def _trial(document: Document, batch: int, sparsity: float | None) -> Trial:
     conditions = document.conditions
     return Trial(
         workers=conditions.workers,
         steps=math.ceil(conditions.samples / batch),
         judged_steps=math.ceil(conditions.samples * JUDGED_SHARE / batch),
         batch=batch,
-        rate=rate,
+        sparsity=sparsity,
         stale_sparse=conditions.stale_sparse,
         seed=conditions.seed,
     )
@@ -94,12 +94,12 @@ def outcome(document: Document, trial: Trial, told: Sequence[Told], seconds: flo
             f"the loss came to {loss:g} ({trial}); only losses above 0 can be compared by their ratio. Let the script "
             "add a constant to it"
         )
-    if trial.rate is None:
+    if trial.sparsity is None:
         if diverged:
             raise BadInput(f"training diverged without any compression ({trial}). Narrow --batch, or repair the script")
         return BaselineTrial(batch=trial.batch, loss=loss, training_loss=training, seconds=round(seconds, 3))
     return ProbeTrial(
-        rate=trial.rate,
+        sparsity=trial.sparsity,
         batch=trial.batch,
         loss=None if diverged else loss,
         training_loss=None if diverged else training,
@@ -111,7 +111,7 @@ def tried(document: Document) -> list[surrogate.Tried]:
     """Each probe against the baseline of its batch."""
     loss = {one.batch: one.loss for one in document.baselines}
     return [
-        surrogate.Tried(one.rate, one.batch, math.nan if one.loss is None else one.loss / loss[one.batch])
+        surrogate.Tried(one.sparsity, one.batch, math.nan if one.loss is None else one.loss / loss[one.batch])
         for one in document.probes
     ]
 
@@ -123,11 +123,11 @@ def finished(document: Document) -> Document:
         tried(document),
         {one.batch: one.loss for one in document.baselines},
         conditions.batches,
-        sampling=conditions.rates,
+        sampling=conditions.sampling,
         seed=_small(conditions.seed),
     )
     grids = [
-        Grid(rates=fitted.rates, batches=fitted.batches, extra=_rounded(values))
+        Grid(sparsities=fitted.sparsities, batches=fitted.batches, extra=_rounded(values))
         for values in (fitted.extra, fitted.compression)
     ]
     return document.model_copy(update={"surrogate": grids[0], "compression": grids[1], "error": _rounded(fitted.error)})

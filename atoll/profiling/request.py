@@ -25,7 +25,7 @@ class ProfileRequest:
 
     probes: int
     workers: int
-    rates: Literal["log-uniform", "uniform"]
+    sampling: Literal["log-uniform", "uniform"]
     seed: int
     stale_sparse: Mapping[str, str | bool | int | float]
     samples: int | None = None
@@ -51,7 +51,7 @@ def new_profile(prepared: Mapping[str, Any], command: Command, wanted: ProfileRe
             workers=wanted.workers,
             samples=samples,
             batches=batches,
-            rates=wanted.rates,
+            sampling=wanted.sampling,
             seed=wanted.seed,
             stale_sparse=dict(wanted.stale_sparse),
         ),

@@ -1,11 +1,11 @@
 """The model of g(r, X): what is tried next, and what all trials together say. Mathematics only.
 
-Source: StellaTrain (Lim et al., 2024), section 4.3 and Algorithm 1: a random rate, then the batch with the largest
-expected improvement for that rate, by a Gaussian process. Differences, all on purpose:
+Source: StellaTrain (Lim et al., 2024), section 4.3 and Algorithm 1: a random sparsity, then the batch with the largest
+expected improvement for that sparsity, by a Gaussian process. Differences, all on purpose:
 - Against the baseline of the same batch, which shares its samples and initial weights, so most noise is in both. What
   the batch alone costs is known from the baselines and multiplied back.
 - On the logarithm of the losses' ratio: no surrogate below -1, and a trial that diverged is a large number, not inf.
-- Over the logarithms of what is kept, 1 - r, and of the batch; rates are drawn there too ("log-uniform"), as 0.9 to
+- Over the logarithms of the density, 1 - r, and of the batch; sparsities are drawn there too ("log-uniform"), as 0.9 to
   0.9999 is where thin links work. Uniform in r would put nine of ten trials below 0.9.
 """
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
 
-MOST_RATE: Final = {"log-uniform": 0.9999, "uniform": 0.999}
+MOST_SPARSITY: Final = {"log-uniform": 0.9999, "uniform": 0.999}
 MAX_RATIO: Final = 10.0
 """Of a loss to its baseline; a trial that diverged counts as this."""
 _AT_RANDOM: Final = 4
@@ -37,17 +37,17 @@ _GOLDEN: Final = (math.sqrt(5) - 1) / 2
 class Tried:
     """ratio: smoothed loss over that of the baseline at the same batch; inf or NaN where it diverged."""
 
-    rate: float
+    sparsity: float
     batch: int
     ratio: float
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """By rate (rows) and batch. extra: relative extra loss against the reference batch's baseline. compression: against
-    the same batch's. error: standard error of the surrogate, relative to 1 + extra."""
+    """By sparsity (rows) and batch. extra: relative extra loss against the reference batch's baseline. compression:
+    against the same batch's. error: standard error of the surrogate, relative to 1 + extra."""
 
-    rates: tuple[float, ...]
+    sparsities: tuple[float, ...]
     batches: tuple[int, ...]
     extra: F64
     compression: F64
@@ -60,24 +60,24 @@ def candidate_batches(low: int, high: int, count: int = 7) -> tuple[int, ...]:
     return tuple(sorted({low, high, *(round(float(one)) for one in spread)}))
 
 
-def draw_rate(number: int, sampling: str, seed: int) -> float:
-    """The rate of probe `number`, from 0. Random start, then steps of the golden ratio, which leave no gaps."""
+def draw_sparsity(number: int, sampling: str, seed: int) -> float:
+    """The sparsity of probe `number`, from 0. Random start, then steps of the golden ratio, which leave no gaps."""
     start = float(np.random.default_rng(seed).random())
     place = (start + number * _GOLDEN) % 1.0
     if sampling == "uniform":
-        return round(place * MOST_RATE[sampling], 6)
-    return round(1 - math.pow(1 - MOST_RATE[sampling], place), 6)
+        return round(place * MOST_SPARSITY[sampling], 6)
+    return round(1 - math.pow(1 - MOST_SPARSITY[sampling], place), 6)
 
 
-def choose_batch(rate: float, tried: Sequence[Tried], batches: Sequence[int], seed: int) -> int:
-    """The total batch with the largest expected improvement of the loss's ratio at this rate."""
+def choose_batch(sparsity: float, tried: Sequence[Tried], batches: Sequence[int], seed: int) -> int:
+    """The total batch with the largest expected improvement of the loss's ratio at this sparsity."""
     if len(tried) < _AT_RANDOM or len(batches) == 1:
         return int(np.random.default_rng([seed, len(tried)]).choice(np.array(batches)))
     from skopt.acquisition import gaussian_ei
 
     model = _Process(tried, batches, seed)
-    points = model.points([rate] * len(batches), batches)
-    # Nothing was seen at this very rate: the best there is what the model expects.
+    points = model.points([sparsity] * len(batches), batches)
+    # Nothing was seen at this very sparsity: the best there is what the model expects.
     best = float(model.mean(points).min())
     gain = gaussian_ei(points, model.regressor, y_opt=best, xi=_XI)
     return int(batches[int(np.argmax(gain))])
@@ -87,18 +87,18 @@ def fit(
     tried: Sequence[Tried], baselines: Mapping[int, float], batches: Sequence[int], *, sampling: str, seed: int
 ) -> Fitted:
     """The surrogate on a grid. baselines: smoothed loss by batch, at least that of the reference batch."""
-    rates = grid_rates(MOST_RATE[sampling])
+    sparsities = grid_sparsities(MOST_SPARSITY[sampling])
     model = _Process(tried, batches, seed)
-    at = np.array([(rate, batch) for rate in rates for batch in batches])
+    at = np.array([(sparsity, batch) for sparsity in sparsities for batch in batches])
     mean, deviation = model.regressor.predict(model.points(at[:, 0], at[:, 1]), return_std=True)
-    shape = (len(rates), len(batches))
+    shape = (len(sparsities), len(batches))
     most = math.log(MAX_RATIO)
     ratio = np.exp(np.clip(mean, -most, most)).reshape(shape)
     known = sorted(baselines)
     losses = [log_ratio(baselines[batch] / baselines[reference_batch(batches)]) for batch in known]
     by_batch = np.interp(np.log(batches), np.log(known), losses)
     return Fitted(
-        rates=rates,
+        sparsities=sparsities,
         batches=tuple(batches),
         extra=ratio * np.exp(by_batch)[None, :] - 1,
         compression=ratio - 1,
@@ -116,7 +116,7 @@ def first_baselines(batches: Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys((reference_batch(batches), min(batches), max(batches))))
 
 
-def grid_rates(most: float) -> tuple[float, ...]:
+def grid_sparsities(most: float) -> tuple[float, ...]:
     """0 to `most`, evenly in the logarithm of what is kept."""
     steps = round(-math.log10(1 - most) * _GRID_STEPS_PER_DECADE)
     return tuple(round(1 - 10 ** (-i / _GRID_STEPS_PER_DECADE), 6) for i in range(steps + 1))
@@ -134,14 +134,14 @@ class _Process:
         self.regressor: Any = GaussianProcessRegressor(
             kernel, alpha=1e-8, noise="gaussian", normalize_y=True, n_restarts_optimizer=2, random_state=seed
         )
-        points = self.points([one.rate for one in tried], [one.batch for one in tried])
+        points = self.points([one.sparsity for one in tried], [one.batch for one in tried])
         values = np.array([log_ratio(one.ratio) for one in tried])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a length or a noise at its bound, which few trials cannot tell
             self.regressor.fit(points, values)
 
-    def points(self, rates: Sequence[float] | F64, batches: Sequence[float] | F64) -> F64:
-        kept = -np.log10(1 - np.asarray(rates, dtype=np.float64)) / 4
+    def points(self, sparsities: Sequence[float] | F64, batches: Sequence[float] | F64) -> F64:
+        kept = -np.log10(1 - np.asarray(sparsities, dtype=np.float64)) / 4
         width = max(self._high - self._low, 1e-9)
         return np.stack([kept, (np.log(np.asarray(batches, dtype=np.float64)) - self._low) / width], axis=1)
 

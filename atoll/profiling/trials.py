@@ -53,13 +53,13 @@ class Command:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """steps: that train; 0: only look at what the script prepares. judged_steps: behind them, to judge the model by.
-    rate None: neither compression nor staleness."""
+    sparsity None: neither compression nor staleness."""
 
     workers: int
     steps: int = 0
     judged_steps: int = 0
     batch: int = 0
-    rate: float | None = None
+    sparsity: float | None = None
     stale_sparse: Mapping[str, str | bool | int | float] = field(default_factory=dict)
     seed: int = 0
 
@@ -70,7 +70,7 @@ class Trial:
     def __str__(self) -> str:
         if self.steps == 0:
             return "before training"
-        return f"batch {self.batch}, " + ("dense" if self.rate is None else f"rate {self.rate:g}")
+        return f"batch {self.batch}, " + ("dense" if self.sparsity is None else f"sparsity {self.sparsity:g}")
 
 
 @dataclass(slots=True)
@@ -173,7 +173,8 @@ class _Workers:
         trial, command = self._trial, self._command
         asked = {
             "directory": str(self._folder.absolute()), "steps": trial.steps, "judged_steps": trial.judged_steps,
-            "batch": trial.batch, "rate": trial.rate, "stale_sparse": dict(trial.stale_sparse), "seed": trial.seed,
+            "batch": trial.batch, "sparsity": trial.sparsity, "seed": trial.seed,
+            "stale_sparse": dict(trial.stale_sparse),
         }  # fmt: skip
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
         threads = str(max(1, (os.cpu_count() or 1) // trial.workers))

@@ -44,8 +44,8 @@ class Asked:
     steps: int = 0  # that train; 0: only tell what the script prepares
     judged_steps: int = 0  # behind them
     batch: int = 0  # of the whole job
-    rate: float | None = None  # share left out; None: dense
-    stale_sparse: Mapping[str, Any]  # the job's settings beside rate and staleness, over the script's own
+    sparsity: float | None = None  # share left out; None: dense
+    stale_sparse: Mapping[str, Any]  # the job's settings beside sparsity and staleness, over the script's own
     seed: int = 0  # 0: the script's own
 
 
@@ -80,10 +80,10 @@ class Probe:
 
     def strategy(self, own: StrategySettings) -> StrategySettings:
         """What the trial trains with in place of the script's own choice, whose other settings stay."""
-        if self._asked.rate is None:
+        if self._asked.sparsity is None:
             return Dense()
         settings = own if isinstance(own, StaleSparse) else StaleSparse()
-        return settings.with_values(**self._asked.stale_sparse, sparsity=self._asked.rate, staleness=1)
+        return settings.with_values(**self._asked.stale_sparse, sparsity=self._asked.sparsity, staleness=1)
 
     def begin(self, settings: LoaderSettings, model: nn.Module, optimizer: torch.optim.Optimizer) -> LoaderSettings:
         """Tell what is trained; returns how to load it. Raises WorkerExit where telling is all that is asked."""
@@ -92,7 +92,8 @@ class Probe:
         if self._asked.steps == 0:
             self.close()
             raise WorkerExit(FINISHED)
-        say(f"a trial for atoll profile: batch {self._asked.batch}, {self._asked.steps} steps, rate {self._asked.rate}")
+        asked = self._asked
+        say(f"a trial for atoll profile: batch {asked.batch}, {asked.steps} steps, sparsity {asked.sparsity}")
         return replace(settings, batch_size=self._asked.batch)
 
     def saw(self, batch_slice: BatchSlice, loss: torch.Tensor) -> None:

@@ -37,7 +37,7 @@ def profile(
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes of a trial, all on this machine.")] = 2,
     uniform: Annotated[
-        bool, typer.Option("--uniform", help="Draw rates uniformly from 0 to 0.999, as published.")
+        bool, typer.Option("--uniform", help="Draw sparsities uniformly from 0 to 0.999, as published.")
     ] = False,
     config: Annotated[
         Path | None, typer.Option(help="Job file (TOML): its script, args, env, seed and \\[stale_sparse] hold.")
@@ -70,7 +70,7 @@ def profile(
     wanted = ProfileRequest(
         probes=probes,
         workers=workers,
-        rates="uniform" if uniform else "log-uniform",
+        sampling="uniform" if uniform else "log-uniform",
         seed=job.seed,
         stale_sparse=_beside_sparsity(job),
         samples=samples,
@@ -180,17 +180,17 @@ def _run(document: Document, path: Path, command: Command) -> Document:
 
 
 def _show(document: Document) -> None:
-    """Percent of extra loss on stdout: rates down, batches across."""
+    """Percent of extra loss on stdout: sparsities down, batches across."""
     grid, compression = document.surrogate, document.compression
     assert grid is not None
     assert compression is not None
-    columns = ["RATE", *(str(batch) for batch in grid.batches)]
+    columns = ["SPARSITY", *(str(batch) for batch in grid.batches)]
     rows = [
-        [f"{rate:g}", *(f"{100 * alone:+.1f} ({100 * whole:+.0f})" for alone, whole in zip(one, both, strict=True))]
-        for rate, one, both in zip(grid.rates, compression.extra, grid.extra, strict=True)
+        [f"{sparsity:g}", *(f"{100 * alone:+.1f} ({100 * whole:+.0f})" for alone, whole in zip(one, both, strict=True))]
+        for sparsity, one, both in zip(grid.sparsities, compression.extra, grid.extra, strict=True)
     ]
     print(
-        "extra loss in %, by rate and total batch: against no compression at the same batch (and at batch "
+        "extra loss in %, by sparsity and total batch: against no compression at the same batch (and at batch "
         f"{document.reference_batch})"
     )
     terminal.print_table(columns, rows, right=columns)

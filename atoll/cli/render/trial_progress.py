@@ -79,4 +79,4 @@ def in_words(document: Document, made: BaselineTrial | ProbeTrial) -> str:
     number = f"{len(document.probes)}/{document.wanted_probes}"
     ratio = tried(document)[-1].ratio
     what = "diverged" if made.loss is None else f"loss {made.loss:.4g}, {100 * (ratio - 1):+.1f} %"
-    return f"probe {number:>6} batch {made.batch:5d}  rate {made.rate:.4f}  {what}  ({took})"
+    return f"probe {number:>6} batch {made.batch:5d}  sparsity {made.sparsity:.4f}  {what}  ({took})"

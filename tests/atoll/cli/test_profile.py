@@ -57,7 +57,7 @@ def test_interrupted_at_the_second_probe_the_same_command_goes_on(tmp_path: Path
     code, out, err = run(tmp_path, str(SCRIPT), *QUICK, "--out", "p.json", "--plot", "p.png")
     assert code == 0, err
     assert "p.json has 1 of 2 probes; going on" in err
-    assert out.splitlines()[1].split() == ["RATE", "12"]
+    assert out.splitlines()[1].split() == ["SPARSITY", "12"]
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     done = read(path)
     assert done.probes[0] == begun.probes[0]

@@ -26,5 +26,5 @@ def with_trials(document: Document, *probes: ProbeTrial) -> Document:
     return document.model_copy(update={"baselines": baselines, "probes": probes})
 
 
-def probe(rate: float, batch: int, loss: float | None = 0.55) -> ProbeTrial:
-    return ProbeTrial(rate=rate, batch=batch, loss=loss, training_loss=loss, seconds=1.0)
+def probe(sparsity: float, batch: int, loss: float | None = 0.55) -> ProbeTrial:
+    return ProbeTrial(sparsity=sparsity, batch=batch, loss=loss, training_loss=loss, seconds=1.0)

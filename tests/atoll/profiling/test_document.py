@@ -61,7 +61,10 @@ def test_one_that_is_not_complete_is_refused_with_how_to_complete_it(tmp_path: P
         ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
         ({"surrogate": {"rates": [0.9], "batches": [8], "extra": [[1e9]]}}, "surrogate.extra.0.0: "),
         ({"surrogate": {"rates": [0.9, 0.5], "batches": [8], "extra": [[0], [0]]}}, "rates must be ascending"),
-        ({"surrogate": {"rates": [0.5, 0.9], "batches": [8], "extra": [[0]]}}, "extra must have a row for each rate"),
+        (
+            {"surrogate": {"rates": [0.5, 0.9], "batches": [8], "extra": [[0]]}},
+            "extra must have a row for each sparsity",
+        ),
         ({"probes": [{"rate": 1.5}]}, "probes.0.rate: "),
     ],
 )

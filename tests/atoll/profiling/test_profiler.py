@@ -20,7 +20,7 @@ from atoll.profiling.trials import Command, Told, Trial
 def test_baselines_of_the_middle_and_the_ends_come_first() -> None:
     document = empty()
     order = []
-    while (trial := profiler.next_trial(document)) is not None and trial.rate is None:
+    while (trial := profiler.next_trial(document)) is not None and trial.sparsity is None:
         order.append(trial.batch)
         made = BaselineTrial(batch=trial.batch, loss=0.5, training_loss=0.5, seconds=1)
         document = document.model_copy(update={"baselines": (*document.baselines, made)})
@@ -36,14 +36,14 @@ def test_a_batch_is_probed_only_after_its_baseline() -> None:
     probed = 0
     while (trial := profiler.next_trial(document)) is not None and probed < 8:
         known = {one.batch for one in document.baselines}
-        if trial.rate is None:
+        if trial.sparsity is None:
             assert trial.batch not in known
             made = BaselineTrial(batch=trial.batch, loss=0.5, training_loss=0.5, seconds=1)
             document = document.model_copy(update={"baselines": (*document.baselines, made)})
         else:
             assert trial.batch in known
             probed += 1
-            document = document.model_copy(update={"probes": (*document.probes, probe(trial.rate, trial.batch))})
+            document = document.model_copy(update={"probes": (*document.probes, probe(trial.sparsity, trial.batch))})
     assert probed == 8
 
 
@@ -59,7 +59,7 @@ def told(losses: list[float], judged: list[float]) -> list[Told]:
     return [Told(prepared={}, steps=steps, judged=behind, ended={})]
 
 
-TRIAL = Trial(workers=2, steps=2, judged_steps=1, batch=8, rate=0.9)
+TRIAL = Trial(workers=2, steps=2, judged_steps=1, batch=8, sparsity=0.9)
 
 
 def test_a_probe_is_worth_what_the_model_lost_on_what_followed() -> None:
@@ -80,7 +80,7 @@ def test_a_probe_that_diverged_has_no_loss(losses: list[float], judged: list[flo
 
 def test_a_baseline_that_diverges_and_losses_below_zero_are_refused() -> None:
     with pytest.raises(BadInput, match="training diverged without any compression"):
-        profiler.outcome(empty(), replace(TRIAL, rate=None), told([1.0, math.nan], [1.0]), 2.0)
+        profiler.outcome(empty(), replace(TRIAL, sparsity=None), told([1.0, math.nan], [1.0]), 2.0)
     with pytest.raises(BadInput, match="only losses above 0 can be compared"):
         profiler.outcome(empty(), TRIAL, told([1.0, 0.5], [-0.5]), 2.0)
 
@@ -91,7 +91,7 @@ PREPARED = {
     "batch": 64,
     "optimizer": {"kind": "SGD", "groups": [{"lr": 0.1, "parameters": 2}]},
 }
-WANTED = ProfileRequest(probes=3, workers=2, rates="log-uniform", seed=0, stale_sparse={})
+WANTED = ProfileRequest(probes=3, workers=2, sampling="log-uniform", seed=0, stale_sparse={})
 
 
 @pytest.fixture

@@ -13,18 +13,20 @@ from atoll.profiling.surrogate import Tried
 BATCHES = surrogate.candidate_batches(32, 512)
 
 
-def known_ratio(rate: float, batch: float) -> float:
+def known_ratio(sparsity: float, batch: float) -> float:
     """Like what is measured: little up to 0.9, steeper from there, less harm to large batches."""
-    return 1 + 0.08 * (-math.log10(1 - rate)) ** 1.5 * (128 / batch) ** 0.3
+    return 1 + 0.08 * (-math.log10(1 - sparsity)) ** 1.5 * (128 / batch) ** 0.3
 
 
 def probed(count: int, noise: float, sampling: str = "log-uniform") -> list[Tried]:
     generator = np.random.default_rng(5)
     tried: list[Tried] = []
     for number in range(count):
-        rate = surrogate.draw_rate(number, sampling, seed=1)
-        batch = surrogate.choose_batch(rate, tried, BATCHES, seed=1)
-        tried.append(Tried(rate, batch, known_ratio(rate, batch) * math.exp(noise * generator.standard_normal())))
+        sparsity = surrogate.draw_sparsity(number, sampling, seed=1)
+        batch = surrogate.choose_batch(sparsity, tried, BATCHES, seed=1)
+        tried.append(
+            Tried(sparsity, batch, known_ratio(sparsity, batch) * math.exp(noise * generator.standard_normal()))
+        )
     return tried
 
 
@@ -37,33 +39,33 @@ def test_candidates_begin_and_end_where_asked_and_are_few() -> None:
     assert surrogate.first_baselines((8,)) == (8,)
 
 
-def test_rates_leave_no_gap_in_what_is_kept() -> None:
-    kept = sorted(-math.log10(1 - surrogate.draw_rate(number, "log-uniform", seed=3)) for number in range(30))
+def test_sparsities_leave_no_gap_in_what_is_kept() -> None:
+    kept = sorted(-math.log10(1 - surrogate.draw_sparsity(number, "log-uniform", seed=3)) for number in range(30))
     gaps = np.diff([0.0, *kept, 4.0])
     assert 0 <= kept[0] <= kept[-1] <= 4.0001
     assert gaps.max() < 3 * 4 / 30
 
 
-def test_published_rates_are_uniform_from_0_to_0_999() -> None:
-    rates = sorted(surrogate.draw_rate(number, "uniform", seed=3) for number in range(30))
-    assert 0 <= rates[0] <= rates[-1] <= 0.999
-    assert np.diff([0.0, *rates, 0.999]).max() < 3 / 30
-    assert sum(rate > 0.9 for rate in rates) <= 4
+def test_published_sparsities_are_uniform_from_0_to_0_999() -> None:
+    sparsities = sorted(surrogate.draw_sparsity(number, "uniform", seed=3) for number in range(30))
+    assert 0 <= sparsities[0] <= sparsities[-1] <= 0.999
+    assert np.diff([0.0, *sparsities, 0.999]).max() < 3 / 30
+    assert sum(sparsity > 0.9 for sparsity in sparsities) <= 4
 
 
 def test_the_surrogate_finds_a_known_function_again_and_knows_how_surely() -> None:
     fitted = surrogate.fit(probed(24, noise=0.01), dict.fromkeys(BATCHES, 1.0), BATCHES, sampling="log-uniform", seed=1)
-    true = np.array([[known_ratio(rate, batch) for batch in fitted.batches] for rate in fitted.rates])
+    true = np.array([[known_ratio(sparsity, batch) for batch in fitted.batches] for sparsity in fitted.sparsities])
     off = np.log1p(fitted.extra) - np.log(true)
-    assert fitted.rates[0] == 0
-    assert fitted.rates[-1] == 0.9999
+    assert fitted.sparsities[0] == 0
+    assert fitted.sparsities[-1] == 0.9999
     assert np.sqrt(np.mean(off**2)) < 0.03
     assert np.mean(np.abs(off) < 3 * fitted.error + 0.005) > 0.9
     assert np.array_equal(fitted.extra, fitted.compression)
 
 
 def test_what_the_batch_alone_costs_comes_from_the_baselines_also_between_them() -> None:
-    tried = [Tried(rate, batch, 1.0) for rate in (0.0, 0.9, 0.999) for batch in (32, 128, 512)]
+    tried = [Tried(sparsity, batch, 1.0) for sparsity in (0.0, 0.9, 0.999) for batch in (32, 128, 512)]
     fitted = surrogate.fit(tried, {32: 0.5, 128: 1.0, 512: 2.0}, BATCHES, sampling="log-uniform", seed=1)
     assert fitted.compression == pytest.approx(np.zeros_like(fitted.compression), abs=1e-3)
     by_batch = dict(zip(fitted.batches, 1 + fitted.extra[3], strict=True))
@@ -85,7 +87,11 @@ def test_the_same_probes_lead_to_the_same_next_one() -> None:
     assert len({surrogate.choose_batch(0.99, tried, BATCHES, seed=1) for _ in range(2)}) == 1
 
 
-def test_the_batch_is_chosen_where_the_loss_may_be_least_for_that_rate() -> None:
-    """Every batch was tried at many rates without noise, and 512 is best everywhere."""
-    tried = [Tried(rate, batch, known_ratio(rate, batch)) for rate in (0.5, 0.9, 0.99, 0.999) for batch in BATCHES]
+def test_the_batch_is_chosen_where_the_loss_may_be_least_for_that_sparsity() -> None:
+    """Every batch was tried at many sparsities without noise, and 512 is best everywhere."""
+    tried = [
+        Tried(sparsity, batch, known_ratio(sparsity, batch))
+        for sparsity in (0.5, 0.9, 0.99, 0.999)
+        for batch in BATCHES
+    ]
     assert surrogate.choose_batch(0.995, tried, BATCHES, seed=1) == 512

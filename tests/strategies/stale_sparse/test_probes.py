@@ -21,7 +21,7 @@ def trial(
     """By rank, what each wrote."""
     folder.mkdir()
     wanted = {
-        "directory": str(folder), "steps": STEPS, "judged_steps": JUDGED, "batch": BATCH, "rate": None,
+        "directory": str(folder), "steps": STEPS, "judged_steps": JUDGED, "batch": BATCH, "sparsity": None,
         "stale_sparse": {}, **asked,
     }  # fmt: skip
     monkeypatch.setenv("ATOLL_PROBE", json.dumps(wanted))
@@ -49,7 +49,7 @@ def test_a_compressed_trial_is_stale_exact_and_judges_what_all_share(
     newer weights than the last round but one, though all parts came at once. 3. The steps that are judged begin with
     the same weights, on all ranks. 4. So the same trial comes to the same losses again, whatever arrived when."""
     first, again = (
-        trial(tmp_path / name, monkeypatch, start, rate=0.9, stale_sparse={"exchange": exchange})
+        trial(tmp_path / name, monkeypatch, start, sparsity=0.9, stale_sparse={"exchange": exchange})
         for name in ("first", "again")
     )
     for rank, lines in enumerate(first):
