@@ -128,7 +128,7 @@ class AsyncClient:
     ) -> pb.Job:
         """Pin values of a running job: the controller decides them no more, in later runs neither.
 
-        params: what plans tell the job's strategy, e.g. {"sparsity": 0.995} for stale-sparse. total_batch: samples
+        params: what plans tell the job's strategy, e.g. {"sparsity": 0.995}. total_batch: samples
         of a step of all ranks. shares: of the batch, one per rank of the present run, which alone keeps them. unpin:
         "total-batch", "shares" or one of `params`, to leave to the controller again. The returned job's plan says from
         which step it holds. Raises Conflict for a job that does not run, BadInput for values that do not fit it.

@@ -39,7 +39,6 @@ _MAX_PROFILE_BYTES: Final = 256 * 1024
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s?#]+")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 Split = Literal["auto", "inverse-time", "even"]
-Strategy = Literal["dense", "stale-sparse"]
 
 _Text = Annotated[StrictStr, Field(max_length=4096)]
 _Count = Annotated[StrictInt, Field(ge=0, lt=2**32)]

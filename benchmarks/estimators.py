@@ -18,8 +18,8 @@ import time
 import numpy as np
 from lab.machine import processor
 
+from atoll.controller.estimators.observed import ObservedLink, ObservedStep
 from atoll.controller.estimators.run import RunEstimators
-from atoll.controller.estimators.seen import LinkSeen, StepSeen
 from atoll.controller.estimators.step_model import StepModel
 
 Q, S, K, M = 2e-3, 20e-3, 4e-3, 10e-3
@@ -27,7 +27,7 @@ TRAINED_BATCHES = (32, 48, 64)
 STEPS_A_BATCH = 20
 
 
-def telemetry(rng: np.random.Generator, ranks: int, first: int, plan: int, batch: int) -> list[list[StepSeen]]:
+def telemetry(rng: np.random.Generator, ranks: int, first: int, plan: int, batch: int) -> list[list[ObservedStep]]:
     """Of each rank five steps from `first` on. Every third rank has the batch, the next one more, the next two."""
     total_batch = sum(batch + rank % 3 for rank in range(ranks))
     found = []
@@ -38,7 +38,7 @@ def telemetry(rng: np.random.Generator, ranks: int, first: int, plan: int, batch
             a, p = noise * (Q * local + S), noise * (K * local + M)
             norm = 1.0 if step % 10 == 0 else 0.0
             steps.append(
-                StepSeen(
+                ObservedStep(
                     step=step, plan=plan, local_batch=local, total_batch=total_batch, step_s=0.5, compute_s=a + p,
                     load_s=0.1 * a, forward_s=0.6 * a, backward_s=p, first_bucket_s=0.2 * p, update_s=0.3 * a,
                     sync_s=0.03, last_sync_s=0.01, local_sqnorm=2 * norm, global_sqnorm=norm,
@@ -62,7 +62,7 @@ def cost(ranks: int, repeats: int) -> None:
         batch = 32 + 8 * (second // 3 % 4)
         told = telemetry(rng, ranks, 5 * second, 1 + second // 3, batch)
         links = [
-            [LinkSeen(peer=(rank + 10) % ranks, sent_bytes=second * 10**6, busy_s=0.4 * second)]
+            [ObservedLink(peer=(rank + 10) % ranks, sent_bytes=second * 10**6, busy_s=0.4 * second)]
             for rank in range(ranks)
         ]
         began_s = time.perf_counter()

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.deciding.given import Given, Policy
 from atoll.controller.deciding.next import next_plan
+from atoll.controller.estimators.observed import ObservedStep
 from atoll.controller.estimators.run import RunEstimators
-from atoll.controller.estimators.seen import StepSeen
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.state.records import PlanRecord
 
@@ -60,7 +60,7 @@ class Run:
         whole_s = max(times) + REST_S
         self._now_s += whole_s
         for rank, (batch, compute_s) in enumerate(zip(batches, times, strict=True)):
-            seen = StepSeen(
+            seen = ObservedStep(
                 step=self.step,
                 plan=plan.id,
                 local_batch=batch,

@@ -20,7 +20,7 @@ import numpy as np
 from lab.machine import processor
 
 from atoll.cli.render.terminal import aligned
-from atoll.controller.estimators.run import RunEstimators
+from atoll.controller.estimators.run import RunEstimators, StepEstimator
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.planners.tta import SaturatingDevice, TtaInput, plan_tta
 from atoll.controller.simulator import presets, report
@@ -29,7 +29,8 @@ from atoll.controller.simulator.cluster import Cluster, build
 from atoll.controller.simulator.outcome import Outcome
 from atoll.controller.simulator.policies import Choice, Situation
 from atoll.controller.simulator.run import Simulation
-from atoll.controller.simulator.scenario import load, parse
+from atoll.controller.simulator.scenario import Scenario, parse, read_scenario
+from atoll.strategies.stale_sparse.settings import StaleSparse
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "scenarios"
 SEEDS = (1, 2, 3)
@@ -41,7 +42,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 
 def example(name: str, **changes: Any) -> Cluster:
-    scenario = load(EXAMPLES / f"{name}.toml")
+    scenario = read_scenario(EXAMPLES / f"{name}.toml")
     return build(scenario.model_copy(update=changes), EXAMPLES)
 
 
@@ -195,31 +196,32 @@ def trace() -> None:
     """StellaTrain (2024), Figure 14(b): Swin-B over a wide-area trace."""
     rows = []
     learning = example("wan-trace").scenario.learning.model_copy(update={"samples": 150_000.0})
-    for rate, total in ((0.95, 160), (0.97, 160), (0.99, 160)):
-        cluster = example("wan-trace", rate=rate, total_batch=total, learning=learning)
-        found = {policy: outcomes(cluster, policy) for policy in ("inverse-time", "rate", "rate-batch")}
-        base = statistics.median(one.seconds for one in found["rate-batch"])
+    for sparsity, total in ((0.95, 160), (0.97, 160), (0.99, 160)):
+        settings = StaleSparse(sparsity=sparsity)
+        cluster = example("wan-trace", strategy_settings=settings, total_batch=total, learning=learning)
+        found = {policy: outcomes(cluster, policy) for policy in ("inverse-time", "parameters", "parameters-batch")}
+        base = statistics.median(one.seconds for one in found["parameters-batch"])
         for policy, runs in found.items():
             seconds = [one.seconds for one in runs]
             rows.append(
                 [
-                    f"from rate {rate:g}, batch {total}: {policy}",
+                    f"from sparsity {sparsity:g}, batch {total}: {policy}",
                     middle(seconds, ".0f"),
                     f"{100 * (1 - base / statistics.median(seconds)):+.1f} %",
                     str(len(runs[0].plans)),
                     f"{statistics.median(point.total_batch for point in runs[0].points):.0f}",
-                    f"{100 * statistics.median(point.rate for point in runs[0].points):.1f} %",
+                    f"{100 * statistics.median(point.params['sparsity'] for point in runs[0].points):.1f} %",
                 ]
             )
-    columns = ("", "SECONDS", "RATE-BATCH FASTER BY", "PLANS", "BATCH", "RATE")
+    columns = ("", "SECONDS", "PARAMETERS-BATCH FASTER BY", "PLANS", "BATCH", "SPARSITY")
     show("Swin-B, two 4090 and two 2080 Ti over the trace, 150,000 samples", columns, rows)
 
 
 class Stopwatch:
     """Times a policy and estimators."""
 
-    def __init__(self, policy: str) -> None:
-        self._inner = POLICIES[policy][0]()
+    def __init__(self, policy: str, scenario: Scenario) -> None:
+        self._inner = POLICIES[policy][0](scenario)
         self.splits_evenly = self._inner.splits_evenly
         self.decisions_s: list[float] = []
         self.profiles_s: list[float] = []
@@ -230,13 +232,13 @@ class Stopwatch:
         self.decisions_s.append(time.thread_time() - began)
         return choice
 
-    def estimators(self) -> RunEstimators:
-        return _TimedEstimators(self.profiles_s)
+    def estimators(self, of_strategy: StepEstimator | None) -> RunEstimators:
+        return _TimedEstimators(of_strategy, self.profiles_s)
 
 
 class _TimedEstimators(RunEstimators):
-    def __init__(self, profiles_s: list[float]) -> None:
-        super().__init__()
+    def __init__(self, of_strategy: StepEstimator | None, profiles_s: list[float]) -> None:
+        super().__init__(of_strategy)
         self._profiles_s = profiles_s
 
     def profile(self) -> Any:
@@ -249,9 +251,9 @@ class _TimedEstimators(RunEstimators):
 def thousand() -> None:
     rows = []
     cases: list[tuple[str, Cluster]] = [("optperf", example("thousand")), ("goodput", _thousand_goodput())]
-    cases += [("rate", _thousand_islands())]
+    cases += [("parameters", _thousand_islands())]
     for policy, cluster in cases:
-        watch = Stopwatch(policy)
+        watch = Stopwatch(policy, cluster.scenario)
         began = time.thread_time()
         outcome = Simulation(cluster, policy, watch, watch.estimators, 1).run()
         cpu_s = time.thread_time() - began

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +34,9 @@ SHARED = (
 
 STRATEGIES = ("atoll.strategies.registry", "atoll.strategies.declaration")
 """What the controller sees of strategies."""
+CONTROLLER_PARTS = tuple(f"atoll.controller.{part}" for part in ("deciding", "estimators", "planners", "simulator"))
+CONTROLLER_PARTS += ("atoll.controller.state.records",)
+"""What the controller halves of strategies see of it."""
 
 
 def sources(folder: str) -> list[Path]:
@@ -123,7 +127,7 @@ def test_the_rules_see_the_code() -> None:
             "atoll.agent",
             ("atoll.agent", *STRATEGIES, "atoll.strategies.dense", "atoll.strategies.stale_sparse", *SHARED),
         ),
-        ("atoll.strategies", ("atoll.strategies", "atoll.agent.runtime", *SHARED)),
+        ("atoll.strategies", ("atoll.strategies", "atoll.agent.runtime", *CONTROLLER_PARTS, *SHARED)),
         ("atoll.kernels", ("atoll.kernels", "atoll.errors")),
     ],
 )
@@ -131,6 +135,40 @@ def test_a_room_imports_only_what_the_table_of_rooms_allows(room: str, may_impor
     # `from atoll import kernels` and the like arrive here as atoll.kernels.
     wrong = [i for i in all_imports(room) if is_in(i.imported, "atoll") and not is_in(i.imported, *may_import)]
     assert not wrong, listed(wrong)
+
+
+def test_the_halves_of_a_strategy_never_meet() -> None:
+    """What decides imports no torch and nothing of workers; what trains, and what everyone reads of a strategy, imports
+    nothing of the controller."""
+    parts = [name for name in modules() if is_in(name, "atoll.strategies")]
+    deciding = [name for name in parts if any(is_in(i.imported, "atoll.controller") for i in imports_of(name))]
+    found = chains(deciding, ("torch", "atoll.agent"))
+    found += chains([name for name in parts if name not in deciding], ("atoll.controller",))
+    assert deciding
+    assert not found, "\n".join(found)
+
+
+STRATEGIES_BY_NAME = {
+    "atoll/__init__.py": "users make the settings of a strategy themselves",
+    "controller/state/earlier.py": "records of 0.1 name it",
+    "atoll/profiling": "measures what compression costs a model, which one strategy does",
+    "atoll/cli/commands/profile.py": "asks for that",
+    "atoll/drill": "what workers have to prove depends on what their strategy promises",
+    "atoll/cli/commands/drill.py": "asks for that",
+    "agent/runtime/api/run.py": "its manual says what each strategy does",
+    "agent/runtime/step/probe.py": "a trial of `atoll profile`",
+    "agent/runtime/transport/traffic.py": "is asked for by the one strategy that has it",
+}
+"""Files and folders outside of strategies/ that name one, and why."""
+
+
+def test_nothing_but_the_registry_knows_a_strategy_by_its_name() -> None:
+    """Strategy `dense` is what a job has that says nothing, and a word beside: it is not looked for."""
+    named = re.compile(r"stale[-_]sparse|StaleSparse")
+    may = ("strategies/", "kernels/", "atoll/v1/", *STRATEGIES_BY_NAME)
+    paths = [path for folder in PACKAGES for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = {str(path.relative_to(ROOT)) for path in paths if named.search(path.read_text())}
+    assert sorted(where for where in found if not where.startswith(may)) == []
 
 
 def test_every_room_is_where_tools_that_read_imports_look_for_it() -> None:

@@ -1,11 +1,12 @@
-"""What a decision is made from."""
+"""The input of a decision: what is known of a run, and what may be decided about it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from atoll.controller.deciding.controller_half import ControllerHalf
 from atoll.controller.estimators.profile import Profile, RankProfile
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.state.records import PlanRecord
@@ -15,17 +16,6 @@ GAIN: Final = 0.05
 or noise would move batches."""
 MIN_INTERVAL_S: Final = 2.0
 LEAD_STEPS: Final = 5
-
-PRIOR: Final = Surrogate(
-    sparsities=(0.97, 0.99, 0.995, 0.999, 0.9999),
-    batches=(1.0, 2.0**30),
-    extra=((0.021,) * 2, (0.027,) * 2, (0.040,) * 2, (0.08,) * 2, (0.25,) * 2),
-)
-"""Extra loss where no offline profile is at hand: up to 0.99 the byte GPT of docs/performance.md, beyond that a guess
-that only says: the less is sent, the worse. With a fixed total batch all it decides is not to drop more than the links
-ask for. Below 0.97 what is won is less than what selecting and summing more entries costs the processors."""
-
-
 REACH: Final = 2.0
 """A plan changes the total batch by this factor at most: predictions far from what was measured are not trusted."""
 
@@ -41,18 +31,18 @@ class Pins:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What may be decided about a job. min_batch, max_batch: of the total batch, both 0 where it is fixed. rule: of
-    the learning rate, "adascale", "square-root" or "none". initial_batch: the script's own total batch, 0 where it is
-    not known yet. surrogate: of the offline profile; None: there is none."""
+    """What may be decided about a job. half: of its strategy; None where it has none. adapts: names of plan parameters
+    of the strategy that may change. min_batch, max_batch: of the total batch, both 0 where it is fixed. rule: of the
+    learning rate, "adascale", "square-root" or "none". initial_batch: the script's own total batch, 0 where it is not
+    known yet. surrogate: of the offline profile; None: there is none."""
 
     split: str = "auto"
-    sparse: bool = False
-    adapt_rate: bool = False
+    half: ControllerHalf | None = None
+    adapts: Collection[str] = ()
     min_batch: int = 0
     max_batch: int = 0
     rule: str = "adascale"
     initial_batch: int = 0
-    value_bytes: int = 2
     surrogate: Surrogate | None = None
     pins: Pins = field(default_factory=Pins)
 
@@ -60,9 +50,9 @@ class Policy:
     def adapts_batch(self) -> bool:
         return bool(self.max_batch) and not self.pins.total_batch and not self.fixed_split
 
-    @property
-    def adapts_rate(self) -> bool:
-        return self.sparse and self.adapt_rate and "sparsity" not in self.pins.strategy_params
+    def may_change(self, parameter: str) -> bool:
+        """Of a plan parameter of the strategy."""
+        return parameter in self.adapts and parameter not in self.pins.strategy_params
 
     @property
     def fixed_split(self) -> bool:

@@ -1,10 +1,9 @@
-"""When a run gets a new plan, and which. The planner's input and output are recorded with every plan."""
+"""Decides when a run gets a new plan, and which. The planner's input and output are recorded with every plan."""
 
 from __future__ import annotations
 
 from atoll.controller.deciding.batch import explore_batch, next_batch
 from atoll.controller.deciding.given import MIN_INTERVAL_S, Given
-from atoll.controller.deciding.sparse import next_sparse
 from atoll.controller.deciding.split import next_split
 from atoll.controller.estimators.profile import RankProfile
 from atoll.controller.state.records import PlanRecord
@@ -21,8 +20,8 @@ def next_plan(given: Given) -> PlanRecord | None:
     if ranks is None:
         return None
     policy = given.policy
-    if policy.sparse and (policy.adapts_rate or policy.adapts_batch):
-        return next_sparse(given, ranks) or _split(given, ranks)
+    if policy.half is not None:
+        return policy.half.next_plan(given, ranks) or _split(given, ranks)
     if policy.adapts_batch:
         estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
         noise = given.profile.noise

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import LinkEstimate
 from atoll.controller.estimators.robust import median, median_error, spread
-from atoll.controller.estimators.seen import LinkSeen
 
 INTERVAL_S: Final = 0.5
 """Reports nearer to each other are taken together."""
@@ -72,7 +72,7 @@ class BandwidthEstimator:
         self._links: dict[str, _Link] = {}
 
     def observe(
-        self, rank: int, island_of: Mapping[int, str], links: Iterable[LinkSeen], now_s: float, stall_share: float
+        self, rank: int, island_of: Mapping[int, str], links: Iterable[ObservedLink], now_s: float, stall_share: float
     ) -> None:
         """What one rank's connections carried until now_s.
 
@@ -107,7 +107,7 @@ class BandwidthEstimator:
         return {island: link.estimate() for island, link in sorted(self._links.items())}
 
 
-def _sound(link: LinkSeen) -> bool:
+def _sound(link: ObservedLink) -> bool:
     return link.sent_bytes >= 0 and math.isfinite(link.busy_s) and link.busy_s >= 0
 
 

@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from atoll.controller.estimators.observed import ObservedStep
 from atoll.controller.estimators.profile import NoiseEstimate
 from atoll.controller.estimators.robust import median, spread
-from atoll.controller.estimators.seen import StepSeen
 from atoll.controller.planners.gns import combine
 
 KEEP: Final = 0.96
@@ -50,7 +50,7 @@ class NoiseEstimator:
         # Sums with weights that decay: trace, sqnorm, their squares and product.
         self._sums = [0.0] * 5
 
-    def observe(self, seen: StepSeen) -> None:
+    def observe(self, seen: ObservedStep) -> None:
         """One rank's step in which it sampled: both squared norms finite and positive, batches at least 0.
 
         With one rank alone, global_sqnorm is that of the mean over the samples of this sampled step and the one

@@ -12,9 +12,9 @@ import math
 from itertools import islice
 from typing import Final
 
+from atoll.controller.estimators.observed import ObservedStep
 from atoll.controller.estimators.profile import OverlapEstimate
 from atoll.controller.estimators.robust import ClippedMean, median, median_error, spread
-from atoll.controller.estimators.seen import StepSeen
 
 WINDOW_STEPS: Final = 16
 NEEDED_STEPS: Final = 5
@@ -32,7 +32,7 @@ class OverlapEstimator:
         self._ranks: set[int] = set()
         self._syncs: dict[int, tuple[int, float, float]] = {}  # by step: ranks heard, least sync_s, least last_sync_s
 
-    def observe(self, rank: int, seen: StepSeen) -> None:
+    def observe(self, rank: int, seen: ObservedStep) -> None:
         """One more step of a rank, its times finite and not negative."""
         self._ranks.add(rank)
         if 0 < seen.first_bucket_s <= seen.backward_s:

@@ -83,15 +83,6 @@ class NoiseEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RateCostEstimate:
-    """A step takes kept_s seconds longer where all entries are kept than where none is, in proportion between; error_s:
-    its standard error."""
-
-    kept_s: float
-    error_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEstimate:
     """What an island's link carries to the others: bits per second, with its relative standard error."""
 
@@ -103,7 +94,8 @@ class LinkEstimate:
 class Profile:
     """Of one run. step_s: median of the newest steps under plan `plan` from boundary to boundary, on the slowest rank;
     0 where none is known. entries: trained parameters, 0 where the script has not told. ranks: by rank, those that
-    measured; links: by island. total_batch: the largest seen under the newest plan."""
+    measured; links: by island. total_batch: the largest seen under the newest plan. of_strategy: what the estimator of
+    the run's strategy found, None where it has none."""
 
     plan: int
     total_batch: int
@@ -115,4 +107,4 @@ class Profile:
     overlap: OverlapEstimate | None = None
     noise: NoiseEstimate | None = None
     links: Mapping[str, LinkEstimate] = field(default_factory=dict)
-    rate_cost: RateCostEstimate | None = None
+    of_strategy: object = None

@@ -6,9 +6,9 @@ import math
 from collections import deque
 from typing import Final
 
+from atoll.controller.estimators.observed import ObservedStep
 from atoll.controller.estimators.profile import RankProfile
 from atoll.controller.estimators.robust import median, median_error, spread
-from atoll.controller.estimators.seen import StepSeen
 from atoll.controller.estimators.step_model import StepModel
 
 SKIPPED_STEPS: Final = 2
@@ -36,7 +36,7 @@ class RankEstimator:
         self._profile: RankProfile | None = None
         self._fresh = True  # whether _profile is of all steps seen
 
-    def observe(self, seen: StepSeen) -> bool:
+    def observe(self, seen: ObservedStep) -> bool:
         """One more step. False, and nothing changes, for repeated, older and senseless ones and a run's first."""
         if seen.step <= self.last_step or seen.plan < self.plan or not _sound(seen):
             return False
@@ -62,7 +62,7 @@ class RankEstimator:
         self._fresh = False
         return True
 
-    def _observe_window(self, seen: StepSeen) -> None:
+    def _observe_window(self, seen: ObservedStep) -> None:
         if seen.local_batch != self._local_batch:
             self._local_batch = seen.local_batch
             self._forget()
@@ -102,7 +102,7 @@ class RankEstimator:
         )
 
 
-def _sound(seen: StepSeen) -> bool:
+def _sound(seen: ObservedStep) -> bool:
     """Whether all numbers are finite and not negative, and something was computed."""
     if seen.local_batch < 0 or seen.total_batch < seen.local_batch or seen.total_batch == 0:
         return False

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from atoll.controller.estimators.bandwidth import BandwidthEstimator
 from atoll.controller.estimators.noise import NoiseEstimator
+from atoll.controller.estimators.observed import ObservedLink, ObservedStep
 from atoll.controller.estimators.overlap import OverlapEstimator
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.rank import RankEstimator
-from atoll.controller.estimators.rate_cost import RateCostEstimator
-from atoll.controller.estimators.seen import LinkSeen, StepSeen
 
 _STALL_EVERY_S: Final = 0.5
 """How often all ranks are asked how long they wait: a thousand of them report their links every second."""
 
 
+class StepEstimator(Protocol):
+    """Of one run, for one strategy: its estimate is `Profile.of_strategy`."""
+
+    def observe(self, rank: int, step: ObservedStep) -> None:
+        """One more step of a rank, its times finite and not negative."""
+        ...
+
+    def estimate(self) -> object: ...
+
+
 class RunEstimators:
     """What is known of one run. Bounded by the number of ranks; takes whatever arrives, in any order of ranks, and
-    leaves out what makes no sense."""
+    leaves out what makes no sense. of_strategy: what its strategy wants to learn beside."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_strategy: StepEstimator | None = None) -> None:
+        self._of_strategy = of_strategy
         self._ranks: dict[int, RankEstimator] = {}
         self._overlap = OverlapEstimator()
         self._noise = NoiseEstimator()
         self._bandwidth = BandwidthEstimator()
-        self._rate_cost = RateCostEstimator()
         self._entries = 0
         self._stall_share = 0.0
         self._stall_s: float | None = None  # when that was found
 
-    def observe(self, rank: int, seen: StepSeen) -> None:
+    def observe(self, rank: int, seen: ObservedStep) -> None:
         """One more step of a rank; its steps come in ascending order, some may be missing."""
         known = self._ranks.get(rank) or RankEstimator()
         measured = known.observe(seen)
@@ -40,11 +49,14 @@ class RunEstimators:
         if not measured:
             return
         self._overlap.observe(rank, seen)
-        self._rate_cost.observe(rank, seen)
+        if self._of_strategy is not None:
+            self._of_strategy.observe(rank, seen)
         if seen.local_sqnorm > 0 and seen.global_sqnorm > 0:
             self._noise.observe(seen)
 
-    def observe_links(self, rank: int, island_of: Mapping[int, str], links: Iterable[LinkSeen], now_s: float) -> None:
+    def observe_links(
+        self, rank: int, island_of: Mapping[int, str], links: Iterable[ObservedLink], now_s: float
+    ) -> None:
         """What a rank's connections carried from the run's beginning until now_s, of any one monotonic clock.
 
         island_of: by rank. Links within an island count for nothing.
@@ -74,5 +86,5 @@ class RunEstimators:
             overlap=self._overlap.estimate(),
             noise=self._noise.estimate(),
             links=self._bandwidth.estimates(),
-            rate_cost=self._rate_cost.estimate(),
+            of_strategy=None if self._of_strategy is None else self._of_strategy.estimate(),
         )

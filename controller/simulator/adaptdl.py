@@ -54,7 +54,9 @@ class AdaptDl:
 def _choice(given: Situation, total: int, reason: str, model: tuple[tuple[NodeModel, ...], Overlap] | None) -> Choice:
     batches = split_evenly(EvenInput(total_batch=total, nodes=given.bounds)).batches
     predicted_s = _step_s(*model, batches) if model else 0.0
-    return Choice(batches=batches, rate=given.current.rate, planner="adaptdl", reason=reason, predicted_s=predicted_s)
+    return Choice(
+        batches=batches, params=given.current.params, planner="adaptdl", reason=reason, predicted_s=predicted_s
+    )
 
 
 def _models(given: Situation) -> tuple[NodeModel, ...] | None:

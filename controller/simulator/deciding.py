@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.controller.deciding.controller_half import controller_half
 from atoll.controller.deciding.given import Given, Policy
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.simulator.policies import Choice, Situation
+from atoll.controller.simulator.scenario import Scenario
 from atoll.controller.state.records import PlanRecord
+from atoll.strategies import registry
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """split: "auto" or "inverse-time", as in a job file. batch: the total, within the scenario's range. rate: of
-    strategy stale-sparse."""
+    """split: "auto" or "inverse-time", as in a job file. batch: the total, within the scenario's range. parameters:
+    whatever plans tell the strategy."""
 
     split: str = "auto"
     batch: bool = False
-    rate: bool = False
+    parameters: bool = False
 
 
 class Deciding:
@@ -25,8 +28,11 @@ class Deciding:
 
     splits_evenly = False
 
-    def __init__(self, allowed: Allowed) -> None:
+    def __init__(self, scenario: Scenario, allowed: Allowed) -> None:
+        strategy = registry.find(scenario.strategy)
         self._allowed = allowed
+        self._half = controller_half(strategy.name, scenario.strategy_settings.said())
+        self._adapts = tuple(strategy.plan_parameters.model_fields) if allowed.parameters else ()
         self._current: PlanRecord | None = None
 
     def decide(self, given: Situation) -> Choice | None:
@@ -45,7 +51,7 @@ class Deciding:
         self._current = planned
         return Choice(
             batches=tuple(round(share) for share in planned.shares),
-            rate=planned.strategy_params.get("sparsity", 0.0),
+            params=planned.strategy_params,
             planner=planned.planner,
             reason=planned.reason,
             predicted_s=planned.predicted_s,
@@ -65,7 +71,7 @@ class Deciding:
                 reason=given.current.reason,
                 input="",
                 output="",
-                strategy_params={"sparsity": given.current.rate} if given.sparse else {},
+                strategy_params=given.current.params,
                 total_batch=known.total_batch if known else 0,
                 learning_rate_factor=given.current.learning_rate_factor,
             )
@@ -75,8 +81,8 @@ class Deciding:
         low, high = (given.candidates[0], given.candidates[-1]) if self._allowed.batch else (0, 0)
         return Policy(
             split=self._allowed.split,
-            sparse=given.sparse,
-            adapt_rate=self._allowed.rate,
+            half=self._half,
+            adapts=self._adapts,
             min_batch=low,
             max_batch=high,
             rule=given.rule,

@@ -1,4 +1,4 @@
-"""What a step is worth, and the gradients' norms that tell it: the part of training that is not time.
+"""The worth of a step, and the gradients' norms that tell it: the part of training that is not time.
 
 Legend of suffixes: N = ranks, D = dimensions of the simulated gradient.
 """
@@ -11,7 +11,6 @@ from typing import Final
 import numpy as np
 
 from atoll.controller.planners.goodput import efficiency
-from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.planners.water_filling import F64
 
 DIMENSIONS: Final = 64
@@ -21,15 +20,12 @@ DIMENSIONS: Final = 64
 class Learning:
     """Progress in samples of the initial batch, from 0 to `target`.
 
-    noise_scales: at 0 and at the target, geometric in between: it grows as a model learns. surrogate: where there is
-    one (strategy stale-sparse), a step of X samples at rate r is worth X / (1 + g(r, X)) instead.
+    noise_scales: at 0 and at the target, geometric in between: it grows as a model learns.
     """
 
-    def __init__(
-        self, target: float, initial_batch: int, noise_scales: tuple[float, float], surrogate: Surrogate | None
-    ) -> None:
+    def __init__(self, target: float, initial_batch: int, noise_scales: tuple[float, float]) -> None:
         self.target, self.progress = target, 0.0
-        self._initial_batch, self._noise_scales, self._surrogate = initial_batch, noise_scales, surrogate
+        self._initial_batch, self._noise_scales = initial_batch, noise_scales
 
     @property
     def share(self) -> float:
@@ -40,12 +36,10 @@ class Learning:
         first, last = self._noise_scales
         return float(first * (last / first) ** self.share)
 
-    def step(self, total_batch: int, rate: float) -> None:
-        if self._surrogate is None:
-            worth = efficiency(self.noise_scale, self._initial_batch, total_batch)
-        else:
-            worth = 1 / (1 + self._surrogate.at(rate, total_batch))
-        self.progress += total_batch * worth
+    def step(self, total_batch: int, extra: float | None) -> None:
+        """extra: g, with which X samples are worth X / (1 + g); None: what the noise scale makes of them."""
+        by_noise = efficiency(self.noise_scale, self._initial_batch, total_batch)
+        self.progress += total_batch * (by_noise if extra is None else 1 / (1 + extra))
 
     def norms(self, batches: Sequence[int], rng: np.random.Generator) -> tuple[F64, float]:
         """Squared norms of each rank's mean gradient [N], and of the mean over all samples, of one step.

@@ -1,4 +1,4 @@
-"""What came of simulating a policy."""
+"""The outcome of simulating a policy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from atoll.controller.simulator.joining import Verdict
 from atoll.controller.simulator.policies import Choice
+from atoll.controller.simulator.strategy_steps import Params
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Point:
     progress: float
     step_s: float
     total_batch: int
-    rate: float
+    params: Params
 
 
 @dataclass(frozen=True, slots=True)

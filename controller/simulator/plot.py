@@ -1,12 +1,17 @@
-"""Progress, step time, total batch and rate against simulated time, a line for each policy."""
+"""Progress, step time, total batch and what plans tell the strategy against simulated time, a line for each policy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from atoll.controller.simulator.outcome import Outcome, Point
 from atoll.controller.simulator.report import MAX_POINTS
+
+
+def _param(name: str, point: Point) -> float:
+    return float(point.params[name])
 
 
 def draw(title: str, outcomes: Sequence[Outcome], path: Path) -> None:
@@ -21,8 +26,8 @@ def draw(title: str, outcomes: Sequence[Outcome], path: Path) -> None:
         ("step (ms)", lambda point: 1000 * point.step_s),
         ("total batch", lambda point: point.total_batch),
     ]
-    if any(point.rate for outcome in outcomes for point in outcome.points):
-        panels.append(("entries kept (%)", lambda point: 100 * (1 - point.rate)))
+    names = sorted({name for outcome in outcomes for point in outcome.points for name in point.params})
+    panels += [(name, partial(_param, name)) for name in names]
     figure, axes = pyplot.subplots(
         len(panels), 1, figsize=(8, 2.2 * len(panels) + 0.5), squeeze=False, sharex=True, layout="constrained"
     )

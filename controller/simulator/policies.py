@@ -1,4 +1,4 @@
-"""Who decides: given what is known of a run, the next plan or none. Baselines that know little are here."""
+"""Policies: given what is known of a run, the next plan or none. Baselines that know little are here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.planners.bounds import Bounds
 from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.simulator.strategy_steps import Params
 
 GAIN: Final = 0.02
 """Baselines leave a plan alone that is within this part of the best they know of, or noise would move batches."""
@@ -15,11 +16,11 @@ GAIN: Final = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What a policy wants: samples of each rank, rate of strategy stale-sparse, the step's predicted seconds (0 where
-    it predicts none)."""
+    """What a policy wants: samples of each rank, what the plan tells the strategy, the step's predicted seconds (0
+    where it predicts none)."""
 
     batches: tuple[int, ...]
-    rate: float
+    params: Params
     planner: str
     reason: str
     predicted_s: float = 0.0
@@ -29,7 +30,7 @@ class Choice:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """current: the newest plan, whose number within the run is `plan`, in force or not, decided at planned_s.
-    candidates: total batches to choose from, ascending. surrogate: with strategy stale-sparse. bounds, islands: by
+    candidates: total batches to choose from, ascending. surrogate: where the scenario has one. bounds, islands: by
     rank."""
 
     now_s: float
@@ -43,7 +44,6 @@ class Situation:
     initial_batch: int
     candidates: tuple[int, ...]
     rule: str
-    sparse: bool
     surrogate: Surrogate | None
 
     def measured(self) -> tuple[float, ...] | None:
@@ -104,7 +104,7 @@ class LbBsp:
             return None
         return Choice(
             batches=tuple(batches),
-            rate=given.current.rate,
+            params=given.current.params,
             planner="lb-bsp",
             reason=f"{moved} samples moved from slow to fast ranks",
         )

@@ -109,7 +109,7 @@ def _plan(plan: PlanLog) -> dict[str, Any]:
         "planner": choice.planner,
         "reason": choice.reason,
         "batches": list(choice.batches),
-        "rate": choice.rate,
+        "params": dict(choice.params),
         "learning_rate_factor": choice.learning_rate_factor,
         "predicted_s": choice.predicted_s or None,
         "measured_s": statistics.median(plan.seconds) if plan.seconds else None,

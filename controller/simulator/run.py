@@ -7,6 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from atoll.controller.deciding.controller_half import controller_half
+from atoll.controller.estimators.run import StepEstimator
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.planners.inverse_time import InverseTimeInput, TimedNode, split_by_inverse_time
 from atoll.controller.simulator.cluster import Cluster, is_called
@@ -16,6 +18,7 @@ from atoll.controller.simulator.links import Link
 from atoll.controller.simulator.outcome import Outcome, PlanLog, Point
 from atoll.controller.simulator.policies import Choice, Policy, Situation
 from atoll.controller.simulator.ranks import Ranks
+from atoll.controller.simulator.strategy_steps import Network, Params
 from atoll.controller.simulator.telemetry import Estimators, Telemetry
 
 LEAD_STEPS: Final = 5
@@ -32,20 +35,20 @@ class Simulation:
     """
 
     def __init__(
-        self, cluster: Cluster, name: str, policy: Policy, new_estimators: Callable[[], Estimators], seed: int
+        self,
+        cluster: Cluster,
+        name: str,
+        policy: Policy,
+        new_estimators: Callable[[StepEstimator | None], Estimators],
+        seed: int,
     ) -> None:
         self._cluster, self._name, self._policy, self._new_estimators = cluster, name, policy, new_estimators
         self._times_rng, self._norms_rng, self._network_rng = (
             np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, stream]))) for stream in range(3)
         )
         scenario = cluster.scenario
-        self._sparse = scenario.strategy == "stale-sparse"
-        self._learning = Learning(
-            scenario.learning.samples,
-            cluster.initial_batch,
-            scenario.learning.noise_scale,
-            cluster.surrogate if self._sparse else None,
-        )
+        self._half = controller_half(scenario.strategy, scenario.strategy_settings.said())
+        self._learning = Learning(scenario.learning.samples, cluster.initial_batch, scenario.learning.noise_scale)
         self._speeds = {device.name: device.speed for device in cluster.devices}
         self._links: dict[str, Link] = dict(cluster.links)
         self._changes = list(cluster.changes)
@@ -55,7 +58,7 @@ class Simulation:
         self._joining = Joining(cluster)
         self._plans: list[PlanLog] = []
         self._points: list[Point] = []
-        self._form(scenario.rate if self._sparse else 0.0, scenario.total_batch)
+        self._form(scenario.first_params(), scenario.total_batch)
 
     def run(self) -> Outcome:
         tell_s = self._cluster.scenario.decide_s
@@ -104,29 +107,32 @@ class Simulation:
             self._now_s = min(later, default=self._cluster.scenario.max_s)
         if self._joining.present(self._now_s):
             before = self._in_force.choice
-            self._form(before.rate, sum(before.batches))
+            self._form(before.params, sum(before.batches))
 
-    def _form(self, rate: float, total: int) -> None:
+    def _form(self, params: Params, total: int) -> None:
         """A new run with whoever is there."""
         self._run += 1
         self._ranks = Ranks(self._cluster, self._joining.present(self._now_s), self._now_s)
-        self._telemetry = Telemetry(self._new_estimators(), self._ranks, self._cluster.entries)
-        self._in_force = self._newest = self._log(1, self._first(rate, total), self._step)
+        self._telemetry = Telemetry(self._estimators(), self._ranks, self._cluster.entries)
+        self._in_force = self._newest = self._log(1, self._first(params, total), self._step)
         self._take_effect()
 
-    def _first(self, rate: float, total: int) -> Choice:
+    def _estimators(self) -> Estimators:
+        return self._new_estimators(self._half.estimator() if self._half else None)
+
+    def _first(self, params: Params, total: int) -> Choice:
         """By what was learned of all devices in earlier runs; else even."""
         times = [self._learned.get(device.name) for device in self._ranks.devices]
         known = tuple(seconds for seconds in times if seconds)
         if len(known) < len(times) or self._policy.splits_evenly:
             batches = split_evenly(EvenInput(total_batch=total, nodes=self._ranks.bounds)).batches
-            return Choice(batches=batches, rate=rate, planner="even", reason="not all devices are known yet")
+            return Choice(batches=batches, params=params, planner="even", reason="not all devices are known yet")
         nodes = tuple(
             TimedNode(seconds_per_sample=seconds, **dict(bounds))
             for seconds, bounds in zip(known, self._ranks.bounds, strict=True)
         )
         batches = split_by_inverse_time(InverseTimeInput(total_batch=total, nodes=nodes)).batches
-        return Choice(batches=batches, rate=rate, planner="inverse-time", reason="learned in earlier runs")
+        return Choice(batches=batches, params=params, planner="inverse-time", reason="learned in earlier runs")
 
     def _log(self, plan: int, choice: Choice, from_step: int) -> PlanLog:
         log = PlanLog(run=self._run, plan=plan, at_s=self._now_s, from_step=from_step, choice=choice)
@@ -138,7 +144,7 @@ class Simulation:
         for device, batch in zip(self._ranks.devices, plan.choice.batches, strict=True):
             if device.bounds.max_batch is not None and batch > device.bounds.max_batch:
                 self._ended = f"out of memory: {device.name} got {batch} samples and holds {device.bounds.max_batch}"
-        now = (self._now_s, self._speeds, self._links)
+        now = (self._speeds, Network(self._now_s, self._links))
         plan.exact_s = self._ranks.exact_s(plan.choice, *now)
         plan.optimum_s = self._ranks.optimum_s(sum(plan.choice.batches), *now)
 
@@ -148,23 +154,22 @@ class Simulation:
         choice = self._in_force.choice
         computing, timed = self._ranks.step(
             choice,
-            self._now_s,
             self._speeds,
-            self._links,
+            Network(self._now_s, self._links),
             times_rng=self._times_rng,
             network_rng=self._network_rng,
         )
-        norms = (np.zeros(len(choice.batches)), 0.0)
-        if self._step % NORMS_EVERY == 0 and not self._sparse:
+        norms, extra = (np.zeros(len(choice.batches)), 0.0), self._ranks.extra(choice)
+        if self._step % NORMS_EVERY == 0 and extra is None:
             norms = self._learning.norms(choice.batches, self._norms_rng)
         self._telemetry.measure(self._step, self._in_force, computing, timed, norms)
         total, step_s = sum(choice.batches), timed.ends_s - self._now_s
         self._now_s = timed.ends_s
-        self._learning.step(total, choice.rate)
+        self._learning.step(total, extra)
         self._samples += total
         self._step += 1
         self._in_force.seconds.append(step_s)
-        self._points.append(Point(self._now_s, self._learning.progress, step_s, total, choice.rate))
+        self._points.append(Point(self._now_s, self._learning.progress, step_s, total, choice.params))
 
     def _decide(self) -> None:
         """All telemetry since the last time arrives, and the policy is asked."""
@@ -186,7 +191,6 @@ class Simulation:
                 initial_batch=self._cluster.initial_batch,
                 candidates=self._cluster.candidates,
                 rule=self._cluster.scenario.learning.rule,
-                sparse=self._sparse,
                 surrogate=self._cluster.surrogate,
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -18,10 +19,15 @@ from pydantic import (
 )
 
 from atoll.controller.planners.surrogate import Surrogate
+from atoll.controller.simulator.strategy_steps import StrategySteps
 from atoll.documents import explain, read_toml
 from atoll.errors import BadInput
+from atoll.strategies import registry
+from atoll.strategies.declaration import StrategySettings, load, retired_in
 
 MAX_DEVICES: Final = 10_000
+RETIRED_POLICIES: Final = {"rate": "parameters", "rate-batch": "parameters-batch"}
+"""Names of earlier versions, and those that took their place: still understood."""
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 _MAX_ENTRIES: Final = 10_000
 
@@ -145,7 +151,7 @@ class LearningSection(Section):
 
     rule: Literal["adascale", "square-root"] = "adascale"
     extra: Surrogate | None = None
-    """`[learning.extra]`: g(r, X) on a grid, a row per sparsity: extra samples that strategy stale-sparse needs."""
+    """`[learning.extra]`: g(r, X) on a grid, a row per sparsity: extra samples that compression and staleness need."""
 
     @model_validator(mode="after")
     def _ordered(self) -> LearningSection:
@@ -158,7 +164,10 @@ class Scenario(Section):
     """The whole file."""
 
     name: _Name = "scenario"
-    strategy: Literal["dense", "stale-sparse"] = "dense"
+    strategy: StrictStr = registry.default().name
+    strategy_settings: StrategySettings = StrategySettings()
+    """From the strategy's own table, as in a job file."""
+
     model: _Name | None = None
     """A preset: entries and initial batch, and with device presets what a sample costs."""
 
@@ -167,9 +176,6 @@ class Scenario(Section):
     """A preset of devices, in one island, before those of the file."""
 
     total_batch: _Count
-    rate: Annotated[StrictFloat | StrictInt, Field(ge=0, le=0.9999)] = 0.99
-    """Share of the entries that a step leaves behind, with strategy stale-sparse, at the start."""
-
     policies: Annotated[tuple[StrictStr, ...], Field(min_length=1, max_length=32)] = ("even", "optperf")
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
     decide_s: _Positive = 1.0
@@ -189,18 +195,41 @@ class Scenario(Section):
     overlap: OverlapSection = OverlapSection()
     learning: LearningSection = LearningSection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _own_table(cls, data: Any) -> Any:
+        """The strategy's table, and settings that were fields of the scenario until 0.1."""
+        strategy = registry.strategies().get(data.get("strategy", registry.default().name))
+        if strategy is None:
+            raise ValueError(f"strategy = {data['strategy']!r} is wrong. Use one of {', '.join(registry.strategies())}")
+        earlier = {name: data[name] for name in strategy.settings.RETIRED if name in data}
+        table = {**earlier, **data.get(strategy.section, {})}
+        try:
+            settings = strategy.settings.model_validate(table)
+        except ValidationError as error:
+            told = explain(strategy.settings, error.errors(include_url=False))
+            raise ValueError(f"[{strategy.section}] {told}") from error
+        rest = {name: value for name, value in data.items() if name not in earlier and name != strategy.section}
+        return {"strategy_settings": settings} | rest
+
     @model_validator(mode="after")
     def _fits(self) -> Scenario:
         if not self.devices and self.cluster is None:
             raise ValueError("a scenario needs [[devices]] or a cluster")
         if self.entries is None and self.model is None:
             raise ValueError("a scenario needs entries (trained parameters) or a model")
-        if self.strategy == "stale-sparse" and self.learning.extra is None:
-            raise ValueError("strategy = 'stale-sparse' needs [learning.extra]: what compression costs")
+        steps: type[StrategySteps] = load(registry.find(self.strategy).simulator)
+        if steps.needs_extra and self.learning.extra is None:
+            raise ValueError(f"strategy = {self.strategy!r} needs [learning.extra]: what compression costs")
         return self
 
+    def first_params(self) -> dict[str, Any]:
+        """What the first plan tells the strategy."""
+        names = registry.find(self.strategy).plan_parameters.model_fields
+        return {name: value for name, value in self.strategy_settings.said().items() if name in names}
 
-def load(path: Path) -> Scenario:
+
+def read_scenario(path: Path) -> Scenario:
     """Read a scenario file. Raises NotFound or BadInput naming file, field and the nearest valid one."""
     return parse(read(path), str(path))
 
@@ -209,6 +238,13 @@ def read(path: Path) -> dict[str, Any]:
     """A scenario file of any kind. Raises NotFound, or BadInput where it is not TOML."""
     document, _ = read_toml("scenario", path, _MAX_FILE_BYTES, large="Use count = N for devices that are alike")
     return document
+
+
+def retired(document: Mapping[str, Any]) -> list[str]:
+    """A line for each old name that a scenario still has."""
+    settings = registry.find(str(document.get("strategy", ""))).settings.RETIRED
+    policies = {old: new for old, new in RETIRED_POLICIES.items() if old in document.get("policies", ())}
+    return retired_in(settings, document) + [f"policy `{old}` is called `{new}` now" for old, new in policies.items()]
 
 
 def parse(document: dict[str, Any], where: str) -> Scenario:

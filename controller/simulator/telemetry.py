@@ -1,4 +1,4 @@
-"""What the ranks of a simulated run measure, and tell the estimators as agents do: rank by rank, now and then."""
+"""The telemetry of simulated ranks: what they measure, told as agents do, rank by rank, now and then."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from atoll.controller.estimators.observed import ObservedLink, ObservedStep
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.estimators.seen import LinkSeen, StepSeen
 from atoll.controller.planners.water_filling import F64
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.outcome import PlanLog
 from atoll.controller.simulator.ranks import Ranks
-from atoll.controller.simulator.rounds import Timed
+from atoll.controller.simulator.strategy_steps import Timed
 
 _LOAD_SHARE: Final = 0.1
 _UPDATE_SHARE: Final = 0.1
@@ -23,10 +23,10 @@ _UPDATE_SHARE: Final = 0.1
 class Estimators(Protocol):
     """What is needed of atoll.controller.estimators.run.RunEstimators; one for each run of a job."""
 
-    def observe(self, rank: int, seen: StepSeen) -> None: ...
+    def observe(self, rank: int, seen: ObservedStep) -> None: ...
 
     def observe_links(
-        self, rank: int, island_of: Mapping[int, str], links: Iterable[LinkSeen], now_s: float
+        self, rank: int, island_of: Mapping[int, str], links: Iterable[ObservedLink], now_s: float
     ) -> None: ...
 
     def observe_entries(self, entries: int) -> None: ...
@@ -40,7 +40,7 @@ class Telemetry:
     def __init__(self, estimators: Estimators, ranks: Ranks, entries: int) -> None:
         self._estimators, self._ranks = estimators, ranks
         self._island_of = dict(enumerate(ranks.island_of))
-        self._seen: list[list[StepSeen]] = [[] for _ in ranks.devices]
+        self._seen: list[list[ObservedStep]] = [[] for _ in ranks.devices]
         self._sent_J, self._busy_J = np.zeros(len(ranks.islands)), np.zeros(len(ranks.islands))
         estimators.observe_entries(entries)
 
@@ -48,8 +48,6 @@ class Telemetry:
         """norms: squared, of each rank's gradient and of the mean; 0 where they were not sampled."""
         self._sent_J += timed.sent_J
         self._busy_J += timed.busy_J
-        sent_N = np.zeros(len(self._seen))
-        sent_N[self._ranks.leaders] = timed.sent_J
         columns = (
             timed.step_N,
             computing.before_N,
@@ -58,14 +56,13 @@ class Telemetry:
             timed.sync_N,
             timed.last_sync_N,
             timed.stall_N,
-            sent_N,
             norms[0],
         )
         batches = plan.choice.batches
         rows = zip(self._seen, batches, *(column.tolist() for column in columns), strict=True)
-        for seen, batch, step_s, before_s, backward_s, first_s, sync_s, last_s, stall_s, sent, sqnorm in rows:
+        for seen, batch, step_s, before_s, backward_s, first_s, sync_s, last_s, stall_s, sqnorm in rows:
             seen.append(
-                StepSeen(
+                ObservedStep(
                     step=step,
                     plan=plan.plan,
                     local_batch=batch,
@@ -80,8 +77,7 @@ class Telemetry:
                     sync_s=sync_s,
                     last_sync_s=last_s,
                     stall_s=stall_s,
-                    rate=plan.choice.rate,
-                    sent_bytes=round(sent),
+                    strategy_metrics=plan.choice.params,
                     local_sqnorm=sqnorm,
                     global_sqnorm=norms[1],
                 )
@@ -97,7 +93,7 @@ class Telemetry:
         sent = zip(self._ranks.leaders, self._sent_J.tolist(), self._busy_J.tolist(), strict=True)
         for leader, sent_bytes, busy_s in sent:
             peers = [peer for peer in self._ranks.leaders if peer != leader] if sent_bytes else []
-            links = [LinkSeen(peer=peer, sent_bytes=round(sent_bytes / others), busy_s=busy_s) for peer in peers]
+            links = [ObservedLink(peer=peer, sent_bytes=round(sent_bytes / others), busy_s=busy_s) for peer in peers]
             if links:
                 self._estimators.observe_links(leader, self._island_of, links, now_s)
         return self._estimators.profile()

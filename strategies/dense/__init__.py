@@ -12,4 +12,5 @@ STRATEGY: Final = Strategy(
     summary="every step all-reduces whole gradients: for a fast network",
     settings=Dense,
     worker="atoll.strategies.dense.worker:build",
+    simulator="atoll.strategies.dense.simulate:DenseSteps",
 )

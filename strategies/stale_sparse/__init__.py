@@ -23,5 +23,7 @@ STRATEGY: Final = Strategy(
     ),
     exchanges=True,
     worker="atoll.strategies.stale_sparse.worker:build",
+    simulator="atoll.strategies.stale_sparse.simulate:StaleSparseSteps",
+    controller="atoll.strategies.stale_sparse.controller:StaleSparseController",
     view="atoll.strategies.stale_sparse.view:status",
 )

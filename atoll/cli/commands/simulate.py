@@ -23,7 +23,9 @@ def simulate(
         list[str] | None, typer.Option(help="Who decides; may be repeated. The scenario's where left out.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of all noise; the scenario's where left out.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw progress, step, batch and rate.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw progress, step, batch, parameters.")
+    ] = None,
     list_presets: Annotated[bool, typer.Option("--list-presets", help="Devices, models, clusters, policies.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -49,6 +51,8 @@ def simulate(
         _failures(document, scenario, policy, seed, as_json)
         return
     read = scenarios.parse(document, str(scenario))
+    for line in scenarios.retired(document):
+        terminal.note(line)
     chosen = read.seed if seed is None else seed
     built = cluster.build(read, scenario.parent)
     outcomes = []

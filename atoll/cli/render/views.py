@@ -121,7 +121,7 @@ def standby_lines(job: Job) -> list[str]:
 
 
 def strategy_line(job: Job) -> str:
-    """'strategy stale-sparse: sparsity 99.50 %  stall 3.1 % of the step  fresh layers 71 %'."""
+    """'strategy NAME: …', with what its view shows."""
     from atoll.strategies import registry
     from atoll.strategies.declaration import Shown, load
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from atoll.controller.deciding.controller_half import ControllerHalf
+from atoll.controller.estimators.observed import ObservedLink, ObservedStep
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
-from atoll.controller.estimators.seen import LinkSeen, StepSeen
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.records.wire import level_from_wire
 from atoll.controller.state.records import Level, RunRecord
@@ -164,11 +165,12 @@ class ProgressBoard:
         self._clock = clock
         self._runs: dict[str, RunProgress] = {}
 
-    def begin(self, job: str, run: int, islands: Mapping[int, str]) -> RunProgress:
-        """The progress of this run; what an older one left is gone. islands: by rank."""
+    def begin(self, job: str, run: int, islands: Mapping[int, str], half: ControllerHalf | None = None) -> RunProgress:
+        """The progress of this run; what an older one left is gone. islands: by rank. half: of the job's strategy."""
         found = self._runs.get(job)
         if found is None or found.run < run:
-            found = self._runs[job] = RunProgress(run, islands)
+            estimators = RunEstimators(half.estimator() if half else None)
+            found = self._runs[job] = RunProgress(run, islands, estimators=estimators)
         return found
 
     def of(self, job: str, run: int) -> RunProgress | None:
@@ -202,7 +204,7 @@ class ProgressBoard:
             if link.peer in rank.links or len(rank.links) < MAX_LINKS:
                 rank.links[link.peer] = link
         if telemetry.links:
-            links = [LinkSeen(peer=k.peer, sent_bytes=k.sent_bytes, busy_s=k.busy_s) for k in telemetry.links]
+            links = [ObservedLink(peer=k.peer, sent_bytes=k.sent_bytes, busy_s=k.busy_s) for k in telemetry.links]
             found.estimators.observe_links(telemetry.id.rank, found.islands, links, now_s)
         if telemetry.HasField("resumed"):
             found.resumed = found.resumed or (telemetry.resumed.tier, telemetry.resumed.step)
@@ -252,9 +254,9 @@ class ProgressBoard:
         return notices
 
 
-def step_from_wire(sample: common_pb2.StepSample) -> StepSeen:
+def step_from_wire(sample: common_pb2.StepSample) -> ObservedStep:
     metrics = sample.strategy_metrics
-    return StepSeen(
+    return ObservedStep(
         step=sample.step,
         plan=sample.plan,
         local_batch=sample.local_batch,
@@ -269,8 +271,7 @@ def step_from_wire(sample: common_pb2.StepSample) -> StepSeen:
         sync_s=sample.sync_s,
         last_sync_s=sample.last_sync_s,
         stall_s=metrics.get("stall_s", 0.0),
-        rate=metrics.get("sparsity", 0.0),
-        sent_bytes=round(metrics.get("sent_bytes", 0.0)),
         local_sqnorm=sample.local_grad_sqnorm,
         global_sqnorm=sample.global_grad_sqnorm,
+        strategy_metrics=dict(metrics),
     )

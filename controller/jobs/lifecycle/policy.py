@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from atoll.controller.deciding.controller_half import controller_half
 from atoll.controller.deciding.given import Pins, Policy
 from atoll.controller.jobs.records.offline_profile import offline_profile
 from atoll.controller.planners.surrogate import Surrogate
@@ -17,13 +18,12 @@ def policy_of(job: JobRecord, samples: int = 0) -> Policy:
     spec, adapt = job.spec, job.spec.adapt
     return Policy(
         split=spec.split,
-        sparse=spec.strategy == "stale-sparse",
-        adapt_rate="sparsity" in adapt.strategy_params,
+        half=controller_half(spec.strategy, spec.strategy_settings),
+        adapts=adapt.strategy_params,
         min_batch=adapt.min_batch,
         max_batch=min(adapt.max_batch, samples) if samples else adapt.max_batch,
         rule=adapt.learning_rate,
         initial_batch=job.learned.initial_batch,
-        value_bytes=4 if spec.strategy_settings.get("values") == "float32" else 2,
         surrogate=_surrogate(job),
         pins=pins_of(job),
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from atoll.controller.deciding.controller_half import controller_half
 from atoll.controller.jobs.admission.free_devices import FreeDevices, find_free
 from atoll.controller.jobs.agents.data_keys import new_seed
 from atoll.controller.jobs.agents.orphans import orphan_actions
@@ -227,7 +228,8 @@ class Reconciler:
         if run is None or not job.status.phase.active:
             links = self._links(state) if job.status.phase is JobPhase.QUEUED else {}
             return ObservedTraining(links=links, memory_step=memory_step)
-        progress = self._progress.begin(run.job, run.run, {m.rank: m.island for m in run.members})
+        half = controller_half(job.spec.strategy, job.spec.strategy_settings)
+        progress = self._progress.begin(run.job, run.run, {m.rank: m.island for m in run.members}, half)
         profile, news = progress.profile(self._clock()) if job.status.phase is not JobPhase.STARTING else (None, False)
         return ObservedTraining(
             profile=profile,

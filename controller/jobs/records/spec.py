@@ -211,7 +211,8 @@ def _adapt(spec: pb.JobSpec) -> Adapt:
         raise _wrong("adapt.profile", f"{len(wire.profile)} characters", "is too long", "Profile on a coarser grid")
     if wire.profile:
         if "sparsity" not in strategy.plan_parameters.model_fields:
-            raise _wrong("adapt.profile", "…", "is of compression", 'Leave it out, or use strategy "stale-sparse"')
+            compress = [s.name for s in registry.strategies().values() if "sparsity" in s.plan_parameters.model_fields]
+            raise _wrong("adapt.profile", "…", "is of compression", f"Leave it out, or use {' or '.join(compress)}")
         try:
             offline_profile(wire.profile)
         except BadInput as error:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from atoll.controller.estimators.bandwidth import BandwidthEstimator
+from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import LinkEstimate
-from atoll.controller.estimators.seen import LinkSeen
 
 MBIT = 1e6
 
@@ -27,7 +27,7 @@ class Island:
         self._report(0.0)
 
     def _report(self, stall_share: float) -> None:
-        link = LinkSeen(peer=1, sent_bytes=int(self.sent_bytes), busy_s=self.busy_s)
+        link = ObservedLink(peer=1, sent_bytes=int(self.sent_bytes), busy_s=self.busy_s)
         self.estimator.observe(0, {0: "a", 1: "b"}, [link], self.now_s, stall_share)
 
     def run(self, seconds: int, capacity: float, offered: float, stall_share: float | None = None) -> None:
@@ -137,7 +137,9 @@ def test_a_smaller_load_is_no_drop() -> None:
     assert island.link.bandwidth_bps >= 0.95 * before
 
 
-def reported(estimator: BandwidthEstimator, seconds: range, ranks: dict[int, Callable[[int], list[LinkSeen]]]) -> None:
+def reported(
+    estimator: BandwidthEstimator, seconds: range, ranks: dict[int, Callable[[int], list[ObservedLink]]]
+) -> None:
     islands = {0: "a", 1: "a", 2: "b", 3: "c"}
     for second in seconds:
         for rank, links in ranks.items():
@@ -148,9 +150,9 @@ def test_ranks_of_an_island_share_its_link() -> None:
     """Both send 50 Mbit/s all the time: the link carries 100. Links within the island count for nothing."""
     estimator = BandwidthEstimator()
 
-    def links(second: int) -> list[LinkSeen]:
-        away = LinkSeen(peer=2, sent_bytes=int(second * 50 * MBIT / 8), busy_s=1.0 * second)
-        return [away, LinkSeen(peer=1, sent_bytes=second * 10**9, busy_s=0.1 * second)]
+    def links(second: int) -> list[ObservedLink]:
+        away = ObservedLink(peer=2, sent_bytes=int(second * 50 * MBIT / 8), busy_s=1.0 * second)
+        return [away, ObservedLink(peer=1, sent_bytes=second * 10**9, busy_s=0.1 * second)]
 
     reported(estimator, range(10), {0: links, 1: links})
     found = estimator.estimates()
@@ -161,8 +163,8 @@ def test_ranks_of_an_island_share_its_link() -> None:
 def test_two_peers_of_one_rank_share_its_link() -> None:
     estimator = BandwidthEstimator()
 
-    def links(second: int) -> list[LinkSeen]:
-        return [LinkSeen(peer=p, sent_bytes=int(second * 40 * MBIT / 8), busy_s=1.0 * second) for p in (2, 3)]
+    def links(second: int) -> list[ObservedLink]:
+        return [ObservedLink(peer=p, sent_bytes=int(second * 40 * MBIT / 8), busy_s=1.0 * second) for p in (2, 3)]
 
     reported(estimator, range(10), {0: links})
     assert estimator.estimates()["a"].bandwidth_bps == pytest.approx(80 * MBIT)
@@ -174,14 +176,14 @@ def test_senseless_reports_change_nothing() -> None:
     before = island.link
     islands = {0: "a", 1: "b"}
     for link in (
-        LinkSeen(peer=1, sent_bytes=10**12, busy_s=math.nan),
-        LinkSeen(peer=1, sent_bytes=-1, busy_s=1.0),
-        LinkSeen(peer=1, sent_bytes=0, busy_s=math.inf),
-        LinkSeen(peer=77, sent_bytes=10**12, busy_s=1.0),
+        ObservedLink(peer=1, sent_bytes=10**12, busy_s=math.nan),
+        ObservedLink(peer=1, sent_bytes=-1, busy_s=1.0),
+        ObservedLink(peer=1, sent_bytes=0, busy_s=math.inf),
+        ObservedLink(peer=77, sent_bytes=10**12, busy_s=1.0),
     ):
         island.now_s += 1.0
         island.estimator.observe(0, islands, [link], island.now_s, 0.0)
-    island.estimator.observe(9, islands, [LinkSeen(peer=1, sent_bytes=10**12, busy_s=1.0)], island.now_s, 0.0)
+    island.estimator.observe(9, islands, [ObservedLink(peer=1, sent_bytes=10**12, busy_s=1.0)], island.now_s, 0.0)
     assert island.link == before
 
 
@@ -196,6 +198,6 @@ def test_a_connection_that_begins_anew_is_counted_anew() -> None:
 def test_links_without_traffic_are_not_listed() -> None:
     estimator = BandwidthEstimator()
     reported(
-        estimator, range(10), {0: lambda second: [LinkSeen(peer=2, sent_bytes=100 * second, busy_s=0.001 * second)]}
+        estimator, range(10), {0: lambda second: [ObservedLink(peer=2, sent_bytes=100 * second, busy_s=0.001 * second)]}
     )
     assert estimator.estimates() == {}

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from atoll.controller.estimators.noise import NEEDED_STEPS, PENDING_STEPS, NoiseEstimator
-from atoll.controller.estimators.seen import StepSeen
+from atoll.controller.estimators.observed import ObservedStep
 
 BATCHES = (4, 12, 48)
 DIMENSIONS = 200
 TRACE = 1.0
 
 
-def sampled(step: int, batch: int, local: float, together: float, total: int = sum(BATCHES)) -> StepSeen:
-    return StepSeen(
+def sampled(step: int, batch: int, local: float, together: float, total: int = sum(BATCHES)) -> ObservedStep:
+    return ObservedStep(
         step=step, plan=1, local_batch=batch, total_batch=total, step_s=0.1, compute_s=0.1, local_sqnorm=local,
         global_sqnorm=together,
     )  # fmt: skip

@@ -4,14 +4,16 @@ import random
 
 import pytest
 
+from atoll.controller.estimators.observed import ObservedStep
 from atoll.controller.estimators.overlap import NEEDED_STEPS, PENDING_STEPS, OverlapEstimator
-from atoll.controller.estimators.seen import StepSeen
 
 GAMMA, T_O, T_U = 0.2, 0.05, 0.01
 
 
-def step(number: int, *, first_bucket_s: float, sync_s: float, last_sync_s: float, backward_s: float = 0.1) -> StepSeen:
-    return StepSeen(
+def step(
+    number: int, *, first_bucket_s: float, sync_s: float, last_sync_s: float, backward_s: float = 0.1
+) -> ObservedStep:
+    return ObservedStep(
         step=number, plan=1, local_batch=8, total_batch=24, step_s=0.3, compute_s=0.2, load_s=0.05, forward_s=0.04,
         backward_s=backward_s, first_bucket_s=first_bucket_s, update_s=0.01, sync_s=sync_s, last_sync_s=last_sync_s,
     )  # fmt: skip

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.controller.estimators.observed import ObservedLink, ObservedStep
 from atoll.controller.estimators.rank import NEEDED_STEPS, SKIPPED_STEPS
 from atoll.controller.estimators.run import RunEstimators
-from atoll.controller.estimators.seen import LinkSeen, StepSeen
 
 SPEEDS = (1.0, 0.6, 0.3)
 
@@ -27,7 +27,7 @@ class Cluster:
 
     def train(self, plan: int, batches: tuple[int, ...], steps: int, total_batch: int = 0) -> None:
         total = total_batch or sum(batches)
-        seen: list[list[StepSeen]] = [[] for _ in batches]
+        seen: list[list[ObservedStep]] = [[] for _ in batches]
         for _ in range(steps):
             computed = [
                 self.compute_s(rank, b) * self._rng.lognormvariate(0, self._noise) for rank, b in enumerate(batches)
@@ -35,7 +35,7 @@ class Cluster:
             slowest = max(computed)
             for rank, c in enumerate(computed):
                 seen[rank].append(
-                    StepSeen(
+                    ObservedStep(
                         step=self.step, plan=plan, local_batch=batches[rank], total_batch=total, step_s=slowest + 0.01,
                         compute_s=c, load_s=0.05 * c, forward_s=0.3 * c, backward_s=0.6 * c, first_bucket_s=0.12 * c,
                         update_s=0.05 * c, sync_s=0.02 + slowest - c, last_sync_s=0.01,
@@ -127,7 +127,7 @@ def test_a_second_load_on_one_device_is_in_the_profile_within_ten_steps() -> Non
     assert estimate.compute_s(40) == pytest.approx(cluster.compute_s(0, 40), rel=0.07)
 
 
-SOUND = StepSeen(step=99, plan=1, local_batch=40, total_batch=120, step_s=0.3, compute_s=0.27)
+SOUND = ObservedStep(step=99, plan=1, local_batch=40, total_batch=120, step_s=0.3, compute_s=0.27)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ SOUND = StepSeen(step=99, plan=1, local_batch=40, total_batch=120, step_s=0.3, c
         replace(SOUND, plan=0),
     ],
 )
-def test_senseless_repeated_and_older_steps_change_nothing(senseless: StepSeen) -> None:
+def test_senseless_repeated_and_older_steps_change_nothing(senseless: ObservedStep) -> None:
     cluster = Cluster()
     cluster.train(1, (40, 40, 40), 20)
     before = cluster.run.profile()
@@ -174,7 +174,7 @@ def test_only_what_all_ranks_wait_for_cuts_the_estimate_of_a_link() -> None:
             for i in range(5):
                 seen = replace(SOUND, step=5 * second + i, stall_s=stall_s, step_s=1.0)
                 run.observe(rank, seen)
-        link = LinkSeen(peer=1, sent_bytes=second * 5_000_000, busy_s=0.7 * second)
+        link = ObservedLink(peer=1, sent_bytes=second * 5_000_000, busy_s=0.7 * second)
         run.observe_links(0, {0: "a", 1: "b"}, [link], float(second))
         bandwidth[second] = {name: link.bandwidth_bps for name, link in run.profile().links.items()}
     assert bandwidth[19]["a"] == pytest.approx(4e7 / 0.7, rel=0.01)

@@ -40,14 +40,13 @@ def situation(
         planned_s=0.0,
         run=1,
         plan=plan,
-        current=Choice(batches=batches, rate=0.0, planner="even", reason=""),
+        current=Choice(batches=batches, params={}, planner="even", reason=""),
         profile=known,
         bounds=bounds or (Bounds(min_batch=1),) * len(batches),
         islands=("a",) * len(batches),
         initial_batch=sum(batches),
         candidates=candidates or (sum(batches),),
         rule="adascale",
-        sparse=False,
         surrogate=None,
     )
 

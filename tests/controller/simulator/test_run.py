@@ -34,7 +34,7 @@ TWO_ISLANDS: dict[str, Any] = {
     "strategy": "stale-sparse",
     "entries": 25_000_000,
     "total_batch": 128,
-    "rate": 0.95,
+    "stale_sparse": {"sparsity": 0.95},
     "devices": [FAST, {**MIDDLE, "island": "b"}],
     "links": {"a": {"mbit_s": 480}, "b": {"mbit_s": 480}},
     "learning": {"samples": 60_000, "extra": GRID},
@@ -143,11 +143,11 @@ def test_goodput_lets_the_batch_grow_with_the_noise() -> None:
     assert goodput.seconds < 0.8 * fixed.seconds
 
 
-def test_the_rate_follows_the_bandwidth() -> None:
+def test_the_sparsity_follows_the_bandwidth() -> None:
     thinner = {**TWO_ISLANDS, "changes": [{"at_s": 20, "island": name, "mbit_s": 95} for name in "ab"]}
-    outcome = run("rate", {**thinner, "learning": {"samples": 60_000, "extra": GRID}})
-    before = [point.rate for point in outcome.points if 15 < point.now_s < 20]
-    after = [point.rate for point in outcome.points if point.now_s > 40]
+    outcome = run("parameters", {**thinner, "learning": {"samples": 60_000, "extra": GRID}})
+    before = [point.params["sparsity"] for point in outcome.points if 15 < point.now_s < 20]
+    after = [point.params["sparsity"] for point in outcome.points if point.now_s > 40]
     assert min(after) > max(before)
     exact_s = last(outcome).exact_s
     assert later_median_s(outcome, 40) < 1.1 * exact_s

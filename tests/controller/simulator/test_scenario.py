@@ -10,12 +10,13 @@ import pytest
 
 from atoll.controller.simulator import presets
 from atoll.controller.simulator.cluster import build
-from atoll.controller.simulator.scenario import Scenario, load, parse, read
+from atoll.controller.simulator.scenario import Scenario, parse, read, read_scenario, retired
 from atoll.errors import BadInput, NotFound
 
 DEVICE = {"q": 0.001, "s": 0.0, "k": 0.002, "m": 0.0}
 VALID: dict[str, Any] = {"total_batch": 64, "entries": 1000, "devices": [DEVICE]}
 EXTRA = {"rates": [0.9, 0.99], "batches": [32, 64], "extra": [[0.0, 0.1], [0.1, 0.2]]}
+SPARSE = {"strategy": "stale-sparse", "learning": {"extra": EXTRA}}
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
 
 
@@ -36,7 +37,11 @@ SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
         ({"strategy": "fast"}, "strategy = 'fast' is wrong"),
         ({"total_batch": 0}, "total_batch = 0 is wrong"),
         ({"total_batch": 6.5}, "total_batch = 6.5 is wrong"),
-        ({"rate": float("nan")}, "rate = nan is wrong"),
+        ({**SPARSE, "stale_sparse": {"sparsity": float("nan")}}, "[stale_sparse] sparsity = nan is wrong"),
+        (
+            {**SPARSE, "stale_sparse": {"sparsty": 0.9}},
+            "[stale_sparse] unknown field 'sparsty'. Did you mean 'sparsity'?",
+        ),
         ({"links": {"a": {}}}, "links.a needs either mbit_s or trace"),
         ({"changes": [{"at_s": 1, "device": "x"}]}, "changes[0] needs either device and speed, or island and mbit_s"),
         ({"overlap": {"t_o": 1}}, "overlap needs both t_o and t_u, or neither"),
@@ -87,12 +92,12 @@ def test_a_file_that_is_no_scenario_is_refused(tmp_path: Path, content: bytes, s
     path = tmp_path / "x.toml"
     path.write_bytes(content)
     with pytest.raises(BadInput, match=said):
-        load(path)
+        read_scenario(path)
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="is not there"):
-        load(tmp_path / "x.toml")
+        read_scenario(tmp_path / "x.toml")
 
 
 OF_DEVICES = [path for path in sorted(SCENARIOS.glob("*.toml")) if "kind" not in read(path)]
@@ -100,7 +105,7 @@ OF_DEVICES = [path for path in sorted(SCENARIOS.glob("*.toml")) if "kind" not in
 
 @pytest.mark.parametrize("path", OF_DEVICES, ids=lambda path: path.stem)
 def test_every_example_can_be_simulated(path: Path) -> None:
-    cluster = build(load(path), path.parent)
+    cluster = build(read_scenario(path), path.parent)
     assert cluster.devices
 
 
@@ -120,4 +125,14 @@ def test_the_scenario_of_the_manual_can_be_simulated() -> None:
     scenario = parse(tomllib.loads(text), "docs/simulator.md")
     assert build(scenario, SCENARIOS).devices[0].bounds.max_batch == 128
     told = set(tomllib.loads(text))
-    assert set(Scenario.model_fields) - told == {"model", "cluster"}
+    assert set(Scenario.model_fields) - told == {"model", "cluster", "strategy_settings"}
+
+
+def test_names_of_earlier_versions_are_understood_and_a_line_says_the_new_ones() -> None:
+    earlier = {**VALID, **SPARSE, "rate": 0.9, "policies": ["even", "rate-batch"]}
+    assert parse(earlier, "x.toml").first_params() == {"sparsity": 0.9}
+    assert retired(earlier) == [
+        "`rate` is called `sparsity` now",
+        "policy `rate-batch` is called `parameters-batch` now",
+    ]
+    assert retired({**VALID, **SPARSE, "stale_sparse": {"sparsity": 0.9}}) == []

@@ -11,9 +11,12 @@ from atoll.controller.deciding.next import next_plan
 from atoll.controller.estimators.profile import BatchPoint
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.planners.surrogate import Surrogate
+from atoll.strategies.stale_sparse.controller import StaleSparseController
+from atoll.strategies.stale_sparse.settings import StaleSparse
 
 SITES = ("paris", "paris", "lyon")
-FOLLOWING = Policy(sparse=True, adapt_rate=True, initial_batch=256)
+HALF = StaleSparseController(StaleSparse())
+FOLLOWING = Policy(half=HALF, adapts=("sparsity",), initial_batch=256)
 CURRENT = replace(EVEN, strategy_params={"sparsity": 0.97})
 LIKE = (0.002, 0.002, 0.002)
 PROFILE = Surrogate(
@@ -56,7 +59,7 @@ def test_a_wider_link_lowers_the_rate_and_then_nothing_changes() -> None:
 @pytest.mark.parametrize(
     "quiet",
     [
-        run(20, policy=replace(FOLLOWING, adapt_rate=False)),
+        run(20, policy=replace(FOLLOWING, adapts=())),
         run(20, policy=replace(FOLLOWING, pins=Pins(strategy_params={"sparsity": 0.97}))),
         given(ranks(*LIKE), current=CURRENT, policy=FOLLOWING, islands=SITES),  # nothing is known of the links
         run(0.001),  # nothing profiled fits

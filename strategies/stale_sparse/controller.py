@@ -1,4 +1,4 @@
-"""Compression rate, total batch and split of strategy `stale-sparse`, as links and devices allow."""
+"""The controller half: sparsity, total batch and split as links and devices allow. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from atoll.controller.deciding.first import least_batch
-from atoll.controller.deciding.given import GAIN, PRIOR, REACH, Given
+from atoll.controller.deciding.given import GAIN, REACH, Given
 from atoll.controller.deciding.split import following
 from atoll.controller.deciding.stepping import predicted, slowest
 from atoll.controller.deciding.words import changed, listed, mbit, percent
@@ -25,21 +25,46 @@ from atoll.controller.planners.tta import (
 )
 from atoll.controller.state.records import PlanRecord
 from atoll.errors import NoFeasiblePlan
+from atoll.strategies.stale_sparse.settings import StaleSparse
+from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate, SparsityCostEstimator
 
 SAMPLES: Final = 1_000_000
 """Stands in for the samples until the accuracy is reached, which nobody knows; only ratios of predictions count."""
-RATE_GAIN: Final = 1.25
-"""Where time to accuracy hardly changes, the rate still follows when what is sent would change by this factor."""
+SENT_GAIN: Final = 1.25
+"""Where time to accuracy hardly changes, the sparsity still follows when what is sent would change by this factor."""
 USED: Final = 0.6
 """Of the estimated bandwidth that a plan may fill. What is sent comes in bursts, and bandwidth changes before a plan
-can follow: a rate that just fits stalls (docs/simulator.md). Over-estimates hurt more (StellaTrain, section 6)."""
+can follow: a sparsity that just fits stalls (docs/simulator.md). Over-estimates hurt more (StellaTrain, section 6)."""
 
 
-def next_sparse(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
-    """The plan that should follow; None while the present one is good enough, or nothing is known of the links."""
-    asked = _ask(given, ranks)
-    if asked is None:
-        return None
+PRIOR: Final = Surrogate(
+    sparsities=(0.97, 0.99, 0.995, 0.999, 0.9999),
+    batches=(1.0, 2.0**30),
+    extra=((0.021,) * 2, (0.027,) * 2, (0.040,) * 2, (0.08,) * 2, (0.25,) * 2),
+)
+"""Extra loss where no offline profile is at hand: up to 0.99 the byte GPT of docs/performance.md, beyond that a guess
+that only says: the less is sent, the worse. With a fixed total batch all it decides is not to drop more than the links
+ask for. Below 0.97 what is won is less than what selecting and summing more entries costs the processors."""
+
+
+class StaleSparseController:
+    """Of one job. See atoll.controller.deciding.controller_half."""
+
+    def __init__(self, settings: StaleSparse) -> None:
+        self._value_bytes = 4 if settings.values == "float32" else 2
+
+    def estimator(self) -> SparsityCostEstimator:
+        return SparsityCostEstimator()
+
+    def next_plan(self, given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
+        """None while the present plan is good enough, or nothing is known of the links."""
+        if not (given.policy.may_change("sparsity") or given.policy.adapts_batch):
+            return None
+        asked = _ask(given, ranks, self._value_bytes)
+        return None if asked is None else _next(given, ranks, asked)
+
+
+def _next(given: Given, ranks: Sequence[RankProfile], asked: TtaInput) -> PlanRecord | None:
     before = [rank.local_batch for rank in ranks]
     now = assess_tta(asked, given.current.strategy_params.get("sparsity", 0.0), before)
     try:
@@ -55,7 +80,7 @@ def next_sparse(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None
         decision,
         shares=tuple(map(float, planned.batches)),
         strategy_params={"sparsity": round(planned.sparsity, 6)}
-        if given.policy.adapts_rate
+        if given.policy.may_change("sparsity")
         else given.current.strategy_params,
         total_batch=planned.total_batch if adapted else given.current.total_batch,
         learning_rate_factor=_factor(given, planned.total_batch) if adapted else given.current.learning_rate_factor,
@@ -65,8 +90,8 @@ def next_sparse(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None
     )
 
 
-def _ask(given: Given, ranks: Sequence[RankProfile]) -> TtaInput | None:
-    profile, policy = given.profile, given.policy
+def _ask(given: Given, ranks: Sequence[RankProfile], value_bytes: int) -> TtaInput | None:
+    profile = given.profile
     islands = sorted(set(given.islands)) or [""]
     total = sum(rank.local_batch for rank in ranks)
     sparsity = given.current.strategy_params.get("sparsity")
@@ -83,12 +108,18 @@ def _ask(given: Given, ranks: Sequence[RankProfile]) -> TtaInput | None:
         samples=SAMPLES,
         surrogate=_surrogate(given),
         totals=_totals(given, total, len(ranks)),
-        value_bytes=policy.value_bytes,
+        value_bytes=value_bytes,
     )
-    if profile.rate_cost is None or not profile.rate_cost.kept_s > 0:
+    dense_s = _dense_s(given)
+    if not dense_s > 0:
         return asked
-    cost = SparsityCost(seconds=profile.rate_cost.kept_s, sparsity=sparsity)
-    return asked.model_copy(update={"sparsity_cost": cost})
+    return asked.model_copy(update={"sparsity_cost": SparsityCost(seconds=dense_s, sparsity=sparsity)})
+
+
+def _dense_s(given: Given) -> float:
+    """Seconds that a step takes longer with density 1 than with 0; 0 where that is not known."""
+    cost = given.profile.of_strategy
+    return cost.dense_s if isinstance(cost, SparsityCostEstimate) else 0.0
 
 
 def _totals(given: Given, total: int, ranks: int) -> tuple[int, int]:
@@ -119,7 +150,7 @@ def _surrogate(given: Given) -> Surrogate:
     """What convergence costs; where the sparsity is not ours to choose, at that sparsity alone."""
     policy, sparsity = given.policy, given.current.strategy_params.get("sparsity", 0.0)
     known = policy.surrogate or PRIOR
-    if policy.adapts_rate:
+    if policy.may_change("sparsity"):
         return known
     extra = tuple(known.at(sparsity, batch) for batch in known.batches)
     return Surrogate(sparsities=(sparsity,), batches=known.batches, extra=(extra,))
@@ -129,10 +160,10 @@ def _worth_it(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned:
     errors = [rank.estimate.error if rank.estimate else rank.compute_error_s / rank.compute_s for rank in ranks]
     if planned.tta < now.tta * (1 - max(GAIN, 2 * max(errors))):
         return True
-    if not given.policy.adapts_rate:
+    if not given.policy.may_change("sparsity"):
         return False
     sent = (1 - planned.sparsity) / (1 - now.sparsity)
-    return planned.total_batch == now.total_batch and not 1 / RATE_GAIN < sent < RATE_GAIN
+    return planned.total_batch == now.total_batch and not 1 / SENT_GAIN < sent < SENT_GAIN
 
 
 def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned: TtaPlan) -> float:
@@ -147,8 +178,7 @@ def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned
         ]
 
     now_s = slowest(ranks, alone(now.batches))
-    cost = given.profile.rate_cost
-    more_s = cost.kept_s * (now.sparsity - planned.sparsity) if cost is not None else 0.0
+    more_s = _dense_s(given) * (now.sparsity - planned.sparsity)
     then_s = max(slowest(ranks, alone(planned.batches)) + more_s, planned.communication_time)
     return predicted(given.profile, now_s, then_s)
 
@@ -163,7 +193,7 @@ def _factor(given: Given, total: int) -> float:
 def _reason(given: Given, decision: Decision[TtaInput, TtaPlan], now: TtaPlan) -> str:
     """'bandwidth 480 → 95 Mbit/s: sparsity 97.00 → 99.50 %, batch 137 → 240'."""
     proposed, planned = [], decision.plan
-    if given.policy.adapts_rate:
+    if given.policy.may_change("sparsity"):
         proposed.append(changed("sparsity", percent(now.sparsity), percent(planned.sparsity), " %"))
     proposed.append(changed("batch", now.total_batch, planned.total_batch))
     if now.batches != planned.batches:

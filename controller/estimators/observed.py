@@ -1,16 +1,18 @@
-"""What the estimators are given: a step of one rank as it was measured, free of how it travelled here."""
+"""The input of estimators: a step of one rank as it was measured, free of how it travelled here."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeen:
+class ObservedStep:
     """Seconds are differences of the worker's monotonic clock; see atoll.v1.StepSample for what each covers.
 
     Parts of compute_s (load, forward, backward, update) are all 0 where they were not measured, squared norms where
-    they were not sampled, sync_s and last_sync_s with a strategy that never waits for others.
+    they were not sampled, sync_s and last_sync_s with a strategy that never waits for others. stall_s: waiting for what
+    others send. strategy_metrics: what the strategy reports, by name.
     """
 
     step: int
@@ -27,14 +29,13 @@ class StepSeen:
     sync_s: float = 0.0
     last_sync_s: float = 0.0
     stall_s: float = 0.0
-    rate: float = 0.0
-    sent_bytes: int = 0
     local_sqnorm: float = 0.0
     global_sqnorm: float = 0.0
+    strategy_metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSeen:
+class ObservedLink:
     """What one rank's connection to a peer carried since the run began: bytes, and seconds with bytes waiting to
     leave."""
 

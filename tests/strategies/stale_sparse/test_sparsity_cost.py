@@ -1,4 +1,4 @@
-"""What keeping more entries costs is learned where the rate changes, and nothing else is taken for it."""
+"""The cost of more entries is learned where the sparsity changes, and nothing else is taken for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from atoll.controller.estimators.rate_cost import WINDOW_STEPS, RateCostEstimator
-from atoll.controller.estimators.seen import StepSeen
+from atoll.controller.estimators.observed import ObservedStep
+from atoll.strategies.stale_sparse.sparsity_cost import WINDOW_STEPS, SparsityCostEstimator
 
 COST_S = 0.5  # where all were kept
 
@@ -16,7 +16,7 @@ class Run:
     """Two ranks whose steps take 180 ms and what is kept costs."""
 
     def __init__(self, cost_s: float = COST_S, noise: float = 0.03) -> None:
-        self.estimator = RateCostEstimator()
+        self.estimator = SparsityCostEstimator()
         self._cost_s, self._noise, self._random, self._step = cost_s, noise, random.Random(3), 0
 
     def train(self, rate: float, steps: int = WINDOW_STEPS + 4, batch: int = 64, slower: float = 1.0) -> None:
@@ -26,14 +26,14 @@ class Run:
                 compute_s = base_s * self._random.lognormvariate(0, self._noise)
                 self.estimator.observe(
                     rank,
-                    StepSeen(
+                    ObservedStep(
                         step=self._step,
                         plan=1,
                         local_batch=batch,
                         total_batch=2 * batch,
                         step_s=compute_s,
                         compute_s=compute_s,
-                        rate=rate,
+                        strategy_metrics={"sparsity": rate},
                     ),
                 )
             self._step += 1
@@ -51,8 +51,8 @@ def test_the_cost_is_found_from_a_few_changes_of_the_rate() -> None:
         run.train(rate)
     found = run.estimator.estimate()
     assert found is not None
-    assert found.kept_s == pytest.approx(COST_S, rel=0.25)
-    assert abs(found.kept_s - COST_S) < 3 * found.error_s
+    assert found.dense_s == pytest.approx(COST_S, rel=0.25)
+    assert abs(found.dense_s - COST_S) < 3 * found.error_s
 
 
 def test_a_change_too_small_to_tell_is_believed_little() -> None:
@@ -61,7 +61,7 @@ def test_a_change_too_small_to_tell_is_believed_little() -> None:
         run.train(rate)
     found = run.estimator.estimate()
     assert found is not None
-    assert found.kept_s < 0.5  # noise alone would say anything up to a few seconds
+    assert found.dense_s < 0.5  # noise alone would say anything up to a few seconds
     assert found.error_s > 0.1
 
 
@@ -79,4 +79,4 @@ def test_where_more_entries_seem_to_take_less_time_they_cost_nothing() -> None:
     run.train(0.9)
     found = run.estimator.estimate()
     assert found is not None
-    assert found.kept_s == 0.0
+    assert found.dense_s == 0.0

@@ -1,0 +1,38 @@
+"""The seam between the controller and the controller half of a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from atoll.controller.estimators.run import StepEstimator
+from atoll.strategies import registry
+from atoll.strategies.declaration import load
+
+if TYPE_CHECKING:
+    from atoll.controller.deciding.given import Given
+    from atoll.controller.estimators.profile import RankProfile
+    from atoll.controller.state.records import PlanRecord
+
+
+class ControllerHalf(Protocol):
+    """Made from a strategy's settings. Pure: time is an argument."""
+
+    def estimator(self) -> StepEstimator | None:
+        """Learns from the steps of one run what only this strategy asks for; None where there is nothing."""
+        ...
+
+    def next_plan(self, given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
+        """The plan that should follow the present one; None where the split of the batch is all there is to decide.
+
+        ranks: all of them, as measured under the present plan."""
+        ...
+
+
+def controller_half(strategy: str, settings: Mapping[str, Any]) -> ControllerHalf | None:
+    """None where a strategy has none. settings: as recorded."""
+    declared = registry.find(strategy)
+    if not declared.controller:
+        return None
+    half: ControllerHalf = load(declared.controller)(declared.settings.model_validate(dict(settings)))
+    return half

@@ -1,0 +1,81 @@
+"""The place of strategy `stale-sparse` in simulated time: sync rounds that travel beside the steps.
+
+Legend of suffixes: N = ranks, J = islands.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.controller.planners.optperf import NodeModel
+from atoll.controller.planners.wire_bytes import Traffic
+from atoll.controller.simulator.cluster import Cluster
+from atoll.controller.simulator.devices import Computing
+from atoll.controller.simulator.strategy_steps import Network, Params, Timed
+
+VALUE_BYTES: Final = 2
+"""Of an entry of a sparse update: float16."""
+
+
+class StaleSparseSteps:
+    """Steps with staleness 1: step n begins on a rank once its own step n - 1 and everybody's round n - 2 are done.
+
+    A round's bytes leave an island when its ranks have computed and the round before has left. See
+    atoll.controller.simulator.strategy_steps."""
+
+    needs_extra: ClassVar = True
+
+    def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
+        self._entries, self._surrogate = cluster.entries, cluster.surrogate
+        self._links = sorted(set(island_of))
+        self._island_N: NDArray[np.int64] = np.array([self._links.index(name) for name in island_of])
+        ranks_J = np.bincount(self._island_N, minlength=len(self._links)).astype(np.float64)
+        self._part_J = ranks_J / ranks_J.sum()
+        self._own_done_N = np.full(len(island_of), begins_s)
+        self._rounds_done = deque([begins_s, begins_s], maxlen=2)
+        self._link_free_J = np.full(len(self._links), begins_s)
+
+    def exact_s(self, computing: Computing, params: Params, network: Network) -> float:
+        slowest_s = float(computing.all_N.max())
+        if len(self._links) == 1:
+            return slowest_s
+        rates = [network.links[name].at_mbit_s(network.now_s) * 125_000 for name in self._links]
+        traffic = Traffic(self._entries, VALUE_BYTES, self._part_J, np.array(rates))
+        return max(slowest_s, traffic.seconds(1 - params["sparsity"]))
+
+    def optimum_s(self, total: int, nodes: Sequence[NodeModel], network: Network) -> float:
+        return 0.0
+
+    def extra(self, total_batch: int, params: Params) -> float | None:
+        return None if self._surrogate is None else self._surrogate.at(params["sparsity"], total_batch)
+
+    def step(self, computing: Computing, params: Params, network: Network, rng: np.random.Generator) -> Timed:
+        starts_N = np.maximum(self._own_done_N, self._rounds_done[0])
+        done_N = starts_N + computing.all_N
+        traffic = Traffic(self._entries, VALUE_BYTES, self._part_J, np.ones(len(self._links)))
+        sent_J, received_J = traffic.carried(1 - params["sparsity"])
+        begin_J = np.array([done_N[self._island_N == j].max() for j in range(len(self._links))])
+        begin_J = np.maximum(begin_J, self._link_free_J)
+        left_J, through_J = begin_J.copy(), begin_J.copy()
+        for j, name in enumerate(self._links):
+            if sent_J[j] > 0:
+                left_J[j] = network.links[name].ends_s(float(begin_J[j]), float(sent_J[j]))
+                through_J[j] = max(left_J[j], network.links[name].ends_s(float(begin_J[j]), float(received_J[j])))
+        self._link_free_J = through_J
+        self._rounds_done.append(float(through_J.max()))
+        before_N, self._own_done_N = self._own_done_N, done_N
+        return Timed(
+            ends_s=float(done_N.max()),
+            step_N=done_N - before_N,
+            first_bucket_N=np.zeros(len(done_N)),
+            sync_N=np.zeros(len(done_N)),
+            last_sync_N=np.zeros(len(done_N)),
+            stall_N=starts_N - before_N,
+            sent_J=sent_J,
+            busy_J=left_J - begin_J,
+        )
