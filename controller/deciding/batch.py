@@ -9,7 +9,7 @@ from typing import Final
 from atoll.controller.deciding.first import by_time
 from atoll.controller.deciding.given import GAIN, REACH, Given
 from atoll.controller.deciding.split import doubts_s, following
-from atoll.controller.deciding.stepping import NO_OVERLAP, predicted, rank_times, slowest
+from atoll.controller.deciding.stepping import NO_OVERLAP, expected_step_s, predicted, rank_times
 from atoll.controller.deciding.words import changed, listed
 from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, RankProfile
 from atoll.controller.planners.goodput import (
@@ -156,8 +156,8 @@ def _predicted(given: Given, batches: Sequence[int]) -> float:
     ranks = [given.profile.ranks[rank] for rank in range(given.world_size)]
     estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
     overlap = given.profile.overlap
-    now_s = slowest(ranks, rank_times(estimates, overlap, [rank.local_batch for rank in ranks]))
-    return predicted(given.profile, now_s, slowest(ranks, rank_times(estimates, overlap, batches)))
+    now_s = expected_step_s(ranks, rank_times(estimates, overlap, [rank.local_batch for rank in ranks]))
+    return predicted(given.profile, now_s, expected_step_s(ranks, rank_times(estimates, overlap, batches)))
 
 
 def _candidates(given: Given, total: int) -> list[int]:

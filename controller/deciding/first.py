@@ -100,24 +100,24 @@ def pinned_plan(current: PlanRecord, pins: Pins, from_step: int, *, adapts: bool
     """The plan that follows `current` with what a user pinned; None where all of it holds already.
 
     adapts: the controller may choose the total batch. Where it may not, one that is pinned no more ends."""
-    said, asked = [], current
+    changes, asked = [], current
     for name, value in pins.strategy_params.items():
         if value != (before := current.strategy_params.get(name)):
-            said.append(changed(name, before, value))
+            changes.append(changed(name, before, value))
             asked = replace(asked, strategy_params={**asked.strategy_params, name: value})
     if pins.total_batch and pins.total_batch != current.total_batch:
-        said.append(changed("batch", current.total_batch or "of the script", pins.total_batch))
+        changes.append(changed("batch", current.total_batch or "of the script", pins.total_batch))
         asked = replace(asked, total_batch=pins.total_batch, shares=_scaled(asked.shares, pins.total_batch))
     if current.total_batch and not pins.total_batch and not adapts:
-        said.append(changed("batch", current.total_batch, "of the script"))
+        changes.append(changed("batch", current.total_batch, "of the script"))
         asked = replace(asked, total_batch=0, learning_rate_factor=0.0)
     if pins.shares and pins.shares != current.shares:
-        said.append(f"shares {listed([round(100 * s / sum(pins.shares)) for s in pins.shares])} %")
+        changes.append(f"shares {listed([round(100 * s / sum(pins.shares)) for s in pins.shares])} %")
         asked = replace(asked, shares=pins.shares)
-    if not said:
+    if not changes:
         return None
     # The planner's input stays that of the last decision: a user's wish is derived from nothing.
-    reason = f"{', '.join(said)} (asked by a user)"
+    reason = f"{', '.join(changes)} (asked by a user)"
     return replace(asked, id=current.id + 1, from_step=from_step, reason=reason, predicted_s=0.0)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from atoll.controller.deciding.first import by_time, least_batch
 from atoll.controller.deciding.given import GAIN, LEAD_STEPS, Given
-from atoll.controller.deciding.stepping import NO_OVERLAP, predicted, rank_times, slowest
+from atoll.controller.deciding.stepping import NO_OVERLAP, expected_step_s, predicted, rank_times
 from atoll.controller.deciding.words import listed, ratios
 from atoll.controller.estimators.profile import NodeEstimate, RankProfile
 from atoll.controller.planners.optperf import NodeModel, OptPerfInput
@@ -67,8 +67,8 @@ def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord |
     decision = by_time(times, total)
     batches = decision.plan.batches
     before = [rank.local_batch for rank in ranks]
-    old_s = slowest(ranks, [rank.compute_s for rank in ranks])
-    new_s = slowest(ranks, [time * batch for time, batch in zip(times, batches, strict=True)])
+    old_s = expected_step_s(ranks, [rank.compute_s for rank in ranks])
+    new_s = expected_step_s(ranks, [time * batch for time, batch in zip(times, batches, strict=True)])
     unsure_s = 2 * max(rank.compute_error_s for rank in ranks)
     if not new_s < old_s - max(GAIN * old_s, unsure_s) or _won_nothing(given.current, old_s):
         return None
@@ -96,7 +96,7 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
     """The best split, or where that is too far to be sure of, the best of those near the present one."""
     before = [rank.local_batch for rank in ranks]
     low, overlap = least_batch(sum(before), len(ranks)), given.profile.overlap or NO_OVERLAP
-    old_s = slowest(ranks, rank_times(estimates, overlap, before))
+    old_s = expected_step_s(ranks, rank_times(estimates, overlap, before))
     unsure_s = 2 * max(ranks, key=lambda rank: rank.compute_s).compute_error_s
     for reach in (None, *NEAR):
         decision = OPTPERF.decide(
@@ -110,11 +110,11 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
         )
         batches = decision.plan.batches
         then_s = rank_times(estimates, overlap, batches)
-        new_s = slowest(ranks, then_s)
+        new_s = expected_step_s(ranks, then_s)
         if not new_s < old_s * (1 - SPLIT_GAIN):
             return None
         doubts = doubts_s(ranks, estimates, batches)
-        if slowest(ranks, [a + b for a, b in zip(then_s, doubts, strict=True)]) < old_s - unsure_s:
+        if expected_step_s(ranks, [a + b for a, b in zip(then_s, doubts, strict=True)]) < old_s - unsure_s:
             break
     else:
         return None

@@ -1,4 +1,4 @@
-"""How long a step takes with some batches: Cannikin's Eq. 7, for ranks that do not take equally long each time.
+"""The time of a step with some batches: Cannikin's Eq. 7, for ranks that do not take equally long each time.
 
 A step ends with its slowest rank. Where batches are unequal that is always the same one; where they were evened out it
 is another one in every step, and the step takes longer than any rank does on average. A prediction without that
@@ -22,7 +22,11 @@ _ROUNDS: Final = 40
 def rank_times(
     estimates: Sequence[NodeEstimate], overlap: OverlapEstimate | None, batches: Sequence[int]
 ) -> list[float]:
-    """Eq. 7: seconds until each rank's step ends, were it alone with its communication."""
+    """Seconds until each rank's step ends, were it alone with its communication:
+
+        T_i(b) = max(q b + s + k b + m + t_u,  q b + s + gamma (k b + m) + t_o + t_u)
+
+    Source: Cannikin, Eq. 7."""
     known = overlap or NO_OVERLAP
     return [
         max(
@@ -33,8 +37,11 @@ def rank_times(
     ]
 
 
-def slowest(ranks: Sequence[RankProfile], times_s: Sequence[float]) -> float:
-    """Median of the slowest rank's time, where each is normal around times_s and as unsteady as it was measured."""
+def expected_step_s(ranks: Sequence[RankProfile], times_s: Sequence[float]) -> float:
+    """Median of the slowest rank's time, where each is normal around times_s and as unsteady as it was measured:
+
+    the t with  prod_i Phi((t - T_i) / sigma_i) = 1/2
+    """
     deviations = [time_s * _unsteadiness(rank) for rank, time_s in zip(ranks, times_s, strict=True)]
     low = max(times_s)
     high = max(time_s + _FAR * deviation for time_s, deviation in zip(times_s, deviations, strict=True))

@@ -1,4 +1,4 @@
-"""What the links between islands carry: measured goodput, and whether training waits for it.
+"""Estimates what the links between islands carry: measured goodput, and whether training waits for it.
 
 Source: StellaTrain (Lim et al., 2024), section 4.2: a feedback loop over the idle rate of the devices. There, devices
 that idle for less than 5 % of the time are said to show an overestimated bandwidth; it is the other way round, and so

@@ -28,13 +28,13 @@ _SAME: Final = 1e-5
 
 @dataclass(slots=True)
 class _Sampled:
-    """A step of which not all ranks have told yet."""
+    """A step that not all ranks have reported yet; samples: of those that have."""
 
     total_batch: int
     batches: list[int] = field(default_factory=list)
     local_sqnorms: list[float] = field(default_factory=list)
     global_sqnorm: float = 0.0
-    told: int = 0
+    samples: int = 0
 
 
 class NoiseEstimator:
@@ -64,8 +64,8 @@ class NoiseEstimator:
         sampled.batches.append(seen.local_batch)
         sampled.local_sqnorms.append(seen.local_sqnorm)
         sampled.global_sqnorm = seen.global_sqnorm
-        sampled.told += seen.local_batch
-        if sampled.told < sampled.total_batch:
+        sampled.samples += seen.local_batch
+        if sampled.samples < sampled.total_batch:
             return
         del self._pending[seen.step]
         told = self._told(sampled)
@@ -81,7 +81,7 @@ class NoiseEstimator:
             if before is None or math.isclose(sampled.global_sqnorm, told[0][1], rel_tol=_SAME):
                 return []
             told = [before, told[0]]
-        return told if sampled.told == sampled.total_batch else []
+        return told if sampled.samples == sampled.total_batch else []
 
     def _add(self, trace: float, sqnorm: float) -> None:
         if not (math.isfinite(trace) and math.isfinite(sqnorm)):
@@ -107,8 +107,14 @@ class NoiseEstimator:
         return False
 
     def estimate(self) -> NoiseEstimate | None:
-        """None before enough sampled steps, and where they contradict each other: a trace, or a squared norm with all
-        its doubt, below 0."""
+        """The ratio of two weighted means, and its error by the delta method. With S = tr(Sigma), G = |G|^2 of a step:
+
+            phi = mean(S) / mean(G),  var(mean) = var(S) * share,  share = (sum w^2 / (sum w)^2) / (1 - the same)
+            (error / phi)^2 = var(S) / S^2 + var(G) / G^2 - 2 cov(S, G) / (S G)      (of the means)
+            low, high = mean(S) / (mean(G) +- 2 sigma(G))
+
+        None before enough sampled steps, and where they contradict each other: a trace, or a squared norm with all its
+        doubt, below 0. Source: McCandlish et al., 2018, appendix A.1, for phi; the smoothing is AdaptDL's."""
         if self._steps < NEEDED_STEPS:
             return None
         trace, sqnorm, traces, sqnorms, products = (total / self._weight for total in self._sums)

@@ -1,4 +1,4 @@
-"""What communication leaves to overlap: gamma, t_o and t_u, which all ranks of a run have in common.
+"""Estimates gamma, t_o and t_u: the overlap of computing and communication, the same for all ranks of a run.
 
 Source: Cannikin (Ma et al., 2024), Eq. 4-6 and section 4.5: gamma by inverse-variance weighting of the ranks' own
 means. The paper weights the ranks' times of synchronisation alike; but what a rank measures of those includes waiting

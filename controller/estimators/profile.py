@@ -1,4 +1,4 @@
-"""What is known of a run: its ranks, its links, its gradients, and how surely. What planners are asked with."""
+"""The profile of a run: ranks, links and gradients, each with its error. Planners are asked with it."""
 
 from __future__ import annotations
 

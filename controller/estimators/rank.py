@@ -1,4 +1,4 @@
-"""What is known of one rank of a run: how long it computes, waits, and takes for a whole step."""
+"""Estimates of one rank of a run: seconds that it computes, waits, and takes for a whole step."""
 
 from __future__ import annotations
 

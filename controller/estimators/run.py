@@ -1,4 +1,4 @@
-"""From telemetry to profile, for one run."""
+"""Turns the telemetry of one run into its profile."""
 
 from __future__ import annotations
 

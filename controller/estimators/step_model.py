@@ -1,4 +1,4 @@
-"""How long a device computes with a local batch of b: q b + s for load, forward and update, k b + m for backward.
+"""Fits the time of a local batch of b on a device: q b + s for load, forward and update, k b + m for backward.
 
 Source: Cannikin (Ma et al., 2024), Eq. 1-3 and section 4.5: least squares over at least two distinct local batches,
 recent ones weigh more. Ours: each batch counts by the median of its newest steps, so outliers move nothing; how much

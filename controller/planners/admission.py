@@ -53,7 +53,7 @@ class AdmissionInput(GoodputInput):
 
 @dataclass(frozen=True, slots=True)
 class OfferVerdict:
-    """improvement: relative change of the time to accuracy that the device was judged by, > 0 is faster. needed: what
+    """improvement: relative change of the time to accuracy that the device was assessed by, > 0 is faster. needed: what
     it has to exceed. None and 0 where no plan with the device exists."""
 
     name: str

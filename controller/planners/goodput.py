@@ -99,7 +99,7 @@ def efficiency(noise_scale: float, initial_batch: int, total_batch: int) -> floa
 
         efficiency(B) = (phi + B_0) / (phi + B),  phi = tr(Sigma) / |G|^2
 
-    Source: Pollux (Qiao et al., 2021), section 3.1, Eq. 6."""
+    Source: Pollux (Qiao et al., 2021), statistical efficiency."""
     return (noise_scale + initial_batch) / (noise_scale + total_batch)
 
 
@@ -109,7 +109,7 @@ def learning_rate_factor(rule: Rule, noise_scale: float, initial_batch: int, tot
         adascale:     (tr / B_0 + |G|^2) / (tr / B + |G|^2) = B / B_0 * efficiency(B)
         square-root:  sqrt(B / B_0)
 
-    The first lies between 1 (no noise) and B / B_0 (nothing but noise). Source: AdaScale (Johnson et al., 2020), Eq. 2.
+    The first lies between 1 (no noise) and B / B_0 (nothing but noise). Source: AdaScale (Johnson et al., 2020).
     """
     scale = total_batch / initial_batch
     return math.sqrt(scale) if rule == "square-root" else scale * efficiency(noise_scale, initial_batch, total_batch)

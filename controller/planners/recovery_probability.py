@@ -1,4 +1,4 @@
-"""How probable it is that a checkpoint is still in CPU memory after k machines were lost at once. Exact."""
+"""The probability that a checkpoint is still in CPU memory after k machines were lost at once. Exact."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ GOODPUT: Final = Planner(
 )
 TTA: Final = Planner(
     "tta",
-    "compression rate and batches for the least time to accuracy over thin links",
+    "sparsity and batches for the least time to accuracy over thin links",
     '{"devices": [{"alpha": 28, "beta": 300, "max_batch": 128}, {"alpha": 20, "beta": 99, "max_batch": 64, '
     '"island": 1}], "bandwidths": [12500000, 12500000], "entries": 86000000, "samples": 1000000, "surrogate": '
     '{"rates": [0.9, 0.99, 0.999], "batches": [32, 128, 512], '

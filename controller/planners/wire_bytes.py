@@ -1,4 +1,4 @@
-"""What a sparse step puts on the links between islands: values, indices and copies.
+"""The bytes of a sparse step on the links between islands: values, indices and copies.
 
 Of the entries that a step sends, each rank selects its even part; the parts of an island travel as one sum, from its
 leader to every other leader. A link is full duplex: it carries what its island sends beside what it receives.

@@ -1,4 +1,4 @@
-"""From a scenario to what is simulated: devices with costs, links with rates, changes in order."""
+"""Builds what is simulated from a scenario: devices with costs, links with rates, changes in order."""
 
 from __future__ import annotations
 

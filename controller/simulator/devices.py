@@ -1,4 +1,4 @@
-"""What devices really take for a step: the truth that estimators see through noise.
+"""The time that devices really take for a step: the truth that estimators see through noise.
 
 Legend of suffixes: N = ranks, in order.
 """

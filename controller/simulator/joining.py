@@ -1,4 +1,4 @@
-"""Who may join: every device whose time has come, or those that the controller's admission takes in."""
+"""Admits devices: every one whose time has come, or those that the controller's admission takes in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.controller.jobs.admission.admitting import AdmissionQuestion, RatedDe
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Device
 
-JUDGE_EVERY_S: Final = 10.0
+ASSESS_EVERY_S: Final = 10.0
 """As the controller has it."""
 
 
@@ -32,13 +32,13 @@ class Joining:
         self._cluster = cluster
         asked = cluster.scenario.admission
         self._admitted = {device.name for device in cluster.devices if device.joins_s == 0 or not asked}
-        self._judged_s = 0.0
+        self._assessed_s = 0.0
         self.verdicts: list[Verdict] = []
 
     def present(self, now_s: float) -> tuple[Device, ...]:
         return tuple(d for d in self._there(now_s) if d.name in self._admitted)
 
-    def judge(
+    def assess(
         self,
         now_s: float,
         profile: Profile,
@@ -50,7 +50,7 @@ class Joining:
     ) -> None:
         """Admit the devices with which the run is predicted to be faster. learned: seconds per sample, by device."""
         offers = [device for device in self._there(now_s) if device.name not in self._admitted]
-        if not offers or now_s < self._judged_s + JUDGE_EVERY_S:
+        if not offers or now_s < self._assessed_s + ASSESS_EVERY_S:
             return
         found = answer(
             AdmissionQuestion(
@@ -65,7 +65,7 @@ class Joining:
         )
         if found is None:
             return
-        self._judged_s = now_s
+        self._assessed_s = now_s
         for name, reason in found.admitted.items():
             self._admitted.add(name)
             self.verdicts.append(Verdict(now_s, name, True, reason))

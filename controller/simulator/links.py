@@ -1,4 +1,4 @@
-"""What a link carries over simulated time: a constant rate, or a trace of `seconds,mbit_s` lines over and over."""
+"""A link over simulated time: a constant rate, or a trace of `seconds,mbit_s` lines over and over."""
 
 from __future__ import annotations
 

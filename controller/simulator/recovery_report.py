@@ -1,4 +1,4 @@
-"""What came of failures, for people and for programs."""
+"""Reports what came of failures, for people and for programs."""
 
 from __future__ import annotations
 

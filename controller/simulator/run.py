@@ -175,7 +175,7 @@ class Simulation:
         """All telemetry since the last time arrives, and the policy is asked."""
         profile = self._telemetry.tell(self._now_s)
         split = "even" if self._policy.splits_evenly else "auto"
-        self._joining.judge(
+        self._joining.assess(
             self._now_s, profile, self._ranks.devices, learned=self._learned, speeds=self._speeds, split=split
         )
         choice = self._policy.decide(

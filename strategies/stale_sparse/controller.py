@@ -9,7 +9,7 @@ from typing import Final
 from atoll.controller.deciding.first import least_batch
 from atoll.controller.deciding.given import GAIN, REACH, Given
 from atoll.controller.deciding.split import following
-from atoll.controller.deciding.stepping import predicted, slowest
+from atoll.controller.deciding.stepping import expected_step_s, predicted
 from atoll.controller.deciding.words import changed, listed, mbit, percent
 from atoll.controller.estimators.profile import RankProfile
 from atoll.controller.estimators.saturation import SaturationEstimate, curve_of
@@ -177,9 +177,9 @@ def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned
             for curve, rank, batch in zip(curves, ranks, batches, strict=True)
         ]
 
-    now_s = slowest(ranks, alone(now.batches))
+    now_s = expected_step_s(ranks, alone(now.batches))
     more_s = _dense_s(given) * (now.sparsity - planned.sparsity)
-    then_s = max(slowest(ranks, alone(planned.batches)) + more_s, planned.communication_time)
+    then_s = max(expected_step_s(ranks, alone(planned.batches)) + more_s, planned.communication_time)
     return predicted(given.profile, now_s, then_s)
 
 

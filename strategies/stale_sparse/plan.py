@@ -1,4 +1,4 @@
-"""What a plan tells strategy `stale-sparse`."""
+"""The parameters that a plan gives strategy `stale-sparse`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `atoll status` shows of strategy `stale-sparse`."""
+"""The line of `atoll status` about strategy `stale-sparse`."""
 
 from __future__ import annotations
 

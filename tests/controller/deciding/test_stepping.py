@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from measured_runs import given
 
-from atoll.controller.deciding.stepping import predicted, slowest
+from atoll.controller.deciding.stepping import expected_step_s, predicted
 from atoll.controller.estimators.profile import RankProfile
 
 
@@ -28,13 +28,13 @@ def test_evened_out_ranks_make_a_step_longer_than_any_of_them(
 ) -> None:
     drawn = np.random.default_rng(3).normal(means, deviations, (40_000, len(means))).max(axis=1)
     ranks = [rank(mean, deviation) for mean, deviation in zip(means, deviations, strict=True)]
-    assert slowest(ranks, means) == pytest.approx(max(float(np.median(drawn)), *means), rel=0.003)
-    assert slowest(ranks, means) >= max(means)
+    assert expected_step_s(ranks, means) == pytest.approx(max(float(np.median(drawn)), *means), rel=0.003)
+    assert expected_step_s(ranks, means) >= max(means)
 
 
 def test_steady_ranks_take_what_the_slowest_takes() -> None:
-    assert slowest([rank(0.1, 0.0), rank(0.2, 0.0)], [0.1, 0.2]) == 0.2
-    assert slowest([rank(0.1, 0.0)], [0.3]) == 0.3
+    assert expected_step_s([rank(0.1, 0.0), rank(0.2, 0.0)], [0.1, 0.2]) == 0.2
+    assert expected_step_s([rank(0.1, 0.0)], [0.3]) == 0.3
 
 
 def test_what_a_step_takes_beyond_its_slowest_rank_stays() -> None:
