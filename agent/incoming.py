@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection
-from pathlib import PurePosixPath
 from typing import Final
 
+from atoll import jobspec
 from atoll.errors import BadInput
+from atoll.jobspec import MAX_REPLICAS, MAX_WORKERS
 from atoll.strategies import registry
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers, TakeInventory
-from atoll.v1.common_pb2 import JobSpec, Plan, StrategyMessage, WorkerId
+from atoll.v1.common_pb2 import Plan, StrategyMessage, WorkerId
 from atoll.worker_key import WorkerKey
 
 MAX_TEXT: Final = 4096
-MAX_WORKERS: Final = 4096
-MAX_ARGS: Final = 256
-MAX_ENV: Final = 256
 MAX_S: Final = 7 * 86_400.0
-MAX_REPLICAS: Final = 8
 KEY_BYTES: Final = 32
 _JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-_SHA: Final = re.compile(r"[0-9a-f]{64}")
-_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s?#]+")
 _HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
 def check_key(id: WorkerId) -> WorkerKey:
@@ -67,12 +60,9 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     _need(1024 <= launch.master_port <= 65535, "master_port", launch.master_port, "must be 1024 to 65535")
     host_ok = _HOST.fullmatch(launch.master_address) is not None
     _need(host_ok, "master_address", launch.master_address, "must be a host")
-    check_spec(launch.spec)
-    check_plan("plan", launch.plan, key.run)
-    shares = len(launch.plan.shares)
-    _need(shares == launch.world_size, "plan.shares", f"{shares} values", f"must be world_size = {launch.world_size}")
-    strategy = registry.find(launch.spec.strategy)
-    strategy.read_settings(launch.spec.strategy_settings, "spec.strategy_settings")
+    spec = jobspec.from_wire(launch.spec)
+    check_plan("plan", launch.plan, key.run, launch.world_size)
+    strategy = registry.find(spec.strategy)
     strategy.read_plan_parameters(launch.plan.strategy_params, "plan.strategy_params")
     if strategy.exchanges or launch.HasField("keys"):
         _check_exchange(launch)
@@ -94,47 +84,15 @@ def _check_exchange(launch: Launch) -> None:
     _need(count == launch.world_size, "keys.public", f"{count} keys", f"must be world_size = {launch.world_size}")
 
 
-def check_spec(spec: JobSpec) -> None:
-    _text("spec.script", spec.script)
-    script = PurePosixPath(spec.script)
-    inside = bool(spec.script) and not script.is_absolute() and ".." not in script.parts
-    _need(inside and not spec.script.startswith("-"), "spec.script", spec.script, "must be a path inside the bundle")
-    _need(len(spec.args) <= MAX_ARGS, "spec.args", f"{len(spec.args)} entries", f"must be at most {MAX_ARGS}")
-    for arg in spec.args:
-        _text("spec.args", arg)
-    _need(len(spec.env) <= MAX_ENV, "spec.env", f"{len(spec.env)} entries", f"must be at most {MAX_ENV}")
-    for name, value in spec.env.items():
-        _need(_VARIABLE.fullmatch(name) is not None, "spec.env", name, "must be a variable's name")
-        _text(f"spec.env[{name}]", value)
-    _need(_SHA.fullmatch(spec.code_sha256) is not None, "spec.code_sha256", spec.code_sha256, "must be 64 hex digits")
-    check_directory("spec.checkpoint.directory", spec.checkpoint.directory)
-    if spec.checkpoint.HasField("start_from"):
-        start = spec.checkpoint.start_from
-        check_directory("spec.checkpoint.start_from.directory", start.directory)
-        if start.job:
-            check_job("spec.checkpoint.start_from.job", start.job)
-    _seconds("spec.stall_timeout_s", spec.stall_timeout_s)
-    _seconds("spec.hang_s", spec.hang_s)
-
-
-def check_directory(name: str, folder: str) -> None:
-    """Where checkpoints are: empty, an absolute path, or the URL of an object store. Raises BadInput."""
-    _text(name, folder)
-    absolute = folder.startswith("/") and ".." not in PurePosixPath(folder).parts
-    known = not folder or absolute or _URL.fullmatch(folder) is not None
-    _need(known, name, folder, "must be empty, an absolute path without '..', or a URL")
-
-
 def check_take_inventory(asked: TakeInventory) -> None:
     check_job("take_inventory.job", asked.job)
-    check_directory("take_inventory.directory", asked.directory)
+    jobspec.check_directory("take_inventory.directory", asked.directory)
 
 
-def check_plan(name: str, plan: Plan, run: int) -> None:
+def check_plan(name: str, plan: Plan, run: int, world_size: int) -> None:
     _need(plan.id >= 1, f"{name}.id", plan.id, "must be at least 1")
     _need(plan.run == run, f"{name}.run", plan.run, f"must be {run}")
-    shares_ok = 1 <= len(plan.shares) <= MAX_WORKERS and all(s > 0 and math.isfinite(s) for s in plan.shares)
-    _need(shares_ok, f"{name}.shares", list(plan.shares[:8]), "must be numbers above 0, one per rank")
+    jobspec.check_shares(plan.shares, world_size, f"{name}.shares")
     count = len(plan.strategy_params)
     _need(count <= MAX_JSON_BYTES, f"{name}.strategy_params", f"{count} characters", f"at most {MAX_JSON_BYTES}")
     _text(f"{name}.planner", plan.planner)
@@ -144,7 +102,7 @@ def check_plan(name: str, plan: Plan, run: int) -> None:
 def check_plan_for_job(message: PlanForJob) -> None:
     check_job("plan.job", message.job)
     _need(message.plan.run >= 1, "plan.plan.run", message.plan.run, "must be at least 1")
-    check_plan("plan.plan", message.plan, message.plan.run)
+    check_plan("plan.plan", message.plan, message.plan.run, len(message.plan.shares))
 
 
 def check_strategy_message(message: StrategyMessage) -> WorkerKey:

@@ -7,14 +7,12 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Field,
     StrictBool,
-    StrictFloat,
     StrictInt,
     StrictStr,
     ValidationError,
@@ -24,24 +22,17 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from atoll import jobspec
 from atoll.documents import line_of, read_toml, unknown_field, wrong_value
 from atoll.errors import BadInput
 from atoll.profiling.document import ProfiledModel, load_profile
 from atoll.strategies import registry
-from atoll.strategies.declaration import StrategySettings, as_json, gone_in, retired_in
+from atoll.strategies.declaration import StrategySettings, gone_in, retired_in
 
 if TYPE_CHECKING:
-    from atoll.v1.common_pb2 import Adaptation, JobSpec
+    from atoll.v1.common_pb2 import JobSpec
 
-MAX_WORKERS: Final = 4096
 _MAX_JOB_FILE_BYTES: Final = 1024 * 1024
-_MAX_PROFILE_BYTES: Final = 256 * 1024
-_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s?#]+")
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
-Split = Literal["auto", "inverse-time", "even"]
-
-_Text = Annotated[StrictStr, Field(max_length=4096)]
-_Count = Annotated[StrictInt, Field(ge=0, lt=2**32)]
 
 
 class _Strict(BaseModel):
@@ -51,46 +42,37 @@ class _Strict(BaseModel):
 class CheckpointSection(_Strict):
     """`[checkpoint]`: where and how often the model is saved."""
 
-    directory: _Text = ""
+    directory: jobspec.Directory = ""
     """Absolute path on the nodes, or the URL of an object store, e.g. s3://bucket/vit, which is kept level with the
     agent's own folder for the job; empty = that folder alone."""
 
-    every_steps: _Count = 200
+    every_steps: jobspec.Count = 200
     """Steps between checkpoints; 0 = only at the end."""
 
-    keep: Annotated[StrictInt, Field(ge=1, lt=2**32)] = 2
+    keep: jobspec.Keep = 2
     """Complete checkpoints kept."""
 
-    keep_every_steps: _Count = 0
+    keep_every_steps: jobspec.Count = 0
     """The first checkpoint at or after each multiple of this stays for good; 0 = none."""
 
-    memory_replicas: Annotated[StrictInt, Field(ge=0, le=8)] = 2
+    memory_replicas: jobspec.Replicas = 2
     """Machines that hold each part of the state in their memory as well; 1 = its own alone, 0 = none."""
 
     site_safe: StrictBool = False
     """Those machines in different islands: slower, but the loss of an island loses nothing."""
-
-    @field_validator("directory")
-    @classmethod
-    def _absolute(cls, value: str) -> str:
-        if value and not value.startswith("/") and not _URL.fullmatch(value):
-            raise ValueError(
-                "must be an absolute path, for the nodes have other working folders, or a URL like s3://bucket/folder"
-            )
-        return value
 
 
 class _AdaptSection(_Strict):
     """`[adapt]`: what the controller may decide beside the split of the batch. Plan parameters of strategies are fields
     as well: true lets the controller change one."""
 
-    batch: Annotated[tuple[_Count, _Count] | None, Field()] = None
+    batch: tuple[jobspec.Count, jobspec.Count] | None = None
     """Least and largest total batch; the script's own stays where left out."""
 
-    learning_rate: Literal["adascale", "square-root", "none"] = "adascale"
+    learning_rate: jobspec.Rule = "adascale"
     """What happens to the learning rate with the total batch."""
 
-    profile: Annotated[StrictStr, Field(max_length=_MAX_PROFILE_BYTES)] | None = None
+    profile: jobspec.Profile | None = None
     """File that `atoll profile` wrote: what compression and batch cost this model. Its surrogate once it was read."""
 
     @field_validator("batch")
@@ -132,33 +114,26 @@ else:
 class _JobFile(_Strict):
     """A job as its user describes it. Relative paths are relative to the job file."""
 
-    name: _Text | None = None
-    script: _Text | None = None
-    args: Annotated[tuple[_Text, ...], Field(max_length=256)] = ()
+    name: jobspec.Name | None = None
+    script: jobspec.Text | None = None
+    args: jobspec.Arguments = ()
     workers: StrictInt | StrictStr = 1
-    standby: Annotated[StrictInt, Field(ge=0, le=MAX_WORKERS)] = 0
+    standby: jobspec.Standby = 0
     """Free devices beyond `workers` that no other job gets, to take the places of lost ones at once."""
 
-    env: Annotated[dict[StrictStr, _Text], Field(max_length=256)] = {}
-    workdir: _Text | None = None
+    env: jobspec.Environment = {}
+    workdir: jobspec.Text | None = None
     checkpoint: CheckpointSection = CheckpointSection()
-    max_restarts: _Count = 3
-    split: Split = "auto"
-    seed: Annotated[StrictInt, Field(ge=0, lt=2**64)] = 0
-    stall_timeout_s: Annotated[StrictFloat | StrictInt, Field(ge=0, le=86_400)] = 0
-    hang_s: Annotated[StrictFloat | StrictInt, Field(ge=0, le=604_800)] = 0
+    max_restarts: jobspec.Count = 3
+    split: jobspec.Split = "auto"
+    seed: jobspec.Seed = 0
+    stall_timeout_s: jobspec.StallTimeout = 0
+    hang_s: jobspec.HangTime = 0
     """A worker that completes no step for this long is stopped and its run tried again; 0: it is only told of. Longer
     than the longest evaluation, and than what comes before the first step."""
 
     strategy: StrictStr = registry.default().name
     adapt: AdaptSection = AdaptSection()
-
-    @field_validator("name")
-    @classmethod
-    def _name(cls, value: str | None) -> str | None:
-        if value is not None and not _NAME.fullmatch(value):
-            raise ValueError("must be 1 to 40 of a-z, 0-9 and '-', not starting with '-'")
-        return value
 
     @field_validator("workers")
     @classmethod
@@ -171,14 +146,6 @@ class _JobFile(_Strict):
     def _strategy(cls, value: str) -> str:
         if value not in registry.strategies():
             raise ValueError(f"is not known. Use one of {', '.join(registry.strategies())}")
-        return value
-
-    @field_validator("env")
-    @classmethod
-    def _env(cls, value: Mapping[str, str]) -> Mapping[str, str]:
-        for key in value:
-            if not key or "=" in key or "\0" in key or "\0" in value[key]:
-                raise ValueError(f"{key!r} cannot be the name of an environment variable")
         return value
 
     @model_validator(mode="after")
@@ -194,8 +161,6 @@ class _JobFile(_Strict):
 
     def to_spec(self, script: str) -> JobSpec:
         """The message that is sent. script: its path inside the bundle. Raises BadInput."""
-        from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec
-
         strategy = registry.find(self.strategy)
         for name in self.adapt.strategy_params:
             if name not in strategy.plan_parameters.model_fields:  # not before: the strategy may be a flag
@@ -205,7 +170,9 @@ class _JobFile(_Strict):
                     f"Leave it out, or say strategy = '{having[0]}'"
                 )
         low, high = parse_workers(str(self.workers))
-        return JobSpec(
+        least, largest = self.adapt.batch or (0, 0)
+        said = self.settings_of(self.strategy)
+        spec = jobspec.Spec(
             name=self.name or name_from(script),
             script=script,
             args=self.args,
@@ -213,38 +180,31 @@ class _JobFile(_Strict):
             max_workers=high,
             standby=self.standby,
             env=self.env,
-            checkpoint=CheckpointPolicy(**self.checkpoint.model_dump()),
+            code_sha256="",  # of what is not packed yet
+            checkpoint=jobspec.Checkpoint(**self.checkpoint.model_dump()),
             max_restarts=self.max_restarts,
             split=self.split,
             seed=self.seed,
             stall_timeout_s=self.stall_timeout_s,
             hang_s=self.hang_s,
             strategy=self.strategy,
-            strategy_settings=self._settings(),
-            adapt=self._adapt(),
+            # The rest has the controller's defaults.
+            strategy_settings=said.model_dump(mode="json", exclude_unset=True) if said is not None else {},
+            adapt=jobspec.Adapt(
+                min_batch=least,
+                max_batch=largest,
+                learning_rate=self.adapt.learning_rate,
+                strategy_params=self.adapt.strategy_params,
+            ),
         )
-
-    def _adapt(self) -> Adaptation:
-        from atoll.v1.common_pb2 import Adaptation
-
-        low, high = self.adapt.batch or (0, 0)
-        return Adaptation(
-            min_batch=low,
-            max_batch=high,
-            learning_rate=self.adapt.learning_rate,
-            strategy_params=self.adapt.strategy_params,
-            profile=self.adapt.profile or "",
-        )
+        wire = jobspec.to_wire(spec)
+        wire.adapt.profile = self.adapt.profile or ""
+        return wire
 
     def settings_of(self, strategy: str) -> StrategySettings | None:
         """What the file has in the table of this strategy."""
         found: StrategySettings | None = getattr(self, registry.find(strategy).section, None)
         return found
-
-    def _settings(self) -> str:
-        """What was said of the job's own strategy; the rest has the controller's defaults."""
-        said = self.settings_of(self.strategy)
-        return as_json(said.model_dump(mode="json", exclude_unset=True)) if said is not None else ""
 
 
 _STRATEGY_SECTIONS: Final = {
@@ -264,39 +224,22 @@ else:
 
 def from_spec(spec: JobSpec) -> JobFile:
     """The job file that a submitted job could have had; without its offline profile, which is not sent back."""
-    checkpoint, adapt = spec.checkpoint, spec.adapt
-    strategy = registry.find(spec.strategy)
-    said = strategy.read_settings(spec.strategy_settings) if spec.strategy_settings else None
-    return JobFile(
-        **{strategy.section: said} if said is not None else {},  # type: ignore[arg-type]
-        name=spec.name,
-        script=spec.script,
-        args=tuple(spec.args),
-        workers=f"{spec.min_workers}:{spec.max_workers}",
-        standby=spec.standby,
-        env=dict(spec.env),
-        checkpoint=CheckpointSection(
-            directory=checkpoint.directory,
-            every_steps=checkpoint.every_steps,
-            keep=max(checkpoint.keep, 1),
-            keep_every_steps=checkpoint.keep_every_steps,
-            memory_replicas=checkpoint.memory_replicas if checkpoint.HasField("memory_replicas") else 2,
-            site_safe=checkpoint.site_safe,
-        ),
-        max_restarts=spec.max_restarts,
-        split=cast(Split, spec.split or "auto"),
-        seed=spec.seed,
-        stall_timeout_s=spec.stall_timeout_s,
-        hang_s=spec.hang_s,
-        strategy=strategy.name,
-        adapt=AdaptSection.model_validate(
-            {
-                "batch": (adapt.min_batch, adapt.max_batch) if adapt.max_batch else None,
-                "learning_rate": adapt.learning_rate or "adascale",
-                **dict.fromkeys(adapt.strategy_params, True),
-            }
-        ),
-    )
+    values, strategy = jobspec.values_of(spec), registry.find(spec.strategy)
+    checkpoint, adapt = values.get("checkpoint", {}), values.get("adapt", {})
+    job = {name: value for name, value in values.items() if name in JobFile.model_fields}
+    job |= {
+        "workers": f"{spec.min_workers}:{spec.max_workers}",
+        "strategy": strategy.name,
+        "checkpoint": {name: checkpoint[name] for name in CheckpointSection.model_fields if name in checkpoint},
+        "adapt": {
+            "batch": (adapt["min_batch"], adapt["max_batch"]) if spec.adapt.max_batch else None,
+            "learning_rate": spec.adapt.learning_rate or "adascale",
+            **dict.fromkeys(spec.adapt.strategy_params, True),
+        },
+    }
+    if spec.strategy_settings:
+        job[strategy.section] = strategy.read_settings(spec.strategy_settings)
+    return JobFile.model_validate(job)
 
 
 def parse_workers(text: str) -> tuple[int, int]:
@@ -310,8 +253,8 @@ def parse_workers(text: str) -> tuple[int, int]:
         raise ValueError("needs at least 1 worker")
     if low > high:
         raise ValueError(f"has a minimum of {low} above its maximum of {high}. Write it as {high}:{low}")
-    if high > MAX_WORKERS:
-        raise ValueError(f"may ask for at most {MAX_WORKERS} workers")
+    if high > jobspec.MAX_WORKERS:
+        raise ValueError(f"may ask for at most {jobspec.MAX_WORKERS} workers")
     return low, high
 
 
@@ -352,8 +295,8 @@ def with_profile(job: JobFile, folder: Path) -> JobFile:
     model = ProfiledModel.model_validate(document["model"])
     of = {"fingerprint": model.fingerprint, "words": model.in_words}
     surrogate = json.dumps(document["surrogate"] | {"model": of}, sort_keys=True)
-    if len(surrogate) > _MAX_PROFILE_BYTES:
-        raise BadInput(f"the surrogate of {path} is larger than {_MAX_PROFILE_BYTES} bytes. Use a coarser grid")
+    if len(surrogate) > jobspec.MAX_PROFILE_BYTES:
+        raise BadInput(f"the surrogate of {path} is larger than {jobspec.MAX_PROFILE_BYTES} bytes. Use a coarser grid")
     return job.model_copy(update={"adapt": job.adapt.model_copy(update={"profile": surrogate})})
 
 

@@ -28,6 +28,8 @@ SHARED = (
     "atoll.kernels",
     "atoll.chunks",
     "atoll.handshakes",
+    "atoll.jobspec",
+    "atoll.etcd_record",
     "atoll.die_with_parent",
     "atoll.worker_key",
 )

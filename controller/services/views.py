@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from atoll import jobspec
 from atoll.controller.jobs.agents.progress import RunProgress
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.lifecycle.observed import ObservedNode
 from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.records import wire
 from atoll.controller.jobs.records.ledger import JobState
-from atoll.controller.jobs.records.spec import spec_to_wire
 from atoll.controller.state.records import (
     AdmissionRecord,
     JobPhase,
@@ -35,7 +35,7 @@ def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
     progress = epoch.progress.of(job.id, job.status.run)
     return jobs_pb2.Job(
         id=job.id,
-        spec=spec_to_wire(job.spec),
+        spec=jobspec.to_wire(job.spec),
         phase=_PHASES[job.status.phase],
         reason=job.status.reason,
         run=job.status.run,

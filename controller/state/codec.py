@@ -11,7 +11,6 @@ from typing import Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from atoll.controller.state.earlier import as_now
-from atoll.controller.state.etcd_record import EtcdRecord
 from atoll.controller.state.records import (
     AdmissionRecord,
     EventRecord,
@@ -23,6 +22,7 @@ from atoll.controller.state.records import (
 )
 from atoll.controller.state.recovery import CommitRecord
 from atoll.errors import BadInput, SettingError
+from atoll.etcd_record import EtcdRecord
 
 Record = TypeVar("Record", bound=EtcdRecord)
 

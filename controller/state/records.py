@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from atoll.controller.state.etcd_record import LATER, EtcdRecord
 from atoll.controller.state.recovery import RecoveryRecord
-from atoll.strategies import registry
+from atoll.etcd_record import LATER, EtcdRecord
+from atoll.jobspec import Spec
 
 
 class JobPhase(StrEnum):
@@ -64,70 +64,6 @@ class Level(StrEnum):
     INFO = "INFO"
     WARNING = "WARNING"
     ERROR = "ERROR"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartFrom(EtcdRecord):
-    """A validated atoll.v1.StartFrom. step: None: the newest."""
-
-    job: str = ""
-    directory: str = ""
-    step: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint(EtcdRecord):
-    directory: str = ""
-    every_steps: int = 0
-    keep: int = 1
-    memory_replicas: int = field(default=2, metadata=LATER)
-    site_safe: bool = field(default=False, metadata=LATER)
-    keep_every_steps: int = field(default=0, metadata=LATER)
-    start_from: StartFrom | None = field(default=None, metadata=LATER)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapt(EtcdRecord):
-    """A validated atoll.v1.Adaptation. min_batch, max_batch: both 0 where the total batch is fixed. strategy_params:
-    of the strategy's plan parameters, those that may be changed. profile: the surrogate of the offline profile as JSON,
-    empty where there is none."""
-
-    min_batch: int = 0
-    max_batch: int = 0
-    learning_rate: str = "adascale"
-    strategy_params: tuple[str, ...] = field(default=(), metadata=LATER)
-    profile: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec(EtcdRecord):
-    """A validated atoll.v1.JobSpec, field by field."""
-
-    name: str
-    script: str
-    args: tuple[str, ...] = ()
-    min_workers: int = 1
-    max_workers: int = 1
-    env: Mapping[str, str] = field(default_factory=dict)
-    code_sha256: str
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    max_restarts: int = 0
-    split: str = "auto"
-    seed: int = 0
-    stall_timeout_s: float = 0.0
-    adapt: Adapt = field(default_factory=Adapt, metadata=LATER)
-    standby: int = field(default=0, metadata=LATER)
-    hang_s: float = field(default=0.0, metadata=LATER)
-    strategy: str = field(default="dense", metadata=LATER)
-    strategy_settings: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)  # all of them
-
-    def __post_init__(self) -> None:
-        registry.find(self.strategy, "spec.strategy").check_settings(self.strategy_settings, "spec.strategy_settings")
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether workers send each other more than collectives do: updates, or copies of their state."""
-        return registry.find(self.strategy).exchanges or (self.checkpoint.memory_replicas > 1 and self.max_workers > 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.controller.state.etcd_record import EtcdRecord
+from atoll.etcd_record import EtcdRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

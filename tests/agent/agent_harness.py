@@ -94,7 +94,13 @@ class ScriptedController(agents_pb2_grpc.AgentServiceServicer):
     def launch(self, script: str, *, job: str = "job-1", run: int = 1, rank: int = 0, **changes: Any) -> Launch:
         """Send (and return) a Launch of a worker with this script."""
         sha256 = self.add_code({"train.py": script})
-        wanted = {"name": "job", "script": "train.py", "code_sha256": sha256} | changes.pop("spec", {})
+        wanted = {
+            "name": "job",
+            "script": "train.py",
+            "code_sha256": sha256,
+            "min_workers": 1,
+            "max_workers": 1,
+        } | changes.pop("spec", {})
         spec = common_pb2.JobSpec(**wanted)
         world_size = changes.pop("world_size", rank + 1)
         launch = Launch(

@@ -28,7 +28,15 @@ def good() -> Launch:
         node_rank=1,
         master_address="10.0.0.1",
         master_port=20_000,
-        spec=JobSpec(script="src/train.py", code_sha256="a" * 64, env={"A": "b"}, args=["--x"]),
+        spec=JobSpec(
+            name="vit",
+            script="src/train.py",
+            min_workers=2,
+            max_workers=2,
+            code_sha256="a" * 64,
+            env={"A": "b"},
+            args=["--x"],
+        ),
         plan=Plan(id=1, run=1, shares=[1.0, 0.5]),
     )
 
@@ -69,10 +77,10 @@ def test_good_launch_passes() -> None:
 @pytest.mark.parametrize(
     ("field", "spoil"),
     [
-        ("strategy", spec(strategy="ring")),
-        ("spec.strategy_settings.sparsity", spec(strategy_settings='{"sparsity":1.0}')),
-        ("spec.strategy_settings", spec(strategy_settings="[]")),
-        ("spec.strategy_settings", spec(strategy_settings=" " * 20_000)),
+        ("spec.strategy", spec(strategy="ring")),
+        ("spec.stale_sparse.sparsity", spec(strategy_settings='{"sparsity":1.0}')),
+        ("spec.stale_sparse", spec(strategy_settings="[]")),
+        ("spec.stale_sparse", spec(strategy_settings=" " * 20_000)),
         ("plan.strategy_params.sparsity", plan(strategy_params='{"sparsity":1.0}')),
         ("plan.strategy_params.sparsity", plan(strategy_params='{"sparsity":NaN}')),
         ("plan.strategy_params.colour", plan(strategy_params='{"colour":1}')),

@@ -85,7 +85,8 @@ def test_controller_and_views_know_it() -> None:
         from atoll.controller.deciding.given import Pins
         from atoll.controller.jobs.agents.progress import ProgressBoard
         from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
-        from atoll.controller.jobs.records.spec import spec_from_wire, spec_to_wire
+        from atoll.controller.jobs.records.spec import spec_from_wire
+        from atoll.jobspec import to_wire
         from atoll.controller.jobs.records.wire import plan_to_wire
         from atoll.controller.services.checks import check_telemetry
         from atoll.controller.state.records import JobRecord, PlanRecord, RunMember, RunRecord
@@ -98,7 +99,7 @@ def test_controller_and_views_know_it() -> None:
         wire.code_sha256 = "ab" * 32
         spec = spec_from_wire(wire)
         print(spec.strategy, dict(spec.strategy_settings), spec.adapt.strategy_params)
-        assert from_spec(spec_to_wire(spec)).toy.strength == 0.5
+        assert from_spec(to_wire(spec)).toy.strength == 0.5
         wire.strategy_settings = '{"strength":2}'
         try:
             spec_from_wire(wire)
@@ -130,7 +131,7 @@ def test_controller_and_views_know_it() -> None:
         worker = agents_pb2.WorkerTelemetry(id=common_pb2.WorkerId(job="toy-1", run=2), steps=[sample])
         check_telemetry(agents_pb2.Telemetry(workers=[worker]))
         board.observe(worker)
-        seen = jobs_pb2.Job(spec=spec_to_wire(spec), progress=progress.to_wire(0.0))
+        seen = jobs_pb2.Job(spec=to_wire(spec), progress=progress.to_wire(0.0))
         print(strategy_line(seen))
         """
     )

@@ -19,6 +19,7 @@ from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.errors import BadInput, DeadlineExceeded
+from atoll.jobspec import check_shares
 from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage, WorkerId
 from atoll.v1.worker_pb2 import Alive, Hello, Stop, SupervisorMessage, Welcome, WorkerMessage
 
@@ -162,15 +163,15 @@ class AgentLink:
                 pass
 
     def _acceptable(self, plan: Plan) -> bool:
-        fits = len(plan.shares) == self._world_size and all(share > 0 and math.isfinite(share) for share in plan.shares)
-        if plan.run == self.id.run and plan.id > 0 and fits:
-            return True
-        text = (
-            f"rank {self.id.rank} refused plan {plan.id} of run {plan.run}: it needs run {self.id.run} and "
-            f"{self._world_size} shares above 0, not {list(plan.shares)[:8]}"
-        )
-        self.outbox.notice(LEVEL_WARNING, text)
-        return False
+        try:
+            check_shares(plan.shares, self._world_size)
+            if plan.run != self.id.run or plan.id < 1:
+                raise BadInput(f"it needs run {self.id.run} and an id")
+        except BadInput as error:
+            text = f"rank {self.id.rank} refused plan {plan.id} of run {plan.run}: {error}"
+            self.outbox.notice(LEVEL_WARNING, text)
+            return False
+        return True
 
     def _check(self, welcome: Welcome) -> None:
         launch = welcome.launch

@@ -7,13 +7,13 @@ at that same step: the terms before it hold on, under the new plan's id."""
 from __future__ import annotations
 
 import bisect
-import math
 import threading
 from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.agent.runtime.step.plan_parameters import Terms, why_refused
 from atoll.errors import BadInput
+from atoll.jobspec import check_shares
 
 MAX_WAITING: Final = 4096  # plans that came and are not agreed yet; ranks that train agree in every step
 KEPT_STEPS: Final = 1000  # telemetry may still ask about steps this far back
@@ -126,14 +126,6 @@ class PlanSchedule:
 
     def _checked(self, plan_id: int, from_step: int, terms: Terms) -> Terms:
         """The terms with shares as floats. Raises BadInput for what makes no sense in any run."""
-        shares = terms.shares
         if plan_id < 1 or from_step < 0:
             raise BadInput(f"plan {plan_id} from step {from_step}: ids begin at 1 and steps at 0")
-        if len(shares) != self.world_size:
-            raise BadInput(
-                f"plan {plan_id} has {len(shares)} shares for {self.world_size} ranks; there must be one each"
-            )
-        for rank, share in enumerate(shares):
-            if not (share > 0 and math.isfinite(share)):  # "not >", so that NaN is refused too
-                raise BadInput(f"plan {plan_id} gives rank {rank} the share {share!r}; it must be finite and above 0")
-        return replace(terms, shares=tuple(float(share) for share in shares))
+        return replace(terms, shares=check_shares(terms.shares, self.world_size, f"plan {plan_id}"))

@@ -11,7 +11,8 @@ from typing import Any
 from atoll.controller.planners.failure_domains import Machine
 from atoll.controller.planners.placement import PlacementInput, PlacementPlan
 from atoll.controller.planners.registry import PLACEMENT
-from atoll.controller.state.records import Checkpoint, NodeRecord, PlacementRecord, RunMember
+from atoll.controller.state.records import NodeRecord, PlacementRecord, RunMember
+from atoll.jobspec import Checkpoint
 
 
 def first_placement(

@@ -20,13 +20,13 @@ from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
 from atoll.controller.jobs.records.code_bundles import CodeBundles
 from atoll.controller.jobs.records.ledger import JobState, Ledger
-from atoll.controller.jobs.records.spec import check_shares, check_total_batch
 from atoll.controller.state import keys
 from atoll.controller.state.codec import encode
 from atoll.controller.state.leases import LeaseKeeper
-from atoll.controller.state.records import JobPhase, JobPins, JobRecord, JobStatus, Level, NodeRecord, PlanRecord, Spec
+from atoll.controller.state.records import JobPhase, JobPins, JobRecord, JobStatus, Level, NodeRecord, PlanRecord
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
+from atoll.jobspec import Spec, check_shares, check_total_batch
 
 logger = logging.getLogger(__name__)
 

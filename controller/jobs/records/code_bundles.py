@@ -12,9 +12,9 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from atoll.controller.state import keys
-from atoll.controller.state.records import Spec
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import BadInput, NotFound
+from atoll.jobspec import Spec
 from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES, MAX_UNPACKED_BYTES
 
 CACHED_BUNDLES: Final = 4

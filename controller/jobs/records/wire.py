@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Final
 
+from atoll import jobspec
 from atoll.controller.jobs.agents.data_keys import private_key, public_keys
 from atoll.controller.jobs.agents.replica_placement import holders
 from atoll.controller.jobs.lifecycle.observed import (
@@ -14,7 +15,6 @@ from atoll.controller.jobs.lifecycle.observed import (
     StopRun,
     WorkerPhase,
 )
-from atoll.controller.jobs.records.spec import spec_to_wire
 from atoll.controller.state.records import (
     DeviceRecord,
     EventRecord,
@@ -156,7 +156,7 @@ def launch_of_all(job: JobRecord, run: RunRecord, first: PlanRecord, placement: 
         world_size=len(run.members),
         master_address=run.master_address,
         master_port=run.master_port,
-        spec=spec_to_wire(job.spec),
+        spec=jobspec.to_wire(job.spec),
         plan=plan_to_wire(first),
     )
     if run.data_seed:

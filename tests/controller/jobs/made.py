@@ -25,9 +25,9 @@ from atoll.controller.state.records import (
     PlanRecord,
     RunMember,
     RunRecord,
-    Spec,
     WorkerExitKind,
 )
+from atoll.jobspec import Spec
 from atoll.worker_key import WorkerKey
 
 JOB = "tiny-0001"

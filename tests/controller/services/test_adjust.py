@@ -128,8 +128,8 @@ async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again
     assert (seen.pins.total_batch, list(seen.pins.shares)) == (96, [2.0, 1.0])
     assert "batch of the script → 96, shares 67/33 % (asked by a user)" in seen.plan.reason
     for request, text in (
-        (pb.AdjustRequest(job=job, shares=[1.0]), "1 shares do not fit a run of 2 workers"),
-        (pb.AdjustRequest(job=job, shares=[1.0, 0.0]), "the share 0.0 of rank 1 must be above 0"),
+        (pb.AdjustRequest(job=job, shares=[1.0]), "shares: 1 values do not fit a run of 2 workers"),
+        (pb.AdjustRequest(job=job, shares=[1.0, 0.0]), "shares: 0.0 of rank 1 must be above 0"),
         (pb.AdjustRequest(job=job, total_batch=1), "total_batch = 1 must be 2"),
         (pb.AdjustRequest(job=job, unpin=["speed"]), "unpin = 'speed' is not known. Use shares, total-batch"),
     ):

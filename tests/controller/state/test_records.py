@@ -11,12 +11,10 @@ import pytest
 
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.codec import decode, encode
-from atoll.controller.state.etcd_record import EtcdRecord
 from atoll.controller.state.records import (
     Adapted,
     AdmissionRecord,
     Cause,
-    Checkpoint,
     DeviceRecord,
     EventRecord,
     ExitRecord,
@@ -34,12 +32,13 @@ from atoll.controller.state.records import (
     RunFailure,
     RunMember,
     RunRecord,
-    Spec,
     Standby,
     WorkerExitKind,
 )
 from atoll.controller.state.recovery import CommitRecord
 from atoll.errors import BadInput
+from atoll.etcd_record import EtcdRecord
+from atoll.jobspec import Checkpoint, Spec
 from atoll.strategies.stale_sparse.settings import StaleSparse
 
 KEY = "/atoll/jobs/vit-3f9a"

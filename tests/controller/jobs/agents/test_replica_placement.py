@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from atoll.controller.jobs.agents.replica_placement import first_placement, holders, is_same, shared_hosts
 from atoll.controller.planners.registry import PLANNERS
-from atoll.controller.state.records import Checkpoint, NodeRecord, PlanRecord, RunMember
+from atoll.controller.state.records import NodeRecord, PlanRecord, RunMember
+from atoll.jobspec import Checkpoint
 
 TWO = Checkpoint(memory_replicas=2)
 

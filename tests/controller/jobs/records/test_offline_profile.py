@@ -12,8 +12,9 @@ from atoll.controller.jobs.lifecycle.observed import ObservedJob
 from atoll.controller.jobs.lifecycle.policy import policy_of
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.records.offline_profile import offline_profile
-from atoll.controller.state.records import Adapt, JobRecord, Level
+from atoll.controller.state.records import JobRecord, Level
 from atoll.errors import BadInput
+from atoll.jobspec import Adapt
 from atoll.v1.agents_pb2 import Prepared, WorkerTelemetry
 from atoll.v1.common_pb2 import WorkerId
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from atoll.controller.jobs.records.spec import spec_from_wire, spec_to_wire
+from atoll.controller.jobs.records.spec import spec_from_wire
 from atoll.errors import BadInput
 from atoll.jobfile import JobFile, with_flags
+from atoll.jobspec import to_wire
 from atoll.strategies import registry
 from atoll.strategies.declaration import as_json
 from atoll.strategies.dense.settings import Dense
@@ -67,7 +68,7 @@ def test_a_good_spec_survives_both_ways() -> None:
         ),
         adapt=pb.Adaptation(learning_rate="none", strategy_params=["sparsity"], profile=SURROGATE),
     )
-    back = spec_to_wire(spec_from_wire(full))
+    back = to_wire(spec_from_wire(full))
     assert back.adapt.profile == ""  # only planning reads it
     back.adapt.profile = SURROGATE
     assert back == full
@@ -77,15 +78,15 @@ def test_what_was_left_out_gets_its_meaning() -> None:
     spec = spec_from_wire(wire(script="./examples/train.py"))
     assert spec.checkpoint.memory_replicas == 2
     assert (spec.split, spec.checkpoint.keep, spec.script) == ("auto", 1, "examples/train.py")
-    assert spec_to_wire(spec).strategy == "dense"
-    sparse = json.loads(spec_to_wire(spec_from_wire(wire(strategy="stale-sparse"))).strategy_settings)
+    assert to_wire(spec).strategy == "dense"
+    sparse = json.loads(to_wire(spec_from_wire(wire(strategy="stale-sparse"))).strategy_settings)
     assert (sparse["sparsity"], sparse["staleness"], sparse["values"]) == (0.99, 1, "float16")
 
 
 def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
-    for spec in (spec_to_wire(spec_from_wire(wire(strategy="stale-sparse"))), wire(strategy="stale-sparse")):
+    for spec in (to_wire(spec_from_wire(wire(strategy="stale-sparse"))), wire(strategy="stale-sparse")):
         assert registry.find(spec.strategy).read_settings(spec.strategy_settings) == StaleSparse()
-    dense = spec_to_wire(spec_from_wire(wire()))
+    dense = to_wire(spec_from_wire(wire()))
     assert registry.find(dense.strategy).read_settings(dense.strategy_settings) == Dense()
     flags = {"strategy": "stale-sparse", "settings.sparsity": MAX_SPARSITY}
     assert json.loads(with_flags(JobFile(), flags).to_spec("a.py").strategy_settings) == {"sparsity": MAX_SPARSITY}
@@ -112,11 +113,11 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
         ({"args": ["x" * 5000]}, r"spec.args\[0\]"),
         ({"env": {"A B": "1"}}, "spec.env = 'A B' is not a name"),
         ({"env": {"A": "\0"}}, r"spec.env\[A\]"),
-        ({"min_workers": 0}, "spec.min_workers = 0 must be 1 to 4096"),
+        ({"min_workers": 0}, "spec.min_workers = 0 should be greater than or equal to 1"),
         ({"min_workers": 5}, "spec.max_workers = 4 must be at least min_workers = 5"),
         ({"max_workers": 5000}, "spec.max_workers = 5000"),
         ({"code_sha256": "AB" * 32}, "spec.code_sha256"),
-        ({"split": "fair"}, "spec.split = 'fair' is not known. Use one of auto, inverse-time, even"),
+        ({"split": "fair"}, "spec.split = 'fair' should be 'auto', 'inverse-time' or 'even'"),
         ({"adapt": pb.Adaptation(min_batch=64)}, "spec.adapt.min_batch = 64 to 0 is no range of the total batch"),
         ({"adapt": pb.Adaptation(min_batch=64, max_batch=32)}, "spec.adapt.min_batch = 64 to 32 is no range"),
         ({"adapt": pb.Adaptation(max_batch=32)}, "spec.adapt.min_batch = 0 to 32 is no range"),
@@ -125,11 +126,17 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
             'spec.adapt.max_batch = 32 has no meaning with split "even"',
         ),
         ({"adapt": pb.Adaptation(strategy_params=["sparsity"])}, "spec.adapt.sparsity = True is nothing that.*dense"),
-        ({"adapt": pb.Adaptation(learning_rate="double")}, "spec.adapt.learning_rate = 'double' is not known"),
+        (
+            {"adapt": pb.Adaptation(learning_rate="double")},
+            "spec.adapt.learning_rate = 'double' should be 'adascale', 'square-root' or 'none'",
+        ),
         ({"adapt": pb.Adaptation(profile="{}")}, "spec.adapt.profile = '…' is of compression"),
         ({"adapt": pb.Adaptation(profile="{"), **SPARSE}, "spec.adapt.profile: the offline profile is not JSON"),
         ({"adapt": pb.Adaptation(profile="{}"), **SPARSE}, "spec.adapt.profile: field .rates. is missing"),
-        ({"adapt": pb.Adaptation(profile=" " * 300_000), **SPARSE}, "spec.adapt.profile = '300000 char.* too long"),
+        (
+            {"adapt": pb.Adaptation(profile=" " * 300_000), **SPARSE},
+            "spec.adapt.profile = '300000 char.* at most 262144",
+        ),
         ({"strategy": "ring"}, "spec.strategy = 'ring' is not known. Use one of dense, stale-sparse"),
         ({"strategy_settings": '{"sparsity":0.9}'}, "spec.dense.sparsity = 0.9 is not known. Known: none"),
         (sparse(sparsity=1.0), "spec.stale_sparse.sparsity = 1.0 should be less than or equal to 0.9999"),
@@ -168,7 +175,7 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
         ),
         (
             {"checkpoint": pb.CheckpointPolicy(memory_replicas=9)},
-            "spec.checkpoint.memory_replicas = 9 must be at most 8",
+            "spec.checkpoint.memory_replicas = 9 should be less than or equal to 8",
         ),
     ],
 )
