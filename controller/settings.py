@@ -1,4 +1,4 @@
-"""What a controller is started with. Every setting has a unit, a check, and an error that says what to do."""
+"""Settings that a controller is started with. Every setting has a unit, a check, and an error that says what to do."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ QUESTIONS = {"How", "What", "When", "Where", "Whether", "Which", "Who", "Whom", 
 STILL_ASKING: set[str] = {
     *("agent/runtime/api/", "agent/runtime/step/", "atoll/jobfile.py", "benchmarks/wire.py"),
     *("controller/deciding/", "controller/estimators/", "controller/planners/", "controller/simulator/"),
-    *("controller/services/", "controller/settings.py", "kernels/", "strategies/"),
+    *("kernels/", "strategies/"),
 }
 """Folders with module docstrings that still begin with a question word."""
 

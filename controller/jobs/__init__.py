@@ -1,1 +1,1 @@
-"""Jobs and their runs: what is wanted against what is seen, and what to do about it."""
+"""Jobs and their runs: wanted against observed state, and what follows."""

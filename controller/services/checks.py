@@ -1,4 +1,4 @@
-"""What agents send, checked for size and sense. Heartbeats pass here a thousand times a second, so checks are few."""
+"""Checks messages of agents for size and sense. Heartbeats pass here a thousand times a second, so checks are few."""
 
 from __future__ import annotations
 

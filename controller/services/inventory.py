@@ -62,8 +62,10 @@ async def checkpoints(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Checkpoin
 
 
 def _gone(epoch: LeaderEpoch, node: str) -> str:
-    seen = epoch.sessions.nodes_named([node]).get(node)
-    since = "" if seen is None or seen.heard_s is None else f" (last heard {time.monotonic() - seen.heard_s:.0f} s ago)"
+    known = epoch.sessions.nodes_named([node]).get(node)
+    since = (
+        "" if known is None or known.heard_s is None else f" (last heard {time.monotonic() - known.heard_s:.0f} s ago)"
+    )
     return f"node {node} is gone{since}: what it had in memory may be lost; what is on its disk comes back with it"
 
 

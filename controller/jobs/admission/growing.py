@@ -42,8 +42,8 @@ UNMEASURED_S: Final = 15.0
 """How long a run that reports no measured steps is waited for before devices are taken in without a prediction."""
 TRIAL_S: Final = 60.0
 """How long devices wait while those that were taken in before them are held against the run without them."""
-SETTLED_S: Final = 10.0
-SETTLED_STEPS: Final = 10
+STEADY_S: Final = 10.0
+STEADY_STEPS: Final = 10
 SLOWER: Final = 0.1
 """A run is slower than the one before it where it trains at least this part fewer samples a second, and two standard
 errors of both."""
@@ -79,7 +79,7 @@ def assess_devices(observed: ObservedJob, run: RunRecord, clock: PassClock) -> D
     names = {device.name for device in free}
     if free and (names - observed.job.learned.standby.keys() or clock.now_s - observed.judged_s >= JUDGE_EVERY_S):
         assessment = _offered(replace(observed, job=sent_back.job), run, free, clock)
-    elif clock.now_s - observed.judged_s >= JUDGE_EVERY_S and _settled(observed, run, clock):
+    elif clock.now_s - observed.judged_s >= JUDGE_EVERY_S and _is_steady(observed, run, clock):
         assessment = _without_slowest(replace(observed, job=sent_back.job), run, clock)
     else:
         return sent_back
@@ -196,7 +196,7 @@ def _unmeasured(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice
     """What cannot be predicted is taken in at once, as nothing would be learned of it by waiting; the rest where the
     run, or one of its ranks, measures nothing though it had the time. Who waits by a verdict waits on."""
     profile, began_s = observed.training.profile, max(observed.since_s, observed.plans.planned_s)
-    silent = profile is None or profile.total_batch == 0 or profile.steps >= SETTLED_STEPS
+    silent = profile is None or profile.total_batch == 0 or profile.steps >= STEADY_STEPS
     hopeless = silent and clock.now_s - began_s >= UNMEASURED_S
     new = (d for d in free if d.name not in observed.job.learned.standby)
     return AdmissionAnswer({}, {}, tuple(sorted(d.name for d in new if hopeless or not _foreseeable(observed, run, d))))
@@ -298,18 +298,18 @@ def _measured(observed: ObservedJob) -> bool:
     profile, plan = observed.training.profile, observed.plans.newest
     if profile is None or plan is None or profile.plan != plan.id or profile.step_s <= 0:
         return False
-    return profile.steps >= SETTLED_STEPS
+    return profile.steps >= STEADY_STEPS
 
 
-def _settled(observed: ObservedJob, run: RunRecord, clock: PassClock) -> bool:
+def _is_steady(observed: ObservedJob, run: RunRecord, clock: PassClock) -> bool:
     """Whether the run has trained for a while under its newest plan, and every rank measured it."""
-    long_enough = clock.now_s - max(observed.plans.planned_s, observed.since_s) >= SETTLED_S
+    long_enough = clock.now_s - max(observed.plans.planned_s, observed.since_s) >= STEADY_S
     profile = observed.training.profile
     return long_enough and _measured(observed) and profile is not None and len(profile.ranks) == len(run.members)
 
 
 def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
-    """Holds a run that took devices in against the one before, once it has settled."""
+    """Holds a run that took devices in against the one before, once it is steady."""
     job, growth, profile = observed.job, observed.job.learned.growth, observed.training.profile
     if growth is None or run.run <= growth.run:
         return DeviceAssessment(job=job)
@@ -317,7 +317,7 @@ def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Device
     added = {f"{m.node}/{m.device}": m.rank for m in run.members if f"{m.node}/{m.device}" in growth.added}
     if not added or len(run.members) - len(added) < growth.workers:  # another run than was thought of
         return DeviceAssessment(job=compared)
-    if profile is None or not _settled(observed, run, clock):
+    if profile is None or not _is_steady(observed, run, clock):
         return DeviceAssessment(job=job)
     now, before = profile.total_batch / profile.step_s, growth.samples_per_s
     worth = _worth(profile, growth)

@@ -37,7 +37,7 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         since_s=observed.since_s,
         retry_delay_s=job.status.retry_delay_s,
         seats=tuple(Counter(m.node for m in observed.run.members).items()) if observed.run else (),
-        settled=_settled(observed.run),
+        survivors=_survivors(observed.run),
         standby=job.learned.standby,
         learned=learned(job, observed.devices.free),
         total_batch=planned_total(job) or job.learned.total_batch,
@@ -102,7 +102,7 @@ def _left_waiting(
     return stood_by(job, new, decision.standby)
 
 
-def _settled(run: RunRecord | None) -> frozenset[str]:
+def _survivors(run: RunRecord | None) -> frozenset[str]:
     if run is None:
         return frozenset()
     lost = {m.node for m in run.members if m.exit is not None and m.exit.kind is WorkerExitKind.LOST}

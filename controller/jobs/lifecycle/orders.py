@@ -56,7 +56,7 @@ def stops(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
 
 
 def forgets(observed: ObservedJob) -> Iterator[Action]:
-    """Ends that are in etcd need not be reported any more. Of `seen.run`, not of what this pass is about to write."""
+    """Ends that are in etcd need not be reported any more: of `observed.run`, not of what this pass will write."""
     for member in observed.run.members if observed.run else ():
         key = WorkerKey(observed.job.id, observed.run.run if observed.run else 0, member.rank)
         node = observed.nodes.get(member.node)

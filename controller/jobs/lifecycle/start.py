@@ -14,7 +14,7 @@ GRACE_S: Final = 1.0
 """How long a start waits for more devices when there are enough but not as many as the job can use."""
 MUCH_SLOWER: Final = 10.0
 """A device this many times slower than the fastest waits until the run has shown what a step costs."""
-SETTLED_BONUS: Final = 1.25
+SURVIVOR_BONUS: Final = 1.25
 """A device that trained in the last run is passed over only for one that is faster by more than measuring errs."""
 SAME_WORK: Final = 1.5
 """What a device measures may differ by this factor between two starts of its agent and it still counts as the same."""
@@ -39,7 +39,7 @@ class FreeDevice:
 @dataclass(frozen=True, slots=True)
 class StartRequest:
     """What a job asks of a start. `seats`: nodes of its last run in the order of ranks, with how many devices each had;
-    `settled`: those that lived through it. By "node/device": `standby`, what the job left out before; `learned`,
+    `survivors`: those that lived through it. By "node/device": `standby`, what the job left out before; `learned`,
     seconds per sample. `total_batch`: samples of a step, 0 where no run told it yet."""
 
     min_workers: int
@@ -47,7 +47,7 @@ class StartRequest:
     since_s: float
     retry_delay_s: float = 0.0
     seats: tuple[tuple[str, int], ...] = ()
-    settled: frozenset[str] = frozenset()
+    survivors: frozenset[str] = frozenset()
     standby: Mapping[str, Standby] = field(default_factory=dict)
     learned: Mapping[str, float] = field(default_factory=dict)
     total_batch: int = 0
@@ -92,8 +92,8 @@ def decide_start(
     rates, _ = _rates(usable, wanted.learned)
 
     def best_first(device: FreeDevice) -> tuple[float, bool, str, int]:
-        settled = device.node in wanted.settled
-        return (-rates[device.name] * (SETTLED_BONUS if settled else 1), not settled, device.node, device.index)
+        survived = device.node in wanted.survivors
+        return (-rates[device.name] * (SURVIVOR_BONUS if survived else 1), not survived, device.node, device.index)
 
     decision = _lay_out(sorted(usable, key=best_first)[: wanted.max_workers], wanted, ports)
     return replace(decision, standby=standby) if decision.members else decision
@@ -191,7 +191,7 @@ def _seated(sizes: Mapping[str, int], wanted: StartRequest, ports: Mapping[str, 
     place of one that is gone a new one, best of as many devices. sizes: chosen devices, by node."""
     seats = dict(wanted.seats)
     new = [node for node in sizes if node not in seats]
-    new.sort(key=lambda node: (not ports.get(node), node not in wanted.settled, node))
+    new.sort(key=lambda node: (not ports.get(node), node not in wanted.survivors, node))
     order = []
     for node, devices in seats.items():
         if node in sizes:

@@ -58,7 +58,7 @@ def test_a_standby_takes_the_rank_of_the_lost_one_and_all_others_keep_theirs() -
 
 
 def test_seats_are_kept_with_several_devices_and_without_a_standby_the_rest_moves_up() -> None:
-    wanted = StartRequest(1, 6, 0.0, seats=(("b", 2), ("c", 2), ("a", 1)), settled=frozenset("ab"))
+    wanted = StartRequest(1, 6, 0.0, seats=(("b", 2), ("c", 2), ("a", 1)), survivors=frozenset("ab"))
     devices = [free("b"), free("b", index=1), free("a"), free("d"), free("e"), free("e", index=1)]
     decision = decide_start(9.0, wanted, devices, PORTS)
     assert [(m.rank, m.node, m.device) for m in decision.members] == [

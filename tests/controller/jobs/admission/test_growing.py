@@ -194,16 +194,16 @@ def test_a_run_that_gained_keeps_what_it_took_in_and_says_so() -> None:
     assert text.startswith("grown from 3 to 4 workers: 2400 → ")
 
 
-def test_a_run_is_compared_only_once_it_has_settled_under_its_newest_plan() -> None:
+def test_a_run_is_compared_only_once_it_is_steady_under_its_newest_plan() -> None:
     slow = profile(1, 1, 1, 1, step_s=0.5)
     assert look(grown(slow, before=2400.0)).job.status.phase is JobPhase.STOPPING
-    unsettled = (
+    unsteady = (
         grown(slow, before=2400.0, planned_s=NOW_S - 9),
         grown(slow, before=2400.0, since_s=NOW_S - 9),
         grown(replace(slow, steps=9), before=2400.0),
         grown(replace(slow, plan=0), before=2400.0),
     )
-    for view in unsettled:
+    for view in unsteady:
         step = look(view)
         assert (step.job, step.events) == (view.job, ())
 

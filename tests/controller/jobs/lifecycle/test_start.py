@@ -51,9 +51,9 @@ def test_the_fastest_devices_are_taken_when_there_are_more_than_needed() -> None
 
 def test_rank_0_goes_to_a_node_that_stayed_and_has_a_port() -> None:
     devices = [free("a"), free("b"), free("c")]
-    settled = StartRequest(3, 3, 0.0, settled=frozenset({"b", "c"}))
-    assert ranks(decide_start(9.0, settled, devices, PORTS))[0] == ("b", 0)
-    assert ranks(decide_start(9.0, settled, devices, {**PORTS, "b": ()}))[0] == ("c", 0)
+    survived = StartRequest(3, 3, 0.0, survivors=frozenset({"b", "c"}))
+    assert ranks(decide_start(9.0, survived, devices, PORTS))[0] == ("b", 0)
+    assert ranks(decide_start(9.0, survived, devices, {**PORTS, "b": ()}))[0] == ("c", 0)
 
 
 def test_without_a_rendezvous_port_nothing_starts() -> None:
@@ -109,8 +109,8 @@ def test_a_standby_stays_out_of_the_next_start_unless_it_is_needed_or_has_change
     assert (ranks(alone), alone.standby) == ([("b", 0)], {})
 
 
-def test_devices_are_ranked_by_what_they_measured_and_a_settled_one_is_not_passed_over_for_noise() -> None:
-    wanted = StartRequest(1, 1, 0.0, settled=frozenset({"a"}))
+def test_devices_are_ranked_by_what_they_measured_and_a_survivor_is_not_passed_over_for_noise() -> None:
+    wanted = StartRequest(1, 1, 0.0, survivors=frozenset({"a"}))
     devices = [free("a", work_per_s=1.0), free("b", work_per_s=1.2)]
     assert ranks(decide_start(9.0, wanted, devices, PORTS)) == [("a", 0)]
     devices = [free("a", work_per_s=1.0), free("b", work_per_s=1.3)]
