@@ -13,7 +13,7 @@ from pydantic import Field
 
 from atoll.controller.planners.bounds import Bounds
 from atoll.controller.planners.schemas import MAX_NODES, Schema, TotalBatch
-from atoll.controller.planners.water_filling import Levels, StepTimes, whole
+from atoll.controller.planners.water_filling import Levels, PiecewiseTimes, whole
 
 
 class TimedNode(Bounds):
@@ -47,7 +47,7 @@ def split_by_inverse_time(given: InverseTimeInput) -> InverseTimePlan:
     NoFeasiblePlan.
     """
     slope = np.array([[node.seconds_per_sample for node in given.nodes]] * 2, dtype=np.float64)
-    times = StepTimes.of(slope, np.zeros_like(slope), given.nodes)
+    times = PiecewiseTimes.of(slope, np.zeros_like(slope), given.nodes)
     times.require(given.total_batch)
     levels = Levels(times)
     continuous = levels.split(levels.levels(np.array([given.total_batch], dtype=np.float64)))[0]

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from atoll.controller.planners.bounds import Bounds
 from atoll.controller.planners.schemas import MAX_NODES, Schema, Seconds, Share, TotalBatch
-from atoll.controller.planners.water_filling import F64, Levels, StepTimes, whole
+from atoll.controller.planners.water_filling import F64, Levels, PiecewiseTimes, whole
 
 Bottleneck = Literal["compute", "communication"]
 
@@ -110,7 +110,7 @@ def optperf_of_totals(nodes: Sequence[NodeModel], overlap: Overlap, totals: Sequ
     return found
 
 
-def step_times(nodes: Sequence[NodeModel], overlap: Overlap) -> StepTimes:
+def step_times(nodes: Sequence[NodeModel], overlap: Overlap) -> PiecewiseTimes:
     """Two lines per node, and the higher one is its time:
 
         T_i(b) = max(q b + s + k b + m + t_u,  q b + s + gamma (k b + m) + t_o + t_u)
@@ -120,4 +120,4 @@ def step_times(nodes: Sequence[NodeModel], overlap: Overlap) -> StepTimes:
     gamma, t_o, t_u = overlap.gamma, overlap.t_o, overlap.t_u
     slope = np.stack([q + k, q + gamma * k])
     offset = np.stack([s + m + t_u, s + gamma * m + t_o + t_u])
-    return StepTimes.of(slope, offset, nodes)
+    return PiecewiseTimes.of(slope, offset, nodes)

@@ -31,8 +31,8 @@ from atoll.controller.planners.schemas import (
     TotalBatch,
 )
 from atoll.controller.planners.surrogate import Surrogate
-from atoll.controller.planners.water_filling import F64, Levels, StepTimes, whole
-from atoll.controller.planners.wire_bytes import Traffic
+from atoll.controller.planners.water_filling import F64, Levels, PiecewiseTimes, whole
+from atoll.controller.planners.wire_bytes import UpdateTraffic
 from atoll.errors import NoFeasiblePlan
 
 _STARTS: Final = 4
@@ -169,10 +169,10 @@ class _Search:
         self._given = given
         per_sample, fixed, floor = np.array([d.step_s() for d in given.devices], dtype=np.float64).T
         slope, offset = np.stack([per_sample, np.zeros_like(floor)]), np.stack([fixed, floor])
-        self._times = StepTimes.of(slope, offset, given.devices)
+        self._times = PiecewiseTimes.of(slope, offset, given.devices)
         self._levels = Levels(self._times)
         devices = np.bincount([d.island for d in given.devices], minlength=len(given.bandwidths))
-        self._traffic = Traffic(
+        self._traffic = UpdateTraffic(
             given.entries, given.value_bytes, devices / devices.sum(), np.array(given.bandwidths, dtype=np.float64)
         )
         self._most_dense = 1 - given.surrogate.sparsities[0]

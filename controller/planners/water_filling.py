@@ -27,7 +27,7 @@ _FLAT: Final = 1e-11
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class PiecewiseTimes:
     """time_i(b) = max over two lines of slope_2N[:, i] * b + offset_2N[:, i], in seconds; low_N <= b <= high_N.
 
     slope_2N: not negative, and of each node at least one positive. high_N: inf where a node has no limit.
@@ -39,7 +39,7 @@ class StepTimes:
     high_N: F64
 
     @classmethod
-    def of(cls, slope_2N: F64, offset_2N: F64, bounds: Sequence[Bounds]) -> StepTimes:
+    def of(cls, slope_2N: F64, offset_2N: F64, bounds: Sequence[Bounds]) -> PiecewiseTimes:
         low = np.array([b.min_batch for b in bounds], dtype=np.float64)
         high = np.array([np.inf if b.max_batch is None else b.max_batch for b in bounds], dtype=np.float64)
         return cls(slope_2N, offset_2N, low, high)
@@ -69,7 +69,7 @@ class StepTimes:
 class Levels:
     """The breakpoints of `times`, sorted once: O(n log n). Each total then takes O(n)."""
 
-    def __init__(self, times: StepTimes) -> None:
+    def __init__(self, times: PiecewiseTimes) -> None:
         self._times = times
         slope, offset = times.slope_2N, times.offset_2N
         # A flat line is a floor of the step, not a limit of the batch: the other line stands in for it here.
@@ -147,7 +147,7 @@ class Levels:
         return np.asarray(self.split(level_C).sum(axis=1), dtype=np.float64)
 
 
-def whole(times: StepTimes, continuous_N: F64, total: int) -> list[int]:
+def whole(times: PiecewiseTimes, continuous_N: F64, total: int) -> list[int]:
     """Whole batches that sum to `total`: rounded down, the rest one by one to where the time rises least. O(n log n).
 
     continuous_N: what `Levels.split` gives at the level of `total`. Optimal, because times do not fall as batches grow.

@@ -18,7 +18,7 @@ BLOCK_ENTRIES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class UpdateTraffic:
     """entries: of the model. value_bytes: of one on the wire. part_J: each island's share of what is sent; an island
     without devices has none of it and no traffic. bandwidth_J: bytes a second, each way."""
 

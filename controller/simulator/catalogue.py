@@ -10,14 +10,14 @@ from atoll.controller.simulator.adaptdl import AdaptDl
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.deciding import Allowed, Deciding
 from atoll.controller.simulator.outcome import Outcome
-from atoll.controller.simulator.policies import Even, LbBsp, Policy
+from atoll.controller.simulator.policies import Even, LbBsp, SimulatedPolicy
 from atoll.controller.simulator.run import Simulation
 from atoll.controller.simulator.scenario import RETIRED_POLICIES, Scenario
 from atoll.controller.simulator.telemetry import Estimators
 from atoll.documents import did_you_mean
 from atoll.errors import BadInput
 
-POLICIES: Final[Mapping[str, tuple[Callable[[Scenario], Policy], str]]] = {
+POLICIES: Final[Mapping[str, tuple[Callable[[Scenario], SimulatedPolicy], str]]] = {
     "even": (lambda _: Even(), "the same for every rank, for ever"),
     "lb-bsp": (lambda _: LbBsp(), "up to five samples from a slow to a fast rank at each decision (Chen et al., 2020)"),
     "adaptdl": (

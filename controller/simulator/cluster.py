@@ -13,7 +13,7 @@ from atoll.controller.planners.bounds import Bounds
 from atoll.controller.planners.goodput import candidates_between
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.simulator import presets
-from atoll.controller.simulator.devices import Cost, Device
+from atoll.controller.simulator.devices import Cost, SimulatedDevice
 from atoll.controller.simulator.links import Link, read_trace
 from atoll.controller.simulator.scenario import MAX_DEVICES, ChangeSection, DeviceSection, Scenario
 from atoll.errors import BadInput
@@ -31,7 +31,7 @@ class Cluster:
     initial_batch: int
     candidates: tuple[int, ...]
     surrogate: Surrogate | None
-    devices: tuple[Device, ...]
+    devices: tuple[SimulatedDevice, ...]
     links: Mapping[str, Link]
     changes: tuple[ChangeSection, ...]
 
@@ -57,7 +57,7 @@ def build(scenario: Scenario, folder: Path) -> Cluster:
     )
 
 
-def _devices(scenario: Scenario) -> tuple[Device, ...]:
+def _devices(scenario: Scenario) -> tuple[SimulatedDevice, ...]:
     sections = list(scenario.devices)
     if scenario.cluster is not None:
         presets.known(scenario.cluster, presets.CLUSTERS, "cluster")
@@ -65,7 +65,7 @@ def _devices(scenario: Scenario) -> tuple[Device, ...]:
         sections = alike + sections
     if sum(section.count for section in sections) > MAX_DEVICES:
         raise BadInput(f"the scenario has more than {MAX_DEVICES} devices. Simulate fewer")
-    found: list[Device] = []
+    found: list[SimulatedDevice] = []
     for number, section in enumerate(sections):
         base = section.name or section.preset or f"device-{number}"
         cost = _cost(section, scenario)
@@ -80,8 +80,8 @@ def _devices(scenario: Scenario) -> tuple[Device, ...]:
     return tuple(found)
 
 
-def _device(section: DeviceSection, cost: Cost, name: str) -> Device:
-    return Device(
+def _device(section: DeviceSection, cost: Cost, name: str) -> SimulatedDevice:
+    return SimulatedDevice(
         name=name,
         island=section.island,
         cost=cost,
@@ -105,7 +105,7 @@ def _cost(section: DeviceSection, scenario: Scenario) -> Cost:
     return Cost(q=section.q or 0.0, s=section.s or 0.0, k=section.k or 0.0, m=section.m or 0.0)
 
 
-def _links(scenario: Scenario, devices: tuple[Device, ...], folder: Path) -> dict[str, Link]:
+def _links(scenario: Scenario, devices: tuple[SimulatedDevice, ...], folder: Path) -> dict[str, Link]:
     islands = {device.island for device in devices}
     if unknown := sorted(scenario.links.keys() - islands):
         raise BadInput(f"links.{unknown[0]}: no device is in that island. Islands: {', '.join(sorted(islands))}")
@@ -117,7 +117,7 @@ def _links(scenario: Scenario, devices: tuple[Device, ...], folder: Path) -> dic
     return found
 
 
-def _changes(scenario: Scenario, devices: tuple[Device, ...]) -> tuple[ChangeSection, ...]:
+def _changes(scenario: Scenario, devices: tuple[SimulatedDevice, ...]) -> tuple[ChangeSection, ...]:
     for number, change in enumerate(scenario.changes):
         if change.device is not None and not any(is_called(device, change.device) for device in devices):
             presets.known(change.device, {device.name for device in devices}, f"device changes[{number}].device =")
@@ -126,6 +126,6 @@ def _changes(scenario: Scenario, devices: tuple[Device, ...]) -> tuple[ChangeSec
     return tuple(sorted(scenario.changes, key=lambda change: change.at_s))
 
 
-def is_called(device: Device, name: str) -> bool:
+def is_called(device: SimulatedDevice, name: str) -> bool:
     """Its own name, or that of the section it came from with others."""
     return device.name == name or (device.name.startswith(f"{name}-") and device.name[len(name) + 1 :].isdigit())

@@ -36,7 +36,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class SimulatedDevice:
     """noise: sigma of the log-normal factor on each part of a step; its mean is 1. spikes: probability that a step
     takes spike_factor times as long. speed: 1.0 = as `cost` says. It is there in joins_s <= time < leaves_s."""
 
@@ -76,10 +76,10 @@ class Computing:
         return self.before_N + self.backward_N
 
 
-class Devices:
+class SimulatedDevices:
     """Those of one run, by rank."""
 
-    def __init__(self, devices: Sequence[Device]) -> None:
+    def __init__(self, devices: Sequence[SimulatedDevice]) -> None:
         self.members = tuple(devices)
         self._q, self._s, self._k, self._m, self._floor = np.array(
             [(d.cost.q, d.cost.s, d.cost.k, d.cost.m, d.cost.floor) for d in devices], dtype=np.float64

@@ -9,7 +9,7 @@ from typing import Final
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.admission.admitting import AdmissionQuestion, RatedDevice, answer
 from atoll.controller.simulator.cluster import Cluster
-from atoll.controller.simulator.devices import Device
+from atoll.controller.simulator.devices import SimulatedDevice
 
 ASSESS_EVERY_S: Final = 10.0
 """As the controller has it."""
@@ -35,14 +35,14 @@ class Joining:
         self._assessed_s = 0.0
         self.verdicts: list[Verdict] = []
 
-    def present(self, now_s: float) -> tuple[Device, ...]:
+    def present(self, now_s: float) -> tuple[SimulatedDevice, ...]:
         return tuple(d for d in self._there(now_s) if d.name in self._admitted)
 
     def assess(
         self,
         now_s: float,
         profile: Profile,
-        members: Sequence[Device],
+        members: Sequence[SimulatedDevice],
         *,
         learned: Mapping[str, float],
         speeds: Mapping[str, float],
@@ -74,10 +74,10 @@ class Joining:
             if name not in told:
                 self.verdicts.append(Verdict(now_s, name, False, reason))
 
-    def _there(self, now_s: float) -> list[Device]:
+    def _there(self, now_s: float) -> list[SimulatedDevice]:
         return [device for device in self._cluster.devices if device.joins_s <= now_s < device.leaves_s]
 
 
-def _measured(device: Device, speeds: Mapping[str, float]) -> RatedDevice:
+def _measured(device: SimulatedDevice, speeds: Mapping[str, float]) -> RatedDevice:
     """What an agent measures of a device with a fixed calculation: samples a second, as far as they are its own."""
     return RatedDevice(device.name, speeds[device.name] / (device.cost.q + device.cost.k))

@@ -53,7 +53,7 @@ class Situation:
         return tuple(rank.compute_s for rank in known) if len(known) == len(self.bounds) else None
 
 
-class Policy(Protocol):
+class SimulatedPolicy(Protocol):
     """One for each simulated job: it may remember. splits_evenly: whatever is known of the devices."""
 
     splits_evenly: bool

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.controller.simulator.cluster import Cluster
-from atoll.controller.simulator.devices import Computing, Device, Devices
+from atoll.controller.simulator.devices import Computing, SimulatedDevice, SimulatedDevices
 from atoll.controller.simulator.policies import Choice
 from atoll.controller.simulator.strategy_steps import Network, StrategySteps, Timed
 from atoll.strategies import registry
@@ -21,13 +21,13 @@ class Ranks:
     Speeds and network may change; they are given at each step.
     """
 
-    def __init__(self, cluster: Cluster, devices: Sequence[Device], begins_s: float) -> None:
+    def __init__(self, cluster: Cluster, devices: Sequence[SimulatedDevice], begins_s: float) -> None:
         self.devices = tuple(devices)
         self.bounds = tuple(device.bounds for device in devices)
         self.island_of = tuple(device.island for device in devices)
         self.islands = sorted(set(self.island_of))
         self.leaders = [self.island_of.index(name) for name in self.islands]
-        self._costs = Devices(devices)
+        self._costs = SimulatedDevices(devices)
         steps = load(registry.find(cluster.scenario.strategy).simulator)
         self._steps: StrategySteps = steps(cluster, self.island_of, begins_s)
 

@@ -16,7 +16,7 @@ from atoll.controller.simulator.joining import Joining
 from atoll.controller.simulator.learning import Learning
 from atoll.controller.simulator.links import Link
 from atoll.controller.simulator.outcome import Outcome, PlanLog, Point
-from atoll.controller.simulator.policies import Choice, Policy, Situation
+from atoll.controller.simulator.policies import Choice, SimulatedPolicy, Situation
 from atoll.controller.simulator.ranks import Ranks
 from atoll.controller.simulator.strategy_steps import Network, Params
 from atoll.controller.simulator.telemetry import Estimators, Telemetry
@@ -38,7 +38,7 @@ class Simulation:
         self,
         cluster: Cluster,
         name: str,
-        policy: Policy,
+        policy: SimulatedPolicy,
         new_estimators: Callable[[StepEstimator | None], Estimators],
         seed: int,
     ) -> None:

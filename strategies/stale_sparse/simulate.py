@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.controller.planners.optperf import NodeModel
-from atoll.controller.planners.wire_bytes import Traffic
+from atoll.controller.planners.wire_bytes import UpdateTraffic
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.strategy_steps import Network, Params, Timed
@@ -45,7 +45,7 @@ class StaleSparseSteps:
         if len(self._links) == 1:
             return slowest_s
         rates = [network.links[name].at_mbit_s(network.now_s) * 125_000 for name in self._links]
-        traffic = Traffic(self._entries, VALUE_BYTES, self._part_J, np.array(rates))
+        traffic = UpdateTraffic(self._entries, VALUE_BYTES, self._part_J, np.array(rates))
         return max(slowest_s, traffic.seconds(1 - params["sparsity"]))
 
     def optimum_s(self, total: int, nodes: Sequence[NodeModel], network: Network) -> float:
@@ -57,7 +57,7 @@ class StaleSparseSteps:
     def step(self, computing: Computing, params: Params, network: Network, rng: np.random.Generator) -> Timed:
         starts_N = np.maximum(self._own_done_N, self._rounds_done[0])
         done_N = starts_N + computing.all_N
-        traffic = Traffic(self._entries, VALUE_BYTES, self._part_J, np.ones(len(self._links)))
+        traffic = UpdateTraffic(self._entries, VALUE_BYTES, self._part_J, np.ones(len(self._links)))
         sent_J, received_J = traffic.carried(1 - params["sparsity"])
         begin_J = np.array([done_N[self._island_N == j].max() for j in range(len(self._links))])
         begin_J = np.maximum(begin_J, self._link_free_J)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.planners.surrogate import Surrogate
-from atoll.controller.planners.wire_bytes import Traffic, index_bytes
+from atoll.controller.planners.wire_bytes import UpdateTraffic, index_bytes
 from atoll.errors import BadInput, NoFeasiblePlan
 
 FAST, SLOW = {"alpha": 28, "beta": 300}, {"alpha": 20, "beta": 99}
@@ -49,7 +49,7 @@ def worth(data: dict[str, Any], rate: float, batches: tuple[int, ...]) -> float 
     """The objective of a plan, worked out in another way; None where a link cannot carry it."""
     times = [max(b / d["beta"], d["alpha"] / d["beta"]) for b, d in zip(batches, data["devices"], strict=True)]
     counts = np.bincount([d.get("island", 0) for d in data["devices"]], minlength=len(data["bandwidths"]))
-    traffic = Traffic(data["entries"], 2, counts / counts.sum(), np.array(data["bandwidths"]))
+    traffic = UpdateTraffic(data["entries"], 2, counts / counts.sum(), np.array(data["bandwidths"]))
     if traffic.seconds(1 - rate) > max(times) * (1 + 1e-6):
         return None
     known = data["surrogate"]
@@ -158,13 +158,13 @@ def test_bad_input_is_refused_by_name(changes: dict[str, Any], message: str) -> 
 
 def test_bytes_on_a_link_count_values_indices_and_copies() -> None:
     """Three islands of one: each sends its third of what is kept twice, 2 bytes an entry and an index for 16."""
-    traffic = Traffic(1_600_000, 2, np.array([1 / 3, 1 / 3, 1 / 3]), np.array([1e6, 1e6, 2e6]))
+    traffic = UpdateTraffic(1_600_000, 2, np.array([1 / 3, 1 / 3, 1 / 3]), np.array([1e6, 1e6, 2e6]))
     blocks = 100_000 * 0.3 / 3
     assert traffic.seconds(0.3) == pytest.approx(2 * blocks * (16 * 2 + 1) / 1e6, rel=1e-5)
 
 
 def test_an_island_receives_more_than_it_sends_where_it_is_the_smaller() -> None:
-    traffic = Traffic(16_000, 2, np.array([0.9, 0.1]), np.array([1e9, 1e6]))
+    traffic = UpdateTraffic(16_000, 2, np.array([0.9, 0.1]), np.array([1e9, 1e6]))
     assert traffic.seconds(1.0) == pytest.approx(1000 * 0.9 * (32 + 1) / 1e6, rel=1e-4)
 
 
@@ -187,7 +187,7 @@ def test_what_fits_in_a_time_takes_that_time(
     islands: list[tuple[int, float]], seconds: float, value_bytes: int
 ) -> None:
     devices = np.array([count for count, _ in islands]) + np.array([1] + [0] * (len(islands) - 1))
-    traffic = Traffic(10**8, value_bytes, devices / devices.sum(), np.array([b for _, b in islands]))
+    traffic = UpdateTraffic(10**8, value_bytes, devices / devices.sum(), np.array([b for _, b in islands]))
     density = traffic.density_within(seconds)
     assert traffic.seconds(density) <= seconds
     assert density == 1 or traffic.seconds(density) == pytest.approx(seconds, rel=1e-6)
