@@ -33,15 +33,16 @@ from unequal_train import make
 
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.step.capabilities import Norms
 from atoll.agent.runtime.step.clock import StepClock, host_mark
-from atoll.agent.runtime.step.step_reporter import Teller
-from atoll.agent.runtime.step.synchronisation import Norms, StepNumbers
+from atoll.agent.runtime.step.exchange_times import ExchangeTimes
+from atoll.agent.runtime.step.gradients import squared_norm
+from atoll.agent.runtime.step.step_exchange import StepNumbers
+from atoll.agent.runtime.step.step_reporter import StepReporter
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import find_devices
 from atoll.agent.telemetry.gauges import gauges_of
 from atoll.controller.services.checks import check_telemetry
-from atoll.strategies.dense.exchange_times import ExchangeTimes
-from atoll.strategies.dense.gradients import squared_norm
 from atoll.v1.common_pb2 import WorkerId
 from atoll.worker_key import WorkerKey
 
@@ -68,7 +69,7 @@ def show(what: str, values_us: list[float]) -> None:
 def parts() -> None:
     """Of one step, by where it is spent."""
     clock, outbox = StepClock(), Outbox()
-    teller = Teller(outbox)
+    reporter = StepReporter(outbox)
     batch_slice = BatchSlice(step=1, epoch=0, start=0, total=256, local=128, weight=0.5)
     numbers, norms = StepNumbers(sync_s=0.1, last_sync_s=0.01), Norms(1.0, 1.0)
 
@@ -80,7 +81,7 @@ def parts() -> None:
         clock.waited(0.0)
         clock.backward_ends()
         clock.updated()
-        teller.tell(batch_slice, clock.boundary_begins(), plan=1, norms=norms, numbers=numbers)
+        reporter.report(batch_slice, clock.boundary_begins(), plan=1, norms=norms, numbers=numbers)
 
     show("training thread: marks, times, the sample, into the outbox", microseconds(step, 2000))
     outbox.take(WorkerId())

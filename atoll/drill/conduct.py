@@ -109,7 +109,7 @@ def _of_strategy(settings: Settings, observed: _Observed) -> list[InvariantResul
     killed = sum(len(hit.victims) for hit in observed.hits if hit.strike not in no_worker)
     per_rank = max((len(one.samples) for one in begun), default=0)
     events = observed.watch.events.values()
-    lost = [event.text for event in events if event.kind == "notice" and "had held back" in event.text]
+    lost = [event.text for event in events if event.kind == "notice" and "the residual of rank" in event.text]
     return invariants.of_sparse(
         observed.evidence, settings.workers, samples, killed=killed, per_rank=per_rank, lost=lost
     )

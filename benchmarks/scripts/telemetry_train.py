@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from blocks import train_in_blocks
 from torch import nn
 from unequal_train import make
@@ -42,22 +41,22 @@ class NoClock:
 
 def switch(run: Any) -> Callable[[bool], None]:
     """What turns the measuring of this run on and off, between two boundaries."""
-    from atoll.agent.runtime.step import training as module
+    from atoll.agent.runtime.step import backward as module
     from atoll.agent.runtime.step.step_reporter import Silent
 
     training = run._training
-    reducer = training._sync._reducer
-    clock, teller, timed = training._clock, training._teller, reducer._launch
+    reduced = training._exchange._reduced
+    clock, reporter, timed = training._clock, training._reporter, reduced._launch
 
     def untimed(bucket: Any) -> None:
         bucket.used.fill_(1)
-        reducer._callbacks.before_launch()
-        reducer._works.append(dist.all_reduce(bucket.flat, group=reducer._group.data, async_op=True))
+        reduced._events.gradients_leave()
+        reduced._under_way.append(reduced._reducer.reduce(bucket.flat, len(bucket.slots), lambda _: None))
 
     def to(measuring: bool) -> None:
-        training._clock = clock if measuring else NoClock()
-        training._teller = teller if measuring else Silent()
-        reducer._launch = timed if measuring else untimed
+        training._clock = training._backward._clock = clock if measuring else NoClock()
+        training._reporter = reporter if measuring else Silent()
+        reduced._launch = timed if measuring else untimed
         module.NORMS_EVERY_STEPS = 10 if measuring else NEVER  # type: ignore[misc]
 
     return to

@@ -1,78 +1,59 @@
 """Exchange of gradients: sparse parts with error feedback leave in the backward hooks, and a sparse optimizer applies
-their sum to the masters. optimizer.step() only tells the rates; torch's own step finds no gradients and does nothing.
+their sum to the masters. optimizer.step() only tells the hyperparameters; torch's own step finds no gradients and does
+nothing.
 
 Source: StellaTrain (SIGCOMM '24), sections 3.1 to 3.3."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
-from torch import nn
 
-from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.step.agreement import Agreed
-from atoll.agent.runtime.step.synchronisation import Callbacks, Norms, OwnState, Pass
+from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
+from atoll.agent.runtime.step.durable import OwnState
+from atoll.agent.runtime.step.gradients import refuse_second, refuse_sparse, squared_norm, total
 from atoll.errors import BadInput
-from atoll.kernels import scatter_blocks
-from atoll.strategies.dense.gradients import refuse_second, refuse_sparse, squared_norm, total
 from atoll.strategies.stale_sparse.layout import Layer, adopt_optimizer_state, flat_view, lay_out_for_gradients
+from atoll.strategies.stale_sparse.local_update import StaleSparseUpdate
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
-from atoll.strategies.stale_sparse.rounds import Owing
 from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.taken import TakenGradient
-from atoll.strategies.stale_sparse.worker import StaleSynchroniser
 
 
-class GradientExchange(StaleSynchroniser):
-    """A round is a pass: with gradient accumulation several rounds make one update."""
+class GradientExchange(StaleSparseUpdate):
+    """A sync round is a backward pass: with gradient accumulation several make one update."""
 
-    finish_changes = False
+    flush_changes = False
 
-    def __init__(
-        self,
-        session: Session,
-        settings: StaleSparse,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        callbacks: Callbacks,
-        agreed: Agreed,
-    ) -> None:
+    def __init__(self, context: WorkerContext, settings: StaleSparse) -> None:
         """Raises BadInput for what cannot be trained so."""
-        self._rates = Rates(optimizer)
-        self._lazy = settings.momentum == "lazy"
-        super().__init__(session, settings, model, optimizer, callbacks=callbacks, agreed=agreed)
-        self._taken = [TakenGradient.like(layer.parameter) for layer in self._layers]
-        self._resolved = 0  # rounds whose update was ordered, or carried over to the next
+        self._rates = Rates(context.optimizer)
+        layers = lay_out_for_gradients(context.model, context.optimizer, self._rates, lazy=settings.momentum == "lazy")
+        super().__init__(context, settings, layers, "engine" if settings.error_feedback else "none")
+        self._taken = [TakenGradient.like(layer.parameter) for layer in layers]
+        self._resolved = 0  # sync rounds whose update was ordered, or carried over to the next
         self._weight, self._clip_norm, self._sampled = 0.0, 0.0, False
         self._local_sqnorms: list[torch.Tensor | float] = []
         self._came: set[int] = set()
-        self._hooks += [
+        self._hooks = [
             layer.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, layer))  # type: ignore[no-untyped-call]
-            for layer in self._layers
+            for layer in layers
         ]
 
-    def _lay_out(self) -> list[Layer]:
-        return lay_out_for_gradients(self._model, self._optimizer, self._rates, lazy=self._lazy)
-
-    def _adopt(self, saved: Mapping[str, torch.Tensor]) -> int:
-        for layer in self._layers:
-            if layer.last_step is not None and f"last_step.{layer.name}" in saved:
-                layer.last_step.copy_(saved[f"last_step.{layer.name}"])
+    def _adopt_optimizer(self) -> int:
         return adopt_optimizer_state(self._layers, self._optimizer, self._rates)
 
-    def _put_back(self, states: Sequence[OwnState]) -> None:
+    def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
         if self._settings.error_feedback:
             for state in states:
                 for layer in self._layers:
                     assert layer.residual is not None
-                    layer.residual += state.owed[layer.name]
+                    layer.residual += state.residual[layer.name]
 
-    def finish(self) -> None:
-        """What is held back stays with the checkpoint; the masters are the same on every rank."""
+    def flush(self) -> None:
+        """Residuals stay with the checkpoint; the masters are the same on every rank."""
 
     def close(self) -> None:
         self._clear_taken()
@@ -91,30 +72,32 @@ class GradientExchange(StaleSynchroniser):
         if rehearsed:  # undoing that gave the optimizer a state of its own; it shall tell the layers' again
             adopt_optimizer_state(self._layers, self._optimizer, self._rates)
         if self._round > self._resolved:
-            self._engine.accumulate(self._round)
+            self._exchange.engine.accumulate(self._round)
             self._resolved = self._round
         self._round += 1
-        self._weight, self._sampled = opened.batch_slice.weight, opened.sampled and opened.batch_slice.weight > 0
+        self._weight, self._sampled = opened.batch.weight, opened.sampled and opened.batch.weight > 0
 
-    def end(self) -> Norms:
-        self.open = False
-        if self._muted:
-            return Norms()
-        for layer in self._layers:
-            if layer.number not in self._came:
-                self._compress(layer, None)
-        return Norms(total(self._local_sqnorms) if self._sampled else 0.0)
+    def backward_done(self) -> None:
+        super().backward_done()
+        if not self._muted:
+            for layer in self._layers:
+                if layer.number not in self._came:
+                    self._compress(layer, None)
+
+    def combined(self) -> Norms:
+        """Nothing of others: their sums are the masters' business."""
+        return Norms(total(self._local_sqnorms) if self._sampled and not self._muted else 0.0)
 
     def before_update(self) -> None:
         if self._round == self._resolved:
             return  # a second step() without a backward pass between has nothing to apply
-        if self.open:
+        if self._open:
             raise BadInput("optimizer.step() in the middle of a backward pass; call it after run.backward(loss)")
         self._clear_taken()
-        self._made += 1
-        self._engine.apply(
+        self.state.updates += 1
+        self._exchange.engine.apply(
             self._round,
-            self._made,
+            self.state.updates,
             self._rates.rates(),
             maximize=self._rates.maximize,
             clip_norm=self._clip_norm,
@@ -129,41 +112,20 @@ class GradientExchange(StaleSynchroniser):
         self._clip_norm = max_norm
         return True
 
-    def boundary(self, *, settle: bool) -> None:
+    def boundary(self, *, wait: bool) -> None:
         self._clear_taken()
-        super().boundary(settle=settle)
+        super().boundary(wait=wait)
 
     @property
     def _ordered(self) -> int:
         return self._resolved  # what waits for optimizer.step() is in nobody's weights
 
-    # --- the state
-
-    def masters(self) -> Mapping[int, torch.Tensor]:
-        for layer in self._layers:
-            if layer.rule in ("adam", "adamw"):
-                self._optimizer.state[layer.parameter]["step"].fill_(float(self._made))
-        return super().masters()
-
-    def extra(self) -> Mapping[str, torch.Tensor]:
-        times = {f"last_step.{layer.name}": layer.last_step for layer in self._layers if layer.last_step is not None}
-        return {**super().extra(), **times}
-
-    def _owing(self) -> Owing:
-        return "residual" if self._settings.error_feedback else "nothing"
-
-    def _held_back(self) -> Mapping[str, torch.Tensor]:
-        return {layer.name: layer.residual for layer in self._layers if layer.residual is not None}
-
-    def _publish(self, live: torch.Tensor, index: Any, values: Any) -> None:
-        scatter_blocks(live, index, values)
-
     # --- gradients
 
     @torch.no_grad()
     def _on_gradient(self, layer: Layer, parameter: torch.Tensor) -> None:
-        if not self.open:
-            self._callbacks.begin()
+        if not self._open:
+            self._events.open_pass()
         gradient = parameter.grad
         assert gradient is not None  # the hook runs after it was accumulated
         refuse_second(layer.name, layer.number in self._came)
@@ -179,18 +141,19 @@ class GradientExchange(StaleSynchroniser):
         assert flat is not None  # of the parameter's own layout
         if self._sampled:
             self._local_sqnorms.append(squared_norm(flat))
-        self._callbacks.before_launch()
-        if self._offload is None or layer.on_cpu:
+        self._events.gradients_leave()
+        if self._exchange.on_cpu(layer):
             self._compress(layer, flat)
         else:
-            self._offload.submit(layer.number, self._round, flat, self._later(layer))
+            self._exchange.copy_from_gpu(layer, self._round, flat, self._later(layer))
 
     def _later(self, layer: Layer) -> Callable[[torch.Tensor], None]:
         number, weight, k_blocks = self._round, self._weight, self._k_blocks[layer.order]
-        return lambda copied: self._engine.compress(number, layer.number, copied, weight, k_blocks)
+        return lambda copied: self._exchange.engine.compress(number, layer.number, copied, weight, k_blocks)
 
     def _compress(self, layer: Layer, gradient: torch.Tensor | None) -> None:
-        self._engine.compress(self._round, layer.number, gradient, self._weight, self._k_blocks[layer.order])
+        k_blocks = self._k_blocks[layer.order]
+        self._exchange.engine.compress(self._round, layer.number, gradient, self._weight, k_blocks)
 
     def _clear_taken(self) -> None:
         for layer in self._layers:

@@ -1,8 +1,8 @@
-"""The parameters as the engine sees them: flat memory with masters, moments and residuals beside it."""
+"""The parameters as the exchange engine sees them: flat memory with masters, moments and residuals beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,11 +28,11 @@ class Layer:
     group: int
     rule: Rule
     master: torch.Tensor  # the parameter's true value
-    residual: torch.Tensor | None  # what compression held back; None: the live weights tell it
+    residual: torch.Tensor | None  # what was not sent yet; None: it is in the live weights
     first: torch.Tensor | None  # momentum or first moment
     second: torch.Tensor | None
     last_step: torch.Tensor | None  # [blocks]: the update that touched a block last; None: moments are left as they are
-    number: int = field(default=-1)  # in the engine
+    number: int = field(default=-1)  # in the exchange engine
 
     @property
     def blocks(self) -> int:
@@ -49,9 +49,9 @@ class Layer:
     def on_cpu(self) -> bool:
         return self.parameter.device.type == "cpu"
 
-    def k_blocks(self, rate: float, world_size: int) -> int:
-        """How many blocks each rank sends: (1 - rate) of all, over the ranks (StellaTrain, section 6), 1 at least."""
-        return max(1, round((1 - rate) * self.blocks / world_size)) if rate > 0 else self.blocks
+    def k_blocks(self, sparsity: float, world_size: int) -> int:
+        """Blocks that each rank sends: (1 - sparsity) of all, over the ranks (StellaTrain, section 6), 1 at least."""
+        return max(1, round((1 - sparsity) * self.blocks / world_size)) if sparsity > 0 else self.blocks
 
     def shaped(self, flat: torch.Tensor) -> torch.Tensor:
         """A view of `flat` with the parameter's shape and order in memory."""
@@ -157,7 +157,7 @@ def _zeros(entries: int) -> torch.Tensor:
     return zeros
 
 
-def adopt_optimizer_state(layers: list[Layer], optimizer: torch.optim.Optimizer, rates: Rates) -> int:
+def adopt_optimizer_state(layers: Sequence[Layer], optimizer: torch.optim.Optimizer, rates: Rates) -> int:
     """Begin with the moments that the optimizer has (of a checkpoint), and let its state be the layers' own memory, so
     that optimizer.state_dict() tells it. Returns how many updates were made before."""
     made = 0
@@ -177,7 +177,7 @@ def adopt_optimizer_state(layers: list[Layer], optimizer: torch.optim.Optimizer,
     return made
 
 
-def own_module_layers(model: nn.Module, layers: list[Layer]) -> list[tuple[nn.Module, list[Layer]]]:
+def own_module_layers(model: nn.Module, layers: Sequence[Layer]) -> list[tuple[nn.Module, list[Layer]]]:
     """Each module with the layers it holds itself, where it holds any."""
     by_parameter: Mapping[int, Layer] = {id(layer.parameter): layer for layer in layers}
     found = []

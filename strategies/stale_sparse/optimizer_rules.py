@@ -1,4 +1,4 @@
-"""Which of torch's optimizers the sparse ones stand in for, and what their parameter groups say at a step."""
+"""The optimizers of torch that sparse ones stand in for, and what their parameter groups say at a step."""
 
 from __future__ import annotations
 

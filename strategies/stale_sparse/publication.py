@@ -1,4 +1,4 @@
-"""Adding sparse blocks to a flat tensor: what others did to weights on a GPU, parts that are owed again."""
+"""Adding sparse blocks to a flat tensor: what others did to weights on a GPU, parts that are residuals again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What compression held back, kept over the end of a run: DIRECTORY/held-back/rank-N, in the format of checkpoints.
+"""Residuals on disk, over the end of a run: DIRECTORY/held-back/rank-N, in the format of checkpoints.
 
 Every rank keeps its own on its own machine: a residual is as large as the model and has no place on a thin link. The
 next run's ranks take over what they find, each rank's exactly once. In an emergency ranks may have been in different
-passes: parts that the chosen checkpoint does not contain yet go back into the residual of who had sent them.
+sync rounds: parts that the chosen checkpoint does not contain yet go back into the residual of who had sent them.
 
 A flush hands everything over at once, and ranks may be lost in the middle of one. So each counts its flushes, as the
 checkpoint does, and keeps what it gave into the last until all ranks are known to have it."""
@@ -10,7 +10,9 @@ checkpoint does, and keeps what it gave into the last until all ranks are known 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,14 +25,14 @@ from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
 from atoll.agent.runtime.checkpoints.disk.files import Checkpoint, Header
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
-from atoll.agent.runtime.step.synchronisation import Origin, OwnState
+from atoll.agent.runtime.step.durable import Origin, OwnState
 from atoll.errors import CheckpointError
 from atoll.kernels.exchange_engine import RecentPart
 from atoll.strategies.stale_sparse.layout import Layer
 from atoll.strategies.stale_sparse.publication import add_blocks
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
-FOLDER: Final = "held-back"
+FOLDER: Final = "held-back"  # this, and the names in the files, as the first release wrote them
 KEPT: Final = 2
 SPREAD_STEPS: Final = 2  # how far apart ranks may be when one is lost
 _RANK: Final = re.compile(r"rank-(\d{1,4})")
@@ -47,20 +49,37 @@ class _Found:
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Flushed:
+class FlushLog:
     """By layer. counts: flushes since the run began. given: what this rank gave into the last, where others may lack
     it still; float32 [N]."""
 
-    counts: Mapping[str, int]
-    given: Mapping[str, torch.Tensor]
+    def __init__(self, layers: Iterable[str]) -> None:
+        self.counts = dict.fromkeys(layers, 0)
+        self.given: dict[str, torch.Tensor] = {}
+        self._between = threading.Lock()  # a layer is between two flushes
+
+    @contextmanager
+    def flushing(self, layer: str, given: torch.Tensor) -> Iterator[None]:
+        """Inside, masters and weights of this layer change."""
+        with self._between:
+            self.given[layer] = given
+            self.counts[layer] += 1
+            yield
+
+    def everywhere(self) -> None:
+        """All ranks are known to have every flush."""
+        self.given.clear()
+
+    def freeze(self, deadline_s: float) -> None:
+        """By any thread, and for good: nothing may be flushed from now on."""
+        self._between.acquire(timeout=deadline_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _Contained:
     """What the checkpoint that a run goes on from has of the run before, by layer."""
 
-    versions: Mapping[str, int]  # the last round: parts of later ones were not applied and are owed again
+    versions: Mapping[str, int]  # the last sync round: parts of later ones were not applied and are residuals again
     flushes: Mapping[str, int]  # how many
 
 
@@ -79,16 +98,16 @@ def as_rows(layers: Sequence[Layer], parts: Sequence[RecentPart]) -> list[dict[s
 
 
 def pack(
-    owed: Mapping[str, torch.Tensor],
+    held: Mapping[str, torch.Tensor],
     parts: Sequence[Mapping[str, Any]],
     optimizer: Mapping[str, Any] | None,
-    flushed: Flushed,
+    flushes: FlushLog,
     *,
     copy: bool,
 ) -> Packed:
-    """What this rank held back and the parts it sent last. copy: own memory, for who writes while training goes on."""
-    state = {"owed": dict(owed), "parts": list(parts), "optimizer": optimizer}
-    return pack_state({**state, "flushes": dict(flushed.counts), "given": dict(flushed.given)}, copy=copy)
+    """This rank's residuals and the parts it sent last. copy: own memory, for who writes while training goes on."""
+    state = {"owed": dict(held), "parts": list(parts), "optimizer": optimizer}
+    return pack_state({**state, "flushes": dict(flushes.counts), "given": dict(flushes.given)}, copy=copy)
 
 
 def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
@@ -101,7 +120,7 @@ def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
 
 
 def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> list[OwnState]:
-    """Collective: everything the ranks of the run before held back and is still readable goes to one rank here.
+    """Collective: every residual of the run before that is still readable goes to one rank here.
 
     sizes: entries by layer, in the order of layers. Raises PeerLost."""
     rank, directory = session.place.rank, session.checkpoint.directory
@@ -116,7 +135,7 @@ def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> lis
     held = [[old for old, there in enumerate(row) if there] for row in rows]
     none = torch.zeros(len(sizes), dtype=torch.int64)  # written before flushes were counted
     versions, flushes = (
-        dict(zip(sizes, origin.extra.get(what, none).tolist(), strict=True)) for what in ("versions", "flushes")
+        dict(zip(sizes, origin.shared.get(what, none).tolist(), strict=True)) for what in ("versions", "flushes")
     )
     contained = _Contained(versions, flushes)
     states = []
@@ -125,7 +144,7 @@ def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> lis
             state = _read(found[old], contained, sizes, skipped)
             states += [state] if state is not None else []
         elif owner is None and session.place.is_main:
-            text = f"what rank {old} of run {origin.run} had held back is lost with its machine; training goes on"
+            text = f"the residual of rank {old} of run {origin.run} is lost with its machine; training goes on"
             session.notice(LEVEL_WARNING, text)
     return states
 
@@ -163,18 +182,18 @@ def _shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
 def _read(
     found: _Found, contained: _Contained, sizes: Mapping[str, int], on_skip: Callable[[str], None]
 ) -> OwnState | None:
-    """What a rank of the run before held back; None, told to on_skip, where it cannot be used.
+    """The residual of a rank of the run before; None, told to on_skip, where it cannot be used.
 
     sizes: entries by layer."""
     try:
         checkpoint: Checkpoint = files.read(found.path)
         state = unpack_state(checkpoint.tensors, checkpoint.scalars)
-        owed: dict[str, torch.Tensor] = state["owed"]
-        if {name: tuple(tensor.shape) for name, tensor in owed.items()} != {
+        residual: dict[str, torch.Tensor] = state["owed"]
+        if {name: tuple(tensor.shape) for name, tensor in residual.items()} != {
             name: (size,) for name, size in sizes.items()
         }:
             raise CheckpointError("it is of another model")
-        for name, missed in owed.items():
+        for name, missed in residual.items():
             behind = contained.flushes[name] - state.get("flushes", {}).get(name, 0)
             if behind > 0:
                 missed.zero_()  # another rank finished the flush that this one was lost in, and so has all of it
@@ -182,8 +201,8 @@ def _read(
                 missed.add_(state["given"][name])
         for part in state["parts"]:
             if part["pass"] > contained.versions[part["name"]]:
-                add_blocks(owed[part["name"]], part["index"].numpy(), part["values"].numpy())
-        return OwnState(found.rank, owed, state["optimizer"])
+                add_blocks(residual[part["name"]], part["index"].numpy(), part["values"].numpy())
+        return OwnState(found.rank, residual, state["optimizer"])
     except (CheckpointError, KeyError) as error:
-        on_skip(f"what rank {found.rank} had held back cannot be read from {found.path}: {error}")
+        on_skip(f"the residual of rank {found.rank} cannot be read from {found.path}: {error}")
         return None

@@ -1,4 +1,4 @@
-"""What stands in p.grad after the engine took the gradient, so that nobody clips or reads nothing unawares."""
+"""Stands in p.grad after the engine took the gradient, so that nobody clips or reads nothing unawares."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from torch.utils.data import DataLoader, Dataset
 
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, Position
-from atoll.agent.runtime.step.plan_parameters import Terms
+from atoll.agent.runtime.step.planned_step import PlannedStep
 from atoll.agent.runtime.step.schedule import PlanSchedule
 
 _SETTINGS: Final = {field.name for field in fields(LoaderSettings)}
@@ -85,8 +85,8 @@ class Members:
         for loader in self.loaders:
             loader.seek(position)
 
-    def tell(self, rank: int, plan_id: int, from_step: int, terms: Terms) -> None:
-        self.schedules[rank].add(plan_id, from_step, terms)
+    def tell(self, rank: int, plan_id: int, from_step: int, planned: PlannedStep) -> None:
+        self.schedules[rank].add(plan_id, from_step, planned)
 
     def agree(self, step: int) -> None:
         common = min(schedule.newest_contiguous() for schedule in self.schedules)

@@ -54,14 +54,14 @@ def equal(ones: Tensors, others: Tensors) -> bool:
 
 
 def check_nothing_was_lost(
-    begun: Tensors, masters: Tensors, gradients: Tensors, held_back: Tensors, exchange: str
+    begun: Tensors, masters: Tensors, gradients: Tensors, residuals: Tensors, exchange: str
 ) -> None:
-    """Plain SGD: the masters' way and what is held back are, over the rate, all gradients there ever were."""
+    """Plain SGD: the masters' way and residuals are, over the rate, all gradients there ever were."""
     for name in masters:
         way = (begun[name].double() - masters[name].double()) / LR
-        owed = held_back[name] / (LR if exchange == "updates" else 1.0)
+        residual = residuals[name] / (LR if exchange == "updates" else 1.0)
         torch.testing.assert_close(
-            way + owed, gradients[name], rtol=1e-4, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+            way + residual, gradients[name], rtol=1e-4, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 

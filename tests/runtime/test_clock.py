@@ -7,9 +7,10 @@ import pytest
 
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.step.capabilities import Norms
 from atoll.agent.runtime.step.clock import HostMark, Lap, Mark, StepClock, StepTimes
-from atoll.agent.runtime.step.step_reporter import LAG_STEPS, Teller
-from atoll.agent.runtime.step.synchronisation import Norms, StepNumbers
+from atoll.agent.runtime.step.step_exchange import StepNumbers
+from atoll.agent.runtime.step.step_reporter import LAG_STEPS, StepReporter
 from atoll.v1.common_pb2 import StepSample, WorkerId
 
 
@@ -138,7 +139,7 @@ def test_steps_of_a_device_that_lags_behind_are_told_later_in_order_and_nobody_w
         return LateMark(queued_s)
 
     outbox = Outbox()
-    teller = Teller(outbox)
+    reporter = StepReporter(outbox)
 
     def told() -> list[StepSample]:
         message = outbox.take(WorkerId(job="a", run=1))
@@ -151,7 +152,7 @@ def test_steps_of_a_device_that_lags_behind_are_told_later_in_order_and_nobody_w
         lap.updated()
         lap.end(1.0, queue(0.25))
         batch_slice = BatchSlice(step=step, epoch=0, start=0, total=8, local=4, weight=0.5)
-        teller.tell(batch_slice, lap, plan=1, norms=Norms(float("nan"), 2.0), numbers=StepNumbers(sync_s=0.5))
+        reporter.report(batch_slice, lap, plan=1, norms=Norms(float("nan"), 2.0), numbers=StepNumbers(sync_s=0.5))
 
     train(0)
     train(1)
@@ -165,5 +166,5 @@ def test_steps_of_a_device_that_lags_behind_are_told_later_in_order_and_nobody_w
     for step in range(3, 3 + LAG_STEPS):
         train(step)
     assert [sample.step for sample in told()] == [1, 2]
-    teller.finish()
+    reporter.finish()
     assert [sample.step for sample in told()] == list(range(3, 3 + LAG_STEPS))

@@ -154,8 +154,7 @@ if __name__ == "__main__":
     import torch._dynamo  # noqa: F401 - the first optimizer that is made imports it
 
     import atoll.agent.runtime.api.run
-    import atoll.strategies.stale_sparse.gradient_exchange
-    import atoll.strategies.stale_sparse.update_exchange  # noqa: F401
+    import atoll.strategies.stale_sparse.worker  # noqa: F401
 
     become(serve())
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,4 +1,4 @@
-"""What users may hand to run.prepare, checked before anything is changed."""
+"""Checks what users hand to run.prepare, before anything is changed."""
 
 from __future__ import annotations
 

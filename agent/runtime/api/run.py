@@ -21,7 +21,7 @@ from atoll.agent.runtime.api.inputs import check_model, check_optimizer
 from atoll.agent.runtime.api.session import CheckpointSettings, MemorySettings, Session, checkpoint_settings
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
-from atoll.agent.runtime.step.plan_parameters import Terms, terms_from_wire
+from atoll.agent.runtime.step.planned_step import PlannedStep, planned_from_wire
 from atoll.agent.runtime.step.probe import Probe
 from atoll.agent.runtime.step.randomness import seed_alike
 from atoll.agent.runtime.step.throttle import Throttle
@@ -332,7 +332,7 @@ class Run:
     def _join(self, seed: int, strategy: StrategySettings, checkpoint: CheckpointSettings) -> Session:
         place, link = self._place, self._link
         timeout_s, speed = COLLECTIVE_TIMEOUT_S, 1.0
-        first: Terms | None = None
+        first: PlannedStep | None = None
         memory: MemorySettings | None = None
         if link is not None:
             welcome, spec = link.welcome, link.welcome.launch.spec
@@ -340,7 +340,7 @@ class Run:
             timeout_s, speed = max(timeout_s, spec.stall_timeout_s), welcome.speed
             chosen = registry.find(spec.strategy)
             strategy = chosen.read_settings(spec.strategy_settings)
-            first = terms_from_wire(welcome.launch.plan, chosen) if welcome.launch.plan.shares else None
+            first = planned_from_wire(welcome.launch.plan, chosen) if welcome.launch.plan.shares else None
             checkpoint = checkpoint_settings(welcome)
             if spec.checkpoint.memory_replicas:  # on every rank alike
                 memory = MemorySettings(

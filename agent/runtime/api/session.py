@@ -1,4 +1,4 @@
-"""What `atoll.init` found out: who this worker is, with whom it trains, and what it was asked to do."""
+"""The findings of `atoll.init`: who this worker is, with whom it trains, and what it was asked to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.place import WorkerPlace
-from atoll.agent.runtime.step.plan_parameters import Terms
+from atoll.agent.runtime.step.planned_step import PlannedStep
 from atoll.agent.runtime.step.probe import Probe
 from atoll.agent.runtime.step.throttle import Throttle
 from atoll.agent.runtime.transport.process_groups import Group
@@ -61,7 +61,7 @@ class Session:
     seed: int
     strategy: StrategySettings
     checkpoint: CheckpointSettings
-    first: Terms | None  # of the plan it was launched with, whose id is 1
+    first: PlannedStep | None  # of the plan it was launched with, whose id is 1
     group: Group | None
     collective_timeout_s: float
     link: AgentLink | None

@@ -21,9 +21,9 @@ from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
-from atoll.agent.runtime.checkpoints.snapshot import EXTRA, Tracked
+from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
 from atoll.agent.runtime.data.loader import Position
-from atoll.agent.runtime.step.synchronisation import Origin, OwnState
+from atoll.agent.runtime.step.durable import Origin, OwnState
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
@@ -58,9 +58,9 @@ class Resumed:
             tracked.load_state_dict(state)
 
     def origin(self) -> Origin:
-        """What a strategy needs to know of it."""
+        """What a Durable takes over of it."""
         header = self._header
-        return Origin(header.run, header.step, header.world_size, self._states.pop(EXTRA, {}), self._own)
+        return Origin(header.run, header.step, header.world_size, self._states.pop(SHARED, {}), self._own)
 
     @contextmanager
     def _another(self, what: str) -> Iterator[None]:
@@ -148,9 +148,9 @@ def agreed(session: Session, own: Checkpoint | None) -> Checkpoint | None:
 
 
 def _contained(checkpoint: Checkpoint) -> int:
-    """Equal for equal states of one position: a digest, below 2^63, of what the strategy says that it contains."""
+    """Equal for equal states of one position: a digest, below 2^63, of what is beside model and optimizer."""
     hasher = xxhash.xxh3_64()
-    for name in sorted(name for name in checkpoint.tensors if name.startswith(f"{EXTRA}/")):
+    for name in sorted(name for name in checkpoint.tensors if name.startswith(f"{SHARED}/")):
         hasher.update(bytes_of(checkpoint.tensors[name]))
     return hasher.intdigest() >> 1
 

@@ -82,7 +82,7 @@ class Saver:
 
     def save(self) -> Path | None:
         """A checkpoint of the last boundary, on disk when this returns; None where this rank writes none or cannot."""
-        self._save_aside()
+        self._save_own()
         path = self._save_now() if self._writes else None
         if path is not None:
             self._tidy(path.parent)
@@ -90,7 +90,7 @@ class Saver:
 
     def save_in_emergency(self) -> Path | None:
         """Like `save`, by any rank: the first of a directory writes, the others find its work done."""
-        self._save_aside()
+        self._save_own()
         return self._save_now()
 
     def check_packable(self) -> None:
@@ -141,20 +141,20 @@ class Saver:
                 self._session.notice(LEVEL_WARNING, text)
                 return
         try:
-            aside = self._snapshot.sync.aside(self._header(), copy=True)
+            own = self._snapshot.durable.own_writer(self._header(), copy=True)
             packed = self._packed(copy=True) if self._writes else None
         except CheckpointError as error:
             self._tell(step, error)
             return
-        if aside is None and packed is None:
+        if own is None and packed is None:
             return
         self._under_way = threading.Thread(
-            target=self._write_all, args=(directory, step, aside, packed), name="atoll-checkpoint", daemon=True
+            target=self._write_all, args=(directory, step, own, packed), name="atoll-checkpoint", daemon=True
         )
         self._under_way.start()
 
-    def _write_all(self, directory: Path, step: int, aside: Callable[[], None] | None, packed: Packed | None) -> None:
-        self._call(aside, step)
+    def _write_all(self, directory: Path, step: int, own: Callable[[], None] | None, packed: Packed | None) -> None:
+        self._call(own, step)
         if packed is not None and self._write(directory, *packed) is not None:
             self._tidy(directory)
 
@@ -178,18 +178,18 @@ class Saver:
             self._tell(position.step, error)
             return None
 
-    def _save_aside(self) -> None:
-        """What the strategy keeps for each rank alone."""
+    def _save_own(self) -> None:
+        """What is each rank's alone."""
         position = self._snapshot.position
         if self._directory is None or position is None:
             return
         self._wait_for_write()
-        self._call(self._snapshot.sync.aside(self._header(), copy=False), position.step)
+        self._call(self._snapshot.durable.own_writer(self._header(), copy=False), position.step)
 
-    def _call(self, aside: Callable[[], None] | None, step: int) -> None:
-        if aside is not None:
+    def _call(self, own: Callable[[], None] | None, step: int) -> None:
+        if own is not None:
             try:
-                aside()
+                own()
             except CheckpointError as error:
                 self._tell(step, error)
 

@@ -16,10 +16,10 @@ from torch import nn
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 from atoll.agent.runtime.data.loader import Position
-from atoll.agent.runtime.step.synchronisation import Synchronisation
+from atoll.agent.runtime.step.durable import Durable
 
 StateDict = Mapping[str, Any]
-EXTRA: Final = "strategy"  # the name of what a strategy keeps beside model and optimizer
+SHARED: Final = "strategy"  # the name of what all ranks share beside model and optimizer
 
 
 @runtime_checkable
@@ -39,9 +39,9 @@ class Snapshot:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         tracked: Mapping[str, Tracked],
-        sync: Synchronisation,
+        durable: Durable,
     ) -> None:
-        self._model, self._optimizer, self._tracked, self.sync = model, optimizer, tracked, sync
+        self._model, self._optimizer, self._tracked, self.durable = model, optimizer, tracked, durable
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         names = [name for name in model.state_dict() if name in buffers - parameters]
@@ -116,9 +116,9 @@ class Snapshot:
         return found
 
     def frozen(self) -> dict[str, torch.Tensor]:
-        """Parameters that the strategy has no masters of, though it has some of others: they stay as they are."""
-        rounds = self.sync.rounds()
-        moving = rounds.parameters() if rounds is not None else ()
+        """Parameters without a master, though others have one: they stay as they are."""
+        rolling = self.durable.rolling()
+        moving = rolling.parameters() if rolling is not None else ()
         found = {name: one.detach() for name, one in self._model.named_parameters() if id(one) not in moving}
         return {name: one for name, one in found.items() if one.is_contiguous()}
 
@@ -130,8 +130,7 @@ class Snapshot:
 
     def moving(self) -> dict[str, Any]:
         """Of `states`, the rest."""
-        extra = self.sync.extra()
-        return {"groups": self._groups, **({EXTRA: extra} if extra else {}), **self._tracked_by_name()}
+        return {"groups": self._groups, **self._beside()}
 
     @staticmethod
     def rejoined(resting: dict[str, Any], moving: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +145,7 @@ class Snapshot:
         narrow: masters in their parameters' dtype."""
         model = self._model.state_dict()  # not a plain dict: it carries the versions of its modules' layouts
         model.update(self._buffers)
-        masters = self.sync.masters()
+        masters = self.durable.masters()
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             if id(parameter) in masters and name in model:
                 master = masters[id(parameter)]
@@ -154,11 +153,13 @@ class Snapshot:
         optimizer = self._optimizer.state_dict()
         groups = zip(optimizer["param_groups"], self._groups, strict=True)
         optimizer["param_groups"] = [{**live, **kept} for live, kept in groups]
-        extra = self.sync.extra()
-        return {"model": model, "optimizer": optimizer, **({EXTRA: extra} if extra else {}), **self._tracked_by_name()}
+        return {"model": model, "optimizer": optimizer, **self._beside()}
 
-    def _tracked_by_name(self) -> dict[str, StateDict]:
-        return {f"tracked.{name}": state for name, state in self._tracked_states.items()}
+    def _beside(self) -> dict[str, StateDict]:
+        """State that is neither the model's nor the optimizer's."""
+        shared = self.durable.shared()
+        tracked = {f"tracked.{name}": state for name, state in self._tracked_states.items()}
+        return {**({SHARED: shared} if shared else {}), **tracked}
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -72,7 +72,7 @@ class BatchSlicer:
 
     def batch_at(self, step: int) -> int:
         """Samples of all ranks in `step`, unless it is an epoch's last."""
-        return self._schedule.terms_at(step).total_batch or self._global_batch
+        return self._schedule.planned_at(step).total_batch or self._global_batch
 
     def own_batches(self) -> int:
         """Of a whole epoch, were all as large as the script gave them."""
@@ -99,7 +99,7 @@ class BatchSlicer:
 
     def _slice(self, position: Position, total: int) -> tuple[BatchSlice, list[int]]:
         start = position.consumed
-        counts = self._split(total, self._schedule.terms_at(position.step).shares)
+        counts = self._split(total, self._schedule.planned_at(position.step).shares)
         local = counts[self._rank]
         batch_slice = BatchSlice(position.step, position.epoch, start, total, local, local / total)
         begin = start + sum(counts[: self._rank])

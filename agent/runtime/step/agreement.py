@@ -1,17 +1,17 @@
-"""What all ranks know alike after a step: the newest plan that everyone has, and whether anyone was asked to stop.
+"""The agreement of a pass: what all ranks know alike after it, whichever strategy trains.
 
-One MIN all-reduce of eight integers, on a group of its own so that it overlaps the backward pass and never waits
-behind gradients."""
+Every rank proposes, as a backward pass begins, what it knows. After that pass, or `lag` passes later, all act on what
+all proposed in it: the newest plan that everyone has, and whether anyone was asked to stop. Proposals travel beside
+the gradients, so nobody waits a round trip for them."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
-import torch
-import torch.distributed as dist
-
-from atoll.agent.runtime.transport.process_groups import Group, collective
+from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.errors import BadInput
 
 MAX_SAMPLES: Final = 2**40  # of an epoch, so that its number and a place in it fit one integer
@@ -19,7 +19,7 @@ MAX_SAMPLES: Final = 2**40  # of an epoch, so that its number and a place in it 
 
 @dataclass(frozen=True, slots=True)
 class MemoryProgress:
-    """Of checkpoints in memory. One rank's word, or what holds for all."""
+    """Of checkpoints in memory. One rank's, or what holds for all."""
 
     step: int = 0  # newest that is written; of all ranks the least
     every: int = 1  # steps from one to the next; of all ranks the most
@@ -27,49 +27,92 @@ class MemoryProgress:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The outcome of one round, equal on all ranks."""
+    """The outcome of one agreement, equal on all ranks."""
 
     plan_id: int  # every rank has the plans 1..plan_id
     stop: bool  # at least one rank was asked to stop
     memory: MemoryProgress = field(default_factory=MemoryProgress)
 
 
-class Control:
-    """Rounds of agreement, one for each backward pass."""
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What one rank knows as a pass begins, and which batch it trains there. Each number fits an int64."""
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
-        self._said = torch.zeros(8, dtype=torch.int64)
-        self._work: dist.Work | None = None
+    plan_id: int
+    stop: int  # 0 or 1
+    memory_step: int
+    memory_every: int
+    step: int
+    place: int  # epoch * MAX_SAMPLES + the batch's first sample in the epoch's order
+    total: int  # samples of the batch of all ranks
 
-    def begin(self, step: int, own: Agreed, *, epoch: int = 0, start: int = 0) -> None:
-        """Say what this rank knows in `step`, whose batch begins at `start` of the epoch's order. Raises PeerLost."""
-        place = epoch * MAX_SAMPLES + start
-        self._said = torch.tensor(
-            [own.plan_id, -int(own.stop), step, -step, place, -place, own.memory.step, -own.memory.every],
-            dtype=torch.int64,
-        )
-        with collective("agreeing on the plan"):
-            self._work = dist.all_reduce(self._said, op=dist.ReduceOp.MIN, group=self._group.control, async_op=True)
+    @staticmethod
+    def of(batch: BatchSlice, own: Agreed) -> Proposal:
+        memory, place = own.memory, batch.epoch * MAX_SAMPLES + batch.start
+        return Proposal(own.plan_id, int(own.stop), memory.step, memory.every, batch.step, place, batch.total)
 
-    def finish(self) -> Agreed:
-        """Wait for what the others said. Raises PeerLost, and BadInput where ranks are in different steps."""
-        assert self._work is not None  # begin came first
-        with collective("agreeing on the plan"):
-            self._work.wait()
-        said = [int(value) for value in self._said.tolist()]
-        plan_id, stop, first_step, last_step, first_place, last_place, memory_step, every = said
-        if first_step != -last_step:
+
+class ProposalExchange(Protocol):
+    """Brings each rank's proposal of a pass to all. Passes are numbered from 1. Both methods raise PeerLost."""
+
+    def propose(self, number: int, own: Proposal) -> None:
+        """In pass `number`; does not wait."""
+
+    def collect(self, number: int, deadline_s: float) -> Sequence[tuple[str, Proposal]]:
+        """Wait for all ranks' proposals of pass `number`, each with who made it; or for the least and the greatest of
+        each field. Those of earlier passes are forgotten."""
+
+
+class Agreement:
+    """One for each run. Used by the training thread alone."""
+
+    def __init__(self, exchange: ProposalExchange | None, agreed: Agreed, *, lag: int, deadline_s: float) -> None:
+        """exchange: None in a run of one worker, which agrees with itself. agreed: what holds at first.
+        lag: of so many passes back proposals are acted on; 0: of the pass itself."""
+        self._exchange, self._agreed = exchange, agreed
+        self._lag, self._deadline_s = lag, deadline_s
+        self._passes = self._acted_on = 0  # begun in this run; the one whose proposals `_agreed` is of
+
+    def propose(self, batch: BatchSlice, own: Agreed) -> None:
+        """A pass begins. Raises PeerLost."""
+        self._passes += 1
+        if self._exchange is not None:
+            self._exchange.propose(self._passes, Proposal.of(batch, own))
+
+    def act(self) -> float:
+        """After a pass, on every rank alike: take up what all proposed `lag` passes ago. Returns the seconds waited.
+
+        Raises PeerLost where a rank does not answer in time, BadInput where ranks train different batches."""
+        number = self._passes - self._lag
+        if self._exchange is None or number <= self._acted_on:
+            return 0.0
+        begun_s = time.monotonic()
+        proposals = self._exchange.collect(number, self._deadline_s)
+        waited_s = time.monotonic() - begun_s
+        self._acted_on, self._agreed = number, merged(proposals)
+        return waited_s
+
+    def reached(self, own: Agreed) -> Agreed:
+        """What holds now. own: what this rank knows, which in a run of one is all there is to know."""
+        return self._agreed if self._exchange is not None else own
+
+
+def merged(proposals: Sequence[tuple[str, Proposal]]) -> Agreed:
+    """What follows from the proposals of one pass. Pure. Raises BadInput where they are not of the same batch."""
+    first_who, first = proposals[0]
+    for who, one in proposals:
+        if one.step != first.step:
             raise BadInput(
-                f"ranks are out of step: one is in step {first_step}, another in step {-last_step}. Every rank must "
-                "call run.backward equally often for each batch; do not skip batches on some ranks only"
+                f"ranks are out of step: {first_who} is in step {first.step}, {who} in step {one.step}. Every rank "
+                "must call run.backward equally often for each batch; do not skip batches on some ranks only"
             )
-        if first_place != -last_place:
-            epoch, start = divmod(first_place, MAX_SAMPLES)
-            other_epoch, other_start = divmod(-last_place, MAX_SAMPLES)
+        if (one.place, one.total) != (first.place, first.total):
+            epoch, start = divmod(first.place, MAX_SAMPLES)
+            other_epoch, other_start = divmod(one.place, MAX_SAMPLES)
             raise BadInput(
-                f"ranks train different batches in step {first_step}: one is at sample {start} of epoch {epoch}, "
-                f"another at {other_start} of {other_epoch}. Every rank must leave the loop over the loader at the "
-                "same batch: decide a break on what all ranks know alike, not on a local loss"
+                f"ranks train different batches in step {first.step}: {first_who} is at sample {start} of epoch "
+                f"{epoch}, {who} at {other_start} of {other_epoch}. Every rank must leave the loop over the loader at "
+                "the same batch: decide a break on what all ranks know alike, not on a local loss"
             )
-        return Agreed(plan_id, stop != 0, MemoryProgress(memory_step, -every))
+    memory = MemoryProgress(min(one.memory_step for _, one in proposals), max(one.memory_every for _, one in proposals))
+    return Agreed(min(one.plan_id for _, one in proposals), any(one.stop for _, one in proposals), memory)

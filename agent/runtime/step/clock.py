@@ -1,4 +1,4 @@
-"""How long a step took, and how much of it was which work and how much waiting, for the estimators.
+"""Measures how long a step took, how much of it was which work and how much waiting, for the estimators.
 
 Marks are set where the phases of a step meet. On a CPU a mark is the host's time. A GPU works behind the host's back:
 there a mark is an event in its queue, and what lies between two marks is the device's own time. Those are read when the

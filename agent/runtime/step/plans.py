@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.step.plan_parameters import terms_from_wire
+from atoll.agent.runtime.step.planned_step import planned_from_wire
 from atoll.agent.runtime.step.schedule import PlanSchedule
 from atoll.errors import BadInput
 from atoll.strategies import registry
@@ -28,7 +28,7 @@ class Plans:
         """What came since the last call."""
         for plan in self._session.link.take_plans() if self._session.link is not None else ():
             try:
-                self._schedule.add(plan.id, plan.from_step, terms_from_wire(plan, self._strategy))
+                self._schedule.add(plan.id, plan.from_step, planned_from_wire(plan, self._strategy))
             except BadInput as error:
                 self._session.notice(LEVEL_WARNING, f"rank {self._session.place.rank} refused a plan: {error}")
 

@@ -1,8 +1,8 @@
-"""Which plan's terms hold at which step, the same on every rank.
+"""The schedule of plans: what holds at which step, the same on every rank.
 
 Plans arrive from the link thread at different moments on different ranks; ranks agree in a collective which of them
 all have, and only then does a plan get the step from which it holds. What a run cannot train is refused by every rank
-at that same step: the terms before it hold on, under the new plan's id."""
+at that same step: what held before it holds on, under the new plan's id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Final
 
-from atoll.agent.runtime.step.plan_parameters import Terms, why_refused
+from atoll.agent.runtime.step.planned_step import PlannedStep, why_refused
 from atoll.errors import BadInput
 from atoll.jobspec import check_shares
 
@@ -23,13 +23,13 @@ KEPT_STEPS: Final = 1000  # telemetry may still ask about steps this far back
 class _Plan:
     id: int
     from_step: int
-    terms: Terms
+    planned: PlannedStep
 
 
 class PlanSchedule:
     """The plans of one run. `add` may be called from any thread; `agree` in step order, alike on all ranks."""
 
-    def __init__(self, world_size: int, first: Terms | None = None, *, samples: int | None = None) -> None:
+    def __init__(self, world_size: int, first: PlannedStep | None = None, *, samples: int | None = None) -> None:
         """first: of the plan the run was launched with (id 1); without it plan 0 holds: an even split of the script's
         own batch at the strategy's own rate. samples: of the dataset, the largest total batch."""
         if world_size < 1:
@@ -42,14 +42,14 @@ class PlanSchedule:
         self._newest = self._agreed = 0
         # Ascending in both the step from which a plan holds and its id.
         self._holds_from: list[int] = [0]
-        self._plans: list[_Plan] = [_Plan(0, 0, Terms((1.0,) * world_size))]
+        self._plans: list[_Plan] = [_Plan(0, 0, PlannedStep((1.0,) * world_size))]
         if first is not None:
             self._newest = self._agreed = 1
             self._put(_Plan(1, 0, self._checked(1, 0, first)), 0)
 
-    def add(self, plan_id: int, from_step: int, terms: Terms) -> None:
+    def add(self, plan_id: int, from_step: int, planned: PlannedStep) -> None:
         """A plan arrived. Repeats and plans in force are no news; other content under a waiting id is refused."""
-        plan = _Plan(plan_id, from_step, self._checked(plan_id, from_step, terms))
+        plan = _Plan(plan_id, from_step, self._checked(plan_id, from_step, planned))
         with self._lock:
             known = self._waiting.get(plan_id)
             if known is None and plan_id > self._agreed:
@@ -88,10 +88,10 @@ class PlanSchedule:
             refusals, self._refusals = self._refusals, []
         return refusals
 
-    def terms_at(self, step: int) -> Terms:
+    def planned_at(self, step: int) -> PlannedStep:
         """What holds at `step`; final for steps up to agreed step + lead. Parameters of the strategy that no plan said
         are None, and its own settings hold."""
-        return self._at(step).terms
+        return self._at(step).planned
 
     def plan_at(self, step: int) -> int:
         """The id of the plan that holds at `step`; 0 is the even split before any plan."""
@@ -105,14 +105,14 @@ class PlanSchedule:
             return self._plans[index]
 
     def _put(self, plan: _Plan, holds_from: int) -> None:
-        before = self._plans[-1].terms
-        refused = why_refused(plan.terms, self.world_size, self._samples)
+        before = self._plans[-1].planned
+        refused = why_refused(plan.planned, self.world_size, self._samples)
         if refused is not None:
             self._refusals.append(f"plan {plan.id} cannot be trained: {refused}. What held before it holds on")
             # A plan that waits for its own step must not come earlier for that.
-            plan, holds_from = replace(plan, terms=before), max(holds_from, self._holds_from[-1])
+            plan, holds_from = replace(plan, planned=before), max(holds_from, self._holds_from[-1])
         else:
-            plan = replace(plan, terms=replace(plan.terms, params=plan.terms.params.over(before.params)))
+            plan = replace(plan, planned=replace(plan.planned, params=plan.planned.params.over(before.params)))
         index = bisect.bisect_left(self._holds_from, holds_from)
         # Plans from here on have lower ids: they would never hold again.
         del self._holds_from[index:], self._plans[index:]
@@ -124,8 +124,8 @@ class PlanSchedule:
         if ended > 0:
             del self._holds_from[:ended], self._plans[:ended]
 
-    def _checked(self, plan_id: int, from_step: int, terms: Terms) -> Terms:
-        """The terms with shares as floats. Raises BadInput for what makes no sense in any run."""
+    def _checked(self, plan_id: int, from_step: int, planned: PlannedStep) -> PlannedStep:
+        """The same with shares as floats. Raises BadInput for what makes no sense in any run."""
         if plan_id < 1 or from_step < 0:
             raise BadInput(f"plan {plan_id} from step {from_step}: ids begin at 1 and steps at 0")
-        return replace(terms, shares=check_shares(terms.shares, self.world_size, f"plan {plan_id}"))
+        return replace(planned, shares=check_shares(planned.shares, self.world_size, f"plan {plan_id}"))

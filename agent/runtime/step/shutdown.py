@@ -1,4 +1,4 @@
-"""How training ends before its script does: on request, for a peer that is gone, or because nothing moves any more;
+"""Ends training before its script does: on request, for a peer that is gone, or because nothing moves any more;
 and where the trial of a profile is over.
 
 Whoever leaves saves what it can, says so, and ends with the exit code that its agent understands."""
@@ -15,18 +15,18 @@ from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.consistency import Consistency
 from atoll.agent.runtime.step.probe import Probe
-from atoll.agent.runtime.step.step_reporter import Silent, Teller
-from atoll.agent.runtime.step.synchronisation import Synchronisation
+from atoll.agent.runtime.step.step_exchange import StepExchange
+from atoll.agent.runtime.step.step_reporter import Silent, StepReporter
 
 
 class Shutdown:
     """All methods run on the training thread, but for `overdue`."""
 
     def __init__(
-        self, session: Session, snapshot: Snapshot, saver: Saver, sync: Synchronisation, consistency: Consistency
+        self, session: Session, snapshot: Snapshot, saver: Saver, exchange: StepExchange, consistency: Consistency
     ) -> None:
         self._session, self._snapshot, self._saver = session, snapshot, saver
-        self._sync, self._consistency = sync, consistency
+        self._exchange, self._durable, self._consistency = exchange, exchange.durable, consistency
         self.updated = False  # an optimizer.step() since the last snapshot, which no longer tells the whole state
         self.code: int | None = None  # the exit code, once it is decided
 
@@ -34,17 +34,17 @@ class Shutdown:
         """A trial of `atoll profile` has seen enough, on all ranks at once."""
         if self._session.group is not None:
             self._session.group.barrier()
-        self._sync.leave()
+        self._exchange.leave()
         probe.end()
         self._leave(exits.FINISHED)
 
-    def drained(self, step: int, teller: Teller | Silent) -> NoReturn:
+    def drained(self, step: int, reporter: StepReporter | Silent) -> NoReturn:
         """All ranks stop at this boundary."""
         link = self._session.link
         self._obey()
-        teller.finish()
+        reporter.finish()
         where = self._saver.save()
-        self._sync.leave()
+        self._exchange.leave()
         reason = link.stop.reason if link is not None and link.stop is not None else "another worker was asked to"
         exits.say(f"rank {self._session.place.rank} stops after step {step}: {reason}{_as_words(where)}")
         self._leave(exits.DRAINED)
@@ -54,8 +54,8 @@ class Shutdown:
         `updated_to`, where the strategy's is whole."""
         self._consistency.begin_update()
         self._obey()
-        self._sync.freeze()
-        if self.updated and self._sync.survives_update and updated_to is not None:
+        self._durable.freeze()
+        if self.updated and self._durable.survives_update and updated_to is not None:
             self._snapshot.take(updated_to)
             self.updated = False
         where = None if self.updated else self._saver.save_in_emergency()
@@ -66,7 +66,7 @@ class Shutdown:
     def overdue(self, timeout_s: float) -> None:
         """By the link thread: the training thread does not come to its boundary. Save what the last one left."""
         with self._consistency.frozen(timeout_s) as may_read:
-            self._sync.freeze()
+            self._durable.freeze()
             where = self._saver.save_in_emergency() if may_read else None
             exits.say(f"rank {self._session.place.rank} was asked to stop and is stuck{_as_words(where)}")
             exits.end_now(exits.PEER_LOST)

@@ -9,22 +9,23 @@ from typing import Final
 
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.step.capabilities import Norms
 from atoll.agent.runtime.step.clock import Lap
-from atoll.agent.runtime.step.synchronisation import Norms, StepNumbers
+from atoll.agent.runtime.step.step_exchange import StepNumbers
 from atoll.v1.common_pb2 import LinkSample, StepSample
 
 LAG_STEPS: Final = 4
 """A host that is further ahead of its device waits for it: what waits here must not grow without end."""
 
 
-class Teller:
+class StepReporter:
     """Used by the training thread alone."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._waiting: deque[tuple[StepSample, Lap]] = deque()
 
-    def tell(self, batch_slice: BatchSlice, lap: Lap, *, plan: int, norms: Norms, numbers: StepNumbers) -> None:
+    def report(self, batch_slice: BatchSlice, lap: Lap, *, plan: int, norms: Norms, numbers: StepNumbers) -> None:
         """Of the step that trained `batch_slice` under this plan."""
         sample = StepSample(
             step=batch_slice.step,
@@ -60,9 +61,9 @@ class Teller:
 
 
 class Silent:
-    """In place of a Teller, where there is no agent."""
+    """In place of a StepReporter, where there is no agent."""
 
-    def tell(self, *_: object, **__: object) -> None: ...
+    def report(self, *_: object, **__: object) -> None: ...
 
     def links(self, *_: object) -> None: ...
 

@@ -1,30 +1,30 @@
-"""Checks that all ranks still hold the same weights: digests of the masters, exchanged every so many steps."""
+"""Digests of the masters, exchanged every so many sync rounds: do all ranks still hold the same weights?"""
 
 from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from atoll.errors import WeightsDiffer
 
 _DIGEST: Final = struct.Struct("<Q")
-KEPT_STEPS: Final = 16
+KEPT_ROUNDS: Final = 16
 
 
 class Digests:
-    """`heard` by the transport's thread, `take` and `check` by the training thread. Nobody waits."""
+    """`hear` by the transport's thread, `take` and `check` by the training thread. Nobody waits."""
 
-    def __init__(self, rank: int, names: Sequence[str], tell: Callable[[int, bytes], None]) -> None:
-        """names: of the tensors by number. tell: hand (pass, payload) to all other ranks."""
-        self._rank, self._names, self._tell = rank, names, tell
-        self._partial: dict[int, dict[int, int]] = {}  # pass -> tensor -> digest
-        self._known: dict[int, dict[int, bytes]] = {}  # pass -> rank -> digests of all tensors
+    def __init__(self, rank: int, names: Sequence[str], broadcast: Callable[[int, bytes], None]) -> None:
+        """names: of the tensors by number. broadcast: hand (sync round, payload) to all other ranks."""
+        self._rank, self._names, self._broadcast = rank, names, broadcast
+        self._partial: dict[int, dict[int, int]] = {}  # sync round -> tensor -> digest
+        self._known: dict[int, dict[int, bytes]] = {}  # sync round -> rank -> digests of all tensors
         self._lock = threading.Lock()
 
-    def take(self, taken: Sequence[tuple[int, int, int]]) -> None:
-        """Own (pass, tensor, digest), in any order; told to the others when a pass has all its tensors."""
+    def take(self, taken: Iterable[tuple[int, int, int]]) -> None:
+        """Own (sync round, tensor, digest), in any order; sent to the others when a sync round has all its tensors."""
         for number, tensor, digest in taken:
             tensors = self._partial.setdefault(number, {})
             tensors[tensor] = digest
@@ -32,9 +32,9 @@ class Digests:
                 del self._partial[number]
                 payload = b"".join(_DIGEST.pack(tensors[one]) for one in range(len(self._names)))
                 self._remember(number, self._rank, payload)
-                self._tell(number, payload)
+                self._broadcast(number, payload)
 
-    def heard(self, number: int, rank: int, payload: bytes | memoryview) -> str | None:
+    def hear(self, number: int, rank: int, payload: bytes | memoryview) -> str | None:
         """A peer's digests. Returns why they were refused, None if they were taken."""
         if len(payload) != _DIGEST.size * len(self._names):
             return "malformed"
@@ -42,7 +42,7 @@ class Digests:
         return None
 
     def check(self) -> int:
-        """How many (pass, peer) were found equal. Raises WeightsDiffer naming the tensor."""
+        """How many (sync round, peer) were found equal. Raises WeightsDiffer naming the tensor."""
         with self._lock:
             compared = 0
             for number, by_rank in self._known.items():
@@ -52,7 +52,7 @@ class Digests:
                 for rank in [rank for rank in by_rank if rank != self._rank]:
                     self._compare(number, own, rank, by_rank.pop(rank))
                     compared += 1
-            while len(self._known) > KEPT_STEPS:
+            while len(self._known) > KEPT_ROUNDS:
                 del self._known[min(self._known)]
             return compared
 
@@ -70,7 +70,7 @@ class Digests:
             if own[index * size : (index + 1) * size] != theirs[index * size : (index + 1) * size]
         ]
         raise WeightsDiffer(
-            f"the weights of {differing[0]} differ between ranks {self._rank} and {rank} after pass {number} "
+            f"the weights of {differing[0]} differ between ranks {self._rank} and {rank} after sync round {number} "
             f"({len(differing)} of {len(self._names)} tensors differ). One of the machines computes or remembers "
             "wrongly: look at its memory and its kernel log, then resume from the last checkpoint"
         )

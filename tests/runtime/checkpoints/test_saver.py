@@ -16,7 +16,7 @@ from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.loader import Position
-from atoll.agent.runtime.step.synchronisation import Synchronous
+from atoll.agent.runtime.step.durable import NothingBeside
 
 
 def test_a_checkpoint_is_left_out_aloud_while_the_one_before_is_still_being_written(
@@ -31,7 +31,7 @@ def test_a_checkpoint_is_left_out_aloud_while_the_one_before_is_still_being_writ
         checkpoint=SimpleNamespace(directory=tmp_path, every_steps=4, keep=3, keep_every_steps=0, store=""),
     )  # fmt: skip
     model = nn.Linear(3, 2)
-    snapshot = Snapshot(model, torch.optim.SGD(model.parameters(), lr=0.1), {}, Synchronous())
+    snapshot = Snapshot(model, torch.optim.SGD(model.parameters(), lr=0.1), {}, NothingBeside())
     saver = Saver(session, snapshot)
     saver.begin(writes=True, step=0, on_disk=None)
     answers, write = threading.Event(), files.write

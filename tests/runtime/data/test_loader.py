@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset,
 from atoll.agent.runtime.data import loader as loader_module
 from atoll.agent.runtime.data.loader import BatchSlice, Loader, LoaderSettings, Position
 from atoll.agent.runtime.data.split import split_batch
-from atoll.agent.runtime.step.plan_parameters import Terms
+from atoll.agent.runtime.step.planned_step import PlannedStep
 from atoll.agent.runtime.step.schedule import PlanSchedule
 from atoll.errors import AtollError, BadInput
 
@@ -52,10 +52,10 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
                         (step, epoch, first.start, first.total)
                     }
                     # Telemetry names the plan of a step, so batches that were cut ahead must follow it too.
-                    terms = members.schedules[0].terms_at(step)
-                    assert counts == split_batch(first.total, terms.shares)
-                    assert world_size <= terms.total_batch <= samples or terms.total_batch == 0
-                    assert first.total == min(terms.total_batch or batch, samples - first.start)
+                    planned = members.schedules[0].planned_at(step)
+                    assert counts == split_batch(first.total, planned.shares)
+                    assert world_size <= planned.total_batch <= samples or planned.total_batch == 0
+                    assert first.total == min(planned.total_batch or batch, samples - first.start)
                     assert [one.weight * one.total for one in slices if one is not None] == pytest.approx(counts)
                     for rows, count in zip(batches, counts, strict=True):
                         assert len(rows) == max(count, 1)
@@ -65,7 +65,7 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
                         total = data.draw(st.integers(0, samples + 2), "total batch")
                         shares = tuple(float(1 + (plans * 7 + other) % 5) for other in range(world_size))
                         for rank in range(world_size):
-                            members.tell(rank, plans, step + plans % 3, Terms(shares, total_batch=total))
+                            members.tell(rank, plans, step + plans % 3, PlannedStep(shares, total_batch=total))
                     members.agree(step)
                     step, ends_after = step + 1, ends_after - 1
                     if ends_after <= 0:
@@ -97,7 +97,7 @@ def test_what_ended_an_epoch_is_shown_again_alone_whatever_the_batches_were(data
     end = Position(1, consumed, data.draw(st.integers(1, 30), "step"))
     handed_out: list[int] = []
     for rank in range(world_size):
-        plans = PlanSchedule(world_size, Terms((1.0,) * world_size, total_batch=total), samples=samples)
+        plans = PlanSchedule(world_size, PlannedStep((1.0,) * world_size, total_batch=total), samples=samples)
         loader = make(samples, rank=rank, world_size=world_size, schedule=plans, batch_size=5, drop_last=drop_last)
         loader.seek(end)
         assert loader.batches_left == 0
@@ -206,10 +206,10 @@ def test_the_total_batch_follows_the_plan_and_the_length_stays_the_scripts() -> 
     for batch in loader:
         totals.append((len(batch), loader.total_batch, loader.batches_left))
         if len(totals) == 1:
-            plans.add(1, 0, Terms((1.0,), total_batch=10))
+            plans.add(1, 0, PlannedStep((1.0,), total_batch=10))
             plans.agree(0, 1, lead=0)
         elif len(totals) == 2:
-            plans.add(2, 0, Terms((1.0,)))
+            plans.add(2, 0, PlannedStep((1.0,)))
             plans.agree(1, 2, lead=0)
     assert totals == [(6, 6, 4), (10, 10, 2), (4, 6, 1)]
     assert len(loader) == 4

@@ -14,7 +14,7 @@ from loader_rig import make
 from torch.utils.data import TensorDataset
 
 from atoll.agent.runtime.data.loader import Loader
-from atoll.agent.runtime.step.plan_parameters import Terms
+from atoll.agent.runtime.step.planned_step import PlannedStep
 from atoll.agent.runtime.step.schedule import PlanSchedule
 
 
@@ -35,7 +35,7 @@ def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persi
     1 + 4. 3. A break ends both."""
 
     def loader(num_workers: int) -> tuple[Loader[Any], PlanSchedule]:
-        schedule = PlanSchedule(2, Terms((1, 1)))
+        schedule = PlanSchedule(2, PlannedStep((1, 1)))
         made = make(
             dataset=TensorDataset(torch.arange(64)),
             batch_size=4,
@@ -44,7 +44,7 @@ def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persi
             num_workers=num_workers,
             persistent_workers=persistent and num_workers > 0,
         )
-        schedule.add(2, 0, Terms((3, 1), total_batch=8))
+        schedule.add(2, 0, PlannedStep((3, 1), total_batch=8))
         return made, schedule
 
     ahead, schedule = loader(2)

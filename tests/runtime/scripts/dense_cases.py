@@ -9,6 +9,7 @@ import copy
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,12 +23,16 @@ from atoll.agent.runtime.checkpoints import resume
 from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
-from atoll.agent.runtime.step.agreement import Agreed, Control
-from atoll.agent.runtime.step.synchronisation import Callbacks
+from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.step.agreement import Agreed, Agreement
+from atoll.agent.runtime.step.capabilities import Norms, Pass, StepEvents
+from atoll.agent.runtime.step.reduction import ReducedGradients
 from atoll.agent.runtime.step.throttle import Throttle
 from atoll.agent.runtime.transport import process_groups
+from atoll.agent.runtime.transport.proposals import ReducedProposals
 from atoll.errors import BadInput, PeerLost
-from atoll.strategies.dense import buckets
+from atoll.strategies.declaration import PlanParameters
+from atoll.strategies.dense import fusion
 from atoll.strategies.dense.settings import Dense
 from atoll.strategies.dense.worker import DenseReducer
 
@@ -39,6 +44,25 @@ assert GROUP is not None
 
 def raise_it(error: PeerLost) -> NoReturn:
     raise error
+
+
+def reduced(model: nn.Module, open_pass: Callable[[], None] = lambda: None) -> ReducedGradients:
+    return ReducedGradients(
+        model, DenseReducer(GROUP), StepEvents(open_pass, lambda: None, raise_it), lambda busy: None
+    )
+
+
+def opened(weight: float, sampled: bool) -> Pass:
+    return Pass(batch_slice(weight=weight), PlanParameters(), sampled)
+
+
+def batch_slice(step: int = 0, epoch: int = 0, start: int = 0, weight: float = 0.5) -> BatchSlice:
+    return BatchSlice(step=step, epoch=epoch, start=start, total=7, local=1, weight=weight)
+
+
+def ended(reducer: ReducedGradients) -> Norms:
+    reducer.backward_done()
+    return reducer.combined()
 
 
 def mine(batch: torch.Tensor) -> torch.Tensor:
@@ -84,18 +108,16 @@ def train(accumulate: int, set_to_none: bool, own_backward: bool) -> None:
     model = copy.deepcopy(reference)
     model.last.weight = model.first.weight
     optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1) for m in (reference, model)]
-    callbacks = Callbacks(lambda: reducer.begin(LOCAL[PLACE.rank] / sum(LOCAL), True), lambda: None, raise_it)
-    reducer = DenseReducer(model, GROUP, callbacks)
+    weight = LOCAL[PLACE.rank] / sum(LOCAL)
+    reducer = reduced(model, lambda: reducer.begin(opened(weight, True)))
     for step in range(6):
         for part in range(accumulate):
             batch = draw(step * accumulate + part)
             per_sample(reference, batch, step).mean().backward()
             if own_backward:
-                reducer.begin(LOCAL[PLACE.rank] / sum(LOCAL), part == 0)
+                reducer.begin(opened(weight, part == 0))
             per_sample(model, mine(batch), step).mean().backward()
-            reducer.launch_rest()
-            reducer.wait()
-            norms = reducer.norms()
+            norms = ended(reducer)
         if accumulate == 1:
             whole = sum(p.grad.square().sum().item() for p in reference.parameters() if p.grad is not None)
             assert abs(norms.together - whole) <= 1e-4 * whole, (norms, whole)
@@ -115,7 +137,7 @@ def train(accumulate: int, set_to_none: bool, own_backward: bool) -> None:
 
 def refuse_sparse() -> None:
     model = nn.EmbeddingBag(10, 3, sparse=True)
-    reducer = DenseReducer(model, GROUP, Callbacks(lambda: reducer.begin(0.5, False), lambda: None, raise_it))
+    reducer = reduced(model, lambda: reducer.begin(opened(0.5, False)))
     with pytest.raises(BadInput, match=r"sparse=False"):
         model(torch.tensor([[1, 2]])).sum().backward()
     reducer.close()
@@ -125,14 +147,12 @@ def nothing_comes_from_a_sample_at_weight_0() -> None:
     """Rank 1's slice is empty; the loss of the one sample it trains for show is NaN (a variance of one, say)."""
     model = nn.Linear(3, 1, bias=False)
     nn.init.ones_(model.weight)
-    reducer = DenseReducer(model, GROUP, Callbacks(lambda: None, lambda: None, raise_it))
+    reducer = reduced(model)
     for accumulated in (1, 2):
-        reducer.begin(1.0 if PLACE.rank == 0 else 0.0, True)
+        reducer.begin(opened(1.0 if PLACE.rank == 0 else 0.0, True))
         loss = model(torch.full((1, 3), 2.0)).mean()
         (loss if PLACE.rank == 0 else loss * float("nan")).backward()
-        reducer.launch_rest()
-        reducer.wait()
-        norms = reducer.norms()
+        norms = ended(reducer)
         assert model.weight.grad is not None
         assert model.weight.grad.tolist() == [[2.0 * accumulated] * 3]
         assert norms.local == norms.local  # not NaN
@@ -142,10 +162,10 @@ def nothing_comes_from_a_sample_at_weight_0() -> None:
 def refuse_what_was_frozen() -> None:
     """It has no place in the buckets: each rank would train it on its own."""
     model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2))
-    reducer = DenseReducer(model, GROUP, Callbacks(lambda: None, lambda: None, raise_it))
+    reducer = reduced(model)
     model.requires_grad_(True)
     with pytest.raises(BadInput, match=r"parameter 0\.weight was frozen at run\.prepare"):
-        reducer.begin(0.5, False)
+        reducer.begin(opened(0.5, False))
     reducer.close()
 
 
@@ -200,23 +220,26 @@ def the_same_step_saved_at_two_positions_is_one_after_a_resume() -> None:
 
 def many_buckets() -> None:
     """Caps so small that every layer fills a bucket: they must leave in the same order on both ranks."""
-    buckets.FIRST_BUCKET_BYTES, buckets.BUCKET_BYTES = 8, 64  # type: ignore[misc]
+    fusion.FIRST_PIECE_BYTES, fusion.PIECE_BYTES = 8, 64  # type: ignore[misc]
     train(accumulate=1, set_to_none=True, own_backward=True)
 
 
 def agree() -> None:
     """The oldest newest plan, anyone's stop; and ranks that are in different steps are told so."""
-    control = Control(GROUP)
-    control.begin(4, Agreed(3 + PLACE.rank, False))
-    assert control.finish() == Agreed(3, False)
-    control.begin(5, Agreed(9, PLACE.rank == 1))
-    assert control.finish() == Agreed(9, True)
-    control.begin(6 + PLACE.rank, Agreed(9, False))
+    assert GROUP is not None
+    agreement = Agreement(ReducedProposals(GROUP), Agreed(0, False), lag=0, deadline_s=60)
+
+    def propose(own: Agreed, **where: int) -> Agreed:
+        agreement.propose(batch_slice(**where), own)
+        agreement.act()
+        return agreement.reached(Agreed(-1, False))
+
+    assert propose(Agreed(3 + PLACE.rank, False), step=4) == Agreed(3, False)
+    assert propose(Agreed(9, PLACE.rank == 1), step=5) == Agreed(9, True)
     with pytest.raises(BadInput, match="one is in step 6, another in step 7"):
-        control.finish()
-    control.begin(7, Agreed(9, False), epoch=1 - PLACE.rank, start=12 * PLACE.rank)
+        propose(Agreed(9, False), step=6 + PLACE.rank)
     with pytest.raises(BadInput, match="one is at sample 12 of epoch 0, another at 0 of 1"):
-        control.finish()
+        propose(Agreed(9, False), step=7, epoch=1 - PLACE.rank, start=12 * PLACE.rank)
 
 
 def numbers_are_added_up() -> None:

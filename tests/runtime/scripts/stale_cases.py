@@ -74,11 +74,13 @@ def a_forward_pass_is_never_more_than_a_round_late(exchange: Exchange) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
         model, optimizer, loader = run.prepare(model, optimizer, DATA, batch_size=10, num_workers=2)
         assert run._training is not None
-        sync: Any = run._training._sync
+        update: Any = run._training._exchange._local
         done, versions = 0, []
 
         def look(*_: object) -> None:
-            versions.append((min(sync._engine.versions()[layer.number] for layer in sync._layers[:2]), done))
+            versions.append(
+                (min(update._exchange.engine.versions()[layer.number] for layer in update._layers[:2]), done)
+            )
 
         model[0].register_forward_pre_hook(look)  # after the strategy's own
         seen: Counter[int] = Counter()

@@ -1,7 +1,7 @@
 """A small regression under strategy stale-sparse that writes down everything it did.
 
 OUT/run-N-rank-R.jsonl has a line for each batch. OUT/run-N-rank-R.begin and .end (torch.save) have, by parameter, what
-this rank held back, the masters, the model's own weights, and what this rank's gradients add up to, each weighted by
+this rank's residuals, the masters, the model's own weights, and what this rank's gradients add up to, each weighted by
 its part of the batch and by the plan's factor of the learning rate. .end is written however the run ends, short of
 being killed."""
 
@@ -23,7 +23,7 @@ from torch import nn
 
 import atoll
 from atoll.agent.runtime.checkpoints.memory.cost import cadence
-from atoll.strategies.stale_sparse.rounds import Rounds
+from atoll.strategies.stale_sparse.rolling import RollingMasters
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
@@ -71,14 +71,14 @@ optimizer = family(model.parameters(), lr=0.01)
 model, optimizer, loader = run.prepare(model, optimizer, data(), batch_size=BATCH)
 begun_step = run.step
 assert run._training is not None
-sync: Any = run._training._sync
+update: Any = run._training._exchange._local
 
 
 def keep(what: str) -> None:
-    shaped = {layer.name: layer.shaped for layer in sync._layers}
+    shaped = {layer.name: layer.shaped for layer in update._layers}
     state = {
-        "held_back": {name: shaped[name](flat).clone() for name, flat in sync._held_back().items()},
-        "masters": {layer.name: layer.shaped(layer.master).clone() for layer in sync._layers},
+        "residuals": {name: shaped[name](flat).clone() for name, flat in update.state.residuals().items()},
+        "masters": {layer.name: layer.shaped(layer.master).clone() for layer in update._layers},
         "live": {name: one.detach().clone() for name, one in model.named_parameters()},
         "summed": summed,
         "step": run.step,
@@ -116,15 +116,15 @@ def die_flushed() -> None:
     tier: Any = run._training._memory  # type: ignore[union-attr]
     if tier._current != run.step:
         return
-    take, taken = Rounds.take, threading.Event()
+    wait, taken = RollingMasters.wait, threading.Event()
 
-    def slowly(self: Rounds, stopped: Callable[[], bool]) -> bool:
+    def slowly(self: RollingMasters, stopped: Callable[[], bool]) -> bool:
         taken.wait(0.5)
-        well = take(self, stopped)
+        well = wait(self, stopped)
         taken.set()
         return well
 
-    Rounds.take = slowly  # type: ignore[method-assign]
+    RollingMasters.wait = slowly  # type: ignore[method-assign]
     run.synchronize()
     tier.close()
     threading.Event().wait(1.0)  # so that no rank sees another one go
@@ -141,7 +141,7 @@ with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
                 time.sleep(options.sleep_s)
                 batch = loader.current
                 if run.rank == 1 and batch.step == options.flip_at:
-                    sync._layers[2].master.view(torch.int32)[5] ^= 1
+                    update._layers[2].master.view(torch.int32)[5] ^= 1
                 if batch.step == options.await_stop_at:
                     await_stop()
                 if run.rank == 1 and batch.step == options.raise_at:

@@ -60,7 +60,7 @@ def test_16_bit_parameters_get_32_bit_masters() -> None:
 @pytest.mark.parametrize(
     ("rate", "world_size", "blocks"), [(0.99, 2, 5), (0.9999, 4, 1), (0.0, 2, 1000), (0.5, 1, 500)]
 )
-def test_each_rank_keeps_its_part_of_what_the_rate_leaves(rate: float, world_size: int, blocks: int) -> None:
+def test_each_rank_keeps_its_part_of_what_the_sparsity_leaves(rate: float, world_size: int, blocks: int) -> None:
     model = nn.Linear(16, 1000, bias=False)
     (layer,) = laid_out(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert layer.k_blocks(rate, world_size) == blocks

@@ -1,4 +1,4 @@
-"""What strategy stale-sparse refuses and what it allows, alone and in this process."""
+"""Strategy stale-sparse alone and in this process: what it refuses and what it allows."""
 
 from __future__ import annotations
 

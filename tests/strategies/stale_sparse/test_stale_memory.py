@@ -1,5 +1,5 @@
 """Runs of strategy stale-sparse that are killed and go on from memory. Real worker processes; a test's agent owns the
-folders. What was trained up to the generation's step is in the masters, or owed by somebody: nothing else is right."""
+folders. What was trained up to the generation's step is in the masters, or in a residual: nothing else is right."""
 
 from __future__ import annotations
 
@@ -98,21 +98,21 @@ def check_conserved(job: Job, before: int, after: int, exchange: str) -> None:
     step = begun[0]["step"]
     first = job.sums(1, before, step)
     origin: Tensors = kept(job.out, 1, 0, "begin")["masters"]
-    gradients, owed = together(first, "summed"), together(begun, "held_back")
-    assert any(tensor.any() for tensor in owed.values())
-    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, owed, exchange)
-    gradients, owed = together([*first, *ended], "summed"), together(ended, "held_back")
-    check_nothing_was_lost(origin, check_alike(ended, "masters"), gradients, owed, exchange)
+    gradients, residuals = together(first, "summed"), together(begun, "residuals")
+    assert any(tensor.any() for tensor in residuals.values())
+    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, residuals, exchange)
+    gradients, residuals = together([*first, *ended], "summed"), together(ended, "residuals")
+    check_nothing_was_lost(origin, check_alike(ended, "masters"), gradients, residuals, exchange)
 
 
 @EXCHANGES
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_all_workers_killed_before_anything_is_on_disk_lose_nothing_they_held_back(
+def test_all_workers_killed_before_anything_is_on_disk_lose_no_residual(
     start: Start, tmp_path: Path, exchange: str, world_size: int
 ) -> None:
     """1. Nobody waits for the others' updates, some are always under way. 2. SIGKILL for all. 3. The next run goes on
-    from memory: masters that are the same on all ranks, and every gradient up to that step in them or still owed, by
-    the rank that owed it. 4. It ends, and that holds again."""
+    from memory: masters that are the same on all ranks, and every gradient up to that step in them or still in the
+    residual of the rank that had it. 4. It ends, and that holds again."""
     job = Job(tmp_path, start, sparsity=0.9, values="float32", digest_every=3, exchange=exchange)
     job.killed(world_size, at_step=5)
     assert job.checkpoints() == []
@@ -124,10 +124,10 @@ def test_all_workers_killed_before_anything_is_on_disk_lose_nothing_they_held_ba
     check_every_sample_once(tmp_path, epochs=3)
 
 
-def test_a_machine_is_lost_and_fewer_go_on_with_what_everyone_owed(start: Start, tmp_path: Path) -> None:
+def test_a_machine_is_lost_and_fewer_go_on_with_the_residuals_of_all(start: Start, tmp_path: Path) -> None:
     """1. Three machines, two in one island, 16 bits on the wire; each one's part is also on the next one. 2. All are
-    killed; machine 1 is gone. 3. Two go on: rank 1 takes over what rank 1 owed, from its copy, and one of the two what
-    rank 2 owed. All that was trained counts, also what rounding took from sums that were under way."""
+    killed; machine 1 is gone. 3. Two go on: rank 1 takes over the residual of rank 1, from its copy, and one of the two
+    that of rank 2. All that was trained counts, also what rounding took from sums that were under way."""
     job = Job(tmp_path, start, sparsity=0.9, values="float16", digest_every=3)
     job.killed(3, at_step=5, islands=["west", "west", "east"], replicas=2)
     shutil.rmtree(job.memory / "node-1")
@@ -156,7 +156,7 @@ def test_a_damaged_part_means_an_older_step_for_all_and_more_ranks_go_on(
     start: Start, tmp_path: Path, damage: Callable[[Path], None], why: str
 ) -> None:
     """1. Two ranks are killed; rank 1's newest part is damaged on its disk. 2. Three go on from the generation before,
-    all of them; the third owes nothing yet."""
+    all of them; the third has no residual yet."""
     job = Job(tmp_path, start, sparsity=0.9, values="float32", digest_every=3)
     job.killed(2, at_step=5)
     by_step = {step: path for path, step in job.shards(1).items()}
@@ -168,7 +168,7 @@ def test_a_damaged_part_means_an_older_step_for_all_and_more_ranks_go_on(
     assert step == older
     assert any("passes over a checkpoint in memory" in text and why in text for text in notices), notices
     check_conserved(job, 2, 3, "updates")
-    assert not any(tensor.any() for tensor in job.kept(2, 3, "begin")[2]["held_back"].values())
+    assert not any(tensor.any() for tensor in job.kept(2, 3, "begin")[2]["residuals"].values())
 
 
 @EXCHANGES
@@ -188,8 +188,8 @@ def test_moments_go_through_a_kill_and_the_model_is_that_of_a_calm_run(
 
 
 def test_memory_has_the_state_before_a_flush_or_after_it_never_both(start: Start, tmp_path: Path) -> None:
-    """1. At the end of an epoch a generation begins, and its masters are copied late. 2. The script synchronizes: what
-    all held back is in the masters now. 3. All die. 4. The next run's masters lack it, and every rank owes its part."""
+    """1. At the end of an epoch a generation begins, and its masters are copied late. 2. The script synchronizes:
+    all residuals are in the masters now. 3. All die. 4. The next run's masters lack it, and every rank has its own."""
     job = Job(tmp_path, start, sparsity=0.9, values="float32", staleness=0)
     with job.agent(2) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--keep-sums", *SLOWLY, "--die-flushed", "--epochs", "20")

@@ -92,16 +92,16 @@ def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(start: St
     ended = [kept(tmp_path, 1, rank, "end") for rank in range(4)]
     masters, live = check_alike(ended, "masters"), check_alike(ended, "live")
     assert equal(live, masters)
-    assert any(tensor.any() for state in ended for tensor in state["held_back"].values())
+    assert any(tensor.any() for state in ended for tensor in state["residuals"].values())
 
 
 @EXCHANGES
 def test_drained_and_resumed_by_fewer_nothing_is_trained_or_taken_over_twice(
     start: Start, tmp_path: Path, exchange: str
 ) -> None:
-    """1. Three ranks are asked to stop and end with 85. 2. Two go on: what the three held back is shared out among
+    """1. Three ranks are asked to stop and end with 85. 2. Two go on: residuals of the three are shared out among
     them, each rank's once. 3. Every sample counts exactly once, and all gradients of both runs are either in the
-    weights or still held back."""
+    weights or still residuals."""
     settings = {"sparsity": 0.9, "values": "float32", "digest_every": 3, "exchange": exchange}
     with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--await-stop-at", "5")
@@ -116,16 +116,16 @@ def test_drained_and_resumed_by_fewer_nothing_is_trained_or_taken_over_twice(
         assert not agent.notices
     first = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(2)] for what in ("begin", "end"))
-    before = together(first, "held_back")
+    before = together(first, "residuals")
     assert any(tensor.any() for tensor in before.values())
-    torch.testing.assert_close(together(begun, "held_back"), before, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(together(begun, "residuals"), before, rtol=1e-4, atol=1e-6)
     # Rank 1 took over its own, rank 0 its own and that of rank 2, which is no more.
-    torch.testing.assert_close(begun[1]["held_back"], first[1]["held_back"], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(begun[1]["residuals"], first[1]["residuals"], rtol=1e-4, atol=1e-6)
     assert equal(check_alike(begun, "masters"), check_alike(first, "masters"))
     check_every_sample_once(tmp_path, epochs=3)
     origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
-    gradients, owed = together([*first, *second], "summed"), together(second, "held_back")
-    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, owed, exchange)
+    gradients, residuals = together([*first, *second], "summed"), together(second, "residuals")
+    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, residuals, exchange)
 
 
 @EXCHANGES
@@ -135,7 +135,7 @@ def test_the_batch_and_the_learning_rate_change_and_nothing_is_trained_twice(
     """1. Three ranks go over from batches of 12 to 30 in step 5, and to a learning rate 1.5 times the script's; a plan
     for more than the dataset has is refused. 2. They are stopped; two ranks go on with batches of 40 and factor 2.
     3. Every sample counts once, and all gradients of both runs, each times its step's factor, are in the weights or,
-    by updates, still held back."""
+    by updates, still residuals."""
     settings = {"sparsity": 0.9 if exchange == "updates" else 0.0, "values": "float32", "exchange": exchange}
     with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
         shares = (6.0, 4.0, 2.0)
@@ -161,15 +161,15 @@ def test_the_batch_and_the_learning_rate_change_and_nothing_is_trained_twice(
     first = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
     second = [kept(tmp_path, 2, rank, "end") for rank in range(2)]
     origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
-    gradients, owed = together([*first, *second], "summed"), together(second, "held_back")
-    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, owed, exchange)
+    gradients, residuals = together([*first, *second], "summed"), together(second, "residuals")
+    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, residuals, exchange)
 
 
 @EXCHANGES
 def test_the_last_checkpoint_is_of_the_model_that_training_ended_with(
     start: Start, tmp_path: Path, exchange: str
 ) -> None:
-    """Also where an ordinary one is due at that very step, before what was held back is handed over."""
+    """Also where an ordinary one is due at that very step, before residuals are flushed."""
     with sparse(tmp_path, 2, start=start, run=1, sparsity=0.9, values="float32", exchange=exchange) as agent:
         agent.spec.checkpoint.every_steps = 9
         agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
@@ -203,7 +203,7 @@ def test_a_stop_at_the_end_of_each_epoch_changes_nothing(start: Start, tmp_path:
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_what_a_lost_machine_held_back_is_missed_aloud(start: Start, tmp_path: Path) -> None:
+def test_the_residual_of_a_lost_machine_is_missed_aloud(start: Start, tmp_path: Path) -> None:
     """Each rank has a directory of its own; that of rank 1 is gone when the next run begins. The others take over their
     own, and a notice names the loss."""
     for run in (1, 2):
@@ -218,21 +218,19 @@ def test_what_a_lost_machine_held_back_is_missed_aloud(start: Start, tmp_path: P
             else:
                 assert agent.exit_codes() == [0] * 2, agent.said()
                 (lost,) = [notice.text for notice in agent.notices]
-                assert lost.startswith("what rank 1 of run 1 had held back is lost")
+                assert lost.startswith("the residual of rank 1 of run 1 is lost")
     for rank in range(2):
         before, after = kept(tmp_path, 1, rank, "end"), kept(tmp_path, 2, rank, "begin")
         assert equal(after["masters"], before["masters"])
-        expected = {name: tensor * (rank == 0) for name, tensor in before["held_back"].items()}
-        torch.testing.assert_close(after["held_back"], expected, rtol=1e-4, atol=1e-7)
+        expected = {name: tensor * (rank == 0) for name, tensor in before["residuals"].items()}
+        torch.testing.assert_close(after["residuals"], expected, rtol=1e-4, atol=1e-7)
 
 
 @EXCHANGES
-def test_a_killed_rank_costs_seconds_and_only_what_it_held_back_itself(
-    start: Start, tmp_path: Path, exchange: str
-) -> None:
+def test_a_killed_rank_costs_seconds_and_only_its_own_residual(start: Start, tmp_path: Path, exchange: str) -> None:
     """1. Rank 1 is killed (SIGKILL) in step 13. 2. The others save and end with 75 within seconds. 3. Two ranks go on
     to the end. Rank 1's gradients were all zero, so it held nothing back: every gradient of the others is in the
-    weights or still held back, whichever step each of them was in when rank 1 died."""
+    weights or still residuals, whichever step each of them was in when rank 1 died."""
     settings = {"sparsity": 0.9, "values": "float32", "digest_every": 2, "exchange": exchange}
     with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), "--silent-rank", "1", "--raise-at", "13")
@@ -248,14 +246,14 @@ def test_a_killed_rank_costs_seconds_and_only_what_it_held_back_itself(
         assert agent.exit_codes() == [0] * 2, agent.said()
         assert agent.said().count(f"goes on from step {saved}\n") == 2
         (lost,) = [notice.text for notice in agent.notices]
-        assert lost.startswith("what rank 1 of run 1 had held back is lost")
+        assert lost.startswith("the residual of rank 1 of run 1 is lost")
     first = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(2)] for what in ("begin", "end"))
     origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
-    gradients, owed = together(first, "summed"), together(begun, "held_back")
-    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, owed, exchange)
-    gradients, owed = together([*first, *second], "summed"), together(second, "held_back")
-    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, owed, exchange)
+    gradients, residuals = together(first, "summed"), together(begun, "residuals")
+    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, residuals, exchange)
+    gradients, residuals = together([*first, *second], "summed"), together(second, "residuals")
+    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, residuals, exchange)
     assert {line["step"] for line in trained(tmp_path)} == set(range(27))
 
 
@@ -271,7 +269,7 @@ def test_a_killed_rank_costs_seconds_and_only_what_it_held_back_itself(
 def test_a_rank_lost_in_the_middle_of_a_flush_counts_once(
     start: Start, tmp_path: Path, lost: int, number: int, when: str
 ) -> None:
-    """1. All ranks hand over what they held back. One gave the third tensor and is lost before it has the sum: its
+    """1. All ranks flush their residuals. One gave the third tensor and is lost before it has the sum: its
     link breaks, or it is killed. 2. The others have the sum. Each saves what it has on a machine of its own. 3. The
     next run goes on from rank 0's state, which has the flush or lacks it: what each rank gave counts once either way.
     A killed rank's gradients were all zero, so it takes nothing with it."""
@@ -294,8 +292,8 @@ def test_a_rank_lost_in_the_middle_of_a_flush_counts_once(
     first = [kept(tmp_path, 1, rank, "end") for rank in range(3) if rank != lost or not number]
     begun = [kept(tmp_path, 2, rank, "begin") for rank in range(3)]
     origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
-    gradients, owed = together(first, "summed"), together(begun, "held_back")
-    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, owed, "updates")
+    gradients, residuals = together(first, "summed"), together(begun, "residuals")
+    check_nothing_was_lost(origin, check_alike(begun, "masters"), gradients, residuals, "updates")
 
 
 def flushes(directory: Path) -> list[int]:

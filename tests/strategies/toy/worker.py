@@ -1,46 +1,38 @@
 from __future__ import annotations
 
-import torch
-from torch import nn
-
-from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
-from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.step.agreement import Agreed
-from atoll.agent.runtime.step.synchronisation import Callbacks, Pass, StepNumbers
+from atoll.agent.runtime.step.capabilities import Pass, WorkerContext, WorkerHalf
 from atoll.strategies.declaration import Declared
-from atoll.strategies.dense.worker import DenseSynchroniser
-from atoll.strategies.toy import STRATEGY
+from atoll.strategies.dense.worker import DenseReducer
 from atoll.strategies.toy.plan import ToyMessage, ToyPlan
 from atoll.strategies.toy.settings import Toy
 
 
-def build(
-    session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, callbacks: Callbacks, agreed: Agreed
-) -> ToySynchroniser:
-    return ToySynchroniser(session, model, callbacks, agreed)
+def build(context: WorkerContext) -> WorkerHalf:
+    reducer = ToyReducer(context)
+    return WorkerHalf(reducer, measures=reducer)
 
 
-class ToySynchroniser(DenseSynchroniser):
-    def __init__(self, session: Session, model: nn.Module, callbacks: Callbacks, agreed: Agreed) -> None:
-        assert session.group is not None
-        assert isinstance(session.strategy, Toy)
-        super().__init__(model, session.group, callbacks, agreed)
-        self._strength = session.strategy.strength
-        self._channel = StrategyChannel(session.link, STRATEGY)
-        self._channel.listen(self._heard)
-        self._rank = session.place.rank
+class ToyReducer(DenseReducer):
+    """A TensorReducer and its Measures: what `dense` does, and a word with its scheduler."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context.session.group)
+        assert isinstance(context.settings, Toy)
+        self._strength = context.settings.strength
+        self._rank, self._scheduler = context.session.place.rank, context.scheduler
+        self._scheduler.listen(self._heard)
 
     def begin(self, opened: Pass) -> None:
-        super().begin(opened)
         if isinstance(opened.params, ToyPlan) and opened.params.strength is not None:
             self._strength = opened.params.strength
-        if opened.batch_slice.step == 0:
-            self._channel.tell(ToyMessage(question=self._rank + 20))
+        if opened.batch.step == 0:
+            self._scheduler.tell(ToyMessage(question=self._rank + 20))
 
-    def step_numbers(self) -> StepNumbers:
-        numbers = super().step_numbers()
-        metrics = {"toy_strength": self._strength, "toy_s": 0.001}
-        return StepNumbers(sync_s=numbers.sync_s, last_sync_s=numbers.last_sync_s, metrics=metrics)
+    def take_step(self, stall_s: float, sent_bytes: int) -> dict[str, float]:
+        return {"toy_strength": self._strength, "toy_s": 0.001}
+
+    def statistics(self) -> dict[str, float]:
+        return {}
 
     def _heard(self, message: Declared) -> None:
         assert isinstance(message, ToyMessage)

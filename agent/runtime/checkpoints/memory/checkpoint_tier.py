@@ -37,12 +37,12 @@ class CheckpointTier:
         self._memory = session.memory
         self._placement = ReplicaPlacement.of(session)
         self._sender: ReplicaSender | None = None
-        place, rounds = session.place, snapshot.sync.rounds()
-        self._rolls = rounds is not None  # the state goes on changing in the background
+        place, rolling = session.place, snapshot.durable.rolling()
+        self._rolls = rolling is not None  # the state goes on changing in the background
         self._shard: ShardState = (
             StandingShard(snapshot, place.rank, place.world_size)
-            if rounds is None
-            else RollingShard(snapshot, rounds, place.rank, place.world_size)
+            if rolling is None
+            else RollingShard(snapshot, rolling, place.rank, place.world_size)
         )
         self._writer = ShardWriter(session, snapshot, self._shard, inline=not self._rolls, written=self._copy)
         self._cadence = Cadence()

@@ -19,7 +19,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of,
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.loader import Position
 from atoll.agent.runtime.step.agreement import MemoryProgress
-from atoll.agent.runtime.step.synchronisation import Synchronous
+from atoll.agent.runtime.step.durable import NothingBeside
 
 
 def test_a_generation_that_begins_as_the_one_before_is_told_is_written_too(
@@ -36,7 +36,7 @@ def test_a_generation_that_begins_as_the_one_before_is_told_is_written_too(
     )  # fmt: skip
     model = nn.Linear(400, 400)  # too large to be copied on the training thread
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    snapshot = Snapshot(model, optimizer, {}, Synchronous())
+    snapshot = Snapshot(model, optimizer, {}, NothingBeside())
     tested = CheckpointTier(session, snapshot)
     tested.start(0, None, size_of_state(model, optimizer, snapshot))
 

@@ -27,15 +27,15 @@ class StateBytes:
 
 
 def size_of_state(model: nn.Module, optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> StateBytes:
-    """Of model, optimizer and what the strategy keeps beside them."""
-    rounds = snapshot.sync.rounds()
+    """Of model, optimizer and what is kept beside them."""
+    rolling = snapshot.durable.rolling()
     moments = moment_bytes(optimizer)
-    if rounds is None:
+    if rolling is None:
         return StateBytes(sum(map(_bytes, (*model.parameters(), *model.buffers()))) + moments, 0)
-    shared = sum(map(_bytes, (*rounds.shared().values(), *snapshot.frozen().values())))
-    owed = torch.float32.itemsize * sum(rounds.owed().values())
+    shared = sum(map(_bytes, (*rolling.shared().values(), *snapshot.frozen().values())))
+    residuals = torch.float32.itemsize * sum(rolling.residuals().values())
     buffers = sum(map(_bytes, model.buffers()))
-    return StateBytes(shared, owed + buffers + moments * rounds.owes_moments)
+    return StateBytes(shared, residuals + buffers + moments * rolling.own_moments)
 
 
 def moment_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -14,9 +14,9 @@ from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES,
 from atoll.agent.runtime.checkpoints.disk.transfer import Checkpoint
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import size_of
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard
-from atoll.agent.runtime.checkpoints.memory.shards.shard_state import OWED
+from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RESIDUAL
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
-from atoll.agent.runtime.step.synchronisation import OwnState
+from atoll.agent.runtime.step.durable import OwnState
 from atoll.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
@@ -46,19 +46,19 @@ def assembled(shards: Sequence[Shard], whose: int = 0, own: Bytes | None = None)
 
 def own_state(shards: Sequence[Shard], rank: int, own: Bytes) -> OwnState:
     """What only `rank` had, of its verified own bytes. Raises CheckpointError."""
-    owed = {
-        name.removeprefix(OWED): tensor
+    residual = {
+        name.removeprefix(RESIDUAL): tensor
         for name, tensor in _tensors(shards[rank].tail.own, own).items()
-        if name.startswith(OWED)
+        if name.startswith(RESIDUAL)
     }
     masters = {
         name.removeprefix("master."): (dtype, shape)
         for name, dtype, shape in _entries(shards[0].layout)
         if name.startswith("master.")
     }
-    if owed and {name: (DTYPE_NAMES[one.dtype], list(one.shape)) for name, one in owed.items()} != masters:
+    if residual and {name: (DTYPE_NAMES[one.dtype], list(one.shape)) for name, one in residual.items()} != masters:
         raise CheckpointError(f"what rank {rank} had not sent is of other tensors than the model's")
-    return OwnState(rank, owed, None)  # its optimizer's state came with the checkpoint
+    return OwnState(rank, residual, None)  # its optimizer's state came with the checkpoint
 
 
 def _shared(shards: Sequence[Shard]) -> Tensors:

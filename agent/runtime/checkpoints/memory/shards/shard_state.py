@@ -30,10 +30,10 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
     hashes,
 )
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
-from atoll.agent.runtime.step.synchronisation import Part, RoundState
+from atoll.agent.runtime.step.durable import Part, RollingState
 
-OWED: Final = "owed."
-"""Begins the name of what a rank has not sent, among its own tensors."""
+RESIDUAL: Final = "owed."  # as the first release wrote it
+"""Begins the name of a residual among a rank's own tensors."""
 
 Hashes = tuple[Sequence[str], Sequence[str]]  # of the shared bytes, of the own
 
@@ -114,8 +114,8 @@ class RollingShard:
     """Of a state with masters that others' updates change at any time. They are shared, with parameters that stay as
     they are; all else is this rank's own: what it has not sent, moments of its own optimizer, buffers."""
 
-    def __init__(self, snapshot: Snapshot, rounds: RoundState, shard: int, shards: int) -> None:
-        self._snapshot, self._rounds, self._shard, self._shards = snapshot, rounds, shard, shards
+    def __init__(self, snapshot: Snapshot, rolling: RollingState, shard: int, shards: int) -> None:
+        self._snapshot, self._rolling, self._shard, self._shards = snapshot, rolling, shard, shards
         self._sources = Sources()
         self._identity: list[Any] | None = None
         self._shared: dict[str, torch.Tensor] = {}
@@ -138,54 +138,57 @@ class RollingShard:
         packed, self.moving = pack_state(self._snapshot.moving())
         moving, aliases = self._parted(packed)
         own = {**self._resting, **moving}
-        owed = [
-            (f"{OWED}{name}", DTYPE_NAMES[torch.float32], [entries]) for name, entries in self._rounds.owed().items()
+        residuals = [
+            (f"{RESIDUAL}{name}", DTYPE_NAMES[torch.float32], [entries])
+            for name, entries in self._rolling.residuals().items()
         ]
-        entries = [*owed, *listed(own)]
+        entries = [*residuals, *listed(own)]
         sizes = [size_of(dtype, shape) for _, dtype, shape in entries]
         self.own = {"tensors": entries, "aliases": self._aliases | aliases, "tree": self._tree}
         places = np.cumsum([0, *sizes]).tolist()
         self._own_bytes, self._own_tensors = places[-1], list(own.values())
         self._own_pieces = [
             Piece(index, 0, size, place)
-            for index, (size, place) in enumerate(zip(sizes[len(owed) :], places[len(owed) : -1], strict=True))
+            for index, (size, place) in enumerate(
+                zip(sizes[len(residuals) :], places[len(residuals) : -1], strict=True)
+            )
         ]
 
     def begin(self, file: SlotFile) -> None:
         begin, end = bounds(self.layout.total, self._shard, self._shards)
         self._data = file.begin(self.layout.raw, self.layout.digest, end - begin, self._own_bytes)
         names = list(self._shared)
-        rolling = self._rounds.shared()
+        rolling = self._rolling.shared()
         parts = [
             Part(names[piece.tensor], piece.begin, piece.end, self._target(piece))
             for piece in self._shared_pieces()
             if names[piece.tensor] in rolling
         ]
-        owed, at = {}, 0
-        for name, entries in self._rounds.owed().items():
-            owed[name] = self._data[at : at + 4 * entries].view(np.float32)
+        residuals, at = {}, 0
+        for name, entries in self._rolling.residuals().items():
+            residuals[name] = self._data[at : at + 4 * entries].view(np.float32)
             at += 4 * entries
-        self._rounds.keep(parts, owed)
+        self._rolling.capture(parts, residuals)
 
     def read(self) -> None:
-        self._rounds.read()
+        self._rolling.read()
         for piece in self._own_pieces:
             self._sources.copy(self._own_tensors[piece.tensor], piece, self._data)
-        rolling, tensors = self._rounds.shared(), list(self._shared.items())
+        rolling, tensors = self._rolling.shared(), list(self._shared.items())
         for piece in self._shared_pieces():
             name, tensor = tensors[piece.tensor]
             if name not in rolling:
                 Sources().copy(tensor, Piece(piece.tensor, piece.begin, piece.end, 0), self._target(piece))
 
     def complete(self, stopped: Callable[[], bool]) -> Hashes | None:
-        if not self._rounds.take(stopped):
+        if not self._rolling.wait(stopped):
             return None
         return hashes(self._data[self._own_bytes :]), hashes(self._data[: self._own_bytes])
 
     def _look_at_resting(self) -> bool:
         """Whether all of the model's state are tensors, which its identity tells."""
         frozen = {f"frozen.{name}": one for name, one in self._snapshot.frozen().items()}
-        self._shared = {**self._rounds.shared(), **frozen}
+        self._shared = {**self._rolling.shared(), **frozen}
         model = self._snapshot.states()["model"]
         self.layout = laid_out(listed(self._shared), None, fingerprint(model).to_json())
         packed, self._tree = pack_state(self._snapshot.resting(narrow=False))

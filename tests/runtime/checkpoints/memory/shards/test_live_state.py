@@ -25,7 +25,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
 )
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.loader import Position
-from atoll.agent.runtime.step.synchronisation import Synchronous
+from atoll.agent.runtime.step.durable import NothingBeside
 from atoll.errors import CheckpointError
 
 
@@ -90,7 +90,7 @@ def test_shards_together_are_the_state_bit_for_bit(tmp_path: Path, shards: int, 
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
     train(model, optimizer)
     scheduler.step()
-    snapshot = Snapshot(model, optimizer, {"scheduler": scheduler}, Synchronous())
+    snapshot = Snapshot(model, optimizer, {"scheduler": scheduler}, NothingBeside())
     snapshot.take(Position(0, 0, 2))
     shards_found = written(LiveState(snapshot), tmp_path, model, shards)
     assert sum(len(shard.data) for shard in shards_found) > 1_600_000
@@ -107,7 +107,7 @@ def test_what_is_looked_at_again_is_what_changed(tmp_path: Path) -> None:
     another learning rate. 3. A loaded state is other tensors, which are found."""
     model = Model(hidden=5)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    snapshot = Snapshot(model, optimizer, {}, Synchronous())
+    snapshot = Snapshot(model, optimizer, {}, NothingBeside())
     live = LiveState(snapshot)
 
     def look() -> tuple[bytes, float]:
@@ -133,7 +133,7 @@ def test_what_is_looked_at_again_is_what_changed(tmp_path: Path) -> None:
 def test_weights_in_another_order_of_memory_are_kept_as_they_are(tmp_path: Path) -> None:
     model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    snapshot = Snapshot(model, optimizer, {}, Synchronous())
+    snapshot = Snapshot(model, optimizer, {}, NothingBeside())
     snapshot.take(Position(0, 0, 2))
     checkpoint = assembled(written(LiveState(snapshot), tmp_path, model, 2))
     assert torch.equal(unpack_state(checkpoint.tensors, checkpoint.scalars)["model"]["weight"], model.weight)
@@ -142,7 +142,7 @@ def test_weights_in_another_order_of_memory_are_kept_as_they_are(tmp_path: Path)
 def test_shards_of_two_moments_are_never_one_state(tmp_path: Path) -> None:
     model = Model(hidden=5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    snapshot = Snapshot(model, optimizer, {}, Synchronous())
+    snapshot = Snapshot(model, optimizer, {}, NothingBeside())
     snapshot.take(Position(0, 0, 2))
     (tmp_path / "two").mkdir()
     one, two = (written(LiveState(snapshot), folder, model, 2) for folder in (tmp_path, tmp_path / "two"))

@@ -27,7 +27,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RollingShard
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.loader import Position
-from atoll.agent.runtime.step.synchronisation import Floats, Part, Synchronous
+from atoll.agent.runtime.step.durable import Floats, NothingBeside, Part
 from atoll.errors import CheckpointError
 from atoll.strategies.stale_sparse.layout import Layer, lay_out_for_updates
 
@@ -45,10 +45,10 @@ class Model(nn.Module):
         self.tied = self.narrow
 
 
-class Rounds:
-    """What a rank owes is filled with its number; masters come when they are asked for."""
+class Rolling:
+    """A rank's residuals are filled with its number; masters come when they are asked for."""
 
-    owes_moments = True
+    own_moments = True
 
     def __init__(self, layers: Sequence[Layer], rank: int) -> None:
         self.layers, self.rank = layers, rank
@@ -60,47 +60,47 @@ class Rounds:
     def parameters(self) -> Collection[int]:
         return {id(layer.parameter) for layer in self.layers}
 
-    def owed(self) -> Mapping[str, int]:
+    def residuals(self) -> Mapping[str, int]:
         return {layer.name: layer.master.numel() for layer in self.layers}
 
-    def keep(self, parts: Sequence[Part], owed: Mapping[str, Floats]) -> None:
+    def capture(self, parts: Sequence[Part], residuals: Mapping[str, Floats]) -> None:
         self.parts = parts
-        for values in owed.values():
+        for values in residuals.values():
             values[:] = self.rank
 
     def read(self) -> None: ...
 
-    def take(self, stopped: Callable[[], bool]) -> bool:
+    def wait(self, stopped: Callable[[], bool]) -> bool:
         for part in self.parts:
             part.into[:] = self.shared()[part.name].view(torch.uint8).numpy()[part.begin : part.end]
         return not stopped()
 
 
-class Strategy(Synchronous):
-    def __init__(self, rounds: Rounds) -> None:
-        self._rounds = rounds
+class Beside(NothingBeside):
+    def __init__(self, rolling: Rolling) -> None:
+        self._rolling = rolling
 
-    def rounds(self) -> Rounds:  # type: ignore[override]
-        return self._rounds
+    def rolling(self) -> Rolling:  # type: ignore[override]
+        return self._rolling
 
     def masters(self) -> Mapping[int, torch.Tensor]:
-        return {id(layer.parameter): layer.shaped(layer.master) for layer in self._rounds.layers}
+        return {id(layer.parameter): layer.shaped(layer.master) for layer in self._rolling.layers}
 
-    def extra(self) -> Mapping[str, torch.Tensor]:
-        narrow = [layer for layer in self._rounds.layers if layer.parameter.dtype != torch.float32]
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        narrow = [layer for layer in self._rolling.layers if layer.parameter.dtype != torch.float32]
         return {"updates": torch.tensor(9), **{f"master.{layer.name}": layer.master for layer in narrow}}
 
 
 def taken(model: Model, optimizer: torch.optim.Optimizer, layers: Sequence[Layer], rank: int) -> Snapshot:
-    snapshot = Snapshot(model, optimizer, {}, Strategy(Rounds(layers, rank)))
+    snapshot = Snapshot(model, optimizer, {}, Beside(Rolling(layers, rank)))
     snapshot.take(Position(0, 0, 2))
     return snapshot
 
 
 def written(snapshot: Snapshot, rank: int, path: Path) -> Path:
-    rounds = snapshot.sync.rounds()
-    assert rounds is not None
-    shard, file = RollingShard(snapshot, rounds, rank, RANKS), SlotFile(path)
+    rolling = snapshot.durable.rolling()
+    assert rolling is not None
+    shard, file = RollingShard(snapshot, rolling, rank, RANKS), SlotFile(path)
     shard.look()
     shard.begin(file)
     shard.read()
@@ -162,7 +162,7 @@ def test_masters_come_from_all_and_the_rest_from_the_rank_that_had_it(
         assert torch.equal(states["strategy"]["master.narrow.weight"], layers[2].master)
         own = own_state(public, rank, own_of(contents[rank]))
         assert own.rank == rank
-        assert {name: tensor.unique().tolist() for name, tensor in own.owed.items()} == {
+        assert {name: tensor.unique().tolist() for name, tensor in own.residual.items()} == {
             layer.name: [rank] for layer in layers
         }
         fresh = Model()

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.agent.runtime.step.clock import HostMark
-from atoll.strategies.dense.exchange_times import ExchangeTimes
+from atoll.agent.runtime.step.exchange_times import ExchangeTimes
 
 
 class Rig:

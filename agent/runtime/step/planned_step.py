@@ -1,4 +1,4 @@
-"""What a plan asks of the steps in which it holds."""
+"""The part of a plan that holds in a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atoll.v1.common_pb2 import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class PlannedStep:
     """Of one plan. Ranks that train the same step have the same."""
 
     shares: tuple[float, ...]  # one per rank, relative
@@ -19,9 +19,9 @@ class Terms:
     learning_rate_factor: float = 1.0  # times the rates that the script and its schedulers set
 
 
-def terms_from_wire(plan: Plan, strategy: Strategy) -> Terms:
+def planned_from_wire(plan: Plan, strategy: Strategy) -> PlannedStep:
     """PlanSchedule checks the rest. Raises BadInput for parameters that are not the strategy's."""
-    return Terms(
+    return PlannedStep(
         shares=tuple(plan.shares),
         params=strategy.read_plan_parameters(plan.strategy_params, f"plan {plan.id}: strategy_params"),
         total_batch=plan.total_batch,
@@ -29,11 +29,11 @@ def terms_from_wire(plan: Plan, strategy: Strategy) -> Terms:
     )
 
 
-def why_refused(terms: Terms, world_size: int, samples: int | None) -> str | None:
+def why_refused(planned: PlannedStep, world_size: int, samples: int | None) -> str | None:
     """Why this run cannot train so, None where it can. From what is equal on all ranks alone: all refuse alike.
 
     samples: of the dataset; None where that does not matter."""
-    total, factor = terms.total_batch, terms.learning_rate_factor
+    total, factor = planned.total_batch, planned.learning_rate_factor
     if total and total < world_size:
         return f"its total batch of {total} is less than a sample for each of the {world_size} workers"
     if total and samples is not None and total > samples:

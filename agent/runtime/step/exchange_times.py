@@ -1,4 +1,4 @@
-"""How long the all-reduces of a pass took, measured where they end: nobody waits or polls for it."""
+"""Times of a pass's reductions, measured where they end: nobody waits or polls for it."""
 
 from __future__ import annotations
 

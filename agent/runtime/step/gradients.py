@@ -1,4 +1,4 @@
-"""The two passes over gradient memory that `dense` needs: by kernels where they can, by torch elsewhere."""
+"""Single passes over the memory of gradients, by kernels where they can; and gradients that are refused."""
 
 from __future__ import annotations
 

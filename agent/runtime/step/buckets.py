@@ -1,21 +1,14 @@
-"""Where each gradient lies in the flat buffers that are all-reduced.
+"""Flat buffers of gradients that are reduced in one piece: where each gradient lies in them.
 
 Fixed for a model, so that sums are always added in the same order and two runs agree bit for bit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import torch
 from torch import nn
-
-MIB: Final = 1024 * 1024
-# The gradients that come first leave first: a small bucket starts the network early. The rest are large enough for a
-# thin link's bandwidth. Both as DDP does, so that comparisons compare the same thing.
-FIRST_BUCKET_BYTES: Final = 1 * MIB
-BUCKET_BYTES: Final = 25 * MIB
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +17,6 @@ class Slot:
 
     name: str
     parameter: nn.Parameter
-    position: int  # in reverse model order
     bucket: Bucket = field(init=False)
     view: torch.Tensor = field(init=False)  # [parameter.shape], into bucket.flat
     used: torch.Tensor = field(init=False)  # [], behind the gradients in bucket.flat: > 0 if any rank had a gradient
@@ -53,21 +45,26 @@ class Bucket:
             slot.used = self.used[index]
             offset += slot.parameter.numel()
 
+    def open(self) -> None:
+        """A pass begins: no gradient has come."""
+        self.missing = len(self.slots)
+        for slot in self.slots:
+            slot.came = False
 
-def lay_out(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> list[Bucket]:
-    """Buckets for the parameters that are trained, one dtype and device each, in the order in which they fill up
-    during a backward pass (the reverse of the model's own order)."""
+    def mark_used(self) -> None:
+        """Of which slots this rank has a gradient."""
+        self.used.fill_(1)
+        if self.missing:
+            for slot in self.slots:
+                if not slot.came:
+                    slot.used.zero_()
+
+
+def lay_out(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], fuse: Callable[[Sequence[nn.Parameter]], list[list[int]]]
+) -> list[Bucket]:
+    """Buckets for the parameters that are trained, in the order in which they leave. fuse: as of `TensorReducer`."""
     trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
-    slots = [Slot(name, parameter, position) for position, (name, parameter) in enumerate(reversed(trained))]
-    done: list[list[Slot]] = []
-    filling: dict[tuple[torch.device, torch.dtype], list[Slot]] = {}
-    bytes_in: dict[tuple[torch.device, torch.dtype], int] = {}
-    for slot in slots:
-        kind = (slot.parameter.device, slot.parameter.dtype)
-        filling.setdefault(kind, []).append(slot)
-        bytes_in[kind] = bytes_in.get(kind, 0) + slot.parameter.numel() * slot.parameter.element_size()
-        if bytes_in[kind] >= (BUCKET_BYTES if done else FIRST_BUCKET_BYTES):
-            done.append(filling.pop(kind))
-            bytes_in[kind] = 0
-    rest = sorted(filling.values(), key=lambda chosen: chosen[-1].position)
-    return [Bucket(chosen) for chosen in (*done, *rest)]
+    trained.reverse()
+    pieces = fuse([parameter for _, parameter in trained])
+    return [Bucket([Slot(*trained[index]) for index in piece]) for piece in pieces]

@@ -1,0 +1,98 @@
+"""The backward pass, from run.backward or the user's own loss.backward() until its gradients may be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from torch.autograd import Variable
+
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.data.loader import Loader
+from atoll.agent.runtime.step.agreement import Agreed
+from atoll.agent.runtime.step.capabilities import Norms, Pass
+from atoll.agent.runtime.step.clock import StepClock
+from atoll.agent.runtime.step.schedule import PlanSchedule
+from atoll.agent.runtime.step.step_exchange import StepExchange
+from atoll.errors import BadInput
+
+NORMS_EVERY_STEPS: Final = 10
+
+
+class BackwardPass:
+    """`begin` and `end` of one pass after the other."""
+
+    def __init__(
+        self,
+        session: Session,
+        loader: Loader[Any],
+        schedule: PlanSchedule,
+        clock: StepClock,
+        exchange: StepExchange,
+        *,
+        own: Callable[[], Agreed],
+        muted: Callable[[], bool],
+        if_lost: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """own: what this rank knows. muted: whether nothing counts of what the script does now. if_lost: around what
+        needs the others."""
+        self._session, self._loader, self._schedule = session, loader, schedule
+        self._clock, self._exchange = clock, exchange
+        self._own, self._muted, self._if_lost = own, muted, if_lost
+        self.open = False
+        self.gradients_pending = False  # a backward pass since the last optimizer.step()
+        self.norms = Norms()
+
+    def begin(self, *, seen: bool = True) -> None:
+        """seen: the backward pass begins here; else it came to its first gradient already."""
+        batch = self._loader.current
+        if batch is None:
+            raise BadInput("run.backward outside the loop over the loader: there is no batch that is being trained")
+        if self.open:
+            raise BadInput("an earlier backward pass failed half-way; the other ranks wait for the rest of it")
+        self._note_waits()
+        self._session.throttle.pay()
+        self._clock.backward_begins(seen=seen and not self.gradients_pending)
+        own = self._own()
+        opened = Pass(
+            batch=batch,
+            params=self._schedule.planned_at(batch.step).params,
+            # Accumulated gradients are no longer this rank's own.
+            sampled=not self.gradients_pending and batch.step % NORMS_EVERY_STEPS == 0,
+            muted=self._muted(),
+        )
+        with self._if_lost():
+            self._exchange.begin(opened, own)
+        self.norms = Norms()
+        self.gradients_pending = self.open = True
+
+    def begin_from_hook(self) -> None:
+        """The user called loss.backward() himself: the pass must still be closed before he sees the gradients."""
+        self.begin(seen=False)
+        Variable._execution_engine.queue_callback(self.end)
+
+    def gradients_leave(self) -> None:
+        """The first ones are about to."""
+        self._session.throttle.pay()
+        self._clock.bucket_ready()
+
+    def break_off(self) -> None:
+        """The user's backward pass raised. Alone, he may skip this batch and go on."""
+        self.open = self._session.group is not None
+
+    def end(self) -> None:
+        throttle = self._session.throttle
+        throttle.pay()
+        with self._if_lost():
+            self.norms = self._exchange.end()
+        self._note_waits()
+        self._clock.backward_ends()
+        throttle.resume()
+        self.open = False
+
+    def _note_waits(self) -> None:
+        """What the training thread waited for others since it was last asked."""
+        waited_s = self._exchange.waited()
+        self._session.throttle.waited(waited_s)
+        self._clock.waited(waited_s)

@@ -1,0 +1,176 @@
+"""The capabilities of a strategy's worker half: what it promises a step, and what the step loop calls therefore.
+
+A strategy implements one of three and says which by what its `build` returns. Nobody asks for its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.data.sampler import BatchSlice, Position
+from atoll.agent.runtime.step.durable import Durable, NothingBeside, Origin
+from atoll.agent.runtime.transport.channel import Channel
+from atoll.errors import AtollError
+from atoll.strategies.declaration import PlanParameters, StrategySettings
+
+Statistics = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Squared norms of one pass's gradients; zeros where it was not sampled."""
+
+    local: float = 0.0  # of this rank's own mean gradient
+    together: float = 0.0  # of the combined gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One backward pass as it begins."""
+
+    batch: BatchSlice
+    params: PlanParameters  # of the strategy, that hold in this step
+    sampled: bool  # measure squared norms on the way
+    muted: bool = False  # nothing of it counts, on any rank
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvents:
+    """What a strategy tells the step loop from inside the user's forward and backward passes."""
+
+    open_pass: Callable[[], None]  # a gradient came and no pass is open: the user called loss.backward() himself
+    gradients_leave: Callable[[], None]  # the next ones are about to
+    lost: Callable[[AtollError], NoReturn]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A sum over all ranks that is under way."""
+
+    wait: Callable[[], object]  # until it is there; raises PeerLost
+    sent_bytes: int  # that this rank puts on its links for it
+
+
+@runtime_checkable
+class TensorReducer(Protocol):
+    """The gradient of the whole batch, the same on every rank, in this step."""
+
+    def fuse(self, parameters: Sequence[nn.Parameter]) -> list[list[int]]:
+        """Which gradients are reduced in one piece: indices into `parameters`, each once, of one dtype and device, in
+        the order in which the pieces leave; on every rank the same.
+
+        parameters: those that are trained, in the order in which their gradients come (the reverse of the model's)."""
+
+    def begin(self, opened: Pass) -> None:
+        """A backward pass begins, on every rank with the same plan parameters."""
+
+    def reduce(self, flat_N: torch.Tensor, exact: int, ended: Callable[[object], None]) -> Reduction:
+        """Begin to add up flat_N, [N] of any floating dtype, over all ranks and in place; the pieces come in the order
+        of `fuse` in every pass, on every rank. Raises PeerLost.
+
+        exact: so many entries at the end are counts, of which nothing may be lost. ended: to be called once when the
+        sum is there, on any thread."""
+
+    def close(self) -> None: ...
+
+
+class StepPhases(Protocol):
+    """Where a strategy takes part in a step. All methods run on the training thread, and raise PeerLost where a peer
+    is gone."""
+
+    def begin(self, opened: Pass) -> None:
+        """A backward pass begins."""
+
+    def backward_done(self) -> None:
+        """It is over on this rank."""
+
+    def combined(self) -> Norms:
+        """Wait for what the update needs of others."""
+
+    def before_update(self) -> None:
+        """optimizer.step() begins."""
+
+    def after_update(self) -> None:
+        """optimizer.step() is done."""
+
+    def boundary(self, *, wait: bool) -> None:
+        """Between two steps. wait: until every update is in the weights, on every rank alike."""
+
+    def flush(self) -> None:
+        """All ranks together, after a boundary that waited: what is left to make the model the same on every rank."""
+
+    def waited(self) -> float:
+        """Seconds the training thread waited for others since the last call."""
+
+    def clip(self, max_norm: float) -> bool:
+        """Whether the next combined update is clipped later than this, by the strategy. False: p.grad holds it."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class LocalUpdate(StepPhases, Protocol):
+    """Live weights move at once by the rank's own update; what the others did comes later, `lag` passes at most.
+    Masters are equal everywhere after each sync round."""
+
+    lag: int
+    """Proposals of so many passes back are sure to be here, because the weights of that pass must be."""
+
+    flush_changes: bool
+    """Whether `flush` changes the model: a checkpoint from before it is not what training ended with."""
+
+    def start(self, position: Position, origin: Origin | None) -> None:
+        """All ranks are equal; training goes on at `position`, of the checkpoint `origin` where there is one.
+        Collective."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Owns the whole step."""
+
+    def step(self, batch: Any, taken: BatchSlice) -> torch.Tensor:
+        """Forward pass, backward pass and optimizer.step() for this rank's part of a global batch.
+
+        batch: what the loader gave. Returns the mean loss over this rank's part, []. Raises PeerLost."""
+
+    def close(self) -> None: ...
+
+
+class Measures(Protocol):
+    """Numbers that only the strategy knows."""
+
+    def take_step(self, stall_s: float, sent_bytes: int) -> Mapping[str, float]:
+        """Of the step that ends, the metrics that the strategy declares.
+
+        stall_s: the training thread waited for others. sent_bytes: on all links."""
+
+    def statistics(self) -> Statistics:
+        """Since the run began, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerContext:
+    """What a strategy's worker half is built from."""
+
+    session: Session
+    settings: StrategySettings  # the strategy's own
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    events: StepEvents
+    channel: Channel  # for frames and proposals between ranks, from `LocalUpdate.start` on
+    scheduler: StrategyChannel  # to the strategy's controller half
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHalf:
+    """What `build` in a strategy's worker.py returns. It raises BadInput for what the strategy cannot train."""
+
+    capability: TensorReducer | LocalUpdate | Engine
+    durable: Durable = field(default_factory=NothingBeside)
+    measures: Measures | None = None

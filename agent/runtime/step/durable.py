@@ -1,0 +1,120 @@
+"""The state of a strategy for checkpoints: what all ranks share, what is each rank's own, how both are taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from atoll.agent.runtime.checkpoints.disk.header import Header
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnState:
+    """What was one rank's alone, of `rank` of the run before."""
+
+    rank: int
+    residual: Mapping[str, torch.Tensor]  # what it had not sent yet, by layer, float32 [N]
+    optimizer: Mapping[str, Any] | None  # state_dict, where each rank had its own and it is not in the checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The checkpoint from which a run goes on."""
+
+    run: int  # that wrote it
+    step: int
+    world_size: int  # of that run
+    shared: Mapping[str, torch.Tensor]  # what `Durable.shared` gave; empty for a strategy that gives nothing
+    own: Sequence[OwnState] | None = None  # that this rank takes over; None: it is beside the checkpoint, on disks
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes [begin, end) of a shared tensor, by name, and the memory that they go to, uint8 [end - begin]."""
+
+    name: str
+    begin: int
+    end: int
+    into: Bytes
+
+
+class RollingState(Protocol):
+    """What goes on changing in the background while training does. Checkpoints in memory capture it as of the sync
+    round that is the newest at a boundary, on every rank the same, without waiting for it there.
+
+    `capture` on the training thread; `read` and then `wait` on one other, once for each `capture`."""
+
+    @property
+    def own_moments(self) -> bool:
+        """Whether the optimizer's moments are this rank's own."""
+
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        """What is equal on all ranks after the same sync round: flat, on the CPU, always the same memory."""
+
+    def parameters(self) -> Collection[int]:
+        """id(parameter) of those that have a master."""
+
+    def residuals(self) -> Mapping[str, int]:
+        """Entries, by layer, of what this rank has not sent."""
+
+    def capture(self, parts: Sequence[Part], residuals: Mapping[str, Floats]) -> None:
+        """At a boundary: from now on `parts`, and this rank's residuals, are captured as of this moment."""
+
+    def read(self) -> None:
+        """Done before the next optimizer.step(): read what that changes."""
+
+    def wait(self, stopped: Callable[[], bool]) -> bool:
+        """Until the sync round is there. False if that is not to be expected any more. Raises DeadlineExceeded."""
+
+
+class Durable(Protocol):
+    """What a checkpoint needs of a strategy beside model and optimizer. Called on the training thread but for `freeze`
+    and `masters`.
+
+    Another membership takes it over as `LocalUpdate.start` is given its `Origin`."""
+
+    survives_update: bool
+    """Whether the state is whole at any moment after `freeze`, also between optimizer.step() and the boundary."""
+
+    def freeze(self) -> None:
+        """Somebody is going to read the state, and training will not go on. By any thread."""
+
+    def masters(self) -> Mapping[int, torch.Tensor]:
+        """The parameters' true values by id(parameter), where the model's own are behind; shaped alike."""
+
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        """State beside the model's and the optimizer's that is equal on all ranks."""
+
+    def own_writer(self, header: Header, *, copy: bool) -> Callable[[], None] | None:
+        """What writes to disk what is this rank's alone and belongs to the checkpoint `header`; None: nothing is.
+
+        copy: it is called while training goes on. It raises CheckpointError."""
+
+    def rolling(self) -> RollingState | None:
+        """What the background changes; None: the state stands still between a boundary and the next update."""
+
+
+class NothingBeside:
+    """The Durable of who keeps nothing beside model and optimizer, and changes nothing in the background."""
+
+    survives_update = False
+
+    def freeze(self) -> None: ...
+
+    def masters(self) -> Mapping[int, torch.Tensor]:
+        return {}
+
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        return {}
+
+    def own_writer(self, header: Header, *, copy: bool) -> None: ...
+
+    def rolling(self) -> None: ...

@@ -1,0 +1,162 @@
+"""The phases of a step in which gradients are reduced: autograd's hooks in, combined gradients out.
+
+A rank with b_i of B samples weighs its mean gradient with b_i / B; the sum over ranks is then the mean over all B
+samples. Weights sum to 1, so gradients that an earlier pass left in p.grad (accumulation) pass through unchanged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.step.buckets import Bucket, Slot, lay_out
+from atoll.agent.runtime.step.capabilities import Norms, Pass, Reduction, StepEvents, TensorReducer
+from atoll.agent.runtime.step.clock import marks_of
+from atoll.agent.runtime.step.exchange_times import ExchangeTimes
+from atoll.agent.runtime.step.gradients import refuse_second, refuse_sparse, scale_into, squared_norm, total
+from atoll.agent.runtime.step.phases import OneWorker
+from atoll.errors import BadInput, PeerLost
+
+
+class ReducedGradients(OneWorker):
+    """Drives a TensorReducer behind the backward pass: `begin`, then gradients come by hooks, then `backward_done` and
+    `combined`.
+
+    Buckets leave strictly in order, on every rank the same, whatever order gradients come in. Gradients end up as
+    views into the buckets (no copy back); a view is valid until the next backward pass."""
+
+    def __init__(
+        self, model: nn.Module, reducer: TensorReducer, events: StepEvents, busy: Callable[[bool], None]
+    ) -> None:
+        """busy: told when gradients fill the links, and when nothing of them is under way; on any thread."""
+        self._reducer, self._events, self._busy = reducer, events, busy
+        self._buckets: list[Bucket] = lay_out(model.named_parameters(), reducer.fuse)
+        self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
+        self._under_way: list[Reduction] = []
+        self._gpu = next((b.flat.device for b in self._buckets if b.flat.device.type == "cuda"), None)
+        # NCCL says that a collective has ended when it has begun.
+        quiet = partial(busy, False) if self._gpu is None else _nothing
+        self._times = ExchangeTimes(marks_of(self._gpu or torch.device("cpu")), quiet)
+        self._weight = self._waited_s = 0.0
+        self._sampled = False
+        self._local_sqnorms: list[torch.Tensor | float] = []
+        self._sent_bytes = 0
+        self._open = False
+        self._hooks = [
+            slot.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, slot))  # type: ignore[no-untyped-call]
+            for bucket in self._buckets
+            for slot in bucket.slots
+        ]
+
+    def begin(self, opened: Pass) -> None:
+        """Raises BadInput if a parameter is trained now that was frozen: it has no place in the buckets."""
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise BadInput(
+                    f"parameter {name} was frozen at run.prepare and requires a gradient now, which would not be "
+                    "combined with the other ranks'. Let it require one before run.prepare and leave it out of the "
+                    "optimizer, or at lr=0, until it shall move"
+                )
+        self._weight, self._sampled = opened.batch.weight, opened.sampled
+        self._local_sqnorms.clear()
+        self._reducer.begin(opened)
+        self._times.begin()
+        for bucket in self._buckets:
+            bucket.open()
+        self._open = True
+
+    def backward_done(self) -> None:
+        """Parameters without a gradient contribute zeros. Returns when this rank's device is done with the pass: what
+        follows is waiting for others."""
+        with torch.no_grad():
+            for bucket in self._buckets[len(self._under_way) :]:
+                for slot in bucket.slots:
+                    if not slot.came:
+                        self._fill_missing(slot)
+                self._launch(bucket)
+        if self._gpu is not None:
+            torch.cuda.current_stream(self._gpu).synchronize()  # costs nothing: the buckets end later still
+
+    def combined(self) -> Norms:
+        """Puts the combined gradients into p.grad and closes the pass."""
+        begun_s = time.monotonic()
+        for reduction in self._under_way:
+            reduction.wait()
+        self._waited_s += time.monotonic() - begun_s
+        self._busy(False)
+        self._under_way.clear()
+        self._open = False
+        for bucket in self._buckets:
+            if bucket.missing:
+                self._adopt_missing(bucket)
+        if not self._sampled:
+            return Norms()
+        return Norms(total(self._local_sqnorms), total([squared_norm(bucket.gradients) for bucket in self._buckets]))
+
+    def waited(self) -> float:
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
+
+    def take_times(self) -> tuple[float, float]:
+        """Seconds that all reductions of the last pass but the last took, and the last."""
+        return self._times.take()
+
+    def sent_bytes(self) -> int:
+        """Since the run began."""
+        return self._sent_bytes
+
+    def close(self) -> None:
+        """Take the hooks off the model again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._reducer.close()
+
+    @torch.no_grad()
+    def _on_gradient(self, slot: Slot, parameter: torch.Tensor) -> None:
+        if not self._open:
+            self._events.open_pass()
+        gradient = parameter.grad
+        assert gradient is not None  # the hook runs after it was accumulated
+        refuse_second(slot.name, slot.came)
+        refuse_sparse(slot.name, gradient)
+        if self._sampled and self._weight > 0:  # a sample at weight 0 says nothing, and may be NaN
+            self._local_sqnorms.append(squared_norm(gradient))
+        scale_into(slot.view, gradient, self._weight)
+        parameter.grad = slot.view
+        slot.came = True
+        slot.bucket.missing -= 1
+        try:
+            while len(self._under_way) < len(self._buckets) and self._buckets[len(self._under_way)].missing == 0:
+                self._launch(self._buckets[len(self._under_way)])
+        except PeerLost as error:
+            self._events.lost(error)
+
+    def _launch(self, bucket: Bucket) -> None:
+        bucket.mark_used()
+        self._times.expect()
+        self._events.gradients_leave()
+        self._busy(True)
+        reduction = self._reducer.reduce(bucket.flat, len(bucket.slots), self._times.launching())
+        self._sent_bytes += reduction.sent_bytes
+        self._under_way.append(reduction)
+
+    def _fill_missing(self, slot: Slot) -> None:
+        earlier = slot.parameter.grad
+        if earlier is None:
+            slot.view.zero_()
+        else:  # accumulated by an earlier pass, so every rank has it
+            scale_into(slot.view, earlier, self._weight)
+            slot.parameter.grad = slot.view
+
+    @staticmethod
+    def _adopt_missing(bucket: Bucket) -> None:
+        """What no rank used keeps its p.grad of None: optimizers leave such parameters alone."""
+        for slot in bucket.slots:
+            if not slot.came and slot.parameter.grad is None and slot.used.item() > 0:
+                slot.parameter.grad = slot.view
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,172 @@
+"""The exchange of a step with the other ranks: a strategy's capability, and what every run has beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.step.agreement import Agreed, Agreement, ProposalExchange
+from atoll.agent.runtime.step.capabilities import (
+    Engine,
+    LocalUpdate,
+    Norms,
+    Pass,
+    StepEvents,
+    StepPhases,
+    TensorReducer,
+    WorkerContext,
+    WorkerHalf,
+)
+from atoll.agent.runtime.step.durable import Origin
+from atoll.agent.runtime.step.phases import OneWorker
+from atoll.agent.runtime.step.reduction import ReducedGradients
+from atoll.agent.runtime.transport.channel import Channel
+from atoll.agent.runtime.transport.proposals import ReducedProposals
+from atoll.strategies import registry
+from atoll.strategies.declaration import load
+from atoll.v1.common_pb2 import LinkSample
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """Of one step, for telemetry; zeros where a capability has no such thing."""
+
+    sync_s: float = 0.0  # what all reductions but the last took, without the gaps between them
+    last_sync_s: float = 0.0  # the last one
+    metrics: Mapping[str, float] = field(default_factory=dict)  # those that the strategy declares
+
+
+class StepExchange:
+    """Used by the training thread alone. Methods raise PeerLost where a peer is gone."""
+
+    def __init__(
+        self,
+        session: Session,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        events: StepEvents,
+        busy: Callable[[bool], None],
+        agreed: Agreed,
+    ) -> None:
+        """busy: told when training fills the links, and when it does no more; on any thread. agreed: what holds before
+        the first pass. Raises BadInput for what the strategy cannot train."""
+        self._channel = Channel(session, busy)
+        strategy = registry.of(session.strategy)
+        context = WorkerContext(
+            session=session,
+            settings=session.strategy,
+            model=model,
+            optimizer=optimizer,
+            events=events,
+            channel=self._channel,
+            scheduler=StrategyChannel(session.link, strategy),
+        )
+        half: WorkerHalf = load(strategy.worker)(context)
+        group = session.group
+        self.durable, self._measures = half.durable, half.measures
+        self._local = half.capability if isinstance(half.capability, LocalUpdate) else None
+        self.engine = half.capability if isinstance(half.capability, Engine) else None
+        self._reduced: ReducedGradients | None = None
+        self._phases: StepPhases
+        proposals: ProposalExchange | None = ReducedProposals(group) if group is not None else None
+        if self._local is not None:
+            self._phases = self._local
+            proposals = self._channel.proposals if group is not None else None
+        elif isinstance(half.capability, TensorReducer) and group is not None:
+            self._phases = self._reduced = ReducedGradients(model, half.capability, events, busy)
+        else:
+            self._phases = OneWorker()
+        lag = self._local.lag if self._local is not None else 0
+        self._agreement = Agreement(proposals, agreed, lag=lag, deadline_s=session.collective_timeout_s)
+        self._waited_s = self._stall_s = 0.0
+        self._sent_bytes = 0  # before this step
+
+    @property
+    def flush_changes(self) -> bool:
+        """Whether `flush` changes the model: a checkpoint from before it is not what training ended with."""
+        return self._local is not None and self._local.flush_changes
+
+    def start(self, position: Position, origin: Origin | None) -> None:
+        """Collective: all ranks are equal; training goes on at `position`, of checkpoint `origin` if there is one."""
+        if self._local is not None:
+            self._local.start(position, origin)
+
+    def begin(self, opened: Pass, own: Agreed) -> None:
+        """A backward pass begins. own: what this rank knows."""
+        self._agreement.propose(opened.batch, own)
+        self._phases.begin(opened)
+
+    def end(self) -> Norms:
+        """It is over. What is not of the same batch on all ranks is not used: raises BadInput."""
+        self._phases.backward_done()
+        if self._local is None:
+            self._waited_s += self._agreement.act()
+        return self._phases.combined()
+
+    def agree(self, own: Agreed) -> Agreed:
+        """At a boundary: what all ranks know alike by now."""
+        self._waited_s += self._agreement.act()
+        return self._agreement.reached(own)
+
+    def before_update(self) -> None:
+        self._phases.before_update()
+
+    def after_update(self) -> None:
+        self._phases.after_update()
+
+    def clip(self, max_norm: float) -> bool:
+        """Whether the strategy clips the next combined update itself. False: p.grad holds it, clip that."""
+        return self._phases.clip(max_norm)
+
+    def boundary(self, *, wait: bool) -> None:
+        """Between two steps. wait: until every update is in the weights, on every rank alike."""
+        self._phases.boundary(wait=wait)
+
+    def flush(self) -> None:
+        """All ranks together: the model becomes the same on every rank."""
+        self._phases.boundary(wait=True)
+        self._phases.flush()
+
+    def waited(self) -> float:
+        """Seconds the training thread waited for others since the last call."""
+        waited_s, self._waited_s = self._waited_s + self._phases.waited(), 0.0
+        self._stall_s += waited_s
+        return waited_s
+
+    def take_step(self) -> StepNumbers:
+        """Of the step that ends."""
+        sync_s, last_sync_s = self._reduced.take_times() if self._reduced is not None else (0.0, 0.0)
+        stall_s, self._stall_s = self._stall_s, 0.0
+        before, self._sent_bytes = self._sent_bytes, self._bytes_so_far()
+        metrics = self._measures.take_step(stall_s, self._sent_bytes - before) if self._measures is not None else {}
+        return StepNumbers(sync_s, last_sync_s, metrics)
+
+    def statistics(self) -> Mapping[str, float]:
+        """Since the run began, for people."""
+        if self._measures is None:
+            return {}
+        return {**self._measures.statistics(), "sent_bytes": float(self._bytes_so_far())}
+
+    def links(self) -> list[LinkSample]:
+        """What this rank's connections carried since the run began."""
+        return self._channel.link_samples()
+
+    def leave(self) -> None:
+        """All training is done, or all ranks stop at this boundary: peers need nothing more of this one."""
+        self._channel.leave()
+
+    def close(self) -> None:
+        self._phases.close()
+        if self.engine is not None:
+            self.engine.close()
+        self._channel.close()
+
+    def _bytes_so_far(self) -> int:
+        return self._channel.sent_bytes() + (self._reduced.sent_bytes() if self._reduced is not None else 0)

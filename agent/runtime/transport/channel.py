@@ -1,0 +1,159 @@
+"""The channel of a run: brings frames of a rank's exchange engine to the others, and theirs to it; proposals and
+digests beside them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol
+
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.transport import topology
+from atoll.agent.runtime.transport.digests import Digests
+from atoll.agent.runtime.transport.endpoint import Endpoint
+from atoll.agent.runtime.transport.frames import Frame, Kind
+from atoll.agent.runtime.transport.loop import Source
+from atoll.agent.runtime.transport.proposals import BroadcastProposals
+from atoll.agent.runtime.transport.transport import Transport
+from atoll.errors import AtollError
+from atoll.v1.common_pb2 import LinkSample
+
+LINGER_S: Final = 30.0  # the last step's data may still be on a thin link; peers wait for it
+
+
+class FrameEngine(Source, Protocol):
+    """Makes what leaves, and takes what comes (atoll.kernels.exchange_engine)."""
+
+    def deliver(  # noqa: PLR0917 - the fields of a frame, in its order
+        self, kind: int, origin: int, step: int, tensor: int, count: int, payload: bytes | memoryview
+    ) -> str | None:
+        """Returns why it was refused, None if it was taken."""
+
+    def fail(self, reason: str) -> None:
+        """A peer is gone: whoever waits for it raises PeerLost."""
+
+
+class Channel:
+    """Owns the transport of one run; in a run of one worker there is none, and nothing is sent.
+
+    `islands` and then `connect` come once, before anything else. Methods run on the training thread."""
+
+    def __init__(self, session: Session, busy: Callable[[bool], None]) -> None:
+        """busy: told when something begins to wait for links, and when nothing does any more; on any thread."""
+        self._session, self._busy = session, busy
+        place = session.place
+        self.proposals = BroadcastProposals(place.rank, place.world_size, partial(self._broadcast, Kind.CONTROL))
+        self._engine: FrameEngine
+        self._digests: Digests
+        self._lock = threading.Lock()
+        self._up_to: int | None = None if session.probe is None else 0  # sync rounds that are delivered; None: all
+        self._withheld: list[Frame] = []  # of later sync rounds
+        self._transport: Transport | None = None
+
+    def islands(self) -> list[list[int]]:
+        """The ranks of each island, ascending. Collective; raises PeerLost."""
+        self._members = topology.members(self._session)
+        return topology.islands(self._members)
+
+    def connect(self, engine: FrameEngine, tensors: Sequence[str]) -> None:
+        """Collective: all ranks meet here, and frames flow from now on. tensors: names, by the engine's numbers.
+
+        Raises PeerLost, DeadlineExceeded."""
+        session = self._session
+        self._engine = engine
+        self._digests = Digests(session.place.rank, tensors, partial(self._broadcast, Kind.DIGEST))
+        if session.group is None:
+            return
+        self._transport = Transport(
+            session.place.rank,
+            self._members,
+            run=session.run,
+            keys=topology.data_keys(session),
+            host=topology.host(session),
+        )
+        try:
+            own = self._transport.bind()
+            gathered = session.group.gather_bytes(str(own).encode())
+            endpoints = [Endpoint.parse(one.decode(errors="replace")) for one in gathered]
+            self._transport.connect(endpoints, engine, self._hear, self._lost, self._busy)
+        except BaseException:
+            self._transport.close(linger_s=0)
+            raise
+
+    def compare(self, digests: Iterable[tuple[int, int, int]]) -> None:
+        """(sync round, tensor, digest of this rank's master) go to all ranks; those that came are compared.
+
+        Raises WeightsDiffer."""
+        self._digests.take(digests)
+        self._digests.check()
+
+    def deliver_up_to(self, number: int) -> None:
+        """In a trial: frames of later sync rounds wait until they are asked for. So weights are as stale as they may
+        be, as over a thin link, where all ranks are on one machine and every frame would come at once."""
+        if self._up_to is None:
+            return
+        with self._lock:
+            self._up_to = number
+            due = [frame for frame in self._withheld if frame.step <= number]
+            self._withheld = [frame for frame in self._withheld if frame.step > number]
+            for frame in due:
+                if (flaw := self._deliver(frame)) is not None:
+                    raise AtollError(f"a part of sync round {frame.step} that was withheld is refused: {flaw}")
+
+    def link_samples(self) -> list[LinkSample]:
+        """What each connection carried since the run began."""
+        return [
+            LinkSample(
+                peer=link.rank,
+                sent_bytes=link.bytes_sent,
+                received_bytes=link.bytes_received,
+                busy_s=link.busy_s,
+                goodput_bps=link.goodput_bps,
+                dropped={str(reason): count for reason, count in link.dropped.items()},
+            )
+            for link in (self._transport.links() if self._transport is not None else ())
+        ]
+
+    def sent_bytes(self) -> int:
+        """On all links since the run began."""
+        return sum(link.bytes_sent for link in self._transport.links()) if self._transport is not None else 0
+
+    def leave(self) -> None:
+        """This rank is done with the run: its going is no loss."""
+        if self._transport is not None:
+            self._transport.goodbye()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close(linger_s=LINGER_S)
+
+    def _broadcast(self, kind: Kind, number: int, payload: bytes) -> None:
+        if self._transport is not None:
+            self._transport.broadcast(kind, number, payload)
+
+    def _hear(self, frame: Frame) -> str | None:
+        match frame.kind:
+            case Kind.PART | Kind.SUM:
+                return self._hear_part(frame)
+            case Kind.CONTROL:
+                return self.proposals.hear(frame.step, frame.origin, frame.payload)
+            case Kind.DIGEST:
+                return self._digests.hear(frame.step, frame.origin, frame.payload)
+            case _:
+                return "unknown kind"
+
+    def _hear_part(self, frame: Frame) -> str | None:
+        with self._lock:
+            if self._up_to is None or frame.step <= self._up_to:
+                return self._deliver(frame)
+            self._withheld.append(replace(frame, payload=bytes(frame.payload)))  # its memory is the transport's
+            return None
+
+    def _deliver(self, frame: Frame) -> str | None:
+        return self._engine.deliver(int(frame.kind), frame.origin, frame.step, frame.tensor, frame.count, frame.payload)
+
+    def _lost(self, reason: str) -> None:
+        self.proposals.fail(reason)
+        self._engine.fail(reason)

@@ -1,0 +1,100 @@
+"""Carries each rank's proposals to all others: beside all-reduced gradients, or as messages of the run's channel."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from atoll.agent.runtime.step.agreement import Proposal
+from atoll.agent.runtime.transport.process_groups import Group, collective
+from atoll.errors import PeerLost
+
+_PROPOSAL: Final = struct.Struct("<QBQQQQQ")  # the fields of a Proposal
+KEPT_PASSES: Final = 8
+_DOING: Final = "agreeing on the plan"
+
+
+class ReducedProposals:
+    """One MIN all-reduce of 14 integers, each field and its negative, on a group of its own: it overlaps the backward
+    pass and never waits behind gradients. `collect` follows each `propose`."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._bounds = torch.empty(0, dtype=torch.int64)
+        self._work: dist.Work | None = None
+
+    def propose(self, number: int, own: Proposal) -> None:
+        fields = astuple(own)
+        self._bounds = torch.tensor([*fields, *(-one for one in fields)], dtype=torch.int64)
+        with collective(_DOING):
+            self._work = dist.all_reduce(self._bounds, op=dist.ReduceOp.MIN, group=self._group.control, async_op=True)
+
+    def collect(self, number: int, deadline_s: float) -> Sequence[tuple[str, Proposal]]:
+        """The least and the greatest of each field."""
+        assert self._work is not None  # propose came first
+        with collective(_DOING):
+            self._work.wait()
+        bounds = [int(one) for one in self._bounds.tolist()]
+        half = len(bounds) // 2
+        return [("one", Proposal(*bounds[:half])), ("another", Proposal(*(-one for one in bounds[half:])))]
+
+
+class BroadcastProposals:
+    """One message to every other rank. `hear` and `fail` run on the transport's thread, the rest on the training
+    thread."""
+
+    def __init__(self, rank: int, world_size: int, broadcast: Callable[[int, bytes], None]) -> None:
+        """broadcast: hand (pass, payload) to all other ranks."""
+        self._rank, self._world_size, self._broadcast = rank, world_size, broadcast
+        self._heard: dict[int, dict[int, Proposal]] = {}
+        self._done = 0  # passes up to this one were acted on
+        self._broken: str | None = None
+        self._changed = threading.Condition()
+
+    def propose(self, number: int, own: Proposal) -> None:
+        with self._changed:
+            self._heard.setdefault(number, {})[self._rank] = own
+        if self._world_size > 1:
+            self._broadcast(number, _PROPOSAL.pack(*astuple(own)))
+
+    def hear(self, number: int, rank: int, payload: bytes | memoryview) -> str | None:
+        """A peer's proposal. Returns why it was refused, None if it was taken."""
+        if len(payload) != _PROPOSAL.size or not 0 <= rank < self._world_size or rank == self._rank:
+            return "malformed"
+        with self._changed:
+            if number <= self._done:
+                return "old step"
+            if number > self._done + KEPT_PASSES:
+                return "step too far ahead"
+            if rank in self._heard.setdefault(number, {}):
+                return "twice"
+            self._heard[number][rank] = Proposal(*_PROPOSAL.unpack(payload))
+            self._changed.notify_all()
+        return None
+
+    def fail(self, reason: str) -> None:
+        """Wakes the waiter, which raises PeerLost."""
+        with self._changed:
+            self._broken = self._broken or reason
+            self._changed.notify_all()
+
+    def collect(self, number: int, deadline_s: float) -> Sequence[tuple[str, Proposal]]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._broken is not None or self._complete(number), deadline_s)
+            heard = self._heard.get(number, {})
+            if not self._complete(number):
+                silent = next(rank for rank in range(self._world_size) if rank not in heard)
+                raise PeerLost(self._broken or f"rank {silent} said nothing of pass {number} for {deadline_s:.0f} s")
+            self._done = number
+            for old in [one for one in self._heard if one <= number]:
+                del self._heard[old]
+        return [(f"rank {rank}", heard[rank]) for rank in range(self._world_size)]
+
+    def _complete(self, number: int) -> bool:
+        return len(self._heard.get(number, {})) == self._world_size

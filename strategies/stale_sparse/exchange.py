@@ -1,0 +1,96 @@
+"""The exchange of one rank's layers: the native engine that selects, sums and updates, and the copies from a GPU that
+feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from atoll.agent.runtime.api.session import Session
+from atoll.kernels.exchange_engine import ExchangeEngine
+from atoll.strategies.stale_sparse.layout import Layer
+from atoll.strategies.stale_sparse.offload import Offload
+from atoll.strategies.stale_sparse.settings import StaleSparse
+
+
+class LayerExchange:
+    """`start` once, then all else; `close` at any time."""
+
+    def __init__(self, layers: Sequence[Layer], deadline_s: float) -> None:
+        self.layers, self.deadline_s = layers, deadline_s
+        self._engine: ExchangeEngine | None = None
+        self._offload: Offload | None = None
+
+    @property
+    def started(self) -> bool:
+        return self._engine is not None
+
+    @property
+    def engine(self) -> ExchangeEngine:
+        assert self._engine is not None  # start came first
+        return self._engine
+
+    def start(self, session: Session, settings: StaleSparse, islands: Sequence[Sequence[int]]) -> None:
+        """islands: ranks, each once. Layers get their numbers."""
+        self._engine = engine = ExchangeEngine(
+            rank=session.place.rank,
+            islands=islands,
+            threads=max(1, torch.get_num_threads()),
+            values=settings.values,
+            selection=settings.selection,
+            # Of updates it is in the live weights.
+            error_feedback=settings.error_feedback and settings.exchange == "gradients",
+            digest_every=settings.digest_every if session.place.world_size > 1 else 0,
+            seed=session.seed % 2**63,
+            first_round=1,
+            exchange=settings.exchange,
+        )
+        for layer in self.layers:
+            layer.number = engine.add_tensor(
+                order=layer.order,
+                rule=layer.rule,
+                master=layer.master,
+                residual=layer.residual,
+                first=layer.first,
+                second=layer.second,
+                last_step=layer.last_step,
+                live=layer.live if layer.on_cpu else None,
+                group=layer.group,
+            )
+        if session.device.type == "cuda":
+            self._offload = Offload(session.device)
+
+    def on_cpu(self, layer: Layer) -> bool:
+        """Whether the engine reads this layer where it lies."""
+        return self._offload is None or layer.on_cpu
+
+    def copy_from_gpu(
+        self, layer: Layer, number: int, flat: torch.Tensor, compress: Callable[[torch.Tensor], None]
+    ) -> None:
+        """Of a layer that is not `on_cpu`: as Offload.submit, of sync round `number`."""
+        assert self._offload is not None
+        self._offload.submit(layer.number, number, flat, compress)
+
+    def check_copies(self) -> None:
+        """Raises what a copy from the GPU met."""
+        if self._offload is not None:
+            self._offload.check()
+
+    def await_copies(self) -> None:
+        """Until all that was given to `copy_from_gpu` was handed on."""
+        if self._offload is not None:
+            self._offload.drain(self.deadline_s)
+
+    def await_selected(self) -> None:
+        """Until nothing reads live weights any more. Raises DeadlineExceeded, PeerLost."""
+        self.await_copies()
+        self.engine.await_compressed(self.deadline_s)
+
+    def close(self, before_engine: Callable[[], None] = lambda: None) -> None:
+        """before_engine: ends what takes from the engine."""
+        if self._offload is not None:
+            self._offload.close()
+        before_engine()
+        if self._engine is not None:
+            self._engine.close()

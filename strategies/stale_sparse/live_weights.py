@@ -1,0 +1,97 @@
+"""The live weights of a model: others' updates come into them when a forward pass asks, and never in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+from torch import nn
+
+from atoll.errors import AtollError, DeadlineExceeded, PeerLost
+from atoll.kernels import scatter_blocks
+from atoll.strategies.stale_sparse.exchange import LayerExchange
+from atoll.strategies.stale_sparse.layout import Layer, own_module_layers
+from atoll.strategies.stale_sparse.measures import Tally
+from atoll.strategies.stale_sparse.publication import add_blocks
+
+
+class LiveWeights:
+    """Each module's forward pre-hook brings its own layers level, once between two boundaries. A layer that is used
+    without its own module's forward pass is brought level at the boundary."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        exchange: LayerExchange,
+        tally: Tally,
+        *,
+        additive: bool,
+        required: Callable[[], int],
+        lost: Callable[[AtollError], NoReturn],
+    ) -> None:
+        """additive: others' updates are added to the weights, else the masters' values replace them. required: the sync
+        round that a forward pass must have. lost: is told of a peer that is gone, inside a forward pass."""
+        self._exchange, self._tally, self._additive = exchange, tally, additive
+        self._required, self._lost = required, lost
+        self._level: set[int] = set()  # layers that were brought level since the boundary
+        self._unhooked: set[int] = set()
+        self._hooks = [
+            module.register_forward_pre_hook(partial(self._before_forward, held))
+            for module, held in own_module_layers(model, exchange.layers)
+        ]
+
+    def backward_begins(self) -> None:
+        """What no forward pass asked for until now has no hook that would."""
+        self._unhooked.update(layer.number for layer in self._exchange.layers if layer.number not in self._level)
+
+    def boundary(self, *, wait_for: int | None) -> None:
+        """wait_for: bring all layers to this sync round. Raises PeerLost."""
+        self._level.clear()
+        if wait_for is not None:
+            self._bring_level(self._exchange.layers, wait_for)
+        elif self._unhooked:
+            unhooked = [layer for layer in self._exchange.layers if layer.number in self._unhooked]
+            self._bring_level(unhooked, self._required())
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _before_forward(self, held: Sequence[Layer], module: nn.Module, inputs: Any) -> None:
+        missing = [layer for layer in held if layer.number not in self._level]
+        if missing:
+            try:
+                self._bring_level(missing, self._required())
+            except PeerLost as error:
+                self._lost(error)
+
+    def _bring_level(self, layers: Sequence[Layer], number: int) -> None:
+        """To sync round `number` at least; a newer one is taken if it is there."""
+        self._exchange.check_copies()
+        on_cpu = [layer for layer in layers if layer.on_cpu]
+        try:
+            if on_cpu:
+                _, fresh, waited_s = self._exchange.engine.fetch(
+                    [layer.number for layer in on_cpu], number, self._exchange.deadline_s
+                )
+                self._tally.fetched([layer.name for layer in on_cpu], fresh, waited_s)
+            if off_cpu := [layer for layer in layers if not layer.on_cpu]:
+                self._take_changes(off_cpu, number)
+        except DeadlineExceeded as error:
+            raise PeerLost(str(error)) from error
+        self._level.update(layer.number for layer in layers)
+
+    def _take_changes(self, layers: Sequence[Layer], number: int) -> None:
+        """Into weights that are not in the CPU's memory."""
+        if self._additive:
+            # A copy that was taken before the others' part is in the weights must be compared before it is.
+            self._exchange.await_selected()
+        numbers = [layer.number for layer in layers]
+        waited_s, changes = self._exchange.engine.changes(numbers, number, self._exchange.deadline_s)
+        fresh = sum(change.version > number for change in changes)
+        self._tally.fetched([layer.name for layer in layers], fresh, waited_s)
+        publish = add_blocks if self._additive else scatter_blocks
+        for layer, change in zip(layers, changes, strict=True):
+            publish(layer.live, change.index, change.values)

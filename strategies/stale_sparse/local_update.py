@@ -1,0 +1,142 @@
+"""The LocalUpdate of strategy `stale-sparse`: what both kinds of exchange share.
+
+A sync round is what all ranks exchange once, numbered from 1 within a run. A layer's forward pre-hook waits until round
+n - staleness is in its weights and takes a newer one if it is there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
+from atoll.agent.runtime.step.durable import Origin, OwnState
+from atoll.strategies.stale_sparse.exchange import LayerExchange
+from atoll.strategies.stale_sparse.layout import Layer
+from atoll.strategies.stale_sparse.live_weights import LiveWeights
+from atoll.strategies.stale_sparse.measures import Tally
+from atoll.strategies.stale_sparse.plan import StaleSparsePlan
+from atoll.strategies.stale_sparse.rolling import ResidualPlace
+from atoll.strategies.stale_sparse.settings import StaleSparse
+from atoll.strategies.stale_sparse.state import StaleSparseState
+
+
+class StaleSparseUpdate(ABC):
+    """All methods run on the training thread."""
+
+    flush_changes: bool  # of the exchange
+
+    def __init__(
+        self, context: WorkerContext, settings: StaleSparse, layers: list[Layer], place: ResidualPlace
+    ) -> None:
+        """place: of this rank's residuals."""
+        self._events, self._channel = context.events, context.channel
+        self._session, self._optimizer = context.session, context.optimizer
+        self._settings = settings
+        self._world_size = context.session.place.world_size
+        self._layers = layers
+        self.lag = settings.staleness
+        self._round = 0  # sync rounds that this rank put everything into
+        self._first_step = 0
+        self._open = self._muted = False  # muted: a rehearsal: nothing of it is exchanged
+        self._exchange = LayerExchange(layers, context.session.collective_timeout_s)
+        self.tally = Tally([layer.name for layer in layers], self._take_counts)
+        self.state = StaleSparseState(context.session, self._exchange, context.optimizer, place, lambda: self._ordered)
+        self._weights = LiveWeights(
+            context.model,
+            self._exchange,
+            self.tally,
+            additive=self._settings.exchange == "updates",
+            required=lambda: self._required,
+            lost=context.events.lost,
+        )
+        self._k_blocks: list[int] = []
+        self._set_sparsity(self._settings.sparsity)
+        self._hooks: list[Any] = []
+
+    # --- what the kinds of exchange differ in
+
+    @abstractmethod
+    def _adopt_optimizer(self) -> int:
+        """Take over the optimizer's state; masters are set. Returns how many updates were made before."""
+
+    @abstractmethod
+    def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
+        """Residuals of ranks of the run before, which this one took over, count again."""
+
+    @abstractmethod
+    def combined(self) -> Norms: ...
+
+    @abstractmethod
+    def before_update(self) -> None: ...
+
+    @abstractmethod
+    def after_update(self) -> None: ...
+
+    @abstractmethod
+    def clip(self, max_norm: float) -> bool: ...
+
+    @abstractmethod
+    def flush(self) -> None: ...
+
+    # --- the run
+
+    def start(self, position: Position, origin: Origin | None) -> None:
+        shared: Mapping[str, torch.Tensor] = origin.shared if origin is not None else {}
+        self._first_step = position.step
+        self.state.take_over_masters(shared)
+        self.state.updates = max(self._adopt_optimizer(), int(shared.get("updates", 0)))
+        if origin is not None and "versions" in shared:
+            self._adopt_residuals(self.state.take_over_residuals(origin))
+        self._exchange.start(self._session, self._settings, self._channel.islands())
+        names = [layer.name for layer in self._layers]
+        self._channel.connect(self._exchange.engine, names)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._weights.close()
+        self._exchange.close(before_engine=self._channel.close)
+
+    # --- the pass and the boundary
+
+    def begin(self, opened: Pass) -> None:
+        self._muted = opened.muted or opened.batch.step < self._first_step
+        self._open = True
+        if not self._muted:
+            planned = opened.params.sparsity if isinstance(opened.params, StaleSparsePlan) else None
+            self._set_sparsity(self._settings.sparsity if planned is None else planned)
+            self._weights.backward_begins()
+
+    def backward_done(self) -> None:
+        self._open = False
+
+    def boundary(self, *, wait: bool) -> None:
+        self._channel.compare(self._exchange.engine.digests())
+        self._channel.deliver_up_to(self._ordered if wait else self._required)
+        self._weights.boundary(wait_for=self._ordered if wait else None)
+
+    def waited(self) -> float:
+        return self.tally.take_waited()
+
+    @property
+    def _ordered(self) -> int:
+        """The newest sync round whose update was ordered."""
+        return self._round
+
+    @property
+    def _required(self) -> int:
+        """The sync round that the next forward must have (StellaTrain, section 3.3: never older)."""
+        return max(0, min(self._round - self._settings.staleness, self._ordered))
+
+    def _set_sparsity(self, sparsity: float) -> None:
+        if not self._k_blocks or sparsity != self.tally.sparsity:
+            self.tally.sparsity = sparsity
+            self._k_blocks = [layer.k_blocks(sparsity, self._world_size) for layer in self._layers]
+
+    def _take_counts(self) -> Mapping[str, float]:
+        return self._exchange.engine.take_stats()._asdict()

@@ -1,0 +1,107 @@
+"""The rolling state of strategy `stale-sparse` for checkpoints in memory: of one sync round on every rank, though
+nobody waits for it.
+
+At a boundary this rank has put everything into round n, and its masters cannot be newer: that takes its next part. So
+masters, and moments that follow them, are asked for as of round n: the engine copies each tensor when the round has
+come, or right before a later round changes it. This rank's residuals after its part of round n are read at once.
+Together they are one consistent cut: masters of round n, every rank's residuals, and nothing in flight between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Literal
+
+import torch
+
+from atoll.agent.runtime.step.durable import Bytes, Floats, Part
+from atoll.errors import DeadlineExceeded, PeerLost
+from atoll.strategies.stale_sparse.exchange import LayerExchange
+from atoll.strategies.stale_sparse.layout import Layer
+
+ResidualPlace = Literal["live", "engine", "none"]
+"""Where a rank's residuals are: in its live weights, in memory that the engine changes, nowhere."""
+
+_LOOK_S: Final = 0.2  # how often a wait for others is broken off to see whether it is still wanted
+
+
+class RollingMasters:
+    """A RollingState: masters and what follows them."""
+
+    def __init__(self, exchange: LayerExchange, newest: Callable[[], int], place: ResidualPlace) -> None:
+        """newest: the sync round that this rank put everything into."""
+        self._exchange, self._newest, self._place = exchange, newest, place
+        self._layers = exchange.layers
+        self._number = 0
+        self._residuals: Mapping[str, Floats] = {}
+
+    @property
+    def own_moments(self) -> bool:
+        return self._place == "live"
+
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        return {f"{kind}.{layer.name}": tensor for layer in self._layers for kind, tensor in _buffers(layer).items()}
+
+    def parameters(self) -> Collection[int]:
+        return {id(layer.parameter) for layer in self._layers}
+
+    def residuals(self) -> Mapping[str, int]:
+        return {layer.name: layer.master.numel() for layer in self._layers} if self._place != "none" else {}
+
+    def capture(self, parts: Sequence[Part], residuals: Mapping[str, Floats]) -> None:
+        self._number, self._residuals = self._newest(), residuals
+        self._exchange.await_copies()  # this rank's part of the round is still to be handed over
+        by_name: dict[str, list[Part]] = {}
+        for part in parts:
+            by_name.setdefault(part.name, []).append(part)
+        for layer in self._layers:
+            ranges: list[tuple[Bytes, Bytes]] = []
+            for kind, tensor in _buffers(layer).items():
+                wanted = by_name.get(f"{kind}.{layer.name}", [])
+                ranges += [(tensor.view(torch.uint8).numpy()[one.begin : one.end], one.into) for one in wanted]
+            self._exchange.engine.snapshot(self._number, layer.number, ranges)
+        if self._place == "engine":
+            self._capture_residuals(self._layers)
+        elif self._place == "live" and not all(layer.on_cpu for layer in self._layers):
+            # Before a forward pass brings others' parts into weights that are not in the CPU's memory.
+            self._exchange.engine.await_compressed(self._exchange.deadline_s)
+            self._capture_residuals([layer for layer in self._layers if not layer.on_cpu])
+
+    def read(self) -> None:
+        if self._place == "live":
+            self._exchange.engine.await_compressed(self._exchange.deadline_s)
+            self._capture_residuals([layer for layer in self._layers if layer.on_cpu])
+
+    def wait(self, stopped: Callable[[], bool]) -> bool:
+        ends_s = time.monotonic() + self._exchange.deadline_s
+        while True:
+            try:
+                self._await_snapshot(_LOOK_S)
+                return True
+            except PeerLost:
+                return False  # training is told by itself
+            except DeadlineExceeded:
+                if stopped():
+                    return False
+                if time.monotonic() > ends_s:
+                    raise
+
+    def finish_capture(self) -> None:
+        """On the training thread, when the newest round is there: what is captured is copied now, for masters are about
+        to change otherwise than by a sync round. Raises PeerLost."""
+        if self._number:
+            self._await_snapshot(self._exchange.deadline_s)
+
+    def _await_snapshot(self, deadline_s: float) -> None:
+        self._exchange.engine.await_snapshot([layer.number for layer in self._layers], self._number, deadline_s)
+
+    def _capture_residuals(self, layers: Sequence[Layer]) -> None:
+        for layer in layers:
+            live = None if self._place == "engine" or layer.on_cpu else layer.live.cpu()
+            self._exchange.engine.snapshot_residual(self._number, layer.number, live, self._residuals[layer.name])
+
+
+def _buffers(layer: Layer) -> dict[str, torch.Tensor]:
+    """What updates of the masters write."""
+    named = {"master": layer.master, "first": layer.first, "second": layer.second, "last_step": layer.last_step}
+    return {kind: tensor for kind, tensor in named.items() if tensor is not None}

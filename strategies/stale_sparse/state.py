@@ -1,0 +1,103 @@
+"""The durable state of strategy `stale-sparse`: masters that all ranks share, residuals that are each rank's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import torch
+
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.disk.header import Header
+from atoll.agent.runtime.step.durable import Origin, OwnState
+from atoll.strategies.stale_sparse import residuals
+from atoll.strategies.stale_sparse.exchange import LayerExchange
+from atoll.strategies.stale_sparse.layout import Layer
+from atoll.strategies.stale_sparse.residuals import FlushLog
+from atoll.strategies.stale_sparse.rolling import ResidualPlace, RollingMasters
+
+FREEZE_DEADLINE_S: Final = 5.0
+
+
+class StaleSparseState:
+    """A Durable, on either kind of exchange."""
+
+    survives_update = True
+
+    def __init__(
+        self,
+        session: Session,
+        exchange: LayerExchange,
+        optimizer: torch.optim.Optimizer,
+        place: ResidualPlace,
+        newest: Callable[[], int],
+    ) -> None:
+        """newest: the sync round that this rank put everything into."""
+        self._session, self._exchange, self._optimizer, self._place = session, exchange, optimizer, place
+        self._rolling = RollingMasters(exchange, newest, place)
+        self.flushes = FlushLog([layer.name for layer in exchange.layers])
+        self.updates = 0
+        """Made since the job began."""
+
+    def freeze(self) -> None:
+        self.flushes.freeze(FREEZE_DEADLINE_S)
+        if self._exchange.started:
+            self._exchange.engine.quiesce(FREEZE_DEADLINE_S)
+
+    def masters(self) -> Mapping[int, torch.Tensor]:
+        for layer in self._exchange.layers:
+            if layer.rule in ("adam", "adamw"):
+                self._optimizer.state[layer.parameter]["step"].fill_(float(self.updates))
+        return {id(layer.parameter): layer.shaped(layer.master) for layer in self._exchange.layers}
+
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        shared = {
+            "updates": torch.tensor(self.updates),
+            "versions": torch.tensor(self._exchange.engine.versions()),
+            "flushes": torch.tensor(list(self.flushes.counts.values())),
+        }
+        for layer in self._exchange.layers:
+            if layer.parameter.dtype != torch.float32:
+                shared[f"master.{layer.name}"] = layer.master
+            if layer.last_step is not None:
+                shared[f"last_step.{layer.name}"] = layer.last_step
+        return shared
+
+    def own_writer(self, header: Header, *, copy: bool) -> Callable[[], None] | None:
+        directory = self._session.checkpoint.directory
+        if directory is None or self._place == "none":
+            return None
+        parts = residuals.as_rows(self._exchange.layers, self._exchange.engine.recent_parts())
+        optimizer = self._optimizer.state_dict() if self._place == "live" else None
+        packed = residuals.pack(self.residuals(), parts, optimizer, self.flushes, copy=copy)
+        return partial(residuals.write, directory, header, self._session.place.rank, packed)
+
+    def rolling(self) -> RollingMasters:
+        return self._rolling
+
+    def residuals(self) -> Mapping[str, torch.Tensor]:
+        """What this rank has not sent yet, by layer; float32 [N], copies where they are in the live weights."""
+        if self._place == "live":
+            return {layer.name: self.residual(layer) for layer in self._exchange.layers}
+        return {layer.name: layer.residual for layer in self._exchange.layers if layer.residual is not None}
+
+    def residual(self, layer: Layer) -> torch.Tensor:
+        """Of live weights: what this rank's are ahead of the master and was not sent."""
+        residual = torch.empty_like(layer.master)
+        self._exchange.engine.read_residual(layer.number, None if layer.on_cpu else layer.live.cpu(), residual)
+        return residual
+
+    def take_over_masters(self, shared: Mapping[str, torch.Tensor]) -> None:
+        """shared: of a checkpoint, or empty: then masters begin as the live weights are."""
+        for layer in self._exchange.layers:
+            layer.master.copy_(shared.get(f"master.{layer.name}", layer.live))
+            if layer.last_step is not None and f"last_step.{layer.name}" in shared:
+                layer.last_step.copy_(shared[f"last_step.{layer.name}"])
+
+    def take_over_residuals(self, origin: Origin) -> Sequence[OwnState]:
+        """What this rank takes over of ranks of the run before. Collective where it is on disks; raises PeerLost."""
+        if origin.own is not None:
+            return origin.own
+        sizes = {layer.name: layer.master.numel() for layer in self._exchange.layers}
+        return residuals.take_over(self._session, origin, sizes)

@@ -1,0 +1,153 @@
+"""Ranks that propose through a list of messages, delivered when the test says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.step.agreement import Agreed, Agreement, Proposal, merged
+from atoll.agent.runtime.transport.proposals import KEPT_PASSES, BroadcastProposals
+from atoll.errors import BadInput, PeerLost
+
+DEADLINE_S = 5.0
+NOTHING = Agreed(0, False)
+
+
+def batch_slice(step: int, start: int = 0, total: int = 8) -> BatchSlice:
+    return BatchSlice(step=step, epoch=0, start=start, total=total, local=4, weight=0.5)
+
+
+class Ranks:
+    """Three ranks; what one proposes waits in `sent` for the test."""
+
+    def __init__(self, count: int = 3, *, lag: int = 0, deadline_s: float = DEADLINE_S) -> None:
+        self.sent: list[tuple[int, int, bytes]] = []
+        self.exchanges = [BroadcastProposals(rank, count, self._sender(rank)) for rank in range(count)]
+        self.all = [Agreement(one, NOTHING, lag=lag, deadline_s=deadline_s) for one in self.exchanges]
+
+    def _sender(self, rank: int) -> Callable[[int, bytes], None]:
+        return lambda number, payload: self.sent.append((rank, number, payload))
+
+    def deliver(self) -> list[str | None]:
+        replies = [
+            other.hear(number, rank, payload)
+            for rank, number, payload in self.sent
+            for index, other in enumerate(self.exchanges)
+            if index != rank
+        ]
+        self.sent.clear()
+        return replies
+
+
+def test_the_oldest_plan_and_any_stop_is_what_all_act_on() -> None:
+    ranks = Ranks()
+    for agreement, plan, stop in zip(ranks.all, (5, 3, 4), (False, False, True), strict=True):
+        agreement.propose(batch_slice(0), Agreed(plan, stop))
+    assert ranks.deliver() == [None] * 6
+    for agreement in ranks.all:
+        agreement.act()
+    assert [one.reached(NOTHING) for one in ranks.all] == [Agreed(3, True)] * 3
+
+
+def test_a_rank_alone_agrees_with_itself_and_tells_nobody() -> None:
+    ranks = Ranks(1)
+    ranks.all[0].propose(batch_slice(0), Agreed(2, False))
+    assert ranks.sent == []
+    ranks.all[0].act()
+    assert ranks.all[0].reached(NOTHING) == Agreed(2, False)
+    alone = Agreement(None, NOTHING, lag=0, deadline_s=DEADLINE_S)
+    alone.propose(batch_slice(0), Agreed(2, False))
+    assert alone.act() == 0
+    assert alone.reached(Agreed(3, True)) == Agreed(3, True)
+
+
+def test_proposals_of_later_passes_wait_for_their_turn() -> None:
+    ranks = Ranks(2)
+    for number in (1, 2, 3):
+        ranks.all[1].propose(batch_slice(number - 1), Agreed(number, False))
+    ranks.deliver()
+    for number in (1, 2, 3):
+        ranks.all[0].propose(batch_slice(number - 1), Agreed(9, False))
+        ranks.all[0].act()
+        assert ranks.all[0].reached(NOTHING) == Agreed(number, False)
+
+
+def test_with_a_lag_nobody_waits_for_proposals_of_the_pass_that_is_over() -> None:
+    """1. After the first pass there is nothing to act on. 2. After the second the first one's proposals hold, though
+    nothing came of the second. 3. Asked again, nothing is waited for."""
+    ranks = Ranks(2, lag=1)
+    for agreement in ranks.all:
+        agreement.propose(batch_slice(0), Agreed(4, False))
+    ranks.deliver()
+    assert ranks.all[0].act() == 0
+    assert ranks.all[0].reached(NOTHING) == NOTHING
+    ranks.all[0].propose(batch_slice(1), Agreed(5, True))
+    ranks.all[0].act()
+    assert ranks.all[0].reached(NOTHING) == Agreed(4, False)
+    assert ranks.all[0].act() == 0
+
+
+def test_who_waits_is_woken_by_the_last_proposal_and_says_how_long_it_waited() -> None:
+    ranks = Ranks(2)
+    for agreement in ranks.all:
+        agreement.propose(batch_slice(0), Agreed(1, False))
+    waited_s: list[float] = []
+    waiter = threading.Thread(target=lambda: waited_s.append(ranks.all[0].act()))
+    waiter.start()
+    ranks.deliver()
+    waiter.join(timeout=DEADLINE_S)
+    assert ranks.all[0].reached(NOTHING) == Agreed(1, False)
+    assert 0 <= waited_s[0] < DEADLINE_S
+
+
+def test_a_silent_rank_is_named_after_the_deadline() -> None:
+    ranks = Ranks(deadline_s=0.05)
+    for agreement in ranks.all[:2]:
+        agreement.propose(batch_slice(0), Agreed(1, False))
+    ranks.deliver()
+    with pytest.raises(PeerLost, match="rank 2 said nothing of pass 1"):
+        ranks.all[0].act()
+
+
+def test_a_lost_peer_wakes_who_waits() -> None:
+    ranks = Ranks(2)
+    ranks.all[0].propose(batch_slice(0), Agreed(1, False))
+    ranks.exchanges[0].fail("rank 1 is gone")
+    with pytest.raises(PeerLost, match="rank 1 is gone"):
+        ranks.all[0].act()
+
+
+def test_ranks_at_different_batches_are_told_so() -> None:
+    ranks = Ranks(2)
+    ranks.all[0].propose(batch_slice(7, start=56), Agreed(1, False))
+    ranks.all[1].propose(batch_slice(7, start=64), Agreed(1, False))
+    ranks.deliver()
+    with pytest.raises(BadInput, match="in step 7: rank 0 is at sample 56 of epoch 0, rank 1 at 64 of 0"):
+        ranks.all[0].act()
+
+
+def test_ranks_in_different_steps_or_with_batches_of_other_sizes_are_told_so() -> None:
+    first = Proposal.of(batch_slice(7), NOTHING)
+    with pytest.raises(BadInput, match="rank 0 is in step 7, rank 1 in step 8"):
+        merged([("rank 0", first), ("rank 1", Proposal.of(batch_slice(8), NOTHING))])
+    with pytest.raises(BadInput, match="different batches in step 7"):
+        merged([("rank 0", first), ("rank 1", Proposal.of(batch_slice(7, total=9), NOTHING))])
+
+
+def test_what_makes_no_sense_is_refused_with_a_reason() -> None:
+    ranks = Ranks(2)
+    ranks.all[1].propose(batch_slice(0), Agreed(1, False))
+    (_, _, proposal) = ranks.sent[0]
+    listener = ranks.exchanges[0]
+    assert listener.hear(1, 1, proposal[:-1]) == "malformed"
+    assert listener.hear(1, 0, proposal) == "malformed", "nobody else speaks for this rank"
+    assert listener.hear(1, 2, proposal) == "malformed", "there is no rank 2"
+    assert listener.hear(1 + KEPT_PASSES, 1, proposal) == "step too far ahead"
+    assert listener.hear(1, 1, proposal) is None
+    assert listener.hear(1, 1, proposal) == "twice"
+    ranks.all[0].propose(batch_slice(0), Agreed(1, False))
+    ranks.all[0].act()
+    assert listener.hear(1, 1, proposal) == "old step"

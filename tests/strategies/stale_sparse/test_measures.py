@@ -1,0 +1,26 @@
+"""The counts that a run over thin links keeps of itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.strategies.stale_sparse.measures import Tally
+
+
+def test_what_is_told_of_each_step_adds_up_to_what_is_told_of_the_run() -> None:
+    counted = iter([{"tasks": 3.0}, {"tasks": 4.0}])
+    tally = Tally(["a.weight", "a.bias", "b.weight"], lambda: next(counted))
+    tally.sparsity = 0.9
+    tally.fetched(["a.weight", "a.bias"], fresh=2, waited_s=0.2)
+    tally.fetched(["b.weight"], fresh=0, waited_s=0.3)
+    assert tally.take_waited() == pytest.approx(0.5)
+    assert tally.take_waited() == 0
+    first = tally.take_step(0.5, 100)
+    assert first == pytest.approx({"sparsity": 0.9, "stall_s": 0.5, "fresh_share": 2 / 3, "sent_bytes": 100})
+    assert tally.take_step(0.0, 0)["fresh_share"] == 0
+    tally.fetched(["b.weight"], fresh=1, waited_s=0.1)  # of a step under way
+    assert tally.statistics()["tasks"] == 3
+    assert tally.statistics() == pytest.approx({
+        "tasks": 7, "fresh_share": 3 / 4, "sparsity": 0.9,
+        "stall_s.a.weight": 0.1, "stall_s.a.bias": 0.1, "stall_s.b.weight": 0.4,
+    })  # fmt: skip
