@@ -68,7 +68,12 @@ def module_name(path: Path) -> str:
 @cache
 def modules() -> dict[str, tuple[Path, ast.Module]]:
     paths = sorted(path for folder in PACKAGES for path in sources(folder))
-    return {module_name(path): (path, ast.parse(path.read_text(), str(path))) for path in paths}
+    return {module_name(path): (path, parsed(path)) for path in paths}
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
 
 
 ImportStatement = ast.Import | ast.ImportFrom
@@ -243,7 +248,7 @@ def test_the_command_line_starts_without_torch_and_without_the_daemons() -> None
 def nodes(folders: Iterable[str]) -> Iterator[tuple[str, ast.AST]]:
     for folder in folders:
         for path in sources(folder):
-            for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            for node in ast.walk(parsed(path)):
                 yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", node
 
 
