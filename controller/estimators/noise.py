@@ -50,24 +50,24 @@ class NoiseEstimator:
         # Sums with weights that decay: trace, sqnorm, their squares and product.
         self._sums = [0.0] * 5
 
-    def observe(self, seen: ObservedStep) -> None:
+    def observe(self, observed: ObservedStep) -> None:
         """One rank's step in which it sampled: both squared norms finite and positive, batches at least 0.
 
         With one rank alone, global_sqnorm is that of the mean over the samples of this sampled step and the one
         before; where it is the step's own there is nothing to learn from it.
         """
-        sampled = self._pending.get(seen.step)
+        sampled = self._pending.get(observed.step)
         if sampled is None:
             if len(self._pending) == PENDING_STEPS:
                 del self._pending[next(iter(self._pending))]
-            sampled = self._pending[seen.step] = _Sampled(seen.total_batch)
-        sampled.batches.append(seen.local_batch)
-        sampled.local_sqnorms.append(seen.local_sqnorm)
-        sampled.global_sqnorm = seen.global_sqnorm
-        sampled.samples += seen.local_batch
+            sampled = self._pending[observed.step] = _Sampled(observed.total_batch)
+        sampled.batches.append(observed.local_batch)
+        sampled.local_sqnorms.append(observed.local_sqnorm)
+        sampled.global_sqnorm = observed.global_sqnorm
+        sampled.samples += observed.local_batch
         if sampled.samples < sampled.total_batch:
             return
-        del self._pending[seen.step]
+        del self._pending[observed.step]
         told = self._told(sampled)
         if len(told) > 1:
             batches, local_sqnorms = zip(*told, strict=True)

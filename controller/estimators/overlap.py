@@ -32,22 +32,26 @@ class OverlapEstimator:
         self._ranks: set[int] = set()
         self._syncs: dict[int, tuple[int, float, float]] = {}  # by step: ranks heard, least sync_s, least last_sync_s
 
-    def observe(self, rank: int, seen: ObservedStep) -> None:
+    def observe(self, rank: int, observed: ObservedStep) -> None:
         """One more step of a rank, its times finite and not negative."""
         self._ranks.add(rank)
-        if 0 < seen.first_bucket_s <= seen.backward_s:
+        if 0 < observed.first_bucket_s <= observed.backward_s:
             gamma = self._gammas.get(rank)
             if gamma is None:
                 gamma = self._gammas[rank] = ClippedMean()
-            gamma.observe(seen.first_bucket_s / seen.backward_s)
-        known = self._syncs.get(seen.step)
+            gamma.observe(observed.first_bucket_s / observed.backward_s)
+        known = self._syncs.get(observed.step)
         if known is not None:
             heard, sync_s, last_sync_s = known
-            self._syncs[seen.step] = (heard + 1, min(sync_s, seen.sync_s), min(last_sync_s, seen.last_sync_s))
+            self._syncs[observed.step] = (
+                heard + 1,
+                min(sync_s, observed.sync_s),
+                min(last_sync_s, observed.last_sync_s),
+            )
             return
         if len(self._syncs) == PENDING_STEPS:
             del self._syncs[next(iter(self._syncs))]
-        self._syncs[seen.step] = (1, seen.sync_s, seen.last_sync_s)
+        self._syncs[observed.step] = (1, observed.sync_s, observed.last_sync_s)
 
     def estimate(self) -> OverlapEstimate | None:
         """None before enough steps were told by nearly all ranks, and while no rank measures its backward pass."""

@@ -36,39 +36,39 @@ class RankEstimator:
         self._profile: RankProfile | None = None
         self._fresh = True  # whether _profile is of all steps seen
 
-    def observe(self, seen: ObservedStep) -> bool:
+    def observe(self, observed: ObservedStep) -> bool:
         """One more step. False, and nothing changes, for repeated, older and senseless ones and a run's first."""
-        if seen.step <= self.last_step or seen.plan < self.plan or not _sound(seen):
+        if observed.step <= self.last_step or observed.plan < self.plan or not _sound(observed):
             return False
-        self.last_step = seen.step
-        if seen.plan > self.plan or seen.total_batch > self.total_batch:
-            self.plan, self.total_batch = seen.plan, seen.total_batch
+        self.last_step = observed.step
+        if observed.plan > self.plan or observed.total_batch > self.total_batch:
+            self.plan, self.total_batch = observed.plan, observed.total_batch
             self._forget()
         if self._skipped < SKIPPED_STEPS:
             self._skipped += 1
             return False
-        parts_s = seen.load_s + seen.forward_s + seen.update_s
-        in_parts = seen.backward_s > 0
+        parts_s = observed.load_s + observed.forward_s + observed.update_s
+        in_parts = observed.backward_s > 0
         changed_since = self._model.observe(
-            seen.step, seen.local_batch, parts_s if in_parts else seen.compute_s, seen.backward_s
+            observed.step, observed.local_batch, parts_s if in_parts else observed.compute_s, observed.backward_s
         )
-        if seen.total_batch == self.total_batch:
-            self._observe_window(seen)
+        if observed.total_batch == self.total_batch:
+            self._observe_window(observed)
         if changed_since is not None:
             while self._computed and self._computed[0][0] < changed_since:
                 self._computed.popleft()
-        if seen.step_s > 0:
-            self.stall_share += _STALL_GAIN * (min(seen.stall_s / seen.step_s, 1.0) - self.stall_share)
+        if observed.step_s > 0:
+            self.stall_share += _STALL_GAIN * (min(observed.stall_s / observed.step_s, 1.0) - self.stall_share)
         self._fresh = False
         return True
 
-    def _observe_window(self, seen: ObservedStep) -> None:
-        if seen.local_batch != self._local_batch:
-            self._local_batch = seen.local_batch
+    def _observe_window(self, observed: ObservedStep) -> None:
+        if observed.local_batch != self._local_batch:
+            self._local_batch = observed.local_batch
             self._forget()
-        self._computed.append((seen.step, seen.compute_s))
-        if seen.step_s > 0:
-            self._whole.append(seen.step_s)
+        self._computed.append((observed.step, observed.compute_s))
+        if observed.step_s > 0:
+            self._whole.append(observed.step_s)
 
     def _forget(self) -> None:
         self._computed.clear()
@@ -102,22 +102,22 @@ class RankEstimator:
         )
 
 
-def _sound(seen: ObservedStep) -> bool:
+def _sound(observed: ObservedStep) -> bool:
     """Whether all numbers are finite and not negative, and something was computed."""
-    if seen.local_batch < 0 or seen.total_batch < seen.local_batch or seen.total_batch == 0:
+    if observed.local_batch < 0 or observed.total_batch < observed.local_batch or observed.total_batch == 0:
         return False
     numbers = (
-        seen.step_s,
-        seen.compute_s,
-        seen.load_s,
-        seen.forward_s,
-        seen.backward_s,
-        seen.first_bucket_s,
-        seen.update_s,
-        seen.sync_s,
-        seen.last_sync_s,
-        seen.stall_s,
-        seen.local_sqnorm,
-        seen.global_sqnorm,
+        observed.step_s,
+        observed.compute_s,
+        observed.load_s,
+        observed.forward_s,
+        observed.backward_s,
+        observed.first_bucket_s,
+        observed.update_s,
+        observed.sync_s,
+        observed.last_sync_s,
+        observed.stall_s,
+        observed.local_sqnorm,
+        observed.global_sqnorm,
     )
-    return math.isfinite(sum(numbers)) and min(numbers) >= 0 and seen.compute_s > 0
+    return math.isfinite(sum(numbers)) and min(numbers) >= 0 and observed.compute_s > 0

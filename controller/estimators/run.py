@@ -40,19 +40,19 @@ class RunEstimators:
         self._stall_share = 0.0
         self._stall_s: float | None = None  # when that was found
 
-    def observe(self, rank: int, seen: ObservedStep) -> None:
+    def observe(self, rank: int, observed: ObservedStep) -> None:
         """One more step of a rank; its steps come in ascending order, some may be missing."""
         known = self._ranks.get(rank) or RankEstimator()
-        measured = known.observe(seen)
+        measured = known.observe(observed)
         if known.last_step >= 0:
             self._ranks[rank] = known
         if not measured:
             return
-        self._overlap.observe(rank, seen)
+        self._overlap.observe(rank, observed)
         if self._of_strategy is not None:
-            self._of_strategy.observe(rank, seen)
-        if seen.local_sqnorm > 0 and seen.global_sqnorm > 0:
-            self._noise.observe(seen)
+            self._of_strategy.observe(rank, observed)
+        if observed.local_sqnorm > 0 and observed.global_sqnorm > 0:
+            self._noise.observe(observed)
 
     def observe_links(
         self, rank: int, island_of: Mapping[int, str], links: Iterable[ObservedLink], now_s: float

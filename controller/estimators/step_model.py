@@ -64,17 +64,17 @@ class _Level(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _Reference:
     """What the next steps of a batch should take while nothing changes. noise: relative standard deviation of a step's
-    time from that. seen: steps of the batch when this was found; 0 where it is the model's word."""
+    time from that. count: steps of the batch when this was found; 0 where it is the model's word."""
 
     level: _Level
     noise: float
-    seen: int
+    count: int
 
 
 class _Batch:
     """The newest steps with one local batch. stale: measured before the device's speed changed."""
 
-    __slots__ = ("_level", "backward_s", "others_s", "reference", "seen", "stale", "steps")
+    __slots__ = ("_level", "backward_s", "count", "others_s", "reference", "stale", "steps")
 
     def __init__(self) -> None:
         self.stale = False
@@ -85,7 +85,7 @@ class _Batch:
         self.others_s: deque[float] = deque(maxlen=WINDOW_STEPS)
         self.backward_s: deque[float] = deque(maxlen=WINDOW_STEPS)
         self.reference: _Reference | None = None
-        self.seen = 0  # since it was new or stale
+        self.count = 0  # since it was new or stale
         self._level: _Level | None = None
 
     @property
@@ -96,7 +96,7 @@ class _Batch:
         self.steps.append(step)
         self.others_s.append(others_s)
         self.backward_s.append(backward_s)
-        self.seen += 1
+        self.count += 1
         self._level = None
 
     def renew(self) -> None:
@@ -116,7 +116,7 @@ class _Batch:
             self.steps.popleft()
             self.others_s.popleft()
             self.backward_s.popleft()
-        self.reference, self.seen, self._level = None, len(self.steps), None
+        self.reference, self.count, self._level = None, len(self.steps), None
 
     def scale(self, others: float, backward: float) -> None:
         self.others_s = deque((a * others for a in self.others_s), WINDOW_STEPS)
@@ -174,7 +174,7 @@ class StepModel:
         if reference is not None:
             deviation = math.log((others_s + backward_s) / reference.level.compute_s)
             changed = self._change.observe(step, deviation, reference.noise, reference.level.error)
-            if reference.seen:
+            if reference.count:
                 self._noise += _NOISE_GAIN * (1.2533 * min(abs(deviation), _NOISE_CLIP) - self._noise)
         batch.add(step, others_s, backward_s)
         self._fresh = False
@@ -187,17 +187,17 @@ class StepModel:
     def _reference(self, local_batch: int, batch: _Batch) -> _Reference | None:
         """What this batch should take: as it did, else as the model says with its error."""
         known = batch.reference
-        if batch.seen < _OWN_STEPS:
+        if batch.count < _OWN_STEPS:
             return known or self._modelled(local_batch)
-        if known is not None and known.seen and (self._change.suspicious or batch.seen < known.seen + _RENEWED):
+        if known is not None and known.count and (self._change.suspicious or batch.count < known.count + _RENEWED):
             return known  # while a change is suspected the median may be of both speeds
-        if known is None or not known.seen:
+        if known is None or not known.count:
             self._change.reset()  # what spoke for a change may have been the model's error
         level = batch.level()
         if level is None:
             return None
         spread_here = level.error * math.sqrt(len(batch.steps)) / median_error(1.0, 1)
-        return _Reference(level, max(self._noise, spread_here), batch.seen)
+        return _Reference(level, max(self._noise, spread_here), batch.count)
 
     def _modelled(self, local_batch: int) -> _Reference | None:
         estimate = self.estimate()
@@ -214,13 +214,13 @@ class StepModel:
         if len(self._batches) == KEPT_BATCHES:
             oldest = min(self._batches, key=lambda each: self._batches[each].newest)
             if self._anchor is not None and self._anchor.batch == oldest:
-                self._settle()
+                self._rescale()
             del self._batches[oldest]
         return self._batches.setdefault(local_batch, _Batch())
 
     def _begin_anew(self, since: int, anchor: _Anchor) -> None:
         """The device has had another speed from step `since` on."""
-        self._settle()
+        self._rescale()
         for batch in self._batches.values():
             if batch.newest >= since:
                 batch.forget_before(since)
@@ -229,7 +229,7 @@ class StepModel:
         self._anchor = anchor
         self._change.reset()
 
-    def _settle(self) -> None:
+    def _rescale(self) -> None:
         """Stale steps are scaled for good to what the device's speed is now."""
         others, backward, _ = self._scale()
         for batch in self._batches.values():

@@ -23,7 +23,7 @@ _UPDATE_SHARE: Final = 0.1
 class Estimators(Protocol):
     """What is needed of atoll.controller.estimators.run.RunEstimators; one for each run of a job."""
 
-    def observe(self, rank: int, seen: ObservedStep) -> None: ...
+    def observe(self, rank: int, observed: ObservedStep) -> None: ...
 
     def observe_links(
         self, rank: int, island_of: Mapping[int, str], links: Iterable[ObservedLink], now_s: float
@@ -40,7 +40,7 @@ class Telemetry:
     def __init__(self, estimators: Estimators, ranks: Ranks, entries: int) -> None:
         self._estimators, self._ranks = estimators, ranks
         self._island_of = dict(enumerate(ranks.island_of))
-        self._seen: list[list[ObservedStep]] = [[] for _ in ranks.devices]
+        self._steps: list[list[ObservedStep]] = [[] for _ in ranks.devices]
         self._sent_J, self._busy_J = np.zeros(len(ranks.islands)), np.zeros(len(ranks.islands))
         estimators.observe_entries(entries)
 
@@ -59,9 +59,9 @@ class Telemetry:
             norms[0],
         )
         batches = plan.choice.batches
-        rows = zip(self._seen, batches, *(column.tolist() for column in columns), strict=True)
-        for seen, batch, step_s, before_s, backward_s, first_s, sync_s, last_s, stall_s, sqnorm in rows:
-            seen.append(
+        rows = zip(self._steps, batches, *(column.tolist() for column in columns), strict=True)
+        for steps, batch, step_s, before_s, backward_s, first_s, sync_s, last_s, stall_s, sqnorm in rows:
+            steps.append(
                 ObservedStep(
                     step=step,
                     plan=plan.plan,
@@ -85,10 +85,10 @@ class Telemetry:
 
     def tell(self, now_s: float) -> Profile:
         """Everything since the last time; what is known then."""
-        for rank, seen in enumerate(self._seen):
-            for step in seen:
+        for rank, steps in enumerate(self._steps):
+            for step in steps:
                 self._estimators.observe(rank, step)
-            seen.clear()
+            steps.clear()
         others = len(self._ranks.leaders) - 1
         sent = zip(self._ranks.leaders, self._sent_J.tolist(), self._busy_J.tolist(), strict=True)
         for leader, sent_bytes, busy_s in sent:
