@@ -41,9 +41,8 @@ def run(job_id: str, run_number: int) -> str:
     return f"{runs_prefix(job_id)}{_number('run', run_number, 6)}"
 
 
-def runs_prefix(job_id: str | None = None) -> str:
-    """Runs of one job, or of all."""
-    return "/atoll/runs/" if job_id is None else f"/atoll/runs/{_segment('job id', job_id)}/"
+def runs_prefix(job_id: str) -> str:
+    return f"/atoll/runs/{_segment('job id', job_id)}/"
 
 
 def plan(job_id: str, run_number: int, plan_number: int) -> str:
@@ -88,9 +87,9 @@ def event(job_id: str, sequence: int) -> str:
     return f"{events_prefix(job_id)}{_number('event', sequence, 8)}"
 
 
-def events_prefix(job_id: str | None = None) -> str:
-    """Events of one job (`CLUSTER` for those of no job), or all."""
-    return "/atoll/events/" if job_id is None else f"/atoll/events/{_segment('job id', job_id)}/"
+def events_prefix(job_id: str) -> str:
+    """Events of one job; `CLUSTER` for those of no job."""
+    return f"/atoll/events/{_segment('job id', job_id)}/"
 
 
 def code(sha256: str, chunk: int) -> str:

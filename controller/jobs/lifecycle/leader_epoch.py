@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,7 +15,7 @@ from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
-from atoll.controller.jobs.lifecycle.observed import NewEvent
+from atoll.controller.jobs.lifecycle.observed import JobStep, NewEvent
 from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
 from atoll.controller.jobs.records.code_bundles import CodeBundles
@@ -156,7 +156,7 @@ class LeaderEpoch:
                 text = f"{', '.join(sorted(unpin))}: left to the controller again (asked by a user)"
                 events.append(NewEvent(Level.INFO, "plan", text))
             if plan or job != state.job:
-                await self._write(state, job, events, plan)
+                await self._write(state, JobStep(job, state.run, plan, tuple(events)))
         self.nudge()
         return state
 
@@ -169,7 +169,7 @@ class LeaderEpoch:
                 raise Conflict(f"job {job.id} is {job.status.phase.lower()} already: {job.status.reason}")
             if not job.cancel:
                 event = NewEvent(Level.INFO, "phase", "cancel was asked for")
-                await self._write(state, replace(job, cancel=True), [event])
+                await self._write(state, JobStep(replace(job, cancel=True), state.run, events=(event,)))
         self.nudge()
         return state
 
@@ -181,11 +181,9 @@ class LeaderEpoch:
             state = self.ledger.find(state.job.id)
         return state
 
-    async def _write(
-        self, state: JobState, job: JobRecord, events: Sequence[NewEvent], plan: PlanRecord | None = None
-    ) -> None:
+    async def _write(self, state: JobState, step: JobStep) -> None:
         try:
-            await self.ledger.write(state, job, plan=plan, events=events)
+            await self.ledger.write(state, step)
         except StoreUnavailable:
             self.nudge()
             raise

@@ -25,6 +25,7 @@ from atoll.controller.jobs.lifecycle.observed import (
     Action,
     DropMemory,
     ForgetWorker,
+    JobStep,
     LaunchWorker,
     NewEvent,
     ObservedDevices,
@@ -155,15 +156,7 @@ class Reconciler:
                 state = found
             before = (state.job, state.run)
             step = next_step(self._observe(state, free), self._pass_clock())
-            await self._ledger.write(
-                state,
-                step.job,
-                step.run,
-                step.plan,
-                step.events,
-                placement=step.placement,
-                admission=step.admission,
-            )
+            await self._ledger.write(state, step)
             if step.judged:
                 state.judged_s = self._clock()
             self._note_finished(state)
@@ -181,7 +174,7 @@ class Reconciler:
         if state.run:
             notices = self._progress.take_notices(state.job.id, state.run.run)
             for i in range(0, len(notices), 32):  # a transaction carries only so many
-                await self._ledger.write(state, state.job, events=notices[i : i + 32])
+                await self._ledger.write(state, JobStep(state.job, state.run, events=notices[i : i + 32]))
 
     async def _commit(self, live: Sequence[JobState]) -> None:
         """Write which generations in memory are newly complete, of each job at most once in COMMIT_EVERY_S."""

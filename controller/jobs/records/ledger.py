@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
 
-from atoll.controller.jobs.lifecycle.observed import NewEvent
+from atoll.controller.jobs.lifecycle.observed import JobStep, NewEvent
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import (
@@ -203,37 +203,26 @@ class Ledger:
 
     # Writing
 
-    async def write(
-        self,
-        state: JobState,
-        job: JobRecord,
-        run: RunRecord | None = None,
-        plan: PlanRecord | None = None,
-        events: Sequence[NewEvent] = (),
-        *,
-        placement: PlacementRecord | None = None,
-        admission: AdmissionRecord | None = None,
-    ) -> None:
-        """Write what changed of a job, in one transaction. Call with `writing` held.
+    async def write(self, state: JobState, step: JobStep) -> None:
+        """Write what a step changed of a job, in one transaction. Call with `writing` held.
 
         Raises Conflict where somebody else wrote it since it was read (it is read anew then), StoreUnavailable,
         LeadershipLost.
         """
-        job = replace(job, status=replace(job.status, events=job.status.events + len(events)))
+        run, before = step.run, step.job.status.events
+        job = replace(step.job, status=replace(step.job.status, events=before + len(step.events)))
         changes: list[Change] = [] if job == state.job else [Put(keys.job(job.id), encode(job))]
         if run is not None and run != state.run:
             changes.append(Put(keys.run(job.id, run.run), encode(run)))
-        if placement is not None:
-            changes.append(Put(keys.placement(job.id, placement.run), encode(placement)))
-        if plan is not None:
-            changes.append(Put(keys.plan(job.id, plan.run, plan.id), encode(plan)))
-        if admission is not None:
+        if step.placement is not None:
+            changes.append(Put(keys.placement(job.id, step.placement.run), encode(step.placement)))
+        if step.plan is not None:
+            changes.append(Put(keys.plan(job.id, step.plan.run, step.plan.id), encode(step.plan)))
+        if (admission := step.admission) is not None:
             changes.append(Put(keys.admission(job.id, admission.id), encode(admission)))
             if admission.id > KEPT_ADMISSIONS:
                 changes.append(Delete(keys.admission(job.id, admission.id - KEPT_ADMISSIONS)))
-        changes += self._event_changes(
-            job.id, run.run if run else job.status.run, job.status.events - len(events), events
-        )
+        changes += self._event_changes(job.id, run.run if run else job.status.run, before, step.events)
         if not changes:
             return
         try:
@@ -245,8 +234,8 @@ class Ledger:
             await self.reread(job.id)
             raise
         if job.status.run != state.job.status.run:
-            state.placement = placement
-        self._mirror(state, job, run, plan, revision)
+            state.placement = step.placement
+        self._mirror(state, job, run, step.plan, revision)
 
     async def commit(self, complete: Sequence[CommitRecord]) -> None:
         """Write which generations count. Call with `writing` held. Raises StoreUnavailable, LeadershipLost."""

@@ -412,5 +412,5 @@ async def test_a_run_of_hundreds_may_end_at_one_moment(store: EtcdStore) -> None
     ledger = Ledger(store, Fence("/atoll/leader", await store.commit([Put("/atoll/leader", b"")])), lambda: None)
     state = await ledger.add(job(JobPhase.RUNNING), NewEvent(Level.INFO, "phase", "added"))
     state.job = changed(state.job, events=5000)
-    await ledger.write(state, step.job, step.run, None, step.events)
+    await ledger.write(state, step)
     assert len(await ledger.events(JOB, after=5000)) == 34
