@@ -1,4 +1,4 @@
-"""Residuals on disk, over the end of a run: DIRECTORY/held-back/rank-N, in the format of checkpoints.
+"""Residuals on disk, over the end of a run: DIRECTORY/residuals/rank-N, in the format of checkpoints.
 
 Every rank keeps its own on its own machine: a residual is as large as the model and has no place on a thin link. The
 next run's ranks take over what they find, each rank's exactly once. In an emergency ranks may have been in different
@@ -9,7 +9,7 @@ checkpoint does, and keeps what it gave into the last until all ranks are known 
 
 from __future__ import annotations
 
-import re
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ import torch
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
-from atoll.agent.runtime.checkpoints.disk.files import Checkpoint, Header
+from atoll.agent.runtime.checkpoints.disk.files import Checkpoint, CheckpointFolder, Header
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
 from atoll.agent.runtime.step.durable import Origin, OwnState
 from atoll.errors import CheckpointError
@@ -32,10 +32,11 @@ from atoll.strategies.stale_sparse.layout import Layer
 from atoll.strategies.stale_sparse.publication import add_blocks
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
-FOLDER: Final = "held-back"  # this, and the names in the files, as the first release wrote them
+FOLDER: Final = "residuals"
+FORMER_FOLDER: Final = "held-back"
+"""Of release 0.1, as are the names in the files: read too, and removed once as many are in the present one."""
 KEPT: Final = 2
 SPREAD_STEPS: Final = 2  # how far apart ranks may be when one is lost
-_RANK: Final = re.compile(r"rank-(\d{1,4})")
 
 
 Packed = tuple[Mapping[str, torch.Tensor], Any]
@@ -117,6 +118,8 @@ def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     files.write(folder, header, *packed)
     files.keep_newest(folder, KEPT)
+    if len(files.newest(folder)) >= KEPT:
+        shutil.rmtree(directory / FORMER_FOLDER / folder.name, ignore_errors=True)
 
 
 def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> list[OwnState]:
@@ -151,22 +154,18 @@ def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> lis
 
 def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> list[_Found]:
     """The residuals here that belong to the checkpoint this run goes on from, one per rank, by rank."""
-    found = []
-    root = directory / FOLDER
-    for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        match = _RANK.fullmatch(folder.name)
-        rank = int(match[1]) if match is not None else origin.world_size
-        if rank >= origin.world_size:
-            continue
-        near = [
-            candidate
-            for candidate in files.newest(folder, on_skip)
-            if candidate.run == origin.run and abs(candidate.step - origin.step) <= SPREAD_STEPS
-        ]
+
+    def apart(candidate: CheckpointFolder) -> int:
+        return abs(candidate.step - origin.step)
+
+    nearest: dict[int, CheckpointFolder] = {}
+    for rank in range(origin.world_size):
+        folders = [directory / root / f"rank-{rank}" for root in (FOLDER, FORMER_FOLDER)]
+        candidates = [one for folder in folders if folder.is_dir() for one in files.newest(folder, on_skip)]
+        near = [one for one in candidates if one.run == origin.run and apart(one) <= SPREAD_STEPS]
         if near:
-            best = min(near, key=lambda candidate: abs(candidate.step - origin.step))
-            found.append(_Found(rank, best.path))
-    return found
+            nearest[rank] = min(near, key=apart)
+    return [_Found(rank, candidate.path) for rank, candidate in nearest.items()]
 
 
 def _shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
