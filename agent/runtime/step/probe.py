@@ -3,7 +3,7 @@
 ATOLL_PROBE in the environment says which. The script is as it always is: its batch size and strategy are replaced, it
 keeps no checkpoints, and ends after so many steps. What its own run.backward(loss) saw is written to a file.
 
-Behind the steps that train, some are judged: all ranks have the same model by then, of which nothing was held back, and
+Behind the steps that train, some are judged: all ranks have the same model by then, without a residual anywhere, and
 what the script does to it is undone after every step. So the losses of these steps are those of the model that the job
 would go on with, on samples that it was not trained on in this epoch. While it trains, a rank's loss is that of its own
 weights, which have its own gradients in full whatever the compression keeps from the others."""

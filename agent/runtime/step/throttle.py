@@ -20,7 +20,7 @@ class Throttle:
         self._added_per_second = 1 / speed - 1
         self._sync = sync
         self._since_s = time.monotonic()
-        self._owed_s = 0.0
+        self._due_s = 0.0
 
     def resume(self) -> None:
         """Compute begins again here; what lies between the last `pay` and now was waiting."""
@@ -37,8 +37,8 @@ class Throttle:
         if self._sync is not None:
             self._sync()
         before_s = time.monotonic()
-        self._owed_s += (before_s - self._since_s) * self._added_per_second
-        if self._owed_s > 0:
-            time.sleep(self._owed_s)
+        self._due_s += (before_s - self._since_s) * self._added_per_second
+        if self._due_s > 0:
+            time.sleep(self._due_s)
         self._since_s = time.monotonic()
-        self._owed_s -= self._since_s - before_s
+        self._due_s -= self._since_s - before_s

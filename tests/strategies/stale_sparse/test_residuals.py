@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,14 +36,9 @@ def taken_over(directory: Path, step: int, told: list[str]) -> dict[int, float]:
         checkpoint=SimpleNamespace(directory=directory),
         notice=lambda level, text: told.append(text),
     )
-    origin: Any = SimpleNamespace(run=1, step=step, world_size=2, extra={}, shared={})
+    origin: Any = SimpleNamespace(run=1, step=step, world_size=2, shared={})
     found = residuals.take_over(session, origin, {"layer": 3})
-    return {one.rank: float(residual_of(one)["layer"][0]) for one in found}
-
-
-def residual_of(state: Any) -> dict[str, torch.Tensor]:
-    _, residual, _ = (getattr(state, field.name) for field in fields(state))
-    return dict(residual)
+    return {one.rank: float(one.residual["layer"][0]) for one in found}
 
 
 def test_those_of_the_first_release_are_taken_over(tmp_path: Path, told: list[str]) -> None:
