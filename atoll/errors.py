@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from atoll.exit_codes import PEER_LOST, TIMEOUT
+
 
 class AtollError(Exception):
     """Base of everything Atoll raises on purpose. `exit_code` is what the `atoll` command ends with."""
@@ -46,7 +48,7 @@ class NoFeasiblePlan(AtollError):
 class DeadlineExceeded(AtollError):
     """A wait reached its deadline."""
 
-    exit_code = 124
+    exit_code = TIMEOUT
 
 
 class NotFound(AtollError):
@@ -74,7 +76,7 @@ class CheckpointError(AtollError):
 class PeerLost(AtollError):
     """A collective failed because another worker of the run is gone."""
 
-    exit_code = 75
+    exit_code = PEER_LOST
 
 
 class WeightsDiffer(AtollError):

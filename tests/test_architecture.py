@@ -30,6 +30,8 @@ SHARED = (
     "atoll.handshakes",
     "atoll.jobspec",
     "atoll.etcd_record",
+    "atoll.exit_codes",
+    "atoll.telemetry_limits",
     "atoll.die_with_parent",
     "atoll.worker_key",
 )

@@ -6,7 +6,7 @@ import re
 import signal
 from typing import Final
 
-from atoll.agent.runtime.agent_link import exits
+from atoll import exit_codes
 from atoll.agent.supervisor.events import Ended, Exit, ExitKind
 
 MAX_REASON: Final = 500
@@ -20,11 +20,11 @@ def classify(ended: Ended, kill: tuple[ExitKind, str] | None) -> Exit:
     catches SIGTERM and exits with 0 has not finished."""
     code, words = ended.exit_code, ended.last_words
     match code:
-        case exits.FINISHED if kill is None:
+        case exit_codes.FINISHED if kill is None:
             return Exit(ExitKind.FINISHED, 0, "")
-        case exits.DRAINED:
+        case exit_codes.DRAINED:
             return Exit(ExitKind.DRAINED, code, "stopped at a step boundary, as asked")
-        case exits.PEER_LOST if kill is None or kill[0] is not ExitKind.FAILED:
+        case exit_codes.PEER_LOST if kill is None or kill[0] is not ExitKind.FAILED:
             # Who hung leaves like one that lost a peer, and is none.
             return Exit(ExitKind.PEER_LOST, code, words or "a peer of its run was lost")
     if kill is not None:

@@ -13,7 +13,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from atoll.agent.runtime.agent_link import exits
+from atoll import exit_codes
 from atoll.agent.supervisor import liveness
 from atoll.agent.supervisor.events import (
     CloseRequested,
@@ -240,7 +240,8 @@ def _killed(stop: Stop | None, exit_code: int) -> tuple[ExitKind, str] | None:
     """What to call the end of a worker, and why, if it was the agent's doing."""
     if stop is None:
         return None
-    hung = stop.kind is ExitKind.FAILED and exit_code not in (exits.FINISHED, exits.DRAINED)  # else it came to itself
+    came_to_itself = exit_code in (exit_codes.FINISHED, exit_codes.DRAINED)
+    hung = stop.kind is ExitKind.FAILED and not came_to_itself
     return (stop.kind, stop.reason) if stop.signal or hung else None
 
 

@@ -4,16 +4,10 @@ counted."""
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
 
+from atoll.telemetry_limits import MAX_LINKS, MAX_METRICS, MAX_NOTICE_CHARACTERS, MAX_NOTICES, MAX_STEPS
 from atoll.v1.agents_pb2 import Notice, Prepared, Resumed, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
-
-MAX_STEPS: Final = 256
-MAX_METRICS: Final = 64
-MAX_NOTICES: Final = 64
-MAX_NOTICE_CHARACTERS: Final = 4096
-MAX_LINKS: Final = 64
 
 
 class TelemetryBuffer:

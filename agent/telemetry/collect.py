@@ -7,23 +7,22 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from atoll.agent.telemetry.buffer import MAX_LINKS, MAX_METRICS, MAX_NOTICES, TelemetryBuffer
-from atoll.strategies import registry
+from atoll.agent.telemetry.buffer import TelemetryBuffer
+from atoll.telemetry_limits import (
+    MAX_DROP_REASONS,
+    MAX_LINKS,
+    MAX_METRICS,
+    MAX_NOTICES,
+    MAX_PEERS,
+    TIERS,
+    flaw_of_step,
+)
 from atoll.v1.agents_pb2 import Telemetry, WorkerTelemetry
-from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample
+from atoll.v1.common_pb2 import Level, LinkSample, Metrics
 from atoll.worker_key import WorkerKey
 
-MAX_METRIC_VALUES: Final = 64
 MAX_METRIC_NAME: Final = 256
-MAX_PEERS: Final = 4096
-MAX_DROP_REASONS: Final = 16
 MAX_DROP_REASON: Final = 256
-STEP_SECONDS: Final = (
-    *("step_s", "compute_s", "wait_s", "load_s", "forward_s", "backward_s", "first_bucket_s", "update_s"),
-    *("sync_s", "last_sync_s"),
-)
-STEP_NORMS: Final = ("local_grad_sqnorm", "global_grad_sqnorm")
-TIERS: Final = ("memory", "disk", "start")
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
 MESSAGE_BYTES: Final = 1024 * 1024
 """A Telemetry message is closed beyond this, so that none comes near gRPC's limit."""
@@ -44,7 +43,7 @@ class Collector:
         into.changed = True
         began = not into.stepped
         for sample in telemetry.steps:
-            if _makes_sense(sample):
+            if flaw_of_step(sample) is None:
                 into.step(sample)
             else:
                 into.drop_steps(1)
@@ -105,17 +104,8 @@ class Collector:
         return self._buffers.setdefault(key, TelemetryBuffer())
 
 
-def _makes_sense(sample: StepSample) -> bool:
-    """Whether the controller takes it. It ends the stream of an agent that sends anything else."""
-    amounts = (getattr(sample, name) for name in (*STEP_SECONDS, *STEP_NORMS))
-    return all(0 <= amount < math.inf for amount in amounts) and all(
-        (metric := registry.metrics().get(name)) is not None and 0 <= value <= metric.most
-        for name, value in sample.strategy_metrics.items()
-    )
-
-
 def _cut(metrics: Metrics) -> Metrics:
-    names = [name for name in list(metrics.values)[:MAX_METRIC_VALUES] if len(name) <= MAX_METRIC_NAME]
+    names = [name for name in list(metrics.values)[:MAX_METRICS] if len(name) <= MAX_METRIC_NAME]
     return Metrics(step=metrics.step, values={name: metrics.values[name] for name in names})
 
 

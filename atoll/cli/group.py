@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from atoll.cli.render.terminal import complain
 from atoll.errors import AtollError
+from atoll.exit_codes import INTERRUPTED
 
 # Typer brings its own copy of click, or uses the installed one, by version: found through a class that is public.
 _USAGE_ERROR: Final[type[Exception]] = typer.BadParameter.__mro__[1]
@@ -56,7 +57,7 @@ class AtollGroup(TyperGroup):
             complain(str(error))
             code = error.exit_code
         except typer.Abort:
-            code = 130
+            code = INTERRUPTED
         except _USAGE_ERROR as error:
             complain(_usage(error))
             code = 2

@@ -9,8 +9,17 @@ from typing import Final
 
 from atoll.controller.jobs.records.offline_profile import FINGERPRINT
 from atoll.errors import BadInput
-from atoll.strategies import registry
 from atoll.strategies.declaration import MAX_JSON_BYTES
+from atoll.telemetry_limits import (
+    MAX_DROP_REASONS,
+    MAX_LINKS,
+    MAX_METRICS,
+    MAX_NOTICES,
+    MAX_PEERS,
+    MAX_STEPS,
+    TIERS,
+    flaw_of_step,
+)
 from atoll.v1 import agents_pb2, common_pb2
 
 PROTOCOL: Final = 1
@@ -21,22 +30,11 @@ MAX_SHARDS: Final = 4096
 MAX_CHECKPOINTS: Final = 256
 MAX_TROUBLES: Final = 16
 MAX_WORKERS: Final = 1024
-MAX_STEPS: Final = 256
-MAX_METRICS: Final = 64
-MAX_NOTICES: Final = 64
 MAX_COUNT: Final = 2**40
-MAX_LINKS: Final = 64
-MAX_DROP_REASONS: Final = 16
-TIERS: Final = ("memory", "disk", "start")
 MAX_TEXT_BYTES: Final = 4096
 MAX_LOG_BYTES: Final = 256 * 1024
-MAX_RANK: Final = 4096
 MAX_WORK_PER_S: Final = 1e18
 MAX_CELSIUS: Final = 1000.0
-_STEP_AMOUNTS: Final = (
-    *("step_s", "compute_s", "wait_s", "load_s", "forward_s", "backward_s", "first_bucket_s", "update_s"),
-    *("sync_s", "last_sync_s", "local_grad_sqnorm", "global_grad_sqnorm"),
-)
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
@@ -144,22 +142,11 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
         if (known := worker.prepared.fingerprint) and not FINGERPRINT.fullmatch(known):
             raise BadInput("telemetry.workers.prepared.fingerprint must be 64 hexadecimal digits, or empty")
         for sample in worker.steps:
-            _check_step(sample)
+            if (flaw := flaw_of_step(sample)) is not None:
+                raise BadInput(f"telemetry.workers.steps.{flaw}")
         for link in worker.links:
             _check_link(link)
     _check_samples(telemetry.devices)
-
-
-def _check_step(sample: common_pb2.StepSample) -> None:
-    for field in _STEP_AMOUNTS:
-        if not 0 <= (value := getattr(sample, field)) < math.inf:
-            raise BadInput(f"telemetry.workers.steps.{field} = {value} must be a number of at least 0")
-    for name, value in sample.strategy_metrics.items():
-        metric = registry.metrics().get(name)
-        if metric is None:
-            raise BadInput(f"telemetry.workers.steps.strategy_metrics = {name[:80]!r} is a metric of no strategy")
-        if not 0 <= value <= metric.most:
-            raise BadInput(f"telemetry.workers.steps.strategy_metrics.{name} = {value} must be 0 to {metric.most:g}")
 
 
 def _check_samples(samples: Sequence[common_pb2.DeviceSample]) -> None:
@@ -175,8 +162,8 @@ def _check_samples(samples: Sequence[common_pb2.DeviceSample]) -> None:
 
 
 def _check_link(link: common_pb2.LinkSample) -> None:
-    if link.peer >= MAX_RANK:
-        raise BadInput(f"telemetry.workers.links.peer = {link.peer} must be below {MAX_RANK}")
+    if link.peer >= MAX_PEERS:
+        raise BadInput(f"telemetry.workers.links.peer = {link.peer} must be below {MAX_PEERS}")
     if not (0 <= link.busy_s < math.inf and 0 <= link.goodput_bps < math.inf):
         shown = f"busy_s = {link.busy_s}, goodput_bps = {link.goodput_bps}"
         raise BadInput(f"telemetry.workers.links: {shown} must be numbers of at least 0")
@@ -201,7 +188,7 @@ def check_strategy_message(message: common_pb2.StrategyMessage) -> None:
 
 
 def _check_id(where: str, worker: common_pb2.WorkerId) -> None:
-    if not _JOB_ID.fullmatch(worker.job) or not 1 <= worker.run < 10**6 or worker.rank >= MAX_RANK:
+    if not _JOB_ID.fullmatch(worker.job) or not 1 <= worker.run < 10**6 or worker.rank >= MAX_PEERS:
         shown = f"{worker.job[:80]!r}, run {worker.run}, rank {worker.rank}"
         raise BadInput(f"{where}.id = {shown} is no worker's id")
 

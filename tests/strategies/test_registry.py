@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from atoll.errors import BadInput, SettingError
-from atoll.strategies import registry
+from atoll.strategies import manual, registry
 from atoll.strategies.declaration import as_json, load
 from atoll.strategies.dense.settings import Dense
 from atoll.strategies.stale_sparse.plan import StaleSparsePlan
@@ -41,3 +43,13 @@ def test_settings_and_parameters_travel_as_text() -> None:
 def test_a_parameter_that_a_plan_leaves_out_is_as_before() -> None:
     assert StaleSparsePlan().over(StaleSparsePlan(sparsity=0.9)) == StaleSparsePlan(sparsity=0.9)
     assert StaleSparsePlan(sparsity=0.5).over(StaleSparsePlan(sparsity=0.9)) == StaleSparsePlan(sparsity=0.5)
+
+
+def test_the_manual_has_their_tables() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "strategies.md").read_text()
+    assert manual.strategies_table() in page
+    for strategy in registry.strategies().values():
+        if strategy.settings.model_fields:
+            assert manual.settings_table(strategy) in page
+        if strategy.metrics:
+            assert manual.metrics_table(strategy) in page

@@ -87,6 +87,7 @@ def test_controller_and_views_know_it() -> None:
         from atoll.controller.jobs.agents.strategy_relay import StrategyRelay
         from atoll.controller.jobs.records.spec import spec_from_wire
         from atoll.jobspec import to_wire
+        from atoll.strategies import manual
         from atoll.controller.jobs.records.wire import plan_to_wire
         from atoll.controller.services.checks import check_telemetry
         from atoll.controller.state.records import JobRecord, PlanRecord, RunMember, RunRecord
@@ -133,6 +134,7 @@ def test_controller_and_views_know_it() -> None:
         board.observe(worker)
         seen = jobs_pb2.Job(spec=to_wire(spec), progress=progress.to_wire(0.0))
         print(strategy_line(seen))
+        print(manual.strategies_table().splitlines()[-1])
         """
     )
     assert said.splitlines() == [
@@ -144,6 +146,7 @@ def test_controller_and_views_know_it() -> None:
         "[]",
         "[]",
         "strategy toy: strength 0.75",
+        "| `toy` | dense with a strength: shows what a strategy needs |",
     ]
 
 

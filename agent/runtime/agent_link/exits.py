@@ -6,11 +6,7 @@ import logging
 import multiprocessing
 import os
 import sys
-from typing import Final, NoReturn
-
-FINISHED: Final = 0
-PEER_LOST: Final = 75
-DRAINED: Final = 85
+from typing import NoReturn
 
 
 class WorkerExit(SystemExit):

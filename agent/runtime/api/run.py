@@ -8,12 +8,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from atoll import exit_codes
 from atoll.agent.runtime.agent_link import exits
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.place import WorkerPlace
@@ -31,13 +32,13 @@ from atoll.agent.runtime.transport.process_groups import COLLECTIVE_TIMEOUT_S, G
 from atoll.errors import BadInput, PeerLost, SettingError
 from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings
+from atoll.telemetry_limits import MAX_METRICS
 from atoll.v1.common_pb2 import LEVEL_WARNING
 from atoll.v1.worker_pb2 import Stop
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
-MAX_METRICS: Final = 64
 _current: Run | None = None
 
 
@@ -384,23 +385,24 @@ class Run:
     def _shutdown_code(self) -> int | None:
         """The exit code, where this worker leaves because it was asked to or a peer was lost."""
         if self._peer_lost:
-            return exits.PEER_LOST
+            return exit_codes.PEER_LOST
         return self._training.shutdown.code if self._training is not None else None
 
     def _leave_without_peer(self, error: PeerLost) -> NoReturn:
         """Before training began there is nothing to save."""
         self._peer_lost = True
-        exits.say(f"rank {self.rank} lost a peer before training ({error}); exit code {exits.PEER_LOST}")
-        raise exits.WorkerExit(exits.PEER_LOST)
+        exits.say(f"rank {self.rank} lost a peer before training ({error}); exit code {exit_codes.PEER_LOST}")
+        raise exits.WorkerExit(exit_codes.PEER_LOST)
 
     def _overdue(self, stop: Stop) -> None:
         """By the link thread: half of the stop's grace has gone by and the training thread has not obeyed."""
         if self._training is not None:
             self._training.shutdown.overdue(stop.grace_s / 4)
         exits.say(
-            f"rank {self.rank} was asked to stop before training began ({stop.reason}); exit code {exits.PEER_LOST}"
+            f"rank {self.rank} was asked to stop before training began ({stop.reason}); "
+            f"exit code {exit_codes.PEER_LOST}"
         )
-        exits.end_now(exits.PEER_LOST)
+        exits.end_now(exit_codes.PEER_LOST)
 
     def _tell_what_is_missing(self) -> None:
         if self.is_main and self._session.checkpoint.directory is not None:

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import torch
 from torch import nn
 
-from atoll.agent.runtime.agent_link.exits import FINISHED, WorkerExit, say
+from atoll.agent.runtime.agent_link.exits import WorkerExit, say
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.errors import BadInput, SettingError
+from atoll.exit_codes import FINISHED
 from atoll.strategies.declaration import StrategySettings
 from atoll.strategies.dense.settings import Dense
 from atoll.strategies.stale_sparse.settings import StaleSparse

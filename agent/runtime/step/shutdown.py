@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NoReturn
 
+from atoll import exit_codes
 from atoll.agent.runtime.agent_link import exits
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.saver import Saver
@@ -36,7 +37,7 @@ class Shutdown:
             self._session.group.barrier()
         self._exchange.leave()
         probe.end()
-        self._leave(exits.FINISHED)
+        self._leave(exit_codes.FINISHED)
 
     def drained(self, step: int, reporter: StepReporter | Silent) -> NoReturn:
         """All ranks stop at this boundary."""
@@ -47,7 +48,7 @@ class Shutdown:
         self._exchange.leave()
         reason = link.stop.reason if link is not None and link.stop is not None else "another worker was asked to"
         exits.say(f"rank {self._session.place.rank} stops after step {step}: {reason}{_as_words(where)}")
-        self._leave(exits.DRAINED)
+        self._leave(exit_codes.DRAINED)
 
     def lost(self, why: Exception, step: int, updated_to: Position | None) -> NoReturn:
         """A peer is gone in this step. Saves the last boundary's state, unless it was updated since; then that of
@@ -60,8 +61,8 @@ class Shutdown:
             self.updated = False
         where = None if self.updated else self._saver.save_in_emergency()
         rank = self._session.place.rank
-        exits.say(f"rank {rank} lost a peer in step {step} ({why}){_as_words(where)}; exit code {exits.PEER_LOST}")
-        self._leave(exits.PEER_LOST)
+        exits.say(f"rank {rank} lost a peer in step {step} ({why}){_as_words(where)}; exit code {exit_codes.PEER_LOST}")
+        self._leave(exit_codes.PEER_LOST)
 
     def overdue(self, timeout_s: float) -> None:
         """By the link thread: the training thread does not come to its boundary. Save what the last one left."""
@@ -69,7 +70,7 @@ class Shutdown:
             self._durable.freeze()
             where = self._saver.save_in_emergency() if may_read else None
             exits.say(f"rank {self._session.place.rank} was asked to stop and is stuck{_as_words(where)}")
-            exits.end_now(exits.PEER_LOST)
+            exits.end_now(exit_codes.PEER_LOST)
 
     def _obey(self) -> None:
         """From here on the stop that was asked for is being carried out."""

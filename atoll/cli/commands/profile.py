@@ -13,6 +13,7 @@ from atoll.cli.commands.job_options import batch_range
 from atoll.cli.commands.jobs import Json
 from atoll.cli.render import terminal
 from atoll.errors import BadInput, NotFound
+from atoll.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
     from atoll.jobfile import JobFile
@@ -176,7 +177,7 @@ def _run(document: Document, path: Path, command: Command) -> Document:
         raise
     except KeyboardInterrupt:
         terminal.note(f"interrupted. The same command goes on where it stopped: {path}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _show(document: Document) -> None:

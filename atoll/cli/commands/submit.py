@@ -16,6 +16,7 @@ from atoll.cli.commands import job_options as options
 from atoll.cli.commands import strategy_options
 from atoll.cli.render import terminal
 from atoll.errors import BadInput
+from atoll.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
     from atoll.bundle import Bundle
@@ -102,7 +103,7 @@ def hand_over(
         )
     except _Detached as detached:
         terminal.note(f"detached; the job goes on: atoll status {detached}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle]:

@@ -15,6 +15,7 @@ from atoll.cli.commands.daemons import innermost, need
 from atoll.cli.local_cluster import LocalCluster, locked
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
+from atoll.exit_codes import INTERRUPTED
 from atoll.ports import DEFAULT_ADDRESS
 
 _MAX_AGENTS: Final = 64
@@ -51,7 +52,7 @@ def up(
     with locked(data):
         check_port(listen)
         received = asyncio.run(_run(LocalCluster(data, listen, parts, each)))
-    raise typer.Exit(130 if received == signal.SIGINT else 0)
+    raise typer.Exit(INTERRUPTED if received == signal.SIGINT else 0)
 
 
 async def _run(cluster: LocalCluster) -> signal.Signals:

@@ -19,6 +19,7 @@ from atoll.controller.jobs.records.wire import level_from_wire
 from atoll.controller.state.records import Level, RunRecord
 from atoll.controller.state.recovery import CommitRecord
 from atoll.strategies import registry
+from atoll.telemetry_limits import MAX_LINKS, MAX_METRICS
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
 RECENT_S: Final = 5.0
@@ -29,8 +30,6 @@ KEPT_PLANS: Final = 64
 PROFILE_EVERY_S: Final = 0.5
 COMMIT_EVERY_S: Final = 1.0
 """Where steps are shorter, the newest commit of a second is written."""
-MAX_METRICS: Final = 64
-MAX_LINKS: Final = 64
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Final
 
-from atoll import jobspec
+from atoll import exit_codes, jobspec
 from atoll.controller.jobs.agents.data_keys import private_key, public_keys
 from atoll.controller.jobs.agents.replica_placement import holders
 from atoll.controller.jobs.lifecycle.observed import (
@@ -43,6 +43,11 @@ _PHASES: Final = {
 _EXIT: Final = {
     common_pb2.ExitKind.Value(f"EXIT_KIND_{kind}"): kind for kind in WorkerExitKind if kind is not WorkerExitKind.LOST
 }
+_EXITED_WITH: Final = {
+    exit_codes.FINISHED: WorkerExitKind.FINISHED,
+    exit_codes.PEER_LOST: WorkerExitKind.PEER_LOST,
+    exit_codes.DRAINED: WorkerExitKind.DRAINED,
+}
 _LEVELS: Final = {level: common_pb2.Level.Value(f"LEVEL_{level}") for level in Level}
 _LEVEL_OF: Final[dict[int, Level]] = {value: level for level, value in _LEVELS.items()}
 
@@ -60,9 +65,7 @@ def _kind_of(code: int) -> WorkerExitKind:
     """For an agent that gave only an exit code."""
     if code < 0:
         return WorkerExitKind.SIGNALLED
-    return {0: WorkerExitKind.FINISHED, 75: WorkerExitKind.PEER_LOST, 85: WorkerExitKind.DRAINED}.get(
-        code, WorkerExitKind.FAILED
-    )
+    return _EXITED_WITH.get(code, WorkerExitKind.FAILED)
 
 
 def exit_to_wire(key: WorkerKey, exit: ExitRecord) -> common_pb2.WorkerStatus:

@@ -13,8 +13,8 @@ import zmq.asyncio
 from agent_harness import until
 
 from atoll.agent.supervisor.workers import WorkerSocket
-from atoll.agent.telemetry.buffer import MAX_STEPS
 from atoll.agent.telemetry.collect import Collector
+from atoll.telemetry_limits import MAX_STEPS
 from atoll.v1.agents_pb2 import Launch, Notice, PlanForJob, Prepared, WorkerTelemetry
 from atoll.v1.common_pb2 import LinkSample, Metrics, Plan, StepSample, StrategyMessage, WorkerId
 from atoll.v1.worker_pb2 import Alive, Hello, SupervisorMessage, Welcome, WorkerMessage
