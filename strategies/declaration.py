@@ -153,13 +153,14 @@ class Strategy:
     """Makes the worker half."""
 
     controller: str = ""
-    """The controller half; empty where the split of the batch is all there is to decide."""
+    """The controller half, atoll.controller.deciding.controller_half; empty where the split of the batch is all there
+    is to decide."""
 
     scheduler: str = ""
     """Makes the Scheduler of a run, from the job's settings and the number of its workers; empty where none answers."""
 
     simulator: str = ""
-    """Its place in a simulated step."""
+    """Its place in a simulated step, atoll.controller.simulator.strategy_steps; empty where it cannot be simulated."""
 
     view: str = ""
     """From Shown to the parts of a line of `atoll status`; empty for none."""

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
-from typing import Final, NamedTuple
+from typing import Final
 
+from atoll.controller.estimators.line_fit import BatchLevel, fit_line
 from atoll.controller.estimators.profile import BatchPoint, NodeEstimate
 from atoll.controller.estimators.robust import ChangeDetector, median, median_error, spread
 
@@ -27,15 +28,6 @@ _SURE: Final = 0.005
 """Relative error below which no batch's median is believed to be."""
 _WALK: Final = 0.002
 """Standard deviation of the random walk of a device's speed: relative, after one step."""
-_LEAST_SLOPE: Final = 0.01
-"""Samples take at least this part of the time: planners need q + k > 0."""
-_AROUND: Final = 0.2
-"""The error is that of a prediction this part below and above the newest batch: about as far as a plan moves it."""
-_LIKELY_SLOPE: Final = 0.75
-_SLOPE_DOUBT: Final = 0.3
-"""What is believed before two batches far apart were seen: about so much of the time at the mean batch goes with the
-samples, as all of it does in Eq. 8, which serves until then. Of batches near each other noise alone would say that
-samples are free, and a planner would give such a device all of them."""
 _OWN_STEPS: Final = 6
 """With so many, a batch's own median is what its next steps are held against; before, the model is."""
 _RENEWED: Final = 4
@@ -48,25 +40,12 @@ _NOISE_GAIN: Final = 0.05
 _NOISE_CLIP: Final = 0.3
 
 
-class _Level(NamedTuple):
-    """Seconds; compute_s: of both together. error: its relative standard error."""
-
-    others_s: float
-    backward_s: float
-    compute_s: float
-    error: float
-
-    def times(self, others: float, backward: float, error: float) -> _Level:
-        others_s, backward_s = self.others_s * others, self.backward_s * backward
-        return _Level(others_s, backward_s, others_s + backward_s, error)
-
-
 @dataclass(frozen=True, slots=True)
 class _Reference:
     """What the next steps of a batch should take while nothing changes. noise: relative standard deviation of a step's
     time from that. count: steps of the batch when this was found; 0 where it is the model's word."""
 
-    level: _Level
+    level: BatchLevel
     noise: float
     count: int
 
@@ -86,7 +65,7 @@ class _Batch:
         self.backward_s: deque[float] = deque(maxlen=WINDOW_STEPS)
         self.reference: _Reference | None = None
         self.count = 0  # since it was new or stale
-        self._level: _Level | None = None
+        self._level: BatchLevel | None = None
 
     @property
     def newest(self) -> int:
@@ -105,7 +84,7 @@ class _Batch:
             self._begin()
             self.stale = False
 
-    def level(self) -> _Level | None:
+    def level(self) -> BatchLevel | None:
         """Medians; None while too few steps were seen."""
         if self._level is None and len(self.steps) >= NEEDED_STEPS:
             self._level = _level(self.others_s, self.backward_s)
@@ -124,12 +103,12 @@ class _Batch:
         self._level = None
 
 
-def _level(others_s: Sequence[float], backward_s: Sequence[float]) -> _Level:
+def _level(others_s: Sequence[float], backward_s: Sequence[float]) -> BatchLevel:
     sums = list(map(add, others_s, backward_s))
     centre = median(sums)
     error = median_error(spread(sums, centre), len(sums)) / centre
     others, backward = median(others_s), median(backward_s)
-    return _Level(others, backward, others + backward, math.hypot(error, _SURE))
+    return BatchLevel(others, backward, others + backward, math.hypot(error, _SURE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +116,7 @@ class _Anchor:
     """Where a change of speed showed: what this batch took before. What it takes now tells by how much all changed."""
 
     batch: int
-    before: _Level
+    before: BatchLevel
 
 
 class StepModel:
@@ -208,7 +187,7 @@ class StepModel:
         a, p = estimate.q * local_batch + estimate.s, estimate.k * local_batch + estimate.m
         if not a + p > 0:
             return None
-        return _Reference(_Level(a, p, a + p, error), math.hypot(self._noise, error, _CURVED), 0)
+        return _Reference(BatchLevel(a, p, a + p, error), math.hypot(self._noise, error, _CURVED), 0)
 
     def _open(self, local_batch: int) -> _Batch:
         if len(self._batches) == KEPT_BATCHES:
@@ -248,7 +227,7 @@ class StepModel:
         backward = now.backward_s / before.backward_s if before.backward_s > 0 else 1.0
         return others, backward, math.hypot(now.error, before.error)
 
-    def _levels(self) -> list[tuple[int, _Level]]:
+    def _levels(self) -> list[tuple[int, BatchLevel]]:
         """(local batch, medians as of now), ascending."""
         others, backward, scale_error = self._scale()
         found = []
@@ -269,7 +248,7 @@ class StepModel:
             return
         levels = self._levels()
         newest = max((batch for batch, _ in levels), key=lambda batch: self._batches[batch].newest, default=0)
-        self._estimate = _fit(levels, newest) if len(levels) > 1 else None
+        self._estimate = fit_line(levels, newest) if len(levels) > 1 else None
         self._points = tuple([BatchPoint(batch, level.compute_s, level.error) for batch, level in levels])
         self._fresh = True
 
@@ -282,64 +261,3 @@ class StepModel:
         """None before two distinct local batches were seen often enough."""
         self._refresh()
         return self._estimate
-
-
-def _fit(levels: list[tuple[int, _Level]], newest: int) -> NodeEstimate:
-    """Weighted least squares with a prior of the slopes, each coefficient at least 0; two distinct batches or more."""
-    # Plain sums, as a controller does this for a thousand ranks every second.
-    weight = batches = others = backward = 0.0
-    weighted = []
-    for batch, level in levels:
-        w = 1 / (level.error * level.compute_s) ** 2
-        weighted.append((w, batch, level))
-        weight += w
-        batches += w * batch
-        others += w * level.others_s
-        backward += w * level.backward_s
-    mean_b, mean_a, mean_p = batches / weight, others / weight, backward / weight
-    lever = with_a = with_p = 0.0
-    for w, batch, level in weighted:
-        off = batch - mean_b
-        lever += w * off * off
-        with_a += w * off * level.others_s
-        with_p += w * off * level.backward_s
-    prior = (mean_b / (_SLOPE_DOUBT * (mean_a + mean_p))) ** 2
-    from_origin = lever + weight * mean_b * mean_b
-    q, s = _line(
-        (with_a + prior * _LIKELY_SLOPE * mean_a / mean_b) / (lever + prior),
-        mean_b,
-        mean_a,
-        (with_a + weight * mean_b * mean_a) / from_origin,
-    )
-    k, m = _line(
-        (with_p + prior * _LIKELY_SLOPE * mean_p / mean_b) / (lever + prior),
-        mean_b,
-        mean_p,
-        (with_p + weight * mean_b * mean_p) / from_origin,
-    )
-    low, high = levels[0][0], levels[-1][0]
-    least = _LEAST_SLOPE * ((q + k) * high + s + m) / high
-    if q + k < least:
-        more = least - (q + k)
-        q, s = q + more, max(s - more * high, 0.0)
-    slope, intercept = q + k, s + m
-    misfit = 1.0
-    if len(levels) > 2:
-        off_square = sum([w * (level.compute_s - slope * batch - intercept) ** 2 for w, batch, level in weighted])
-        misfit = max(1.0, off_square / (len(levels) - 2))
-    # Both lines have the same weights, so their sum is the line of the sums.
-    below, above = max(newest * (1 - _AROUND), 1.0), max(newest * (1 + _AROUND), 1.0)
-    error = max(
-        math.sqrt(1 / weight + (below - mean_b) ** 2 / (lever + prior)) / (slope * below + intercept),
-        math.sqrt(1 / weight + (above - mean_b) ** 2 / (lever + prior)) / (slope * above + intercept),
-    )
-    error *= math.sqrt(misfit)
-    return NodeEstimate(q=q, s=s, k=k, m=m, error=error, low_batch=low, high_batch=high)
-
-
-def _line(slope: float, mean_x: float, mean_y: float, slope_from_origin: float) -> tuple[float, float]:
-    """Slope and intercept of the best line, or of the best of those with neither negative."""
-    if slope <= 0:
-        return 0.0, mean_y
-    intercept = mean_y - slope * mean_x
-    return (slope, intercept) if intercept >= 0 else (slope_from_origin, 0.0)

@@ -199,9 +199,10 @@ class Scenario(Section):
     @classmethod
     def _own_table(cls, data: Any) -> Any:
         """The strategy's table, and settings that were fields of the scenario until 0.1."""
-        strategy = registry.strategies().get(data.get("strategy", registry.default().name))
+        simulated = {name: each for name, each in registry.strategies().items() if each.simulator}
+        strategy = simulated.get(data.get("strategy", registry.default().name))
         if strategy is None:
-            raise ValueError(f"strategy = {data['strategy']!r} is wrong. Use one of {', '.join(registry.strategies())}")
+            raise ValueError(f"strategy = {data['strategy']!r} is wrong. Use one of {', '.join(simulated)}")
         earlier = {name: data[name] for name in strategy.settings.RETIRED if name in data}
         table = {**earlier, **data.get(strategy.section, {})}
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from atoll.controller.simulator import presets
 from atoll.controller.simulator.cluster import build
 from atoll.controller.simulator.scenario import Scenario, parse, read, read_scenario, retired
 from atoll.errors import BadInput, NotFound
+from atoll.strategies import registry
 
 DEVICE = {"q": 0.001, "s": 0.0, "k": 0.002, "m": 0.0}
 VALID: dict[str, Any] = {"total_batch": 64, "entries": 1000, "devices": [DEVICE]}
@@ -136,3 +138,11 @@ def test_names_of_earlier_versions_are_understood_and_a_line_says_the_new_ones()
         "policy `rate-batch` is called `parameters-batch` now",
     ]
     assert retired({**VALID, **SPARSE, "stale_sparse": {"sparsity": 0.9}}) == []
+
+
+def test_a_strategy_that_cannot_be_simulated_is_refused_with_those_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = replace(registry.find("dense"), name="toy", simulator="")
+    both = {"dense": registry.find("dense"), "toy": toy}
+    monkeypatch.setattr(registry, "strategies", lambda: both)
+    with pytest.raises(BadInput, match="strategy = 'toy' is wrong. Use one of dense"):
+        parse({**VALID, "strategy": "toy"}, "x.toml")

@@ -1,0 +1,101 @@
+"""Fits the line of a device's step time over its local batch.
+
+Source: Cannikin (Ma et al., 2024), Eq. 1-3, for the two lines; weights and prior are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+from atoll.controller.estimators.profile import NodeEstimate
+
+_LEAST_SLOPE: Final = 0.01
+"""Samples take at least this part of the time: planners need q + k > 0."""
+_AROUND: Final = 0.2
+"""The error is that of a prediction this part below and above the newest batch: about as far as a plan moves it."""
+_LIKELY_SLOPE: Final = 0.75
+_SLOPE_DOUBT: Final = 0.3
+"""What is believed before two batches far apart were seen: about so much of the time at the mean batch goes with the
+samples, as all of it does in Eq. 8, which serves until then. Of batches near each other noise alone would say that
+samples are free, and a planner would give such a device all of them."""
+
+
+class BatchLevel(NamedTuple):
+    """Seconds; compute_s: of both together. error: its relative standard error."""
+
+    others_s: float
+    backward_s: float
+    compute_s: float
+    error: float
+
+    def times(self, others: float, backward: float, error: float) -> BatchLevel:
+        others_s, backward_s = self.others_s * others, self.backward_s * backward
+        return BatchLevel(others_s, backward_s, others_s + backward_s, error)
+
+
+def fit_line(levels: list[tuple[int, BatchLevel]], newest: int) -> NodeEstimate:
+    """Weighted least squares with a prior of the slopes, each coefficient at least 0; two distinct batches or more.
+
+    With w_i = 1 / (error_i T_i)^2, means m over w, y the time of a part (load, forward and update, or backward):
+
+        slope = (sum w_i (b_i - m_b) y_i + p slope_0) / (sum w_i (b_i - m_b)^2 + p),  intercept = m_y - slope m_b
+        slope_0 = _LIKELY_SLOPE m_y / m_b,  p = (m_b / (_SLOPE_DOUBT m_T))^2
+    """
+    # Plain sums, as a controller does this for a thousand ranks every second.
+    weight = batches = others = backward = 0.0
+    weighted = []
+    for batch, level in levels:
+        w = 1 / (level.error * level.compute_s) ** 2
+        weighted.append((w, batch, level))
+        weight += w
+        batches += w * batch
+        others += w * level.others_s
+        backward += w * level.backward_s
+    mean_b, mean_a, mean_p = batches / weight, others / weight, backward / weight
+    lever = with_a = with_p = 0.0
+    for w, batch, level in weighted:
+        off = batch - mean_b
+        lever += w * off * off
+        with_a += w * off * level.others_s
+        with_p += w * off * level.backward_s
+    prior = (mean_b / (_SLOPE_DOUBT * (mean_a + mean_p))) ** 2
+    from_origin = lever + weight * mean_b * mean_b
+    q, s = _line(
+        (with_a + prior * _LIKELY_SLOPE * mean_a / mean_b) / (lever + prior),
+        mean_b,
+        mean_a,
+        (with_a + weight * mean_b * mean_a) / from_origin,
+    )
+    k, m = _line(
+        (with_p + prior * _LIKELY_SLOPE * mean_p / mean_b) / (lever + prior),
+        mean_b,
+        mean_p,
+        (with_p + weight * mean_b * mean_p) / from_origin,
+    )
+    low, high = levels[0][0], levels[-1][0]
+    least = _LEAST_SLOPE * ((q + k) * high + s + m) / high
+    if q + k < least:
+        more = least - (q + k)
+        q, s = q + more, max(s - more * high, 0.0)
+    slope, intercept = q + k, s + m
+    misfit = 1.0
+    if len(levels) > 2:
+        off_square = sum([w * (level.compute_s - slope * batch - intercept) ** 2 for w, batch, level in weighted])
+        misfit = max(1.0, off_square / (len(levels) - 2))
+    # Both lines have the same weights, so their sum is the line of the sums.
+    below, above = max(newest * (1 - _AROUND), 1.0), max(newest * (1 + _AROUND), 1.0)
+    error = max(
+        math.sqrt(1 / weight + (below - mean_b) ** 2 / (lever + prior)) / (slope * below + intercept),
+        math.sqrt(1 / weight + (above - mean_b) ** 2 / (lever + prior)) / (slope * above + intercept),
+    )
+    error *= math.sqrt(misfit)
+    return NodeEstimate(q=q, s=s, k=k, m=m, error=error, low_batch=low, high_batch=high)
+
+
+def _line(slope: float, mean_x: float, mean_y: float, slope_from_origin: float) -> tuple[float, float]:
+    """Slope and intercept of the best line, or of the best of those with neither negative."""
+    if slope <= 0:
+        return 0.0, mean_y
+    intercept = mean_y - slope * mean_x
+    return (slope, intercept) if intercept >= 0 else (slope_from_origin, 0.0)
