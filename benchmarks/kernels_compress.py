@@ -1,11 +1,11 @@
 """Compression, wire and sparse optimizers beside what torch offers, on a gradient too large for any cache.
 
-    python benchmarks/kernels_compress.py [--entries 88000000] [--rounds 5] [--rates 0.9 0.95 0.99 0.999]
+    python benchmarks/kernels_compress.py [--entries 88000000] [--rounds 5] [--sparsities 0.9 0.95 0.99 0.999]
                                           [--huge-pages]
 
 Prints markdown: times in ms, medians [fastest-slowest]. Compression streams 0.7 GB a call, so nothing it reads is left
 in a cache; before each sparse step the caches are filled with something else. Thresholds and indices are those of the
-rate: 0.99 keeps 1 %. Error feedback starts from a residual of zeros each time.
+sparsity: 0.99 leaves 1 %. Error feedback starts from a residual of zeros each time.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Rig:
     def clear(self) -> None:
         self.residual.zero_()
 
-    def room(self, rate: float, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """For 5 % more than the rate keeps: what a threshold finds is never exactly that."""
-        count = int(self.entries / width * (1 - rate) * 1.05) + 1
+    def room(self, sparsity: float, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """For 5 % more than the sparsity leaves: what a threshold finds is never exactly that."""
+        count = int(self.entries / width * (1 - sparsity) * 1.05) + 1
         return torch.zeros(count, dtype=torch.int32), torch.zeros(count * width)
 
 
@@ -72,12 +72,12 @@ def cell(times_ms: list[float]) -> str:
     return f"{statistics.median(times_ms):.2f} [{min(times_ms):.2f}-{max(times_ms):.2f}]"
 
 
-def compressions(rig: Rig, rate: float) -> dict[str, Callable[[int], object]]:
+def compressions(rig: Rig, sparsity: float) -> dict[str, Callable[[int], object]]:
     sample = np.zeros(min(2**17, rig.blocks), np.float32)
     compress.sample_scores(rig.gradient, None, 0, sample)
-    block_v = float(np.quantile(sample, rate))
-    element_v = float(rig.gradient[: 2**22].abs().sort().values[int(min(2**22, rig.entries) * rate)])
-    blocks, elements = rig.room(rate, 16), rig.room(rate, 1)
+    block_v = float(np.quantile(sample, sparsity))
+    element_v = float(rig.gradient[: 2**22].abs().sort().values[int(min(2**22, rig.entries) * sparsity)])
+    blocks, elements = rig.room(sparsity, 16), rig.room(sparsity, 1)
     g, r = rig.gradient, rig.residual
     return {
         "threshold_block, feedback": lambda threads: compress.threshold_block(g, r, block_v, *blocks, threads=threads),
@@ -94,8 +94,8 @@ def compressions(rig: Rig, rate: float) -> dict[str, Callable[[int], object]]:
     }
 
 
-def torch_compressions(rig: Rig, rate: float) -> dict[str, Call]:
-    element_v = float(rig.gradient[: 2**22].abs().sort().values[int(min(2**22, rig.entries) * rate)])
+def torch_compressions(rig: Rig, sparsity: float) -> dict[str, Call]:
+    element_v = float(rig.gradient[: 2**22].abs().sort().values[int(min(2**22, rig.entries) * sparsity)])
 
     def threshold() -> torch.Tensor:
         index = (rig.gradient.abs() > element_v).nonzero()[:, 0]
@@ -107,19 +107,19 @@ def torch_compressions(rig: Rig, rate: float) -> dict[str, Call]:
         return rows[(norms > element_v * 7).nonzero()[:, 0]]
 
     return {
-        "torch.topk of abs": lambda: rig.gradient.abs().topk(int(rig.entries * (1 - rate))),
+        "torch.topk of abs": lambda: rig.gradient.abs().topk(int(rig.entries * (1 - sparsity))),
         "torch abs > v, nonzero, gather": threshold,
         "torch block norms, nonzero, gather": blocks,
     }
 
 
-def print_compression(rig: Rig, rates: list[float], rounds: int) -> None:
-    print("\n| compression | rate | 1 thread, ms | 2 threads, ms |\n|---|---|---|---|")
-    for rate in rates:
-        for name, call in compressions(rig, rate).items():
+def print_compression(rig: Rig, sparsities: list[float], rounds: int) -> None:
+    print("\n| compression | sparsity | 1 thread, ms | 2 threads, ms |\n|---|---|---|---|")
+    for sparsity in sparsities:
+        for name, call in compressions(rig, sparsity).items():
             few = min(rounds, 2) if name.startswith("topk_element") else rounds
             cells = [cell(measure(partial(call, t), rig.clear, few)) for t in (1, 2)]
-            print(f"| {name} | {rate:g} | {cells[0]} | {cells[1]} |", flush=True)
+            print(f"| {name} | {sparsity:g} | {cells[0]} | {cells[1]} |", flush=True)
     for name in torch_compressions(rig, 0.99):
         cells = []
         for threads in (1, 2):
@@ -131,13 +131,13 @@ def print_compression(rig: Rig, rates: list[float], rounds: int) -> None:
 class Update:
     """The selection at a sparsity, as blocks and as single entries, and the state it is applied to."""
 
-    def __init__(self, rig: Rig, rate: float) -> None:
+    def __init__(self, rig: Rig, sparsity: float) -> None:
         self.rig = rig
         self.master, self.momentum = rig.gradient, rig.residual  # their memory; what they hold no longer matters
         self.second = torch.zeros(rig.entries)
         self.live = torch.zeros(rig.entries, dtype=torch.bfloat16)
         self.last_step = torch.zeros(rig.blocks, dtype=torch.int32)
-        self.count = int(rig.blocks * (1 - rate))
+        self.count = int(rig.blocks * (1 - sparsity))
         self.index, self.other = (np.zeros(self.count, np.uint32) for _ in range(2))
         compress.random_blocks(1, rig.blocks, self.index)
         compress.random_blocks(2, rig.blocks, self.other)
@@ -194,8 +194,8 @@ class Update:
         )
 
 
-def print_updates(rig: Rig, rate: float, rounds: int) -> None:
-    update = Update(rig, rate)
+def print_updates(rig: Rig, sparsity: float, rounds: int) -> None:
+    update = Update(rig, sparsity)
     calls: dict[str, Callable[[int], object]] = {
         "sgd_blocks, momentum": update.momentum_step,
         "sgd_blocks, momentum, lazy decay": update.lazy_step,
@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument(
         "--huge-pages", action="store_true", help="gradient, residual, parameters, momentum on 2 MiB pages"
     )
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.9, 0.95, 0.99, 0.999], help="shares dropped")
+    parser.add_argument("--sparsities", type=float, nargs="+", default=[0.9, 0.95, 0.99, 0.999], help="shares dropped")
     options = parser.parse_args()
     print(
         f"{processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, torch {torch.__version__}, "
@@ -243,7 +243,7 @@ def main() -> None:
     )
     print(f"`{' '.join(['python', *sys.argv])}`: medians of {options.rounds} rounds [fastest-slowest]")
     rig = Rig(options.entries, options.huge_pages)
-    print_compression(rig, options.rates, options.rounds)
+    print_compression(rig, options.sparsities, options.rounds)
     print_updates(rig, 0.99, options.rounds)
     print_dense(rig, options.rounds)
 

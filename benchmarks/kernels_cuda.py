@@ -1,6 +1,7 @@
 """The CUDA kernels on a GPU: the same bits as on the CPU, their times beside the device's copy bandwidth, and overlap.
 
-    python benchmarks/kernels_cuda.py [--entries 88000000] [--rate 0.99] [--rounds 9] [--trace build/overlap_trace.json]
+    python benchmarks/kernels_cuda.py [--entries 88000000] [--sparsity 0.99] [--rounds 9]
+        [--trace build/overlap_trace.json]
 
 1. Every kernel is run on the GPU and on the CPU, with the same numbers: one line says whether their bits agree.
 2. Times in ms, medians [fastest-slowest], of whole calls from Python, waiting for the result included. GB/s counts the
@@ -34,23 +35,23 @@ from atoll.kernels.sparse_optimizer import adam_blocks, sgd_blocks
 class Rig:
     """One gradient, its residual and an update of it, with the same numbers on every device."""
 
-    def __init__(self, entries: int, rate: float, device: str) -> None:
+    def __init__(self, entries: int, sparsity: float, device: str) -> None:
         self.entries, self.blocks, self.device = entries, compress.block_count(entries), device
         self.gradient, self.start = self.normal(entries, 1), self.normal(entries, 2)
         self.residual = self.start.clone()
-        kept = max(1, int(self.blocks * (1 - rate)))
+        sent = max(1, int(self.blocks * (1 - sparsity)))
         sample = np.zeros(min(2**17, self.blocks), np.float32)
         compress.sample_scores(self.gradient.cpu(), self.start.cpu(), 0, sample)
-        self.block_v = float(np.quantile(sample, rate))
+        self.block_v = float(np.quantile(sample, sparsity))
         magnitudes = (self.gradient[: 2**22] + self.start[: 2**22]).abs().cpu()
-        self.element_v = float(magnitudes.sort().values[int(len(magnitudes) * rate)])
-        self.index = torch.zeros(kept, dtype=torch.int32, device=device)
+        self.element_v = float(magnitudes.sort().values[int(len(magnitudes) * sparsity)])
+        self.index = torch.zeros(sent, dtype=torch.int32, device=device)
         compress.random_blocks(1, self.blocks, self.index)
-        self.values = self.normal(kept * 16, 3)
+        self.values = self.normal(sent * 16, 3)
         self.first, self.second = torch.zeros(entries, device=device), torch.zeros(entries, device=device)
         self.live = torch.zeros(entries, dtype=torch.bfloat16, device=device)
         self.last_step = torch.zeros(self.blocks, dtype=torch.int32, device=device)
-        room = kept + kept // 20 + 1  # what a threshold finds is never exactly what the rate keeps
+        room = sent + sent // 20 + 1  # what a threshold finds is never exactly what the sparsity leaves
         self.room = torch.zeros(room, dtype=torch.int32, device=device), torch.zeros(room * 16, device=device)
         wide = room * 16
         self.element_room = torch.zeros(wide, dtype=torch.int32, device=device), torch.zeros(wide, device=device)
@@ -260,7 +261,7 @@ def print_overlap(trace: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="The CUDA kernels checked and timed on a GPU.")
     parser.add_argument("--entries", type=int, default=88_000_000, help="float32 entries of the gradient")
-    parser.add_argument("--rate", type=float, default=0.99, help="share dropped")
+    parser.add_argument("--sparsity", type=float, default=0.99, help="share dropped")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--trace", type=Path, default=Path("build/overlap_trace.json"))
     options = parser.parse_args()
@@ -276,8 +277,8 @@ def main() -> int:
     print(f"`{' '.join(['python', *sys.argv])}`: medians of {options.rounds} rounds [fastest-slowest]\n")
     agree = True
     for entries in (1, 17, 1_000_003, options.entries):
-        agree = check(Rig(entries, options.rate, "cpu"), Rig(entries, options.rate, "cuda")) and agree
-    print_times(Rig(options.entries, options.rate, "cuda"), options.rounds)
+        agree = check(Rig(entries, options.sparsity, "cpu"), Rig(entries, options.sparsity, "cuda")) and agree
+    print_times(Rig(options.entries, options.sparsity, "cuda"), options.rounds)
     print_overlap(options.trace)
     return 0 if agree else 1
 

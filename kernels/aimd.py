@@ -19,7 +19,7 @@ LOST_UPDATES = 2  # so many times in a row: the gradients have another scale now
 class ThresholdController:
     """Drives a threshold toward `target` chosen blocks a round. Pure: the same counts give the same thresholds.
 
-    Too many chosen: the threshold rises by a share of itself (threshold += share * threshold); too few: it is cut
+    Too many chosen: the threshold rises by a share of itself (threshold += share * threshold); too few: it is lowered
     (threshold /= 1 + share). The share doubles from the third round in one direction on and is quartered when the
     direction turns: a turn costs less than it overshot, so the loop comes to rest, and yet it follows gradients that
     shrink or grow by orders of magnitude.

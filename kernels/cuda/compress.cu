@@ -10,9 +10,9 @@ namespace atoll_kernels {
 namespace {
 
 // Sets the state that a selection begins with: progress [1], device. One thread, bound by latency.
-__global__ void begin(Progress* progress, Cut cut) {
+__global__ void begin(Progress* progress, Cutoff cutoff) {
     *progress = Progress{};
-    progress->cut = cut;
+    progress->cutoff = cutoff;
 }
 
 // index[k] = the k-th of random_blocks(seed, blocks, count).   index: uint32 [count], device
@@ -55,7 +55,7 @@ Selection threshold_block_cuda(const Source& from, float threshold, const Chosen
     const std::size_t blocks = block_count(from.n);
     const Scratch<float> scores(blocks, queue.device, stream);
     const Scratch<Progress> progress(1, queue.device, stream);
-    launch("starting begin", begin, 1, 1, stream, progress.get(), Cut{key_of(threshold), 0});
+    launch("starting begin", begin, 1, 1, stream, progress.get(), Cutoff{key_of(threshold), 0});
     queue_scan(from, scores.get(), progress.get(), stream);
     choose(BlockKeys{scores.get()}, blocks, progress.get(), to, queue.device, stream);
     queue_take_blocks(from, nullptr, to, progress.get(), stream);
@@ -68,7 +68,7 @@ Selection threshold_element_cuda(const Source& from, float threshold, const Chos
     const cudaStream_t stream = stream_of(queue);
     const Scratch<std::uint32_t> marks((from.n + 31) / 32, queue.device, stream);
     const Scratch<Progress> progress(1, queue.device, stream);
-    launch("starting begin", begin, 1, 1, stream, progress.get(), Cut{0, 0});
+    launch("starting begin", begin, 1, 1, stream, progress.get(), Cutoff{0, 0});
     queue_entry_scan(from, threshold, Mark::above, marks.get(), progress.get(), stream);
     choose(MarkKeys{marks.get()}, from.n, progress.get(), to, queue.device, stream);
     queue_take_entries(from, to, progress.get(), stream);
@@ -90,7 +90,7 @@ Selection random_block_cuda(const Source& from, std::uint64_t seed, const Chosen
     const std::size_t blocks = block_count(from.n), chosen = std::min(blocks, to.capacity);
     const Scratch<float> scores(blocks, queue.device, stream);
     const Scratch<Progress> progress(1, queue.device, stream);
-    launch("starting begin", begin, 1, 1, stream, progress.get(), Cut{0, 0});
+    launch("starting begin", begin, 1, 1, stream, progress.get(), Cutoff{0, 0});
     random_blocks_cuda(seed, blocks, chosen, to.index, queue);
     queue_scan(from, scores.get(), progress.get(), stream);
     queue_take_blocks(from, scores.get(), {to.index, to.values, chosen}, nullptr, stream);
@@ -104,7 +104,7 @@ void sample_scores_cuda(const Source& from, std::uint64_t seed, std::size_t coun
     const Scratch<std::uint32_t> blocks(count, queue.device, stream);
     const Scratch<float> sums(count * block_entries, queue.device, stream);
     const Scratch<Progress> progress(1, queue.device, stream);
-    launch("starting begin", begin, 1, 1, stream, progress.get(), Cut{0, 0});
+    launch("starting begin", begin, 1, 1, stream, progress.get(), Cutoff{0, 0});
     random_blocks_cuda(seed, block_count(from.n), count, blocks.get(), queue);
     launch("starting copy_sample", copy_sample, blocks_for(count * block_entries, block_threads), block_threads, stream,
            from, blocks.get(), count, sums.get());

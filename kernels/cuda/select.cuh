@@ -22,14 +22,14 @@ struct Counts {
 };
 
 // Chosen are all units whose key is above `key`, and the first `ties` of those that equal it.
-struct Cut {
+struct Cutoff {
     std::uint32_t key;
     std::uint64_t ties;
 };
 
 // The state that the kernels of one selection pass to each other, and the host at the end.
 struct Progress {
-    Cut cut;
+    Cutoff cutoff;
     Counts total;
     std::uint64_t nonfinite;
     std::uint64_t nonzero;  // from here on for radix select
@@ -41,7 +41,7 @@ struct Progress {
 __device__ inline std::uint64_t smaller(std::uint64_t a, std::uint64_t b) { return a < b ? a : b; }
 
 __device__ inline std::uint64_t chosen_count(const Progress& progress) {
-    return progress.total.above + smaller(progress.total.equal, progress.cut.ties);
+    return progress.total.above + smaller(progress.total.equal, progress.cutoff.ties);
 }
 
 struct BlockKeys {
@@ -76,13 +76,13 @@ struct Flags {
 };
 
 template <typename Keys>
-__device__ Flags flags_at(const Keys& keys, std::size_t i, std::size_t count, const Cut& cut) {
+__device__ Flags flags_at(const Keys& keys, std::size_t i, std::size_t count, const Cutoff& cutoff) {
     const std::uint32_t key = i < count ? keys(i) : 0;
-    return {__ballot_sync(all_lanes, i < count && key > cut.key),
-            __ballot_sync(all_lanes, i < count && key == cut.key)};
+    return {__ballot_sync(all_lanes, i < count && key > cutoff.key),
+            __ballot_sync(all_lanes, i < count && key == cutoff.key)};
 }
 
-// counts[t] = how many keys of tile t lie above progress->cut, and how many equal it.
+// counts[t] = how many keys of tile t lie above progress->cutoff, and how many equal it.
 //   keys: of `count` units; counts: [tiles], device, overwritten
 // Bound by memory: reads each key's source once, and writes 16 bytes a tile.
 template <typename Keys>
@@ -92,7 +92,7 @@ __global__ void count_tiles(Keys keys, std::size_t count, const Progress* progre
          tile += std::size_t{gridDim.x} * warps) {
         Counts mine{0, 0};
         for (std::size_t at = 0; at < tile_units; at += warp_lanes) {
-            const Flags flags = flags_at(keys, tile * tile_units + at + lane, count, progress->cut);
+            const Flags flags = flags_at(keys, tile * tile_units + at + lane, count, progress->cutoff);
             mine.above += __popc(flags.above);
             mine.equal += __popc(flags.equal);
         }
@@ -108,16 +108,16 @@ __global__ void place_indices(Keys keys, std::size_t count, const Progress* prog
                               std::size_t tiles, std::uint32_t* index, std::size_t capacity) {
     const unsigned lane = threadIdx.x % warp_lanes;
     const unsigned lanes_below = (1U << lane) - 1;
-    const Cut cut = progress->cut;
+    const Cutoff cutoff = progress->cutoff;
     for (std::size_t tile = std::size_t{blockIdx.x} * warps + threadIdx.x / warp_lanes; tile < tiles;
          tile += std::size_t{gridDim.x} * warps) {
         Counts passed = before[tile];
         for (std::size_t at = 0; at < tile_units; at += warp_lanes) {
             const std::size_t i = tile * tile_units + at + lane;
-            const Flags flags = flags_at(keys, i, count, cut);
+            const Flags flags = flags_at(keys, i, count, cutoff);
             const std::uint64_t ties = passed.equal + __popc(flags.equal & lanes_below);
-            const bool tie = (flags.equal >> lane & 1) != 0 && ties < cut.ties;
-            const std::uint64_t place = passed.above + __popc(flags.above & lanes_below) + smaller(ties, cut.ties);
+            const bool tie = (flags.equal >> lane & 1) != 0 && ties < cutoff.ties;
+            const std::uint64_t place = passed.above + __popc(flags.above & lanes_below) + smaller(ties, cutoff.ties);
             if (((flags.above >> lane & 1) != 0 || tie) && place < capacity)
                 index[place] = static_cast<std::uint32_t>(i);
             passed.above += __popc(flags.above);
@@ -129,7 +129,7 @@ __global__ void place_indices(Keys keys, std::size_t count, const Progress* prog
 // Queues the kernel sum_before.
 void queue_sum_before(Counts* counts, std::size_t tiles, Progress* progress, cudaStream_t stream);
 
-// Writes the indices of what progress->cut chooses to `to`, as many as there is room for, and progress->total.
+// Writes the indices of what progress->cutoff chooses to `to`, as many as there is room for, and progress->total.
 template <typename Keys>
 void choose(const Keys& keys, std::size_t count, Progress* progress, const Chosen& to, int device,
             cudaStream_t stream) {

@@ -1,5 +1,5 @@
 // Exact top-k: the k-th largest key by counting three digits (radix select), as kernels/cpu/select/top_k.cpp does it,
-// then the same placing as for a threshold.
+// then the same writing of indices as for a threshold.
 #include "block_scan.cuh"
 #include "compress.hpp"
 #include "scan.cuh"
@@ -71,11 +71,11 @@ __global__ void choose_bin(Digit digit, Progress* progress, std::uint64_t* count
     const bool in_first = before + in_high >= left;
     progress->left = left - before - (in_first ? 0 : in_high);
     progress->prefix = progress->prefix << digit.width | (in_first ? high : low);
-    if (digit.shift == 0) progress->cut = {progress->prefix, progress->left};
+    if (digit.shift == 0) progress->cutoff = {progress->prefix, progress->left};
 }
 
 template <typename Keys>
-void find_cut(const Keys& keys, std::size_t count, Progress* progress, std::uint64_t* counts, cudaStream_t stream) {
+void find_cutoff(const Keys& keys, std::size_t count, Progress* progress, std::uint64_t* counts, cudaStream_t stream) {
     Digit digit{31, 31, 0};
     for (const int width : bits_per_digit) {
         digit = {digit.shift, digit.shift - width, width};
@@ -86,7 +86,7 @@ void find_cut(const Keys& keys, std::size_t count, Progress* progress, std::uint
 }
 
 Selection result(const Progress& progress) {
-    return {progress.total.above + std::min(progress.total.equal, progress.cut.ties), progress.nonzero,
+    return {progress.total.above + std::min(progress.total.equal, progress.cutoff.ties), progress.nonzero,
             progress.nonfinite};
 }
 
@@ -104,7 +104,7 @@ Selection topk_block_cuda(const Source& from, const Chosen& to, const Queue& que
     queue_scan(from, scores.get(), progress.get(), stream);
     if (to.capacity == 0) return {0, 0, read_back(progress.get(), stream).nonfinite};
     const BlockKeys keys{scores.get()};
-    find_cut(keys, blocks, progress.get(), counts.get(), stream);
+    find_cutoff(keys, blocks, progress.get(), counts.get(), stream);
     choose(keys, blocks, progress.get(), to, queue.device, stream);
     queue_take_blocks(from, nullptr, to, progress.get(), stream);
     return result(read_back(progress.get(), stream));
@@ -121,7 +121,7 @@ Selection topk_element_cuda(const Source& from, const Chosen& to, const Queue& q
     queue_entry_scan(from, 0.0F, Mark::nonfinite, nonfinite.get(), progress.get(), stream);
     if (to.capacity == 0) return {0, 0, read_back(progress.get(), stream).nonfinite};
     const EntryKeys keys{from, nonfinite.get()};
-    find_cut(keys, from.n, progress.get(), counts.get(), stream);
+    find_cutoff(keys, from.n, progress.get(), counts.get(), stream);
     choose(keys, from.n, progress.get(), to, queue.device, stream);
     queue_take_entries(from, to, progress.get(), stream);
     return result(read_back(progress.get(), stream));

@@ -35,14 +35,14 @@ struct ElementKeys {
     }
 };
 
-struct Cut {
+struct Cutoff {
     std::uint32_t key;  // units above it are chosen
     std::size_t ties;   // and so many of those that equal it
     std::size_t nonzero;
 };
 
 template <typename Keys>
-Cut find_cut(const Keys& keys, std::size_t k, int threads) {
+Cutoff find_cutoff(const Keys& keys, std::size_t k, int threads) {
     std::uint32_t prefix = 0;
     std::size_t left = k, nonzero = 0;
     int shift = 31;
@@ -78,7 +78,7 @@ Cut find_cut(const Keys& keys, std::size_t k, int threads) {
 template <typename Keys, typename Take>
 Selection take_top(const Keys& keys, std::size_t k, std::size_t nonfinite, int threads, const Take& take) {
     if (k == 0 || keys.count == 0) return {0, 0, nonfinite};
-    const Cut cut = find_cut(keys, k, threads);
+    const Cutoff cutoff = find_cutoff(keys, k, threads);
     const std::size_t chunks = chunk_count(keys.count);
     struct Part {
         std::size_t above, equal;
@@ -89,8 +89,8 @@ Selection take_top(const Keys& keys, std::size_t k, std::size_t nonfinite, int t
         Part part{0, 0};
         for (std::size_t i = chunk * chunk_entries; i < end_of(chunk); ++i) {
             const std::uint32_t key = keys(i);
-            part.above += key > cut.key;
-            part.equal += key == cut.key;
+            part.above += key > cutoff.key;
+            part.equal += key == cutoff.key;
         }
         parts[chunk] = part;
     };
@@ -103,18 +103,18 @@ Selection take_top(const Keys& keys, std::size_t k, std::size_t nonfinite, int t
         before.equal += mine.equal;
     }
     auto gather = [&](std::size_t chunk) {
-        std::size_t ties = std::min(parts[chunk].equal, cut.ties);
+        std::size_t ties = std::min(parts[chunk].equal, cutoff.ties);
         std::size_t place = parts[chunk].above + ties;
         for (std::size_t i = chunk * chunk_entries; i < end_of(chunk); ++i) {
             const std::uint32_t key = keys(i);
-            if (key > cut.key || (key == cut.key && ties < cut.ties)) {
-                ties += key == cut.key;
+            if (key > cutoff.key || (key == cutoff.key && ties < cutoff.ties)) {
+                ties += key == cutoff.key;
                 take(i, place++);
             }
         }
     };
     for_each_chunk(chunks, threads, gather);
-    return {before.above + cut.ties, cut.nonzero, nonfinite};
+    return {before.above + cutoff.ties, cutoff.nonzero, nonfinite};
 }
 
 }  // namespace
