@@ -28,7 +28,7 @@ from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Frame, Kind
 from atoll.agent.runtime.transport.keys import Keys, generate
 from atoll.agent.runtime.transport.limits import Limits
-from atoll.agent.runtime.transport.members import members_of
+from atoll.agent.runtime.transport.topology import members_of
 from atoll.agent.runtime.transport.transport import Transport
 
 PAYLOADS = (1_000_000, 64_000, 256)

@@ -136,12 +136,12 @@ def agreed(session: Session, own: Checkpoint | None) -> Checkpoint | None:
     mine = _NONE
     if own is not None:
         mine = (own.header.run, own.header.step, own.header.epoch, own.header.consumed, _contained(own))
-    held = [tuple(row) for row in session.group.gather_rows(mine)]
-    source = max(range(len(held)), key=lambda one: (held[one][:-1], -one))
-    best = held[source]
+    positions = [tuple(row) for row in session.group.gather_rows(mine)]
+    source = max(range(len(positions)), key=lambda one: (positions[one][:-1], -one))
+    best = positions[source]
     if best == _NONE:
         return None
-    if all(one == best for one in held):
+    if all(one == best for one in positions):
         return own
     sent = session.group.broadcast_bytes(files.as_bytes(own) if own and session.group.rank == source else None, source)
     return own if mine == best else files.from_bytes(sent)
@@ -159,15 +159,15 @@ def shares_directory_of_main(group: Group | None, directory: Path, run: int) -> 
     """Whether this rank's directory is rank 0's: rank 0 puts a token there, the others look for it."""
     if group is None:
         return True
-    token = directory / f".token-run-{run}"
-    said = group.broadcast_bytes(secrets.token_bytes(16) if group.rank == 0 else None, 0)
+    file = directory / f".token-run-{run}"
+    token = group.broadcast_bytes(secrets.token_bytes(16) if group.rank == 0 else None, 0)
     try:
         if group.rank == 0:
-            token.write_bytes(said)
+            file.write_bytes(token)
         group.barrier()
-        sees = token.is_file() and token.read_bytes() == said
+        sees = file.is_file() and file.read_bytes() == token
         group.barrier()
     finally:
         if group.rank == 0:
-            token.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
     return sees

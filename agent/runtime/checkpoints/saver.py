@@ -110,7 +110,7 @@ class Saver:
                     as_run=self._session.run,
                 )
             except CheckpointError as error:
-                self._tell(checkpoint.header.step, error)
+                self._notice_failure(checkpoint.header.step, error)
             else:
                 if self._uploader is not None:
                     self._uploader.wake()
@@ -144,7 +144,7 @@ class Saver:
             own = self._snapshot.durable.own_writer(self._header(), copy=True)
             packed = self._packed(copy=True) if self._writes else None
         except CheckpointError as error:
-            self._tell(step, error)
+            self._notice_failure(step, error)
             return
         if own is None and packed is None:
             return
@@ -175,7 +175,7 @@ class Saver:
                     return None  # what this run began with, kept on another machine
                 return self._write(self._directory, *self._packed(copy=self._session.device.type != "cpu"))
         except CheckpointError as error:
-            self._tell(position.step, error)
+            self._notice_failure(position.step, error)
             return None
 
     def _save_own(self) -> None:
@@ -191,7 +191,7 @@ class Saver:
             try:
                 own()
             except CheckpointError as error:
-                self._tell(step, error)
+                self._notice_failure(step, error)
 
     def _packed(self, *, copy: bool) -> Packed:
         states = self._snapshot.states()
@@ -206,7 +206,7 @@ class Saver:
         try:
             path = files.write(directory, header, tensors, scalars)
         except CheckpointError as error:
-            self._tell(header.step, error)
+            self._notice_failure(header.step, error)
             return None
         self._done_step = header.step
         self._began_with = frozenset()
@@ -223,7 +223,7 @@ class Saver:
         except CheckpointError as error:
             self._session.notice(LEVEL_WARNING, f"old checkpoints stay: {error}")
 
-    def _tell(self, step: int, error: CheckpointError) -> None:
+    def _notice_failure(self, step: int, error: CheckpointError) -> None:
         text = f"checkpoint at step {step} failed: {error}; training goes on. Free space or choose another directory"
         self._session.notice(LEVEL_ERROR, text)
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.transport import topology
+from atoll.agent.runtime.transport import membership
 from atoll.agent.runtime.transport.digests import Digests
 from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Frame, Kind
@@ -54,8 +54,8 @@ class Channel:
 
     def islands(self) -> list[list[int]]:
         """The ranks of each island, ascending. Collective; raises PeerLost."""
-        self._members = topology.members(self._session)
-        return topology.islands(self._members)
+        self._members = membership.members(self._session)
+        return membership.islands(self._members)
 
     def connect(self, engine: FrameEngine, tensors: Sequence[str]) -> None:
         """Collective: all ranks meet here, and frames flow from now on. tensors: names, by the engine's numbers.
@@ -70,8 +70,8 @@ class Channel:
             session.place.rank,
             self._members,
             run=session.run,
-            keys=topology.data_keys(session),
-            host=topology.host(session),
+            keys=membership.data_keys(session),
+            host=membership.host(session),
         )
         try:
             own = self._transport.bind()

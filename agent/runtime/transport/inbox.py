@@ -16,10 +16,10 @@ from atoll.agent.runtime.transport.frames import (
     decode,
     payload_bytes,
 )
-from atoll.agent.runtime.transport.members import Topology
 from atoll.agent.runtime.transport.peer import Peer, identity
 from atoll.agent.runtime.transport.sendqueue import EncodedFrame
 from atoll.agent.runtime.transport.shared import PLACE
+from atoll.agent.runtime.transport.topology import Topology
 
 _SMALL_BYTES: Final = 4096  # as bytes: copying costs less than keeping ZeroMQ's buffer
 

@@ -15,10 +15,10 @@ from atoll.agent.runtime.transport.frames import Frame, Kind, encode
 from atoll.agent.runtime.transport.inbox import Inbox
 from atoll.agent.runtime.transport.keys import Gatekeeper
 from atoll.agent.runtime.transport.limits import Limits
-from atoll.agent.runtime.transport.members import Topology
 from atoll.agent.runtime.transport.peer import Peer
 from atoll.agent.runtime.transport.sendqueue import EncodedFrame
 from atoll.agent.runtime.transport.shared import ArenaView
+from atoll.agent.runtime.transport.topology import Topology
 from atoll.errors import AtollError
 
 _TICK_S: Final = 0.1

@@ -13,10 +13,10 @@ from zmq.utils.monitor import parse_monitor_message
 from atoll.agent.runtime.transport.frames import MAX_PAYLOAD_BYTES, SHARED_MAGIC
 from atoll.agent.runtime.transport.keys import Keys, secure_client
 from atoll.agent.runtime.transport.limits import Limits
-from atoll.agent.runtime.transport.members import Member
 from atoll.agent.runtime.transport.meter import KernelCounts, Meter, kernel_counts
 from atoll.agent.runtime.transport.sendqueue import EncodedFrame, SendQueue
 from atoll.agent.runtime.transport.shared import PLACE, Arena, ArenaView
+from atoll.agent.runtime.transport.topology import Member
 from atoll.errors import NotAllowed, PeerLost
 
 FRAMES_AT_ONCE: Final = 64

@@ -1,65 +1,114 @@
-"""Finds the island and the node of each rank, the run's data keys, and the address of this worker."""
+"""The members of a run, the connections between them, and the routes of messages. Pure.
+
+Inside an island everyone is connected with everyone; between islands only the leaders are."""
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
 
-from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.transport.keys import Keys, generate
-from atoll.agent.runtime.transport.members import Member, members_of
-from atoll.agent.runtime.transport.process_groups import own_address_towards
+from atoll.agent.runtime.transport.frames import Kind
 from atoll.errors import BadInput
 
-ISLAND_VARIABLE: Final = "ATOLL_ISLAND"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    rank: int
+    island: int
+    """Index of the island: 0, 1, ..."""
+    node: str
+    """Members of one node may share memory."""
+    leader: bool
+    """The lowest rank of its island."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on node {self.node}"
 
 
-def members(session: Session) -> Sequence[Member]:
-    """Every rank's island and node. Under an agent as the controller says; by hand each network namespace of each
-    host is a node, and an island of its own unless ATOLL_ISLAND names one. Collective there; raises PeerLost."""
-    launch = session.link.welcome.launch if session.link is not None else None
-    if launch is not None and launch.members:
-        said = {member.rank: (member.island or member.node, member.node) for member in launch.members}
-    else:
-        node = f"{socket.gethostname()}/{os.stat('/proc/self/ns/net').st_ino}"
-        mine = (os.environ.get(ISLAND_VARIABLE, node), node)
-        said = dict(enumerate(_gathered(session, mine)))
-    if sorted(said) != list(range(session.place.world_size)):
-        raise BadInput(f"the launch names ranks {sorted(said)[:8]} of a run of {session.place.world_size}; each once")
-    by_rank = [said[rank] for rank in range(len(said))]
-    return members_of([node for _, node in by_rank], [island for island, _ in by_rank])
+def members_of(nodes: Sequence[str], islands: Sequence[str]) -> tuple[Member, ...]:
+    """By rank, from the name of each rank's node and of its island. Islands are numbered as they appear."""
+    index: dict[str, int] = {}
+    members = []
+    for rank, (node, island) in enumerate(zip(nodes, islands, strict=True)):
+        leader = island not in index
+        members.append(Member(rank=rank, island=index.setdefault(island, len(index)), node=node, leader=leader))
+    return tuple(members)
 
 
-def islands(members: Sequence[Member]) -> list[list[int]]:
-    """The ranks of each island, ascending."""
-    found: list[list[int]] = [[] for _ in range(1 + max(member.island for member in members))]
-    for member in members:
-        found[member.island].append(member.rank)
-    return found
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The run as one rank sees it."""
 
+    me: Member
+    members: tuple[Member, ...]
+    mates: tuple[int, ...]
+    """The others of my island."""
+    leaders: tuple[int, ...]
+    """Of the other islands; empty where I do not lead, because then I am not connected with them."""
+    my_leader: int
+    islands: int
 
-def data_keys(session: Session) -> Keys:
-    """The run's keys: the controller's where it handed some out; by hand each rank makes its own and all tell theirs.
+    @staticmethod
+    def of(me: int, members: Sequence[Member]) -> Topology:
+        """Raises BadInput where ranks or leaders do not fit together."""
+        if [member.rank for member in members] != list(range(len(members))) or not 0 <= me < len(members):
+            ranks = [member.rank for member in members][:16]
+            raise BadInput(f"members of rank {me} must be listed by rank 0, 1, ..., not {ranks}")
+        lowest: dict[int, int] = {}
+        for member in members:
+            if member.leader != (member.island not in lowest):
+                raise BadInput(
+                    f"{member} of island {member.island}: the lowest rank of an island leads it, nobody else"
+                )
+            lowest.setdefault(member.island, member.rank)
+        if sorted(lowest) != list(range(len(lowest))):
+            raise BadInput(f"islands must be numbered 0, 1, ..., not {sorted(lowest)[:16]}")
+        own = members[me]
+        mates = tuple(member.rank for member in members if member.island == own.island and member.rank != me)
+        leaders = tuple(member.rank for member in members if member.leader and member.island != own.island)
+        return Topology(own, tuple(members), mates, leaders if own.leader else (), lowest[own.island], len(lowest))
 
-    Keys made by hand keep others from reading along; they cannot keep out who takes part in the rendezvous."""
-    assert session.group is not None
-    launch = session.link.welcome.launch if session.link is not None else None
-    if launch is not None and launch.HasField("keys"):
-        public = dict(enumerate(launch.keys.public))
-        return Keys(secret=launch.keys.secret, public=public[session.place.rank], of=public)
-    secret, own = generate()
-    return Keys(secret=secret, public=own, of=dict(enumerate(session.group.gather_bytes(own))))
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Whom I am connected with."""
+        return (*self.mates, *self.leaders)
 
+    def routes(self, kind: Kind) -> tuple[int, ...]:
+        """Where a message of my own goes."""
+        match kind:
+            case Kind.PART:
+                return self.mates
+            case Kind.SUM:
+                return self.leaders
+            case _:
+                return self.peers
 
-def host(session: Session) -> str:
-    """The address at which the other workers reach this one."""
-    return own_address_towards(session.place.master_address) or "127.0.0.1"
+    def relays(self, kind: Kind, sender: int) -> tuple[int, ...]:
+        """Where a message goes on to that the peer `sender` brought."""
+        if not self.me.leader or kind in {Kind.PART, Kind.HELLO}:
+            return ()
+        if self.members[sender].island != self.me.island:
+            return self.mates
+        return () if kind is Kind.SUM else self.leaders
 
-
-def _gathered(session: Session, mine: tuple[str, str]) -> list[tuple[str, str]]:
-    if session.group is None:
-        return [mine]
-    said = [one.decode(errors="replace") for one in session.group.gather_bytes("\0".join(mine).encode())]
-    return [(island, node) for island, _, node in (one.partition("\0") for one in said)]
+    def accepts(self, kind: Kind, origin: int, sender: int) -> bool:
+        """Whether the peer `sender` may bring a message of `origin`: a mate speaks for itself, a leader for its island,
+        and my own leader for all other islands."""
+        there = self.members[sender]
+        mate = there.island == self.me.island
+        match kind:
+            case Kind.PART:
+                return mate and origin == sender
+            case Kind.HELLO:
+                return origin == sender
+            case Kind.SUM if mate:
+                return sender == self.my_leader and origin != self.me.island and origin < self.islands
+            case Kind.SUM:
+                return origin == there.island
+        if origin == sender:
+            return True
+        if origin >= len(self.members):
+            return False
+        if mate:
+            return sender == self.my_leader and self.members[origin].island != self.me.island
+        return self.members[origin].island == there.island

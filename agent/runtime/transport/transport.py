@@ -15,10 +15,10 @@ from atoll.agent.runtime.transport.frames import MAX_ORDER, MAX_PAYLOAD_BYTES, F
 from atoll.agent.runtime.transport.keys import Gatekeeper, Keys, secure_server
 from atoll.agent.runtime.transport.limits import Limits
 from atoll.agent.runtime.transport.loop import Loop, LoopCallbacks, Source, Submissions
-from atoll.agent.runtime.transport.members import Member, Topology
 from atoll.agent.runtime.transport.meter import LinkCounts
 from atoll.agent.runtime.transport.peer import Peer
 from atoll.agent.runtime.transport.sendqueue import EncodedFrame
+from atoll.agent.runtime.transport.topology import Member, Topology
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
 
 MAX_BROADCAST_BYTES: Final = 1024 * 1024

@@ -11,7 +11,7 @@ from zmq.utils import z85
 
 from atoll.agent.runtime.transport.frames import Frame, Kind, encode
 from atoll.agent.runtime.transport.keys import Keys, generate
-from atoll.agent.runtime.transport.members import Member, members_of
+from atoll.agent.runtime.transport.topology import Member, members_of
 from atoll.agent.runtime.transport.transport import Transport
 from atoll.errors import AtollError, BadInput, NotAllowed
 

@@ -14,7 +14,7 @@ from wire_rig import Out, Process, Rank, beside, keys_of, two, wait_until
 
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.agent.runtime.transport.limits import Limits
-from atoll.agent.runtime.transport.members import Member, members_of
+from atoll.agent.runtime.transport.topology import Member, members_of
 from atoll.errors import PeerLost
 
 APART = members_of(["a", "b"], ["x", "y"])

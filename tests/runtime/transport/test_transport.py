@@ -14,7 +14,7 @@ from wire_rig import RUN, FakePeer, Out, Rank, Run, Source, two, wait_until
 from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import MAX_ORDER, Frame, Kind, encode
 from atoll.agent.runtime.transport.limits import Limits
-from atoll.agent.runtime.transport.members import members_of
+from atoll.agent.runtime.transport.topology import members_of
 from atoll.agent.runtime.transport.transport import Transport
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
 

@@ -11,7 +11,7 @@ from wire_rig import RUN, keys_of
 
 from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Frame, Kind
-from atoll.agent.runtime.transport.members import Member, members_of
+from atoll.agent.runtime.transport.topology import Member, members_of
 from atoll.agent.runtime.transport.transport import Transport
 from atoll.kernels.exchange_engine import ExchangeEngine
 

@@ -21,8 +21,8 @@ import zmq
 from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Frame, Kind, encode
 from atoll.agent.runtime.transport.keys import Keys, generate
-from atoll.agent.runtime.transport.members import Member, members_of
 from atoll.agent.runtime.transport.meter import LinkCounts
+from atoll.agent.runtime.transport.topology import Member, members_of
 from atoll.agent.runtime.transport.transport import Transport
 
 RUN = 7

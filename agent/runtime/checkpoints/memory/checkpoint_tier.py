@@ -38,13 +38,12 @@ class CheckpointTier:
         self._placement = ReplicaPlacement.of(session)
         self._sender: ReplicaSender | None = None
         place, rolling = session.place, snapshot.durable.rolling()
-        self._rolls = rolling is not None  # the state goes on changing in the background
         self._shard: ShardState = (
             StandingShard(snapshot, place.rank, place.world_size)
             if rolling is None
             else RollingShard(snapshot, rolling, place.rank, place.world_size)
         )
-        self._writer = ShardWriter(session, snapshot, self._shard, inline=not self._rolls, written=self._copy)
+        self._writer = ShardWriter(session, snapshot, self._shard, inline=rolling is None, written=self._copy)
         self._cadence = Cadence()
         self._pairs, self._pauses = Pairs(), Pauses()
         self._files: ShardFiles | None = None

@@ -10,7 +10,7 @@ from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Frame
 from atoll.agent.runtime.transport.keys import Keys
 from atoll.agent.runtime.transport.limits import Limits
-from atoll.agent.runtime.transport.members import members_of
+from atoll.agent.runtime.transport.topology import members_of
 from atoll.agent.runtime.transport.transport import Transport
 from atoll.errors import AtollError
 

@@ -12,7 +12,7 @@ from atoll.agent.runtime.checkpoints.memory.replication.replica_placement import
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES
-from atoll.agent.runtime.transport.topology import data_keys, host
+from atoll.agent.runtime.transport.membership import data_keys, host
 from atoll.errors import AtollError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.agent.runtime.transport.frames import Kind
-from atoll.agent.runtime.transport.members import Member, Topology, members_of
+from atoll.agent.runtime.transport.topology import Member, Topology, members_of
 from atoll.errors import BadInput
 
 
