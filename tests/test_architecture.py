@@ -328,18 +328,13 @@ def test_modules_beside_the_tests_have_names_of_their_own() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-DEFINED_TWICE = {"Checkpoint", "StartFrom"}
-"""What is left of the names that two classes share: rename one of the two, and take the name out here."""
-
-
 def test_no_two_classes_share_a_name() -> None:
     """One name, one thing, also of private classes: what is found by its name is what was meant."""
     places: dict[str, list[str]] = {}
     for where, node in nodes(PACKAGES):
         if isinstance(node, ast.ClassDef):
             places.setdefault(node.name, []).append(where)
-    twice = {name: found for name, found in places.items() if len(found) > 1}
-    assert {name: found for name, found in twice.items() if name not in DEFINED_TWICE} == {}
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 PROMISED_IN_SECONDS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from atoll.agent.runtime.checkpoints.disk import files, listing
-from atoll.agent.runtime.checkpoints.disk.files import Checkpoint
+from atoll.agent.runtime.checkpoints.disk.files import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.store import Store, answered
 from atoll.agent.runtime.checkpoints.disk.tensorfile import serialized
@@ -17,7 +17,7 @@ from atoll.checkpoints.sources import in_directory, pick
 from atoll.errors import BadInput, CheckpointError, NotFound
 
 
-def from_directory(directory: Path, step: int | None, on_skip: Callable[[str], None]) -> Checkpoint:
+def from_directory(directory: Path, step: int | None, on_skip: Callable[[str], None]) -> LoadedCheckpoint:
     """The newest sound checkpoint there, or the one of this step. Raises NotFound, CheckpointError."""
     paths = in_directory(directory)
     meant = pick(paths, step, str(directory))
@@ -29,7 +29,7 @@ def from_directory(directory: Path, step: int | None, on_skip: Callable[[str], N
     return found
 
 
-def from_store(url: str, step: int | None) -> Checkpoint:
+def from_store(url: str, step: int | None) -> LoadedCheckpoint:
     """As `from_directory`, of an object store."""
     present = answered(url, lambda store: store.list()).whole
     trouble: CheckpointError | None = None
@@ -53,7 +53,7 @@ def is_of(path: Path, job: str) -> bool:
         return False
 
 
-def write(checkpoint: Checkpoint, output: Path, *, safetensors: bool) -> list[str]:
+def write(checkpoint: LoadedCheckpoint, output: Path, *, safetensors: bool) -> list[str]:
     """Write the model's state dict to `output`, whole or not at all. Returns the names of entries that the format
     cannot hold, being no tensors. Raises CheckpointError where there is no model in it, BadInput from the disk."""
     model = unpack_state(checkpoint.tensors, checkpoint.scalars).get("model")

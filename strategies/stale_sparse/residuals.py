@@ -23,7 +23,7 @@ import torch
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
-from atoll.agent.runtime.checkpoints.disk.files import Checkpoint, CheckpointFolder, Header
+from atoll.agent.runtime.checkpoints.disk.files import CheckpointFolder, Header, LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
 from atoll.agent.runtime.step.durable import Origin, OwnState
 from atoll.errors import CheckpointError
@@ -185,7 +185,7 @@ def _read(
 
     sizes: entries by layer."""
     try:
-        checkpoint: Checkpoint = files.read(found.path)
+        checkpoint: LoadedCheckpoint = files.read(found.path)
         state = unpack_state(checkpoint.tensors, checkpoint.scalars)
         residual: dict[str, torch.Tensor] = state["owed"]
         if {name: tuple(tensor.shape) for name, tensor in residual.items()} != {

@@ -20,7 +20,7 @@ from atoll.v1.worker_pb2 import Welcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartFrom:
+class SourceCheckpoint:
     """The checkpoint of another job that this one begins with."""
 
     directory: Path | None  # where it would lie on this machine
@@ -37,7 +37,7 @@ class CheckpointSettings:
     keep: int  # complete ones that stay
     keep_every_steps: int = 0  # the first at or after each multiple stays for good; 0: none
     store: str = ""  # URL of the object store that is kept level with the directory; empty: none
-    start_from: StartFrom | None = None  # where the job has none of its own yet
+    start_from: SourceCheckpoint | None = None  # where the job has none of its own yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def checkpoint_settings(welcome: Welcome) -> CheckpointSettings:
         store=_in_store(policy.directory, job),
         start_from=None
         if start is None
-        else StartFrom(
+        else SourceCheckpoint(
             directory=Path(welcome.start_directory) if welcome.start_directory else None,
             store=_in_store(start.directory, start.job),
             step=start.step if start.HasField("step") else None,

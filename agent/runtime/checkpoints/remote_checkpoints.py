@@ -9,7 +9,7 @@ from typing import Final
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import files
-from atoll.agent.runtime.checkpoints.disk.files import Checkpoint
+from atoll.agent.runtime.checkpoints.disk.files import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
 from atoll.agent.runtime.checkpoints.disk.store import Store, answered
 from atoll.errors import CheckpointError
@@ -69,7 +69,7 @@ class RemoteCheckpoints:
         if newest < (0, 0):
             raise CheckpointError(f"no checkpoint that can be used is left: {self._trouble}")
 
-    def start(self) -> Checkpoint | None:
+    def start(self) -> LoadedCheckpoint | None:
         """The checkpoint that the job was told to start from, as one of its own; None where this rank has it not.
 
         Collective. Raises CheckpointError where no rank has it, with what is there in its place."""
@@ -88,7 +88,7 @@ class RemoteCheckpoints:
             )
         if own is None:
             return None
-        return Checkpoint(replace(own.header, job=session.job, run=START_RUN), own.tensors, own.scalars)
+        return LoadedCheckpoint(replace(own.header, job=session.job, run=START_RUN), own.tensors, own.scalars)
 
     def _warn(self, text: str) -> None:
         self._session.notice(LEVEL_WARNING, f"rank {self._session.place.rank} passes over a checkpoint: {text}")
@@ -100,7 +100,7 @@ def fetch(store: Store, moment: Moment, directory: Path, as_run: int) -> Path:
     return files.adopt(directory, sealed, store.state(moment), as_run)
 
 
-def read(store: Store, moment: Moment) -> Checkpoint:
+def read(store: Store, moment: Moment) -> LoadedCheckpoint:
     """A checkpoint of the store, every byte verified. Raises CheckpointError."""
     found, _ = store.manifest(moment)
     return files.from_parts(found, store.state(moment), f"{store.url}/{moment.name}")
@@ -119,7 +119,7 @@ def _newest_sound(store: Store) -> Moment | None:
 
 def _in_directory(
     directory: Path | None, step: int | None, on_skip: Callable[[str], None]
-) -> tuple[Checkpoint | None, str]:
+) -> tuple[LoadedCheckpoint | None, str]:
     """The checkpoint, or why there is none."""
     if directory is None:
         return None, "it lies in no directory of this machine"
@@ -137,7 +137,7 @@ def _in_directory(
     return None, trouble
 
 
-def _in_store(url: str, step: int | None, on_skip: Callable[[str], None]) -> tuple[Checkpoint | None, str]:
+def _in_store(url: str, step: int | None, on_skip: Callable[[str], None]) -> tuple[LoadedCheckpoint | None, str]:
     try:
         present = sorted(answered(url, lambda store: store.list()).whole, reverse=True)
         wanted = [moment for moment in present if step in (None, moment.step)]

@@ -14,7 +14,7 @@ from torch import nn
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import fence, files
-from atoll.agent.runtime.checkpoints.disk.files import Checkpoint
+from atoll.agent.runtime.checkpoints.disk.files import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
@@ -35,7 +35,7 @@ _NOTHING = (-1, -1)
 class Resumed:
     """A checkpoint on its way back into the objects that it was taken from."""
 
-    def __init__(self, checkpoint: Checkpoint, own: Sequence[OwnState] | None = None) -> None:
+    def __init__(self, checkpoint: LoadedCheckpoint, own: Sequence[OwnState] | None = None) -> None:
         """own: what this rank takes over of the run before; None: it is beside the checkpoint."""
         self._where = f"the checkpoint of run {checkpoint.header.run}, step {checkpoint.header.step}"
         self._header = header = checkpoint.header
@@ -78,7 +78,7 @@ class Found:
     """What a run goes on from. generation: of memory, where it came from there; own: what this rank takes over then,
     where ranks had something of their own."""
 
-    checkpoint: Checkpoint
+    checkpoint: LoadedCheckpoint
     generation: Generation | None = None
     own: Sequence[OwnState] | None = None
 
@@ -115,7 +115,7 @@ def _newest_on_disk(session: Session, directory: Path, remote: RemoteCheckpoints
     return max((run, step) for run, step in session.group.gather_rows(own))
 
 
-def _find_on_disk(session: Session, directory: Path) -> Checkpoint | None:
+def _find_on_disk(session: Session, directory: Path) -> LoadedCheckpoint | None:
     """The newest sound one on any rank's disk, on every rank. Raises PeerLost."""
     rank = session.place.rank
     own = files.newest_valid(
@@ -124,7 +124,7 @@ def _find_on_disk(session: Session, directory: Path) -> Checkpoint | None:
     return agreed(session, own)
 
 
-def agreed(session: Session, own: Checkpoint | None) -> Checkpoint | None:
+def agreed(session: Session, own: LoadedCheckpoint | None) -> LoadedCheckpoint | None:
     """The newest of what the ranks have, on every rank; None where none has any. Raises PeerLost.
 
     Highest (run, step) wins, then the later position: one rank may have saved a step at its epoch's end, another where
@@ -147,7 +147,7 @@ def agreed(session: Session, own: Checkpoint | None) -> Checkpoint | None:
     return own if mine == best else files.from_bytes(sent)
 
 
-def _contained(checkpoint: Checkpoint) -> int:
+def _contained(checkpoint: LoadedCheckpoint) -> int:
     """Equal for equal states of one position: a digest, below 2^63, of what is beside model and optimizer."""
     hasher = xxhash.xxh3_64()
     for name in sorted(name for name in checkpoint.tensors if name.startswith(f"{SHARED}/")):

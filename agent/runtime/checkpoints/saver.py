@@ -12,7 +12,7 @@ import torch
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import fence, files
-from atoll.agent.runtime.checkpoints.disk.files import Checkpoint, Header, fingerprint
+from atoll.agent.runtime.checkpoints.disk.files import Header, LoadedCheckpoint, fingerprint
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
@@ -98,7 +98,7 @@ class Saver:
         if self._directory is not None:
             self._packed(copy=False)
 
-    def store_received(self, checkpoint: Checkpoint) -> None:
+    def store_received(self, checkpoint: LoadedCheckpoint) -> None:
         """Keep what came from another machine, so that losing that one loses nothing."""
         if self._writes and self._directory is not None and checkpoint.path is None:
             try:

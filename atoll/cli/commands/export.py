@@ -14,7 +14,7 @@ from atoll.cli.render import terminal
 from atoll.errors import BadInput, CheckpointError, NotFound
 
 if TYPE_CHECKING:
-    from atoll.agent.runtime.checkpoints.disk.files import Checkpoint
+    from atoll.agent.runtime.checkpoints.disk.files import LoadedCheckpoint
     from atoll.v1.jobs_pb2 import CheckpointsReply
 
 
@@ -60,7 +60,7 @@ def export(
         terminal.note(f"left out, as they are no tensors: {', '.join(left_out[:8])}")
 
 
-def _of_job(reply: CheckpointsReply, step: int | None) -> Checkpoint:
+def _of_job(reply: CheckpointsReply, step: int | None) -> LoadedCheckpoint:
     """From this machine's disk or the store, whichever has the newest. Raises NotFound saying which node has it."""
     from atoll.checkpoints import export as exporting
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.agent.runtime.api.session import CheckpointSettings, StartFrom
+from atoll.agent.runtime.api.session import CheckpointSettings, SourceCheckpoint
 from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
@@ -28,7 +28,7 @@ def write(directory: Path, step: int, run: int = 2) -> Path:
     return files.write(directory, header, {"w": torch.full((4,), float(step))}, None, as_run=9)
 
 
-def session_of(run: int = 3, store: str = "", start: StartFrom | None = None) -> tuple[Any, list[str]]:
+def session_of(run: int = 3, store: str = "", start: SourceCheckpoint | None = None) -> tuple[Any, list[str]]:
     """A run of one worker, and what it told."""
     told: list[str] = []
     settings = CheckpointSettings(directory=Path(), every_steps=0, keep=2, store=store, start_from=start)
@@ -95,7 +95,7 @@ def test_a_job_starts_from_exactly_the_step_it_was_told_or_from_the_newest_sound
     def start(step: int | None) -> tuple[Any, list[str]]:
         url = f"file://{tmp_path}/old" if where == "store" else ""
         directory = tmp_path / ("old" if where == "directory" else "nowhere")
-        session, told = session_of(run=1, start=StartFrom(directory=directory, store=url, step=step))
+        session, told = session_of(run=1, start=SourceCheckpoint(directory=directory, store=url, step=step))
         return RemoteCheckpoints(session, tmp_path / "own").start(), told
 
     found, told = start(10)

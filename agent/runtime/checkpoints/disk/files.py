@@ -31,14 +31,14 @@ from atoll.agent.runtime.checkpoints.disk.listing import (
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE, Manifest
 from atoll.agent.runtime.checkpoints.disk.retention import keep_newest
 from atoll.agent.runtime.checkpoints.disk.tensorfile import deserialized, serialized
-from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, Checkpoint
+from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, LoadedCheckpoint
 from atoll.errors import CheckpointError
 
 __all__ = [
-    "Checkpoint",
     "CheckpointFolder",
     "Fingerprint",
     "Header",
+    "LoadedCheckpoint",
     "adopt",
     "as_bytes",
     "check_fits",
@@ -133,7 +133,7 @@ def _seal(folder: Path, sealed: bytes) -> None:
     sync_folder(folder)
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path) -> LoadedCheckpoint:
     """The checkpoint in this folder, every byte verified. Raises CheckpointError naming the file and what is wrong."""
     found = read_manifest(path)
     file = path / STATE_FILE
@@ -144,17 +144,17 @@ def read(path: Path) -> Checkpoint:
         except CheckpointError as error:
             raise CheckpointError(f"{file} is damaged: {error}") from error
     check_content(file, found, seen)
-    return Checkpoint(found.header, tensors, found.scalars, path)
+    return LoadedCheckpoint(found.header, tensors, found.scalars, path)
 
 
-def from_parts(found: Manifest, parts: Iterator[memoryview], where: str) -> Checkpoint:
+def from_parts(found: Manifest, parts: Iterator[memoryview], where: str) -> LoadedCheckpoint:
     """The checkpoint whose manifest is `found` and whose state file these are, in order, every byte verified."""
     try:
         tensors, seen = deserialized(_Stream(parts), found.state.bytes)
     except CheckpointError as error:
         raise CheckpointError(f"{where}/{STATE_FILE} is damaged: {error}") from error
     check_content(Path(where) / STATE_FILE, found, seen)
-    return Checkpoint(found.header, tensors, found.scalars)
+    return LoadedCheckpoint(found.header, tensors, found.scalars)
 
 
 class _Stream:
@@ -174,7 +174,7 @@ class _Stream:
         return count
 
 
-def newest_valid(directory: Path, on_skip: Callable[[str], None]) -> Checkpoint | None:
+def newest_valid(directory: Path, on_skip: Callable[[str], None]) -> LoadedCheckpoint | None:
     """The newest checkpoint that is sound; None where there is none. on_skip is told what was passed over and why."""
     candidates = newest(directory, on_skip)
     for candidate, older in zip_longest(candidates, candidates[1:]):
@@ -186,11 +186,11 @@ def newest_valid(directory: Path, on_skip: Callable[[str], None]) -> Checkpoint 
     return None
 
 
-def as_bytes(source: Path | Checkpoint, limit_bytes: int = MAX_BYTES) -> bytes:
+def as_bytes(source: Path | LoadedCheckpoint, limit_bytes: int = MAX_BYTES) -> bytes:
     """A checkpoint for a peer: of a folder, then verified first, or of one in memory. Raises CheckpointError."""
     return transfer.pack(read(source) if isinstance(source, Path) else source, limit_bytes)
 
 
-def from_bytes(data: bytes | bytearray | memoryview, limit_bytes: int = MAX_BYTES) -> Checkpoint:
+def from_bytes(data: bytes | bytearray | memoryview, limit_bytes: int = MAX_BYTES) -> LoadedCheckpoint:
     """What `as_bytes` made on another machine, every byte verified. Raises CheckpointError."""
     return transfer.unpack(data, limit_bytes)

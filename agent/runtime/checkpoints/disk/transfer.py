@@ -23,7 +23,7 @@ _PREFIX_BYTES: Final = len(_MAGIC) + 8
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class LoadedCheckpoint:
     """A whole, verified checkpoint in memory. `path` is the folder that it was read from, None for one from a peer."""
 
     header: Header
@@ -32,7 +32,7 @@ class Checkpoint:
     path: Path | None = None
 
 
-def pack(checkpoint: Checkpoint, limit_bytes: int = MAX_BYTES) -> bytes:
+def pack(checkpoint: LoadedCheckpoint, limit_bytes: int = MAX_BYTES) -> bytes:
     """Magic, length of the manifest (8 bytes, little endian), manifest, state file."""
     hasher, parts = Hasher(), []
     for part in serialized(checkpoint.tensors):
@@ -45,7 +45,7 @@ def pack(checkpoint: Checkpoint, limit_bytes: int = MAX_BYTES) -> bytes:
     return b"".join([_MAGIC, len(head).to_bytes(8, "little"), head, *parts])
 
 
-def unpack(data: bytes | bytearray | memoryview, limit_bytes: int = MAX_BYTES) -> Checkpoint:
+def unpack(data: bytes | bytearray | memoryview, limit_bytes: int = MAX_BYTES) -> LoadedCheckpoint:
     """Raises CheckpointError where `data` is over the limit, torn, damaged or something else."""
     view = memoryview(data).cast("B")
     if len(view) > limit_bytes:
@@ -67,4 +67,4 @@ def unpack(data: bytes | bytearray | memoryview, limit_bytes: int = MAX_BYTES) -
             raise CheckpointError(f"of its state, {difference}")
     except CheckpointError as error:
         raise CheckpointError(f"a checkpoint from a peer was damaged on the way: {error}") from error
-    return Checkpoint(found.header, tensors, found.scalars)
+    return LoadedCheckpoint(found.header, tensors, found.scalars)

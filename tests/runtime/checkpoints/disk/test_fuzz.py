@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # for mutated
 from mutated import mutated
 
 from atoll.agent.runtime.checkpoints.disk import manifest, transfer
-from atoll.agent.runtime.checkpoints.disk.files import Checkpoint
+from atoll.agent.runtime.checkpoints.disk.files import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.manifest import Manifest
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
@@ -45,7 +45,7 @@ STATE_BYTES, HASHER = content()
 SOUND = manifest.to_bytes(Manifest(HEADER, SCALARS, HASHER.content()))
 BODY = {name: value for name, value in json.loads(SOUND).items() if name != "xxh3_128"}
 LISTED = json.loads(STATE_BYTES[8 : 8 + int.from_bytes(STATE_BYTES[:8], "little")])
-WHOLE = transfer.pack(Checkpoint(HEADER, TENSORS, SCALARS))
+WHOLE = transfer.pack(LoadedCheckpoint(HEADER, TENSORS, SCALARS))
 
 
 def sealed(body: Any) -> bytes:

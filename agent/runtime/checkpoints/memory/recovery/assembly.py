@@ -11,7 +11,7 @@ import torch
 
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES, bytes_of, is_shape
-from atoll.agent.runtime.checkpoints.disk.transfer import Checkpoint
+from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import size_of
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RESIDUAL
@@ -22,7 +22,7 @@ from atoll.errors import CheckpointError
 Tensors = dict[str, torch.Tensor]
 
 
-def assembled(shards: Sequence[Shard], whose: int = 0, own: Bytes | None = None) -> Checkpoint:
+def assembled(shards: Sequence[Shard], whose: int = 0, own: Bytes | None = None) -> LoadedCheckpoint:
     """The checkpoint whose shards these are, in order; each was verified. Raises CheckpointError where they do not
     belong together.
 
@@ -41,7 +41,7 @@ def assembled(shards: Sequence[Shard], whose: int = 0, own: Bytes | None = None)
         states = Snapshot.rejoined(resting, moved)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the state of {first.header.name} is malformed: {error!r}") from error
-    return Checkpoint(first.header, *pack_state(states))
+    return LoadedCheckpoint(first.header, *pack_state(states))
 
 
 def own_state(shards: Sequence[Shard], rank: int, own: Bytes) -> OwnState:

@@ -12,7 +12,7 @@ import numpy as np
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
-from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, Checkpoint
+from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.memory.recovery.assembly import assembled, own_state
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Shard
@@ -36,7 +36,7 @@ class Recovered:
     """A generation as one rank takes it over. own: of which ranks of the run before, where those differed in something;
     None where they did not."""
 
-    checkpoint: Checkpoint
+    checkpoint: LoadedCheckpoint
     generation: Generation
     own: Sequence[OwnState] | None
 
