@@ -75,6 +75,20 @@ def test_command_line_and_job_file_know_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("with_toy")
+def test_the_simulator_knows_it(tmp_path: Path) -> None:
+    scenario = (ROOT / "examples" / "scenarios" / "cannikin-a.toml").read_text().replace("50_000", "2_000")
+    toy = tmp_path / "toy.toml"
+    toy.write_text(
+        scenario.replace('name = "cannikin-a"', 'name = "played"\nstrategy = "toy"') + "\n[toy]\nstrength = 0.5\n"
+    )
+    code, said = atoll("simulate", str(toy), "--policy", "even")
+    assert code == 0, said
+    toy.write_text(toy.read_text().replace("0.5", "5"))
+    code, said = atoll("simulate", str(toy))
+    assert (code, "toy" in said and "strength = 5" in said) == (2, True), said
+
+
+@pytest.mark.usefixtures("with_toy")
 def test_controller_and_views_know_it() -> None:
     """A spec is checked and filled in, a plan carries its parameter, telemetry its metrics. Its scheduler answers a
     message, but none of an older run. Its line of `atoll status` shows what came."""

@@ -17,5 +17,6 @@ STRATEGY: Final = Strategy(
     metrics=(Metric("toy_strength", "share", "of this step", "newest"), Metric("toy_s", "s", "spent playing")),
     worker="atoll.strategies.toy.worker:build",
     scheduler="atoll.strategies.toy.plan:ToyScheduler",
+    simulator="atoll.strategies.toy.simulate:ToySteps",
     view="atoll.strategies.toy.view:status",
 )
