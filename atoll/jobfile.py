@@ -1,4 +1,4 @@
-"""What a job may say: the TOML job file and the command's flags, checked before anything is sent."""
+"""Reads what a job may say: the TOML job file and the command's flags, checked before anything is sent."""
 
 from __future__ import annotations
 

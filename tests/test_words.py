@@ -15,17 +15,6 @@ GLOSSARY = ROOT / "docs/glossary.md"
 CODE = {".py", ".pyi", ".proto", ".hpp", ".cpp", ".cu", ".cuh"}
 QUESTIONS = {"How", "What", "When", "Where", "Whether", "Which", "Who", "Whom", "Whose", "Why"}
 
-STILL_ASKING: set[str] = {
-    "atoll/jobfile.py",
-}
-"""Folders with module docstrings that still begin with a question word."""
-
-STILL_RETIRED: dict[str, set[str]] = {
-    "controller/jobs/lifecycle/reconciler.py": {"settle"},
-    "protos/": {"alive"},
-}
-"""Retired words that are still there, by folder or file: take out what is renamed."""
-
 RECORDED: dict[str, set[str]] = {
     "agent/runtime/checkpoints/memory/shards/shard_state.py": {"owed"},
     "strategies/stale_sparse/residuals.py": {"held back", "owed"},
@@ -96,8 +85,7 @@ def test_retired_words_are_gone() -> None:
 
 
 def allowed(path: str) -> set[str]:
-    known = (*STILL_RETIRED.items(), *RECORDED.items())
-    return {word for where, words in known if path.startswith(where) for word in words}
+    return {word for where, words in RECORDED.items() if path.startswith(where) for word in words}
 
 
 def written(path: Path, words: dict[str, list[str]]) -> Iterator[Use]:
@@ -140,7 +128,6 @@ def test_module_docstrings_begin_with_a_verb_or_a_noun() -> None:
     for path in sources([*ROOMS, *SCRIPTS]):
         if path.suffix == ".py":
             first = (ast.get_docstring(ast.parse(path.read_text())) or "").split(" ")[0]
-            name = str(path.relative_to(ROOT))
-            if first in QUESTIONS and not any(name.startswith(folder) for folder in STILL_ASKING):
-                asking.append(f"{name}: {first}")
+            if first in QUESTIONS:
+                asking.append(f"{path.relative_to(ROOT)}: {first}")
     assert asking == [], "\n".join(["", *asking])

@@ -121,7 +121,7 @@ class Reconciler:
             live = [s for s in self._ledger.jobs.values() if not s.job.status.phase.ended or s.stale]
             live.sort(key=lambda s: (s.job.status.phase is not JobPhase.QUEUED, s.created))
             for state in live:
-                await self._settle_alone(state, free)
+                await self._advance_alone(state, free)
             await self._commit(live)
             removed = await self._ledger.remove_oldest()
         self._stop_orphans()
@@ -130,11 +130,11 @@ class Reconciler:
             self._committed_s.pop(job, None)
             self._removed(job)
 
-    async def _settle_alone(self, state: JobState, free: FreeDevices) -> None:
+    async def _advance_alone(self, state: JobState, free: FreeDevices) -> None:
         """A job that cannot be decided upon, by a mistake of ours or in its records, must not hold up the others."""
         job = state.job.id
         try:
-            await self._settle(state, free)
+            await self._advance(state, free)
         except (StoreUnavailable, Conflict, LeadershipLost):
             raise
         except Exception as error:
@@ -145,7 +145,7 @@ class Reconciler:
         else:
             self._undecided.pop(job, None)
 
-    async def _settle(self, state: JobState, free: FreeDevices) -> None:
+    async def _advance(self, state: JobState, free: FreeDevices) -> None:
         """Take one job as far as it can go now."""
         for _ in range(MAX_STEPS_A_PASS):
             if state.stale:
