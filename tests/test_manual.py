@@ -153,3 +153,14 @@ def test_enough_is_told_for_these_tests_to_mean_anything() -> None:
 def test_what_is_not_there_is_found(command: str, told: str) -> None:
     with pytest.raises(Exception, match=told):
         check(Told("here", command))
+
+
+def test_the_walks_of_the_architecture_lead_through_files_that_are_there() -> None:
+    section = (ROOT / "docs/architecture.md").read_text().partition("## Walks\n")[2].partition("\n## ")[0]
+    walks = re.findall(r"^\*\*.*?(\d+)\s+files:(.*?)(?=^\*\*|\Z)", section, re.MULTILINE | re.DOTALL)
+    assert len(walks) == section.count("**") / 2
+    for count, walk in walks:
+        stations = re.findall(r"`([^`]+/)`:([^`→]+)", walk)
+        files = [ROOT / folder / name.strip(" \n.") for folder, names in stations for name in names.split(",")]
+        assert [file for file in files if not file.is_file()] == []
+        assert len(files) == int(count)
