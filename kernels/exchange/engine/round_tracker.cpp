@@ -68,11 +68,6 @@ bool RoundTracker::next_is_complete() const {
     return next != nullptr && next->sums_missing == 0 && !next->taken;
 }
 
-bool RoundTracker::next_is_taken() const {
-    const Open* const next = find(version_ + 1);
-    return next != nullptr && next->taken;
-}
-
 std::vector<SharedPart> RoundTracker::take_next_sums() {
     Open& next = open(version_ + 1);
     next.taken = true;

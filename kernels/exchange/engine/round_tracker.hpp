@@ -47,7 +47,6 @@ class RoundTracker {
     // The round after the version, if its sums are complete and nobody took them yet; in island order.
     bool next_is_complete() const;
     std::vector<SharedPart> take_next_sums();
-    bool next_is_taken() const;
 
     void close_next();
 
