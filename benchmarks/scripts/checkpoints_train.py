@@ -43,7 +43,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=batch)
     training: Any = run._training
-    tier, saver = training._memory, training.saver
+    tier, saver = training.state.memory, training.state.saver
     remember = tier.at_boundary
     writing: list[list[bool]] = []  # whether a checkpoint was on its way to the disk as the step ended
 

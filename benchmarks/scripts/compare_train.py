@@ -43,7 +43,7 @@ def main() -> None:
     number = int(os.environ["ATOLL_RUN"])
     if number > 1:
         out.with_suffix(f".run-{number}").write_text(json.dumps(found_s[0]))
-    tier: Any = run._training._memory  # type: ignore[union-attr]
+    tier: Any = run._training.state.memory  # type: ignore[union-attr]
     watch = TierWatch(tier, atoll_way=way == "atoll")
     other: Way | None = None
     state: dict[str, Any] = {}

@@ -33,7 +33,7 @@ def main() -> None:
     model, dataset = make(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=BATCH)
-    tier: Any = run._training._memory  # type: ignore[union-attr]
+    tier: Any = run._training.state.memory  # type: ignore[union-attr]
     written: list[int] = []
     begun_step = 0
 

@@ -231,7 +231,7 @@ class Run:
             raise BadInput(f"track({name!r}, ...): the name must be a Python identifier that is not tracked yet")
         self._tracked[name] = tracked
         if self._training is not None:
-            self._training.restore_tracked(name)
+            self._training.state.restore_tracked(name)
 
     def epochs(self, total: int) -> Iterator[int]:
         """The numbers of the epochs that are left of `total`, going on in the middle of one after a resume.
@@ -386,7 +386,7 @@ class Run:
         """The exit code, where this worker leaves because it was asked to or a peer was lost."""
         if self._peer_lost:
             return exit_codes.PEER_LOST
-        return self._training.shutdown.code if self._training is not None else None
+        return self._training.state.shutdown.code if self._training is not None else None
 
     def _leave_without_peer(self, error: PeerLost) -> NoReturn:
         """Before training began there is nothing to save."""
@@ -397,7 +397,7 @@ class Run:
     def _overdue(self, stop: Stop) -> None:
         """By the link thread: half of the stop's grace has gone by and the training thread has not obeyed."""
         if self._training is not None:
-            self._training.shutdown.overdue(stop.grace_s / 4)
+            self._training.state.shutdown.overdue(stop.grace_s / 4)
         exits.say(
             f"rank {self.rank} was asked to stop before training began ({stop.reason}); "
             f"exit code {exit_codes.PEER_LOST}"

@@ -11,19 +11,14 @@ from torch import nn
 
 from atoll.agent.runtime.api.inputs import check_alike, check_loss
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
-from atoll.agent.runtime.checkpoints.memory.cost.budget import size_of_state
-from atoll.agent.runtime.checkpoints.restore import prepared, restore
-from atoll.agent.runtime.checkpoints.resume import Resumed
-from atoll.agent.runtime.checkpoints.saver import Saver, await_upload
-from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
+from atoll.agent.runtime.checkpoints.restore import prepared
+from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, sample_count
 from atoll.agent.runtime.data.sampler import after
 from atoll.agent.runtime.step.agreement import Agreed
 from atoll.agent.runtime.step.backward import BackwardPass
 from atoll.agent.runtime.step.capabilities import StepEvents
 from atoll.agent.runtime.step.clock import Lap, StepClock, marks_of
-from atoll.agent.runtime.step.consistency import Consistency
 from atoll.agent.runtime.step.fingerprint import fingerprint_of
 from atoll.agent.runtime.step.learning_rate import LearningRate
 from atoll.agent.runtime.step.muted import MutedSteps
@@ -31,11 +26,10 @@ from atoll.agent.runtime.step.plans import Plans
 from atoll.agent.runtime.step.probe import description
 from atoll.agent.runtime.step.randomness import seed_step
 from atoll.agent.runtime.step.schedule import PlanSchedule
-from atoll.agent.runtime.step.shutdown import Shutdown
+from atoll.agent.runtime.step.state_keeper import StateKeeper
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.agent.runtime.step.step_reporter import Silent, StepReporter
-from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
-from atoll.v1.common_pb2 import LEVEL_WARNING
+from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
 
 LINKS_EVERY_STEPS: Final = 10
 
@@ -53,7 +47,6 @@ class Training:
     ) -> None:
         self._session = session
         self._model, self._optimizer, self._settings, self._tracked = model, optimizer, settings, tracked
-        self._resumed: Resumed | None = None
         place = session.place
         self._schedule = PlanSchedule(place.world_size, session.first, samples=sample_count(settings.dataset))
         self.loader: Loader[Any] = Loader(
@@ -68,7 +61,6 @@ class Training:
         model.to(session.device)
         self._clock = StepClock(marks_of(session.device))
         self._reporter = StepReporter(session.link.outbox) if session.link is not None else Silent()
-        self._consistency = Consistency()
         self._agreed = Agreed(self._schedule.newest_contiguous(), False)
         events = StepEvents(
             open_pass=lambda: self._backward.begin_from_hook(),  # noqa: PLW0108 - there is none yet
@@ -89,10 +81,7 @@ class Training:
             muted=self._muted,
             if_lost=self._shut_down_if_lost,
         )
-        self._snapshot = Snapshot(model, optimizer, tracked, self._exchange.durable)
-        self.saver = Saver(session, self._snapshot)
-        self.shutdown = Shutdown(session, self._snapshot, self.saver, self._exchange, self._consistency)
-        self._memory = CheckpointTier(session, self._snapshot)
+        self.state = StateKeeper(session, model, optimizer, tracked, self._exchange)
         self._plans = Plans(session, self._schedule, self.loader.lead)
         self._learning_rate = LearningRate(optimizer)
         self._hooks = [
@@ -105,43 +94,28 @@ class Training:
 
         Raises BadInput if ranks were given different things, CheckpointError for a checkpoint of another model,
         PeerLost."""
-        session, directory = self._session, self._session.checkpoint.directory
+        session = self._session
         # Before a checkpoint changes the optimizer's settings: it tells the model as the script prepares it.
         trains = fingerprint_of(description(self._settings, self._model, self._optimizer)) if session.link else ""
         if session.group is not None:
             check_alike(session, self._model, self._settings)
             self._plans.start()
-        restored = restore(session, self.saver, self._model, self._optimizer, self.loader)
-        self._resumed = restored.resumed
-        for name in self._tracked:
-            self.restore_tracked(name)
-        if directory is not None:
-            size = size_of_state(self._model, self._optimizer, self._snapshot)
-            self._memory.start(restored.step, restored.generation, size)
+        self.state.restore(self.loader)
         if session.group is not None:
             session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
             session.group.expect_answers_within(session.collective_timeout_s)
-        self._exchange.start(self.loader.position, self._resumed.origin() if self._resumed is not None else None)
-        if directory is not None:
-            self._snapshot.take(self.loader.position)
-            self.saver.check_packable()
+        resumed = self.state.resumed
+        self._exchange.start(self.loader.position, resumed.origin() if resumed is not None else None)
+        self.state.start(self.loader.position)
         if session.link is not None:
             session.link.outbox.prepared(prepared(self._model, self.loader, self._settings, trains))
         seed_step(session.seed, session.place.rank, self.loader.position.step)
 
-    def restore_tracked(self, name: str) -> None:
-        """Give a tracked object its state of the checkpoint from which this run went on."""
-        if self._resumed is not None:
-            try:
-                self._resumed.restore_tracked(name, self._tracked[name])
-            except CheckpointError as error:
-                self._session.notice(LEVEL_WARNING, str(error))
-
     def begin_epoch(self, epoch: int) -> None:
         """Go on with this epoch, or start it; at the very end of it after a resume, show its last batch again."""
         self.loader.begin_epoch(epoch)
-        position = self.loader.position
-        resumed_here = self._resumed is not None and position == self._resumed.position
+        position, resumed = self.loader.position, self.state.resumed
+        resumed_here = resumed is not None and position == resumed.position
         if resumed_here and position.consumed and not self.loader.batches_left:
             self._muted.rehearse(self._model, self._optimizer, self._tracked)
             self.loader.show_again()
@@ -191,7 +165,7 @@ class Training:
                 "run.synchronize between run.backward and optimizer.step(); call it after the step. A script that "
                 "accumulates gradients has to step at its epoch's last batch too: `if ... or run.last_batch:`"
             )
-        self._memory.wait_for_reads()  # weights change that a checkpoint may still be read from
+        self.state.change_begins()
         with self._shut_down_if_lost():
             self._exchange.flush()
 
@@ -215,21 +189,18 @@ class Training:
     def finish(self) -> None:
         """All epochs are done: wait until every rank has come here, then a last checkpoint."""
         self._boundary(last=True)
-        self._memory.wait_for_reads()
+        self.state.change_begins()
         with self._shut_down_if_lost():
             self._exchange.flush()
             if self._session.group is not None:
                 self._session.group.barrier()
         self._exchange.leave()
         self._reporter.finish()
-        if not self.shutdown.updated:  # else gradients wait for an update that never comes; the last checkpoint stays
-            self.saver.save()
-            with self._shut_down_if_lost():
-                await_upload(self._session, self.saver)
+        with self._shut_down_if_lost():
+            self.state.save_last()
 
     def close(self) -> None:
-        self.saver.close()
-        self._memory.close()
+        self.state.close()
         self.loader.close()
         for hook in self._hooks:
             hook.remove()
@@ -284,38 +255,35 @@ class Training:
             self.synchronize()
             probe.judge(step, self._model, statistics)
         if probe.over(step):
-            self.shutdown.tried(probe)
+            self.state.shutdown.tried(probe)
 
     def _own(self) -> Agreed:
         """What this rank knows."""
         self._plans.take()
         stop = (link := self._session.link) is not None and link.stop is not None
-        return Agreed(self._schedule.newest_contiguous(), stop, self._memory.progress())
+        return Agreed(self._schedule.newest_contiguous(), stop, self.state.memory.progress())
 
     def _agree(self, step: int) -> None:
         """Take up what all ranks know alike, and bring the weights to where this boundary needs them."""
         self._agreed = self._exchange.agree(self._own())
         # Now: how large the next batch is decides whether this is an epoch's end.
         self._plans.agree(max(step - 1, 0), self._agreed.plan_id)
-        due = not self._backward.gradients_pending and (self._agreed.stop or self.saver.due(step))
+        due = not self._backward.gradients_pending and (self._agreed.stop or self.state.saver.due(step))
         self._exchange.boundary(wait=due or not self.loader.batches_left)
         self._clock.waited(self._exchange.waited(), at_boundary=True)
 
     def _keep_state(self, step: int, *, last: bool) -> None:
         """The update is whole: checkpoints of it begin where they are due; a stop that was agreed is carried out."""
-        self._consistency.begin_update()
-        self.shutdown.updated = False
-        if self.saver.enabled and not self._muted.rehearsing:  # what was resumed from is on disk already
-            self._memory.wait_for_reads()
-            self._snapshot.take(self.loader.position)
-            if not self._exchange.flush_changes or (self.loader.batches_left and not last):
-                self.saver.at_boundary(step)  # else it may be the end of training, with another model
-            complete = self._memory.at_boundary(self._agreed.memory)
-            if complete is not None and self._session.link is not None:
-                self._session.link.outbox.memory(complete)
+        self.state.whole(
+            self.loader.position,
+            self._agreed,
+            snapshot=not self._muted.rehearsing,  # what was resumed from is on disk already
+            # At its end another model may be what training ended with.
+            to_disk=not self._exchange.flush_changes or (self.loader.batches_left > 0 and not last),
+        )
         if self._agreed.stop:
-            self.shutdown.drained(step, self._reporter)
-        self._consistency.end_update()
+            self.state.shutdown.drained(step, self._reporter)
+        self.state.released()
 
     def _handed_out(self) -> None:
         self._session.throttle.pay()
@@ -324,15 +292,14 @@ class Training:
     def _links_busy(self, busy: bool) -> None:
         """Training fills the links, or does no more: copies of checkpoints stand back meanwhile. On any thread."""
         if busy:
-            self._memory.pause()
+            self.state.memory.pause()
         else:
-            self._memory.resume()
+            self.state.memory.resume()
 
     # --- the update
 
     def _before_update(self, *_: object) -> None:
-        self._consistency.begin_update()
-        self._memory.wait_for_reads()
+        self.state.update_begins()
         self._learning_rate.multiply(self.learning_rate_factor)
         if not self._muted():
             try:
@@ -345,7 +312,7 @@ class Training:
 
     def _after_update(self, *_: object) -> None:
         self._backward.gradients_pending = False
-        self.shutdown.updated = True
+        self.state.shutdown.updated = True
         self._session.throttle.pay()
         if self._muted():
             self._muted.undo_update()
@@ -365,4 +332,4 @@ class Training:
     def lost(self, error: AtollError) -> NoReturn:
         """A peer is gone. Save what is whole, and leave."""
         batch = self.loader.current
-        self.shutdown.lost(error, self.loader.position.step, after(batch) if batch is not None else None)
+        self.state.shutdown.lost(error, self.loader.position.step, after(batch) if batch is not None else None)

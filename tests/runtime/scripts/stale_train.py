@@ -113,7 +113,7 @@ def break_flush() -> None:
 def die_flushed() -> None:
     """As the machines lose power while the script evaluates what it has synchronized; once a generation is of the same
     boundary, which all ranks know alike."""
-    tier: Any = run._training._memory  # type: ignore[union-attr]
+    tier: Any = run._training.state.memory  # type: ignore[union-attr]
     if tier._current != run.step:
         return
     wait, taken = RollingMasters.wait, threading.Event()

@@ -1,0 +1,106 @@
+"""Keeps the state of whole updates: checkpoints of it on disk and in memory, and what is saved where training ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
+from atoll.agent.runtime.checkpoints.memory.cost.budget import size_of_state
+from atoll.agent.runtime.checkpoints.restore import restore
+from atoll.agent.runtime.checkpoints.resume import Resumed
+from atoll.agent.runtime.checkpoints.saver import Saver, await_upload
+from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
+from atoll.agent.runtime.data.loader import Loader, Position
+from atoll.agent.runtime.step.agreement import Agreed
+from atoll.agent.runtime.step.consistency import Consistency
+from atoll.agent.runtime.step.shutdown import Shutdown
+from atoll.agent.runtime.step.step_exchange import StepExchange
+from atoll.errors import CheckpointError
+from atoll.v1.common_pb2 import LEVEL_WARNING
+
+
+class StateKeeper:
+    """Used by the training thread; `pause` and `resume` of `memory`, and `shutdown.overdue`, by others too."""
+
+    def __init__(
+        self,
+        session: Session,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        tracked: Mapping[str, Tracked],
+        exchange: StepExchange,
+    ) -> None:
+        self._session, self._model, self._optimizer, self._tracked = session, model, optimizer, tracked
+        self._snapshot = Snapshot(model, optimizer, tracked, exchange.durable)
+        self._consistency = Consistency()
+        self.saver = Saver(session, self._snapshot)
+        self.memory = CheckpointTier(session, self._snapshot)
+        self.shutdown = Shutdown(session, self._snapshot, self.saver, exchange, self._consistency)
+        self.resumed: Resumed | None = None
+        """The checkpoint from which this run went on."""
+
+    def restore(self, loader: Loader[object]) -> None:
+        """Collective. Raises CheckpointError for a checkpoint of another model, PeerLost."""
+        restored = restore(self._session, self.saver, self._model, self._optimizer, loader)
+        self.resumed = restored.resumed
+        for name in self._tracked:
+            self.restore_tracked(name)
+        if self.saver.enabled:
+            size = size_of_state(self._model, self._optimizer, self._snapshot)
+            self.memory.start(restored.step, restored.generation, size)
+
+    def restore_tracked(self, name: str) -> None:
+        """Give a tracked object its state of the checkpoint from which this run went on."""
+        if self.resumed is not None:
+            try:
+                self.resumed.restore_tracked(name, self._tracked[name])
+            except CheckpointError as error:
+                self._session.notice(LEVEL_WARNING, str(error))
+
+    def start(self, position: Position) -> None:
+        """Training begins at `position`. Raises CheckpointError if a state dict holds what no checkpoint can."""
+        if self.saver.enabled:
+            self._snapshot.take(position)
+            self.saver.check_packable()
+
+    def change_begins(self) -> None:
+        """Weights, moments or masters are about to change: what a checkpoint in memory still reads is read first."""
+        self.memory.wait_for_reads()
+
+    def update_begins(self) -> None:
+        """optimizer.step() does. From here on until `whole`, nobody else saves."""
+        self._consistency.begin_update()
+        self.change_begins()
+
+    def whole(self, position: Position, agreed: Agreed, *, snapshot: bool, to_disk: bool) -> None:
+        """At a boundary, the update is whole. snapshot: checkpoints are taken of it where they are due; to_disk: also
+        there."""
+        self._consistency.begin_update()
+        self.shutdown.updated = False
+        if self.saver.enabled and snapshot:
+            self.change_begins()
+            self._snapshot.take(position)
+            if to_disk:
+                self.saver.at_boundary(position.step)
+            complete = self.memory.at_boundary(agreed.memory)
+            if complete is not None and self._session.link is not None:
+                self._session.link.outbox.memory(complete)
+
+    def released(self) -> None:
+        """After `whole`: others may save."""
+        self._consistency.end_update()
+
+    def save_last(self) -> None:
+        """Training is done. Where gradients wait for an update that never comes, the last checkpoint stays. Raises
+        PeerLost."""
+        if not self.shutdown.updated:
+            self.saver.save()
+            await_upload(self._session, self.saver)
+
+    def close(self) -> None:
+        self.saver.close()
+        self.memory.close()
