@@ -40,7 +40,8 @@ def test_a_sparse_job_tells_its_rate_and_links_and_follows_an_adjustment_to_the_
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
     tiny = (str(SCRIPTS / "tiny.py"), "--name", "sparse", "--workers", "2", *SPARSE)
-    job = submitted(cluster, *tiny, "--", f"--out={out}", "--epochs=6")
+    # Slow enough for three commands on a busy machine before it ends.
+    job = submitted(cluster, *tiny, "--", f"--out={out}", "--epochs=6", "--step-s=0.06")
     cluster.wait_for(job, "links and steps", lambda j: j.progress.step > 20 and all(w.links for w in j.workers))
     seen = status(cluster, job)
     assert seen["spec"]["strategy"] == "stale-sparse"
