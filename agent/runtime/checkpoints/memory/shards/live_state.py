@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,14 +107,52 @@ class Sources:
         known = self._views.get(piece.tensor)
         if known is not None and known[0] is tensor:
             np.copyto(target, known[1][piece.begin : piece.end])
+        elif not tensor.is_contiguous():
+            for begin in range(piece.begin, piece.end, CHUNK_BYTES):
+                end = min(begin + CHUNK_BYTES, piece.end)
+                _gather(tensor.detach(), begin, end, target[begin - piece.begin : end - piece.begin])
         elif tensor.device.type == "cpu":
-            view = np.frombuffer(bytes_of(tensor.detach().contiguous()), np.uint8)
-            if tensor.is_contiguous():
-                self._views[piece.tensor] = (tensor, view)
+            view = np.frombuffer(bytes_of(tensor.detach()), np.uint8)
+            self._views[piece.tensor] = (tensor, view)
             np.copyto(target, view[piece.begin : piece.end])
         else:
-            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            flat = tensor.detach().reshape(-1).view(torch.uint8)
             torch.from_numpy(target).copy_(flat[piece.begin : piece.end])
+
+
+def _gather(tensor: torch.Tensor, begin: int, end: int, target: Bytes) -> None:
+    """Copy bytes [begin, end) of a tensor's row-major order. Takes memory for these alone, not for all of the tensor.
+
+    tensor: any strides and device. target: uint8 [end - begin]."""
+    width = tensor.element_size()
+    first, last = begin // width, -(-end // width)
+    entries = torch.empty(last - first, dtype=tensor.dtype, device=tensor.device)
+    at = 0
+    for view in _parts(tensor, first, last):
+        entries[at : at + view.numel()].view(view.shape).copy_(view)
+        at += view.numel()
+    offset = first * width
+    torch.from_numpy(target).copy_(entries.view(torch.uint8)[begin - offset : end - offset])
+
+
+def _parts(tensor: torch.Tensor, begin: int, end: int) -> Iterator[torch.Tensor]:
+    """Entries [begin, end) of a tensor's row-major order, as views: at most two for each of its dimensions."""
+    if begin == end:
+        return
+    if tensor.dim() == 1:
+        yield tensor[begin:end]
+        return
+    row = tensor.numel() // tensor.shape[0]
+    first, last = -(-begin // row), end // row  # whole rows are [first, last)
+    if first > last:  # all within one row
+        yield from _parts(tensor[last], begin - last * row, end - last * row)
+        return
+    if begin < first * row:
+        yield from _parts(tensor[first - 1], begin - (first - 1) * row, row)
+    if first < last:
+        yield tensor[first:last]
+    if end > last * row:
+        yield from _parts(tensor[last], 0, end - last * row)
 
 
 def listed(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str, list[int]]]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import xxhash
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
+from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
 from atoll.agent.runtime.checkpoints.memory.recovery.assembly import assembled
-from atoll.agent.runtime.checkpoints.memory.shards.live_state import LiveState, Sources
+from atoll.agent.runtime.checkpoints.memory.shards.live_state import Layout, LiveState, Piece, Sources
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
     CHUNK_BYTES,
     Shard,
@@ -137,6 +140,60 @@ def test_weights_in_another_order_of_memory_are_kept_as_they_are(tmp_path: Path)
     snapshot.take(Position(0, 0, 2))
     checkpoint = assembled(written(LiveState(snapshot), tmp_path, model, 2))
     assert torch.equal(unpack_state(checkpoint.tensors, checkpoint.scalars)["model"]["weight"], model.weight)
+
+
+class CopiedBytes(TorchDispatchMode):
+    """Counts what copies of tensors write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.clone.default, torch.ops.aten.copy_.default):
+            self.each.append(out.nbytes)
+        return out
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(96, 64, 16, 9).to(memory_format=torch.channels_last),
+        torch.randn(700, 1300, dtype=torch.float64).t(),
+        torch.randn(3, 2_000_000).to(torch.bfloat16)[:, ::2],
+        torch.randn(2, 1_000_000)[1:, ::3].t().expand(333_334, 4),
+        torch.randn(5, 300_000, dtype=torch.complex64).t().conj(),
+    ],
+    ids=["channels_last", "transposed", "sliced", "expanded", "conjugate"],
+)
+def test_a_tensor_in_another_order_of_memory_is_copied_once_a_generation(tensor: torch.Tensor) -> None:
+    """1. Weights of some MiB lie in memory in another order than row by row; a shard of them begins within an entry.
+    2. They are taken chunk by chunk. 3. Each chunk copied the whole tensor (108 MiB: 4.4 s); now all chunks together
+    copy it once into a buffer of a chunk and once out of it. 4. The bytes are those of its rows."""
+    assert not tensor.is_contiguous()
+    expected = np.frombuffer(bytes_of(tensor.contiguous()), np.uint8)
+    begin, sources, copied = 3, Sources(), CopiedBytes()
+    data = np.zeros(expected.size - begin, np.uint8)
+    with copied:
+        for chunk in Layout(b"", b"", (expected.size,)).chunks(begin, expected.size):
+            for piece in chunk:
+                sources.copy(tensor, piece, data)
+    assert np.array_equal(data, expected[begin:])
+    assert expected.size > 3 * CHUNK_BYTES
+    assert sum(copied.each) <= 2.01 * expected.size
+    assert max(copied.each) <= CHUNK_BYTES + 2 * tensor.element_size()
+
+
+def test_a_whole_tensor_in_another_order_of_memory_takes_no_second_one() -> None:
+    """1. Under stale-sparse a rank's own tensors are pieces each. 2. One that lies in another order took memory of its
+    whole size once more. 3. Now of a chunk."""
+    tensor = torch.randn(96, 64, 16, 9).to(memory_format=torch.channels_last)
+    data, copied = np.zeros(tensor.nbytes, np.uint8), CopiedBytes()
+    with copied:
+        Sources().copy(tensor, Piece(0, 0, tensor.nbytes, 0), data)
+    assert np.array_equal(data, np.frombuffer(bytes_of(tensor.contiguous()), np.uint8))
+    assert max(copied.each) <= CHUNK_BYTES
 
 
 def test_shards_of_two_moments_are_never_one_state(tmp_path: Path) -> None:
