@@ -147,12 +147,14 @@ class CopiedBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.each: list[int] = []
+        self.bytes = 0
+        self.largest = 0  # entries
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in (torch.ops.aten.clone.default, torch.ops.aten.copy_.default):
-            self.each.append(out.nbytes)
+            self.bytes += out.nbytes
+            self.largest = max(self.largest, out.numel())
         return out
 
 
@@ -170,7 +172,7 @@ class CopiedBytes(TorchDispatchMode):
 def test_a_tensor_in_another_order_of_memory_is_copied_once_a_generation(tensor: torch.Tensor) -> None:
     """1. Weights of some MiB lie in memory in another order than row by row; a shard of them begins within an entry.
     2. They are taken chunk by chunk. 3. Each chunk copied the whole tensor (108 MiB: 4.4 s); now all chunks together
-    copy it once into a buffer of a chunk and once out of it. 4. The bytes are those of its rows."""
+    copy it once, a few entries at a time, for which torch wakes no other thread. 4. The bytes are those of its rows."""
     assert not tensor.is_contiguous()
     expected = np.frombuffer(bytes_of(tensor.contiguous()), np.uint8)
     begin, sources, copied = 3, Sources(), CopiedBytes()
@@ -181,19 +183,19 @@ def test_a_tensor_in_another_order_of_memory_is_copied_once_a_generation(tensor:
                 sources.copy(tensor, piece, data)
     assert np.array_equal(data, expected[begin:])
     assert expected.size > 3 * CHUNK_BYTES
-    assert sum(copied.each) <= 2.01 * expected.size
-    assert max(copied.each) <= CHUNK_BYTES + 2 * tensor.element_size()
+    assert copied.bytes <= 1.01 * expected.size
+    assert copied.largest < 32_768
 
 
 def test_a_whole_tensor_in_another_order_of_memory_takes_no_second_one() -> None:
     """1. Under stale-sparse a rank's own tensors are pieces each. 2. One that lies in another order took memory of its
-    whole size once more. 3. Now of a chunk."""
+    whole size once more. 3. Now of a few entries."""
     tensor = torch.randn(96, 64, 16, 9).to(memory_format=torch.channels_last)
     data, copied = np.zeros(tensor.nbytes, np.uint8), CopiedBytes()
     with copied:
         Sources().copy(tensor, Piece(0, 0, tensor.nbytes, 0), data)
     assert np.array_equal(data, np.frombuffer(bytes_of(tensor.contiguous()), np.uint8))
-    assert max(copied.each) <= CHUNK_BYTES
+    assert copied.largest < 32_768
 
 
 def test_shards_of_two_moments_are_never_one_state(tmp_path: Path) -> None:
