@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from typing import Final
 
 from atoll import jobspec
 from atoll.errors import BadInput
 from atoll.jobspec import MAX_REPLICAS, MAX_WORKERS
+from atoll.message_limits import HOST, JOB_ID, MAX_TEXT
 from atoll.strategies import registry
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers, TakeInventory
 from atoll.v1.common_pb2 import Plan, StrategyMessage, WorkerId
 from atoll.worker_key import WorkerKey
 
-MAX_TEXT: Final = 4096
 MAX_S: Final = 7 * 86_400.0
 KEY_BYTES: Final = 32
-_JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-_HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
 
 
 def check_key(id: WorkerId) -> WorkerKey:
@@ -31,7 +28,7 @@ def check_key(id: WorkerId) -> WorkerKey:
 
 
 def check_job(name: str, job: str) -> None:
-    _need(_JOB.fullmatch(job) is not None, name, job, "must be a job's id: a-z, 0-9 and '-'")
+    _need(JOB_ID.fullmatch(job) is not None, name, job, "must be a job's id: a-z, 0-9 and '-'")
 
 
 def check_registered(message: Registered) -> None:
@@ -58,7 +55,7 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     _need(launch.node_rank < launch.world_size, "node_rank", launch.node_rank, "must be below world_size")
     _need(launch.device in devices, "device", launch.device, f"is not one of this node's: {sorted(devices)}")
     _need(1024 <= launch.master_port <= 65535, "master_port", launch.master_port, "must be 1024 to 65535")
-    host_ok = _HOST.fullmatch(launch.master_address) is not None
+    host_ok = HOST.fullmatch(launch.master_address) is not None
     _need(host_ok, "master_address", launch.master_address, "must be a host")
     spec = jobspec.from_wire(launch.spec)
     check_plan("plan", launch.plan, key.run, launch.world_size)

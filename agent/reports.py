@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor.exits import MAX_REASON
 from atoll.agent.supervisor.machine import Phase, Worker
 from atoll.agent.telemetry.devices import Device, memory_bytes
+from atoll.message_limits import MAX_REASON, PROTOCOL
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2 import Register
 
-PROTOCOL: Final = 1
 _STATES: Final = {
     Phase.FETCHING: common_pb2.WORKER_STATE_STARTING,
     Phase.WAITING: common_pb2.WORKER_STATE_STARTING,

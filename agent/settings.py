@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from atoll.errors import BadInput, SettingError
+from atoll.message_limits import NODE_NAME
 from atoll.rpc import Tls, split_address
-
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +54,7 @@ class AgentSettings:
                 raise SettingError("controller", controller, f"cannot be used: {error}", "Give HOST:PORT") from error
         named = [("name", self.name), ("island", self.island), *([("rack", self.rack)] if self.rack else [])]
         for setting, value in named:
-            if not NAME.fullmatch(value):
+            if not NODE_NAME.fullmatch(value):
                 why = "must be 1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
                 raise SettingError(setting, value, why, f"Give --{setting}")
         if not 0 < self.speed <= 1:  # "not", so that NaN is refused too

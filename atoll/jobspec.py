@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from atoll.errors import BadInput, SettingError
 from atoll.etcd_record import LATER, EtcdRecord
+from atoll.message_limits import JOB_ID, SHA256
 from atoll.strategies import registry
 from atoll.strategies.declaration import as_json, said
 from atoll.v1 import common_pb2 as pb
@@ -28,8 +29,6 @@ MAX_STRING_BYTES: Final = 4096
 MAX_BATCH: Final = 2**31 - 1
 MAX_PROFILE_BYTES: Final = 256 * 1024
 _JOB_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
-_JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?![^/@]*:[^/@]*@)[^\s?#]+")
 _PASSWORD: Final = re.compile(r"://[^/@]*@")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
@@ -94,10 +93,8 @@ Directory = Annotated[
         "Leave it out for the agent's own",
     ),
 ]
-JobId = Annotated[
-    str, _rule(lambda job: not job or _JOB_ID.fullmatch(job), "is no id of a job. See `atoll jobs --all`")
-]
-Sha256 = Annotated[str, _rule(_SHA256.fullmatch, "is not a SHA-256 in hex. Send the digest of the tar.gz")]
+JobId = Annotated[str, _rule(lambda job: not job or JOB_ID.fullmatch(job), "is no id of a job. See `atoll jobs --all`")]
+Sha256 = Annotated[str, _rule(SHA256.fullmatch, "is not a SHA-256 in hex. Send the digest of the tar.gz")]
 Workers = Annotated[int, Strict(), Field(ge=1, le=MAX_WORKERS)]
 Standby = Annotated[int, Strict(), Field(ge=0, le=MAX_WORKERS)]
 Keep = Annotated[int, Strict(), Field(ge=1, lt=2**32)]

@@ -13,7 +13,6 @@ MAX_STEPS: Final = 256
 MAX_METRICS: Final = 64
 """Messages of the user's own numbers in a batch, and numbers in one."""
 MAX_NOTICES: Final = 64
-MAX_NOTICE_CHARACTERS: Final = 4096
 MAX_LINKS: Final = 64
 MAX_PEERS: Final = MAX_WORKERS
 MAX_DROP_REASONS: Final = 16

@@ -32,6 +32,7 @@ SHARED = (
     "atoll.etcd_record",
     "atoll.exit_codes",
     "atoll.telemetry_limits",
+    "atoll.message_limits",
     "atoll.die_with_parent",
     "atoll.worker_key",
 )
@@ -166,7 +167,6 @@ STRATEGIES_BY_NAME = {
     "atoll/cli/commands/drill.py": "asks for that",
     "agent/runtime/api/run.py": "its manual says what each strategy does",
     "agent/runtime/step/probe.py": "a trial of `atoll profile`",
-    "agent/runtime/transport/traffic.py": "is asked for by the one strategy that has it",
 }
 """Files and folders outside of strategies/ that name one, and why."""
 
@@ -178,6 +178,7 @@ def test_nothing_but_the_registry_knows_a_strategy_by_its_name() -> None:
     paths = [path for folder in PACKAGES for path in sorted((ROOT / folder).rglob("*.py"))]
     found = {str(path.relative_to(ROOT)) for path in paths if named.search(path.read_text())}
     assert sorted(where for where in found if not where.startswith(may)) == []
+    assert [place for place in STRATEGIES_BY_NAME if not any(where.startswith(place) for where in found)] == []
 
 
 def test_every_room_is_where_tools_that_read_imports_look_for_it() -> None:

@@ -8,7 +8,6 @@ import hashlib
 import io
 import logging
 import os
-import re
 import secrets
 import shutil
 import tarfile
@@ -20,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded
+from atoll.message_limits import SHA256
 from atoll.rpc import MAX_CODE_BYTES, MAX_UNPACKED_BYTES
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,6 @@ MAX_MEMBERS: Final = 10_000
 KEPT: Final = 8
 FETCH_DEADLINE_S: Final = 60.0
 _RETRY_S: Final = 0.5
-_SHA: Final = re.compile(r"[0-9a-f]{64}")
 
 Fetch = Callable[[str], AsyncIterator[bytes]]
 
@@ -126,7 +125,7 @@ class _Bounded(io.RawIOBase):
 
 def unpack(bundle: bytes, parent: Path, sha256: str) -> Path:
     """Unpack a tar.gz to parent/sha256, whole or not at all. Raises BadInput, OSError (disk full)."""
-    if not _SHA.fullmatch(sha256):
+    if not SHA256.fullmatch(sha256):
         raise BadInput(f"{sha256[:80]!r} is no SHA-256 digest")
     fresh = parent / f".{sha256}.{secrets.token_hex(4)}"
     fresh.mkdir()
@@ -175,7 +174,7 @@ def _place(folder: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> N
 def retire(folder: Path, in_use: Collection[str]) -> list[Path]:
     """Take the bundles that were not used for longest, beyond KEPT, out of use; never one in use. Returns what is to be
     deleted."""
-    bundles = [path for path in folder.iterdir() if _SHA.fullmatch(path.name)]
+    bundles = [path for path in folder.iterdir() if SHA256.fullmatch(path.name)]
     newest_first = sorted(bundles, key=lambda path: path.stat().st_mtime, reverse=True)
     doomed = (path for path in newest_first[KEPT:] if path.name not in in_use)
     return [path.rename(folder / f".{path.name}.{secrets.token_hex(4)}") for path in doomed]

@@ -8,8 +8,8 @@ from typing import Final
 
 from atoll import exit_codes
 from atoll.agent.supervisor.events import Ended, Exit, ExitKind
+from atoll.message_limits import MAX_REASON
 
-MAX_REASON: Final = 500
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])")
 _CONTROL: Final = re.compile(r"[^\t\x20-\x7e\xa0-\U0010ffff]")

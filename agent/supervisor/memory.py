@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 import shutil
 import stat
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Final
 import psutil
 
 from atoll.errors import BadInput
+from atoll.message_limits import JOB_ID
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,6 @@ LEAST_BYTES: Final = 256 << 20
 MAX_JOBS: Final = 256
 _OF_AVAILABLE: Final = 0.5
 """The rest of the memory that is available stays with the workers."""
-_JOB: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
 class MemoryFolders:
@@ -46,7 +45,7 @@ class MemoryFolders:
     @property
     def jobs(self) -> list[str]:
         """Whose checkpoints are here."""
-        return sorted(path.name for path in self.root.iterdir() if _JOB.fullmatch(path.name))[:MAX_JOBS]
+        return sorted(path.name for path in self.root.iterdir() if JOB_ID.fullmatch(path.name))[:MAX_JOBS]
 
     def of(self, job: str) -> Path:
         """The job's folder. Raises OSError."""
@@ -63,7 +62,7 @@ class MemoryFolders:
 
     def drop(self, job: str) -> None:
         """Nobody will ask for it again."""
-        if _JOB.fullmatch(job):
+        if JOB_ID.fullmatch(job):
             shutil.rmtree(self.root / job, onerror=_warn)
 
     def close(self) -> None:

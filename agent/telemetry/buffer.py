@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from atoll.telemetry_limits import MAX_LINKS, MAX_METRICS, MAX_NOTICE_CHARACTERS, MAX_NOTICES, MAX_STEPS
+from atoll.message_limits import MAX_TEXT
+from atoll.telemetry_limits import MAX_LINKS, MAX_METRICS, MAX_NOTICES, MAX_STEPS
 from atoll.v1.agents_pb2 import Notice, Prepared, Resumed, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
 
@@ -44,7 +45,7 @@ class TelemetryBuffer:
         self.changed = True
 
     def notice(self, level: Level.ValueType, text: str) -> None:
-        self._notices.append(Notice(level=level, text=text[:MAX_NOTICE_CHARACTERS]))
+        self._notices.append(Notice(level=level, text=text[:MAX_TEXT]))
         self.changed = True
 
     def link(self, sample: LinkSample) -> None:

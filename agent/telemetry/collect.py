@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
 from atoll.agent.telemetry.buffer import TelemetryBuffer
+from atoll.message_limits import SHA256
 from atoll.telemetry_limits import (
     MAX_DROP_REASONS,
     MAX_LINKS,
@@ -23,7 +23,6 @@ from atoll.worker_key import WorkerKey
 
 MAX_METRIC_NAME: Final = 256
 MAX_DROP_REASON: Final = 256
-_FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
 MESSAGE_BYTES: Final = 1024 * 1024
 """A Telemetry message is closed beyond this, so that none comes near gRPC's limit."""
 
@@ -58,7 +57,7 @@ class Collector:
         into.checkpoint(telemetry.checkpoint_step)
         into.memory(telemetry.memory_step)
         if telemetry.HasField("prepared"):
-            if not _FINGERPRINT.fullmatch(telemetry.prepared.fingerprint):
+            if not SHA256.fullmatch(telemetry.prepared.fingerprint):
                 telemetry.prepared.fingerprint = ""
             into.prepared(telemetry.prepared)
         if telemetry.HasField("resumed") and telemetry.resumed.tier in TIERS:

@@ -20,6 +20,7 @@ from typing import Final
 from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import LinkEstimate
 from atoll.controller.estimators.robust import median, median_error, spread
+from atoll.telemetry_limits import MAX_PEERS
 
 INTERVAL_S: Final = 0.5
 """Reports nearer to each other are taken together."""
@@ -29,7 +30,6 @@ LEAST_BYTES: Final = 64 * 1024
 """An island that sent less in an interval told of delays."""
 FORGET_S: Final = 10.0
 """What an island measured longer ago, as saturated or not, is no part of a median any more."""
-MAX_PEERS: Final = 4096
 SATURATED: Final = 0.8
 """Busy for this share of the time: what was sent is what the link carries."""
 LOADED: Final = 0.5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import re
 import time
 from collections.abc import AsyncIterator
 from typing import Final
@@ -26,6 +25,7 @@ from atoll.controller.services.gate import Context, KnownLeader, WrongToken, cal
 from atoll.controller.services.logs import LogStore
 from atoll.controller.state.records import Level
 from atoll.errors import BadInput, DeadlineExceeded, NotAllowed
+from atoll.message_limits import SHA256
 from atoll.v1 import agents_pb2 as pb
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2_grpc import AgentServiceServicer
@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 REGISTER_DEADLINE_S: Final = 10.0
 SKEW_S: Final = 30.0
 SIDE_END_S: Final = 2.0
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _PULSE: Final = pb.ControllerMessage(pulse=pb.Pulse()).SerializeToString()
 
 
@@ -186,7 +185,7 @@ class AgentServicer(AgentServiceServicer):
 
     async def FetchCode(self, request: pb.FetchCodeRequest, context: Context) -> None:  # type: ignore[override]
         epoch = self._known_leader.leading()
-        if not _SHA256.fullmatch(request.sha256):
+        if not SHA256.fullmatch(request.sha256):
             raise BadInput(f"sha256 = {request.sha256[:80]!r} is not a SHA-256 in hex")
         for chunk in await epoch.code.chunks(request.sha256):
             await context.write(pb.CodeChunk(data=chunk))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Final
 
-from atoll.controller.jobs.records.offline_profile import FINGERPRINT
 from atoll.errors import BadInput
+from atoll.message_limits import HOST, JOB_ID, MAX_TEXT, NODE_NAME, PROTOCOL, SHA256
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.telemetry_limits import (
     MAX_DROP_REASONS,
@@ -22,7 +21,6 @@ from atoll.telemetry_limits import (
 )
 from atoll.v1 import agents_pb2, common_pb2
 
-PROTOCOL: Final = 1
 MAX_DEVICES: Final = 64
 MAX_PORTS: Final = 64
 MAX_MEMORY_JOBS: Final = 256
@@ -31,13 +29,9 @@ MAX_CHECKPOINTS: Final = 256
 MAX_TROUBLES: Final = 16
 MAX_WORKERS: Final = 1024
 MAX_COUNT: Final = 2**40
-MAX_TEXT_BYTES: Final = 4096
 MAX_LOG_BYTES: Final = 256 * 1024
 MAX_WORK_PER_S: Final = 1e18
 MAX_CELSIUS: Final = 1000.0
-_NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-_HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
 _KINDS: Final = ("cuda", "cpu")
 
 
@@ -50,7 +44,7 @@ def check_register(register: agents_pb2.Register) -> None:
         )
     for field in ("name", "island", *(("rack",) if register.rack else ())):
         value = getattr(register, field)
-        if not _NODE_NAME.fullmatch(value):
+        if not NODE_NAME.fullmatch(value):
             raise BadInput(
                 f"register.{field} = {value[:80]!r} must be 1 to 63 of letters, digits, '.', '_' and '-', beginning "
                 f"with a letter or digit. Give the agent another --{field}"
@@ -59,7 +53,7 @@ def check_register(register: agents_pb2.Register) -> None:
         _text(f"register.{field}", getattr(register, field))
     if not register.session:
         raise BadInput("register.session must not be empty")
-    if not _HOST.fullmatch(register.address):
+    if not HOST.fullmatch(register.address):
         raise BadInput(f"register.address = {register.address[:80]!r} is no host. Give the agent an --address")
     if not 1 <= len(register.devices) <= MAX_DEVICES:
         raise BadInput(f"register.devices has {len(register.devices)} entries, must have 1 to {MAX_DEVICES}")
@@ -91,7 +85,7 @@ def check_statuses(
         raise BadInput(f"workers has {len(workers)} entries, at most {MAX_WORKERS} are taken")
     if len(ports) > MAX_PORTS or any(not 1 <= port <= 65535 for port in ports):
         raise BadInput(f"rendezvous_ports must be at most {MAX_PORTS} ports between 1 and 65535")
-    if len(memory_jobs) > MAX_MEMORY_JOBS or not all(_JOB_ID.fullmatch(job) for job in memory_jobs):
+    if len(memory_jobs) > MAX_MEMORY_JOBS or not all(JOB_ID.fullmatch(job) for job in memory_jobs):
         raise BadInput(f"memory_jobs must be at most {MAX_MEMORY_JOBS} ids of jobs, not {list(memory_jobs)[:4]!r:.200}")
     for status in workers:
         _check_id("workers", status.id)
@@ -139,7 +133,7 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
         if worker.HasField("resumed") and (worker.resumed.tier not in TIERS or worker.resumed.step > MAX_COUNT):
             shown = f"{worker.resumed.tier[:80]!r}, step {worker.resumed.step}"
             raise BadInput(f"telemetry.workers.resumed = {shown} must be one of {', '.join(TIERS)} and a step")
-        if (known := worker.prepared.fingerprint) and not FINGERPRINT.fullmatch(known):
+        if (known := worker.prepared.fingerprint) and not SHA256.fullmatch(known):
             raise BadInput("telemetry.workers.prepared.fingerprint must be 64 hexadecimal digits, or empty")
         for sample in worker.steps:
             if (flaw := flaw_of_step(sample)) is not None:
@@ -188,11 +182,11 @@ def check_strategy_message(message: common_pb2.StrategyMessage) -> None:
 
 
 def _check_id(where: str, worker: common_pb2.WorkerId) -> None:
-    if not _JOB_ID.fullmatch(worker.job) or not 1 <= worker.run < 10**6 or worker.rank >= MAX_PEERS:
+    if not JOB_ID.fullmatch(worker.job) or not 1 <= worker.run < 10**6 or worker.rank >= MAX_PEERS:
         shown = f"{worker.job[:80]!r}, run {worker.run}, rank {worker.rank}"
         raise BadInput(f"{where}.id = {shown} is no worker's id")
 
 
 def _text(field: str, value: str) -> None:
-    if len(value) > MAX_TEXT_BYTES:
-        raise BadInput(f"{field} has {len(value)} characters, at most {MAX_TEXT_BYTES} are taken")
+    if len(value) > MAX_TEXT:
+        raise BadInput(f"{field} has {len(value)} characters, at most {MAX_TEXT} are taken")

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from atoll.errors import BadInput
+from atoll.message_limits import JOB_ID
 
 logger = logging.getLogger(__name__)
 
 FILE_BYTES: Final = 10 * 1024 * 1024
 READ_BYTES: Final = 256 * 1024
-_JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _LOG_NAME: Final = re.compile(r"rank-(\d{1,4})\.log")
 
 
@@ -225,7 +225,7 @@ class LogStore:
         shutil.rmtree(self._job(job), ignore_errors=True)
 
     def _job(self, job: str) -> Path:
-        if not _JOB_ID.fullmatch(job):
+        if not JOB_ID.fullmatch(job):
             raise BadInput(f"{job[:80]!r} is no job's id")
         return self._folder / job
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from atoll.controller.estimators.run import RunEstimators, StepEstimator
+from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.simulator.adaptdl import AdaptDl
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.deciding import Allowed, Deciding
@@ -13,7 +13,6 @@ from atoll.controller.simulator.outcome import Outcome
 from atoll.controller.simulator.policies import Even, LbBsp, SimulatedPolicy
 from atoll.controller.simulator.run import Simulation
 from atoll.controller.simulator.scenario import RETIRED_POLICIES, Scenario
-from atoll.controller.simulator.telemetry import Estimators
 from atoll.documents import did_you_mean
 from atoll.errors import BadInput
 
@@ -41,16 +40,11 @@ POLICIES: Final[Mapping[str, tuple[Callable[[Scenario], SimulatedPolicy], str]]]
 }
 
 
-def simulate(
-    cluster: Cluster,
-    policies: Sequence[str],
-    seed: int,
-    new_estimators: Callable[[StepEstimator | None], Estimators] = RunEstimators,
-) -> Iterator[Outcome]:
+def simulate(cluster: Cluster, policies: Sequence[str], seed: int) -> Iterator[Outcome]:
     """One outcome for each policy, in order. Raises BadInput, or NoFeasiblePlan where the batch does not fit."""
     names = [RETIRED_POLICIES.get(name, name) for name in policies]
     for name in names:
         if name not in POLICIES:
             raise BadInput(f"no policy {name!r}. {did_you_mean(name, POLICIES)}")
     for name in names:
-        yield Simulation(cluster, name, POLICIES[name][0](cluster.scenario), new_estimators, seed).run()
+        yield Simulation(cluster, name, POLICIES[name][0](cluster.scenario), RunEstimators, seed).run()

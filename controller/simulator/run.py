@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from atoll.controller.deciding.controller_half import controller_half
-from atoll.controller.estimators.run import StepEstimator
+from atoll.controller.estimators.run import RunEstimators, StepEstimator
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.planners.inverse_time import InverseTimeInput, TimedNode, split_by_inverse_time
 from atoll.controller.simulator.cluster import Cluster, is_called
@@ -19,7 +19,7 @@ from atoll.controller.simulator.outcome import Outcome, PlanLog, Point
 from atoll.controller.simulator.policies import Choice, SimulatedPolicy, Situation
 from atoll.controller.simulator.ranks import Ranks
 from atoll.controller.simulator.strategy_steps import Network, Params
-from atoll.controller.simulator.telemetry import Estimators, Telemetry
+from atoll.controller.simulator.telemetry import Telemetry
 
 LEAD_STEPS: Final = 5
 """A plan holds from this many steps after the newest that was seen, as the controller has it."""
@@ -39,7 +39,7 @@ class Simulation:
         cluster: Cluster,
         name: str,
         policy: SimulatedPolicy,
-        new_estimators: Callable[[StepEstimator | None], Estimators],
+        new_estimators: Callable[[StepEstimator | None], RunEstimators],
         seed: int,
     ) -> None:
         self._cluster, self._name, self._policy, self._new_estimators = cluster, name, policy, new_estimators
@@ -117,7 +117,7 @@ class Simulation:
         self._in_force = self._newest = self._log(1, self._first(params, total), self._step)
         self._take_effect()
 
-    def _estimators(self) -> Estimators:
+    def _estimators(self) -> RunEstimators:
         return self._new_estimators(self._half.estimator() if self._half else None)
 
     def _first(self, params: Params, total: int) -> Choice:

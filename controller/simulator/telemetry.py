@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from atoll.controller.estimators.observed import ObservedLink, ObservedStep
 from atoll.controller.estimators.profile import Profile
+from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.planners.water_filling import F64
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.outcome import PlanLog
@@ -20,24 +20,10 @@ _UPDATE_SHARE: Final = 0.1
 """Of what a step computes before its backward pass, as Eq. 1 of Cannikin (2024) counts it; the rest is forward."""
 
 
-class Estimators(Protocol):
-    """What is needed of atoll.controller.estimators.run.RunEstimators; one for each run of a job."""
-
-    def observe(self, rank: int, observed: ObservedStep) -> None: ...
-
-    def observe_links(
-        self, rank: int, island_of: Mapping[int, str], links: Iterable[ObservedLink], now_s: float
-    ) -> None: ...
-
-    def observe_entries(self, entries: int) -> None: ...
-
-    def profile(self) -> Profile: ...
-
-
 class Telemetry:
     """Of one run."""
 
-    def __init__(self, estimators: Estimators, ranks: Ranks, entries: int) -> None:
+    def __init__(self, estimators: RunEstimators, ranks: Ranks, entries: int) -> None:
         self._estimators, self._ranks = estimators, ranks
         self._island_of = dict(enumerate(ranks.island_of))
         self._steps: list[list[ObservedStep]] = [[] for _ in ranks.devices]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import Annotated
 
 from pydantic import Field
 
 from atoll.controller.planners.schemas import Schema, read
 from atoll.controller.planners.surrogate import Surrogate
-
-FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
+from atoll.message_limits import SHA256
 
 
 class _ProfiledModel(Schema):
-    fingerprint: Annotated[str, Field(pattern=f"^{FINGERPRINT.pattern}$")]
+    fingerprint: Annotated[str, Field(pattern=f"^{SHA256.pattern}$")]
     words: Annotated[str, Field(max_length=500)]
 
 

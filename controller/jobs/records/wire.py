@@ -28,11 +28,10 @@ from atoll.controller.state.records import (
     WorkerExitKind,
 )
 from atoll.controller.state.recovery import RecoveryRecord
+from atoll.message_limits import MAX_REASON
 from atoll.strategies.declaration import as_json
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 from atoll.worker_key import WorkerKey
-
-MAX_REASON: Final = 500
 
 _PHASES: Final = {
     common_pb2.WORKER_STATE_STARTING: WorkerPhase.STARTING,

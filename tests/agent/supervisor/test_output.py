@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.agent.supervisor.exits import MAX_REASON, last_words
+from atoll.agent.supervisor.exits import last_words
 from atoll.agent.supervisor.flood import BURST_BYTES, RATE_BYTES_PER_S, TAIL_BYTES, FloodGate
 from atoll.agent.supervisor.logs import BATCH_BYTES, RESEND_S, LogStream
 from atoll.agent.supervisor.output import Captured, OutputPump
 from atoll.agent.supervisor.spool import Spool, prune
+from atoll.message_limits import MAX_REASON
 from atoll.worker_key import WorkerKey
 
 KEY = WorkerKey("job-1", 1, 0)

@@ -1,0 +1,18 @@
+"""The limits of messages between machines, declared once for those that send and those that check."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+PROTOCOL: Final = 1
+"""Of agents and controllers; both must speak the same."""
+MAX_REASON: Final = 500
+"""Characters of why a worker ended."""
+MAX_TEXT: Final = 4096
+"""Characters of any other text in a message."""
+
+JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
+SHA256: Final = re.compile(r"[0-9a-f]{64}")
