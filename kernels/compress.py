@@ -50,7 +50,7 @@ class Selection(NamedTuple):
     """Written to index and values."""
     found: int
     """Qualified. Where more than `chosen`, the output was full: the later ones stay in the residual, and a controller
-    that aims at the capacity raises its threshold (`atoll.kernels.aimd`)."""
+    that aims at the capacity raises its threshold."""
     nonfinite: int
     """Left out, because they hold a NaN or an infinity."""
 
@@ -138,7 +138,7 @@ def random_blocks(seed: int, blocks: int, index: Any) -> None:
 def sample_scores(gradient: Any, residual: Any, seed: int, scores: Any, *, weight: float = 1.0) -> None:
     """Fill scores, float32 [S], S <= blocks, with the scores v has in S random blocks (-1: not finite).
 
-    Changes nothing else. For `atoll.kernels.aimd.ThresholdController.start`.
+    Changes nothing else. A threshold begins from them.
     """
     with refusals("sample_scores"):
         if (queue := cuda_queue(gradient)) is not None:

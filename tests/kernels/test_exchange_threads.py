@@ -21,10 +21,10 @@ import torch
 from exchange_job import ALL, RATES, Job, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threshold_twin import ThresholdController
 
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
 from atoll.kernels import _native
-from atoll.kernels.aimd import ThresholdController
 from atoll.kernels.exchange_engine import ExchangeEngine
 
 

@@ -8,8 +8,12 @@
 
 namespace atoll_kernels {
 
-// The loop that finds the threshold: twin of kernels/aimd.py, which says how and why. The same counts give the same
-// thresholds, bit for bit.
+// The loop that finds the threshold of cache-aware threshold-v: from one sync round's count of blocks to the next
+// threshold. Too many chosen: it rises by a share of itself; too few: it is lowered by that share. The share doubles
+// from the third round in one direction on and is quartered when the direction turns: a turn costs less than it
+// overshot, so the loop comes to rest, and yet it follows gradients that shrink or grow by orders of magnitude.
+// The same counts give the same thresholds, bit for bit those of its twin, tests/kernels/threshold_twin.py.
+// Source: StellaTrain (SIGCOMM '24), section 3.2; the start from a sample and the changing share are ours.
 class ThresholdController {
   public:
     explicit ThresholdController(std::size_t target) : target_(target) {}

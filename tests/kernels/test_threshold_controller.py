@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from threshold_twin import ThresholdController
 
 from atoll.errors import BadInput
 from atoll.kernels import compress
-from atoll.kernels.aimd import ThresholdController
 
 BLOCKS, TARGET = 20_000, 200
 Scores = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""The loop that finds the threshold of cache-aware threshold-v: from one sync round's count to the next threshold."""
+"""The loop that finds the threshold of cache-aware threshold-v, slow and plain: the exchange engine's is held to it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 
 from atoll.errors import BadInput
-
-__all__ = ["ThresholdController"]
 
 BAND = 0.1  # no change while the count is within 10 % of the target
 SMALLEST_SHARE = 2.0**-9
