@@ -1,4 +1,6 @@
-"""Pack a script and the code beside it into the tar.gz that travels to the nodes. Same files, same bytes."""
+"""Packs a script and the code beside it into the tar.gz that travels to the nodes; reads one that came from elsewhere.
+
+Same files, same bytes."""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from atoll.rpc import MAX_CODE_BYTES, MAX_UNPACKED_BYTES
 MAX_FILES: Final = 10_000
 _MAX_FOLDERS: Final = 20_000
 _LOOKED_AT: Final = 4096  # bytes of a script
+_HEADER_BYTES: Final = 2048  # of a file, when unpacked
 _SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "node_modules"})
 
 
@@ -59,6 +62,50 @@ def pack(script: Path, workdir: Path | None = None) -> Bundle:
     if len(data) > MAX_CODE_BYTES:
         raise _too_big(f"{len(data) / 2**20:.1f} MiB packed, the limit is {MAX_CODE_BYTES >> 20} MiB", sizes, root)
     return Bundle(data, _inner_name(placed, root), tuple(names))
+
+
+def members(code: bytes) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """The files and folders of a bundle that came from elsewhere, one after the other, each with its archive.
+
+    Raises BadInput for a path that leads out, for what is neither file nor folder, and for more than a bundle may
+    unpack to; what tarfile and gzip raise for what is no tar.gz."""
+    bytes_left = MAX_UNPACKED_BYTES
+    # As a stream, so that no header can lead backwards for ever.
+    with tarfile.open(fileobj=_BoundedGzip(code), mode="r|") as archive:
+        for count, member in enumerate(archive):
+            bytes_left -= member.size
+            if bytes_left < 0 or count >= MAX_FILES:
+                raise _too_much()
+            if member.size < 0:
+                raise BadInput(f"the code bundle has {member.name[:80]!r} with {member.size} bytes. Send it anew")
+            path = PurePosixPath(member.name)
+            if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
+                raise BadInput(f"the code bundle has {member.name!r}: only files and folders inside it are allowed")
+            yield archive, member
+
+
+class _BoundedGzip(io.RawIOBase):
+    """What a gzip unpacks to, up to a limit: the headers of a small tar may claim gigabytes too, and are read whole."""
+
+    def __init__(self, code: bytes) -> None:
+        self._file = gzip.GzipFile(fileobj=io.BytesIO(code))
+        self._left = MAX_UNPACKED_BYTES + MAX_FILES * _HEADER_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._file.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
+        self._left -= len(data)
+        if self._left < 0:
+            raise _too_much()
+        return data
+
+
+def _too_much() -> BadInput:
+    return BadInput(
+        f"the code bundle unpacks to more than {MAX_UNPACKED_BYTES} bytes or {MAX_FILES} files. Leave data out of it"
+    )
 
 
 def _check_script(script: Path) -> None:

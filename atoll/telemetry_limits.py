@@ -7,7 +7,7 @@ from typing import Final
 
 from atoll.jobspec import MAX_WORKERS
 from atoll.strategies import registry
-from atoll.v1.common_pb2 import StepSample
+from atoll.v1.common_pb2 import LinkSample, StepSample
 
 MAX_STEPS: Final = 256
 MAX_METRICS: Final = 64
@@ -34,4 +34,14 @@ def flaw_of_step(sample: StepSample) -> str | None:
             return f"strategy_metrics = {name[:80]!r} is a metric of no strategy"
         if not 0 <= value <= metric.most:
             return f"strategy_metrics.{name} = {value} must be 0 to {metric.most:g}"
+    return None
+
+
+def flaw_of_link(link: LinkSample) -> str | None:
+    """What makes no sense in it, beginning with the field's name; None: nothing."""
+    if link.peer >= MAX_PEERS:
+        return f"peer = {link.peer} must be below {MAX_PEERS}"
+    for field in ("busy_s", "goodput_bps"):
+        if not 0 <= (value := getattr(link, field)) < math.inf:  # NaN too
+            return f"{field} = {value} must be a number of at least 0"
     return None

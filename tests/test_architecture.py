@@ -23,6 +23,7 @@ PACKAGES = {
 }
 SHARED = (
     "atoll.errors",
+    "atoll.bundle",
     "atoll.rpc",
     "atoll.v1",
     "atoll.kernels",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
-import io
 import logging
 import os
 import secrets
@@ -15,16 +14,16 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
+from atoll.bundle import members
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded
 from atoll.message_limits import SHA256
-from atoll.rpc import MAX_CODE_BYTES, MAX_UNPACKED_BYTES
+from atoll.rpc import MAX_CODE_BYTES
 
 logger = logging.getLogger(__name__)
 
-MAX_MEMBERS: Final = 10_000
 KEPT: Final = 8
 FETCH_DEADLINE_S: Final = 60.0
 _RETRY_S: Final = 0.5
@@ -105,24 +104,6 @@ class CodeStore:
         return bytes(bundle)
 
 
-class _Bounded(io.RawIOBase):
-    """What a gzip unpacks to, up to a limit: a small file may hold terabytes."""
-
-    def __init__(self, bundle: bytes, limit: int) -> None:
-        self._file = gzip.GzipFile(fileobj=io.BytesIO(bundle))
-        self._left = limit
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        data = self._file.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
-        self._left -= len(data)
-        if self._left < 0:
-            raise BadInput(f"the job's code unpacks to more than {MAX_UNPACKED_BYTES} bytes")
-        return data
-
-
 def unpack(bundle: bytes, parent: Path, sha256: str) -> Path:
     """Unpack a tar.gz to parent/sha256, whole or not at all. Raises BadInput, OSError (disk full)."""
     if not SHA256.fullmatch(sha256):
@@ -130,7 +111,8 @@ def unpack(bundle: bytes, parent: Path, sha256: str) -> Path:
     fresh = parent / f".{sha256}.{secrets.token_hex(4)}"
     fresh.mkdir()
     try:
-        _unpack_to(fresh, bundle)
+        for archive, member in members(bundle):
+            _place(fresh, archive, member)
         os.rename(fresh, parent / sha256)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, UnicodeError, ValueError) as error:
         raise BadInput(f"the job's code is no proper tar.gz: {error}") from error
@@ -139,32 +121,14 @@ def unpack(bundle: bytes, parent: Path, sha256: str) -> Path:
     return parent / sha256
 
 
-def _unpack_to(folder: Path, bundle: bytes) -> None:
-    total = count = 0
-    limit = MAX_UNPACKED_BYTES + MAX_MEMBERS * 4096  # headers beside the files
-    with tarfile.open(fileobj=_Bounded(bundle, limit), mode="r|") as archive:
-        for member in archive:
-            count, total = count + 1, total + member.size
-            if count > MAX_MEMBERS:
-                raise BadInput(f"the job's code has more than {MAX_MEMBERS} files")
-            if total > MAX_UNPACKED_BYTES:
-                raise BadInput(f"the job's code unpacks to more than {MAX_UNPACKED_BYTES} bytes")
-            _place(folder, archive, member)
-
-
 def _place(folder: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
     """By hand: extraction filters came with Python 3.11.4, and Debian 12 ships 3.11.2. Only plain files and folders
     are made, so no name can lead out of the folder through a link."""
-    name = PurePosixPath(member.name)
-    if name.is_absolute() or ".." in name.parts:
-        raise BadInput(f"the job's code has the path {member.name[:80]!r}, which leads out of its folder")
-    path = folder / name
-    if member.isdir():
+    path = folder / member.name
+    content = archive.extractfile(member)
+    if content is None:
         path.mkdir(parents=True, exist_ok=True)
         return
-    content = archive.extractfile(member) if member.isfile() else None
-    if content is None:
-        raise BadInput(f"the job's code has {member.name[:80]!r}, which is neither a file nor a folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb") as file:
         shutil.copyfileobj(content, file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -13,8 +12,8 @@ from atoll.telemetry_limits import (
     MAX_LINKS,
     MAX_METRICS,
     MAX_NOTICES,
-    MAX_PEERS,
     TIERS,
+    flaw_of_link,
     flaw_of_step,
 )
 from atoll.v1.agents_pb2 import Telemetry, WorkerTelemetry
@@ -51,7 +50,7 @@ class Collector:
         for notice in telemetry.notices[-MAX_NOTICES:]:
             into.notice(notice.level, notice.text)
         for link in telemetry.links[-MAX_LINKS:]:
-            if link.peer < MAX_PEERS and 0 <= link.busy_s < math.inf and 0 <= link.goodput_bps < math.inf:
+            if flaw_of_link(link) is None:
                 into.link(_trimmed(link))
         into.dropped_before(telemetry.dropped_steps)
         into.checkpoint(telemetry.checkpoint_step)

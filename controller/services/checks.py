@@ -17,6 +17,7 @@ from atoll.telemetry_limits import (
     MAX_PEERS,
     MAX_STEPS,
     TIERS,
+    flaw_of_link,
     flaw_of_step,
 )
 from atoll.v1 import agents_pb2, common_pb2
@@ -156,11 +157,8 @@ def _check_samples(samples: Sequence[common_pb2.DeviceSample]) -> None:
 
 
 def _check_link(link: common_pb2.LinkSample) -> None:
-    if link.peer >= MAX_PEERS:
-        raise BadInput(f"telemetry.workers.links.peer = {link.peer} must be below {MAX_PEERS}")
-    if not (0 <= link.busy_s < math.inf and 0 <= link.goodput_bps < math.inf):
-        shown = f"busy_s = {link.busy_s}, goodput_bps = {link.goodput_bps}"
-        raise BadInput(f"telemetry.workers.links: {shown} must be numbers of at least 0")
+    if (flaw := flaw_of_link(link)) is not None:
+        raise BadInput(f"telemetry.workers.links.{flaw}")
     if len(link.dropped) > MAX_DROP_REASONS:
         raise BadInput(f"telemetry.workers.links.dropped has {len(link.dropped)} entries, at most {MAX_DROP_REASONS}")
     for reason in link.dropped:
