@@ -62,6 +62,7 @@ def check_alike(session: Session, model: nn.Module, settings: LoaderSettings) ->
         "batch_size": settings.batch_size,
         "shuffle": int(settings.shuffle),
         "drop_last": int(settings.drop_last),
+        "whether BatchNorm layers train": settings.min_local_batch,
         "seed": session.seed % 2**63,
         "checkpoint_every": session.checkpoint.every_steps,
         "checkpoint_directory": int(session.checkpoint.directory is not None),

@@ -39,6 +39,8 @@ class LoaderSettings:
     prefetch_factor: int | None = None
     persistent_workers: bool = False
     worker_init_fn: Callable[[int], None] | None = None
+    min_local_batch: int = 1
+    """The fewest samples that a rank trains in a step: BatchNorm needs two. A rank may also have none that count."""
 
     @staticmethod
     def from_dataloader(given: DataLoader[Any], batch_size: int | None) -> LoaderSettings:
@@ -108,7 +110,14 @@ class Loader(Generic[BatchT]):
         self._boundary, self._tell_handed_out = boundary, handed_out
         self._device = device
         order = EpochOrder(samples, seed, settings.shuffle)
-        self._slicer = BatchSlicer(order, settings.batch_size, settings.drop_last, rank, schedule)
+        self._slicer = BatchSlicer(
+            order,
+            settings.batch_size,
+            settings.drop_last,
+            rank,
+            schedule,
+            min_local_batch=settings.min_local_batch,
+        )
         self._seeds = (seed, rank)
         self._ahead: deque[BatchSlice] = deque()  # not handed out yet
         self._handed_out = False  # `current` is being trained on: not complete yet

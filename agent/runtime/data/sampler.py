@@ -30,7 +30,7 @@ class BatchSlice:
     epoch: int
     start: int  # of the global batch in the epoch's order
     total: int  # samples of all ranks
-    local: int  # samples of this rank that count; 0 where it got one sample at weight 0
+    local: int  # samples of this rank that count; 0 where it got others' at weight 0
     weight: float  # local / total: what this rank's mean gradient counts in that of the global batch
 
 
@@ -60,14 +60,23 @@ class BatchSlicer:
     """Cuts global batches, as large as the plan says, and this rank's slice out of them."""
 
     def __init__(
-        self, order: EpochOrder, global_batch: int, drop_last: bool, rank: int, schedule: PlanSchedule
+        self,
+        order: EpochOrder,
+        global_batch: int,
+        drop_last: bool,
+        rank: int,
+        schedule: PlanSchedule,
+        *,
+        min_local_batch: int = 1,
     ) -> None:
-        """global_batch: the script's own, which holds where the plan says nothing."""
+        """global_batch: the script's own, which holds where the plan says nothing. min_local_batch: the fewest samples
+        of a slice that is not empty."""
         self._order = order
         self._global_batch = global_batch
         self._drop_last = drop_last
         self._rank = rank
         self._schedule = schedule
+        self._min_local_batch = min_local_batch
         self._last_split: tuple[int, Sequence[float], list[int]] = (0, (), [])
 
     def batch_at(self, step: int) -> int:
@@ -105,13 +114,13 @@ class BatchSlicer:
         begin = start + sum(counts[: self._rank])
         if local == 0:
             # A rank without samples still takes part in the collectives, which needs a backward pass.
-            begin, local = start, 1
+            begin, local = start, min(self._min_local_batch, total)
         return batch_slice, self._order.indices(position.epoch, begin, begin + local)
 
     def _split(self, total: int, shares: Sequence[float]) -> list[int]:
         last_total, last_shares, counts = self._last_split
         if total != last_total or shares is not last_shares:
-            counts = split_batch(total, shares)
+            counts = split_batch(total, shares, self._min_local_batch)
             self._last_split = (total, shares, counts)
         return counts
 

@@ -8,19 +8,26 @@ from collections.abc import Sequence
 from atoll.errors import BadInput
 
 
-def split_batch(total: int, shares: Sequence[float]) -> list[int]:
+def split_batch(total: int, shares: Sequence[float], least: int = 1) -> list[int]:
     """Split `total` samples over the ranks by largest remainder, ties to the lower rank.
 
     shares: one per rank, relative, finite and > 0; whole numbers that sum to `total` come back as they are.
-    Returns one count per rank; they sum to `total`, and each is at least 1 where `total` >= the number of ranks.
+    least: samples of a rank that has any, >= 1; a total below it goes out by largest remainder as it is.
+    Returns one count per rank; they sum to `total`, and each is at least `least` where the total suffices for that.
+    Where it does not, the smallest shares get nothing.
     Raises BadInput for a negative total, no shares, or a share that is not a positive finite number."""
     if total < 0:
         raise BadInput(f"a batch of {total} samples cannot be split; it must hold 0 or more")
     weights = _as_integers(shares)
     counts = _largest_remainder(total, weights)
-    if total < len(weights) or min(counts) > 0:
+    room = min(total // least, len(weights))  # ranks that can have `least`
+    if room == 0 or all(count >= least or (count == 0 and room < len(weights)) for count in counts):
         return counts
-    return _at_least_one(total, weights)
+    largest = sorted(sorted(range(len(weights)), key=lambda rank: (-weights[rank], rank))[:room])
+    counts = [0] * len(weights)
+    for rank, count in zip(largest, _at_least(least, total, [weights[rank] for rank in largest]), strict=True):
+        counts[rank] = count
+    return counts
 
 
 def _as_integers(shares: Sequence[float]) -> list[int]:
@@ -45,17 +52,17 @@ def _largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
     return counts
 
 
-def _at_least_one(total: int, weights: Sequence[int]) -> list[int]:
-    """Ranks due less than one sample get one; the others share the rest, which may push more of them below one."""
+def _at_least(least: int, total: int, weights: Sequence[int]) -> list[int]:
+    """Ranks due less than `least` get that; the others share the rest, which may push more of them below it."""
     free = list(range(len(weights)))
     while True:
-        left = total - (len(weights) - len(free))
+        left = total - least * (len(weights) - len(free))
         whole = sum(weights[rank] for rank in free)
-        due_one = [rank for rank in free if left * weights[rank] >= whole]
-        if len(due_one) == len(free):
+        due_more = [rank for rank in free if left * weights[rank] >= least * whole]
+        if len(due_more) == len(free):
             break
-        free = due_one
-    counts = [1] * len(weights)
+        free = due_more
+    counts = [least] * len(weights)
     for rank, count in zip(free, _largest_remainder(left, [weights[rank] for rank in free]), strict=True):
         counts[rank] = count
     return counts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import torch
@@ -17,6 +18,7 @@ from atoll.agent.runtime.data.loader import Loader, LoaderSettings, sample_count
 from atoll.agent.runtime.data.sampler import after
 from atoll.agent.runtime.step.agreement import Agreed
 from atoll.agent.runtime.step.backward import BackwardPass
+from atoll.agent.runtime.step.batch_statistics import batch_statistics_layers, name_drop_last
 from atoll.agent.runtime.step.capabilities import StepEvents
 from atoll.agent.runtime.step.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.step.fingerprint import fingerprint_of
@@ -46,6 +48,8 @@ class Training:
         tracked: Mapping[str, Tracked],
     ) -> None:
         self._session = session
+        if layers := batch_statistics_layers(model):
+            settings = replace(settings, min_local_batch=2)
         self._model, self._optimizer, self._settings, self._tracked = model, optimizer, settings, tracked
         place = session.place
         self._schedule = PlanSchedule(place.world_size, session.first, samples=sample_count(settings.dataset))
@@ -87,6 +91,7 @@ class Training:
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_update),
             optimizer.register_step_post_hook(self._after_update),
+            *name_drop_last(layers),
         ]
 
     def start(self) -> None:

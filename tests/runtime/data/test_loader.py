@@ -115,6 +115,27 @@ def test_what_ended_an_epoch_is_shown_again_alone_whatever_the_batches_were(data
     assert handed_out == whole[consumed - len(handed_out) : consumed]
 
 
+@given(st.integers(2, 40), st.integers(1, 5), st.integers(5, 17))
+def test_every_rank_has_two_samples_for_batch_statistics(samples: int, world_size: int, batch: int) -> None:
+    """1. A model with BatchNorm1d asks for two samples or none. 2. A rank that has none trains two of others at weight
+    0; it had one, which BatchNorm1d refuses. 3. Every sample counts once still."""
+    counted: Counter[int] = Counter()
+    loaders = [
+        make(samples, rank=rank, world_size=world_size, batch_size=batch, min_local_batch=2)
+        for rank in range(world_size)
+    ]
+    for batches in zip(*loaders, strict=True):
+        slices = [loader.current for loader in loaders if loader.current is not None]
+        assert sum(one.local for one in slices) == slices[0].total
+        assert sum(one.weight for one in slices) == pytest.approx(1.0)
+        for rows, one in zip(batches, slices, strict=True):
+            assert one.weight == one.local / one.total
+            assert len(rows) == (one.local or min(2, one.total))
+            assert len(rows) >= 2 or one.total == 1
+            counted.update(rows.tolist()[: one.local])
+    assert counted == Counter(range(samples))
+
+
 def test_the_order_comes_from_seed_and_epoch_alone() -> None:
     alone = epoch_of(make(), 0)
     halves = [epoch_of(make(rank=rank, world_size=2), 0) for rank in (0, 1)]

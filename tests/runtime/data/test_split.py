@@ -24,6 +24,28 @@ def test_every_sample_goes_to_one_rank_and_no_rank_is_far_from_its_quota(total: 
         assert all(math.floor(q - 1e-6) <= c <= math.ceil(q + 1e-6) for q, c in zip(quotas, counts, strict=True))
 
 
+@given(st.integers(0, 200), shares_of_ranks, st.integers(2, 5))
+def test_a_rank_has_nothing_or_the_least_that_it_can_train(total: int, shares: list[float], least: int) -> None:
+    counts = split_batch(total, shares, least)
+    assert sum(counts) == total
+    assert total < least or all(count == 0 or count >= least for count in counts)
+    assert total < least * len(shares) or min(counts) >= least
+    alone = split_batch(total, shares)
+    if min(alone) >= least:
+        assert counts == alone
+
+
+def test_no_rank_has_a_single_sample_where_two_are_the_least() -> None:
+    """1. BatchNorm1d refuses one sample. 2. It had one in a last batch of 3 over 2 ranks, with shares of 63:1, and
+    where the batch has fewer than two for each. 3. Now it has two, or none where two for each do not exist."""
+    assert split_batch(3, [1, 1], 2) == [3, 0]
+    assert split_batch(3, [1, 2], 2) == [0, 3]
+    assert split_batch(64, [63, 1], 2) == [62, 2]
+    assert split_batch(5, [1, 1, 1], 2) == [3, 2, 0]
+    assert split_batch(4, [5, 1, 1, 1], 2) == [2, 2, 0, 0]
+    assert split_batch(1, [1, 1], 2) == [1, 0]
+
+
 @given(st.lists(st.integers(1, 4096), min_size=1, max_size=64))
 def test_whole_shares_that_sum_to_the_batch_come_back_as_they_are(shares: list[int]) -> None:
     assert split_batch(sum(shares), [float(share) for share in shares]) == shares
