@@ -155,7 +155,7 @@ def node_to_wire(epoch: LeaderEpoch, node: ObservedNode) -> jobs_pb2.Node:
         memory_bytes=node.record.memory_bytes,
         devices=[wire.device_to_wire(device) for device in node.record.devices],
         connected=node.connected,
-        seen_s_ago=now_s - (node.heard_s if node.heard_s is not None else epoch.reconciler.leading_since_s),
+        seen_s_ago=now_s - (node.heard_s if node.heard_s is not None else epoch.sessions.awaiting_since_s),
         workers=session.statuses.values() if session else (),
         version=node.record.version,
         samples=session.samples if session else (),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Final, TypeAlias
 
 from atoll.controller.jobs.lifecycle.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker
@@ -23,6 +23,7 @@ OUTBOX_MESSAGES: Final = 4096
 RESEND_S: Final = 3.0
 """An instruction that was sent over this stream and is not yet obeyed is sent again after this long."""
 GONE_NODES: Final = 256
+"""Lost nodes that are remembered, for those who list them."""
 PULSE_S: Final = 0.1
 PAUSE_S: Final = 0.5
 """Two readings of the clock further apart than this: this controller itself stood still, and heard nobody meanwhile."""
@@ -155,6 +156,12 @@ class AgentSessions:
         self.gone: dict[str, AgentSession] = {}
         self.remembered: dict[str, NodeRecord] = {}
         """Nodes that an earlier leader knew and that have not come back yet."""
+        self.awaiting_since_s = self._clock_read_s
+        """Since when those may come back, less what this controller slept through."""
+
+    def remember(self, nodes: dict[str, NodeRecord]) -> None:
+        """Wait for the nodes that an earlier leader knew, from now on."""
+        self.remembered, self.awaiting_since_s = nodes, self._read_clock()
 
     def check_name(self, session_id: str, node: NodeRecord) -> None:
         """Raises NameTaken where a live agent has this name already."""
@@ -183,9 +190,15 @@ class AgentSessions:
         if self.connected.get(name) is session:
             del self.connected[name]
             self.gone[name] = session
-            while len(self.gone) > GONE_NODES:
-                del self.gone[min(self.gone, key=lambda node: self.gone[node].heard_s)]
             self._changed()
+
+    def forget_lost(self, awaited: Container[str]) -> None:
+        """Keep the newest GONE_NODES of the lost nodes, and all that are `awaited` or whose lease has not ended."""
+        now_s, dead_s = self._read_clock(), self._node_lease_s + WORKER_DEATH_S
+        lost = [name for name, s in self.gone.items() if now_s - s.heard_s > dead_s and name not in awaited]
+        lost.sort(key=lambda name: self.gone[name].heard_s, reverse=True)
+        for name in lost[GONE_NODES:]:
+            del self.gone[name]
 
     async def watch(self) -> None:
         """Read the clock until cancelled, and have the reconciler make a pass when a lease runs out."""
@@ -214,6 +227,7 @@ class AgentSessions:
         if paused_s > PAUSE_S:
             for session in (*self.connected.values(), *self.gone.values()):
                 session.heard_s = min(now_s, session.heard_s + paused_s)
+            self.awaiting_since_s = min(now_s, self.awaiting_since_s + paused_s)
         return now_s
 
     def end_all(self, why: AtollError) -> None:

@@ -26,21 +26,16 @@ EXIT_EVENTS: Final = 32
 _GOOD_ENDS: Final = (WorkerExitKind.FINISHED, WorkerExitKind.DRAINED, WorkerExitKind.STOPPED)
 
 
-def silent_s(node: ObservedNode | None, clock: PassClock) -> float:
-    """How long a node without a stream has been silent; one never heard of counts from when this leader began."""
-    if node is None or node.heard_s is None:
-        return clock.now_s - clock.leading_since_s
-    return clock.now_s - node.heard_s
+def silent_s(node: ObservedNode | None, clock: PassClock) -> float | None:
+    """How long a node has been silent; None of one that this leader never heard: its own age says nothing of it."""
+    return None if node is None or node.heard_s is None else clock.now_s - node.heard_s
 
 
 def is_lost(node: ObservedNode | None, clock: PassClock) -> bool:
-    """Whether a node's stream is gone and its lease ran out. Agents get time to come back to a new leader."""
-    if node is not None and node.connected:
-        return False
-    if silent_s(node, clock) <= clock.node_lease_s:
-        return False
-    heard_by_us = node is not None and node.heard_s is not None
-    return heard_by_us or clock.now_s - clock.leading_since_s > RETURN_GRACE_S
+    """Whether a node's stream is gone and its lease ran out. One never heard of gets time to come back first."""
+    if (silence_s := silent_s(node, clock)) is None:
+        return clock.now_s - clock.awaiting_since_s > max(RETURN_GRACE_S, clock.node_lease_s)
+    return node is not None and not node.connected and silence_s > clock.node_lease_s
 
 
 def record_exits(observed: ObservedJob, run: RunRecord, clock: PassClock) -> RunRecord:
@@ -69,20 +64,20 @@ def _exit_of(observed: ObservedJob, run: RunRecord, member: RunMember, clock: Pa
         return ExitRecord(kind=WorkerExitKind.LOST, reason=f"its peers lost it, and the agent of {member.node} is gone")
     if not is_lost(node, clock):
         return None
-    if observed.job.status.phase is JobPhase.STOPPING and silent_s(node, clock) <= clock.node_lease_s + WORKER_DEATH_S:
+    if (silence_s := silent_s(node, clock)) is None:
+        return ExitRecord(kind=WorkerExitKind.LOST, reason=f"node {member.node} did not come back to a new leader")
+    if observed.job.status.phase is JobPhase.STOPPING and silence_s <= clock.node_lease_s + WORKER_DEATH_S:
         return None  # its workers die with its agent, but not at once: the devices are not free yet
-    return ExitRecord(
-        kind=WorkerExitKind.LOST, reason=f"node {member.node} is silent for {silent_s(node, clock):.0f} s"
-    )
+    return ExitRecord(kind=WorkerExitKind.LOST, reason=f"node {member.node} is silent for {silence_s:.0f} s")
 
 
 def _parted(observed: ObservedJob, run: RunRecord, node: ObservedNode | None, clock: PassClock) -> bool:
     """Whether a fenced run need not wait for a lease: its workers and the controller have lost the node alike. Should
     it live, it is alone, and a newer run's fence keeps what it writes apart."""
-    if observed.job.status.phase is not JobPhase.STOPPING or node is None or node.heard_s is None:
+    if observed.job.status.phase is not JobPhase.STOPPING or (silence_s := silent_s(node, clock)) is None:
         return False
     peers_noticed = any(m.exit is not None and m.exit.kind is WorkerExitKind.PEER_LOST for m in run.members)
-    return peers_noticed and silent_s(node, clock) > PARTED_S
+    return peers_noticed and silence_s > PARTED_S
 
 
 def _exit_of_absent(observed: ObservedJob, member: RunMember, node: ObservedNode) -> ExitRecord | None:

@@ -79,7 +79,7 @@ class LeaderEpoch:
 
     async def load(self) -> None:
         """Mirror etcd; before this nobody may be served."""
-        self.sessions.remembered = await self.ledger.load()
+        self.sessions.remember(await self.ledger.load())
         self.reconciler.remember(self.sessions.remembered)
 
     async def run(self) -> None:

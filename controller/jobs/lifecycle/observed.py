@@ -26,7 +26,7 @@ START_DEADLINE_S: Final = 60.0
 LEFT_EARLY_S: Final = 10.0
 GROW_STABLE_S: Final = 3.0
 RETURN_GRACE_S: Final = 10.0
-"""How long a controller that has just begun to lead waits for agents before it calls their nodes lost."""
+"""How long a controller that has begun to lead waits for nodes that it never heard of before it calls them lost."""
 WORKER_DEATH_S: Final = 0.5
 """Workers die within this time of their agent, by the kernel's hand: a lost node has no process of ours left then."""
 PARTED_S: Final = 1.5
@@ -69,11 +69,12 @@ class ObservedNode:
 
 @dataclass(frozen=True, slots=True)
 class PassClock:
-    """Clocks of one pass. `now_s` is monotonic and decides; `unix_s` is only shown to people."""
+    """Clocks of one pass. `now_s` is monotonic and decides; `unix_s` is only shown to people. `awaiting_since_s`: since
+    when nodes that this leader never heard of may come back to it, less what it slept through itself."""
 
     now_s: float
     unix_s: float
-    leading_since_s: float
+    awaiting_since_s: float
     node_lease_s: float
 
 

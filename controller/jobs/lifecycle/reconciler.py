@@ -71,7 +71,6 @@ class Reconciler:
         self._node_lease_s = node_lease_s
         self._removed = removed
         self._clock = clock
-        self.leading_since_s = clock()
         self._nudged = asyncio.Event()
         self.kept_free: Mapping[str, tuple[FreeDevice, ...]] = {}
         self._committed_s: dict[str, float] = {}
@@ -125,6 +124,7 @@ class Reconciler:
             await self._commit(live)
             removed = await self._ledger.remove_oldest()
         self._stop_orphans()
+        self._sessions.forget_lost(self._present)
         for job in removed:
             self._progress.drop(job)
             self._committed_s.pop(job, None)
@@ -190,7 +190,7 @@ class Reconciler:
         await self._ledger.commit(complete)
 
     def _pass_clock(self) -> PassClock:
-        return PassClock(self._clock(), time.time(), self.leading_since_s, self._node_lease_s)
+        return PassClock(self._clock(), time.time(), self._sessions.awaiting_since_s, self._node_lease_s)
 
     def _observe(self, state: JobState, free: FreeDevices) -> ObservedJob:
         job, run = state.job, state.run

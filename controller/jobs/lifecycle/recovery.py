@@ -119,9 +119,9 @@ def _last_seen(observed: ObservedJob, run: RunRecord, latest_unix_s: float, cloc
     """The last sign of life of a node that was lost; `latest_unix_s` where there is none, or none that this leader
     heard."""
     silent = [
-        silent_s(node, clock)
+        silence_s
         for member in run.members
-        if _is_loss_of_node(member.exit) and (node := observed.nodes.get(member.node)) and node.heard_s is not None
+        if _is_loss_of_node(member.exit) and (silence_s := silent_s(observed.nodes.get(member.node), clock)) is not None
     ]
     return min(latest_unix_s, clock.unix_s - max(silent)) if silent else latest_unix_s
 

@@ -196,7 +196,7 @@ class Life:
         self.reconciler = Reconciler(self.ledger, self.sessions, self.progress, node_lease_s=3.0, clock=clock)
 
     async def begin(self) -> None:
-        self.sessions.remembered = await self.ledger.load()
+        self.sessions.remember(await self.ledger.load())
         self.reconciler.remember(self.sessions.remembered)
 
     async def submit(self, id: str = "tiny-0001", workers: tuple[int, int] = (1, 2), **fields: object) -> None:

@@ -149,5 +149,5 @@ def changed(record: Changed, **fields: Any) -> Changed:
     return replace(record, **fields)
 
 
-def clock(now_s: float = NOW_S, leading_since_s: float = 0.0) -> PassClock:
-    return PassClock(now_s, unix_s=5.0, leading_since_s=leading_since_s, node_lease_s=3.0)
+def clock(now_s: float = NOW_S, awaiting_since_s: float = 0.0) -> PassClock:
+    return PassClock(now_s, unix_s=5.0, awaiting_since_s=awaiting_since_s, node_lease_s=3.0)

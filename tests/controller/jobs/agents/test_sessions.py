@@ -7,8 +7,16 @@ from collections.abc import Callable
 import pytest
 from made import JOB, NOW_S, node
 
-from atoll.controller.jobs.agents.sessions import OUTBOX_MESSAGES, RESEND_S, AgentSession, AgentSessions, NameTaken
-from atoll.controller.jobs.lifecycle.observed import WorkerPhase
+from atoll.controller.jobs.agents.sessions import (
+    GONE_NODES,
+    OUTBOX_MESSAGES,
+    RESEND_S,
+    AgentSession,
+    AgentSessions,
+    NameTaken,
+)
+from atoll.controller.jobs.lifecycle.exits import is_lost
+from atoll.controller.jobs.lifecycle.observed import PassClock, WorkerPhase
 from atoll.controller.state.records import WorkerExitKind
 from atoll.v1 import agents_pb2, common_pb2
 from atoll.worker_key import WorkerKey
@@ -112,6 +120,60 @@ def test_what_the_controller_slept_through_is_held_against_no_agent() -> None:
     assert not one.ended.is_set()
     clock.sleep(0.2, sessions.end_silent)
     assert one.ended.is_set()
+
+
+def test_a_thousand_streams_that_end_at_once_lose_no_node_before_its_lease_ends() -> None:
+    """1. A controller leads for an hour, 1,000 agents are connected. 2. All their streams end at one moment, by a
+    switch that is restarted. 3. 10 ms later none counts as lost, each is known to have spoken just now. 4. Two seconds
+    later half of them are back. 5. The leases of the others end: these are lost, and only the newest are remembered."""
+    clock = Clock()
+    sessions = AgentSessions(3.0, lambda: None, clock)
+    clock.sleep(3600, sessions.end_silent)
+    all_of_them = [session(f"{i}", f"n{i}") for i in range(1000)]
+    for one in all_of_them:
+        one.heard_s = clock.now_s
+        sessions.admit(one)
+    for one in all_of_them:
+        sessions.leave(one)
+
+    def lost() -> list[str]:
+        now = PassClock(clock.now_s, 0.0, sessions.awaiting_since_s, 3.0)
+        return [one.record.name for one in all_of_them if is_lost(sessions.nodes().get(one.record.name), now)]
+
+    clock.sleep(0.01, lambda: sessions.forget_lost(()))
+    known = sessions.nodes()
+    assert lost() == []
+    assert {known[one.record.name].heard_s for one in all_of_them} == {clock.now_s - 0.01}
+    clock.sleep(2, lambda: sessions.forget_lost(()))
+    for one in all_of_them[:500]:
+        one.heard_s = clock.now_s
+        sessions.admit(one)
+    clock.sleep(1.1, sessions.end_silent)
+    assert lost() == [one.record.name for one in all_of_them[500:]]
+    clock.sleep(0.5, sessions.end_silent)
+    sessions.forget_lost({"n999"})
+    assert len(sessions.gone) == GONE_NODES + 1, "one is still to be told of"
+    assert "n999" in sessions.gone
+
+
+def test_a_new_leader_that_stands_still_gives_agents_their_time_to_come_back_nevertheless() -> None:
+    """1. A new leader knows of node old, and waits for it. 2. It is stopped for a minute at once. 3. Then old still
+    has the rest of its 10 s to come back."""
+    clock = Clock()
+    sessions = AgentSessions(3.0, lambda: None, clock)
+    sessions.remember({"old": node("old").record})
+    clock.sleep(1.0, sessions.end_silent)
+    clock.now_s += 60
+    sessions.end_silent()
+
+    def lost() -> bool:
+        return is_lost(sessions.nodes()["old"], PassClock(clock.now_s, 0.0, sessions.awaiting_since_s, 3.0))
+
+    assert not lost()
+    clock.sleep(8.9, sessions.end_silent)
+    assert not lost()
+    clock.sleep(0.2, sessions.end_silent)
+    assert lost()
 
 
 async def test_the_end_of_a_lease_is_looked_at_when_it_comes() -> None:

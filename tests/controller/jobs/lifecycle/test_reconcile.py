@@ -239,15 +239,15 @@ def test_a_new_leader_gives_agents_time_to_come_back() -> None:
     def after(leading_s: float) -> JobPhase:
         unheard = node("b", connected=False, heard_s=None)
         view = observed(job(), run("a", "b"), node("a", {0: worker()}), unheard)
-        return next_step(view, clock(leading_since_s=NOW_S - leading_s)).job.status.phase
+        return next_step(view, clock(awaiting_since_s=NOW_S - leading_s)).job.status.phase
 
     assert (after(9.0), after(10.5)) == (JobPhase.RUNNING, JobPhase.STOPPING)
 
 
 def test_a_node_that_nobody_knows_any_more_is_lost_after_that_time_too() -> None:
     view = observed(job(), run("a", "b"), node("a", {0: worker()}))
-    assert next_step(view, clock(leading_since_s=NOW_S - 9)).job.status.phase is JobPhase.RUNNING
-    assert next_step(view, clock(leading_since_s=NOW_S - 11)).job.status.phase is JobPhase.STOPPING
+    assert next_step(view, clock(awaiting_since_s=NOW_S - 9)).job.status.phase is JobPhase.RUNNING
+    assert next_step(view, clock(awaiting_since_s=NOW_S - 11)).job.status.phase is JobPhase.STOPPING
 
 
 def test_a_rank_that_finishes_long_before_the_others_left_early() -> None:
