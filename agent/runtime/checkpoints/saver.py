@@ -60,6 +60,7 @@ class Saver:
             self._uploader = Uploader(
                 settings.store,
                 settings.directory,
+                run=self._session.run,
                 keep=settings.keep,
                 keep_every_steps=settings.keep_every_steps,
                 notify=self._session.notice,

@@ -8,33 +8,36 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.runtime.checkpoints.disk import listing
+from atoll.agent.runtime.checkpoints.disk import fence, listing
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
 from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE
 from atoll.agent.runtime.checkpoints.disk.retention import retained
-from atoll.agent.runtime.checkpoints.disk.store import Store
+from atoll.agent.runtime.checkpoints.disk.store import Listing, Store
 from atoll.errors import CheckpointError
-from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_INFO, Level
+from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_INFO, LEVEL_WARNING, Level
 
 STOP_S: Final = 5.0
 
 
 class Uploader:
     """One per job, on rank 0. What the store lacks is found out anew each time, so a failure needs no bookkeeping: the
-    next checkpoint, or the next run, makes up for it."""
+    next checkpoint, or the next run, makes up for it. A store cannot refuse a fenced run, which may live on unseen: it
+    stops by itself where the directory or the store shows a newer one."""
 
     def __init__(
         self,
         url: str,
         directory: Path,
         *,
+        run: int,
         keep: int,
         keep_every_steps: int,
         notify: Callable[[Level.ValueType, str], None],
     ) -> None:
-        """notify: called on the uploader's thread when uploading begins to fail, and when it works again."""
-        self._url, self._directory = url, directory
+        """run: this one. notify: called on the uploader's thread when uploading begins to fail, when it works again,
+        and when this run was fenced."""
+        self._url, self._directory, self._run_number = url, directory, run
         self._keep, self._keep_every_steps = keep, keep_every_steps
         self._notify = notify
         self._lock = threading.Lock()
@@ -91,13 +94,15 @@ class Uploader:
         stay = retained({*here, *there}, self._keep, self._keep_every_steps)
         failed: CheckpointError | None = None
         for moment in sorted(stay & here.keys() - there, reverse=True):
+            if self._stop.is_set():
+                break
             try:
                 if self._upload(store, here[moment]):
                     there.add(moment)
             except CheckpointError as error:  # one that is damaged here must not keep back the others
                 failed = failed or error
-            if self._stop.is_set():
-                return
+        if self._stop.is_set():
+            return
         self._tidy(store, there)
         if failed is not None:
             raise failed
@@ -106,7 +111,7 @@ class Uploader:
             self._notify(LEVEL_INFO, f"checkpoints are uploaded to {self._url} again")
 
     def _whole_there(self, store: Store) -> set[Moment]:
-        whole = store.list().whole
+        whole = self._list(store).whole
         self._sound &= whole.keys()
         for moment in whole.keys() - self._sound:
             try:
@@ -128,7 +133,7 @@ class Uploader:
             if isinstance(error.__cause__, FileNotFoundError):
                 return False  # retention was faster
             raise
-        uploaded = store.put(sealed, _chained(first, parts), self._stop.is_set)
+        uploaded = store.put(sealed, _chained(first, parts), self._stopped)
         if uploaded and (moment := Moment.of(path.name)):
             self._sound.add(moment)
         return uploaded
@@ -139,10 +144,26 @@ class Uploader:
         if not there:
             return
         stay = retained(there, self._keep, self._keep_every_steps)
-        for moment in (there | store.list().torn) - stay:
-            if moment < max(there):
+        for moment in (there | self._list(store).torn) - stay:
+            if moment < max(there) and not self._stop.is_set():
                 store.remove(moment)
                 self._sound.discard(moment)
+
+    def _list(self, store: Store) -> Listing:
+        found = store.list()
+        self._stop_if_fenced(max((moment.run for moment in found.whole.keys() | found.torn), default=0))
+        return found
+
+    def _stopped(self) -> bool:
+        """Asked between two parts of a file."""
+        self._stop_if_fenced(fence.newest_run(self._directory))
+        return self._stop.is_set()
+
+    def _stop_if_fenced(self, newest_run: int) -> None:
+        if newest_run > self._run_number and not self._stop.is_set():
+            self._stop.set()
+            text = f"run {self._run_number} uploads no more: it was fenced by run {newest_run}"
+            self._notify(LEVEL_WARNING, text)
 
 
 def _parts(file: Path) -> Iterator[memoryview]:

@@ -43,7 +43,7 @@ def locked(directory: Path, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[Non
 
 def raise_fence(directory: Path, run: int) -> None:
     """As `take`, by who holds the lock."""
-    newest = _fenced_by(directory)
+    newest = newest_run(directory)
     if newest > run:
         raise CheckpointError(
             f"run {run} was fenced by run {newest}, which has taken {directory}. This worker is of an older "
@@ -53,7 +53,8 @@ def raise_fence(directory: Path, run: int) -> None:
         replace_file(directory / "fence", f"{run}\n".encode())
 
 
-def _fenced_by(directory: Path) -> int:
+def newest_run(directory: Path) -> int:
+    """That has taken this directory; -1 where none has. Raises CheckpointError."""
     path = directory / "fence"
     try:
         with disk_errors(f"reading {path}"), path.open("rb") as file:

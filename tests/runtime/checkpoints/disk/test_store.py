@@ -15,7 +15,7 @@ import fsspec
 import pytest
 import torch
 
-from atoll.agent.runtime.checkpoints.disk import files, listing
+from atoll.agent.runtime.checkpoints.disk import fence, files, listing
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE
 from atoll.agent.runtime.checkpoints.disk.store import Store, answered
@@ -71,6 +71,7 @@ def uploaded(tmp_path: Path, url: str) -> Iterator[tuple[Uploader, list[str]]]:
     uploader = Uploader(
         url,
         tmp_path / "jobs",
+        run=9,
         keep=2,
         keep_every_steps=100,
         notify=lambda _, text: told.append(text.replace(url, "URL")),
@@ -162,6 +163,33 @@ def test_the_store_keeps_the_newest_and_one_for_good(
         Moment(3, step).name for step in (100, 200, 250)
     ]
     assert told == []
+
+
+@pytest.mark.parametrize("where", ["store", "directory"])
+def test_a_fenced_run_uploads_and_removes_no_more(
+    tmp_path: Path,
+    url: str,
+    uploaded: tuple[Uploader, list[str]],
+    header: Any,
+    where: str,
+) -> None:
+    """1. Run 9 uploads; it is cut off and lives on unseen. 2. Run 10 begins: it writes to the store from another
+    machine, or takes the directory that both share, while run 9 has checkpoints to upload. 3. Run 9 went on uploading,
+    and removed by its own retention. 4. Now it stops for good, and says so once."""
+    uploader, told = uploaded
+    files.write(tmp_path / "jobs", header(50), {}, None)
+    level(uploader)
+    for step in (150, 250, 350):
+        files.write(tmp_path / "jobs", header(step), {}, None)
+    if where == "store":
+        put(url, files.write(tmp_path / "other", header(60, run=10), {}, None))
+    else:
+        fence.take(tmp_path / "jobs", 10)
+    there = Store(url).list().whole.keys()
+    level(uploader)
+    assert Store(url).list().whole.keys() == there
+    level(uploader)
+    assert told == ["run 9 uploads no more: it was fenced by run 10"]
 
 
 def test_a_failing_store_is_told_once_and_made_up_for(
