@@ -24,7 +24,7 @@ from atoll.controller.services.checks import (
 from atoll.controller.services.gate import Context, KnownLeader, WrongToken, caller_name
 from atoll.controller.services.logs import LogStore
 from atoll.controller.state.records import Level
-from atoll.errors import BadInput, DeadlineExceeded, NotAllowed
+from atoll.errors import BadInput, DeadlineExceeded, NotAllowed, StoreUnavailable
 from atoll.message_limits import SHA256
 from atoll.v1 import agents_pb2 as pb
 from atoll.v1 import common_pb2
@@ -146,15 +146,20 @@ class AgentServicer(AgentServiceServicer):
                     _answer(epoch, session, message.strategy)
                 case "log":
                     check_log(message.log)
-                    self._keep(epoch, session, message.log)
+                    await self._keep(epoch, session, message.log)
                 case _:
                     raise BadInput(
                         "an agent's messages are Register once, then Heartbeat, Telemetry, LogBatch, Inventory"
                     )
 
-    def _keep(self, epoch: LeaderEpoch, session: AgentSession, batch: pb.LogBatch) -> None:
+    async def _keep(self, epoch: LeaderEpoch, session: AgentSession, batch: pb.LogBatch) -> None:
         """Write output down, then acknowledge it. What cannot be written stays with the agent, which repeats it."""
-        if not _may_speak_for(epoch, session, batch.id):
+        try:
+            own = _may_speak_for(epoch, session, batch.id) or await _spoke_for(epoch, session, batch.id)
+        except StoreUnavailable as error:
+            logger.warning("%s; %s repeats its output", error, session.record.name)
+            return
+        if not own:
             kept = batch.offset + len(batch.data)  # of a job that was removed, or not this node's: nobody asks for it
         else:
             try:
@@ -192,14 +197,21 @@ class AgentServicer(AgentServiceServicer):
 
 
 def _may_speak_for(epoch: LeaderEpoch, session: AgentSession, worker: common_pb2.WorkerId) -> bool:
-    """Whether the worker is one of this node's. Who was in older runs is not in memory: their late words pass."""
+    """Whether the worker is one of this node's in its job's newest run."""
     state = epoch.ledger.jobs.get(worker.job)
-    if state is None or state.run is None or worker.run > state.run.run:
+    if state is None or state.run is None or worker.run != state.run.run:
         return False
-    if worker.run < state.run.run:
-        return worker.rank < state.job.spec.max_workers
     members = state.run.members
     return worker.rank < len(members) and members[worker.rank].node == session.record.name
+
+
+async def _spoke_for(epoch: LeaderEpoch, session: AgentSession, worker: common_pb2.WorkerId) -> bool:
+    """Whether the worker was one of this node's in an older run of its job. Raises StoreUnavailable."""
+    state = epoch.ledger.jobs.get(worker.job)
+    if state is None or state.run is None or not 0 < worker.run < state.run.run:
+        return False
+    nodes = await epoch.ledger.nodes_of(worker.job, worker.run)
+    return worker.rank < len(nodes) and nodes[worker.rank] == session.record.name
 
 
 def _answer(epoch: LeaderEpoch, session: AgentSession, message: common_pb2.StrategyMessage) -> None:

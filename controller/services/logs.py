@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -58,6 +59,8 @@ class RankLog:
         self._current_at = 0
         self._segments: list[_Segment] = []
         self._next: dict[int, int] = {}
+        self._indexed = True
+        """Whether the index on disk says what `_segments` says. Where it does not, no byte of output is written."""
         if self._index.exists():
             try:
                 self._load()
@@ -146,9 +149,17 @@ class RankLog:
         )
         if not goes_on:
             self._segments.append(segment)
+            self._indexed = False
+        if not self._indexed:
             self._save()  # before the data: a size that does not grow any more is a segment without bytes
-        with self._current.open("ab") as file:
-            file.write(data)
+        size = _size(self._current)
+        try:
+            with self._current.open("ab") as file:
+                file.write(data)
+        except OSError:
+            with suppress(OSError):  # half of it may be there, and all of it comes again
+                os.truncate(self._current, size)
+            raise
 
     def _rotate(self) -> None:
         end = self.end
@@ -162,6 +173,7 @@ class RankLog:
         self._older_at, self._current_at = self._current_at, end
         first = max(bisect_right(self._segments, self._older_at, key=lambda s: s.at) - 1, 0)
         self._segments = self._segments[first:]
+        self._indexed = False
 
     def _save(self, rotating: bool = False) -> None:
         state = {
@@ -174,6 +186,7 @@ class RankLog:
         fresh = self._index.with_suffix(".new")
         fresh.write_text(json.dumps(state))
         os.replace(fresh, self._index)
+        self._indexed = True
 
     def _begin_anew(self) -> None:
         self._older_at, self._current_at, self._next = 0, _size(self._older), {}

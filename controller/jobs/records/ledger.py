@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 KEPT_EVENTS: Final = 1000
 KEPT_ADMISSIONS: Final = 100
 KEPT_ENDED_JOBS: Final = 100
+KEPT_OLD_RUNS: Final = 64
 MAX_LIVE_JOBS: Final = 1000
 COMMITS_AT_ONCE: Final = 64
 """A transaction of etcd carries 128 changes by default."""
@@ -99,6 +100,7 @@ class Ledger:
         self._wall_clock = wall_clock
         self._cluster_events = 0
         self._revision = 0
+        self._nodes_of_old: dict[tuple[str, int], tuple[str, ...]] = {}
 
     # Reading
 
@@ -185,6 +187,17 @@ class Ledger:
         if entry is None:
             raise BadInput(f"etcd key {key} is missing, though job {job.id} is in run {job.status.run}")
         return decode(RunRecord, key, entry.value)
+
+    async def nodes_of(self, job: str, run: int) -> tuple[str, ...]:
+        """The node of each rank of a run that is over, as etcd has it; empty of one that it does not have."""
+        if (known := self._nodes_of_old.get((job, run))) is None:
+            key = keys.run(job, run)
+            entry = await self.store.read(key)
+            known = tuple(m.node for m in decode(RunRecord, key, entry.value).members) if entry else ()
+            while len(self._nodes_of_old) >= KEPT_OLD_RUNS:
+                del self._nodes_of_old[next(iter(self._nodes_of_old))]
+            self._nodes_of_old[job, run] = known
+        return known
 
     async def _read_commit(self, job: str) -> CommitRecord | None:
         entry = await self.store.read(keys.commit(job))

@@ -338,6 +338,27 @@ async def test_an_agent_speaks_for_its_own_workers_only(head: Controller) -> Non
     await asyncio.gather(a.disconnect(), b.disconnect())
 
 
+async def test_an_agent_writes_no_output_of_older_runs_that_were_not_its_own(head: Controller) -> None:
+    """1. Run 1 of a job is on node a, which is lost; run 2 is on node b. 2. b sends output in the name of run 1, which
+    it had no part in. 3. a comes back and sends the last words of run 1. 4. Only a's words are in run 1's log."""
+    a, b = await FakeAgent("a").connect(head.address), await FakeAgent("b").connect(head.address)
+    await b.disconnect()
+    job = await head.submit()
+    await a.running(job, 1)
+    await head.phase(job, pb.PHASE_RUNNING)
+    await b.connect(head.address)
+    await a.disconnect()
+    a.workers.clear()
+    await b.running(job, 2)
+    await b.log((job, 1, 0), 0, b"false\n")
+    await a.connect(head.address)
+    await a.log((job, 1, 0), 0, b"true\n")
+    await b.log((job, 2, 0), 0, b"run 2\n")
+    chunks = [chunk async for chunk in head.stub.Logs(pb.LogsRequest(job=job))]
+    assert [(chunk.run, chunk.data) for chunk in chunks] == [(1, b"true\n"), (2, b"run 2\n")]
+    await asyncio.gather(a.disconnect(), b.disconnect())
+
+
 async def test_notices_become_events_of_the_job(head: Controller) -> None:
     a = await FakeAgent("a").connect(head.address)
     job = await head.submit()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import io
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,70 @@ def test_a_controller_killed_amid_a_rotation_loses_nothing(tmp_path: Path, monke
     assert again.append(1, 10, b"abcde") == 15
     assert text(again) == b"0123456789abcde"
     assert text(RankLog(tmp_path, 0)) == b"0123456789abcde"
+
+
+def _full_disk(*_: object, **__: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_after_a_full_disk_no_run_gets_the_output_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. Run 1 wrote its output, then the disk is full: the index cannot tell of run 2. 2. Space is freed, the agent
+    repeats what run 2 said, and it is kept. 3. A controller that begins anew knows whose each byte is."""
+    log = RankLog(tmp_path, 0)
+    log.append(1, 0, b"one ")
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", _full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            log.append(2, 0, b"two ")
+    assert log.append(2, 0, b"two ") == 4
+    expected = [(1, 0, b"one "), (2, 0, b"two ")]
+    assert [piece for piece in pieces(log) if piece[2]] == expected
+    assert [piece for piece in pieces(RankLog(tmp_path, 0)) if piece[2]] == expected
+    assert RankLog(tmp_path, 0).append(1, 4, b"late") == 8, "run 1 has written no more than it did"
+
+
+def test_a_disk_that_fills_amid_a_rotation_loses_no_positions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. A file is full and becomes the older one; then the disk is full, so the index still says that it is about to.
+    2. Space is freed and output is kept. 3. A controller that begins anew reads the same bytes of the same runs."""
+    log = RankLog(tmp_path, 0, file_bytes=10)
+    log.append(1, 0, b"0123456789")
+    write_text, saves = Path.write_text, []
+
+    def second_fails(path: Path, data: str) -> int:
+        saves.append(path)
+        return write_text(path, data) if len(saves) == 1 else _full_disk()
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", second_fails)
+        with pytest.raises(OSError, match="No space left"):
+            log.append(1, 10, b"abcde")
+    assert log.append(1, 10, b"abcde") == 15
+    again = RankLog(tmp_path, 0, file_bytes=10)
+    assert text(again) == text(log) == b"0123456789abcde"
+    assert again.append(1, 0, b"0123456789abcdef") == 16
+
+
+def test_output_that_was_written_by_half_is_not_kept_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. The disk is full after the first bytes of a batch. 2. The agent repeats all of it. 3. It is there once."""
+    log = RankLog(tmp_path, 0)
+    log.append(1, 0, b"one ")
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", lambda path, mode: _HalfWritten(path))
+        with pytest.raises(OSError, match="No space left"):
+            log.append(1, 4, b"two three ")
+    assert log.append(1, 4, b"two three ") == 14
+    assert text(log) == text(RankLog(tmp_path, 0)) == b"one two three "
+
+
+class _HalfWritten(io.FileIO):
+    """A file on a disk that takes three more bytes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "a")
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        super().write(data[:3])
+        return _full_disk()
 
 
 @pytest.mark.parametrize(
