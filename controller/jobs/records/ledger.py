@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
@@ -50,6 +50,7 @@ KEPT_ADMISSIONS: Final = 100
 KEPT_ENDED_JOBS: Final = 100
 KEPT_OLD_RUNS: Final = 64
 MAX_LIVE_JOBS: Final = 1000
+FOLLOW_RETRY_S: Final = 0.5
 COMMITS_AT_ONCE: Final = 64
 """A transaction of etcd carries 128 changes by default."""
 
@@ -76,6 +77,16 @@ class JobState:
     planned_s: float = 0.0
     judged_s: float = -math.inf
     stale: bool = False
+
+
+async def _until_answered(ask: Callable[[], Awaitable[None]]) -> None:
+    """Do what reads etcd, again and again until it answers. Holds nothing between two tries."""
+    while True:
+        try:
+            return await ask()
+        except StoreUnavailable as error:
+            logger.warning("%s; reading again in %.1f s", error, FOLLOW_RETRY_S)
+            await asyncio.sleep(FOLLOW_RETRY_S)
 
 
 class Ledger:
@@ -123,16 +134,18 @@ class Ledger:
         return nodes
 
     async def follow(self) -> None:
-        """Take over what others write, until cancelled."""
+        """Take over what others write, until cancelled. What etcd does not answer is asked again, never passed over."""
         async with aclosing(self.store.watch(keys.jobs_prefix(), self._revision + 1)) as batches:
             async for batch in batches:
                 if batch.reset:
-                    async with self.writing:
-                        await self.load()
-                    self._changed()
-                    continue
+                    await _until_answered(self._list_again)
                 for event in batch.events:
-                    await self._follow_one(event)
+                    await _until_answered(lambda event=event: self._follow_one(event))  # type: ignore[misc]
+
+    async def _list_again(self) -> None:
+        async with self.writing:
+            await self.load()
+        self._changed()
 
     async def _follow_one(self, event: Entry | Deleted) -> None:
         job = keys.last_segment(event.key)

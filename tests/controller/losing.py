@@ -1,0 +1,65 @@
+"""A store whose answers get lost: etcd did what it was asked for, and nobody hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing, suppress
+from typing import TypeVar
+
+from atoll.controller.state.store import Change, Condition, Entry, Fence, StateStore, StoreSnapshot, WatchBatch
+from atoll.errors import AtollError, StoreUnavailable
+
+T = TypeVar("T")
+
+
+class LosingAnswers:
+    """Loses the answer to its `at`-th call, whatever that is; 0 loses none. resets: each watch begins with a reset."""
+
+    def __init__(self, inner: StateStore, *, resets: bool = False) -> None:
+        self._inner = inner
+        self._resets = resets
+        self._at = self._calls = 0
+        self.lost = ""
+
+    def arm(self, at: int) -> None:
+        """Count from here."""
+        self._at, self._calls = at, 0
+
+    async def _answer(self, doing: str, asked: Awaitable[T]) -> T:
+        self._calls += 1
+        if self._calls != self._at:
+            return await asked
+        self.lost = doing
+        with suppress(AtollError):
+            await asked
+        raise StoreUnavailable(f"{doing}: the answer was lost")
+
+    async def read(self, key: str) -> Entry | None:
+        return await self._answer(f"reading {key}", self._inner.read(key))
+
+    async def read_prefix(self, prefix: str, limit: int | None = None) -> StoreSnapshot:
+        return await self._answer(f"listing {prefix}", self._inner.read_prefix(prefix, limit))
+
+    async def commit(
+        self, changes: Sequence[Change], conditions: Sequence[Condition] = (), fence: Fence | None = None
+    ) -> int:
+        return await self._answer("writing", self._inner.commit(changes, conditions, fence))
+
+    async def grant_lease(self, ttl_s: int) -> int:
+        return await self._answer("granting a lease", self._inner.grant_lease(ttl_s))
+
+    async def refresh_lease(self, lease: int) -> float:
+        return await self._answer("refreshing a lease", self._inner.refresh_lease(lease))
+
+    async def revoke_lease(self, lease: int) -> None:
+        await self._answer("revoking a lease", self._inner.revoke_lease(lease))
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        if self._resets:
+            yield WatchBatch(from_revision, (), reset=True)
+        async with aclosing(self._inner.watch(prefix, from_revision)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def close(self) -> None:
+        await self._inner.close()
