@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from atoll.controller.jobs.lifecycle.observed import START_DEADLINE_S
 from atoll.controller.state.records import (
     Cause,
     ExitRecord,
@@ -24,7 +25,13 @@ CRASH_SIGNALS: Final = frozenset({4, 6, 7, 8, 11})
 PEER_SYMPTOMS: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 NOT_STARTED_TRIES: Final = 3
 BACKOFF_S: Final = (1.0, 2.0, 4.0)
-STUCK_BACKOFF_S: Final = 2.0
+STUCK_BACKOFF_S: Final = (2.0, 4.0, 8.0, 16.0, 32.0)
+LOSS_TRIES: Final = 8
+"""Losses in a row at the same step, without one made in between, that end a job: what needs more memory than there is
+needs it again. With the backoff these take more than two minutes."""
+LATE_DOUBLINGS: Final = 3
+# What a script dies of before it has done anything, on every machine alike: its code does not load.
+LOAD_ERRORS: Final = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
 GOOD_RUN_S: Final = 600.0
 """A run that trains for this long has left its job's failures behind: `max_restarts` counts failures in a row, so that
 one a day does not end a job of weeks. What fails sooner than this again and again uses its restarts up."""
@@ -101,16 +108,25 @@ def judge(job: JobRecord, run: RunRecord) -> RunJudgement:
     ):  # its agent was shut down, or it exits with 85 always
         return _outside(job, run.why or f"{where} stopped", exit)
     if run.cause is Cause.LATE:
-        return _script_failure(job, run.why, replace(exit, reason=run.why))
+        return _outside(job, run.why, replace(exit, kind=WorkerExitKind.STOPPED, reason=run.why))
     return RunJudgement(JobPhase.QUEUED, run.why or f"{where} stopped")
 
 
 def has_recovered(job: JobRecord, trained_s: float, newest_step: int) -> bool:
-    """Whether the job's restarts count anew. trained_s: since all workers of its run live; newest_step: 0 of a script
-    that tells none. Training on the way to the step that failed proves nothing."""
-    if not job.status.restarts or trained_s < GOOD_RUN_S:
+    """Whether the job's restarts and losses count anew. trained_s: since all workers of its run live; newest_step: 0 of
+    a script that tells none. Training on the way to the step that failed proves nothing."""
+    last = job.status.last_failure
+    if trained_s < GOOD_RUN_S or not (job.status.restarts or (last is not None and last.times > 1)):
         return False
-    return not newest_step or job.status.last_failure is None or newest_step > job.status.last_failure.step
+    return not newest_step or last is None or newest_step > last.step
+
+
+def start_deadline_s(job: JobRecord) -> float:
+    """How long a run of the job may take until all its workers live: twice as long after each late start in a row, for
+    what is slow is the way of the code to many machines."""
+    last = job.status.last_failure
+    late = last.times if last is not None and last.kind is WorkerExitKind.STOPPED else 0
+    return START_DEADLINE_S * 2.0 ** min(late, LATE_DOUBLINGS)
 
 
 def left_early_text(ranks: Sequence[int]) -> str:
@@ -121,6 +137,9 @@ def left_early_text(ranks: Sequence[int]) -> str:
 
 def _script_failure(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgement:
     failure, exit_code = _compared(job, exit), exit.code or 1
+    if exit.kind is WorkerExitKind.FAILED and exit.reason.partition(":")[0] in LOAD_ERRORS:
+        text = f"{reason}; the code does not load, so another try would not help"
+        return RunJudgement(JobPhase.FAILED, text, exit_code, counts=True, failure=failure)
     if failure.times > 1:
         text = f"{reason}; the run before failed the same way at step {exit.step}, so a third try would not help"
         return RunJudgement(JobPhase.FAILED, text, exit_code, counts=True, failure=failure)
@@ -142,9 +161,15 @@ def _not_started(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgement:
 
 
 def _outside(job: JobRecord, reason: str, exit: ExitRecord) -> RunJudgement:
-    """From outside: tried again for ever, but not in a tight circle when no step is made in between."""
-    stuck = job.status.last_failure is not None and job.status.last_failure.step == exit.step
-    return RunJudgement(JobPhase.QUEUED, reason, 0, STUCK_BACKOFF_S if stuck else 0.0, failure=_compared(job, exit))
+    """From outside: tried again, later and later while no step is made in between, up to LOSS_TRIES times."""
+    last = job.status.last_failure
+    times = last.times + 1 if last is not None and last.step == exit.step else 1
+    failure = RunFailure(kind=exit.kind, step=exit.step, code=exit.code, reason=exit.reason, times=times)
+    if times >= LOSS_TRIES:
+        text = f"{reason}; {times} times in a row at step {exit.step}, so another try would not help"
+        return RunJudgement(JobPhase.FAILED, text, exit.code or 1, failure=failure)
+    delay_s = STUCK_BACKOFF_S[min(times - 2, len(STUCK_BACKOFF_S) - 1)] if times > 1 else 0.0
+    return RunJudgement(JobPhase.QUEUED, reason, 0, delay_s, failure=failure)
 
 
 def _compared(job: JobRecord, exit: ExitRecord) -> RunFailure:

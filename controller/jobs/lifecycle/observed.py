@@ -23,6 +23,7 @@ from atoll.controller.state.records import (
 from atoll.worker_key import WorkerKey
 
 START_DEADLINE_S: Final = 60.0
+"""How long a job's first start may take until all workers live; `failures.start_deadline_s` has the next ones'."""
 LEFT_EARLY_S: Final = 10.0
 GROW_STABLE_S: Final = 3.0
 RETURN_GRACE_S: Final = 10.0

@@ -17,7 +17,7 @@ EDGES: Final[Mapping[tuple[JobPhase, JobPhase], str]] = {
     (
         JobPhase.STARTING,
         JobPhase.STOPPING,
-    ): "a worker could not start, a node was lost, 60 s passed, or it was cancelled",
+    ): "a worker could not start or was late, a node was lost, or it was cancelled",
     (JobPhase.RUNNING, JobPhase.DONE): "every rank finished",
     (
         JobPhase.RUNNING,

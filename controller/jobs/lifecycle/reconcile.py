@@ -14,11 +14,17 @@ from atoll.controller.deciding.next import next_plan
 from atoll.controller.jobs.admission.growing import DeviceAssessment, assess_devices
 from atoll.controller.jobs.lifecycle import orders
 from atoll.controller.jobs.lifecycle.exits import exit_events, in_words, record_exits
-from atoll.controller.jobs.lifecycle.failures import GOOD_RUN_S, has_recovered, judge, left_early_text, root_cause
+from atoll.controller.jobs.lifecycle.failures import (
+    GOOD_RUN_S,
+    has_recovered,
+    judge,
+    left_early_text,
+    root_cause,
+    start_deadline_s,
+)
 from atoll.controller.jobs.lifecycle.launching import begin_run
 from atoll.controller.jobs.lifecycle.observed import (
     LEFT_EARLY_S,
-    START_DEADLINE_S,
     JobStep,
     NewEvent,
     ObservedJob,
@@ -70,10 +76,10 @@ def _starting(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobSte
     if all(m.exit or (m.rank in workers and workers[m.rank].phase is WorkerPhase.RUNNING) for m in run.members):
         text = f"run {run.run}: {len(run.members)} worker{'s' * (len(run.members) > 1)} training"
         return _moved(advance(job, JobPhase.RUNNING, text, clock.unix_s), run)
-    if clock.now_s - observed.since_s > START_DEADLINE_S:
+    if clock.now_s - observed.since_s > (deadline_s := start_deadline_s(job)):
         late = [m for m in run.members if m.rank not in workers or workers[m.rank].phase is WorkerPhase.STARTING]
         who = f"rank {late[0].rank} on {late[0].node}" if late else "a worker"
-        text = f"{who} did not start within {START_DEADLINE_S:.0f} s; see `atoll logs {job.id}`"
+        text = f"{who} did not start within {deadline_s:.0f} s; see `atoll logs {job.id}`"
         return _stop(observed, run, Cause.LATE, text, clock)
     return JobStep(job, run, actions=(*orders.launches(observed, run), *orders.plans(observed, run)))
 
@@ -87,9 +93,10 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
     if stop := _must_stop(observed, run, clock) or _left_early(observed, run, clock):
         return stop
     if has_recovered(job, clock.now_s - observed.since_s, observed.training.newest_step):
-        back = f"its {job.spec.max_restarts} restarts are back"
+        last = job.status.last_failure
+        back = f"its {job.spec.max_restarts} restarts are back" if job.status.restarts else "its losses count anew"
         text = f"trained for {GOOD_RUN_S / 60:.0f} minutes without a failure: {back}"
-        job = replace(job, status=replace(job.status, restarts=0))
+        job = replace(job, status=replace(job.status, restarts=0, last_failure=last and replace(last, times=1)))
         return JobStep(job, run, events=(NewEvent(Level.INFO, "notice", text),))
     assessment = _assess(observed, run, clock)
     if assessment.cause is not None:

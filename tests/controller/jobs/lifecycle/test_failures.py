@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 from made import ended, exited, job, run, spec
 
-from atoll.controller.jobs.lifecycle.failures import judge, root_cause
+from atoll.controller.jobs.lifecycle.failures import (
+    GOOD_RUN_S,
+    RunJudgement,
+    has_recovered,
+    judge,
+    root_cause,
+    start_deadline_s,
+)
 from atoll.controller.state.records import Cause, ExitRecord, JobPhase, JobRecord, RunFailure, WorkerExitKind
 
 FINISHED = exited(WorkerExitKind.FINISHED)
@@ -87,10 +94,50 @@ def test_what_came_from_outside_does_not_count(exit: ExitRecord) -> None:
     assert verdict.reason.startswith("rank 1 on b was lost: ")
 
 
-def test_losses_without_a_step_between_them_slow_down_but_never_end_the_job() -> None:
-    before = RunFailure(kind=WorkerExitKind.SIGNALLED, step=7, code=-9, reason="killed by signal 9")
-    verdict = judge(stopping(last_failure=before), ended(run("a", "b"), PEER_LOST, KILLED))
-    assert (verdict.after, verdict.retry_delay_s) == (JobPhase.QUEUED, 2.0)
+def lose(*exits: ExitRecord) -> list[RunJudgement]:
+    """One run after another that ends like this on rank 1, until the job ends."""
+    verdicts: list[RunJudgement] = []
+    for exit in exits:
+        last = verdicts[-1].failure if verdicts else None
+        verdicts.append(judge(stopping(last_failure=last), ended(run("a", "b"), PEER_LOST, exit)))
+        if verdicts[-1].after is not JobPhase.QUEUED:
+            break
+    return verdicts
+
+
+def test_losses_without_a_step_between_them_slow_down_and_end_the_job() -> None:
+    """1. A worker needs more memory than its machine has and is killed at step 7. 2. It is so again in the next run,
+    which is tried later and later, on whatever rank. 3. The eighth time ends the job, and says why."""
+    verdicts = lose(*[KILLED] * 2000)
+    assert [verdict.retry_delay_s for verdict in verdicts[:-1]] == [0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 32.0]
+    last = verdicts[-1]
+    assert (len(verdicts), last.after, last.counts) == (8, JobPhase.FAILED, False)
+    assert last.reason == (
+        "rank 1 on b was lost: killed by signal 9; 8 times in a row at step 7, so another try would not help"
+    )
+
+
+def test_losses_with_a_step_between_them_never_end_the_job() -> None:
+    verdicts = lose(*[replace(KILLED, step=step) for step in range(100)])
+    assert {(verdict.after, verdict.retry_delay_s) for verdict in verdicts} == {(JobPhase.QUEUED, 0.0)}
+
+
+def test_losses_of_a_script_that_tells_no_steps_count_anew_after_a_good_run() -> None:
+    """1. A plain script tells no step. 2. It lost a machine twice, then trained for ten minutes. 3. Its losses count
+    anew: one a day ends no job of weeks."""
+    lost = RunFailure(kind=WorkerExitKind.LOST, step=0, code=0, reason="node b is silent for 3 s", times=2)
+    assert has_recovered(job(last_failure=lost), GOOD_RUN_S, newest_step=0)
+    assert not has_recovered(job(last_failure=lost), GOOD_RUN_S - 1, newest_step=0)
+    assert not has_recovered(job(last_failure=replace(lost, times=1)), GOOD_RUN_S, newest_step=0)
+
+
+@pytest.mark.parametrize(
+    "reason", ["ModuleNotFoundError: No module named 'timm'", "ImportError: no name", "SyntaxError: invalid syntax"]
+)
+def test_a_script_that_does_not_load_is_not_tried_again(reason: str) -> None:
+    verdict = judge(stopping(), ended(run("a", "b"), exited(WorkerExitKind.FAILED, 1, reason), PEER_LOST))
+    assert (verdict.after, verdict.code) == (JobPhase.FAILED, 1)
+    assert verdict.reason == f"rank 0 on a failed: {reason}; the code does not load, so another try would not help"
 
 
 def test_a_crash_from_inside_counts_as_the_scripts_own() -> None:
@@ -132,9 +179,18 @@ def test_growing_goes_on_without_a_failure() -> None:
     assert (verdict.after, verdict.reason, verdict.counts) == (JobPhase.QUEUED, "growing from 1 to 2 workers", False)
 
 
-def test_a_start_that_takes_too_long_counts() -> None:
+def test_a_late_start_is_not_the_scripts_doing_and_the_next_may_take_longer() -> None:
+    """1. 8 MiB of code to 100 agents over 100 Mbit/s take 67 s; a start may take 60 s. 2. The run is stopped, which
+    counts against no restart. 3. The next may take 120 s. 4. Where even eight minutes do not do, the job ends."""
     record = replace(ended(run("a"), STOPPED), cause=Cause.LATE, why="rank 0 on a did not start within 60 s")
-    assert judge(job(JobPhase.STOPPING), record).after is JobPhase.FAILED
+    last, deadlines_s = None, []
+    for _ in range(7):
+        deadlines_s.append(start_deadline_s(stopping(last_failure=last)))
+        verdict = judge(stopping(last_failure=last), record)
+        assert (verdict.after, verdict.counts) == (JobPhase.QUEUED, False)
+        last = verdict.failure
+    assert deadlines_s == [60, 120, 240, 480, 480, 480, 480]
+    assert judge(stopping(last_failure=last), record).after is JobPhase.FAILED
 
 
 def test_cancelled_wins_over_everything() -> None:

@@ -160,6 +160,9 @@ def test_a_start_has_a_deadline() -> None:
     step = next_step(slow, clock())
     assert step.job.status.phase is JobPhase.STOPPING
     assert step.job.status.reason.startswith("rank 1 on b did not start within 60 s")
+    late = RunFailure(kind=WorkerExitKind.STOPPED, step=0, code=0, reason="did not start within 60 s")
+    again = changed(slow, job=changed(slow.job, last_failure=late))
+    assert next_step(again, clock()).job.status.phase is JobPhase.STARTING, "the second start may take 120 s"
 
 
 # RUNNING
@@ -190,6 +193,10 @@ def test_a_run_that_trained_well_for_long_gives_the_restarts_back() -> None:
         assert (step.job.status.restarts, step.job.status.last_failure, step.run) == (0, failed, run("a", "b"))
         assert [e.text for e in step.events] == ["trained for 10 minutes without a failure: its 2 restarts are back"]
     assert look(600, 41, changed(tried, restarts=0)).events == ()
+    lost = RunFailure(kind=WorkerExitKind.LOST, step=0, code=0, reason="node b is silent for 3 s", times=7)
+    step = look(600, 0, job(last_failure=lost))
+    assert step.job.status.last_failure == replace(lost, times=1)
+    assert [e.text for e in step.events] == ["trained for 10 minutes without a failure: its losses count anew"]
 
 
 def test_all_ranks_finished_is_done() -> None:
