@@ -90,11 +90,12 @@ def timed_find() -> list[float]:
     from atoll.agent.runtime.api.session import Session
     from atoll.agent.runtime.checkpoints import resume
     from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
+    from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
 
     found_s: list[float] = []
     find = resume.find
 
-    def timed(session: Session, directory: Path, model: Fingerprint) -> resume.Found | None:
+    def timed(session: Session, directory: Path, model: Fingerprint) -> Recovered | None:
         dist.barrier()  # whose process came up later is not the storage's fault
         begun_s = time.monotonic()
         found = find(session, directory, model)

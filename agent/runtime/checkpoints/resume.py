@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,8 +17,7 @@ from atoll.agent.runtime.checkpoints.disk.files import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
-from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
+from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, Recovered
 from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
 from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
 from atoll.agent.runtime.data.loader import Position
@@ -73,17 +71,7 @@ class Resumed:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a run goes on from. generation: of memory, where it came from there; own: what this rank takes over then,
-    where ranks had something of their own."""
-
-    checkpoint: LoadedCheckpoint
-    generation: Generation | None = None
-    own: Sequence[OwnState] | None = None
-
-
-def find(session: Session, directory: Path, model: Fingerprint) -> Found | None:
+def find(session: Session, directory: Path, model: Fingerprint) -> Recovered | None:
     """The newest checkpoint that any rank holds on disk, or all together in memory; the same on every rank.
 
     Where memory has a newer one, disks are not read at all. Raises CheckpointError if a newer run holds the directory,
@@ -95,15 +83,15 @@ def find(session: Session, directory: Path, model: Fingerprint) -> Found | None:
     if remembered is not None:
         newest = _newest_on_disk(session, directory, remote)
         if (found := remembered.newest(newest)) is not None:
-            return Found(found.checkpoint, found.generation, found.own)
+            return found
     remote.bring(lambda: _newest_on_disk(session, directory))
     on_disk = _find_on_disk(session, directory)
     if remembered is not None:  # disks may have said that they had more than is sound
         newer_than = _NOTHING if on_disk is None else (on_disk.header.run, on_disk.header.step)
         if (found := remembered.newest(newer_than)) is not None:
-            return Found(found.checkpoint, found.generation, found.own)
+            return found
     on_disk = on_disk or agreed(session, remote.start())
-    return Found(on_disk) if on_disk is not None else None
+    return Recovered(on_disk) if on_disk is not None else None
 
 
 def _newest_on_disk(session: Session, directory: Path, remote: RemoteCheckpoints | None = None) -> tuple[int, int]:

@@ -33,12 +33,12 @@ Holdings = list[tuple[Generation, int]]  # generation and shard
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A generation as one rank takes it over. own: of which ranks of the run before, where those differed in something;
-    None where they did not."""
+    """What a run goes on from, as one rank takes it over. generation: of memory, where it came from there; own: what
+    this rank takes over then, where ranks had something of their own."""
 
     checkpoint: LoadedCheckpoint
-    generation: Generation
-    own: Sequence[OwnState] | None
+    generation: Generation | None = None
+    own: Sequence[OwnState] | None = None
 
 
 class HeldGenerations:
@@ -84,7 +84,7 @@ class HeldGenerations:
         whose = self._rank if self._rank < generation.shards else 0
         try:
             if own is None:
-                return Recovered(assembled(shards), generation, None)
+                return Recovered(assembled(shards), generation)
             for old, content in own.items():
                 shard_file.check_own(shards[old].tail, content)
             takes = [old for old in own if takers(self._sources[generation], self._world_size)[old] == self._rank]
