@@ -17,8 +17,6 @@ from typing import Any, Literal
 from atoll.kernels import _native
 from atoll.kernels.refusals import refusals
 
-__all__ = ["Indices", "Values", "decode", "encode", "payload_bound", "sum_units"]
-
 Indices = Literal["none", "plain", "delta"]
 Values = Literal["float32", "float16", "bfloat16"]
 

@@ -27,19 +27,6 @@ from atoll.kernels import _native
 from atoll.kernels.cuda_device import cuda_queue
 from atoll.kernels.refusals import refusals
 
-__all__ = [
-    "BLOCK_ENTRIES",
-    "Selection",
-    "block_count",
-    "random_block",
-    "random_blocks",
-    "sample_scores",
-    "threshold_block",
-    "threshold_element",
-    "topk_block",
-    "topk_element",
-]
-
 BLOCK_ENTRIES = 16
 
 

@@ -7,8 +7,6 @@ import sys
 from types import ModuleType
 from typing import Any, NamedTuple
 
-__all__ = ["CudaQueue", "cuda_queue", "has_cuda"]
-
 _cuda: ModuleType | None
 try:
     _cuda = importlib.import_module("atoll.kernels._cuda")

@@ -32,8 +32,6 @@ from atoll.kernels import _native
 from atoll.kernels.block_coo import Values
 from atoll.kernels.refusals import refusals
 
-__all__ = ["Change", "EngineStats", "Exchange", "ExchangeEngine", "Outgoing", "RecentPart", "Rule", "Selection"]
-
 Rule = Literal["sgd", "nesterov", "adam", "adamw"]
 Selection = Literal["threshold", "topk", "random"]
 Exchange = Literal["gradients", "updates"]

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from atoll.errors import BadInput
 
-__all__ = ["use_huge_pages"]
-
 HUGE_PAGE_BYTES: Final = 2**21
 MADV_HUGEPAGE: Final = 14  # linux/mman.h
 MADV_COLLAPSE: Final = 25  # since Linux 6.1

@@ -8,8 +8,6 @@ from typing import Any
 from atoll.errors import BadInput
 from atoll.kernels.cuda_device import cuda_queue
 
-__all__ = ["scatter_blocks"]
-
 BLOCK_ENTRIES = 16
 
 

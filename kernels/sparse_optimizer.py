@@ -25,8 +25,6 @@ from atoll.errors import BadInput
 from atoll.kernels import _native
 from atoll.kernels.cuda_device import cuda_queue
 
-__all__ = ["adam_blocks", "sgd_blocks"]
-
 
 def sgd_blocks(
     master: Any,

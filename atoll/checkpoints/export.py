@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from atoll.agent.runtime.checkpoints.disk import files, listing
-from atoll.agent.runtime.checkpoints.disk.files import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.store import Store, answered
 from atoll.agent.runtime.checkpoints.disk.tensorfile import serialized
+from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.checkpoints.sources import in_directory, pick
 from atoll.errors import BadInput, CheckpointError, NotFound
 

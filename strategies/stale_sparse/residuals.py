@@ -21,10 +21,12 @@ import numpy as np
 import torch
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import files, listing, retention
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
-from atoll.agent.runtime.checkpoints.disk.files import CheckpointFolder, Header, LoadedCheckpoint
+from atoll.agent.runtime.checkpoints.disk.header import Header
+from atoll.agent.runtime.checkpoints.disk.listing import CheckpointFolder
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
+from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.step.durable import Origin, OwnState
 from atoll.errors import CheckpointError
 from atoll.kernels.exchange_engine import RecentPart
@@ -117,8 +119,8 @@ def write(directory: Path, header: Header, rank: int, packed: Packed) -> None:
     with disk_errors(f"writing {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     files.write(folder, header, *packed)
-    files.keep_newest(folder, KEPT)
-    if len(files.newest(folder)) >= KEPT:
+    retention.keep_newest(folder, KEPT)
+    if len(listing.newest(folder)) >= KEPT:
         shutil.rmtree(directory / FORMER_FOLDER / folder.name, ignore_errors=True)
 
 
@@ -161,7 +163,7 @@ def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> li
     nearest: dict[int, CheckpointFolder] = {}
     for rank in range(origin.world_size):
         folders = [directory / root / f"rank-{rank}" for root in (FOLDER, FORMER_FOLDER)]
-        candidates = [one for folder in folders if folder.is_dir() for one in files.newest(folder, on_skip)]
+        candidates = [one for folder in folders if folder.is_dir() for one in listing.newest(folder, on_skip)]
         near = [one for one in candidates if one.run == origin.run and apart(one) <= SPREAD_STEPS]
         if near:
             nearest[rank] = min(near, key=apart)

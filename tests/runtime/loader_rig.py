@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader, Dataset
 
-from atoll.agent.runtime.data.loader import Loader, LoaderSettings, Position
+from atoll.agent.runtime.data.loader import Loader, LoaderSettings
+from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.planned_step import PlannedStep
 from atoll.agent.runtime.step.schedule import PlanSchedule
 

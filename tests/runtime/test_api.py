@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from zmq_agent import FakeAgent
 
 import atoll
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import listing
 from atoll.errors import BadInput, CheckpointError
 
 Step = Callable[[int], None]
@@ -83,7 +83,7 @@ def test_alone_it_trains_saves_at_the_end_and_goes_on_when_there_is_more_to_do(
     assert (run.step, run.epoch) == (12, 3)
     run.report(loss=0.25, accuracy=torch.tensor(1.0))  # type: ignore[arg-type]
     assert "epoch 3 step 12 loss 0.25 accuracy 1\n" in capsys.readouterr().err
-    assert [found.step for found in files.newest(tmp_path)] == [12]
+    assert [found.step for found in listing.newest(tmp_path)] == [12]
     run.close()
 
     assert Job(runs, tmp_path).train(3) == {}
@@ -111,13 +111,13 @@ def test_interrupted_job_ends_with_the_bits_of_an_undisturbed_one(runs: list[ato
         with pytest.raises(KeyboardInterrupt):
             job.train(5, interrupt(at))
         job.run.close()
-        assert files.newest(tmp_path)[0].step == (at // 3) * 3
+        assert listing.newest(tmp_path)[0].step == (at // 3) * 3
     job = Job(runs, tmp_path, every=3)
     losses = job.train(5)
     assert list(losses) == [15, 16, 17, 18, 19]
     assert losses == {step: expected[step] for step in losses}
     assert job.weights() == weights
-    assert [found.step for found in files.newest(tmp_path)] == [20, 18]
+    assert [found.step for found in listing.newest(tmp_path)] == [20, 18]
 
 
 def test_a_batch_shown_again_leaves_nothing_behind(runs: list[atoll.Run], tmp_path: Path) -> None:
@@ -150,14 +150,14 @@ def test_a_batch_shown_again_leaves_nothing_behind(runs: list[atoll.Run], tmp_pa
 
     expected = train(tmp_path / "undisturbed")
     train(directory, stop_at=5)
-    assert [found.step for found in files.newest(directory)] == [4]
+    assert [found.step for found in listing.newest(directory)] == [4]
     assert train(directory) == expected
 
 
 def test_accumulated_gradients_are_never_cut_by_a_checkpoint(runs: list[atoll.Run], tmp_path: Path) -> None:
     """Updates after steps 1, 3, 5, ...; a checkpoint is due every 3 steps, and written at the next whole update."""
     Job(runs, tmp_path, every=3).train(2, accumulate=2)
-    assert [found.step for found in files.newest(tmp_path)] == [8, 6]  # and 4, which is one too many to keep
+    assert [found.step for found in listing.newest(tmp_path)] == [8, 6]  # and 4, which is one too many to keep
 
 
 def test_an_epoch_that_is_gone_on_with_updates_at_its_last_batch_too(runs: list[atoll.Run], tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_an_epoch_that_is_gone_on_with_updates_at_its_last_batch_too(runs: list[
     updates, weights = train(tmp_path / "undisturbed")
     assert updates == [1, 3, 5, 6, 8, 10, 12, 13]
     assert train(tmp_path / "cut off", stop_at=10) == ([1, 3, 5, 6, 8], [])
-    assert [found.step for found in files.newest(tmp_path / "cut off")] == [9]
+    assert [found.step for found in listing.newest(tmp_path / "cut off")] == [9]
     assert train(tmp_path / "cut off") == ([10, 12, 13], weights)
 
 
@@ -214,9 +214,9 @@ def test_training_that_ends_early_leaves_its_checkpoint(runs: list[atoll.Run], t
         return seen
 
     assert train(1) == [0, 1]
-    assert [(found.step, found.header.epoch) for found in files.newest(tmp_path)] == [(8, 1)]
+    assert [(found.step, found.header.epoch) for found in listing.newest(tmp_path)] == [(8, 1)]
     assert train(3) == [1, 2, 3]  # of epoch 1 what follows its batches, which had not been saved
-    assert [found.step for found in files.newest(tmp_path)] == [16, 8]
+    assert [found.step for found in listing.newest(tmp_path)] == [16, 8]
 
 
 @pytest.mark.parametrize(("leave", "told"), [("break", True), ("raise ValueError", False)])
@@ -239,7 +239,7 @@ for epoch in run.epochs(3):
     )
     assert done.returncode == (0 if told else 1), done.stderr
     assert ("run.end_training() in place of break leaves one" in done.stderr) is told
-    assert files.newest(tmp_path) == []
+    assert listing.newest(tmp_path) == []
 
 
 def test_disk_that_is_full_costs_a_checkpoint_not_the_job(
@@ -258,7 +258,7 @@ def test_disk_that_is_full_costs_a_checkpoint_not_the_job(
     said = capsys.readouterr().err
     assert "checkpoint at step 2 failed: writing checkpoint" in said
     assert "training goes on. Free space or choose another directory" in said
-    assert files.newest(tmp_path)[0].step == 8
+    assert listing.newest(tmp_path)[0].step == 8
 
 
 def test_going_on_with_another_seed_is_said(
@@ -284,7 +284,7 @@ def test_checkpoint_of_another_model_is_refused_and_left_alone(runs: list[atoll.
     runs[-1].close()
     with pytest.raises(CheckpointError, match=r"another model: tensor 0\.bias is float32 \[8\] in the checkpoint"):
         Job(runs, tmp_path, width=16)
-    assert [found.step for found in files.newest(tmp_path)] == [4]
+    assert [found.step for found in listing.newest(tmp_path)] == [4]
 
 
 def test_dataloader_may_stand_in_for_the_dataset(runs: list[atoll.Run]) -> None:
@@ -354,7 +354,7 @@ def test_only_worker_of_an_agent_obeys_its_stop(
             job.train(5, stop_at_5)
         assert ended.value.code == 85
         assert "rank 0 stops after step 6: the test asked; checkpoint" in capsys.readouterr().err
-        assert [(found.run, found.step, found.header.seed) for found in files.newest(agent.job_directory)] == [
+        assert [(found.run, found.step, found.header.seed) for found in listing.newest(agent.job_directory)] == [
             (1, 6, 7)
         ]
         job.run.close()

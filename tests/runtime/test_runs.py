@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from zmq_agent import FakeAgent, Start, torchrun_like
 
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import listing
 from atoll.v1.common_pb2 import Plan
 
 pytestmark = pytest.mark.timeout(240)
@@ -207,10 +207,10 @@ def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_pat
         assert 2.0 < time.monotonic() - begun_s < 5.0
         reached = len(lines(out, 2)[0])
         assert "is stuck; checkpoint" in agent.said()
-        newest = files.newest(agent.directory_of(0))[0]
+        newest = listing.newest(agent.directory_of(0))[0]
         assert newest.step in (reached, reached - 1)  # the line of the step that broke may be written already
         # It may have been paused between the writing of one and the removal of the oldest.
-        assert 1 <= len(files.newest(agent.directory_of(1))) <= agent.spec.checkpoint.keep + 1
+        assert 1 <= len(listing.newest(agent.directory_of(1))) <= agent.spec.checkpoint.keep + 1
         shutil.rmtree(agent.directory_of(1))
 
     with FakeAgent(out, run=2, world_size=2, start=start) as agent:
@@ -219,7 +219,7 @@ def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_pat
         agent.start_workers("regression.py", str(out), "--epochs", str(epochs))
         assert agent.exit_codes() == [0, 0], agent.said()
         assert agent.said().count(f"goes on from step {newest.step}\n") == 2
-        kept = [(found.run, found.step) for found in files.newest(agent.directory_of(1))]
+        kept = [(found.run, found.step) for found in listing.newest(agent.directory_of(1))]
         assert (1, newest.step) in kept
         assert kept[0] == (2, 9 * epochs)
 
@@ -229,9 +229,9 @@ def test_a_worker_that_leaves_early_takes_nobody_hostage(tmp_path: Path, start: 
     Started again, both go on to the end."""
     arguments = (str(tmp_path), "--epochs", "1", "--checkpoints", str(tmp_path / "checkpoints"))
     assert torchrun_like("regression.py", *arguments, "--leave-at", "5", start=start) == [75, 3]
-    assert [found.step for found in files.newest(tmp_path / "checkpoints")] == [5]
+    assert [found.step for found in listing.newest(tmp_path / "checkpoints")] == [5]
     assert torchrun_like("regression.py", *arguments, start=start) == [0, 0]
-    assert [found.step for found in files.newest(tmp_path / "checkpoints")] == [9, 5]
+    assert [found.step for found in listing.newest(tmp_path / "checkpoints")] == [9, 5]
     assert [[line["step"] for line in part] for part in lines(tmp_path, 2)] == [list(range(9))] * 2
 
 
@@ -240,7 +240,7 @@ def test_half_of_a_step_is_never_saved_as_a_whole_one(tmp_path: Path) -> None:
     boundary any more, so it ends with 75 and the checkpoint of step 3 stays the newest. Before that each rank forked a
     child that ended through its exit handlers, and the run went on."""
     assert torchrun_like("two_updates.py", str(tmp_path), "4") == [75, 3]
-    assert [found.step for found in files.newest(tmp_path)] == [3]
+    assert [found.step for found in listing.newest(tmp_path)] == [3]
 
 
 def test_loaders_that_look_ahead_differently_far_change_shares_at_the_same_step(tmp_path: Path) -> None:

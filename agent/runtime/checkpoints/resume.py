@@ -12,15 +12,15 @@ import xxhash
 from torch import nn
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.checkpoints.disk import fence, files
-from atoll.agent.runtime.checkpoints.disk.files import LoadedCheckpoint
-from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
+from atoll.agent.runtime.checkpoints.disk import fence, files, listing
+from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, check_fits, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
+from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, Recovered
 from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
 from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
-from atoll.agent.runtime.data.loader import Position
+from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.durable import Origin, OwnState
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import CheckpointError
@@ -42,7 +42,7 @@ class Resumed:
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Overwrite the state of both. Raises CheckpointError where it is that of another model."""
-        files.check_fits(self._header, files.fingerprint(model.state_dict()))
+        check_fits(self._header, fingerprint(model.state_dict()))
         with self._another("the model and the optimizer"):
             model.load_state_dict(self._states.pop("model"))
             optimizer.load_state_dict(self._states.pop("optimizer"))
@@ -96,7 +96,7 @@ def find(session: Session, directory: Path, model: Fingerprint) -> Recovered | N
 
 def _newest_on_disk(session: Session, directory: Path, remote: RemoteCheckpoints | None = None) -> tuple[int, int]:
     """(run, step) of the newest checkpoint whose manifest is sound, on any rank's disk, or `remote`."""
-    own = next(((one.run, one.step) for one in files.newest(directory, lambda why: None)), _NOTHING)
+    own = next(((one.run, one.step) for one in listing.newest(directory, lambda why: None)), _NOTHING)
     own = max(own, remote.newest_in_store or _NOTHING) if remote is not None else own
     if session.group is None:
         return own

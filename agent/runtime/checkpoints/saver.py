@@ -11,10 +11,11 @@ from typing import Any, Final
 import torch
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.checkpoints.disk import fence, files
-from atoll.agent.runtime.checkpoints.disk.files import Header, LoadedCheckpoint, fingerprint
+from atoll.agent.runtime.checkpoints.disk import fence, files, listing, retention
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
+from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
+from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.checkpoints.upload import Uploader
 from atoll.errors import CheckpointError
@@ -166,7 +167,7 @@ class Saver:
         self._wait_for_write()
         try:
             with fence.locked(self._directory / ".shutdown"):  # so that a node's ranks do not all write the same bytes
-                for found in files.newest(self._directory):
+                for found in listing.newest(self._directory):
                     # One of this step by an older run counts only where this run began with it.
                     if found.step == position.step and (
                         found.run == self._session.run or found.step == self._done_step
@@ -220,7 +221,7 @@ class Saver:
     def _tidy(self, directory: Path) -> None:
         try:
             settings = self._session.checkpoint
-            files.keep_newest(directory, settings.keep, settings.keep_every_steps, self._began_with)
+            retention.keep_newest(directory, settings.keep, settings.keep_every_steps, self._began_with)
         except CheckpointError as error:
             self._session.notice(LEVEL_WARNING, f"old checkpoints stay: {error}")
 

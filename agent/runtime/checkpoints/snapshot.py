@@ -15,7 +15,7 @@ from torch import nn
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
-from atoll.agent.runtime.data.loader import Position
+from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.durable import Durable
 
 StateDict = Mapping[str, Any]

@@ -19,8 +19,6 @@ from atoll.agent.runtime.data.sampler import BatchSlice, BatchSlicer, EpochOrder
 from atoll.agent.runtime.step.schedule import PlanSchedule
 from atoll.errors import AtollError, BadInput
 
-__all__ = ["BatchSlice", "Loader", "LoaderSettings", "Position"]
-
 BatchT = TypeVar("BatchT")
 _END: Final = object()
 

@@ -14,7 +14,8 @@ from atoll.agent.runtime.checkpoints.restore import restore
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver, await_upload
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
-from atoll.agent.runtime.data.loader import Loader, Position
+from atoll.agent.runtime.data.loader import Loader
+from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.agreement import Agreed
 from atoll.agent.runtime.step.consistency import Consistency
 from atoll.agent.runtime.step.shutdown import Shutdown

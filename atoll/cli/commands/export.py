@@ -14,7 +14,7 @@ from atoll.cli.render import terminal
 from atoll.errors import BadInput, CheckpointError, NotFound
 
 if TYPE_CHECKING:
-    from atoll.agent.runtime.checkpoints.disk.files import LoadedCheckpoint
+    from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
     from atoll.v1.jobs_pb2 import CheckpointsReply
 
 

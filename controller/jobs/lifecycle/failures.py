@@ -36,7 +36,6 @@ GOOD_RUN_S: Final = 600.0
 """A run that trains for this long has left its job's failures behind: `max_restarts` counts failures in a row, so that
 one a day does not end a job of weeks. What fails sooner than this again and again uses its restarts up."""
 _NUMBER: Final = re.compile(r"0x[0-9a-f]+|\d+")
-_DIGITS: Final = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from atoll.agent.runtime.api.session import CheckpointSettings, SourceCheckpoint
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import files, listing
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
@@ -40,7 +40,7 @@ def session_of(run: int = 3, store: str = "", start: SourceCheckpoint | None = N
 
 
 def steps(directory: Path) -> list[int]:
-    return [found.step for found in files.newest(directory, pytest.fail)]
+    return [found.step for found in listing.newest(directory, pytest.fail)]
 
 
 def test_the_stores_newest_is_fetched_only_where_no_machine_has_one_as_new(tmp_path: Path) -> None:

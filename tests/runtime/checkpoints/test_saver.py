@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.checkpoints import saver as saving
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import files, listing
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
-from atoll.agent.runtime.data.loader import Position
+from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.durable import NothingBeside
 
 
@@ -52,5 +52,5 @@ def test_a_checkpoint_is_left_out_aloud_while_the_one_before_is_still_being_writ
         saver.at_boundary(step)
     saver.close()
     assert said == ["checkpoint at step 8 left out: the one before is still being written; save less often"]
-    found = {one.step: files.read(one.path).tensors["model/weight"] for one in files.newest(tmp_path)}
+    found = {one.step: files.read(one.path).tensors["model/weight"] for one in listing.newest(tmp_path)}
     assert {step: set(weight.flatten().tolist()) for step, weight in found.items()} == {4: {4.0}, 12: {12.0}}

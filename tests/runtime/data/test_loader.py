@@ -12,7 +12,8 @@ from loader_rig import AheadOfTime, Members, Numbers, epoch_of, flat, make
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
 
 from atoll.agent.runtime.data import loader as loader_module
-from atoll.agent.runtime.data.loader import BatchSlice, Loader, LoaderSettings, Position
+from atoll.agent.runtime.data.loader import Loader, LoaderSettings
+from atoll.agent.runtime.data.sampler import BatchSlice, Position
 from atoll.agent.runtime.data.split import split_batch
 from atoll.agent.runtime.step.planned_step import PlannedStep
 from atoll.agent.runtime.step.schedule import PlanSchedule

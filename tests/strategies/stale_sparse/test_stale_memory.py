@@ -23,7 +23,7 @@ from sparse_runs import (
 )
 from zmq_agent import FakeAgent, Start
 
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import listing
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
 from atoll.errors import CheckpointError
 
@@ -78,7 +78,7 @@ class Job:
         return [{"summed": torch.load(path, weights_only=True)} for path in paths]
 
     def checkpoints(self) -> list[int]:
-        return [one.step for node in (self.out / "job").glob("node-*") for one in files.newest(node)]
+        return [one.step for node in (self.out / "job").glob("node-*") for one in listing.newest(node)]
 
     def shards(self, node: int) -> dict[Path, int]:
         """With their steps, -1 for one that is torn."""

@@ -24,7 +24,7 @@ from sparse_runs import (
 )
 from zmq_agent import Start, torchrun_like
 
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import files, listing
 from atoll.agent.runtime.transport.limits import Limits
 
 pytestmark = pytest.mark.timeout(120)
@@ -174,7 +174,7 @@ def test_the_last_checkpoint_is_of_the_model_that_training_ended_with(
         agent.spec.checkpoint.every_steps = 9
         agent.start_workers("stale_train.py", str(tmp_path), "--epochs", "2")
         assert agent.exit_codes() == [0] * 2, agent.said()
-        newest = files.newest(agent.directory_of(0))[:2]
+        newest = listing.newest(agent.directory_of(0))[:2]
     assert [found.step for found in newest] == [18, 9]
     checkpoint = files.read(newest[0].path)
     masters = check_alike([kept(tmp_path, 1, rank, "end") for rank in range(2)], "masters")
@@ -239,7 +239,7 @@ def test_a_killed_rank_costs_seconds_and_only_its_own_residual(start: Start, tmp
         assert agent.exit_codes() == [75, -signal.SIGKILL, 75], agent.said()
         assert time.monotonic() - begun_s < 5
         saved = agent.checkpoint_step
-        assert saved == files.newest(agent.job_directory)[0].step
+        assert saved == listing.newest(agent.job_directory)[0].step
         assert saved in {13, 14, 15}  # of step 13 rank 1 sent nothing; the forward pass of step 15 needs that
     with sparse(tmp_path, 2, start=start, run=2, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path))
@@ -298,7 +298,7 @@ def test_a_rank_lost_in_the_middle_of_a_flush_counts_once(
 
 def flushes(directory: Path) -> list[int]:
     """By layer, how many the newest checkpoint contains."""
-    checkpoint = files.read(files.newest(directory)[0].path)
+    checkpoint = files.read(listing.newest(directory)[0].path)
     (name,) = [name for name in checkpoint.tensors if name.endswith("flushes")]
     counts: list[int] = checkpoint.tensors[name].tolist()
     return counts
@@ -311,7 +311,7 @@ def test_a_paused_rank_is_lost_within_the_limit_of_silence(start: Start, tmp_pat
         agent.start_workers("stale_train.py", str(tmp_path), *pause)
         assert agent.workers[0].wait(timeout=Limits().silence_s + 5) == 75, agent.said()
         assert "lost a peer in step" in agent.said()
-        assert files.newest(agent.job_directory)[0].step in {6, 7, 8}
+        assert listing.newest(agent.job_directory)[0].step in {6, 7, 8}
 
 
 @EXCHANGES

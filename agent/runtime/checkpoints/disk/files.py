@@ -19,9 +19,8 @@ from atoll.agent.runtime.checkpoints.disk.content import Hasher
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors, free_bytes, sync_folder, write_all
 from atoll.agent.runtime.checkpoints.disk.fence import locked, raise_fence
 from atoll.agent.runtime.checkpoints.disk.folders import begin, discard, sweep
-from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, check_fits, fingerprint
+from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.listing import (
-    CheckpointFolder,
     check_content,
     check_size,
     is_whole,
@@ -29,27 +28,9 @@ from atoll.agent.runtime.checkpoints.disk.listing import (
     read_manifest,
 )
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE, Manifest
-from atoll.agent.runtime.checkpoints.disk.retention import keep_newest
 from atoll.agent.runtime.checkpoints.disk.tensorfile import deserialized, serialized
 from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, LoadedCheckpoint
 from atoll.errors import CheckpointError
-
-__all__ = [
-    "CheckpointFolder",
-    "Fingerprint",
-    "Header",
-    "LoadedCheckpoint",
-    "adopt",
-    "as_bytes",
-    "check_fits",
-    "fingerprint",
-    "from_bytes",
-    "keep_newest",
-    "newest",
-    "newest_valid",
-    "read",
-    "write",
-]
 
 
 def write(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from atoll.agent.runtime.checkpoints.disk.files import Fingerprint, Header
+from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 
 MODEL = Fingerprint({"layer.weight": ("float32", (3, 4)), "layer.bias": ("float32", (3,))})
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import files, listing, retention
 from atoll.agent.runtime.checkpoints.disk.fence import locked
 from atoll.errors import CheckpointError
 
@@ -50,7 +50,7 @@ def wait_for(pid: int, deadline_s: float) -> int:
 def sound_steps(directory: Path, header: Any) -> int:
     """Every checkpoint there is whole; the newest step, or 0."""
     newest = 0
-    for found in files.newest(directory, pytest.fail):
+    for found in listing.newest(directory, pytest.fail):
         read = files.read(found.path)
         assert set(read.tensors["model/w"].tolist()) == {float(read.header.step)}
         newest = max(newest, read.header.step)
@@ -68,7 +68,7 @@ def test_a_writer_killed_at_any_moment_leaves_only_whole_checkpoints(tmp_path: P
             os.write(begin, b".")
             for number in range(step + 1, step + 10_000):
                 files.write(tmp_path, header(number), {"model/w": torch.full((50_000,), float(number))}, None)
-                files.keep_newest(tmp_path, 3)
+                retention.keep_newest(tmp_path, 3)
 
         pid = forked(write_on)
         os.close(begin)
@@ -106,7 +106,7 @@ def test_two_writers_at_once_both_succeed(tmp_path: Path, header: Any, same: boo
         thread.join()
     assert failed == []
     assert sound_steps(tmp_path, header) == (9 if same else 19)
-    assert len(files.newest(tmp_path, pytest.fail)) == (10 if same else 20)
+    assert len(listing.newest(tmp_path, pytest.fail)) == (10 if same else 20)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".writing")] == []
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import files, listing
 from atoll.agent.runtime.checkpoints.disk.fence import locked, take
 from atoll.errors import CheckpointError
 
@@ -22,7 +22,7 @@ def test_an_older_run_is_fenced_once_a_newer_one_has_taken_the_directory(tmp_pat
         take(tmp_path, 3)
     take(tmp_path, 4)
     files.write(tmp_path, header(101, run=4), {}, None)
-    assert [(one.run, one.step) for one in files.newest(tmp_path)] == [(4, 101), (3, 100)]
+    assert [(one.run, one.step) for one in listing.newest(tmp_path)] == [(4, 101), (3, 100)]
 
 
 def test_a_run_that_is_fenced_while_it_writes_publishes_nothing(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import files, listing, retention
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, check_fits, fingerprint
 from atoll.agent.runtime.checkpoints.disk.tensorfile import deserialized
 from atoll.errors import CheckpointError
@@ -71,7 +71,7 @@ def test_a_torn_one_of_the_same_step_is_replaced(tmp_path: Path, header: Any, te
 def test_the_newest_is_of_the_newest_run_then_of_the_highest_step(tmp_path: Path, header: Any) -> None:
     for step, run in ((300, 3), (200, 4), (250, 4), (1_000_000_000, 3)):
         files.write(tmp_path, header(step, run), {}, None, as_run=4)
-    found = files.newest(tmp_path)
+    found = listing.newest(tmp_path)
     assert [(one.run, one.step) for one in found] == [(4, 250), (4, 200), (3, 1_000_000_000), (3, 300)]
     newest = files.newest_valid(tmp_path, pytest.fail)
     assert newest is not None
@@ -79,7 +79,7 @@ def test_the_newest_is_of_the_newest_run_then_of_the_highest_step(tmp_path: Path
 
 
 def test_a_directory_without_checkpoints_has_none(tmp_path: Path) -> None:
-    assert files.newest(tmp_path / "absent") == []
+    assert listing.newest(tmp_path / "absent") == []
     assert files.newest_valid(tmp_path, pytest.fail) is None
 
 
@@ -118,16 +118,16 @@ def test_old_ones_are_removed_but_never_the_newest_sound_one(
 ) -> None:
     for step in (1, 2, 3, 4, 5):
         files.write(tmp_path, header(step), tensors, None)
-    assert [path.name for path in files.keep_newest(tmp_path, 4)] == ["step-000000001-run-000003"]
+    assert [path.name for path in retention.keep_newest(tmp_path, 4)] == ["step-000000001-run-000003"]
     for step in (3, 4, 5):
         os.truncate(tmp_path / f"step-{step:09d}-run-000003" / "state.safetensors", 64)
-    assert files.keep_newest(tmp_path, 3) == []
+    assert retention.keep_newest(tmp_path, 3) == []
     assert names(tmp_path) == [f"step-{step:09d}-run-000003" for step in (2, 3, 4, 5)]
     files.write(tmp_path, header(6), tensors, None)
-    files.keep_newest(tmp_path, 1)
+    retention.keep_newest(tmp_path, 1)
     assert names(tmp_path) == ["step-000000006-run-000003"]
     with pytest.raises(CheckpointError, match="keep = 0"):
-        files.keep_newest(tmp_path, 0)
+        retention.keep_newest(tmp_path, 0)
 
 
 def test_what_dead_writers_left_is_swept_and_live_ones_are_not(tmp_path: Path, header: Any) -> None:

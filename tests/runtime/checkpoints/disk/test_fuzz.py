@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # for mutated
 from mutated import mutated
 
 from atoll.agent.runtime.checkpoints.disk import manifest, transfer
-from atoll.agent.runtime.checkpoints.disk.files import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.manifest import Manifest
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import Hasher, deserialized, serialized
+from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.errors import AtollError
 
 MODEL = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor([3])}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import files, retention
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.retention import retained
 from atoll.errors import CheckpointError
@@ -49,9 +49,9 @@ def test_damaged_newest_ones_cost_neither_the_newest_sound_one_nor_those_kept_fo
         files.write(tmp_path, header(step), {}, None)
     for step in (190, 195):
         os.truncate(tmp_path / Moment(3, step).name / "state.safetensors", 4)
-    files.keep_newest(tmp_path, 2, 100)
+    retention.keep_newest(tmp_path, 2, 100)
     assert steps(tmp_path) == [100, 180, 190, 195]
-    files.keep_newest(tmp_path, 1, 0, frozenset([Moment(3, 100)]))
+    retention.keep_newest(tmp_path, 1, 0, frozenset([Moment(3, 100)]))
     assert steps(tmp_path) == [100, 180, 195], "what a run goes on from stays too"
     with pytest.raises(CheckpointError, match="keep = 0"):
-        files.keep_newest(tmp_path, 0)
+        retention.keep_newest(tmp_path, 0)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from zmq_agent import FakeAgent, Start
 
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import listing
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
 from atoll.errors import CheckpointError
 
@@ -90,7 +90,7 @@ class Job:
         return max(step_of(path) for path in self.shards(node))
 
     def checkpoints(self) -> list[int]:
-        return [one.step for node in (self.out / "job").glob("node-*") for one in files.newest(node)]
+        return [one.step for node in (self.out / "job").glob("node-*") for one in listing.newest(node)]
 
 
 def step_of(path: Path) -> int:
@@ -183,7 +183,7 @@ def test_both_machines_of_a_pair_lost_means_the_disk(tmp_path: Path, start: Star
         shutil.rmtree(job.memory / f"node-{node}")
     newest = job.newest_step(2)
     for node in (job.out / "job").glob("node-*"):
-        for one in files.newest(node):
+        for one in listing.newest(node):
             if one.step >= newest:
                 shutil.rmtree(one.path)
     on_disk = max(job.checkpoints())

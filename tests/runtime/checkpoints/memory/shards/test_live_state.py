@@ -27,7 +27,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
     parse,
 )
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
-from atoll.agent.runtime.data.loader import Position
+from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.durable import NothingBeside
 from atoll.errors import CheckpointError
 
