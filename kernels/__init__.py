@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import BadInput
 from atoll.kernels import _native
 from atoll.kernels.cuda_device import cuda_queue, has_cuda
+from atoll.kernels.refusals import refusals
 from atoll.kernels.scatter import scatter_blocks
 
 if TYPE_CHECKING:
@@ -30,12 +30,10 @@ def squared_norm(x: Any, threads: int = 0) -> float:
     CUDA device it means nothing.
     On the CPU the result has the same bits for every number of threads and on every processor.
     """
-    try:
+    with refusals("squared_norm"):
         if (queue := cuda_queue(x)) is not None:
             return float(queue.kernels.squared_norm(x, queue.stream))
         return _native.squared_norm(x, threads)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"squared_norm: {error}") from error
 
 
 def weighted_sum(out: Any, inputs: Sequence[Any], weights: Sequence[float], threads: int = 0) -> None:
@@ -49,13 +47,11 @@ def weighted_sum(out: Any, inputs: Sequence[Any], weights: Sequence[float], thre
     threads: as for `squared_norm`.
     On a CUDA device it returns once the work is queued on torch's current stream.
     """
-    try:
+    with refusals("weighted_sum"):
         if (queue := cuda_queue(out)) is not None:
             queue.kernels.weighted_sum(out, inputs, weights, queue.stream)
         else:
             _native.weighted_sum(out, inputs, weights, threads)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"weighted_sum: {error}") from error
 
 
 def cpu_features() -> CpuFeatures:

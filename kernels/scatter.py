@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from atoll.errors import BadInput
 from atoll.kernels.cuda_device import cuda_queue
+from atoll.kernels.refusals import refusals
 
 BLOCK_ENTRIES = 16
 
@@ -21,13 +21,11 @@ def scatter_blocks(live: Any, index: Any, values: Any) -> None:
     indices are not looked at before: blocks beyond the end are ignored. On the CPU they raise `BadInput`, as does
     whatever does not fit, and change nothing.
     """
-    try:
+    with refusals("scatter_blocks"):
         if (queue := cuda_queue(live)) is not None:
             queue.kernels.scatter_blocks(live, index, values, queue.stream)
         else:
             _scatter_on_cpu(live, index, values)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"scatter_blocks: {error}") from error
 
 
 def _scatter_on_cpu(live: Any, index: Any, values: Any) -> None:

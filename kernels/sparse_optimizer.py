@@ -24,6 +24,7 @@ from typing import Any
 from atoll.errors import BadInput
 from atoll.kernels import _native
 from atoll.kernels.cuda_device import cuda_queue
+from atoll.kernels.refusals import refusals
 
 
 def sgd_blocks(
@@ -49,13 +50,11 @@ def sgd_blocks(
     if (momentum != 0 or nesterov) and momentum_buffer is None:
         raise BadInput(f"sgd_blocks: momentum = {momentum} needs momentum_buffer; pass zeros, as long as master")
     rule = "nesterov" if nesterov else "sgd"
-    try:
+    with refusals("sgd_blocks"):
         return _update(
             threads, master, momentum_buffer, None, last_step, live, index, values, rule, step, lr, weight_decay,
             momentum, 0.0, 0.0, scale,
         )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"sgd_blocks: {error}") from error
 
 
 def adam_blocks(
@@ -83,13 +82,11 @@ def adam_blocks(
     weight_decay: added to the gradient, or if decoupled: p *= 1 - lr * weight_decay.
     """
     rule = "adamw" if decoupled else "adam"
-    try:
+    with refusals("adam_blocks"):
         return _update(
             threads, master, first_moment, second_moment, last_step, live, index, values, rule, step, lr, weight_decay,
             beta1, beta2, epsilon, scale,
         )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"adam_blocks: {error}") from error
 
 
 def _update(threads: int, master: Any, *arguments: Any) -> int:

@@ -12,7 +12,7 @@ import xxhash
 from torch import nn
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.checkpoints.disk import fence, files, listing
+from atoll.agent.runtime.checkpoints.disk import fence, files, listing, transfer
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, check_fits, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
@@ -131,8 +131,8 @@ def agreed(session: Session, own: LoadedCheckpoint | None) -> LoadedCheckpoint |
         return None
     if all(one == best for one in positions):
         return own
-    sent = session.group.broadcast_bytes(files.as_bytes(own) if own and session.group.rank == source else None, source)
-    return own if mine == best else files.from_bytes(sent)
+    sent = session.group.broadcast_bytes(transfer.pack(own) if own and session.group.rank == source else None, source)
+    return own if mine == best else transfer.unpack(sent)
 
 
 def _contained(checkpoint: LoadedCheckpoint) -> int:

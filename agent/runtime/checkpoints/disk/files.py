@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from atoll.agent.runtime.checkpoints.disk import manifest, transfer
+from atoll.agent.runtime.checkpoints.disk import manifest
 from atoll.agent.runtime.checkpoints.disk.content import Hasher
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors, free_bytes, sync_folder, write_all
 from atoll.agent.runtime.checkpoints.disk.fence import locked, raise_fence
@@ -29,7 +29,7 @@ from atoll.agent.runtime.checkpoints.disk.listing import (
 )
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE, Manifest
 from atoll.agent.runtime.checkpoints.disk.tensorfile import deserialized, serialized
-from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, LoadedCheckpoint
+from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.errors import CheckpointError
 
 
@@ -165,13 +165,3 @@ def newest_valid(directory: Path, on_skip: Callable[[str], None]) -> LoadedCheck
             instead = "there is no older one" if older is None else f"{older.path.name} is tried in its place"
             on_skip(f"{error}; {instead}")
     return None
-
-
-def as_bytes(source: Path | LoadedCheckpoint, limit_bytes: int = MAX_BYTES) -> bytes:
-    """A checkpoint for a peer: of a folder, then verified first, or of one in memory. Raises CheckpointError."""
-    return transfer.pack(read(source) if isinstance(source, Path) else source, limit_bytes)
-
-
-def from_bytes(data: bytes | bytearray | memoryview, limit_bytes: int = MAX_BYTES) -> LoadedCheckpoint:
-    """What `as_bytes` made on another machine, every byte verified. Raises CheckpointError."""
-    return transfer.unpack(data, limit_bytes)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from atoll.agent.runtime.checkpoints.disk import files
+from atoll.agent.runtime.checkpoints.disk import files, transfer
 from atoll.agent.runtime.checkpoints.disk.tensorfile import deserialized
 from atoll.errors import CheckpointError
 
@@ -73,19 +73,19 @@ def test_zeroed_blocks_and_swapped_files_are_never_loaded(small: Path, header: A
 
 
 def test_bytes_from_a_peer_are_taken_whole_or_not_at_all(small: Path) -> None:
-    whole = files.as_bytes(small)
+    whole = transfer.pack(files.read(small))
     for length in lengths(len(whole)):
         with pytest.raises(CheckpointError, match="peer"):
-            files.from_bytes(whole[:length])
+            transfer.unpack(whole[:length])
     for index in range(0, len(whole), 3):
         damaged = bytearray(whole)
         damaged[index] ^= 0x80 >> (index % 8)
         with pytest.raises(CheckpointError, match="peer"):
-            files.from_bytes(damaged)
+            transfer.unpack(damaged)
     noise = random.Random(2)
     for _ in range(200):
         with pytest.raises(CheckpointError, match="peer"):
-            files.from_bytes(b"ATOLLCP1" + noise.randbytes(noise.randrange(200)))
+            transfer.unpack(b"ATOLLCP1" + noise.randbytes(noise.randrange(200)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from atoll.agent.runtime.checkpoints.disk import files, listing, retention
+from atoll.agent.runtime.checkpoints.disk import files, listing, retention, transfer
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, check_fits, fingerprint
 from atoll.agent.runtime.checkpoints.disk.tensorfile import deserialized
 from atoll.errors import CheckpointError
@@ -145,9 +145,9 @@ def test_what_dead_writers_left_is_swept_and_live_ones_are_not(tmp_path: Path, h
 
 def test_a_peer_gets_the_same_checkpoint(tmp_path: Path, header: Any, tensors: dict[str, torch.Tensor]) -> None:
     path = files.write(tmp_path, header(), tensors, {"a": [1]})
-    sent = files.as_bytes(path)
-    assert sent == files.as_bytes(files.read(path))
-    got = files.from_bytes(sent)
+    sent = transfer.pack(files.read(path))
+    assert sent == transfer.pack(files.read(path))
+    got = transfer.unpack(sent)
     assert (got.header, got.scalars, got.path) == (header(), {"a": [1]}, None)
     assert all(torch.equal(got.tensors[name], tensor) for name, tensor in tensors.items())
     stored = files.write(tmp_path / "theirs", got.header, got.tensors, got.scalars, as_run=9)
@@ -159,9 +159,9 @@ def test_what_is_too_large_to_send_is_refused_at_both_ends(
 ) -> None:
     path = files.write(tmp_path, header(), tensors, None)
     with pytest.raises(CheckpointError, match="at most 1000 are sent"):
-        files.as_bytes(path, limit_bytes=1000)
+        transfer.pack(files.read(path), limit_bytes=1000)
     with pytest.raises(CheckpointError, match="at most 1000 are taken"):
-        files.from_bytes(files.as_bytes(path), limit_bytes=1000)
+        transfer.unpack(transfer.pack(files.read(path)), limit_bytes=1000)
 
 
 def test_scalars_that_are_not_json_are_refused_before_anything_is_published(tmp_path: Path, header: Any) -> None:
