@@ -78,7 +78,8 @@ async def test_whatever_answer_of_etcd_is_lost_the_leader_goes_on(
 
 async def test_whatever_answer_of_etcd_is_lost_a_candidate_leads_in_the_end(store: EtcdStore) -> None:
     """1. A candidate asks who leads, gets a lease and creates the key. 2. Each answer in turn is lost. 3. It leads
-    under the key that is in etcd, and goes on leading when the answer to a renewal is lost."""
+    under the key that is in etcd, and goes on leading when the answer to a renewal is lost.
+    4. It resigns, and that answer is lost too."""
     lost = []
     for at in range(1, 7):
         await store.commit([DeletePrefix("/atoll/")])
@@ -91,6 +92,8 @@ async def test_whatever_answer_of_etcd_is_lost_a_candidate_leads_in_the_end(stor
         entry = await store.read(keys.LEADER)
         assert entry is not None
         assert (entry.create_revision, leadership.lost.is_set()) == (leadership.fence.create_revision, False)
-        await leadership.resign()
         lost.append(losing.lost)
+        losing.arm(1)
+        await leadership.resign()
+        assert losing.lost == "revoking a lease"
     assert {"granting a lease", "writing", "refreshing a lease", f"reading {keys.LEADER}"} <= set(lost)
