@@ -118,14 +118,15 @@ class RunProgress:
             self.plan, self.total_batch = sample.plan, 0
         if sample.plan == self.plan:
             self.total_batch = max(self.total_batch, sample.total_batch)
-        self.estimators.observe(rank, step_from_wire(sample))
+        observed = step_from_wire(sample)
+        self.estimators.observe(rank, observed)
         if rank == 0 and math.isfinite(sample.step_s):
             self.steps.append((now_s, sample.step_s))
             if sample.plan not in self.steps_of and len(self.steps_of) == KEPT_PLANS:
                 del self.steps_of[min(self.steps_of)]
             self.steps_of.setdefault(sample.plan, deque(maxlen=RECENT_STEPS)).append(sample.step_s)
-        if sample.step_s > 0 and sample.strategy_metrics:  # checked when they came
-            self.waits.append(Waited(now_s, sample.step_s, dict(sample.strategy_metrics)))
+        if observed.step_s > 0 and observed.strategy_metrics:  # checked when they came
+            self.waits.append(Waited(now_s, observed.step_s, observed.strategy_metrics))
 
     def to_wire(self, now_s: float) -> jobs_pb2.Progress:
         recent = [step_s for heard_s, step_s in self.steps if now_s - heard_s < RECENT_S]
@@ -254,7 +255,7 @@ class ProgressBoard:
 
 
 def step_from_wire(sample: common_pb2.StepSample) -> ObservedStep:
-    metrics = sample.strategy_metrics
+    metrics = dict(sample.strategy_metrics)
     return ObservedStep(
         step=sample.step,
         plan=sample.plan,
@@ -272,5 +273,5 @@ def step_from_wire(sample: common_pb2.StepSample) -> ObservedStep:
         stall_s=metrics.get("stall_s", 0.0),
         local_sqnorm=sample.local_grad_sqnorm,
         global_sqnorm=sample.global_grad_sqnorm,
-        strategy_metrics=dict(metrics),
+        strategy_metrics=metrics,
     )

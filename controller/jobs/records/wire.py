@@ -88,17 +88,7 @@ def node_from_wire(register: agents_pb2.Register) -> NodeRecord:
         island=register.island or "default",
         address=register.address,
         memory_bytes=register.memory_bytes,
-        devices=tuple(
-            DeviceRecord(
-                index=d.index,
-                kind=d.kind,
-                model=d.model,
-                memory_bytes=d.memory_bytes,
-                speed=d.speed,
-                work_per_s=d.work_per_s,
-            )
-            for d in register.devices
-        ),
+        devices=tuple(DeviceRecord(**jobspec.values_of(device)) for device in register.devices),
         version=register.version,
         host=register.host,
         rack=register.rack,
@@ -106,14 +96,7 @@ def node_from_wire(register: agents_pb2.Register) -> NodeRecord:
 
 
 def device_to_wire(device: DeviceRecord) -> common_pb2.Device:
-    return common_pb2.Device(
-        index=device.index,
-        kind=device.kind,
-        model=device.model,
-        memory_bytes=device.memory_bytes,
-        speed=device.speed,
-        work_per_s=device.work_per_s,
-    )
+    return common_pb2.Device(**asdict(device))
 
 
 def plan_to_wire(plan: PlanRecord) -> common_pb2.Plan:
