@@ -71,10 +71,10 @@ def main() -> int:
     seeds = [int(seed) for seed in options.seeds.split(",")]
     course = Course(options.size, options.partition, options.islands, options.steps, options.judge_every, TUNING_SEED)
     kept = Kept(options.json, course)
-    step_s = kept.once("step_s", lambda: measured_step_s(course))
+    step_s = kept.step_s()
     settings = {name: tuned(kept, course, name, options.tune) for name in names}
     laps = {name: [kept.lap(name, settings[name], replace(course, seed=seed)) for seed in seeds] for name in names}
-    target = kept.once("target", lambda: target_of(kept, course, settings))
+    target = target_of(kept, course, settings.get("ddp") or tuned(kept, course, "ddp", options.tune))
     entries = Task(SIZES[course.size], 0).entries
     links = {
         float(rho): link_of(float(rho), entries, course.islands, step_s, options.latency_ms / 1e3)
@@ -107,11 +107,12 @@ class Kept:
                 raise SystemExit(f"race: {path} holds another course: {read['course']}. Name another file")
             self._data = read
 
-    def once(self, what: str, make: Any) -> Any:
-        if what not in self._data:
-            self._data[what] = make()
+    def step_s(self) -> float:
+        """Measured once: times of methods that were added later are of the same steps."""
+        if "step_s" not in self._data:
+            self._data["step_s"] = measured_step_s(self._course)
             self._write()
-        return self._data[what]
+        return float(self._data["step_s"])
 
     def setting(self, name: str) -> Setting | None:
         stored = self._data["settings"].get(name)
@@ -182,9 +183,9 @@ def tuned(kept: Kept, course: Course, name: str, tune: bool) -> Setting:
     return known or FIELD[name].settings[0]
 
 
-def target_of(kept: Kept, course: Course, settings: Mapping[str, Setting]) -> float:
+def target_of(kept: Kept, course: Course, setting: Setting) -> float:
     """What DDP reaches on seed 0 after 30 % of its steps."""
-    lap = kept.lap("ddp", settings.get("ddp") or kept.setting("ddp") or FIELD["ddp"].settings[0], course)
+    lap = kept.lap("ddp", setting, course)
     return next(loss for step, loss in lap.losses if step + 1 >= TARGET_SHARE * course.steps)
 
 

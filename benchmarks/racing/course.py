@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,5 +75,5 @@ def run(course: Course, task: Task, runner: Runner, setting: Setting) -> Lap:
 def best_setting(course: Course, task: Task, runner: Runner) -> tuple[Setting, Sequence[float]]:
     """The setting with the lowest final held-out loss on this course, and each one's."""
     finals = [run(course, task, runner, setting).losses[-1][1] for setting in runner.settings]
-    best = min(range(len(finals)), key=lambda one: finals[one] if finals[one] == finals[one] else float("inf"))
+    best = min(range(len(finals)), key=lambda one: math.inf if math.isnan(finals[one]) else finals[one])
     return runner.settings[best], finals

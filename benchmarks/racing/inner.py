@@ -31,7 +31,7 @@ class Replica:
     """One copy of the weights theta [N] with AdamW (0.9, 0.95), weight decay 0.1, gradients clipped to norm 1."""
 
     def __init__(self, task: Task, batches: Batches, peak: float, steps: int) -> None:
-        self.task, self.batches, self._peak, self._steps = task, batches, peak, steps
+        self.task, self._batches, self._peak, self._steps = task, batches, peak, steps
         self._parameter = nn.Parameter(task.initial.clone())
         self._adam = torch.optim.AdamW([self._parameter], lr=peak, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
@@ -39,10 +39,10 @@ class Replica:
     def theta(self) -> torch.Tensor:
         return self._parameter.data
 
-    def gradient(self, step: int) -> torch.Tensor:
-        """Of this replica's batch at its own weights: float32 [N], overwritten by the next call of any replica."""
-        inputs, targets = self.batches.at(step)
-        return self.task.gradient(self.theta, inputs, targets)
+    def gradient(self, step: int, theta_N: torch.Tensor) -> torch.Tensor:
+        """Of this replica's batch at these weights: float32 [N], overwritten by the next call of any replica."""
+        inputs, targets = self._batches.at(step)
+        return self.task.gradient(theta_N, inputs, targets)
 
     def update(self, gradient_N: torch.Tensor, step: int) -> None:
         """One AdamW step on the clipped gradient."""
@@ -53,7 +53,7 @@ class Replica:
         self._adam.step()
 
     def local_step(self, step: int) -> None:
-        self.update(self.gradient(step), step)
+        self.update(self.gradient(step, self.theta), step)
 
 
 @dataclass(frozen=True, slots=True)

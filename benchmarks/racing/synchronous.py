@@ -46,8 +46,7 @@ class Ddp:
         first = self._replicas[0]
         mean_N = torch.zeros_like(first.theta)
         for replica in self._replicas:
-            inputs, targets = replica.batches.at(step)
-            gradient_N = first.task.gradient(first.theta, inputs, targets)
+            gradient_N = replica.gradient(step, first.theta)
             mean_N += gradient_N if self._bits == 32 else gradient_N.bfloat16().float()
         first.update(mean_N / len(self._replicas), step)
         payload = first.task.entries * self._bits / 8
@@ -68,33 +67,27 @@ class PowerSgd:
         self._errors = [torch.zeros_like(task.initial) for _ in replicas]
         random = torch.Generator().manual_seed(0)
         self._matrices = [
-            (at, shape[0], at.stop - at.start)
+            (at, shape[0], (at.stop - at.start) // shape[0])
             for at, shape in zip(task.blocks(), task.shapes, strict=True)
-            if len(shape) > 1
-        ]
-        self._q = [torch.randn(size // rows, rank, generator=random) for _, rows, size in self._matrices]
+            if len(shape) > 1 and (shape[0] + (at.stop - at.start) // shape[0]) * rank < at.stop - at.start
+        ]  # place, rows and columns of those that factors are smaller than
+        self._q = [torch.randn(columns, rank, generator=random) for _, _, columns in self._matrices]
 
     def step(self, step: int) -> Sequence[Exchange]:
         first = self._replicas[0]
         given = []
         for replica, error_N in zip(self._replicas, self._errors, strict=True):
-            inputs, targets = replica.batches.at(step)
-            given.append(first.task.gradient(first.theta, inputs, targets) + error_N)
+            given.append(replica.gradient(step, first.theta) + error_N)
         mean_N = torch.stack(given).mean(0)
         sent = first.task.entries
-        for number, (at, rows, size) in enumerate(self._matrices):
-            columns = size // rows
-            if (rows + columns) * self._rank >= size:
-                continue
+        for number, (at, rows, columns) in enumerate(self._matrices):
             p = torch.linalg.qr(mean_N[at].view(rows, columns) @ self._q[number]).Q
             self._q[number] = mean_N[at].view(rows, columns).T @ p
             mean_N[at] = (p @ self._q[number].T).reshape(-1)
-            sent += (rows + columns) * self._rank - size
+            sent += (rows + columns) * self._rank - rows * columns
         for one, error_N in zip(given, self._errors, strict=True):
-            error_N.copy_(one - mean_N)
-            for at, shape in zip(first.task.blocks(), first.task.shapes, strict=True):
-                if len(shape) == 1:
-                    error_N[at] = 0
+            for at, _, _ in self._matrices:
+                error_N[at] = one[at] - mean_N[at]
         first.update(mean_N, step)
         return (ring(sent * 4, len(self._replicas), after=step, due=step + 1),)
 

@@ -103,10 +103,10 @@ class Batches:
     def __init__(self, shard: Shard, size: Size, seed: int, island: int) -> None:
         self._shard, self._size, self._seed, self._island = shard, size, seed, island
 
-    def at(self, step: int, batch: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [batch, context] twice: bytes, and the byte that follows each."""
         random = np.random.default_rng((self._seed, self._island, step))
-        rows = self._size.batch if batch is None else batch
+        rows = self._size.batch
         chosen = random.choice(len(self._shard.streams), rows, p=self._shard.weights)
         windows = np.empty((rows, self._size.context + 1), np.int64)
         for row, stream in enumerate(chosen):
