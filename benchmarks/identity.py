@@ -49,7 +49,11 @@ def trained(python: str, case: str, ranks: int) -> list[list[str]]:
             )
             for rank in range(ranks)
         ]
-        said = [worker.communicate(timeout=DEADLINE_S) for worker in workers]
+        try:
+            said = [worker.communicate(timeout=DEADLINE_S) for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()  # nothing where it has ended
         for worker, (_, trouble) in zip(workers, said, strict=True):
             if worker.returncode != 0:
                 raise SystemExit(f"identity: {python}, case {case!r}: {trouble.strip()[-2000:]}")
