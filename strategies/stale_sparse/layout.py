@@ -74,15 +74,10 @@ def lay_out_for_gradients(
 ) -> list[Layer]:
     """Every parameter that is trained, with fresh masters, residuals and moments. lazy: with last_step.
 
-    Raises BadInput for parameters that cannot be flattened or that the optimizer lacks."""
-    groups = _groups(optimizer)
+    Raises BadInput for parameters that cannot be flattened."""
+    groups = {id(one): index for index, group in enumerate(optimizer.param_groups) for one in group["params"]}
     layers: list[Layer] = []
     for name, parameter in _trained(model):
-        if id(parameter) not in groups:
-            raise BadInput(
-                f"parameter {name} requires a gradient and no group of the optimizer has it. Freeze it with "
-                "requires_grad_(False), or give it to the optimizer"
-            )
         group = groups[id(parameter)]
         moments = rates.moments(group)
         master = _master(name, parameter)
@@ -107,12 +102,10 @@ def lay_out_for_gradients(
     return layers
 
 
-def lay_out_for_updates(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Layer]:
-    """Every parameter that the optimizer moves, with a fresh master; all of one group, whose rule is to subtract.
+def lay_out_for_updates(model: nn.Module) -> list[Layer]:
+    """Every parameter that is trained, with a fresh master; all of one group, whose rule is to subtract.
 
     Raises BadInput for parameters that cannot be flattened."""
-    groups = _groups(optimizer)
-    moved = [(name, parameter) for name, parameter in _trained(model) if id(parameter) in groups]
     return [
         Layer(
             name=name,
@@ -126,12 +119,8 @@ def lay_out_for_updates(model: nn.Module, optimizer: torch.optim.Optimizer) -> l
             second=None,
             last_step=None,
         )
-        for order, (name, parameter) in enumerate(moved)
+        for order, (name, parameter) in enumerate(_trained(model))
     ]
-
-
-def _groups(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    return {id(parameter): index for index, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
 
 
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -35,7 +35,7 @@ class UpdateExchange(StaleSparseUpdate):
 
     def __init__(self, context: WorkerContext, settings: StaleSparse) -> None:
         """Raises BadInput for what cannot be trained so."""
-        super().__init__(context, settings, lay_out_for_updates(context.model, context.optimizer), "live")
+        super().__init__(context, settings, lay_out_for_updates(context.model), "live")
         self._factor = 1.0  # of this pass's gradients
         self._sampled = False
         self._hooks = [layer.parameter.register_hook(partial(self._on_gradient, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]

@@ -298,6 +298,44 @@ def test_dataloader_may_stand_in_for_the_dataset(runs: list[atoll.Run]) -> None:
         assert [labels[0].item() for _, labels in loader] == [0.0, 0.25, 0.5, 0.75]
 
 
+class Wrapper(torch.optim.Optimizer):
+    """Moves by another optimizer, as Lookahead or SAM do."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+def test_an_optimizer_that_was_not_prepared_may_not_move_the_model(runs: list[atoll.Run]) -> None:
+    """1. A wrapper moves the model by the optimizer inside it, which is its own business. 2. The script makes the inner
+    one anew, and steps that: nothing would save its moments, so it is refused. 3. One of other parameters is nobody's
+    business."""
+    run = atoll.init()
+    runs.append(run)
+    model, other = nn.Linear(4, 1), nn.Linear(1, 1)
+    wrapper = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    model, _, loader = run.prepare(model, wrapper, DATA, batch_size=10)
+    anew = torch.optim.Adam(model.parameters())
+    for _ in run.epochs(1):
+        for inputs, _ in loader:
+            run.backward(model(inputs).mean())
+            before = model.bias.item()
+            wrapper.step()
+            moved = model.bias.item()
+            assert moved != before
+            with pytest.raises(
+                BadInput, match=r"a Adam that run\.prepare was not given is about to move parameter weight"
+            ):
+                anew.step()
+            assert model.bias.item() == moved
+            torch.optim.SGD(other.parameters()).step()
+    run.close()
+    anew.step()  # nobody watches any more
+
+
 def test_misuse_is_named(runs: list[atoll.Run], tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="checkpoint_every = 5 needs checkpoint_directory"):
         atoll.init(checkpoint_every=5)
@@ -358,6 +396,7 @@ def test_only_worker_of_an_agent_obeys_its_stop(
             (1, 6, 7)
         ]
         job.run.close()
+        agent.wait_until(lambda: len(agent.steps[0]) == 6)
         assert [sample.step for sample in agent.steps[0]] == list(range(6))
         assert agent.checkpoint_step == 6
 

@@ -38,6 +38,23 @@ def test_optimizer_that_cannot_be_used_is_refused() -> None:
         check_optimizer(model, model)  # type: ignore[arg-type]
 
 
+def test_trained_parameters_that_the_optimizer_lacks_are_named() -> None:
+    """1. Generator and discriminator are one module with two optimizers, and run.prepare gets one. 2. The other's
+    moments would be in no checkpoint, and by stale-sparse its parameters on each rank others: it is refused by name.
+    3. Frozen, they are nobody's."""
+    both = nn.ModuleDict(
+        {"generator": nn.Linear(2, 2), "discriminator": nn.Sequential(*map(nn.Linear, (2, 3), (3, 1)))}
+    )
+    optimizer = torch.optim.Adam(both["generator"].parameters())
+    named = (
+        r"4 parameters require .*: discriminator\.0\.weight, discriminator\.0\.bias, discriminator\.1\.weight, \.\.\."
+    )
+    with pytest.raises(BadInput, match=named):
+        check_optimizer(both, optimizer)
+    both["discriminator"].requires_grad_(False)
+    check_optimizer(both, optimizer)
+
+
 @pytest.mark.parametrize(
     ("loss", "says"),
     [

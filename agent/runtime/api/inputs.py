@@ -14,6 +14,7 @@ from atoll.agent.runtime.data.loader import LoaderSettings
 from atoll.errors import BadInput
 
 WRAPPERS: Final = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+NAMES_SHOWN: Final = 3
 
 
 def check_model(model: nn.Module) -> None:
@@ -48,6 +49,21 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
                 f"{foreign} parameters of the optimizer's group {index} are not the model's, so their gradients would "
                 "not be combined. Put them into one nn.Module with the model and build the optimizer from that"
             )
+    check_owned(model, optimizer)
+
+
+def check_owned(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raises BadInput where a parameter is trained that the optimizer lacks: who else moves it is nobody's to combine,
+    compare or save."""
+    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    foreign = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in owned]
+    if foreign:
+        names = ", ".join(foreign[:NAMES_SHOWN]) + (", ..." if len(foreign) > NAMES_SHOWN else "")
+        raise BadInput(
+            f"{len(foreign)} parameters require a gradient and are not the optimizer's: {names}. Give all that train "
+            "to the optimizer of run.prepare, at lr=0 where they shall not move yet, or freeze them with "
+            "requires_grad_(False)"
+        )
 
 
 def check_alike(session: Session, model: nn.Module, settings: LoaderSettings) -> None:

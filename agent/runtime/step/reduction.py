@@ -57,8 +57,8 @@ class ReducedGradients(OneWorker):
             if parameter.requires_grad:
                 raise BadInput(
                     f"parameter {name} was frozen at run.prepare and requires a gradient now, which would not be "
-                    "combined with the other ranks'. Let it require one before run.prepare and leave it out of the "
-                    "optimizer, or at lr=0, until it shall move"
+                    "combined with the other ranks'. Let it require one before run.prepare, at lr=0 until it shall "
+                    "move"
                 )
         self._weight, self._sampled = opened.batch.weight, opened.sampled
         self._local_sqnorms.clear()

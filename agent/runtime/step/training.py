@@ -24,6 +24,7 @@ from atoll.agent.runtime.step.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.step.fingerprint import fingerprint_of
 from atoll.agent.runtime.step.learning_rate import LearningRate
 from atoll.agent.runtime.step.muted import MutedSteps
+from atoll.agent.runtime.step.other_optimizers import OtherOptimizers
 from atoll.agent.runtime.step.plans import Plans
 from atoll.agent.runtime.step.probe import description
 from atoll.agent.runtime.step.randomness import seed_step
@@ -88,6 +89,7 @@ class Training:
         self.state = StateKeeper(session, model, optimizer, tracked, self._exchange)
         self._plans = Plans(session, self._schedule, self.loader.lead)
         self._learning_rate = LearningRate(optimizer)
+        self._others = OtherOptimizers(model, [optimizer])
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_update),
             optimizer.register_step_post_hook(self._after_update),
@@ -209,6 +211,7 @@ class Training:
         self.loader.close()
         for hook in self._hooks:
             hook.remove()
+        self._others.close()
         self._learning_rate.close()
         self._exchange.close()
 

@@ -73,12 +73,6 @@ def test_gaps_and_overlaps_have_no_flat_view() -> None:
     assert flat_view(torch.zeros(3, 4).t()) is not None
 
 
-def test_a_parameter_the_optimizer_lacks_is_named() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    with pytest.raises(BadInput, match=r"parameter 1\.weight requires a gradient and no group"):
-        laid_out(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
-
-
 def test_a_parameter_with_gaps_is_refused_by_name() -> None:
     model = nn.Linear(2, 2)
     model.weight = nn.Parameter(torch.zeros(4, 4)[:2, :2])

@@ -88,9 +88,11 @@ def step(job: Job, loss: torch.Tensor) -> float:
     return loss.item()
 
 
-def test_a_parameter_that_no_group_of_the_optimizer_has_is_named(job: Job) -> None:
-    with pytest.raises(BadInput, match=r"parameter 0\.weight requires a gradient and no group"):
-        job.prepare(make=lambda model: torch.optim.SGD([*model.parameters()][1:], lr=0.1))
+@pytest.mark.parametrize("exchange", ["updates", "gradients"])
+def test_a_parameter_that_no_group_of_the_optimizer_has_is_named(job: Job, exchange: Exchange) -> None:
+    """By updates such a parameter had no master: whoever moved it made ranks differ, and no digest told."""
+    with pytest.raises(BadInput, match=r"1 parameters require a gradient and are not the optimizer's: 0\.weight\."):
+        job.prepare(exchange, lambda model: torch.optim.SGD([*model.parameters()][1:], lr=0.1))
 
 
 def test_parameters_that_come_to_the_optimizer_later_are_refused(job: Job) -> None:

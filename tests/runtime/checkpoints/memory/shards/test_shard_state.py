@@ -126,7 +126,7 @@ def model() -> Model:
 
 @pytest.fixture
 def layers(model: Model) -> list[Layer]:
-    found = lay_out_for_updates(model, torch.optim.Adam(model.parameters()))
+    found = lay_out_for_updates(model)
     for layer in found:
         layer.master += 1e-4 * torch.randn(layer.master.shape)  # which 16 bits do not show
     return found
