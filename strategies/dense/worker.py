@@ -23,6 +23,8 @@ class DenseReducer:
     def __init__(self, group: Group | None) -> None:
         self._group = group
 
+    def start(self) -> None: ...
+
     def fuse(self, parameters: Sequence[nn.Parameter]) -> list[list[int]]:
         return fused_by_bytes(parameters)
 

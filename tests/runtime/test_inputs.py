@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime.api.inputs import check_loss, check_model, check_optimizer
+from atoll.agent.runtime.api.inputs import check_loss, check_model, check_optimizer, refuse_sparse_modules
 from atoll.errors import BadInput
 
 
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (nn.Embedding(3, 3, sparse=True), "sparse=False"),
         (nn.Sequential(nn.LazyLinear(3)), "run one batch through the model"),
         (nn.Linear(2, 2, dtype=torch.complex64), "only real floating-point"),
         (nn.Linear(2, 2).requires_grad_(False), "nothing to train"),
@@ -25,6 +24,13 @@ from atoll.errors import BadInput
 def test_model_that_cannot_be_trained_is_refused(model: Any, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         check_model(model)
+
+
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_layers_with_sparse_gradients_are_refused_by_name(layer: Any) -> None:
+    refuse_sparse_modules(nn.Sequential(layer(3, 3)))
+    with pytest.raises(BadInput, match=r"^0 makes sparse gradients.*sparse=False"):
+        refuse_sparse_modules(nn.Sequential(layer(3, 3, sparse=True)))
 
 
 def test_optimizer_that_cannot_be_used_is_refused() -> None:

@@ -23,9 +23,6 @@ def check_model(model: nn.Module) -> None:
         raise BadInput(f"model is a {type(model).__name__}, not a torch.nn.Module. Pass the model itself")
     if isinstance(model, WRAPPERS):
         raise BadInput(f"model is wrapped in {type(model).__name__}; pass the bare model, Atoll combines the gradients")
-    for name, module in model.named_modules():
-        if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            raise BadInput(f"{name or 'the model'} makes sparse gradients; build it with sparse=False")
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise BadInput(f"parameter {name} has no shape yet; run one batch through the model before run.prepare")
@@ -33,6 +30,16 @@ def check_model(model: nn.Module) -> None:
             raise BadInput(f"parameter {name} is {parameter.dtype}; only real floating-point parameters can be trained")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise BadInput("no parameter of the model requires a gradient; there is nothing to train")
+
+
+def refuse_sparse_modules(model: nn.Module) -> None:
+    """Raises BadInput for layers whose gradients are sparse, where the strategy takes dense ones alone."""
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            raise BadInput(
+                f"{name or 'the model'} makes sparse gradients, which this strategy does not send; build it with "
+                "sparse=False, or choose a strategy that does (docs/strategies.md)"
+            )
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

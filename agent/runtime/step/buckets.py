@@ -1,14 +1,16 @@
-"""Flat buffers of gradients that are reduced in one piece: where each gradient lies in them.
+"""Pieces in which gradients are reduced: flat buffers of many, or one by itself.
 
 Fixed for a model, so that sums are always added in the same order and two runs agree bit for bit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+
+from atoll.agent.runtime.step.capabilities import SeparateReducer, TensorReducer
 
 
 @dataclass(slots=True, eq=False)
@@ -60,11 +62,33 @@ class Bucket:
                     slot.used.zero_()
 
 
-def lay_out(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], fuse: Callable[[Sequence[nn.Parameter]], list[list[int]]]
-) -> list[Bucket]:
-    """Buckets for the parameters that are trained, in the order in which they leave. fuse: as of `TensorReducer`."""
+@dataclass(slots=True, eq=False)
+class Separate:
+    """One parameter whose gradient is reduced by itself, in the layout in which it came."""
+
+    index: int  # as the reducer counts
+    name: str
+    parameter: nn.Parameter
+    gradient: torch.Tensor | None = None  # [parameter.shape] of this rank, coalesced where it is sparse
+    came: bool = False
+
+    @property
+    def missing(self) -> int:
+        return 0 if self.came else 1
+
+    def open(self) -> None:
+        """A pass begins: no gradient has come."""
+        self.gradient, self.came = None, False
+
+
+def lay_out(named_parameters: Iterable[tuple[str, nn.Parameter]], reducer: TensorReducer) -> list[Bucket | Separate]:
+    """Pieces of the parameters that are trained, in the order in which they leave."""
     trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
     trained.reverse()
-    pieces = fuse([parameter for _, parameter in trained])
-    return [Bucket([Slot(*trained[index]) for index in piece]) for piece in pieces]
+    separate = reducer.separate if isinstance(reducer, SeparateReducer) else (lambda _piece: False)
+    return [
+        Separate(piece[0], *trained[piece[0]])
+        if separate(piece)
+        else Bucket([Slot(*trained[index]) for index in piece])
+        for piece in reducer.fuse([parameter for _, parameter in trained])
+    ]

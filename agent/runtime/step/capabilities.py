@@ -57,9 +57,20 @@ class Reduction:
     sent_bytes: int  # that this rank puts on its links for it
 
 
+@dataclass(frozen=True, slots=True)
+class SeparateReduction:
+    """A sum over all ranks of one gradient by itself, under way."""
+
+    wait: Callable[[], torch.Tensor | None]  # until it is there: the sum, None where no rank had one; raises PeerLost
+    sent_bytes: int  # that this rank puts on the links of torch.distributed for it
+
+
 @runtime_checkable
 class TensorReducer(Protocol):
     """The gradient of the whole batch, the same on every rank, in this step."""
+
+    def start(self) -> None:
+        """All ranks are equal; training begins. Collective; raises PeerLost."""
 
     def fuse(self, parameters: Sequence[nn.Parameter]) -> list[list[int]]:
         """Which gradients are reduced in one piece: indices into `parameters`, each once, of one dtype and device, in
@@ -78,6 +89,23 @@ class TensorReducer(Protocol):
         sum is there, on any thread."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SeparateReducer(TensorReducer, Protocol):
+    """A TensorReducer that reduces some gradients each by itself, in the layout in which they come: sparse ones too."""
+
+    def separate(self, piece: Sequence[int]) -> bool:
+        """Whether this piece of `fuse` is reduced so; it has one parameter then."""
+
+    def reduce_separate(
+        self, parameter: int, gradient: torch.Tensor | None, weight: float, ended: Callable[[object], None]
+    ) -> SeparateReduction:
+        """Begin to add up weight * gradient over all ranks; comes in the order of `fuse`, as `reduce` does. Raises
+        PeerLost, BadInput for a gradient that cannot be sent.
+
+        parameter: as in `fuse`. gradient: coalesced where it is sparse, and left as it is; None: this rank has none.
+        weight: 0 counts as zeros, whatever the gradient holds. ended: as in `reduce`."""
 
 
 class StepPhases(Protocol):

@@ -44,7 +44,10 @@ def refuse_second(name: str, came: bool) -> None:
 
 
 def squared_norm(tensor: torch.Tensor) -> torch.Tensor | float:
-    """The sum of squares. On a GPU it stays there, so that nobody waits for it before all are queued."""
+    """The sum of squares. On a GPU it stays there, so that nobody waits for it before all are queued.
+
+    A sparse one is coalesced."""
+    tensor = tensor.values() if tensor.is_sparse else tensor
     if _for_kernels(tensor):
         return kernels.squared_norm(tensor, threads=torch.get_num_threads())
     wide = torch.promote_types(tensor.dtype, torch.float32)

@@ -12,8 +12,16 @@ from functools import partial
 import torch
 from torch import nn
 
-from atoll.agent.runtime.step.buckets import Bucket, Slot, lay_out
-from atoll.agent.runtime.step.capabilities import Norms, Pass, Reduction, StepEvents, TensorReducer
+from atoll.agent.runtime.step.buckets import Bucket, Separate, Slot, lay_out
+from atoll.agent.runtime.step.capabilities import (
+    Norms,
+    Pass,
+    Reduction,
+    SeparateReducer,
+    SeparateReduction,
+    StepEvents,
+    TensorReducer,
+)
 from atoll.agent.runtime.step.clock import marks_of
 from atoll.agent.runtime.step.exchange_times import ExchangeTimes
 from atoll.agent.runtime.step.gradients import refuse_second, refuse_sparse, scale_into, squared_norm, total
@@ -33,10 +41,13 @@ class ReducedGradients(OneWorker):
     ) -> None:
         """busy: told when gradients fill the links, and when nothing of them is under way; on any thread."""
         self._reducer, self._events, self._busy = reducer, events, busy
-        self._buckets: list[Bucket] = lay_out(model.named_parameters(), reducer.fuse)
+        self._pieces = lay_out(model.named_parameters(), reducer)
+        self._buckets = [piece for piece in self._pieces if isinstance(piece, Bucket)]
+        self._separate = [piece for piece in self._pieces if isinstance(piece, Separate)]
         self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
-        self._under_way: list[Reduction] = []
-        self._gpu = next((b.flat.device for b in self._buckets if b.flat.device.type == "cuda"), None)
+        self._under_way: list[Reduction | SeparateReduction] = []
+        devices = [parameter.device for parameter in model.parameters() if parameter.requires_grad]
+        self._gpu = next((device for device in devices if device.type == "cuda"), None)
         # NCCL says that a collective has ended when it has begun.
         quiet = partial(busy, False) if self._gpu is None else _nothing
         self._times = ExchangeTimes(marks_of(self._gpu or torch.device("cpu")), quiet)
@@ -49,6 +60,10 @@ class ReducedGradients(OneWorker):
             slot.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, slot))  # type: ignore[no-untyped-call]
             for bucket in self._buckets
             for slot in bucket.slots
+        ]
+        self._hooks += [
+            piece.parameter.register_post_accumulate_grad_hook(partial(self._on_separate, piece))  # type: ignore[no-untyped-call]
+            for piece in self._separate
         ]
 
     def begin(self, opened: Pass) -> None:
@@ -64,27 +79,26 @@ class ReducedGradients(OneWorker):
         self._local_sqnorms.clear()
         self._reducer.begin(opened)
         self._times.begin()
-        for bucket in self._buckets:
-            bucket.open()
+        for piece in self._pieces:
+            piece.open()
         self._open = True
 
     def backward_done(self) -> None:
         """Parameters without a gradient contribute zeros. Returns when this rank's device is done with the pass: what
         follows is waiting for others."""
         with torch.no_grad():
-            for bucket in self._buckets[len(self._under_way) :]:
-                for slot in bucket.slots:
+            for piece in self._pieces[len(self._under_way) :]:
+                for slot in piece.slots if isinstance(piece, Bucket) else ():
                     if not slot.came:
                         self._fill_missing(slot)
-                self._launch(bucket)
+                self._launch(piece)
         if self._gpu is not None:
             torch.cuda.current_stream(self._gpu).synchronize()  # costs nothing: the buckets end later still
 
     def combined(self) -> Norms:
         """Puts the combined gradients into p.grad and closes the pass."""
         begun_s = time.monotonic()
-        for reduction in self._under_way:
-            reduction.wait()
+        sums = [reduction.wait() for reduction in self._under_way]
         self._waited_s += time.monotonic() - begun_s
         self._busy(False)
         self._under_way.clear()
@@ -92,9 +106,14 @@ class ReducedGradients(OneWorker):
         for bucket in self._buckets:
             if bucket.missing:
                 self._adopt_missing(bucket)
+        for piece, combined in zip(self._pieces, sums, strict=True):
+            if isinstance(piece, Separate) and isinstance(combined, torch.Tensor):
+                piece.parameter.grad = combined
         if not self._sampled:
             return Norms()
-        return Norms(total(self._local_sqnorms), total([squared_norm(bucket.gradients) for bucket in self._buckets]))
+        alone = [piece.parameter.grad for piece in self._separate if piece.parameter.grad is not None]
+        norms = [squared_norm(one) for one in (*(bucket.gradients for bucket in self._buckets), *alone)]
+        return Norms(total(self._local_sqnorms), total(norms))
 
     def waited(self) -> float:
         waited_s, self._waited_s = self._waited_s, 0.0
@@ -128,18 +147,43 @@ class ReducedGradients(OneWorker):
         parameter.grad = slot.view
         slot.came = True
         slot.bucket.missing -= 1
+        self._launch_complete()
+
+    @torch.no_grad()
+    def _on_separate(self, piece: Separate, parameter: torch.Tensor) -> None:
+        if not self._open:
+            self._events.open_pass()
+        gradient = parameter.grad
+        assert gradient is not None  # the hook runs after it was accumulated
+        refuse_second(piece.name, piece.came)
+        piece.gradient = gradient.coalesce() if gradient.is_sparse else gradient
+        if self._sampled and self._weight > 0:
+            self._local_sqnorms.append(squared_norm(piece.gradient))
+        piece.came = True
+        self._launch_complete()
+
+    def _launch_complete(self) -> None:
+        """What has all its gradients leaves, in order."""
         try:
-            while len(self._under_way) < len(self._buckets) and self._buckets[len(self._under_way)].missing == 0:
-                self._launch(self._buckets[len(self._under_way)])
+            while len(self._under_way) < len(self._pieces) and self._pieces[len(self._under_way)].missing == 0:
+                self._launch(self._pieces[len(self._under_way)])
         except PeerLost as error:
             self._events.lost(error)
 
-    def _launch(self, bucket: Bucket) -> None:
-        bucket.mark_used()
+    def _launch(self, piece: Bucket | Separate) -> None:
         self._times.expect()
         self._events.gradients_leave()
         self._busy(True)
-        reduction = self._reducer.reduce(bucket.flat, len(bucket.slots), self._times.launching())
+        reduction: Reduction | SeparateReduction
+        if isinstance(piece, Bucket):
+            piece.mark_used()
+            reduction = self._reducer.reduce(piece.flat, len(piece.slots), self._times.launching())
+        else:
+            assert isinstance(self._reducer, SeparateReducer)  # or there were no such piece
+            # Without a gradient of this pass what an earlier one accumulated counts, which every rank has.
+            gradient = piece.gradient if piece.came else piece.parameter.grad
+            ended = self._times.launching()
+            reduction = self._reducer.reduce_separate(piece.index, gradient, self._weight, ended)
         self._sent_bytes += reduction.sent_bytes
         self._under_way.append(reduction)
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
+from atoll.agent.runtime.api.inputs import refuse_sparse_modules
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.agreement import Agreed, Agreement, ProposalExchange
@@ -17,6 +18,7 @@ from atoll.agent.runtime.step.capabilities import (
     LocalUpdate,
     Norms,
     Pass,
+    SeparateReducer,
     StepEvents,
     StepPhases,
     TensorReducer,
@@ -73,6 +75,9 @@ class StepExchange:
         self.durable, self._measures = half.durable, half.measures
         self._local = half.capability if isinstance(half.capability, LocalUpdate) else None
         self.engine = half.capability if isinstance(half.capability, Engine) else None
+        if not isinstance(half.capability, SeparateReducer):
+            refuse_sparse_modules(model)
+        self._reducer: TensorReducer | None = None
         self._reduced: ReducedGradients | None = None
         self._phases: StepPhases
         proposals: ProposalExchange | None = ReducedProposals(group) if group is not None else None
@@ -80,6 +85,7 @@ class StepExchange:
             self._phases = self._local
             proposals = self._channel.proposals if group is not None else None
         elif isinstance(half.capability, TensorReducer) and group is not None:
+            self._reducer = half.capability
             self._phases = self._reduced = ReducedGradients(model, half.capability, events, busy)
         else:
             self._phases = OneWorker()
@@ -97,6 +103,8 @@ class StepExchange:
         """Collective: all ranks are equal; training goes on at `position`, of checkpoint `origin` if there is one."""
         if self._local is not None:
             self._local.start(position, origin)
+        elif self._reducer is not None:
+            self._reducer.start()
 
     def begin(self, opened: Pass, own: Agreed) -> None:
         """A backward pass begins. own: what this rank knows."""

@@ -23,8 +23,8 @@ from atoll.v1.common_pb2 import LinkSample
 LINGER_S: Final = 30.0  # the last step's data may still be on a thin link; peers wait for it
 
 
-class FrameEngine(Source, Protocol):
-    """Makes what leaves, and takes what comes (atoll.kernels.exchange_engine)."""
+class FrameReceiver(Protocol):
+    """Takes what comes, on the wire's thread."""
 
     def deliver(  # noqa: PLR0917 - the fields of a frame, in its order
         self, kind: int, origin: int, step: int, tensor: int, count: int, payload: bytes | memoryview
@@ -33,6 +33,10 @@ class FrameEngine(Source, Protocol):
 
     def fail(self, reason: str) -> None:
         """A peer is gone: whoever waits for it raises PeerLost."""
+
+
+class FrameEngine(Source, FrameReceiver, Protocol):
+    """Makes what leaves, too (atoll.kernels.exchange_engine)."""
 
 
 class Channel:
@@ -45,7 +49,7 @@ class Channel:
         self._session, self._busy = session, busy
         place = session.place
         self.proposals = BroadcastProposals(place.rank, place.world_size, partial(self._broadcast, Kind.CONTROL))
-        self._engine: FrameEngine
+        self._engine: FrameReceiver
         self._digests: Digests
         self._lock = threading.Lock()
         self._up_to: int | None = None if session.probe is None else 0  # sync rounds that are delivered; None: all
@@ -61,6 +65,18 @@ class Channel:
         """Collective: all ranks meet here, and frames flow from now on. tensors: names, by the engine's numbers.
 
         Raises PeerLost, DeadlineExceeded."""
+        self._connect(engine, engine, tensors, Transport.DEADLINE_S)
+
+    def connect_receiver(self, receiver: FrameReceiver, tensors: Sequence[str]) -> None:
+        """As `connect`, for what gives its frames to `send`: each may take as long as a collective to leave."""
+        self._connect(receiver, None, tensors, self._session.collective_timeout_s)
+
+    def send(self, to: int, number: int, tensor: int, count: int, payload: bytes | memoryview) -> None:
+        """To one peer: of the same island, or between leaders of islands. As Transport.send."""
+        assert self._transport is not None  # connect came before, in a run of several
+        self._transport.send(to, number, tensor, count, payload)
+
+    def _connect(self, engine: FrameReceiver, source: Source | None, tensors: Sequence[str], deadline_s: float) -> None:
         session = self._session
         self._engine = engine
         self._digests = Digests(session.place.rank, tensors, partial(self._broadcast, Kind.DIGEST))
@@ -72,12 +88,13 @@ class Channel:
             run=session.run,
             keys=membership.data_keys(session),
             host=membership.host(session),
+            deadline_s=deadline_s,
         )
         try:
             own = self._transport.bind()
             gathered = session.group.gather_bytes(str(own).encode())
             endpoints = [Endpoint.parse(one.decode(errors="replace")) for one in gathered]
-            self._transport.connect(endpoints, engine, self._hear, self._lost, self._busy)
+            self._transport.connect(endpoints, source, self._hear, self._lost, self._busy)
         except BaseException:
             self._transport.close(linger_s=0)
             raise
@@ -135,7 +152,7 @@ class Channel:
 
     def _hear(self, frame: Frame) -> str | None:
         match frame.kind:
-            case Kind.PART | Kind.SUM:
+            case Kind.PART | Kind.SUM | Kind.DIRECT:
                 return self._hear_part(frame)
             case Kind.CONTROL:
                 return self.proposals.hear(frame.step, frame.origin, frame.payload)

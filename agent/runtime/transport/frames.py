@@ -36,6 +36,7 @@ class Kind(IntEnum):
     DIGEST = 3  # from one rank to all
     GOODBYE = 4  # this rank leaves on purpose
     HELLO = 5  # first on each connection, between the transports only
+    DIRECT = 6  # from one rank to one of its peers, and no further; origin: the rank
 
 
 class Flaw(StrEnum):

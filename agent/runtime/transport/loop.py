@@ -68,11 +68,11 @@ class Submissions:
     """What other threads want to have sent, and when to end. Filled under the GIL alone: deque.append is atomic."""
 
     wake: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-    frames: deque[tuple[Kind, EncodedFrame]] = field(default_factory=deque)
+    frames: deque[tuple[Sequence[int], EncodedFrame]] = field(default_factory=deque)  # with the ranks they go to
     ends_s: float | None = None  # monotonic: flush until then, and end
 
-    def put(self, kind: Kind, encoded: EncodedFrame) -> None:
-        self.frames.append((kind, encoded))
+    def put(self, ranks: Sequence[int], encoded: EncodedFrame) -> None:
+        self.frames.append((ranks, encoded))
         os.eventfd_write(self.wake, 1)
 
     def end(self, ends_s: float) -> None:
@@ -94,7 +94,7 @@ class Loop:
         router: zmq.Socket[bytes],
         gatekeeper: Gatekeeper | None,
         peers: Mapping[int, Peer],
-        source: Source,
+        source: Source | None,
         submissions: Submissions,
         callbacks: LoopCallbacks,
         limits: Limits,
@@ -106,8 +106,8 @@ class Loop:
         self._gatekeeper = gatekeeper
         self._peers = peers
         self._source = source
-        self._source_fd = source.fileno()
-        self._watching = True
+        self._source_fd = source.fileno() if source is not None else None
+        self._watching = source is not None
         self._empty_takes = 0
         self._submissions = submissions
         self._callbacks = callbacks
@@ -123,7 +123,8 @@ class Loop:
             self._poller.register(monitor, zmq.POLLIN)
         if gatekeeper is not None:
             self._poller.register(gatekeeper.socket, zmq.POLLIN)
-        self._poller.register(self._source_fd, zmq.POLLIN)
+        if self._source_fd is not None:
+            self._poller.register(self._source_fd, zmq.POLLIN)
 
     def run(self) -> None:
         """Until the submissions say so; an error of this thread itself is a loss too, and goes on to its owner."""
@@ -160,8 +161,8 @@ class Loop:
         if self._lost:
             return
         while self._submissions.frames:
-            kind, encoded = self._submissions.frames.popleft()
-            self._send(self._topology.routes(kind), encoded, now_s)
+            ranks, encoded = self._submissions.frames.popleft()
+            self._send(ranks, encoded, now_s)
         if self._gatekeeper is not None and self._gatekeeper.socket in ready:
             self._gatekeeper.answer()
         if self._router in ready:
@@ -169,10 +170,11 @@ class Loop:
         for monitor, peer in self._by_monitor.items():
             if monitor in ready and peer.observe(now_s):
                 self._greet(peer, now_s)
-        if self._source_fd in ready:
-            self._take(now_s)
+        if self._source is not None and self._source_fd in ready:
+            self._take(self._source, now_s)
         self._flush()
-        self._watch_source()
+        if self._source is not None:
+            self._watch_source()
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + _TICK_S
             for peer in self._peers.values():
@@ -215,10 +217,10 @@ class Loop:
             self._ready = True
             self._callbacks.ready()
 
-    def _take(self, now_s: float) -> None:
+    def _take(self, source: Source, now_s: float) -> None:
         me = self._topology.me
         for at in range(_AT_ONCE):
-            taken = self._source.take_outgoing(1)  # one by one: how large it is, is not known before
+            taken = source.take_outgoing(1)  # one by one: how large it is, is not known before
             if not taken:
                 self._empty_takes += at == 0
                 return

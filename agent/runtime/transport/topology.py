@@ -74,7 +74,7 @@ class Topology:
         return (*self.mates, *self.leaders)
 
     def routes(self, kind: Kind) -> tuple[int, ...]:
-        """Where a message of my own goes."""
+        """Where a message of my own goes; one that is DIRECT says so itself."""
         match kind:
             case Kind.PART:
                 return self.mates
@@ -85,7 +85,7 @@ class Topology:
 
     def relays(self, kind: Kind, sender: int) -> tuple[int, ...]:
         """Where a message goes on to that the peer `sender` brought."""
-        if not self.me.leader or kind in {Kind.PART, Kind.HELLO}:
+        if not self.me.leader or kind in {Kind.PART, Kind.HELLO, Kind.DIRECT}:
             return ()
         if self.members[sender].island != self.me.island:
             return self.mates
@@ -99,7 +99,7 @@ class Topology:
         match kind:
             case Kind.PART:
                 return mate and origin == sender
-            case Kind.HELLO:
+            case Kind.HELLO | Kind.DIRECT:
                 return origin == sender
             case Kind.SUM if mate:
                 return sender == self.my_leader and origin != self.me.island and origin < self.islands

@@ -31,6 +31,8 @@ class Transport:
 
     Close it before the source that it takes from."""
 
+    DEADLINE_S: Final = 30.0
+
     def __init__(
         self,
         me: int,
@@ -39,7 +41,7 @@ class Transport:
         run: int,
         keys: Keys | None,
         host: str,
-        deadline_s: float = 30.0,
+        deadline_s: float = DEADLINE_S,
         limits: Limits | None = None,
     ) -> None:
         """me: this rank. members: by rank. host: the address to listen on, which peers can reach. keys: None sends in
@@ -93,16 +95,17 @@ class Transport:
     def connect(
         self,
         endpoints: Sequence[Endpoint],
-        source: Source,
+        source: Source | None,
         deliver: Callable[[Frame], str | None],
         lost: Callable[[str], None],
         waits: Callable[[bool], None] = lambda waits: None,
     ) -> None:
         """Start the thread, and wait until every peer is connected and has said hello.
 
-        endpoints: by rank. deliver, lost, waits: called on the wire's thread, deliver already before this returns.
-        waits: told when something begins to wait for links, and when nothing does any more. Raises NotAllowed where
-        keys do not fit, PeerLost, DeadlineExceeded; after each only close is left."""
+        endpoints: by rank. source: None where all that leaves is given to `broadcast` and `send`. deliver, lost, waits:
+        called on the wire's thread, deliver already before this returns. waits: told when something begins to wait for
+        links, and when nothing does any more. Raises NotAllowed where keys do not fit, PeerLost, DeadlineExceeded;
+        after each only close is left."""
         if self._router is None or self._thread is not None or self._closed:
             raise BadInput("connect comes once, after bind and before close")
         if len(endpoints) != len(self._topology.members):
@@ -153,12 +156,24 @@ class Transport:
                 f"{kind.name} of {len(payload)} bytes cannot be broadcast: CONTROL, DIGEST and GOODBYE of at most "
                 f"{MAX_BROADCAST_BYTES} bytes can"
             )
+        frame = Frame(kind, self._run, step, 0, MAX_ORDER, self._topology.me.rank, count, payload)
+        self._submit(self._topology.routes(kind), frame)
+
+    def send(self, to: int, step: int, tensor: int, count: int, payload: bytes | memoryview) -> None:
+        """To one peer, from any thread; does not wait, so the caller bounds what is under way. The payload stays as it
+        is until it has left. Raises PeerLost after a loss, BadInput if too large or where `to` is no peer."""
+        if to not in self._peers:
+            raise BadInput(f"rank {to} is no direct peer of rank {self._topology.me.rank}: {sorted(self._peers)} are")
+        frame = Frame(Kind.DIRECT, self._run, step, tensor, tensor, self._topology.me.rank, count, payload)
+        self._submit((to,), frame)
+
+    def _submit(self, ranks: Sequence[int], frame: Frame) -> None:
         if self._failure is not None:
             raise PeerLost(str(self._failure))
         if self._thread is None or self._closed:
-            raise BadInput("broadcast comes after connect and before close")
-        frame = Frame(kind, self._run, step, 0, MAX_ORDER, self._topology.me.rank, count, payload)
-        self._submissions.put(kind, EncodedFrame(kind, step, MAX_ORDER, encode(frame), payload))
+            raise BadInput("broadcast and send come after connect and before close")
+        encoded = EncodedFrame(frame.kind, frame.step, frame.order, encode(frame), frame.payload)
+        self._submissions.put(ranks, encoded)
 
     def goodbye(self) -> None:
         """Tell all ranks, behind everything that waits to leave, that this rank leaves on purpose: its disconnect is

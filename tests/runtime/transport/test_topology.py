@@ -71,7 +71,9 @@ def test_nobody_speaks_for_another(run: list[Topology], data: st.DataObject) -> 
                     assert run[origin].me.island != me.me.island
                     assert sender == me.my_leader or run[origin].me.island == there.island
             assert me.accepts(Kind.PART, origin, sender) == (sender in me.mates and origin == sender)
-            assert me.accepts(Kind.HELLO, origin, sender) == (origin == sender)
+            for kind in (Kind.HELLO, Kind.DIRECT):
+                assert me.accepts(kind, origin, sender) == (origin == sender)
+                assert me.relays(kind, sender) == ()
             if me.accepts(Kind.SUM, origin, sender):
                 assert origin != me.me.island
                 assert origin < me.islands

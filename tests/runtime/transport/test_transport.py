@@ -47,6 +47,21 @@ def test_parts_stay_in_the_island_and_sums_reach_everyone_else(secure: bool, nod
         assert all(one.lost == [] for one in run.ranks)
 
 
+def test_what_is_sent_to_one_peer_reaches_nobody_else() -> None:
+    """Mates and leaders of islands are peers; another island's mate is none, and is refused before anything leaves."""
+    with Run(FOUR, secure=True) as run:
+        payload = os.urandom(50_000)
+        run.ranks[1].transport.send(0, 7, 3, 2, payload)
+        run.ranks[0].transport.send(2, 8, 4, 1, memoryview(payload)[:10])
+        with pytest.raises(BadInput, match=r"rank 2 is no direct peer of rank 1: \[0\] are"):
+            run.ranks[1].transport.send(2, 7, 3, 2, payload)
+        wait_until(lambda: [len(one.heard) for one in run.ranks] == [1, 0, 1, 0])
+        (first,), (second,) = run.ranks[0].heard, run.ranks[2].heard
+        assert (first.kind, first.origin, first.step, first.tensor, first.count) == (Kind.DIRECT, 1, 7, 3, 2)
+        assert bytes(first.payload) == payload
+        assert (second.origin, second.step, bytes(second.payload)) == (0, 8, payload[:10])
+
+
 @pytest.mark.parametrize("node", ["apart", "together"])
 def test_bytes_counted_at_both_ends_agree(node: str) -> None:
     """What one end says it sent is what the other says it received; 40 MB leave in frames of many sizes."""
@@ -272,7 +287,7 @@ def test_what_cannot_be_is_refused_before_anything_starts() -> None:
     rank = Rank(0, members)
     with pytest.raises(BadInput, match="2 endpoints for 1 members"):
         rank.connect([rank.endpoint] * 2)
-    with pytest.raises(BadInput, match="broadcast comes after connect"):
+    with pytest.raises(BadInput, match="broadcast and send come after connect"):
         rank.transport.broadcast(Kind.CONTROL, 1, b"")
     rank.connect([rank.endpoint])
     with pytest.raises(BadInput, match="connect comes once"):
