@@ -8,6 +8,7 @@ from typing import Final
 DEFAULT_PORT: Final = 7700
 DEFAULT_ADDRESS: Final = f"127.0.0.1:{DEFAULT_PORT}"
 """Of a controller."""
+DEFAULT_ETCD_PORT: Final = 2379
 
 
 def hold_port(host: str = "127.0.0.1") -> socket.socket:

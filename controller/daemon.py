@@ -61,6 +61,12 @@ async def serve(settings: ControllerSettings, stop: asyncio.Event) -> None:
             stack.push_async_callback(etcd.stop)
             await etcd.start()
             endpoints = (etcd.endpoint,)
+        elif settings.etcd_tls is None:
+            logger.warning(
+                "etcd at %s is used without TLS: whoever reaches it, every user of its machine at least, can run code "
+                "on every node. Give --etcd-ca, --etcd-cert and --etcd-key",
+                ", ".join(endpoints),
+            )
         store = EtcdStore(endpoints, settings.etcd_tls)
         stack.push_async_callback(store.close)
         executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="bundles"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import SettingError
-from atoll.ports import DEFAULT_ADDRESS
+from atoll.ports import DEFAULT_ADDRESS, DEFAULT_ETCD_PORT
 from atoll.rpc import Tls, is_loopback, split_address
 
 
@@ -27,13 +27,14 @@ class ControllerSettings:
     """HOST:PORT of each member of an etcd cluster. Empty: a private etcd as a child process."""
 
     etcd_tls: Tls | None = None
-    """This controller's certificate for etcd."""
+    """This controller's certificate for etcd, without which one on another machine is not used."""
 
     tls: Tls | None = None
     """This controller's certificate for agents and clients, which need certificates too then."""
 
     insecure: bool = False
-    """Serve beyond loopback without certificates: everyone who reaches the port can run code on every node."""
+    """Serve, and use an etcd, beyond loopback without certificates: whoever reaches either port, or is on the way,
+    can run code on every node."""
 
     token_file: Path | None = None
     """The join token that agents must present."""
@@ -60,7 +61,14 @@ class ControllerSettings:
         if self.advertise is not None:
             split_address(self.advertise)
         for address in self.etcd:
-            split_address(address, 2379)
+            host, _ = split_address(address, DEFAULT_ETCD_PORT)
+            if not is_loopback(host) and self.etcd_tls is None and not self.insecure:
+                raise SettingError(
+                    "etcd",
+                    address,
+                    "is on another machine, and whoever writes to it, or reads on the way, can run code on every node",
+                    "Give --etcd-ca, --etcd-cert and --etcd-key, or accept the risk with `--insecure`",
+                )
         if self.etcd_tls is not None and not self.etcd:
             raise SettingError("etcd_tls", self.etcd_tls.certificate, "needs an etcd to connect to", "Give --etcd too")
         if not 0.01 <= self.heartbeat_s <= 60:

@@ -1,4 +1,7 @@
-"""A private etcd for a controller without one: a child process on loopback that ends with it."""
+"""A private etcd for a controller without one: a child process that ends with it, and that no other user reaches.
+
+It listens on Unix sockets in a folder of mode 0700 and on no port: whoever can write to it runs code on every node.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import logging
 import os
 import re
 import shutil
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +22,6 @@ from typing import Final
 from atoll import die_with_parent
 from atoll.controller.state.etcd import EtcdStore
 from atoll.errors import AtollError, StoreUnavailable
-from atoll.ports import hold_port
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +31,14 @@ _STOP_S: Final = 5.0
 _UNLOCK_S: Final = 3.0  # the etcd of a controller that was just killed needs a moment to end
 _FIRST_BACKOFF_S: Final = 0.2
 _LAST_BACKOFF_S: Final = 5.0
+# Names of sockets in the folder it runs in. etcd before 3.5.10 asks for HOST:PORT after unix:// too.
+_CLIENT_SOCKET: Final = "client:0"
+_PEER_SOCKET: Final = "peer:0"
+_MAX_SOCKET_PATH: Final = 107  # bytes, of sockaddr_un
 
 
 class EmbeddedEtcd:
-    """A real etcd with its data in `data_dir` and what it says in the file `log`.
+    """A real etcd with its data in `data_dir`, its sockets in a folder beside it, and what it says in the file `log`.
 
     Start it from the thread that runs as long as the controller: the kernel ends the child with that thread.
     """
@@ -41,8 +46,8 @@ class EmbeddedEtcd:
     def __init__(self, data_dir: Path, log: Path) -> None:
         self._data_dir = data_dir
         self._log = log
-        self._held_ports: Sequence[socket.socket] = ()  # while it runs, so that no one takes them before or between
-        self._client_port, self._peer_port = 0, 0
+        self._sockets = data_dir.with_name(f"{data_dir.name}-sockets")
+        self._sockets_fd = -1  # open while it runs
         self._log_begins = 0  # where in the log the present child's words begin
         self._argv: Sequence[str] = ()
         self._child: asyncio.subprocess.Process | None = None
@@ -50,8 +55,11 @@ class EmbeddedEtcd:
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT for an EtcdStore once it has started; the same after restarts of the child."""
-        return f"127.0.0.1:{self._client_port}"
+        """For an EtcdStore of this process, once it has started; the same after restarts of the child."""
+        path = self._sockets / _CLIENT_SOCKET
+        if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+            path = Path(f"/proc/self/fd/{self._sockets_fd}") / _CLIENT_SOCKET
+        return f"unix:{path}"
 
     @property
     def pid(self) -> int | None:
@@ -67,17 +75,18 @@ class EmbeddedEtcd:
         binary = find_etcd()
         await _warn_of_corruption(binary)
         try:
-            self._data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._log.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self._data_dir, self._sockets):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                folder.chmod(0o700)  # one that somebody made before
+            self._sockets_fd = os.open(self._sockets, os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise StoreUnavailable(
                 f"cannot keep data in {self._data_dir}: {error}. Choose another directory"
             ) from error
-        await self._until_unlocked()
-        self._held_ports = hold_port(), hold_port()
-        self._client_port, self._peer_port = (held.getsockname()[1] for held in self._held_ports)
         self._argv = self._command(binary)
         try:
+            await self._until_unlocked()
             child = await self._spawn()
             await self._until_healthy(child)
         except BaseException:
@@ -92,11 +101,12 @@ class EmbeddedEtcd:
             await asyncio.wait({self._supervising})
             self._supervising = None
         await self._end_child()
-        for held in self._held_ports:
-            held.close()
+        if self._sockets_fd >= 0:
+            os.close(self._sockets_fd)
+            self._sockets_fd = -1
 
     async def _supervise(self, child: asyncio.subprocess.Process) -> None:
-        """Start it again whenever it ends, on the same ports."""
+        """Start it again whenever it ends, on the same sockets."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             began_s = time.monotonic()
@@ -112,6 +122,8 @@ class EmbeddedEtcd:
                 logger.error("etcd cannot be started again just now: %s", error)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
+        for name in (_CLIENT_SOCKET, _PEER_SOCKET):
+            (self._sockets / name).unlink(missing_ok=True)  # of one that was killed; etcd 3.4 minds it
         with self._log.open("ab") as log:
             self._log_begins = log.tell()
             self._child = await asyncio.create_subprocess_exec(
@@ -121,6 +133,8 @@ class EmbeddedEtcd:
                 stdout=log,
                 stderr=log,
                 env=environment(),
+                cwd=self._sockets,
+                umask=0o077,
                 start_new_session=True,  # Ctrl-C at a terminal is for the controller, which then stops etcd last
             )
         return self._child
@@ -169,16 +183,17 @@ class EmbeddedEtcd:
             await store.close()
 
     def _command(self, binary: Path) -> list[str]:
-        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
+        nowhere = "http://127.0.0.1:0"  # it wants to advertise a URL with a port; one member has nobody to tell
         return [
             str(binary),
             "--name=atoll",
-            f"--data-dir={self._data_dir}",
-            f"--listen-client-urls={client}",
-            f"--advertise-client-urls={client}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=atoll={peer}",
+            f"--data-dir={self._data_dir.absolute()}",
+            f"--listen-client-urls=unix://{_CLIENT_SOCKET}",
+            f"--advertise-client-urls={nowhere}",
+            f"--listen-peer-urls=unix://{_PEER_SOCKET}",
+            f"--initial-advertise-peer-urls={nowhere}",
+            f"--initial-cluster=atoll={nowhere}",
+            "--enable-grpc-gateway=false",  # JSON over HTTP, which nobody asks for
             "--auto-compaction-mode=periodic",
             "--auto-compaction-retention=1h",
             f"--quota-backend-bytes={_QUOTA_BYTES}",

@@ -19,13 +19,13 @@ import grpc.aio
 from etcd3aio import _protobuf as wire
 
 from atoll.errors import AtollError, BadInput, NotAllowed, NotFound, StoreUnavailable
+from atoll.ports import DEFAULT_ETCD_PORT
 from atoll.rpc import Tls, split_address
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-DEFAULT_ETCD_PORT: Final = 2379
 # A member that lost the others refuses at once, in place of waiting; streams to it are ended.
 HAS_LEADER: Final = (("hasleader", "true"),)
 MAX_REPLY_BYTES: Final = 64 * 1024 * 1024
@@ -142,8 +142,10 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 def _member(address: str, credentials: grpc.ChannelCredentials | None) -> EtcdMember:
-    host, port = split_address(address, DEFAULT_ETCD_PORT)
-    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    target = address
+    if not address.startswith("unix:"):
+        host, port = split_address(address, DEFAULT_ETCD_PORT)
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if credentials is None:
         channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
     else:

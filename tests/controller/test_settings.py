@@ -24,6 +24,17 @@ def test_other_machines_are_served_with_certificates_or_by_express_wish_only(lis
     assert made(listen=listen, insecure=True).listen == listen
 
 
+@pytest.mark.parametrize("etcd", ["10.0.0.2:2379", "store.lan", "[fd00::1]:2379"])
+def test_an_etcd_on_another_machine_is_used_with_a_certificate_or_by_express_wish_only(etcd: str) -> None:
+    """1. `--etcd store.lan` without --etcd-ca was taken as it is. 2. Whoever is on the network between could read jobs
+    and write one: code on every node."""
+    with pytest.raises(SettingError, match=r"etcd = .*--etcd-ca.*`--insecure`"):
+        made(etcd=("127.0.0.1:2379", etcd), tls=TLS)
+    assert made(etcd=(etcd,), etcd_tls=TLS).etcd == (etcd,)
+    assert made(etcd=(etcd,), insecure=True).etcd == (etcd,)
+    assert made(etcd=("127.0.0.1:2379",)).etcd_tls is None
+
+
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:7700", "[::1]:7700", "127.9.9.9:1"])
 def test_loopback_needs_nothing(listen: str) -> None:
     assert made(listen=listen).tls is None

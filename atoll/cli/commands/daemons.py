@@ -43,7 +43,7 @@ def controller(
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Serve others than this machine without certificates: anyone may run code."),
+        typer.Option("--insecure", help="Without certificates beyond this machine, to etcd too: anyone may run code."),
     ] = False,
 ) -> None:
     """Run a controller: the daemon on the head node. Several may run on one etcd; one leads."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psutil
@@ -21,6 +24,11 @@ from atoll.controller.state.embedded import EmbeddedEtcd, find_etcd
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.store import Put
 from atoll.errors import StoreUnavailable
+
+
+def _etcds() -> set[Path]:
+    """Of this machine: that of the wheel, and the system's."""
+    return {find_etcd(), *(Path(found) for found in [shutil.which("etcd", path="/usr/bin:/usr/local/bin")] if found)}
 
 
 @pytest.fixture
@@ -51,14 +59,90 @@ async def test_data_outlives_stop_and_start(private: EmbeddedEtcd, tmp_path: Pat
     assert entry.value == b"1"
 
 
-async def test_only_this_machine_reaches_it(private: EmbeddedEtcd) -> None:
-    assert private.pid is not None
-    listening = [c for c in psutil.Process(private.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    assert len(listening) == 2
-    assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
+ATTACK = """
+    import asyncio, json, os, sys
+    from atoll.controller.state.etcd import EtcdStore
+    from atoll.controller.state.store import Put
+
+    async def attempt(address):
+        store = EtcdStore([address], None, timeout_s=2)
+        try:
+            await store.commit([Put("/atoll/jobs/mine", b"code of mine")])
+            return (await store.read("/atoll/jobs/theirs")).value.decode()
+        except Exception as error:
+            return type(error).__name__
+        finally:
+            await store.close()
+
+    async def main():
+        os.setgroups([]), os.setgid(65534), os.setuid(65534)
+        return [await attempt(address) for address in sys.argv[1:]]
+
+    print(json.dumps(asyncio.run(main())))
+"""
 
 
-async def test_a_killed_child_is_started_again_on_its_port_with_its_data(
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+@pytest.mark.parametrize("binary", sorted(_etcds()), ids=lambda path: path.parent.name)
+async def test_another_user_of_the_machine_can_neither_read_nor_write_it(
+    binary: Path, others_enter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A controller's etcd holds a job with a secret. It used to listen on ports of loopback. 2. A process of user
+    nobody tries every port and every socket of it: it could read the secret and write a job, whose code then ran on
+    every node. 3. It must get neither, also where the data lies in a folder that others may enter."""
+    monkeypatch.setattr(embedded, "find_etcd", lambda: binary)
+    etcd = EmbeddedEtcd(others_enter / "data", others_enter / "etcd.log")
+    await etcd.start()
+    store = EtcdStore([etcd.endpoint], None)
+    try:
+        await store.commit([Put("/atoll/jobs/theirs", b"a secret")])
+        reached_at = [*(f"127.0.0.1:{port}" for port in _ports(etcd)), *_sockets(others_enter)]
+        assert len(reached_at) == 2  # for controllers, and for members
+        attack = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", textwrap.dedent(ATTACK), *reached_at, stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await attack.communicate()
+        assert json.loads(output) == ["StoreUnavailable"] * 2
+        assert await store.read("/atoll/jobs/mine") is None
+    finally:
+        await store.close()
+        await etcd.stop()
+
+
+@pytest.fixture
+def others_enter() -> Iterator[Path]:
+    """A folder in which nothing above keeps another user out, with a folder for data that somebody made before."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "data").mkdir(mode=0o755)
+        yield folder
+
+
+def _sockets(folder: Path) -> list[str]:
+    return [f"unix:{path}" for path in folder.rglob("*") if path.is_socket()]
+
+
+def _ports(etcd: EmbeddedEtcd) -> list[int]:
+    connections = psutil.Process(etcd.pid).net_connections("inet")
+    return [c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN]
+
+
+async def test_it_listens_on_no_port(private: EmbeddedEtcd) -> None:
+    assert _ports(private) == []
+
+
+async def test_a_data_directory_of_any_length_can_be_used(tmp_path: Path) -> None:
+    """The path of a socket has 107 bytes at most."""
+    etcd = EmbeddedEtcd(tmp_path / ("long" * 30) / "data", tmp_path / "etcd.log")
+    await etcd.start()
+    store = EtcdStore([etcd.endpoint], None)
+    await store.commit([Put("/atoll/a", b"1")])
+    await store.close()
+    await etcd.stop()
+
+
+async def test_a_killed_child_is_started_again_on_its_socket_with_its_data(
     private: EmbeddedEtcd, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = EtcdStore([private.endpoint], None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 import trustme
 from etcd_server import EtcdServer
 
+from atoll import certs
 from atoll.controller.state.election import Election
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.store import Put
@@ -95,6 +97,26 @@ async def test_a_certificate_of_another_ca_is_refused_by_etcd(secured: Secured) 
     mixed = Tls(secured.own.ca, secured.stranger.certificate, secured.stranger.key)
     async with opened(secured.server, mixed, 0.5) as store:
         await told(store, "signed by the same CA")
+
+
+async def test_an_authority_made_for_etcd_alone_opens_it_to_controllers_and_to_no_agent(tmp_path: Path) -> None:
+    """As docker-compose.yml and docs/deploy.md set it up, with the certificates of `atoll certs`."""
+    now = datetime.datetime.now(datetime.UTC)
+    certs.create_authority(tmp_path / "store", now)
+    certs.create_authority(tmp_path / "cluster", now)
+    etcd = certs.identity(certs.issue(tmp_path / "store", "controller", "etcd", ["127.0.0.1"], now))
+    own = certs.identity(certs.issue(tmp_path / "store", "client", "controller", [], now))
+    agent = certs.identity(certs.issue(tmp_path / "cluster", "agent", "a", [], now))
+    flags = [f"--cert-file={etcd.certificate}", f"--key-file={etcd.key}", f"--trusted-ca-file={etcd.ca}"]
+    server = EtcdServer(tmp_path / "server", [*flags, "--client-cert-auth", "--enable-grpc-gateway=false"])
+    server.start()
+    try:
+        async with opened(server, own) as store:
+            await store.commit([Put("/atoll/a", b"1")])
+        async with opened(server, Tls(own.ca, agent.certificate, agent.key), 0.5) as store:
+            await told(store, "signed by the same CA")
+    finally:
+        server.stop()
 
 
 async def test_tls_to_an_etcd_without_is_told(etcd: str, secured: Secured) -> None:
