@@ -78,6 +78,48 @@ def replaced(machines: int) -> dict[str, Any]:
     return {"machines": racks(machines, 10), "replicas": 2, "previous": previous}
 
 
+def resnet101() -> list[int]:
+    """The entries of all 314 tensors, in the order of the backward pass: convolutions, norms, the last layer."""
+    sizes, channels = [64 * 3 * 49, 64, 64], 64
+    for width, blocks in ((64, 3), (128, 4), (256, 23), (512, 3)):
+        for block in range(blocks):
+            for entries, outputs in ((channels * width, width), (width * width * 9, width), (4 * width**2, 4 * width)):
+                sizes += [entries, outputs, outputs]
+            sizes += [4 * channels * width, 4 * width, 4 * width] if block == 0 else []
+            channels = 4 * width
+    return [*sizes, 2048 * 1000, 1000][::-1]
+
+
+def backward_of(sizes: list[int], seconds: float) -> list[dict[str, float]]:
+    """Half of the time by size, half the same for all."""
+    return [{"bytes": 4 * n, "backward_s": seconds * (n / sum(sizes) + 1 / len(sizes)) / 2} for n in sizes]
+
+
+def compressed(bandwidth: float) -> dict[str, Any]:
+    """Nine options: none, and four rates on either processor; the link is twice as long where nothing is summed."""
+    options: list[dict[str, Any]] = [
+        {"name": "none", "tasks": [{"on": "link", "alpha": 1e-3, "beta": 1.5 / bandwidth}]}
+    ]
+    for on, slower in (("gpu", 1), ("cpu", 3)):
+        for rate in (0.01, 0.03, 0.25, 0.5):
+            pack = {"on": on, "alpha": 1e-4 * slower, "beta": 2e-10 * slower}
+            send = {"on": "link", "alpha": 1e-3, "beta": 3 / bandwidth, "factor": rate}
+            unpack = {"on": on, "alpha": 1e-4, "beta": 8e-10 * slower, "factor": rate}
+            options.append({"name": f"{rate} on {on}", "tasks": [pack, send, unpack]})
+    return {"forward_s": 0.05, "tensors": backward_of(resnet101(), 0.1), "options": options}
+
+
+def fused(bandwidth: float) -> dict[str, Any]:
+    compress = {"alpha": 1e-4, "beta": 2e-10, "floor_bytes": 4_000_000}
+    communicate = {"alpha": 1e-3, "beta": 0.09 / bandwidth}
+    return {
+        "tensors": backward_of(resnet101(), 0.1),
+        "forward_s": 0.05,
+        "compress": compress,
+        "communicate": communicate,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--nodes", type=int, default=1000)
@@ -118,6 +160,13 @@ def main() -> None:
     chunks = {"idle_spans": [0.01] * 100, "checkpoint_bytes": 30 * 10**9, "replicas": 2, "buffers": 4}
     chunks |= {"buffer_bytes": 128 << 20, "bandwidth": 1.25e9, "alpha": 1e-4, "mu": 0.9}
     show("decision: chunks, 30 GB in 100 spans, from text to text", "", given.repeats, decision("chunks", chunks))
+    for mbit in (100, 1000, 10_000):
+        for name, goal, data in [
+            ("compression", "goal 100 ms", compressed(mbit * 125e3)),
+            ("fusion", "goal 5 ms", fused(mbit * 125e3)),
+        ]:
+            what = f"decision: {name}, 314 tensors of ResNet-101, {mbit} Mbit/s"
+            show(what, goal, given.repeats, decision(name, data))
     show("decision: admission of three devices, from text to text", "", given.repeats, decision("admission", three))
 
 

@@ -11,7 +11,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from atoll.chunks import ChunksInput, plan_chunks
 from atoll.controller.planners.admission import AdmissionInput, plan_admission
+from atoll.controller.planners.compression import CompressionInput, plan_compression
 from atoll.controller.planners.even import EvenInput, split_evenly
+from atoll.controller.planners.fusion import FusionInput, plan_fusion
 from atoll.controller.planners.gns import GnsInput, estimate_gns
 from atoll.controller.planners.goodput import GoodputInput, plan_goodput
 from atoll.controller.planners.inverse_time import InverseTimeInput, split_by_inverse_time
@@ -140,7 +142,30 @@ CHUNKS: Final = Planner(
     ChunksInput,
     plan_chunks,
 )
+COMPRESSION: Final = Planner(
+    "compression",
+    "for each tensor whether it is compressed, where, and how it is sent",
+    '{"forward_s": 0.02, "tensors": [{"bytes": 4000000, "backward_s": 0.004}, {"bytes": 8000, "backward_s": 0.001}, '
+    '{"bytes": 9000000, "backward_s": 0.006}], "options": [{"name": "none", "tasks": [{"on": "link", "alpha": 0.001, '
+    '"beta": 8e-08}]}, {"name": "int4 on gpu", "tasks": [{"on": "gpu", "alpha": 0.0002, "beta": 1e-09}, '
+    '{"on": "link", "alpha": 0.001, "beta": 8e-08, "factor": 0.125}, {"on": "gpu", "alpha": 0.0002, "beta": 1e-09}]}]}',
+    CompressionInput,
+    plan_compression,
+)
+FUSION: Final = Planner(
+    "fusion",
+    "which tensors are compressed and sent as one",
+    '{"tensors": [{"bytes": 4000000, "backward_s": 0.004}, {"bytes": 8000, "backward_s": 0.001}, '
+    '{"bytes": 9000000, "backward_s": 0.006}], "forward_s": 0.02, "compress": {"alpha": 0.0002, "beta": 1e-09, '
+    '"floor_bytes": 4000000}, "communicate": {"alpha": 0.001, "beta": 1e-08}}',
+    FusionInput,
+    plan_fusion,
+)
 
 PLANNERS: Final[Mapping[str, Planner[Any, Any]]] = {
-    planner.name: planner for planner in (EVEN, INVERSE_TIME, OPTPERF, GNS, GOODPUT, TTA, ADMISSION, PLACEMENT, CHUNKS)
+    planner.name: planner
+    for planner in (
+        *(EVEN, INVERSE_TIME, OPTPERF, GNS, GOODPUT, TTA, ADMISSION, PLACEMENT, CHUNKS),
+        *(COMPRESSION, FUSION),
+    )
 }

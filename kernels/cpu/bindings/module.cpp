@@ -3,6 +3,7 @@
 #include "../../bindings/buffers.hpp"
 #include "../../bindings/gil.hpp"
 #include "../../exchange/bindings/module.hpp"
+#include "../../planning/bindings/module.hpp"
 #include "../processor/thread_pool.hpp"
 #include "../reduce/squared_norm.hpp"
 #include "../reduce/weighted_sum.hpp"
@@ -54,6 +55,7 @@ NB_MODULE(_native, m) {
           nb::kw_only(), "portable"_a = false);
     ak::bind_sparse(m);
     ak::bind_exchange_engine(m);
+    ak::bind_planning(m);
     m.def("cpu_features", cpu_features);
     m.def("stop_threads", stop_threads);
     nb::module_::import_("atexit").attr("register")(m.attr("stop_threads"));

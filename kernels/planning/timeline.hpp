@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace atoll_kernels {
+
+// A tensor's work on one resource takes alpha + beta * bytes * factor seconds.
+struct Task {
+    std::size_t resource;
+    double alpha, beta, factor;
+};
+
+struct TensorWork {
+    double bytes, backward_s;
+};
+
+// When a task was served, from the first backward pass's begin; a backward pass has place 0, tasks count from 1.
+struct Span {
+    std::size_t tensor, place, resource;
+    double start_s, end_s;
+};
+
+using Choice = std::vector<std::uint16_t>;
+
+// One backward pass and the synchronisation of its tensors, simulated: every resource serves one task at a time to its
+// end.
+//
+// Backward passes run on resource 0, the device, in the order of the tensors. A tensor's tasks run one after the other,
+// the first when its backward pass has ended. On the device, tasks before the tensor's first task elsewhere are served
+// before any later backward pass; the others wait until the last of both has ended. Every resource but the device, and
+// the device from then on, serves by the time at which a task became ready, ties by tensor.
+// Source: Espresso (Wang, 2023), Section 4.6, for the resources; the order of service is ours.
+class Timeline {
+  public:
+    static constexpr std::size_t device = 0;
+    static constexpr double never = std::numeric_limits<double>::infinity();
+
+    // resources: how many there are; every task's is below. options: the tasks of each, for any tensor.
+    Timeline(std::vector<TensorWork> tensors, std::vector<std::vector<Task>> options, std::size_t resources);
+
+    std::size_t tensors() const { return tensors_.size(); }
+    std::size_t options() const { return first_.size() - 1; }
+    const std::vector<TensorWork>& work() const { return tensors_; }
+
+    // Seconds from the first backward pass's begin to the end of everything, with option choice[i] for tensor i; `never`
+    // where that is no less than `limit`. spans: if not null, gets every task in the order of their ends.
+    double end_s(const Choice& choice, double limit = never, std::vector<Span>* spans = nullptr);
+
+    // Tasks looked at since construction: what a search has cost, on every machine the same.
+    std::uint64_t tasks_served() const { return served_; }
+
+  private:
+    struct Waiting {
+        double ready_s;
+        std::size_t tensor, task;
+    };
+    struct Resource {
+        std::vector<Waiting> queue;  // from `head` on, in the order of service
+        std::size_t head = 0;
+        Waiting serving{};
+        double started_s = 0, busy_until_s = never;  // `never`: idle
+        double total_s = 0, first_s = never;  // what it will serve in all, and when that can begin
+        bool has_waiting() const { return head < queue.size(); }
+    };
+    struct Entry {
+        double ready_s;
+        std::size_t task;
+    };
+
+    double duration(std::size_t tensor, std::size_t task) const {
+        return durations_[tensor * tasks_.size() + task];
+    }
+    std::size_t last_task(std::size_t tensor) const { return first_[option_[tensor] + 1]; }
+    double run_device(const Choice& choice, std::vector<Span>* spans);
+    double lower_bound() const;
+    void enqueue(double now_s, std::size_t tensor, std::size_t task);
+    void finish(Resource& resource, double now_s, std::vector<Span>* spans);
+    bool can_begin(std::size_t resource, double now_s) const;
+    Resource* instant(double now_s);
+    void serve(double now_s, std::vector<Span>* spans);
+    double next_event(std::size_t arrived) const;
+
+    std::vector<TensorWork> tensors_;
+    std::vector<Task> tasks_;           // of all options, one after the other
+    std::vector<std::size_t> first_;    // of each option, its first task; and the end
+    std::vector<std::size_t> leading_;  // of each option, how many tasks stand before the first elsewhere
+    std::vector<double> durations_;     // [tensor][task]
+
+    const std::uint16_t* option_ = nullptr;
+    std::vector<Resource> resources_;
+    std::vector<Entry> entries_;  // of each tensor, when it leaves the backward pass, and its next task
+    double backward_end_s_ = 0, end_s_ = 0;
+    std::uint64_t served_ = 0;
+};
+
+}  // namespace atoll_kernels
