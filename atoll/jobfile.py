@@ -7,11 +7,13 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     StrictBool,
     StrictInt,
     StrictStr,
@@ -122,6 +124,9 @@ class _JobFile(_Strict):
     """Free devices beyond `workers` that no other job gets, to take the places of lost ones at once."""
 
     env: jobspec.Environment = {}
+    secrets: Annotated[tuple[jobspec.Variable, ...], Field(max_length=jobspec.MAX_ENTRIES)] = ()
+    """Names of variables of whoever submits. Workers get them; nobody is shown their values."""
+
     workdir: jobspec.Text | None = None
     checkpoint: CheckpointSection = CheckpointSection()
     max_restarts: jobspec.Count = 3
@@ -159,8 +164,9 @@ class _JobFile(_Strict):
                 )
         return self
 
-    def to_spec(self, script: str) -> JobSpec:
-        """The message that is sent. script: its path inside the bundle. Raises BadInput."""
+    def to_spec(self, script: str, environment: Mapping[str, str] = MappingProxyType({})) -> JobSpec:
+        """The message that is sent. script: its path inside the bundle. environment: where the values of `secrets` are;
+        what is not there is sent empty, and is refused but for another job's code, which has them. Raises BadInput."""
         strategy = registry.find(self.strategy)
         for name in self.adapt.strategy_params:
             if name not in strategy.plan_parameters.model_fields:  # not before: the strategy may be a flag
@@ -199,6 +205,8 @@ class _JobFile(_Strict):
         )
         wire = jobspec.to_wire(spec)
         wire.adapt.profile = self.adapt.profile or ""
+        for name in self.secrets:
+            wire.secrets[name] = environment.get(name, "")
         return wire
 
     def settings_of(self, strategy: str) -> StrategySettings | None:
@@ -229,6 +237,7 @@ def from_spec(spec: JobSpec) -> JobFile:
     job = {name: value for name, value in values.items() if name in JobFile.model_fields}
     job |= {
         "workers": f"{spec.min_workers}:{spec.max_workers}",
+        "secrets": tuple(spec.secrets),
         "strategy": strategy.name,
         "checkpoint": {name: checkpoint[name] for name in CheckpointSection.model_fields if name in checkpoint},
         "adapt": {

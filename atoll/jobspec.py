@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
 from google.protobuf.message import Message
-from pydantic import AfterValidator, Field, Strict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, PlainSerializer, SecretStr, Strict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from atoll.errors import BadInput, SettingError
@@ -31,6 +31,7 @@ MAX_PROFILE_BYTES: Final = 256 * 1024
 _JOB_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://(?![^/@]*:[^/@]*@)[^\s?#]+")
 _PASSWORD: Final = re.compile(r"://[^/@]*@")
+_VARIABLES: Final = ("spec.env", "spec.secrets")  # whose keys are names of the user's
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
@@ -60,14 +61,18 @@ def _is_directory(value: str) -> bool:
     return not value or "://" in value or (path.is_absolute() and ".." not in path.parts)
 
 
-Text = Annotated[
-    str,
-    _rule(lambda text: "\0" not in text, "has a zero byte. Remove it"),
-    _rule(
-        lambda text: len(text.encode(errors="surrogatepass")) <= MAX_STRING_BYTES,
-        f"is longer than {MAX_STRING_BYTES} bytes. Put it into a file of the bundle",
-    ),
-]
+def _revealed(text: str | SecretStr) -> str:
+    return text.get_secret_value() if isinstance(text, SecretStr) else text
+
+
+_WITHOUT_ZERO: Final = _rule(lambda text: "\0" not in _revealed(text), "has a zero byte. Remove it")
+_OF_A_STRING: Final = _rule(
+    lambda text: len(_revealed(text).encode(errors="surrogatepass")) <= MAX_STRING_BYTES,
+    f"is longer than {MAX_STRING_BYTES} bytes. Put it into a file of the bundle",
+)
+Text = Annotated[str, _WITHOUT_ZERO, _OF_A_STRING]
+# Of another type than text: whoever shows or logs one without asking for its value shows asterisks.
+Secret = Annotated[SecretStr, _WITHOUT_ZERO, _OF_A_STRING, PlainSerializer(_revealed, when_used="json")]
 Count = Annotated[int, Strict(), Field(ge=0, lt=2**32)]
 Name = Annotated[
     str,
@@ -81,6 +86,7 @@ Script = Annotated[
 Arguments = Annotated[tuple[Text, ...], Field(max_length=MAX_ENTRIES)]
 Variable = Annotated[str, _rule(_VARIABLE.fullmatch, "is not a name of a variable. Use letters, digits and '_'")]
 Environment = Annotated[Mapping[Variable, Text], Field(max_length=MAX_ENTRIES)]
+Secrets = Annotated[Mapping[Variable, Secret], Field(max_length=MAX_ENTRIES)]
 Directory = Annotated[
     Text,
     _rule(
@@ -163,6 +169,7 @@ class Spec(EtcdRecord):
     hang_s: HangTime = field(default=0.0, metadata=LATER)
     strategy: str = field(default="dense", metadata=LATER)
     strategy_settings: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)  # all of them
+    secrets: Secrets = field(default_factory=dict, metadata=LATER)
 
     def __post_init__(self) -> None:
         registry.find(self.strategy, "spec.strategy").check_settings(self.strategy_settings, "spec.strategy_settings")
@@ -191,9 +198,11 @@ def from_wire(wire: pb.JobSpec) -> Spec:
     return spec
 
 
-def to_wire(spec: Spec) -> pb.JobSpec:
-    """The spec as agents and clients get it: without the offline profile, which only planning reads."""
+def to_wire(spec: Spec, *, reveal: bool = False) -> pb.JobSpec:
+    """The spec as agents and clients get it: without the offline profile, which only planning reads. reveal: with the
+    values of its secrets, for an agent."""
     values = asdict(spec)
+    values["secrets"] = {name: _revealed(value) if reveal else "" for name, value in spec.secrets.items()}
     values["strategy_settings"] = as_json(spec.strategy_settings)
     values["adapt"]["profile"] = ""
     return pb.JobSpec(**values)
@@ -253,6 +262,12 @@ def _misfits(spec: Spec) -> Iterator[tuple[str, object, str, str]]:
     if adapt.profile and "sparsity" not in parameters:
         compress = [s.name for s in registry.strategies().values() if "sparsity" in s.plan_parameters.model_fields]
         yield "adapt.profile", "…", "is of compression", f"Leave it out, or use {' or '.join(compress)}"
+    for name, value in spec.secrets.items():
+        if name in spec.env:
+            yield f"secrets.{name}", "***", "is in env too, where everyone sees it", "Leave it out there"
+        if not value:
+            without = "is empty. A controller that serves other machines without TLS hands out none"
+            yield f"secrets.{name}", "", without, "Set it where you submit, and use certificates"
     if start is not None and not start.job and not start.directory:
         yield "checkpoint.start_from.directory", "", "is missing", "Name a job, a directory or a URL"
 
@@ -260,7 +275,7 @@ def _misfits(spec: Spec) -> Iterator[tuple[str, object, str, str]]:
 def _wrong(error: ErrorDetails, path: str = "spec") -> BadInput:
     """What pydantic found, as a sentence about the field, with the value but for what is secret in it."""
     for part in (part for part in error["loc"] if part != "[key]"):
-        path += f".{part}" if isinstance(part, str) and not path.startswith("spec.env") else f"[{part}]"
+        path += f".{part}" if isinstance(part, str) and not path.startswith(_VARIABLES) else f"[{part}]"
     if error["loc"][-1:] == ("[key]",):
         path = path.rpartition("[")[0]
     if error["type"] == "missing":
@@ -270,6 +285,8 @@ def _wrong(error: ErrorDetails, path: str = "spec") -> BadInput:
         value = f"'{len(error['input'])} entries'"
     elif error["type"] == "string_too_long":
         value = f"'{len(error['input'])} characters'"
+    elif path.startswith("spec.secrets["):
+        value = "'***'"
     shown = _PASSWORD.sub("://...@", value if len(value) <= 200 else value[:200] + "…")
     return BadInput(f"{path} = {shown} {said(error)}")
 

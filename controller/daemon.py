@@ -150,6 +150,7 @@ class _Candidate:
             controller=self._address,
             heartbeat_s=self._settings.heartbeat_s,
             node_lease_s=self._settings.node_lease_s,
+            private=self._settings.tls is not None or is_loopback(split_address(self._settings.listen)[0]),
         )
         epoch = LeaderEpoch(self._store, fence, keeper, settings, self._logs.remove)
         await epoch.load()

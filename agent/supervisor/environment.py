@@ -43,7 +43,8 @@ def worker_environment(
         env["OMP_NUM_THREADS"] = str(threads)
     if interface is not None:
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = interface
-    env |= {name: value for name, value in launch.spec.env.items() if _may_set(name)}
+    own = {**launch.spec.env, **launch.spec.secrets}
+    env |= {name: value for name, value in own.items() if _may_set(name)}
     if device.kind == "cuda":
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order; CUDA's own puts the fastest first
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_devices(device, devices, launch.local_rank))

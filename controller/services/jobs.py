@@ -10,6 +10,7 @@ from concurrent.futures import Executor
 from importlib.metadata import version
 from typing import Final
 
+from atoll import jobspec
 from atoll.controller.deciding.given import Pins
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.records.code_bundles import check_bundle
@@ -62,11 +63,15 @@ class JobServicer(JobServiceServicer):
         return pb.SubmitReply(job=await epoch.submit(spec, header.request_id, code))
 
     async def _submit_alike(self, epoch: LeaderEpoch, header: pb.SubmitHeader) -> pb.SubmitReply:
-        """A job with the code, and the offline profile, of another one, which may be over."""
+        """A job with the code of another one, which may be over, and with its offline profile, and its secrets where it
+        names them without a value."""
         other = epoch.ledger.find(header.code_of).job.spec
         header.spec.code_sha256 = other.code_sha256
         if other.adapt.profile and header.spec.strategy == other.strategy:
             header.spec.adapt.profile = other.adapt.profile
+        of_other = jobspec.to_wire(other, reveal=True).secrets
+        for name, value in list(header.spec.secrets.items()):
+            header.spec.secrets[name] = value or of_other.get(name, "")
         spec = spec_from_wire(header.spec)
         code = b"".join(await epoch.code.chunks(spec.code_sha256))
         return pb.SubmitReply(job=await epoch.submit(spec, header.request_id, code))

@@ -77,6 +77,7 @@ def test_good_launch_passes() -> None:
 @pytest.mark.parametrize(
     ("field", "spoil"),
     [
+        ("spec.secrets.TOKEN", spec(secrets={"TOKEN": ""})),  # the controller may not hand it out: no worker without
         ("spec.strategy", spec(strategy="ring")),
         ("spec.stale_sparse.sparsity", spec(strategy_settings='{"sparsity":1.0}')),
         ("spec.stale_sparse", spec(strategy_settings="[]")),

@@ -81,6 +81,7 @@ def test_a_submitted_job_says_what_its_job_file_said() -> None:
         "workers": "2:8",
         "standby": 1,
         "env": {"A": "1"},
+        "secrets": ("WANDB_API_KEY",),
         "checkpoint": CheckpointSection(
             directory="/mnt/vit", every_steps=7, keep=3, keep_every_steps=70, memory_replicas=0, site_safe=True
         ),
@@ -124,6 +125,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
             "workers": "2:8",
             "standby": 1,
             "env": {"EPOCHS": "3"},
+            "secrets": ["TOKEN"],
             "checkpoint": {"directory": "s3://b/vit", "every_steps": 50, "keep": 4, "keep_every_steps": 500}
             | {"memory_replicas": 0, "site_safe": True},
             "max_restarts": 1,
@@ -151,7 +153,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
         ("checkpoint.every = 3", "line 1: unknown field 'checkpoint.every'. Did you mean 'every_steps'?"),
         (
             "xyzzy = 1",
-            "line 1: unknown field 'xyzzy'. Known: name, script, args, workers, standby, env, workdir, checkpoint",
+            "line 1: unknown field 'xyzzy'. Known: name, script, args, workers, standby, env, secrets, workdir, check",
         ),
         ("[resources]\ngpus = 1", "line 1: unknown field 'resources'."),
         ("\nworkers = true", "line 2: workers = True is wrong: it should be a valid integer"),

@@ -28,6 +28,10 @@ Seed = Annotated[int | None, typer.Option(help="Of the order of samples.")]
 Config = Annotated[Path | None, typer.Option(help="Job file (TOML); flags override it.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show progress until it ends; Ctrl-C detaches.")]
 Env = Annotated[list[str] | None, typer.Option(metavar="K=V", help="Environment of the workers.")]
+Secret = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A variable of yours that the workers get and nobody is shown; repeatable."),
+]
 Workdir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Ship this whole folder; else *.py under the script's.")
 ]

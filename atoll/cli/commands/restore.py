@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,7 @@ def restore(
     config: options.Config = None,
     follow: options.Follow = False,
     env: options.Env = None,
+    secret: options.Secret = None,
     checkpoint_every: options.CheckpointEvery = None,
     checkpoint_dir: options.CheckpointDir = None,
     keep: options.Keep = None,
@@ -62,6 +64,7 @@ def restore(
         "standby": standby,
         "workdir": str(workdir) if workdir else None,
         "env": env,
+        "secrets": secret,
         "checkpoint.every_steps": checkpoint_every,
         "checkpoint.directory": checkpoint_dir,
         "checkpoint.keep": keep,
@@ -84,7 +87,7 @@ def _of_job(wanted: sources.CheckpointSource, flags: dict[str, Any]) -> submit.S
 
     async def send(client: AsyncClient) -> str:
         job, start = await _start(client, wanted)
-        spec = submit.with_flags(jobfile.from_spec(job.spec), flags).to_spec(job.spec.script)
+        spec = submit.with_flags(jobfile.from_spec(job.spec), flags).to_spec(job.spec.script, os.environ)
         spec.checkpoint.start_from.CopyFrom(start)
         return await client.submit_alike(spec, job.id)
 
@@ -95,7 +98,7 @@ def _with_own_code(wanted: sources.CheckpointSource, config: Path | None, flags:
     from atoll.v1.common_pb2 import StartFrom
 
     prepared, bundle = submit.prepare(config, flags)
-    spec = prepared.to_spec(bundle.script)
+    spec = prepared.to_spec(bundle.script, os.environ)
     if wanted.directory is not None:
         sources.check_directory(wanted.directory, wanted.step, terminal.note)
     elif wanted.url:

@@ -43,6 +43,7 @@ def submit(
     config: options.Config = None,
     follow: options.Follow = False,
     env: options.Env = None,
+    secret: options.Secret = None,
     checkpoint_every: options.CheckpointEvery = None,
     checkpoint_dir: options.CheckpointDir = None,
     keep: options.Keep = None,
@@ -69,6 +70,7 @@ def submit(
         "standby": standby,
         "workdir": str(workdir) if workdir else None,
         "env": env,
+        "secrets": secret,
         "checkpoint.every_steps": checkpoint_every,
         "checkpoint.directory": checkpoint_dir,
         "checkpoint.keep": keep,
@@ -80,7 +82,7 @@ def submit(
         **strategy_options.given(context),
     }
     job, bundle = prepare(config, flags)
-    spec = job.to_spec(bundle.script)
+    spec = job.to_spec(bundle.script, os.environ)
     hand_over(context, lambda client: client.submit(spec, bundle.data), follow, timeout, as_json=as_json)
 
 
@@ -117,16 +119,18 @@ def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle
     if job.script is None:
         raise BadInput("no script named. Give it: atoll submit train.py, or `script = ` in the job file")
     script = base / job.script
+    if missing := [name for name in job.secrets if not os.environ.get(name)]:
+        raise BadInput(f"secret {missing[0]} is not set here. export {missing[0]}=… before you submit")
     job = jobfile.with_profile(job, root)
     return job, bundle.pack(script, root / job.workdir if job.workdir else None)
 
 
 def with_flags(job: JobFile, flags: dict[str, Any]) -> JobFile:
-    """The job with the command's flags on top; --env adds to its environment. Raises BadInput."""
+    """The job with the command's flags on top; --env and --secret add to what it has. Raises BadInput."""
     from atoll import jobfile
 
-    env = _environment(flags["env"] or [])
-    return jobfile.with_flags(job, {**flags, "env": {**job.env, **env} if env else None})
+    env, secrets = _environment(flags["env"] or []), tuple(dict.fromkeys([*job.secrets, *(flags["secrets"] or [])]))
+    return jobfile.with_flags(job, {**flags, "env": {**job.env, **env} if env else None, "secrets": secrets or None})
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:

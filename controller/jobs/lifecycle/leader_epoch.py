@@ -25,7 +25,7 @@ from atoll.controller.state.codec import encode
 from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.records import JobPhase, JobPins, JobRecord, JobStatus, Level, NodeRecord, PlanRecord
 from atoll.controller.state.store import Fence, Put, StateStore
-from atoll.errors import Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
+from atoll.errors import BadInput, Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
 from atoll.jobspec import Spec, check_shares, check_total_batch
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,9 @@ class LeaderEpochSettings:
 
     heartbeat_s: float
     node_lease_s: float
+
+    private: bool
+    """Whether nobody on the way to an agent can read along: then agents are told the secrets of jobs."""
 
 
 class LeaderEpoch:
@@ -63,7 +66,12 @@ class LeaderEpoch:
         self.relay: Final = StrategyRelay()
         self.code: Final = CodeBundles(store, fence)
         self.reconciler: Final = Reconciler(
-            self.ledger, self.sessions, self.progress, node_lease_s=settings.node_lease_s, removed=self._removed
+            self.ledger,
+            self.sessions,
+            self.progress,
+            node_lease_s=settings.node_lease_s,
+            reveal=settings.private,
+            removed=self._removed,
         )
         self._told_removed = removed
         self._store = store
@@ -116,7 +124,14 @@ class LeaderEpoch:
         self._keeper.touch(session.lease)
 
     async def submit(self, spec: Spec, request_id: str, code: bytes) -> str:
-        """Keep code and job in etcd. Returns its id: the one an earlier Submit with the same request id got, if any."""
+        """Keep code and job in etcd. Returns its id: the one an earlier Submit with the same request id got, if any.
+
+        Raises BadInput for a job with secrets, where agents cannot be told them."""
+        if spec.secrets and not self.settings.private:
+            raise BadInput(
+                "spec.secrets: this controller serves other machines without TLS, where anyone on the way could read "
+                "them. Give it certificates (`atoll certs`), or leave the secrets out"
+            )
         text = f"submitted: {spec.script} on {spec.min_workers} to {spec.max_workers} workers"
         async with self.ledger.writing:  # held over both, so that retention does not remove the code in between
             await self.code.put(spec.code_sha256, code)

@@ -62,6 +62,7 @@ class Reconciler:
         progress: ProgressBoard,
         *,
         node_lease_s: float,
+        reveal: bool,
         removed: Callable[[str], None] = lambda job: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,6 +70,7 @@ class Reconciler:
         self._sessions = sessions
         self._progress = progress
         self._node_lease_s = node_lease_s
+        self._reveal = reveal
         self._removed = removed
         self._clock = clock
         self._nudged = asyncio.Event()
@@ -319,7 +321,8 @@ class Reconciler:
     def _common_launch(self, state: JobState, run: RunRecord) -> bytes:
         key = (run.job, run.run)
         if self._last_launch is None or self._last_launch[0] != key:
-            self._last_launch = (key, wire.launch_of_all(state.job, run, state.plans[0], state.placement))
+            common = wire.launch_of_all(state.job, run, state.plans[0], state.placement, reveal=self._reveal)
+            self._last_launch = (key, common)
         return self._last_launch[1]
 
     def _plan_message(self, state: JobState, action: SendPlan) -> bytes:

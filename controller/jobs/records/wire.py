@@ -134,14 +134,16 @@ def level_from_wire(level: int) -> Level:
     return _LEVEL_OF.get(level, Level.INFO)
 
 
-def launch_of_all(job: JobRecord, run: RunRecord, first: PlanRecord, placement: PlacementRecord | None) -> bytes:
+def launch_of_all(
+    job: JobRecord, run: RunRecord, first: PlanRecord, placement: PlacementRecord | None, *, reveal: bool
+) -> bytes:
     """What the launches of a run have in common, serialised: with a thousand ranks it has as many members, keys and
-    shares, so it is made once."""
+    shares, so it is made once. reveal: with the values of the job's secrets."""
     common = agents_pb2.Launch(
         world_size=len(run.members),
         master_address=run.master_address,
         master_port=run.master_port,
-        spec=jobspec.to_wire(job.spec),
+        spec=jobspec.to_wire(job.spec, reveal=reveal),
         plan=plan_to_wire(first),
     )
     if run.data_seed:

@@ -76,7 +76,9 @@ def test_worker_finds_its_gpu_at_its_local_rank() -> None:
 
 def test_environment_of_a_gpu_worker() -> None:
     gpus = [Device(n, "cuda", "RTX", 1, 1.0, visible_as=str(n)) for n in range(2)]
-    spec = JobSpec(env={"CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "3", "WORLD_SIZE": "9"})
+    spec = JobSpec(
+        env={"CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "3", "WORLD_SIZE": "9"}, secrets={"KEY": "k", "RANK": "3"}
+    )
     launch = Launch(id=WorkerId(job="j", run=1), world_size=1, local_world_size=1, master_port=5, spec=spec)
     inherited = {"ATOLL_TOKEN": "secret", "HOME": "/root", "RANK": "4"}
     env = worker_environment(
@@ -85,6 +87,7 @@ def test_environment_of_a_gpu_worker() -> None:
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
     assert (env["WORLD_SIZE"], env["RANK"], env["OMP_NUM_THREADS"]) == ("1", "0", "3")
     assert (env["HOME"], env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("/root", "eth1", "eth1")
+    assert env["KEY"] == "k"
     assert "ATOLL_TOKEN" not in env
 
 

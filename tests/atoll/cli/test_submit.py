@@ -283,6 +283,21 @@ def test_the_first_of_several_failures_is_the_one_whose_code_the_job_has() -> No
     assert culprit(pb.Job(workers=[worker(0, common.EXIT_KIND_PEER_LOST, 75)])) is None
 
 
+def test_secrets_are_named_in_the_job_file_and_come_from_the_environment(
+    runner: CliRunner, controller: ScriptedController, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.toml").write_text('secrets = ["TOKEN"]\n')
+    named = ("train.py", "--config", "job.toml", "--secret", "KEY")
+    monkeypatch.setenv("TOKEN", "hunter2")
+    refused = submit(runner, controller, *named)
+    assert (refused.exit_code, controller.script.headers) == (2, [])
+    assert "error: secret KEY is not set here. export KEY=… before you submit" in refused.stderr
+    monkeypatch.setenv("KEY", "hunter3")
+    accepted = submit(runner, controller, *named, "--json")
+    assert dict(controller.script.headers[0].spec.secrets) == {"TOKEN": "hunter2", "KEY": "hunter3"}
+    assert "hunter" not in accepted.output
+
+
 def test_the_environment_of_the_user_is_not_sent(
     runner: CliRunner, controller: ScriptedController, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

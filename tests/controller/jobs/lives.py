@@ -193,7 +193,9 @@ class Life:
         self.ledger = Ledger(store, fence, lambda: None, clock)
         self.sessions = AgentSessions(3.0, lambda: None, clock)
         self.progress = ProgressBoard(clock)
-        self.reconciler = Reconciler(self.ledger, self.sessions, self.progress, node_lease_s=3.0, clock=clock)
+        self.reconciler = Reconciler(
+            self.ledger, self.sessions, self.progress, node_lease_s=3.0, reveal=True, clock=clock
+        )
 
     async def begin(self) -> None:
         self.sessions.remember(await self.ledger.load())

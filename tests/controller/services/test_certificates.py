@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,23 +10,13 @@ import grpc.aio
 import pytest
 from daemons import Controller, controller, leading
 from fake_agent import FakeAgent
+from identities import Certificates
 
-from atoll.certs import create_authority, identity, issue
 from atoll.rpc import Tls, open_channel
 from atoll.v1 import agents_pb2
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.agents_pb2_grpc import AgentServiceStub
 from atoll.v1.jobs_pb2_grpc import JobServiceStub
-
-NOW = datetime.datetime.now(datetime.UTC)
-
-
-class Certificates:
-    def __init__(self, folder: Path) -> None:
-        create_authority(folder, NOW)
-        self.controller = identity(issue(folder, "controller", "head", ["127.0.0.1"], NOW))
-        self.alice = identity(issue(folder, "client", "alice", [], NOW))
-        self.a = identity(issue(folder, "agent", "a", [], NOW))
 
 
 @pytest.fixture(scope="module")

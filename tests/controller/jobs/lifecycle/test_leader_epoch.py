@@ -34,7 +34,7 @@ async def story(store: EtcdStore, at: int) -> str:
     fence = Fence(keys.LEADER, await store.commit([Put(keys.LEADER, b"me")]))
     await put(store, GONE)
     losing = LosingAnswers(store, resets=True)
-    settings = LeaderEpochSettings(controller="here", heartbeat_s=1.0, node_lease_s=3.0)
+    settings = LeaderEpochSettings(controller="here", heartbeat_s=1.0, node_lease_s=3.0, private=True)
     epoch = LeaderEpoch(losing, fence, LeaseKeeper(store, lambda lease: None), settings, lambda job: None)
     await epoch.load()
     await store.commit([Delete(keys.job(GONE))])

@@ -5,8 +5,11 @@ import math
 from typing import Any
 
 import pytest
+from made import job
 
 from atoll.controller.jobs.records.spec import spec_from_wire
+from atoll.controller.state.codec import decode, encode
+from atoll.controller.state.records import JobRecord
 from atoll.errors import BadInput
 from atoll.jobfile import JobFile, with_flags
 from atoll.jobspec import to_wire
@@ -68,10 +71,39 @@ def test_a_good_spec_survives_both_ways() -> None:
         ),
         adapt=pb.Adaptation(learning_rate="none", strategy_params=["sparsity"], profile=SURROGATE),
     )
+    full.secrets["TOKEN"] = "hunter2"
     back = to_wire(spec_from_wire(full))
     assert back.adapt.profile == ""  # only planning reads it
+    assert back.secrets == {"TOKEN": ""}
     back.adapt.profile = SURROGATE
+    back.secrets["TOKEN"] = "hunter2"
     assert back == full
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"secrets": {"A=B": "hunter2"}}, "is not a name of a variable"),
+        ({"secrets": {"KEY": "hunter2\0"}}, r"spec.secrets\[KEY\] = '\*\*\*' has a zero byte"),
+        ({"secrets": {"KEY": "hunter2" * 1000}}, r"spec.secrets\[KEY\] = '\*\*\*' is longer than 4096 bytes"),
+        ({"secrets": {"KEY": ""}}, "spec.secrets.KEY = '' is empty.*Set it where you submit"),
+        ({"secrets": {"KEY": "hunter2"}, "env": {"KEY": "x"}}, r"spec.secrets.KEY = '\*\*\*' is in env too"),
+    ],
+)
+def test_a_secret_that_cannot_be_is_refused_without_being_shown(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as refused:
+        spec_from_wire(wire(**fields))
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_secret_is_in_etcd_and_in_nothing_that_is_written_or_shown() -> None:
+    spec = spec_from_wire(wire(secrets={"TOKEN": "hunter2"}))
+    assert "hunter2" not in f"{spec} {spec!r} {to_wire(spec)}"
+    record = job(spec=spec)
+    kept = encode(record)
+    assert b'"TOKEN":"hunter2"' in kept
+    assert decode(JobRecord, "/atoll/jobs/a", kept) == record
+    assert to_wire(spec, reveal=True).secrets == {"TOKEN": "hunter2"}
 
 
 def test_what_was_left_out_gets_its_meaning() -> None:
