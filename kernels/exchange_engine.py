@@ -103,8 +103,8 @@ class ExchangeEngine:
     update in its live weights, `sum_updates` sends what it is ahead of the masters, and `fetch` adds what the others
     did. The masters take the sum of all ranks' updates as it is; live = master - ranks * residual at any time, so error
     feedback is in the weights themselves and needs no memory (pass error_feedback=False). Moments, accumulation and
-    clipping belong to each rank's own optimizer and are refused. What the rounding of 16-bit live weights loses counts
-    as an update: the masters are then no more precise than the mean of the ranks' live weights.
+    clipping belong to each rank's own optimizer and are refused. What live weights of 16 bits lose where others'
+    updates are added is remembered, in float32 [n], and counts as if they had it.
     """
 
     def __init__(
@@ -198,6 +198,15 @@ class ExchangeEngine:
         """
         with _refusals("read_residual"):
             return self._native.read_residual(tensor, live, out)
+
+    def set_live(self, tensor: int, residual: Any, live: Any) -> None:
+        """Exchanging updates: live becomes master - ranks * residual, as of a rank that has not sent so much yet.
+
+        residual: float32 [n], or None for 0. live: None, the tensor's own; else, for a tensor added without, a buffer
+        for the weights that are kept elsewhere. Call it between two updates, with nothing on the way.
+        """
+        with _refusals("set_live"):
+            self._native.set_live(tensor, residual, live)
 
     def snapshot(self, sync_round: int, tensor: int, ranges: Sequence[tuple[Any, Any]]) -> None:
         """Have memory that updates of a tensor change captured as it is at `sync_round`, which must not be older than

@@ -72,6 +72,16 @@ class LayerExchange:
         assert self._offload is not None
         self._offload.submit(layer.number, number, flat, compress)
 
+    def set_live(self, layer: Layer, residual: torch.Tensor | None) -> None:
+        """Exchanging updates: the layer's own weights become those of a rank that has not sent `residual`, float32 [N]
+        on the CPU, yet; None: of one that has sent all. With nothing on the way."""
+        if layer.on_cpu:
+            self.engine.set_live(layer.number, residual, None)
+        else:
+            live = torch.empty_like(layer.live, device="cpu")
+            self.engine.set_live(layer.number, residual, live)
+            layer.live.copy_(live)
+
     def check_copies(self) -> None:
         """Raises what a copy from the GPU met."""
         if self._offload is not None:

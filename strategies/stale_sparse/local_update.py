@@ -65,7 +65,7 @@ class StaleSparseUpdate(ABC):
 
     @abstractmethod
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
-        """Residuals of ranks of the run before, which this one took over, count again."""
+        """Residuals of ranks of the run before, which this one took over, count again. Before the first sync round."""
 
     @abstractmethod
     def combined(self) -> Norms: ...
@@ -89,9 +89,9 @@ class StaleSparseUpdate(ABC):
         self._first_step = position.step
         self.state.take_over_masters(shared)
         self.state.updates = max(self._adopt_optimizer(), int(shared.get("updates", 0)))
-        if origin is not None and "versions" in shared:
-            self._adopt_residuals(self.state.take_over_residuals(origin))
         self._exchange.start(self._session, self._settings, self._channel.islands())
+        resumed = origin if "versions" in shared else None
+        self._adopt_residuals(self.state.take_over_residuals(resumed) if resumed is not None else [])
         names = [layer.name for layer in self._layers]
         self._channel.connect(self._exchange.engine, names)
 

@@ -45,10 +45,10 @@ class UpdateExchange(StaleSparseUpdate):
 
     @torch.no_grad()
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
+        for layer in self._layers:
+            residuals = [state.residual[layer.name] for state in states]
+            self._exchange.set_live(layer, torch.stack(residuals).sum(0) if residuals else None)
         for state in states:
-            for layer in self._layers:
-                residual = state.residual[layer.name].to(device=layer.live.device)
-                layer.live.sub_(residual, alpha=float(self._world_size))
             if state.rank == self._session.place.rank and state.optimizer is not None:
                 self._optimizer.load_state_dict(dict(state.optimizer))
 
@@ -65,7 +65,7 @@ class UpdateExchange(StaleSparseUpdate):
                     dist.all_reduce(together, group=group.control)
             with flushes.flushing(layer.name, given):
                 layer.master -= together
-                layer.live.copy_(layer.master)
+                self._exchange.set_live(layer, None)
         if group is not None:
             group.barrier()  # now nobody can go on from a state without it
         flushes.everywhere()

@@ -30,6 +30,9 @@ class UpdateJob(Job):
         self.ranks = range(len(self.engines))
         self.sync_round = [0 for _ in self.ranks]
         self.fetched = [[0 for _ in sizes] for _ in self.ranks]  # rounds, by rank and tensor
+        for engine, mine in zip(self.engines, self.of, strict=True):
+            for tensor, one in enumerate(mine):
+                engine.set_live(tensor, None, one.live if by_hand else None)
         self.start = [master.double().clone() for master in self.masters(0)]
         self.did = [[torch.zeros(n, dtype=torch.float64) for n in sizes] for _ in self.ranks]
         self.parts: dict[tuple[int, int, int], torch.Tensor] = {}  # by rank, round, tensor; dense
@@ -39,14 +42,19 @@ class UpdateJob(Job):
         tensors.live = tensors.master.to(self._live_type, copy=True)
         return {"master": tensors.master, "residual": None, "live": None if self.by_hand else tensors.live}
 
-    def walk(self, rank: int, k_blocks: int, *, scale: float = 0.1, wait: bool = True) -> None:
-        """One update of a rank, and what follows from it there."""
+    def walk(self, rank: int, k_blocks: int, *, scale: float = 0.1, by_a_step: bool = False, wait: bool = True) -> None:
+        """One update of a rank, and what follows from it there. by_a_step: of its weights of 16 bits one in twenty
+        moves by their least step, away from 0."""
         engine, sync_round = self.engines[rank], self.sync_round[rank]
         if wait:
             engine.await_compressed(5)
         for tensor, mine in enumerate(self.of[rank]):
             before = mine.live.double().clone()
-            mine.live += scale * normal(len(before), 9, rank, tensor, sync_round).to(mine.live.dtype)
+            chance = normal(len(before), 9, rank, tensor, sync_round)
+            if by_a_step:
+                mine.live.view(torch.int16).add_((chance > 1.645).to(torch.int16))
+            else:
+                mine.live += scale * chance.to(mine.live.dtype)
             self.did[rank][tensor] += mine.live.double() - before
             if self.by_hand:
                 engine.compress_live(sync_round, tensor, mine.live.clone(), k_blocks)
@@ -110,7 +118,8 @@ class UpdateJob(Job):
             close(self.residual(rank, tensor), -did / n - self.sent([rank], tensor, self.sync_round[rank]))
             rounds = self.fetched[rank][tensor]
             others = n * self.sent([rank], tensor, rounds) - self.sent(self.ranks, tensor, rounds)
-            close(mine.live.double(), self.start[tensor] + did + others)
+            if mine.live.dtype == torch.float32:
+                close(mine.live.double(), self.start[tensor] + did + others)
 
     def check_end(self) -> None:
         """With nothing on the way."""
@@ -122,7 +131,8 @@ class UpdateJob(Job):
             master = self.masters(0)[tensor].double()
             close(start - master + torch.stack(residuals).sum(0), -did / n)
             for rank in self.ranks:
-                close(self.of[rank][tensor].live.double(), master - n * residuals[rank])
+                if self._live_type == torch.float32:
+                    close(self.of[rank][tensor].live.double(), master - n * residuals[rank])
 
 
 def add(live: torch.Tensor, index: Any, values: Any) -> None:

@@ -10,16 +10,26 @@
 namespace atoll_kernels {
 namespace {
 
+// wide [n] = live from `begin` on.
 template <ValueFormat format>
-ATOLL_INLINE float live_at(const void* live, std::size_t i) {
-    if constexpr (format == ValueFormat::float32) return static_cast<const float*>(live)[i];
-    const std::uint16_t bits = static_cast<const std::uint16_t*>(live)[i];
-    return format == ValueFormat::float16 ? from_float16(bits) : from_bfloat16(bits);
+ATOLL_INLINE void widen(const Difference& of, std::size_t begin, std::size_t n, float* wide) {
+    if constexpr (format == ValueFormat::float32) {
+        std::copy_n(static_cast<const float*>(of.live) + begin, n, wide);
+    } else {
+        const auto* const bits = static_cast<const std::uint16_t*>(of.live) + begin;
+        // Unrolled too early, this loop would escape vectorisation.
+#pragma GCC unroll 1
+        for (std::size_t i = 0; i < n; ++i)
+            wide[i] = format == ValueFormat::float16 ? from_float16(bits[i]) : from_bfloat16(bits[i]);
+        if (of.lost == nullptr) return;
+        for (std::size_t i = 0; i < n; ++i) wide[i] += of.lost[begin + i];
+    }
 }
 
 template <ValueFormat format>
 ATOLL_INLINE void difference_at(const Difference& of, std::size_t begin, std::size_t n, float* d) {
-    for (std::size_t i = 0; i < n; ++i) d[i] = of.scale * (of.master[begin + i] - live_at<format>(of.live, begin + i));
+    widen<format>(of, begin, n, d);
+    for (std::size_t i = 0; i < n; ++i) d[i] = of.scale * (of.master[begin + i] - d[i]);
 }
 
 template <ValueFormat format>
@@ -31,9 +41,7 @@ ATOLL_INLINE Sixteen sixteen_at(const Difference& of, std::size_t begin) {
         load(live.high, at + 8);
     } else {
         float wide[block_entries];
-        // Unrolled too early, this loop would escape vectorisation.
-#pragma GCC unroll 1
-        for (std::size_t i = 0; i < block_entries; ++i) wide[i] = live_at<format>(of.live, begin + i);
+        widen<format>(of, begin, block_entries, wide);
         load(live.low, wide);
         load(live.high, wide + 8);
     }
@@ -50,6 +58,7 @@ ATOLL_INLINE void fetch_ahead(const Difference& of, std::size_t begin) {
     const std::size_t there = std::min(begin + ahead_entries, of.n - 1);
     __builtin_prefetch(of.master + there);
     __builtin_prefetch(static_cast<const char*>(of.live) + there * bytes);
+    if (format != ValueFormat::float32 && of.lost != nullptr) __builtin_prefetch(of.lost + there);
 }
 
 // The score, or -1 if it is not finite.

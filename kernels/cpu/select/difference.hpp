@@ -9,9 +9,9 @@
 // Chooses the part of the difference between two copies of a tensor that is worth sending. Nothing is written but the
 // choice: what is not sent stays in the difference.
 //
-// d = scale * (master - live), each operation rounded to float32. Blocks, scores and non-finite blocks as in
-// compress.hpp. The same bits on every processor and for any number of threads. Bound by memory: reads 8n bytes (6n
-// where live has 16 bits).
+// d = scale * (master - live), each operation rounded to float32; live of 16 bits may come with what rounding to them
+// took away, and live + lost stands for it. Blocks, scores and non-finite blocks as in compress.hpp. The same bits on
+// every processor and for any number of threads. Bound by memory: reads 8n bytes (of 16 bits: 6n, with lost 10n).
 namespace atoll_kernels {
 
 struct Difference {
@@ -20,6 +20,7 @@ struct Difference {
     ValueFormat format;   // of live
     float scale;
     std::size_t n;
+    const float* lost = nullptr;  // float32 [n], with live of 16 bits only
 };
 
 // Blocks whose score exceeds `threshold` >= 0, the first `capacity` of them.

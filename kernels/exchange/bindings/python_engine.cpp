@@ -120,14 +120,14 @@ void PythonEngine::compress(std::int64_t sync_round, std::size_t tensor, nb::han
 
 // The tensor's own live buffer, or one handed over for it, which `buffer` keeps alive.
 Live PythonEngine::live_for(ExchangeEngine& engine, std::size_t tensor, nb::handle object,
-                            std::optional<Loaded>& buffer) {
+                            std::optional<Loaded>& buffer, Access access) {
     if (!engine.exchanges_updates()) refuse("this engine exchanges gradients; it does not follow live weights");
     const Live live = engine.live(tensor);
     if (object.is_none() && live.data == nullptr)
         refuse("live is None, and the tensor was added without one; pass its present weights");
     if (!object.is_none() && live.data != nullptr) refuse("the tensor was added with its live weights; pass None");
     if (object.is_none()) return live;
-    buffer.emplace(required(object, "live", Access::read, live_entries));
+    buffer.emplace(required(object, "live", access, live_entries));
     check_entries(*buffer, engine.entries(tensor), "it must be as long as master");
     return live_of(*buffer);
 }
@@ -158,6 +158,17 @@ std::size_t PythonEngine::read_residual(std::size_t tensor, nb::handle live_obje
     check_entries(out, engine.entries(tensor), "it must be as long as master");
     const GilReleased released(always);
     return engine.read_residual(tensor, live, out.data);
+}
+
+void PythonEngine::set_live(std::size_t tensor, nb::handle residual_object, nb::handle live_object) {
+    ExchangeEngine& engine = core();
+    std::optional<Loaded> buffer;
+    const Live live = live_for(engine, tensor, live_object, buffer, Access::write);
+    const Loaded residual(residual_object, "residual", Access::write);
+    check_entries(residual, engine.entries(tensor), "it must be as long as master");
+    if (buffer.has_value()) refuse_overlap({&*buffer, &residual});
+    const GilReleased released(always);
+    engine.set_live(tensor, live, residual.data);
 }
 
 void PythonEngine::snapshot(std::int64_t sync_round, std::size_t tensor,

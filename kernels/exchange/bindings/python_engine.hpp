@@ -50,6 +50,7 @@ class PythonEngine {
     void compress_live(std::int64_t sync_round, std::size_t tensor, nb::handle live_object, std::int64_t k_blocks);
     void await_compressed(double deadline_s);
     std::size_t read_residual(std::size_t tensor, nb::handle live_object, nb::handle out_object);
+    void set_live(std::size_t tensor, nb::handle residual_object, nb::handle live_object);
     void snapshot(std::int64_t sync_round, std::size_t tensor,
                   const std::vector<std::tuple<nb::object, nb::object>>& ranges);
     std::size_t snapshot_residual(std::int64_t sync_round, std::size_t tensor, nb::handle live_object,
@@ -75,7 +76,8 @@ class PythonEngine {
     nb::tuple take_stats();
 
   private:
-    static Live live_for(ExchangeEngine& engine, std::size_t tensor, nb::handle object, std::optional<Loaded>& buffer);
+    static Live live_for(ExchangeEngine& engine, std::size_t tensor, nb::handle object, std::optional<Loaded>& buffer,
+                         Access access = Access::read);
     bool forked() const { return getpid() != process_; }
     ExchangeEngine& core();
     double await(ExchangeEngine& engine, const std::vector<std::size_t>& tensors, std::int64_t sync_round,

@@ -35,6 +35,7 @@ ExchangeEngine::Tensor::Tensor(std::size_t tensor, const TensorSettings& setting
       selector(all.selection, residual, settings.parameters.n),
       weights(settings.parameters),
       weights_version(all.first_round - 1),
+      rounding(settings.parameters.n),
       rounds(islands, all.first_round) {}
 
 ExchangeEngine::ExchangeEngine(Settings settings)
@@ -88,9 +89,10 @@ std::size_t ExchangeEngine::add_tensor(const TensorSettings& settings) {
 }
 
 void ExchangeEngine::compress(std::int64_t sync_round, std::size_t tensor, Gradient gradient) {
+    Tensor& t = at(tensor);
+    if (gradient.is_live && !t.weights.has_live()) note_copy(sync_round, t, gradient);
     const std::lock_guard<std::mutex> lock(mutex_);
     check_open();
-    Tensor& t = at(tensor);
     check_compress(sync_round, t);
     begin_compress(sync_round, t, std::move(gradient));
 }
@@ -266,7 +268,7 @@ Fetched ExchangeEngine::publish(std::span<const std::size_t> tensors, std::int64
         Tensor& t = at(tensor);
         const std::lock_guard<std::mutex> lock(t.weights_mutex);
         if (settings_.updates) {
-            t.weights.add_to_live(t.pending.unpublished().units());
+            t.rounding.add(t.weights.live(), t.pending.unpublished().units());
             t.pending.mark_published();
         } else {
             t.weights.publish();
@@ -286,7 +288,8 @@ std::vector<Change> ExchangeEngine::take_changes(std::span<const std::size_t> te
         Tensor& t = at(tensor);
         const std::lock_guard<std::mutex> lock(t.weights_mutex);
         if (settings_.updates) {
-            taken.push_back({t.weights_version, t.pending.take()});
+            Part& part = taken.emplace_back(t.weights_version, t.pending.take()).part;
+            t.pending.note_taken(t.rounding.add_to_copy(part));
         } else {
             Part& part = taken.emplace_back(t.weights_version, Part(t.weights.changed_blocks())).part;
             t.weights.take_changes(part.index.get(), part.values.get());

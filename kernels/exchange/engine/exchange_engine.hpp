@@ -17,6 +17,7 @@
 #include "../parts/selector.hpp"
 #include "../queue/outbox.hpp"
 #include "../queue/task_queue.hpp"
+#include "../weights/live_rounding.hpp"
 #include "../weights/pending_updates.hpp"
 #include "../weights/snapshot.hpp"
 #include "../weights/weights.hpp"
@@ -147,6 +148,10 @@ class ExchangeEngine {
     // how many blocks are not finite; they are 0 in out, for they are never sent.
     std::size_t read_residual(std::size_t tensor, const Live& live, float* out);
 
+    // Exchanging updates, between two updates and with nothing on the way: live, this rank's own weights or a buffer
+    // for those kept elsewhere, becomes what it is for a rank that has not sent `residual` [entries]; null: nothing.
+    void set_live(std::size_t tensor, const Live& live, const float* residual);
+
     // `ranges` of memory that updates of `tensor` change are captured as they are at `sync_round`, which is not older
     // than its version: by await_snapshot, or before a later round changes them. An earlier snapshot is forgotten.
     void snapshot(std::int64_t sync_round, std::size_t tensor, std::vector<SnapshotRange> ranges);
@@ -193,7 +198,8 @@ class ExchangeEngine {
         std::mutex weights_mutex;  // guards weights, their version and their snapshot
         Weights weights;
         std::int64_t weights_version;
-        PendingUpdates pending;  // used where updates are exchanged
+        PendingUpdates pending;  // used where updates are exchanged, as is rounding
+        LiveRounding rounding;
         StateSnapshot snapshot;
 
         // Guarded by mutex_.
@@ -221,6 +227,7 @@ class ExchangeEngine {
     void check_order(std::int64_t sync_round) const;
     void check_step(const OptimizerStep& step) const;
     void check_tensor_of_updates(const TensorSettings& settings) const;
+    void note_copy(std::int64_t sync_round, Tensor& tensor, const Gradient& live);
     const char* refusal(MessageKind kind, std::uint64_t origin, std::uint64_t sync_round, std::uint64_t tensor,
                         std::uint64_t count, std::size_t bytes) const;
     std::string waits(const Tensor& tensor) const;

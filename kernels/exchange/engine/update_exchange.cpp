@@ -85,13 +85,35 @@ Selected ExchangeEngine::compress_live(Tensor& tensor, std::int64_t sync_round, 
     Selected own;
     {
         const Shifted shifted(tensor.weights, tensor.pending.missing_from_copy(live.takes), scratch);
-        own =
-            tensor.selector.select(Copies{tensor.weights.master(), live.data, live.format, 1 / ranks(), live.k_blocks},
-                                   format_of(tensor, sync_round), scratch);
+        const Copies copies{tensor.weights.master(), live.data,     live.format,
+                            1 / ranks(),             live.k_blocks, tensor.rounding.lost()};
+        own = tensor.selector.select(copies, format_of(tensor, sync_round), scratch);
     }
     tensor.pending.forget(live.takes);
     tensor.pending.add(sync_round, own.encoded.part, ranks());
     return own;
+}
+
+void ExchangeEngine::note_copy(std::int64_t sync_round, Tensor& tensor, const Gradient& live) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        check_open();
+        check_compress(sync_round, tensor);
+    }
+    const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
+    tensor.rounding.note_copy({const_cast<void*>(live.data), live.format});
+}
+
+void ExchangeEngine::set_live(std::size_t tensor, const Live& live, const float* residual) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        check_open();
+    }
+    Tensor& t = at(tensor);
+    const std::lock_guard<std::mutex> lock(t.weights_mutex);
+    t.rounding.set(live, t.weights.master(), residual, ranks());
+    if (!t.weights.has_live()) t.rounding.note_copy(live);
+    t.pending.mark_published();
 }
 
 // Unlike compress_live it leaves the masters alone, even for a moment: it runs while tasks are quiesced, and then they
@@ -106,7 +128,7 @@ std::size_t ExchangeEngine::read_residual(std::size_t tensor, const Live& live, 
     const float scale = 1 / ranks();
     {
         const std::lock_guard<std::mutex> lock(t.weights_mutex);
-        difference({t.weights.master(), live.data, live.format, scale, n}, out, best_path());
+        difference({t.weights.master(), live.data, live.format, scale, n, t.rounding.lost()}, out, best_path());
         for (const auto& [units, factor] : t.pending.missing_from_copy(t.pending.takes())) {
             for (std::size_t k = 0; k < units.count; ++k) {
                 const std::size_t begin = units.index[k] * block_entries, end = std::min(n, begin + block_entries);

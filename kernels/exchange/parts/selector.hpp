@@ -30,6 +30,7 @@ struct Copies {
     ValueFormat format = ValueFormat::float32;
     float scale = 0;
     std::size_t k_blocks = 0;
+    const float* lost = nullptr;  // as in Difference
 };
 
 struct Selected {

@@ -18,10 +18,12 @@ void PendingUpdates::close_round(std::int64_t sync_round, const Units& total) {
     std::erase_if(open_, [sync_round](const OfRound& one) { return one.sync_round == sync_round; });
 }
 
-Part PendingUpdates::take() {
-    if (unpublished_.count != 0) taken_.push_back({takes_ + 1, copied(unpublished_.units())});
-    ++takes_;
-    return std::exchange(unpublished_, Part());
+Part PendingUpdates::take() { return std::exchange(unpublished_, Part()); }
+
+void PendingUpdates::note_taken(Part changed) {
+    const std::uint64_t number = takes_ + 1;
+    if (changed.count != 0) taken_.push_back({number, std::make_shared<const Part>(std::move(changed))});
+    takes_ = number;
 }
 
 std::vector<PendingUpdate> PendingUpdates::missing_from_copy(std::uint64_t takes) const {

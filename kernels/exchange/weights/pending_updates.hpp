@@ -33,9 +33,12 @@ class PendingUpdates {
     // The unpublished was added to live, which is the only copy.
     void mark_published() { unpublished_ = Part(); }
 
-    // Hands the unpublished to somebody who adds it to weights kept elsewhere. Copies of those that were made before
-    // are still to be compressed, so it is remembered until a later copy is.
+    // Hands the unpublished to somebody who adds it to weights kept elsewhere; `note_taken` follows.
     Part take();
+
+    // Those weights changed by so much. Copies of them that were made before are still to be compressed, so it is
+    // remembered until a later copy is.
+    void note_taken(Part changed);
 
     // The number of times the unpublished was taken; from any thread.
     std::uint64_t takes() const { return takes_; }

@@ -32,25 +32,6 @@ void copy_block(const float* master, std::size_t begin, std::size_t n, const Liv
     }
 }
 
-template <std::uint16_t narrow(float), float widen(std::uint16_t)>
-void add_narrow(std::uint16_t* to, std::size_t n, const float* values) {
-#pragma GCC unroll 1
-    for (std::size_t i = 0; i < n; ++i) to[i] = narrow(widen(to[i]) + values[i]);
-}
-
-void add_block(const Live& live, std::size_t begin, std::size_t n, const float* values) {
-    auto* const narrow = static_cast<std::uint16_t*>(live.data) + begin;
-    switch (live.format) {
-        case ValueFormat::float32: {
-            float* const to = static_cast<float*>(live.data) + begin;
-            for (std::size_t i = 0; i < n; ++i) to[i] += values[i];
-            break;
-        }
-        case ValueFormat::float16: add_narrow<to_float16, from_float16>(narrow, n, values); break;
-        case ValueFormat::bfloat16: add_narrow<to_bfloat16, from_bfloat16>(narrow, n, values); break;
-    }
-}
-
 }  // namespace
 
 Weights::Weights(const Parameters& parameters)
@@ -115,17 +96,6 @@ void Weights::put_back(const Units& update, const float* saved) {
     visit_blocks(update, [&](std::size_t at, std::size_t begin, std::size_t n) {
         std::copy_n(saved + at, n, parameters_.master + begin);
     });
-}
-
-void Weights::add_to_live(const Units& update) {
-    constexpr std::size_t ahead = 16;
-    const std::size_t bytes = live_.format == ValueFormat::float32 ? 4 : 2;
-    for (std::size_t k = 0; k < update.count; ++k) {
-        if (k + ahead < update.count)
-            __builtin_prefetch(static_cast<char*>(live_.data) + update.index[k + ahead] * block_entries * bytes, 1);
-        const std::size_t begin = update.index[k] * block_entries, n = std::min(block_entries, parameters_.n - begin);
-        add_block(live_, begin, n, update.values + k * block_entries);
-    }
 }
 
 std::size_t Weights::changed_blocks() const {

@@ -29,9 +29,6 @@ class Weights {
     void shift(const Units& update, float factor, float* saved);
     void put_back(const Units& update, const float* saved);
 
-    // live += update.
-    void add_to_live(const Units& update);
-
     // Copies the blocks changed since the last call into live.
     void publish();
 

@@ -102,7 +102,9 @@ void check_difference(std::size_t n) {
     const std::size_t blocks = block_count(n);
     for (const ValueFormat format : {ValueFormat::float32, ValueFormat::float16, ValueFormat::bfloat16}) {
         const void* const data = format == ValueFormat::float32 ? static_cast<const void*>(live.data()) : narrow.data();
-        const Difference of{master.data(), data, format, 0.5F, n};
+        const Floats rounded_away = random_floats(n, 3);
+        const float* const lost = format == ValueFormat::float32 ? nullptr : rounded_away.data();
+        const Difference of{master.data(), data, format, 0.5F, n, lost};
         for (const std::size_t capacity : {std::size_t{0}, blocks / 3, blocks}) {
             const auto run = [&](int threads, Path path) {
                 Result result{{}, Floats(n), Floats(capacity * block_entries), Indices(capacity)};

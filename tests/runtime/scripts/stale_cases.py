@@ -116,6 +116,9 @@ def half_precision_goes_on_from_the_full_one(exchange: Exchange) -> None:
             begun = masters(run, model)
             assert all(torch.equal(begun[name], tensor) for name, tensor in kept.items())
             assert run.step == (10 if kept else 0)
+            update: Any = run._training._exchange._local if run._training is not None else None
+            if exchange == "updates":  # what bfloat16 cannot hold of the masters is no update of this rank's
+                assert not any(residual.any() for residual in update.state.residuals().values())
             for _ in steps(run, model, optimizer, loader, epochs):
                 pass
             kept = masters(run, model)
