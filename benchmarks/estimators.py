@@ -18,9 +18,10 @@ import time
 import numpy as np
 from lab.machine import processor
 
-from atoll.controller.estimators.observed import ObservedLink, ObservedStep
+from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.run import RunEstimators
-from atoll.controller.estimators.step_model import StepModel
+from atoll.step_estimators.observed import ObservedStep
+from atoll.step_estimators.step_model import StepModel
 
 Q, S, K, M = 2e-3, 20e-3, 4e-3, 10e-3
 TRAINED_BATCHES = (32, 48, 64)

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.deciding.given import Given, Policy
 from atoll.controller.deciding.next import next_plan
-from atoll.controller.estimators.observed import ObservedStep
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.state.records import PlanRecord
+from atoll.step_estimators.observed import ObservedStep
 
 SPEEDS = (1.0, 0.6, 0.3)
 TOTAL = 256

@@ -166,6 +166,12 @@ class Strategy:
     """From Shown to the parts of a line of `atoll status`; empty for none."""
 
     @property
+    def asks_for_each_step(self) -> bool:
+        """Whether the controller needs every rank's steps one by one: for the metrics that it sums up, or what its
+        controller half learns. Else agents tell what they made of them."""
+        return bool(self.metrics or self.controller)
+
+    @property
     def section(self) -> str:
         """Its table in a job file."""
         return self.name.replace("-", "_")

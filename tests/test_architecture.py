@@ -36,6 +36,7 @@ SHARED = (
     "atoll.message_limits",
     "atoll.die_with_parent",
     "atoll.worker_key",
+    "atoll.step_estimators",
 )
 
 STRATEGIES = ("atoll.strategies.registry", "atoll.strategies.declaration")

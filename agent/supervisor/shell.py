@@ -57,6 +57,7 @@ from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device
 from atoll.errors import AtollError
+from atoll.strategies import registry
 from atoll.v1.agents_pb2 import Inventory, Launch, PlanForJob, StopWorkers, TakeInventory
 from atoll.v1.common_pb2 import LEVEL_WARNING, JobSpec, StrategyMessage
 from atoll.v1.worker_pb2 import Welcome
@@ -287,6 +288,8 @@ class Supervisor:
             stream = self.logs.open(key)
         except OSError as error:
             return _failed(key, f"its folders could not be made: {error}")
+        if not registry.find(launch.spec.strategy).asks_for_each_step:
+            self.collector.estimate(key)
         secret = secrets.token_hex(16)
         self._socket.expect(key, secret, self._welcome(key, launch, job_directory))
         exited = asyncio.Event()

@@ -30,6 +30,11 @@ class TelemetryBuffer:
         self._steps.append(sample)
         self.stepped = self.changed = True
 
+    def newest_step(self, sample: StepSample) -> None:
+        """The only one to be told: the others are in what was made of them."""
+        self._steps.clear()
+        self.step(sample)
+
     def drop_steps(self, count: int) -> None:
         """So many that were measured will not be sent."""
         self._dropped_steps += count

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from atoll.agent.telemetry.buffer import TelemetryBuffer
+from atoll.agent.telemetry.steps import StepEstimates
 from atoll.message_limits import SHA256
 from atoll.telemetry_limits import (
     MAX_DROP_REASONS,
@@ -17,7 +18,7 @@ from atoll.telemetry_limits import (
     flaw_of_step,
 )
 from atoll.v1.agents_pb2 import Telemetry, WorkerTelemetry
-from atoll.v1.common_pb2 import Level, LinkSample, Metrics
+from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample
 from atoll.worker_key import WorkerKey
 
 MAX_METRIC_NAME: Final = 256
@@ -34,6 +35,11 @@ class Collector:
         self._begun = begun
         self._buffers: dict[WorkerKey, TelemetryBuffer] = {}
         self._forgotten: set[WorkerKey] = set()
+        self._estimates = StepEstimates()
+
+    def estimate(self, key: WorkerKey) -> None:
+        """From now on tell what is made of this worker's steps, not each of them."""
+        self._estimates.begin(key)
 
     def add(self, key: WorkerKey, telemetry: WorkerTelemetry) -> None:
         """Take over what a worker sent; more than the protocol allows is cut off."""
@@ -42,7 +48,7 @@ class Collector:
         began = not into.stepped
         for sample in telemetry.steps:
             if flaw_of_step(sample) is None:
-                into.step(sample)
+                self._take_step(key, sample, into)
             else:
                 into.drop_steps(1)
         for metrics in telemetry.metrics[-MAX_METRICS:]:
@@ -64,11 +70,19 @@ class Collector:
         if began and into.stepped:
             self._begun()
 
+    def _take_step(self, key: WorkerKey, sample: StepSample, into: TelemetryBuffer) -> None:
+        if key in self._estimates:
+            self._estimates.observe(key, sample)
+        if key in self._estimates and key.rank:
+            into.newest_step(sample)
+        else:  # users are shown the steps of rank 0
+            into.step(sample)
+
     def lost(self, telemetry: Telemetry) -> None:
-        """What `take` gave could not be sent. Its steps count as dropped."""
+        """What `take` gave could not be sent. Its steps count as dropped, unless the next estimate tells of them."""
         for worker in telemetry.workers:
             key = WorkerKey.of(worker.id)
-            if key in self._buffers and worker.steps:
+            if key in self._buffers and worker.steps and not worker.HasField("estimate"):
                 self._buffers[key].drop_steps(len(worker.steps))
 
     def note(self, key: WorkerKey, level: Level.ValueType, text: str) -> None:
@@ -77,12 +91,16 @@ class Collector:
 
     def take(self) -> Iterator[Telemetry]:
         """Everything since the last call, in messages of a bounded size."""
-        message, bytes = Telemetry(), 0
+        message = Telemetry(sums=self._estimates.take_sums())
+        bytes = message.ByteSize()
         for key, buffer in list(self._buffers.items()):
+            worker = buffer.take(key.to_wire())
+            if worker is not None and (estimate := self._estimates.estimate(key)) is not None:
+                worker.estimate.CopyFrom(estimate)
             if key in self._forgotten:
                 del self._buffers[key]
                 self._forgotten.discard(key)
-            worker = buffer.take(key.to_wire())
+                self._estimates.forget(key)
             if worker is None:
                 continue
             if message.workers and bytes + worker.ByteSize() > MESSAGE_BYTES:
@@ -90,7 +108,7 @@ class Collector:
                 message, bytes = Telemetry(), 0
             message.workers.append(worker)
             bytes += worker.ByteSize()
-        if message.workers:
+        if message.workers or message.sums:
             yield message
 
     def forget(self, key: WorkerKey) -> None:

@@ -14,11 +14,12 @@ from atoll.cli.main import main
 from atoll.controller.deciding.batch import CANDIDATES, SETTLED_STEPS, explore_batch
 from atoll.controller.deciding.given import GAIN, LEAD_STEPS, MIN_INTERVAL_S, REACH, Given
 from atoll.controller.deciding.stepping import NO_OVERLAP
-from atoll.controller.estimators.profile import NodeEstimate
+from atoll.controller.estimators.profile import node_model
 from atoll.controller.jobs.lifecycle import reconcile
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.planners.goodput import GoodputInput, candidates_between, plan_goodput
 from atoll.controller.state.records import PlanRecord
+from atoll.step_estimators.estimates import NodeEstimate
 
 
 def next_plan(given: Given) -> PlanRecord | None:
@@ -51,7 +52,7 @@ def _input(given: Given, estimates: Sequence[NodeEstimate], total: int, noise_sc
         candidates=tuple(sorted({*candidates_between(low, high, CANDIDATES), total})),
         initial_batch=given.policy.initial_batch,
         noise_scale=noise_scale,
-        nodes=(slowest.model(1),) * len(estimates),
+        nodes=(node_model(slowest, 1),) * len(estimates),
         gamma=overlap.gamma,
         t_o=overlap.t_o,
         t_u=overlap.t_u,

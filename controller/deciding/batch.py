@@ -11,7 +11,7 @@ from atoll.controller.deciding.given import GAIN, REACH, Given
 from atoll.controller.deciding.split import doubts_s, following
 from atoll.controller.deciding.stepping import NO_OVERLAP, expected_step_s, predicted, rank_times
 from atoll.controller.deciding.words import changed, listed
-from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, RankProfile
+from atoll.controller.estimators.profile import NoiseEstimate, node_model
 from atoll.controller.planners.goodput import (
     GoodputInput,
     GoodputPlan,
@@ -21,6 +21,7 @@ from atoll.controller.planners.goodput import (
 )
 from atoll.controller.planners.registry import GOODPUT, Decision
 from atoll.controller.state.records import PlanRecord
+from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
 CANDIDATES: Final = 32
 SETTLED_STEPS: Final = 12
@@ -117,7 +118,7 @@ def _decide(
             candidates=tuple(candidates),
             initial_batch=given.policy.initial_batch,
             noise_scale=scale,
-            nodes=tuple(estimate.model(1) for estimate in estimates),
+            nodes=tuple(node_model(estimate, 1) for estimate in estimates),
             rule=_rule(given),
             gamma=overlap.gamma,
             t_o=overlap.t_o,

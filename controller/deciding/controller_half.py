@@ -11,8 +11,8 @@ from atoll.strategies.declaration import load
 
 if TYPE_CHECKING:
     from atoll.controller.deciding.given import Given
-    from atoll.controller.estimators.profile import RankProfile
     from atoll.controller.state.records import PlanRecord
+    from atoll.step_estimators.estimates import RankProfile
 
 
 class ControllerHalf(Protocol):

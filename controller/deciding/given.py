@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from atoll.controller.deciding.controller_half import ControllerHalf
-from atoll.controller.estimators.profile import Profile, RankProfile
+from atoll.controller.estimators.profile import Profile
 from atoll.controller.planners.surrogate import Surrogate
 from atoll.controller.state.records import PlanRecord
+from atoll.step_estimators.estimates import RankProfile
 
 GAIN: Final = 0.05
 """A new plan must promise to shorten the step by this part at least, and by two standard errors of what was measured,

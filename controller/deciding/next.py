@@ -5,8 +5,8 @@ from __future__ import annotations
 from atoll.controller.deciding.batch import explore_batch, next_batch
 from atoll.controller.deciding.given import MIN_INTERVAL_S, Given
 from atoll.controller.deciding.split import next_split
-from atoll.controller.estimators.profile import RankProfile
 from atoll.controller.state.records import PlanRecord
+from atoll.step_estimators.estimates import RankProfile
 
 
 def next_plan(given: Given) -> PlanRecord | None:

@@ -11,10 +11,11 @@ from atoll.controller.deciding.first import by_time, least_batch
 from atoll.controller.deciding.given import GAIN, LEAD_STEPS, Given
 from atoll.controller.deciding.stepping import NO_OVERLAP, expected_step_s, predicted, rank_times
 from atoll.controller.deciding.words import listed, ratios
-from atoll.controller.estimators.profile import NodeEstimate, RankProfile
+from atoll.controller.estimators.profile import node_model
 from atoll.controller.planners.optperf import NodeModel, OptPerfInput
 from atoll.controller.planners.registry import OPTPERF, Decision
 from atoll.controller.state.records import PlanRecord
+from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
 FAR_SHARE: Final = 0.2
 """Of its newest batch: so far away lies what the error of a NodeEstimate is of."""
@@ -137,5 +138,5 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
 def _within(reach: float | None, low: int, estimate: NodeEstimate, batch: int) -> NodeModel:
     """The rank's model, its batch within this factor of the present one."""
     if reach is None:
-        return estimate.model(low)
-    return estimate.model(max(min(low, batch), math.floor(batch / reach)), max(low, math.ceil(batch * reach)))
+        return node_model(estimate, low)
+    return node_model(estimate, max(min(low, batch), math.floor(batch / reach)), max(low, math.ceil(batch * reach)))

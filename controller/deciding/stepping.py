@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from atoll.controller.estimators.profile import NodeEstimate, OverlapEstimate, Profile, RankProfile
+from atoll.controller.estimators.profile import OverlapEstimate, Profile
+from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
 NO_OVERLAP: Final = OverlapEstimate(gamma=0.0, t_o=0.0, t_u=0.0, error_s=0.0)
 _FAR: Final = 6.0

@@ -19,7 +19,7 @@ from typing import Final
 
 from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import LinkEstimate
-from atoll.controller.estimators.robust import median, median_error, spread
+from atoll.step_estimators.robust import median, median_error, spread
 from atoll.telemetry_limits import MAX_PEERS
 
 INTERVAL_S: Final = 0.5

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Final
 
-from atoll.controller.estimators.observed import ObservedStep
 from atoll.controller.estimators.profile import NoiseEstimate
-from atoll.controller.estimators.robust import median, spread
-from atoll.controller.planners.gns import combine
+from atoll.controller.planners.gns import pooled
+from atoll.step_estimators.robust import median, spread
+from atoll.step_estimators.sums import NormSums
 
 KEEP: Final = 0.96
 """Weight of what was known at each new sampled step: about 50 of them count."""
@@ -26,23 +26,12 @@ _SAME: Final = 1e-5
 """Relative difference below which a lone rank's two squared norms are those of one gradient."""
 
 
-@dataclass(slots=True)
-class _Sampled:
-    """A step that not all ranks have reported yet; samples: of those that have."""
-
-    total_batch: int
-    batches: list[int] = field(default_factory=list)
-    local_sqnorms: list[float] = field(default_factory=list)
-    global_sqnorm: float = 0.0
-    samples: int = 0
-
-
 class NoiseEstimator:
     """Of one run. Bounded: PENDING_STEPS steps, and a few sums."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, _Sampled] = {}
-        self._alone: tuple[int, float] | None = None  # batch and squared norm of a lone rank's sampled step before
+        self._pending: dict[int, NormSums] = {}
+        self._alone: NormSums | None = None  # a lone rank's sampled step before
         self._recent: deque[tuple[float, float]] = deque(maxlen=PENDING_STEPS)
         self._skipped = False
         self._steps = 0
@@ -50,38 +39,35 @@ class NoiseEstimator:
         # Sums with weights that decay: trace, sqnorm, their squares and product.
         self._sums = [0.0] * 5
 
-    def observe(self, observed: ObservedStep) -> None:
-        """One rank's step in which it sampled: both squared norms finite and positive, batches at least 0.
+    def observe(self, step: int, told: NormSums) -> None:
+        """More ranks tell of a step that they sampled.
 
         With one rank alone, global_sqnorm is that of the mean over the samples of this sampled step and the one
         before; where it is the step's own there is nothing to learn from it.
         """
-        sampled = self._pending.get(observed.step)
-        if sampled is None:
+        sampled = self._pending.get(step)
+        if sampled is not None:
+            sampled.add(told)
+        else:
             if len(self._pending) == PENDING_STEPS:
                 del self._pending[next(iter(self._pending))]
-            sampled = self._pending[observed.step] = _Sampled(observed.total_batch)
-        sampled.batches.append(observed.local_batch)
-        sampled.local_sqnorms.append(observed.local_sqnorm)
-        sampled.global_sqnorm = observed.global_sqnorm
-        sampled.samples += observed.local_batch
+            sampled = self._pending[step] = replace(told)
         if sampled.samples < sampled.total_batch:
             return
-        del self._pending[observed.step]
-        told = self._told(sampled)
-        if len(told) > 1:
-            batches, local_sqnorms = zip(*told, strict=True)
-            self._add(*combine(batches, local_sqnorms, sampled.global_sqnorm))
+        del self._pending[step]
+        if sampled.ranks == 1:
+            self._learn_alone(sampled)
+        elif sampled.samples == sampled.total_batch:
+            self._add(*pooled(sampled.ranks, sampled.samples, sampled.weighted, sampled.global_sqnorm))
 
-    def _told(self, sampled: _Sampled) -> list[tuple[int, float]]:
-        """(batch, squared norm) of each rank that had samples; empty where the step teaches nothing."""
-        told = [each for each in zip(sampled.batches, sampled.local_sqnorms, strict=True) if each[0] > 0]
-        if len(told) == 1:
-            before, self._alone = self._alone, told[0]
-            if before is None or math.isclose(sampled.global_sqnorm, told[0][1], rel_tol=_SAME):
-                return []
-            told = [before, told[0]]
-        return told if sampled.samples == sampled.total_batch else []
+    def _learn_alone(self, sampled: NormSums) -> None:
+        """From a lone rank's sampled step and the one before it, as if they were two ranks."""
+        before, self._alone = self._alone, sampled
+        if before is None or math.isclose(sampled.global_sqnorm * sampled.samples, sampled.weighted, rel_tol=_SAME):
+            return
+        if sampled.samples == sampled.total_batch:
+            both = before.samples + sampled.samples
+            self._add(*pooled(2, both, before.weighted + sampled.weighted, sampled.global_sqnorm))
 
     def _add(self, trace: float, sqnorm: float) -> None:
         if not (math.isfinite(trace) and math.isfinite(sqnorm)):

@@ -9,12 +9,15 @@ step the least over all ranks counts, and of those the median over steps.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from atoll.controller.estimators.observed import ObservedStep
 from atoll.controller.estimators.profile import OverlapEstimate
-from atoll.controller.estimators.robust import ClippedMean, median, median_error, spread
+from atoll.step_estimators.estimates import RankEstimate
+from atoll.step_estimators.robust import median, median_error, spread
+from atoll.step_estimators.sums import SyncSums
 
 WINDOW_STEPS: Final = 16
 NEEDED_STEPS: Final = 5
@@ -25,53 +28,45 @@ _HEARD: Final = 0.9
 
 
 class OverlapEstimator:
-    """Of one run. Bounded: PENDING_STEPS steps and one mean a rank."""
+    """Of one run. Bounded: PENDING_STEPS steps."""
 
     def __init__(self) -> None:
-        self._gammas: dict[int, ClippedMean] = {}
-        self._ranks: set[int] = set()
-        self._syncs: dict[int, tuple[int, float, float]] = {}  # by step: ranks heard, least sync_s, least last_sync_s
+        self._syncs: dict[int, SyncSums] = {}  # by step
 
-    def observe(self, rank: int, observed: ObservedStep) -> None:
-        """One more step of a rank, its times finite and not negative."""
-        self._ranks.add(rank)
-        if 0 < observed.first_bucket_s <= observed.backward_s:
-            gamma = self._gammas.get(rank)
-            if gamma is None:
-                gamma = self._gammas[rank] = ClippedMean()
-            gamma.observe(observed.first_bucket_s / observed.backward_s)
-        known = self._syncs.get(observed.step)
+    def observe(self, step: int, told: SyncSums) -> None:
+        """More ranks tell of a step, their times finite and not negative."""
+        known = self._syncs.get(step)
         if known is not None:
-            heard, sync_s, last_sync_s = known
-            self._syncs[observed.step] = (
-                heard + 1,
-                min(sync_s, observed.sync_s),
-                min(last_sync_s, observed.last_sync_s),
-            )
+            known.add(told)
             return
         if len(self._syncs) == PENDING_STEPS:
             del self._syncs[next(iter(self._syncs))]
-        self._syncs[observed.step] = (1, observed.sync_s, observed.last_sync_s)
+        self._syncs[step] = replace(told)
 
-    def estimate(self) -> OverlapEstimate | None:
-        """None before enough steps were told by nearly all ranks, and while no rank measures its backward pass."""
-        gamma = self._gamma()
-        needed = _HEARD * len(self._ranks)
-        told = (each for each in reversed(self._syncs.values()) if each[0] >= needed)
+    def estimate(self, ranks: Iterable[RankEstimate]) -> OverlapEstimate | None:
+        """None before enough steps were told by nearly all ranks, and while no rank measures its backward pass.
+
+        ranks: those that measured anything."""
+        gamma, count = _gamma(ranks)
+        needed = _HEARD * count
+        told = (each for each in reversed(self._syncs.values()) if each.ranks >= needed)
         newest = list(islice(told, WINDOW_STEPS))
         if gamma is None or len(newest) < NEEDED_STEPS:
             return None
-        t_o = [sync_s for _, sync_s, _ in newest]
-        t_u = [last_sync_s for _, _, last_sync_s in newest]
+        t_o = [each.sync_s for each in newest]
+        t_u = [each.last_sync_s for each in newest]
         middle_o, middle_u = median(t_o), median(t_u)
         deviation = math.hypot(spread(t_o, middle_o), spread(t_u, middle_u))
         return OverlapEstimate(gamma=gamma, t_o=middle_o, t_u=middle_u, error_s=median_error(deviation, len(newest)))
 
-    def _gamma(self) -> float | None:
-        weight = total = 0.0
-        for gamma in self._gammas.values():
-            variance = gamma.variance_of_mean()
-            if variance > 0:  # infinite before a rank's second step: weight 0
-                weight += 1 / variance
-                total += gamma.mean / variance
-        return total / weight if weight > 0 else None
+
+def _gamma(ranks: Iterable[RankEstimate]) -> tuple[float | None, int]:
+    """The ranks' means weighted by how sure each is, and how many ranks there are."""
+    weight = total = 0.0
+    count = 0
+    for rank in ranks:
+        count += 1
+        if rank.gamma_variance > 0:  # infinite before a rank's second step: weight 0
+            weight += 1 / rank.gamma_variance
+            total += rank.gamma / rank.gamma_variance
+    return (total / weight if weight > 0 else None), count

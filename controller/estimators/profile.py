@@ -4,58 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from atoll.controller.planners.optperf import NodeModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEstimate:
-    """A rank with a local batch of b loads, forwards and updates for q b + s seconds and goes backward for k b + m.
-
-    error: relative standard error of the predicted q b + s + k b + m at a fifth below and above the newest batch.
-    low_batch, high_batch: between which it was fitted.
-    """
-
-    q: float
-    s: float
-    k: float
-    m: float
-    error: float
-    low_batch: int
-    high_batch: int
-
-    def compute_s(self, batch: float) -> float:
-        return (self.q + self.k) * batch + self.s + self.m
-
-    def model(self, min_batch: int, max_batch: int | None = None) -> NodeModel:
-        """As planners take it."""
-        if max_batch is None:
-            return NodeModel(q=self.q, s=self.s, k=self.k, m=self.m, min_batch=min_batch)
-        return NodeModel(q=self.q, s=self.s, k=self.k, m=self.m, min_batch=min_batch, max_batch=max_batch)
-
-
-class BatchPoint(NamedTuple):
-    """A rank computes a step of local_batch samples in compute_s seconds; error: its relative standard error."""
-
-    local_batch: int
-    compute_s: float
-    error: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankProfile:
-    """compute_s: median under the newest plan, compute_error_s its standard error, over `steps` steps of `local_batch`
-    samples. estimate: None before two distinct batches were measured. points: what each local batch seen lately takes
-    as of now, ascending; estimators.saturation makes (alpha, beta) of them."""
-
-    plan: int
-    local_batch: int
-    compute_s: float
-    compute_error_s: float
-    steps: int
-    estimate: NodeEstimate | None = None
-    points: tuple[BatchPoint, ...] = ()
+from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,3 +59,10 @@ class Profile:
     noise: NoiseEstimate | None = None
     links: Mapping[str, LinkEstimate] = field(default_factory=dict)
     of_strategy: object = None
+
+
+def node_model(estimate: NodeEstimate, min_batch: int, max_batch: int | None = None) -> NodeModel:
+    """A rank as planners take it."""
+    if max_batch is None:
+        return NodeModel(q=estimate.q, s=estimate.s, k=estimate.k, m=estimate.m, min_batch=min_batch)
+    return NodeModel(q=estimate.q, s=estimate.s, k=estimate.k, m=estimate.m, min_batch=min_batch, max_batch=max_batch)

@@ -7,10 +7,13 @@ from typing import Final, Protocol
 
 from atoll.controller.estimators.bandwidth import BandwidthEstimator
 from atoll.controller.estimators.noise import NoiseEstimator
-from atoll.controller.estimators.observed import ObservedLink, ObservedStep
+from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.overlap import OverlapEstimator
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.estimators.rank import RankEstimator
+from atoll.step_estimators.estimates import RankEstimate
+from atoll.step_estimators.observed import ObservedStep
+from atoll.step_estimators.rank import RankEstimator
+from atoll.step_estimators.sums import NormSums, SyncSums, norms_of, sync_of
 
 _STALL_EVERY_S: Final = 0.5
 """How often all ranks are asked how long they wait: a thousand of them report their links every second."""
@@ -32,7 +35,8 @@ class RunEstimators:
 
     def __init__(self, of_strategy: StepEstimator | None = None) -> None:
         self._of_strategy = of_strategy
-        self._ranks: dict[int, RankEstimator] = {}
+        self._ranks: dict[int, RankEstimate] = {}
+        self._estimators: dict[int, RankEstimator] = {}  # of ranks whose steps are told one by one
         self._overlap = OverlapEstimator()
         self._noise = NoiseEstimator()
         self._bandwidth = BandwidthEstimator()
@@ -42,17 +46,31 @@ class RunEstimators:
 
     def observe(self, rank: int, observed: ObservedStep) -> None:
         """One more step of a rank; its steps come in ascending order, some may be missing."""
-        known = self._ranks.get(rank) or RankEstimator()
+        known = self._estimators.get(rank) or RankEstimator()
         measured = known.observe(observed)
         if known.last_step >= 0:
-            self._ranks[rank] = known
+            self._estimators[rank] = known
         if not measured:
             return
-        self._overlap.observe(rank, observed)
+        self.observe_sync(observed.step, sync_of(observed))
+        if (norms := norms_of(observed)) is not None:
+            self.observe_norms(observed.step, norms)
         if self._of_strategy is not None:
             self._of_strategy.observe(rank, observed)
-        if observed.local_sqnorm > 0 and observed.global_sqnorm > 0:
-            self._noise.observe(observed)
+
+    def observe_rank(self, rank: int, estimate: RankEstimate) -> None:
+        """What its machine makes of all steps of a rank; older ones change nothing."""
+        before = self._ranks.get(rank)
+        if before is None or estimate.last_step >= before.last_step:
+            self._ranks[rank] = estimate
+
+    def observe_sync(self, step: int, told: SyncSums) -> None:
+        """What some ranks measured of a step; each rank once, times finite and not negative."""
+        self._overlap.observe(step, told)
+
+    def observe_norms(self, step: int, told: NormSums) -> None:
+        """What some ranks sampled in a step; each rank once, numbers finite, global_sqnorm positive."""
+        self._noise.observe(step, told)
 
     def observe_links(
         self, rank: int, island_of: Mapping[int, str], links: Iterable[ObservedLink], now_s: float
@@ -62,7 +80,7 @@ class RunEstimators:
         island_of: by rank. Links within an island count for nothing.
         """
         if self._stall_s is None or not 0 <= now_s - self._stall_s < _STALL_EVERY_S:
-            self._stall_share = min((known.stall_share for known in self._ranks.values()), default=0.0)
+            self._stall_share = min((known.stall_share for known in self._known().values()), default=0.0)
             self._stall_s = now_s
         self._bandwidth.observe(rank, island_of, links, now_s, self._stall_share)
 
@@ -70,20 +88,25 @@ class RunEstimators:
         """Trained parameters of the model, as a worker told."""
         self._entries = max(self._entries, entries)
 
+    def _known(self) -> dict[int, RankEstimate]:
+        for rank, estimator in self._estimators.items():
+            self._ranks[rank] = estimator.estimate()
+        return self._ranks
+
     def profile(self) -> Profile:
-        plan = max((known.plan for known in self._ranks.values()), default=0)
-        newest = [known for known in self._ranks.values() if known.plan == plan]
-        step_s, steps = max((known.whole_step() for known in newest), default=(0.0, 0))
-        profiles = {rank: known.profile() for rank, known in sorted(self._ranks.items())}
+        known = self._known()
+        plan = max((rank.plan for rank in known.values()), default=0)
+        newest = [rank for rank in known.values() if rank.plan == plan]
+        step_s, steps = max(((rank.step_s, rank.whole_steps) for rank in newest), default=(0.0, 0))
         return Profile(
             plan=plan,
-            total_batch=max((known.total_batch for known in newest), default=0),
+            total_batch=max((rank.total_batch for rank in newest), default=0),
             entries=self._entries,
             step_s=step_s,
             steps=steps,
-            newest_step=max((known.last_step for known in self._ranks.values()), default=0),
-            ranks={rank: profile for rank, profile in profiles.items() if profile is not None},
-            overlap=self._overlap.estimate(),
+            newest_step=max((rank.last_step for rank in known.values()), default=0),
+            ranks={rank: profile for rank in sorted(known) if (profile := known[rank].profile) is not None},
+            overlap=self._overlap.estimate(rank for rank in known.values() if rank.measured),
             noise=self._noise.estimate(),
             links=self._bandwidth.estimates(),
             of_strategy=None if self._of_strategy is None else self._of_strategy.estimate(),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from atoll.controller.estimators.profile import BatchPoint, NodeEstimate, RankProfile
+from atoll.step_estimators.estimates import BatchPoint, NodeEstimate, RankProfile
 
 _CROOKED: Final = 4.0
 """Mean square, in standard errors of what was measured, from which a line is not the device's."""

@@ -69,11 +69,15 @@ def combine(batches: Sequence[int], local_sqnorms: Sequence[float], global_sqnor
         |G|^2     = |g|^2 - tr(Sigma) / B
 
     From E|g_i|^2 = |G|^2 + tr(Sigma) / b_i and E|g|^2 = |G|^2 + tr(Sigma) / B (McCandlish et al., appendix A.1)."""
-    total = float(sum(batches))
     # Summed exactly: the two terms are nearly equal where there is little noise.
-    weighted = [float(b) * x for b, x in zip(batches, local_sqnorms, strict=True)]
-    trace = math.fsum([*weighted, -total * global_sqnorm]) / (len(batches) - 1)
-    return trace, global_sqnorm - trace / total
+    weighted = math.fsum(float(b) * x for b, x in zip(batches, local_sqnorms, strict=True))
+    return pooled(len(batches), sum(batches), weighted, global_sqnorm)
+
+
+def pooled(nodes: int, samples: int, weighted: float, global_sqnorm: float) -> tuple[float, float]:
+    """As `combine`, of sums over the nodes: samples is B, weighted is sum b_i |g_i|^2."""
+    trace = (weighted - samples * global_sqnorm) / (nodes - 1)
+    return trace, global_sqnorm - trace / samples
 
 
 def noise_scale(trace: float, sqnorm: float) -> float | None:

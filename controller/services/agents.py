@@ -135,6 +135,8 @@ class AgentServicer(AgentServiceServicer):
                 case "telemetry":
                     check_telemetry(message.telemetry)
                     session.sampled(message.telemetry.devices)
+                    for sums in message.telemetry.sums:
+                        epoch.progress.observe_sums(session.record.name, sums)
                     for worker in message.telemetry.workers:
                         if _may_speak_for(epoch, session, worker.id) and epoch.progress.observe(worker):
                             epoch.nudge()

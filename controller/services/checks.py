@@ -30,6 +30,7 @@ MAX_CHECKPOINTS: Final = 256
 MAX_TROUBLES: Final = 16
 MAX_WORKERS: Final = 1024
 MAX_COUNT: Final = 2**40
+MAX_POINTS: Final = 16
 MAX_LOG_BYTES: Final = 256 * 1024
 MAX_WORK_PER_S: Final = 1e18
 MAX_CELSIUS: Final = 1000.0
@@ -141,7 +142,52 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
                 raise BadInput(f"telemetry.workers.steps.{flaw}")
         for link in worker.links:
             _check_link(link)
+        if worker.HasField("estimate"):
+            _check_estimate(worker.estimate)
+    if len(telemetry.sums) > MAX_DEVICES:
+        raise BadInput(f"telemetry.sums has {len(telemetry.sums)} entries, at most {MAX_DEVICES} are taken")
+    for sums in telemetry.sums:
+        _check_sums(sums)
     _check_samples(telemetry.devices)
+
+
+def _check_estimate(estimate: agents_pb2.RankEstimate) -> None:
+    profile, line = estimate.profile, estimate.profile.line
+    amounts = (
+        *(estimate.step_s, estimate.stall_share, estimate.gamma, estimate.gamma_variance),
+        *(profile.compute_s, profile.compute_error_s, line.q, line.s, line.k, line.m, line.error),
+        *profile.point_compute_s,
+        *profile.point_errors,
+    )
+    if not _all_amounts(amounts):
+        raise BadInput(f"telemetry.workers.estimate of step {estimate.last_step}: each number must be at least 0")
+    points = {len(profile.point_batches), len(profile.point_compute_s), len(profile.point_errors)}
+    if len(points) > 1 or max(points) > MAX_POINTS:
+        raise BadInput(f"telemetry.workers.estimate.profile: points of {sorted(points)} entries, at most {MAX_POINTS}")
+    if estimate.HasField("profile") and not profile.compute_s > 0:
+        raise BadInput(f"telemetry.workers.estimate.profile.compute_s = {profile.compute_s} must be above 0")
+
+
+def _check_sums(sums: agents_pb2.StepSums) -> None:
+    if not JOB_ID.fullmatch(sums.job) or not 1 <= sums.run < 10**6:
+        raise BadInput(f"telemetry.sums of {sums.job[:80]!r}, run {sums.run}: no such run can be")
+    told = {len(sums.steps), len(sums.ranks), len(sums.sync_s), len(sums.last_sync_s)}
+    columns = (sums.total_batches, sums.sampled_ranks, sums.samples, sums.weighted_sqnorms, sums.global_sqnorms)
+    sampled = {len(sums.sampled_steps), *(len(column) for column in columns)}
+    if len(told) > 1 or len(sampled) > 1 or max(*told, *sampled) > MAX_STEPS:
+        raise BadInput(
+            f"telemetry.sums has columns of {sorted(told)} and {sorted(sampled)} entries: each group must be of one "
+            f"length, at most {MAX_STEPS}"
+        )
+    if not _all_amounts((*sums.sync_s, *sums.last_sync_s, *sums.weighted_sqnorms, *sums.global_sqnorms)):
+        raise BadInput(f"telemetry.sums of {sums.job}, run {sums.run}: each number must be at least 0")
+    if not all(norm > 0 for norm in sums.global_sqnorms):
+        raise BadInput(f"telemetry.sums of {sums.job}, run {sums.run}: global_sqnorms must be above 0")
+
+
+def _all_amounts(numbers: Sequence[float]) -> bool:
+    """Whether all are finite and at least 0."""
+    return math.isfinite(sum(numbers)) and min(numbers, default=0.0) >= 0
 
 
 def _check_samples(samples: Sequence[common_pb2.DeviceSample]) -> None:

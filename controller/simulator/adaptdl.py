@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 
 from atoll.controller.deciding.stepping import NO_OVERLAP
+from atoll.controller.estimators.profile import node_model
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.planners.goodput import GoodputInput, Rule, efficiency, plan_goodput
 from atoll.controller.planners.optperf import NodeModel, Overlap, step_times
@@ -64,7 +65,7 @@ def _models(given: Situation) -> tuple[NodeModel, ...] | None:
     known = given.profile.ranks
     estimates = [known[rank].estimate for rank in range(len(given.bounds)) if rank in known]
     nodes = [
-        e.model(bounds.min_batch, bounds.max_batch)
+        node_model(e, bounds.min_batch, bounds.max_batch)
         for e, bounds in zip(estimates, given.bounds, strict=False)
         if e is not None
     ]

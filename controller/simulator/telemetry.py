@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from atoll.controller.estimators.observed import ObservedLink, ObservedStep
+from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.planners.water_filling import F64
@@ -14,6 +14,7 @@ from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.outcome import PlanLog
 from atoll.controller.simulator.ranks import Ranks
 from atoll.controller.simulator.strategy_steps import Timed
+from atoll.step_estimators.observed import ObservedStep
 
 _LOAD_SHARE: Final = 0.1
 _UPDATE_SHARE: Final = 0.1

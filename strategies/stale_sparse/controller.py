@@ -11,7 +11,6 @@ from atoll.controller.deciding.given import GAIN, REACH, Given
 from atoll.controller.deciding.split import following
 from atoll.controller.deciding.stepping import expected_step_s, predicted
 from atoll.controller.deciding.words import changed, listed, mbit, percent
-from atoll.controller.estimators.profile import RankProfile
 from atoll.controller.estimators.saturation import SaturationEstimate, curve_of
 from atoll.controller.planners.registry import TTA, Decision
 from atoll.controller.planners.surrogate import Surrogate
@@ -25,6 +24,7 @@ from atoll.controller.planners.tta import (
 )
 from atoll.controller.state.records import PlanRecord
 from atoll.errors import NoFeasiblePlan
+from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate, SparsityCostEstimator
 

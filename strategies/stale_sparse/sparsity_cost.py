@@ -12,8 +12,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from atoll.controller.estimators.observed import ObservedStep
-from atoll.controller.estimators.robust import median, median_error, spread
+from atoll.step_estimators.observed import ObservedStep
+from atoll.step_estimators.robust import median, median_error, spread
 
 WINDOW_STEPS: Final = 16
 NEEDED_STEPS: Final = 6

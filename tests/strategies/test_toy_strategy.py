@@ -139,7 +139,7 @@ def test_controller_and_views_know_it() -> None:
             print([(node, m.strategy.id.run, m.strategy.id.rank, m.strategy.body) for node, m in answers])
 
         board = ProgressBoard()
-        progress = board.begin("toy-1", 2, {})
+        progress = board.begin(run)
         sample = common_pb2.StepSample(
             step=1, total_batch=4, step_s=1.0, strategy_metrics={"toy_strength": 0.75, "toy_s": 0.25}
         )

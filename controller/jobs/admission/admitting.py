@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from atoll.controller.estimators.profile import NodeEstimate, Profile, RankProfile
+from atoll.controller.estimators.profile import Profile
 from atoll.controller.planners.admission import AdmissionInput, AdmissionPlan, Offer
 from atoll.controller.planners.goodput import candidates_between
 from atoll.controller.planners.optperf import NodeModel, Overlap
 from atoll.controller.planners.registry import ADMISSION, Decision
 from atoll.errors import NoFeasiblePlan
+from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
 LEARNED_ERROR: Final = 0.05
 WORK_ERROR: Final = 0.1

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.controller.deciding.controller_half import ControllerHalf
-from atoll.controller.estimators.observed import ObservedLink, ObservedStep
+from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.records.wire import level_from_wire
 from atoll.controller.state.records import Level, RunRecord
 from atoll.controller.state.recovery import CommitRecord
+from atoll.step_estimators.wire import estimate_from_wire, norms_from_wire, step_from_wire, syncs_from_wire
 from atoll.strategies import registry
 from atoll.telemetry_limits import MAX_LINKS, MAX_METRICS
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
@@ -55,6 +56,7 @@ class RunProgress:
 
     run: int
     islands: Mapping[int, str] = field(default_factory=dict)
+    nodes: frozenset[str] = frozenset()
     ranks: dict[int, RankProgress] = field(default_factory=dict)
     estimators: RunEstimators = field(default_factory=RunEstimators)
     steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -112,19 +114,23 @@ class RunProgress:
         steps = self.steps_of.get(plan)
         return statistics.median(steps) if steps else 0.0
 
-    def observe_step(self, rank: int, sample: common_pb2.StepSample, now_s: float) -> None:
-        """The newest step of a rank."""
+    def observe_step(self, rank: int, sample: common_pb2.StepSample, now_s: float, *, estimated: bool) -> None:
+        """The newest step of a rank. estimated: its agent makes the estimate."""
         if sample.plan > self.plan:
             self.plan, self.total_batch = sample.plan, 0
         if sample.plan == self.plan:
             self.total_batch = max(self.total_batch, sample.total_batch)
-        observed = step_from_wire(sample)
-        self.estimators.observe(rank, observed)
+        if not estimated:
+            self._learn(rank, sample, now_s)
         if rank == 0 and math.isfinite(sample.step_s):
             self.steps.append((now_s, sample.step_s))
             if sample.plan not in self.steps_of and len(self.steps_of) == KEPT_PLANS:
                 del self.steps_of[min(self.steps_of)]
             self.steps_of.setdefault(sample.plan, deque(maxlen=RECENT_STEPS)).append(sample.step_s)
+
+    def _learn(self, rank: int, sample: common_pb2.StepSample, now_s: float) -> None:
+        observed = step_from_wire(sample)
+        self.estimators.observe(rank, observed)
         if observed.step_s > 0 and observed.strategy_metrics:  # checked when they came
             self.waits.append(Waited(now_s, observed.step_s, observed.strategy_metrics))
 
@@ -165,12 +171,17 @@ class ProgressBoard:
         self._clock = clock
         self._runs: dict[str, RunProgress] = {}
 
-    def begin(self, job: str, run: int, islands: Mapping[int, str], half: ControllerHalf | None = None) -> RunProgress:
-        """The progress of this run; what an older one left is gone. islands: by rank. half: of the job's strategy."""
-        found = self._runs.get(job)
-        if found is None or found.run < run:
-            estimators = RunEstimators(half.estimator() if half else None)
-            found = self._runs[job] = RunProgress(run, islands, estimators=estimators)
+    def begin(self, run: RunRecord, half: Callable[[], ControllerHalf | None] = lambda: None) -> RunProgress:
+        """The progress of this run; what an older one left is gone. half: of the job's strategy."""
+        found = self._runs.get(run.job)
+        if found is None or found.run < run.run:
+            made = half()
+            found = self._runs[run.job] = RunProgress(
+                run.run,
+                islands={member.rank: member.island for member in run.members},
+                nodes=frozenset(member.node for member in run.members),
+                estimators=RunEstimators(made.estimator() if made else None),
+            )
         return found
 
     def of(self, job: str, run: int) -> RunProgress | None:
@@ -189,12 +200,14 @@ class ProgressBoard:
             return False
         stepped = found.stepped
         rank = found.ranks.setdefault(telemetry.id.rank, RankProgress())
-        now_s = self._clock()
+        now_s, estimated = self._clock(), telemetry.HasField("estimate")
         for sample in telemetry.steps:
             if rank.last is not None and sample.step <= rank.last.step:
                 continue
             rank.last = sample
-            found.observe_step(telemetry.id.rank, sample, now_s)
+            found.observe_step(telemetry.id.rank, sample, now_s, estimated=estimated)
+        if estimated:
+            found.estimators.observe_rank(telemetry.id.rank, estimate_from_wire(telemetry.estimate))
         if telemetry.HasField("prepared"):
             found.batch_size, found.samples = telemetry.prepared.batch_size, telemetry.prepared.samples
             if telemetry.id.rank == 0:
@@ -211,6 +224,17 @@ class ProgressBoard:
         self._observe_dropped(found, rank, telemetry)
         self._observe_words(found, telemetry)
         return found.stepped and not stepped
+
+    def observe_sums(self, node: str, sums: agents_pb2.StepSums) -> None:
+        """What a node's workers measured together, already checked. Of a run that is not current, or not of this node:
+        nothing happens."""
+        found = self.of(sums.job, sums.run)
+        if found is None or node not in found.nodes:
+            return
+        for step, sync in syncs_from_wire(sums):
+            found.estimators.observe_sync(step, sync)
+        for step, norms in norms_from_wire(sums):
+            found.estimators.observe_norms(step, norms)
 
     def _observe_dropped(self, found: RunProgress, rank: RankProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
         """The first of a run is an event; how many there are is for `atoll status`."""
@@ -252,26 +276,3 @@ class ProgressBoard:
         found.notices.clear()
         found.notices_dropped = 0
         return notices
-
-
-def step_from_wire(sample: common_pb2.StepSample) -> ObservedStep:
-    metrics = dict(sample.strategy_metrics)
-    return ObservedStep(
-        step=sample.step,
-        plan=sample.plan,
-        local_batch=sample.local_batch,
-        total_batch=sample.total_batch,
-        step_s=sample.step_s,
-        compute_s=sample.compute_s,
-        load_s=sample.load_s,
-        forward_s=sample.forward_s,
-        backward_s=sample.backward_s,
-        first_bucket_s=sample.first_bucket_s,
-        update_s=sample.update_s,
-        sync_s=sample.sync_s,
-        last_sync_s=sample.last_sync_s,
-        stall_s=metrics.get("stall_s", 0.0),
-        local_sqnorm=sample.local_grad_sqnorm,
-        global_sqnorm=sample.global_grad_sqnorm,
-        strategy_metrics=metrics,
-    )

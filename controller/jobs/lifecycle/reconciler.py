@@ -223,8 +223,7 @@ class Reconciler:
         if run is None or not job.status.phase.active:
             links = self._links(state) if job.status.phase is JobPhase.QUEUED else {}
             return ObservedTraining(links=links, memory_step=memory_step)
-        half = controller_half(job.spec.strategy, job.spec.strategy_settings)
-        progress = self._progress.begin(run.job, run.run, {m.rank: m.island for m in run.members}, half)
+        progress = self._progress.begin(run, lambda: controller_half(job.spec.strategy, job.spec.strategy_settings))
         profile, news = progress.profile(self._clock()) if job.status.phase is not JobPhase.STARTING else (None, False)
         return ObservedTraining(
             profile=profile,

@@ -7,8 +7,9 @@ from typing import Any
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.deciding.given import Given, Policy
-from atoll.controller.estimators.profile import LinkEstimate, NodeEstimate, Profile, RankProfile
+from atoll.controller.estimators.profile import LinkEstimate, Profile
 from atoll.controller.state.records import PlanRecord
+from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
 PLACES = [Place(name, 0, 1.0) for name in ("a", "b", "c")]
 EVEN = first_plan(1, "auto", PLACES, {}, 256)

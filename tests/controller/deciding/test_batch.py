@@ -11,8 +11,8 @@ from atoll.controller.deciding.batch import SETTLED_STEPS
 from atoll.controller.deciding.given import Pins, Policy
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.estimators.profile import NoiseEstimate, OverlapEstimate
-from atoll.controller.estimators.rank import WHOLE_STEPS
 from atoll.controller.planners.registry import PLANNERS
+from atoll.step_estimators.rank import WHOLE_STEPS
 
 ADAPTIVE = Policy(min_batch=64, max_batch=4096, initial_batch=256)
 LIKE = ((0.001, 0.05),) * 3

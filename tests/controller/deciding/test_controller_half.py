@@ -10,10 +10,10 @@ from measured_runs import given, ranks
 from atoll.controller.deciding.controller_half import controller_half
 from atoll.controller.deciding.given import Given, Policy
 from atoll.controller.deciding.next import next_plan
-from atoll.controller.estimators.observed import ObservedStep
-from atoll.controller.estimators.profile import RankProfile
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.state.records import PlanRecord
+from atoll.step_estimators.estimates import RankProfile
+from atoll.step_estimators.observed import ObservedStep
 from atoll.strategies import registry
 
 

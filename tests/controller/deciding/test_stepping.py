@@ -7,7 +7,7 @@ import pytest
 from measured_runs import given
 
 from atoll.controller.deciding.stepping import expected_step_s, predicted
-from atoll.controller.estimators.profile import RankProfile
+from atoll.step_estimators.estimates import RankProfile
 
 
 def rank(compute_s: float, deviation_s: float, steps: int = 32) -> RankProfile:

@@ -7,18 +7,15 @@ import numpy as np
 import pytest
 
 from atoll.controller.estimators.noise import NEEDED_STEPS, PENDING_STEPS, NoiseEstimator
-from atoll.controller.estimators.observed import ObservedStep
+from atoll.step_estimators.sums import NormSums
 
 BATCHES = (4, 12, 48)
 DIMENSIONS = 200
 TRACE = 1.0
 
 
-def sampled(step: int, batch: int, local: float, together: float, total: int = sum(BATCHES)) -> ObservedStep:
-    return ObservedStep(
-        step=step, plan=1, local_batch=batch, total_batch=total, step_s=0.1, compute_s=0.1, local_sqnorm=local,
-        global_sqnorm=together,
-    )  # fmt: skip
+def sampled(step: int, batch: int, local: float, together: float, total: int = sum(BATCHES)) -> tuple[int, NormSums]:
+    return step, NormSums(total, int(batch > 0), batch, batch * local, together)
 
 
 def gradients(rng: np.random.Generator, sqnorm: float, batches: Sequence[int]) -> np.ndarray:
@@ -34,7 +31,7 @@ def train(estimator: NoiseEstimator, rng: np.random.Generator, sqnorm: float, st
         local = gradients(rng, sqnorm, BATCHES)
         together = float(((share @ local) ** 2).sum())
         for batch, gradient in zip(BATCHES, local, strict=True):
-            estimator.observe(sampled(step, batch, float(gradient @ gradient), together))
+            estimator.observe(*sampled(step, batch, float(gradient @ gradient), together))
 
 
 @pytest.mark.parametrize("sqnorm", [1.0, 0.02])
@@ -76,7 +73,7 @@ def test_one_rank_alone_learns_from_successive_steps() -> None:
             batch = (8, 24)[step % 2]
             now = gradients(rng, 0.5, [batch])[0]
             mean = (batch_before * before + batch * now) / (batch_before + batch)
-            estimator.observe(sampled(step, batch, float(now @ now), float(mean @ mean), total=batch))
+            estimator.observe(*sampled(step, batch, float(now @ now), float(mean @ mean), total=batch))
             before, batch_before = now, batch
         estimate = estimator.estimate()
         assert estimate is not None
@@ -88,15 +85,15 @@ def test_one_rank_alone_learns_from_successive_steps() -> None:
 def test_one_rank_that_tells_only_its_own_gradient_says_nothing() -> None:
     estimator = NoiseEstimator()
     for step in range(100):
-        estimator.observe(sampled(step, 8, 1.0 + 0.1 * (step % 3), 1.0 + 0.1 * (step % 3), total=8))
+        estimator.observe(*sampled(step, 8, 1.0 + 0.1 * (step % 3), 1.0 + 0.1 * (step % 3), total=8))
     assert estimator.estimate() is None
 
 
 def test_a_step_that_not_all_ranks_told_does_not_count() -> None:
     estimator = NoiseEstimator()
     for step in range(200):
-        estimator.observe(sampled(step, 4, 1.2, 1.0))
-        estimator.observe(sampled(step, 12, 1.1, 1.0))
+        estimator.observe(*sampled(step, 4, 1.2, 1.0))
+        estimator.observe(*sampled(step, 12, 1.1, 1.0))
     assert estimator.estimate() is None
     assert len(estimator._pending) == PENDING_STEPS
 
@@ -128,7 +125,7 @@ def test_one_exploding_gradient_moves_nothing() -> None:
     for estimator in (calm, hit):
         train(estimator, np.random.default_rng(7), 1.0, range(40))
     for batch in BATCHES:
-        hit.observe(sampled(40, batch, 5e4, 4e4))
+        hit.observe(*sampled(40, batch, 5e4, 4e4))
     assert hit.estimate() == calm.estimate()
 
 
@@ -145,6 +142,6 @@ def test_a_rank_without_samples_tells_nothing_and_is_not_waited_for() -> None:
     estimator, rng = NoiseEstimator(), np.random.default_rng(9)
     for step in range(20):
         for batch, gradient in zip((16, 48), gradients(rng, 1.0, (16, 48)), strict=True):
-            estimator.observe(sampled(step, batch, float(gradient @ gradient), 1.0 + TRACE / 64, total=64))
-        estimator.observe(sampled(step, 0, 1.0, 1.0, total=64))
+            estimator.observe(*sampled(step, batch, float(gradient @ gradient), 1.0 + TRACE / 64, total=64))
+        estimator.observe(*sampled(step, 0, 1.0, 1.0, total=64))
     assert estimator.estimate() is not None

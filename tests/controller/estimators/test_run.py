@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.controller.estimators.observed import ObservedLink, ObservedStep
-from atoll.controller.estimators.rank import NEEDED_STEPS, SKIPPED_STEPS
+from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.run import RunEstimators
+from atoll.step_estimators.observed import ObservedStep
+from atoll.step_estimators.rank import NEEDED_STEPS, SKIPPED_STEPS
 
 SPEEDS = (1.0, 0.6, 0.3)
 

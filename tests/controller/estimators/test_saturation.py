@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from atoll.controller.estimators.profile import BatchPoint, NodeEstimate, RankProfile
 from atoll.controller.estimators.saturation import SaturationEstimate, curve_of, fit_saturation
+from atoll.step_estimators.estimates import BatchPoint, NodeEstimate, RankProfile
 
 
 def points(alpha: float, beta: float, batches: list[int], noise: float = 0.0, seed: int = 1) -> list[BatchPoint]:

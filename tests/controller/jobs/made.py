@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from atoll.controller.deciding.first import Place, first_plan
-from atoll.controller.estimators.profile import NodeEstimate, Profile, RankProfile
+from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.lifecycle.observed import (
     ObservedJob,
     ObservedNode,
@@ -28,6 +28,7 @@ from atoll.controller.state.records import (
     WorkerExitKind,
 )
 from atoll.jobspec import Spec
+from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 from atoll.worker_key import WorkerKey
 
 JOB = "tiny-0001"

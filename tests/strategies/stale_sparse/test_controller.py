@@ -8,9 +8,9 @@ from measured_runs import EVEN, given, measured, ranks
 
 from atoll.controller.deciding.given import Given, Pins, Policy
 from atoll.controller.deciding.next import next_plan
-from atoll.controller.estimators.profile import BatchPoint
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.planners.surrogate import Surrogate
+from atoll.step_estimators.estimates import BatchPoint
 from atoll.strategies.stale_sparse.controller import StaleSparseController
 from atoll.strategies.stale_sparse.settings import StaleSparse
 

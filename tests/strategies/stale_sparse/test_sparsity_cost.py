@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from atoll.controller.estimators.observed import ObservedStep
+from atoll.step_estimators.observed import ObservedStep
 from atoll.strategies.stale_sparse.sparsity_cost import WINDOW_STEPS, SparsityCostEstimator
 
 COST_S = 0.5  # where all were kept

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from made import profile
 
-from atoll.controller.estimators.profile import NodeEstimate, NoiseEstimate, OverlapEstimate, Profile
+from atoll.controller.estimators.profile import NoiseEstimate, OverlapEstimate, Profile
 from atoll.controller.jobs.admission.admitting import (
     MAX_JUDGED,
     AdmissionAnswer,
@@ -17,6 +17,7 @@ from atoll.controller.jobs.admission.admitting import (
     answer,
     dispensable,
 )
+from atoll.step_estimators.estimates import NodeEstimate
 
 
 def ask(

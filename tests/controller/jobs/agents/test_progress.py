@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from made import run
 
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.v1.agents_pb2 import WorkerTelemetry
@@ -11,7 +12,7 @@ def test_an_epochs_short_last_batch_is_no_measure_of_speed_nor_of_the_total_batc
     """1. Twenty whole batches of 64. 2. The epoch's last has 4 samples and costs almost as much. 3. The planner is told
     64 and the time per sample of whole batches; in the demo it once planned for a total of 96 instead of 256."""
     board = ProgressBoard()
-    progress = board.begin("vit-1234", 1, {0: "here"})
+    progress = board.begin(run("a", job="vit-1234"))
     worker = WorkerId(job="vit-1234", run=1, rank=0)
     whole = [StepSample(step=s, plan=1, local_batch=32, total_batch=64, compute_s=0.32) for s in range(20)]
     short = StepSample(step=20, plan=1, local_batch=2, total_batch=4, compute_s=0.3)
@@ -25,7 +26,7 @@ def test_an_epochs_short_last_batch_is_no_measure_of_speed_nor_of_the_total_batc
 def test_metrics_of_a_strategy_are_summed_up_as_it_declares_them() -> None:
     """Seconds as a share of the step, shares as a mean over the ranks, sparsity as rank 0's newest."""
     board = ProgressBoard(clock=lambda: 10.0)
-    progress = board.begin("vit-1234", 1, {0: "here"})
+    progress = board.begin(run("a", job="vit-1234"))
     for rank, stall_s, fresh in ((0, 0.1, 1.0), (1, 0.3, 0.5)):
         numbers = {"stall_s": stall_s, "fresh_share": fresh, "sparsity": 0.9 + rank / 100}
         sample = StepSample(step=4, total_batch=8, step_s=1.0, strategy_metrics=numbers)
@@ -38,7 +39,7 @@ def test_metrics_of_a_strategy_are_summed_up_as_it_declares_them() -> None:
 
 def test_of_each_link_the_newest_is_kept_and_not_more_than_64() -> None:
     board = ProgressBoard()
-    progress = board.begin("vit-1234", 1, {0: "here"})
+    progress = board.begin(run("a", job="vit-1234"))
     worker = WorkerId(job="vit-1234", run=1, rank=0)
     board.observe(WorkerTelemetry(id=worker, links=[LinkSample(peer=peer, sent_bytes=1) for peer in range(64)]))
     board.observe(WorkerTelemetry(id=worker, links=[LinkSample(peer=3, sent_bytes=9), LinkSample(peer=64)]))
@@ -48,7 +49,7 @@ def test_of_each_link_the_newest_is_kept_and_not_more_than_64() -> None:
 
 def test_the_next_step_is_the_first_while_none_was_reported() -> None:
     board = ProgressBoard()
-    progress = board.begin("vit-1234", 1, {0: "here"})
+    progress = board.begin(run("a", job="vit-1234"))
     assert progress.next_step == 0
     board.observe(WorkerTelemetry(id=WorkerId(job="vit-1234", run=1, rank=0), steps=[StepSample(step=0)]))
     assert progress.next_step == 1

@@ -21,7 +21,7 @@ from made import (
     worker,
 )
 
-from atoll.controller.estimators.profile import Profile, RankProfile
+from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.lifecycle.observed import (
     ForgetWorker,
     JobStep,
@@ -36,6 +36,7 @@ from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.records import Cause, JobPhase, JobPins, JobRecord, Level, RunFailure, WorkerExitKind
 from atoll.controller.state.store import Fence, Put
+from atoll.step_estimators.estimates import RankProfile
 from atoll.worker_key import WorkerKey
 
 FINISHED = exited(WorkerExitKind.FINISHED, step=9)

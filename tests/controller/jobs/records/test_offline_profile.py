@@ -66,7 +66,7 @@ def test_where_one_of_both_is_not_known_nothing_speaks_against_the_profile() -> 
 
 def test_rank_0_says_what_trains() -> None:
     board = ProgressBoard()
-    progress = board.begin("vit-1", 1, {0: "here", 1: "here"})
+    progress = board.begin(run("a", "b", job="vit-1"))
     for rank, fingerprint in ((0, ONE), (1, OTHER)):
         told = WorkerTelemetry(id=WorkerId(job="vit-1", run=1, rank=rank), prepared=Prepared(fingerprint=fingerprint))
         board.observe(told)

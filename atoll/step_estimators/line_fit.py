@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from atoll.controller.estimators.profile import NodeEstimate
+from atoll.step_estimators.estimates import NodeEstimate
 
 _LEAST_SLOPE: Final = 0.01
 """Samples take at least this part of the time: planners need q + k > 0."""

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from atoll.controller.estimators.robust import ChangeDetector, ClippedMean, median, median_error, spread
+from atoll.step_estimators.robust import ChangeDetector, ClippedMean, median, median_error, spread
 
 
 @pytest.mark.parametrize("values", [[3.0], [4.0, 1.0], [2.0, 9.0, 1.0], [5.0, 1.0, 2.0, 8.0]])

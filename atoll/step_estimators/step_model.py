@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from operator import add
 from typing import Final
 
-from atoll.controller.estimators.line_fit import BatchLevel, fit_line
-from atoll.controller.estimators.profile import BatchPoint, NodeEstimate
-from atoll.controller.estimators.robust import ChangeDetector, median, median_error, spread
+from atoll.step_estimators.estimates import BatchPoint, NodeEstimate
+from atoll.step_estimators.line_fit import BatchLevel, fit_line
+from atoll.step_estimators.robust import ChangeDetector, median, median_error, spread
 
 WINDOW_STEPS: Final = 16
 """Of each batch: half of them move the median, so a change too small to be told as one is followed within eight."""

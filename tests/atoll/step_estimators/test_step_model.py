@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.estimators.profile import NodeEstimate
-from atoll.controller.estimators.step_model import KEPT_BATCHES, NEEDED_STEPS, WINDOW_STEPS, StepModel
+from atoll.step_estimators.estimates import NodeEstimate
+from atoll.step_estimators.step_model import KEPT_BATCHES, NEEDED_STEPS, WINDOW_STEPS, StepModel
 
 Q, S, K, M = 2e-3, 20e-3, 4e-3, 10e-3
 

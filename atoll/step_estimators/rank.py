@@ -1,4 +1,4 @@
-"""Estimates of one rank of a run: seconds that it computes, waits, and takes for a whole step."""
+"""Estimates of one rank of a run: seconds that it computes, waits, and takes for a whole step; its overlap."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections import deque
 from typing import Final
 
-from atoll.controller.estimators.observed import ObservedStep
-from atoll.controller.estimators.profile import RankProfile
-from atoll.controller.estimators.robust import median, median_error, spread
-from atoll.controller.estimators.step_model import StepModel
+from atoll.step_estimators.estimates import RankEstimate, RankProfile
+from atoll.step_estimators.observed import ObservedStep
+from atoll.step_estimators.robust import ClippedMean, median, median_error, spread
+from atoll.step_estimators.step_model import StepModel
 
 SKIPPED_STEPS: Final = 2
 """The first steps of a run pay for allocations, autotuning and cold caches."""
@@ -32,15 +32,18 @@ class RankEstimator:
         self._local_batch = 0
         self._computed: deque[tuple[int, float]] = deque(maxlen=WINDOW_STEPS)  # (step, seconds)
         self._whole: deque[float] = deque(maxlen=WHOLE_STEPS)
+        self._gamma = ClippedMean()
+        self._measured = False
         self._model = StepModel()
-        self._profile: RankProfile | None = None
-        self._fresh = True  # whether _profile is of all steps seen
+        self._known = RankEstimate()
+        self._fresh = True  # whether that is of all steps seen
 
     def observe(self, observed: ObservedStep) -> bool:
         """One more step. False, and nothing changes, for repeated, older and senseless ones and a run's first."""
         if observed.step <= self.last_step or observed.plan < self.plan or not _sound(observed):
             return False
         self.last_step = observed.step
+        self._fresh = False
         if observed.plan > self.plan or observed.total_batch > self.total_batch:
             self.plan, self.total_batch = observed.plan, observed.total_batch
             self._forget()
@@ -59,7 +62,9 @@ class RankEstimator:
                 self._computed.popleft()
         if observed.step_s > 0:
             self.stall_share += _STALL_GAIN * (min(observed.stall_s / observed.step_s, 1.0) - self.stall_share)
-        self._fresh = False
+        if 0 < observed.first_bucket_s <= observed.backward_s:
+            self._gamma.observe(observed.first_bucket_s / observed.backward_s)
+        self._measured = True
         return True
 
     def _observe_window(self, observed: ObservedStep) -> None:
@@ -73,20 +78,28 @@ class RankEstimator:
     def _forget(self) -> None:
         self._computed.clear()
         self._whole.clear()
-        self._fresh = False
 
-    def whole_step(self) -> tuple[float, int]:
-        """Median seconds from boundary to boundary under the newest plan, of so many steps; (0, 0) without any."""
-        return (median(self._whole), len(self._whole)) if self._whole else (0.0, 0)
-
-    def profile(self) -> RankProfile | None:
-        """None before enough steps under the newest plan."""
+    def estimate(self) -> RankEstimate:
+        """Of all steps so far."""
         if not self._fresh:
-            self._profile = self._estimate()
+            variance = self._gamma.variance_of_mean()
+            self._known = RankEstimate(
+                plan=self.plan,
+                total_batch=self.total_batch,
+                last_step=self.last_step,
+                step_s=median(self._whole) if self._whole else 0.0,
+                whole_steps=len(self._whole),
+                stall_share=self.stall_share,
+                gamma=self._gamma.mean if math.isfinite(variance) else 0.0,
+                gamma_variance=variance,
+                measured=self._measured,
+                profile=self._profile(),
+            )
             self._fresh = True
-        return self._profile
+        return self._known
 
-    def _estimate(self) -> RankProfile | None:
+    def _profile(self) -> RankProfile | None:
+        """None before enough steps under the newest plan."""
         if len(self._computed) < NEEDED_STEPS:
             return None
         times = [seconds for _, seconds in self._computed]

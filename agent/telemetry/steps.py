@@ -1,0 +1,78 @@
+"""Makes an estimate of each of this node's ranks from its steps, and adds up what they measured of a step together. The
+controller needs no more, but for strategies that ask for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from atoll.step_estimators.rank import RankEstimator
+from atoll.step_estimators.sums import NormSums, SyncSums, norms_of, sync_of
+from atoll.step_estimators.wire import estimate_to_wire, step_from_wire, sums_to_wire
+from atoll.telemetry_limits import MAX_STEPS
+from atoll.v1.agents_pb2 import RankEstimate, StepSums
+from atoll.v1.common_pb2 import StepSample
+from atoll.worker_key import WorkerKey
+
+
+@dataclass(slots=True)
+class _RunSums:
+    """By step, what is not told yet. Bounded: of more than MAX_STEPS steps the first are worth the least."""
+
+    syncs: dict[int, SyncSums] = field(default_factory=dict)
+    norms: dict[int, NormSums] = field(default_factory=dict)
+
+    def add_sync(self, step: int, told: SyncSums) -> None:
+        if known := self.syncs.get(step):
+            known.add(told)
+            return
+        if len(self.syncs) == MAX_STEPS:
+            del self.syncs[next(iter(self.syncs))]
+        self.syncs[step] = told
+
+    def add_norms(self, step: int, told: NormSums) -> None:
+        if known := self.norms.get(step):
+            known.add(told)
+            return
+        if len(self.norms) == MAX_STEPS:
+            del self.norms[next(iter(self.norms))]
+        self.norms[step] = told
+
+
+class StepEstimates:
+    """Of the workers that it was told of. Their steps are sound as messages (`flaw_of_step`)."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[WorkerKey, RankEstimator] = {}
+        self._sums: dict[tuple[str, int], _RunSums] = {}
+
+    def __contains__(self, key: WorkerKey) -> bool:
+        return key in self._ranks
+
+    def begin(self, key: WorkerKey) -> None:
+        self._ranks[key] = RankEstimator()
+
+    def forget(self, key: WorkerKey) -> None:
+        """What its last steps added up to is still told."""
+        self._ranks.pop(key, None)
+
+    def observe(self, key: WorkerKey, sample: StepSample) -> None:
+        observed = step_from_wire(sample)
+        if not self._ranks[key].observe(observed):
+            return
+        sums = self._sums.setdefault((key.job, key.run), _RunSums())
+        sums.add_sync(observed.step, sync_of(observed))
+        if (norms := norms_of(observed)) is not None:
+            sums.add_norms(observed.step, norms)
+
+    def estimate(self, key: WorkerKey) -> RankEstimate | None:
+        """None before the worker's first step, and of one that it was not told of."""
+        if (estimator := self._ranks.get(key)) is None or estimator.last_step < 0:
+            return None
+        return estimate_to_wire(estimator.estimate())
+
+    def take_sums(self) -> Iterator[StepSums]:
+        """Everything since the last call."""
+        for (job, run), sums in self._sums.items():
+            yield sums_to_wire(job, run, sums.syncs, sums.norms)
+        self._sums.clear()

@@ -1,0 +1,70 @@
+"""Estimates of one rank of a run, as its machine makes them of the rank's steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEstimate:
+    """A rank with a local batch of b loads, forwards and updates for q b + s seconds and goes backward for k b + m.
+
+    error: relative standard error of the predicted q b + s + k b + m at a fifth below and above the newest batch.
+    low_batch, high_batch: between which it was fitted.
+    """
+
+    q: float
+    s: float
+    k: float
+    m: float
+    error: float
+    low_batch: int
+    high_batch: int
+
+    def compute_s(self, batch: float) -> float:
+        return (self.q + self.k) * batch + self.s + self.m
+
+
+class BatchPoint(NamedTuple):
+    """A rank computes a step of local_batch samples in compute_s seconds; error: its relative standard error."""
+
+    local_batch: int
+    compute_s: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProfile:
+    """compute_s: median under the newest plan, compute_error_s its standard error, over `steps` steps of `local_batch`
+    samples. estimate: None before two distinct batches were measured. points: what each local batch seen lately takes
+    as of now, ascending; estimators.saturation makes (alpha, beta) of them."""
+
+    plan: int
+    local_batch: int
+    compute_s: float
+    compute_error_s: float
+    steps: int
+    estimate: NodeEstimate | None = None
+    points: tuple[BatchPoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEstimate:
+    """All that is made of one rank's steps so far. plan: the newest; total_batch: the largest under it, as an epoch's
+    last batch may be short; last_step: the newest, -1 before the first. step_s: median from boundary to boundary under
+    that plan, of whole_steps steps; 0 of none. stall_share: of the newest steps, waiting for what others send. gamma:
+    share of the backward pass before the first bucket, its variance that of the mean: infinite, and gamma 0, before two
+    steps told of it. measured: whether any step counts. profile: None before enough steps under the newest plan."""
+
+    plan: int = 0
+    total_batch: int = 0
+    last_step: int = -1
+    step_s: float = 0.0
+    whole_steps: int = 0
+    stall_share: float = 0.0
+    gamma: float = 0.0
+    gamma_variance: float = math.inf
+    measured: bool = False
+    profile: RankProfile | None = None

@@ -1,0 +1,54 @@
+"""Of one step, what ranks measured together: sums and least values, so that ranks add up in any order and grouping.
+
+A machine adds up its own ranks, the controller the machines; no rank is told twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.step_estimators.observed import ObservedStep
+
+
+@dataclass(slots=True)
+class SyncSums:
+    """How long a step's all-reduces took where that was least, of so many ranks. The rank that came last to a bucket
+    waited for nobody, so of the ranks' times the least counts."""
+
+    ranks: int
+    sync_s: float
+    last_sync_s: float
+
+    def add(self, other: SyncSums) -> None:
+        self.ranks += other.ranks
+        self.sync_s = min(self.sync_s, other.sync_s)
+        self.last_sync_s = min(self.last_sync_s, other.last_sync_s)
+
+
+@dataclass(slots=True)
+class NormSums:
+    """Squared norms of a sampled step, of the ranks that had samples: `samples` is sum b_i, `weighted` is
+    sum b_i |g_i|^2. global_sqnorm: of the combined gradient; total_batch: of all ranks of the run."""
+
+    total_batch: int
+    ranks: int
+    samples: int
+    weighted: float
+    global_sqnorm: float
+
+    def add(self, other: NormSums) -> None:
+        self.ranks += other.ranks
+        self.samples += other.samples
+        self.weighted += other.weighted
+        self.global_sqnorm = other.global_sqnorm
+
+
+def sync_of(observed: ObservedStep) -> SyncSums:
+    return SyncSums(1, observed.sync_s, observed.last_sync_s)
+
+
+def norms_of(observed: ObservedStep) -> NormSums | None:
+    """None where the step was not sampled."""
+    if not (observed.local_sqnorm > 0 and observed.global_sqnorm > 0):
+        return None
+    batch = observed.local_batch
+    return NormSums(observed.total_batch, int(batch > 0), batch, batch * observed.local_sqnorm, observed.global_sqnorm)
