@@ -102,33 +102,40 @@ class Group:
                 dist.broadcast(chunk, source, group=self.control)
         return buffer.numpy().tobytes()
 
-    def broadcast_array(
-        self, array: npt.NDArray[np.uint8] | None, source: int, limit_bytes: int
+    def distribute(
+        self, array: npt.NDArray[np.uint8] | None, length: int, routes: Sequence[tuple[int, int]]
     ) -> npt.NDArray[np.uint8]:
-        """`array`, uint8 [bytes], of rank `source` on every rank, there without a copy. Raises PeerLost, and
-        BadInput where it is longer than `limit_bytes`."""
-        length = self.gather_rows([len(array) if array is not None else 0])[source][0]
-        if length > limit_bytes:
-            raise BadInput(f"rank {source} would send {length} bytes; at most {limit_bytes} are taken")
-        buffer = np.empty(length, np.uint8) if array is None or self.rank != source else array
-        with collective(f"receiving from rank {source}"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # read-only memory as a tensor: the source's is only read
-            for chunk in torch.split(torch.from_numpy(buffer), BROADCAST_BYTES):
-                dist.broadcast(chunk, source, group=self.control)
+        """`array`, uint8 [length], of ranks that have it, along `routes` (from, to) in their order; empty on ranks that
+        neither have it nor receive it. Without a copy.
+
+        Collective: all ranks go on together after each piece, so nobody waits for longer than a piece takes. Raises
+        PeerLost."""
+        receives = any(to == self.rank for _, to in routes)
+        buffer = array if array is not None else np.empty(length if receives else 0, np.uint8)
+        for at in range(0, length if routes else 0, BROADCAST_BYTES):
+            piece = buffer[at : at + BROADCAST_BYTES]
+            for source, to in routes:
+                if self.rank in (source, to):
+                    self._pass_on(piece, source, to)
+            self.barrier()
         return buffer
 
     def hand_over(self, array: npt.NDArray[np.uint8], source: int, to: int, length: int) -> npt.NDArray[np.uint8]:
         """`array`, uint8 [length], of rank `source` at rank `to`; there without a copy. Called by these two.
         Raises PeerLost."""
         buffer = array if self.rank == source else np.empty(length, np.uint8)
+        for at in range(0, length, BROADCAST_BYTES):
+            self._pass_on(buffer[at : at + BROADCAST_BYTES], source, to)
+        return buffer
+
+    def _pass_on(self, piece: npt.NDArray[np.uint8], source: int, to: int) -> None:
         with collective(f"rank {source} hands over to rank {to}"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # read-only memory as a tensor: the source's is only read
-            for chunk in torch.split(torch.from_numpy(buffer), BROADCAST_BYTES):
-                if self.rank == source:
-                    dist.send(chunk, to, group=self.control)
-                else:
-                    dist.recv(chunk, source, group=self.control)
-        return buffer
+            tensor = torch.from_numpy(piece)
+            if self.rank == source:
+                dist.send(tensor, to, group=self.control)
+            else:
+                dist.recv(tensor, source, group=self.control)
 
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite `tensors` with rank 0's. Raises PeerLost."""

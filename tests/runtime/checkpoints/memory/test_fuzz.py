@@ -22,7 +22,7 @@ from mutated import mutated
 
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
-from atoll.agent.runtime.checkpoints.memory.recovery.assembly import assembled, own_state
+from atoll.agent.runtime.checkpoints.memory.recovery.assembly import SharedState, assembled, own_state
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import decode
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import laid_out, listed
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
@@ -72,9 +72,10 @@ def sealed(layout: Any, tail: Any, data: bytes = DATA, own: bytes = b"") -> byte
 def loaded(content: bytes) -> dict[str, Any]:
     """The states in a file that is the only shard."""
     shard = parse(np.frombuffer(content, np.uint8))
-    checkpoint = assembled([shard])
+    state = SharedState.of([shard])
+    checkpoint = assembled(state, 0, shard.own)
     if shard.tail.own is not None:
-        own_state([shard], 0, shard.own)
+        own_state(state, 0, shard.own)
     return unpack_state(checkpoint.tensors, checkpoint.scalars)
 
 
@@ -161,13 +162,13 @@ def test_a_head_with_any_sizes_is_refused_in_words(sizes: list[int]) -> None:
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(mutated([[3, 9, 2, "abc", 0], [3, 9, 2, "abc", 1]]))
+@given(mutated([[3, 9, 2, "abc", 0, 0], [3, 9, 2, "abc", 1, 1]]))
 def test_what_a_rank_says_it_holds_is_sound_or_refused(rows: Any) -> None:
     try:
         said = decode(json.dumps(rows).encode())
     except CheckpointError:
         return
-    assert all(0 <= shard < generation.shards for generation, shard in said)
+    assert all(0 <= shard < generation.shards for generation, shard, _ in said)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -3,17 +3,18 @@ was checked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES, bytes_of, is_shape
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
-from atoll.agent.runtime.checkpoints.memory.shards.live_state import size_of
-from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard
+from atoll.agent.runtime.checkpoints.memory.shards.live_state import pieces_of, size_of
+from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard, Tail
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RESIDUAL
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.step.durable import OwnState
@@ -22,72 +23,123 @@ from atoll.errors import CheckpointError
 Tensors = dict[str, torch.Tensor]
 
 
-def assembled(shards: Sequence[Shard], whose: int = 0, own: Bytes | None = None) -> LoadedCheckpoint:
-    """The checkpoint whose shards these are, in order; each was verified. Raises CheckpointError where they do not
-    belong together.
+class SharedState:
+    """What all ranks share of a generation, put together shard by shard: beside its tensors nothing is kept of a
+    shard but what its tail says."""
 
-    own: where ranks had something of their own, that of rank `whose`; without it, what is in its shard."""
-    first = shards[0]
-    shared = _shared(shards)
-    if first.tail.own is None:
-        tensors, tree, moving = shared, first.layout.get("tree"), first.tail.moving
-    else:
-        tail = shards[whose].tail
-        tensors = _tensors(tail.own, shards[whose].own if own is None else own)
-        tensors |= _aliased(tail.own, shared)
-        tree, moving = tail.own.get("tree"), tail.moving
-    resting, moved = unpack_state(tensors, tree), unpack_state(tensors, moving)
+    def __init__(self) -> None:
+        self.tails: list[Tail] = []
+        self.tensors: Tensors = {}
+        self._filled: list[Bytes] = []  # the memory of each tensor
+        self._header: Header | None = None
+        self._layout: Mapping[str, Any] = {}
+        self._layout_digest = ""
+
+    @staticmethod
+    def of(shards: Iterable[Shard]) -> SharedState:
+        """Of shards in order."""
+        state = SharedState()
+        for shard in shards:
+            state.add(shard)
+        return state
+
+    @property
+    def header(self) -> Header:
+        assert self._header is not None  # the first shard was added
+        return self._header
+
+    @property
+    def tree(self) -> Any:
+        return self._layout.get("tree")
+
+    def add(self, shard: Shard) -> None:
+        """The next shard, verified. Raises CheckpointError where it does not belong to those before."""
+        tail, index = shard.tail, len(self.tails)
+        if self._header is None:
+            self._begin(shard)
+        first = self.tails[0] if self.tails else tail
+        same = (shard.layout_digest, shard.header, tail.total, tail.shards, tail.own is None) == (
+            self._layout_digest,
+            self._header,
+            first.total,
+            first.shards,
+            first.own is None,
+        )
+        if not same or tail.shard != index:
+            raise CheckpointError(f"shard {index} of {self.header.name} is of another state")
+        for piece in pieces_of([len(one) for one in self._filled], tail.begin, tail.begin + tail.size):
+            np.copyto(
+                self._filled[piece.tensor][piece.begin : piece.end],
+                shard.data[piece.to : piece.to + piece.end - piece.begin],
+            )
+        self.tails.append(tail)
+
+    def masters(self) -> dict[str, tuple[str, list[int]]]:
+        """Dtype and shape of each master, by its layer."""
+        return {
+            name.removeprefix("master."): (dtype, shape)
+            for name, dtype, shape in _entries(self._layout)
+            if name.startswith("master.")
+        }
+
+    def _begin(self, first: Shard) -> None:
+        self._header, self._layout, self._layout_digest = first.header, first.layout, first.layout_digest
+        self.tensors = _empty(_entries(first.layout), first.tail.total)
+        self._filled = [np.frombuffer(bytes_of(tensor), np.uint8) for tensor in self.tensors.values()]
+
+
+def assembled(state: SharedState, whose: int = 0, own: Bytes | None = None) -> LoadedCheckpoint:
+    """The checkpoint of a whole state. Raises CheckpointError where its parts do not belong together.
+
+    own: where ranks had something of their own, that of rank `whose`, verified."""
+    tail = state.tails[0]
+    if len(state.tails) != tail.shards:
+        raise CheckpointError(f"shard {len(state.tails)} of {state.header.name} is missing")
+    tensors, tree = state.tensors, state.tree
+    if tail.own is not None:
+        assert own is not None
+        tail = state.tails[whose]
+        tensors = _tensors(tail.own, own)
+        tensors |= _aliased(tail.own, state.tensors)
+        tree = tail.own.get("tree")
+    resting, moved = unpack_state(tensors, tree), unpack_state(tensors, tail.moving)
     try:
         states = Snapshot.rejoined(resting, moved)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the state of {first.header.name} is malformed: {error!r}") from error
-    return LoadedCheckpoint(first.header, *pack_state(states))
+        raise CheckpointError(f"the state of {state.header.name} is malformed: {error!r}") from error
+    return LoadedCheckpoint(state.header, *pack_state(states))
 
 
-def own_state(shards: Sequence[Shard], rank: int, own: Bytes) -> OwnState:
+def own_state(state: SharedState, rank: int, own: Bytes) -> OwnState:
     """What only `rank` had, of its verified own bytes. Raises CheckpointError."""
     residual = {
         name.removeprefix(RESIDUAL): tensor
-        for name, tensor in _tensors(shards[rank].tail.own, own).items()
+        for name, tensor in _tensors(state.tails[rank].own, own).items()
         if name.startswith(RESIDUAL)
     }
-    masters = {
-        name.removeprefix("master."): (dtype, shape)
-        for name, dtype, shape in _entries(shards[0].layout)
-        if name.startswith("master.")
-    }
-    if residual and {name: (DTYPE_NAMES[one.dtype], list(one.shape)) for name, one in residual.items()} != masters:
+    listed = {name: (DTYPE_NAMES[one.dtype], list(one.shape)) for name, one in residual.items()}
+    if residual and listed != state.masters():
         raise CheckpointError(f"what rank {rank} had not sent is of other tensors than the model's")
     return OwnState(rank, residual, None)  # its optimizer's state came with the checkpoint
 
 
-def _shared(shards: Sequence[Shard]) -> Tensors:
-    first = shards[0]
-    for index, shard in enumerate(shards):
-        same = (shard.layout_digest, shard.header, shard.tail.total, shard.tail.own is None) == (
-            first.layout_digest,
-            first.header,
-            first.tail.total,
-            first.tail.own is None,
-        )
-        if not same or (shard.tail.shard, shard.tail.shards) != (index, len(shards)):
-            raise CheckpointError(f"shard {index} of {first.header.name} is of another state")
-    return _tensors(first.layout, np.concatenate([shard.data for shard in shards]))
+def _empty(entries: Sequence[tuple[str, str, list[int]]], written: int) -> Tensors:
+    """Tensors to be filled with `written` bytes."""
+    total = sum(size_of(dtype, shape) for _, dtype, shape in entries)
+    if total != written:
+        raise CheckpointError(f"its tensors take {total} bytes; {written} were written")
+    try:
+        return {name: torch.empty(shape, dtype=DTYPES[dtype]) for name, dtype, shape in entries}
+    except RuntimeError as error:
+        raise CheckpointError(f"no memory for its {total} bytes: {error}") from error
 
 
 def _tensors(layout: Any, content: Bytes) -> Tensors:
-    entries = _entries(layout)
-    total = sum(size_of(dtype, shape) for _, dtype, shape in entries)
-    if total != len(content):
-        raise CheckpointError(f"its tensors take {total} bytes; {len(content)} were written")
-    tensors, at = {}, 0
-    for name, dtype, shape in entries:
-        tensor = torch.empty(shape, dtype=DTYPES[dtype])
-        size = size_of(dtype, shape)
-        if size:
-            np.frombuffer(bytes_of(tensor), np.uint8)[:] = content[at : at + size]
-        tensors[name] = tensor
-        at += size
+    tensors, at = _empty(_entries(layout), len(content)), 0
+    for tensor in tensors.values():
+        into = np.frombuffer(bytes_of(tensor), np.uint8)
+        into[:] = content[at : at + len(into)]
+        at += len(into)
     return tensors
 
 
@@ -109,4 +161,6 @@ def _entries(layout: Any) -> list[tuple[str, str, list[int]]]:
             found.append((name, dtype, shape))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"its list of tensors cannot be read: {error!r}") from error
+    if len({name for name, _, _ in found}) != len(found):
+        raise CheckpointError("its list of tensors names one twice")
     return found

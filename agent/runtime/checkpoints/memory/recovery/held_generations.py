@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,14 +13,17 @@ import numpy as np
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
 from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, LoadedCheckpoint
-from atoll.agent.runtime.checkpoints.memory.recovery.assembly import assembled, own_state
+from atoll.agent.runtime.checkpoints.memory.recovery.assembly import SharedState, assembled, own_state
+from atoll.agent.runtime.checkpoints.memory.recovery.deliveries import deliveries
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
-from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Shard
+from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import (
     MAX_FILES,
+    SLOTS,
     Generation,
     Resumable,
     WholeShard,
+    file_name,
     whole_shards,
 )
 from atoll.agent.runtime.step.durable import OwnState
@@ -28,7 +31,7 @@ from atoll.errors import BadInput, CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 _MAX_HOLDINGS_BYTES: Final = 1 << 20
-Holdings = list[tuple[Generation, int]]  # generation and shard
+Holdings = list[tuple[Generation, int, int]]  # generation, shard and slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,10 @@ class HeldGenerations:
         except CheckpointError as error:
             self._passed_over(str(error))
             found = []
-        self._own = {(one.generation, one.shard): one for one in found}
+        self._folder = folder
         gathered = [encode(found)] if self._group is None else self._group.gather_bytes(encode(found))
-        self._sources = sources([self._decoded(rank, raw) for rank, raw in enumerate(gathered)])
+        self._held = [self._decoded(rank, raw) for rank, raw in enumerate(gathered)]
+        self._sources = sources(self._held)
 
     def newest(self, newer_than: tuple[int, int]) -> Recovered | None:
         """The newest generation of which every shard is there, if its (run, step) is above `newer_than`. Raises
@@ -64,89 +68,142 @@ class HeldGenerations:
         for generation in complete(self._sources):
             if (generation.run, generation.step) <= newer_than:
                 return None
-            shards = self._fetched(generation)
-            if not self._everywhere(shards is not None) or shards is None:
-                continue
-            differ = shards[0].tail.own is not None
-            own = self._handed_out(generation, shards) if differ else {}
-            recovered = self._recovered(generation, shards, own if differ else None)
-            if self._everywhere(recovered is not None):
+            if (recovered := self._taken(generation)) is not None:
                 return recovered
         return None
+
+    def _taken(self, generation: Generation) -> Recovered | None:
+        """None on all ranks where it cannot be used on one. In a method of its own, so that nothing of one generation
+        is held while the next one is read."""
+        here = self._here(generation)
+        state = self._shared(generation, here)
+        if not self._everywhere(state is not None) or state is None:
+            return None
+        differ = state.tails[0].own is not None
+        own = self._handed_out(generation, here) if differ else {}
+        recovered = self._recovered(generation, state, own if differ else None)
+        return recovered if self._everywhere(recovered is not None) else None
 
     def _everywhere(self, well: bool) -> bool:
         """Whether it went well on every rank."""
         return well if self._group is None else all(ok for (ok,) in self._group.gather_rows([well]))
 
     def _recovered(
-        self, generation: Generation, shards: Sequence[Shard], own: Mapping[int, shard_file.Bytes] | None
+        self, generation: Generation, state: SharedState, own: Mapping[int, Bytes] | None
     ) -> Recovered | None:
         whose = self._rank if self._rank < generation.shards else 0
         try:
             if own is None:
-                return Recovered(assembled(shards), generation)
+                return Recovered(assembled(state), generation)
             for old, content in own.items():
-                shard_file.check_own(shards[old].tail, content)
+                shard_file.check_own(state.tails[old], content)
             takes = [old for old in own if takers(self._sources[generation], self._world_size)[old] == self._rank]
-            states = [own_state(shards, old, own[old]) for old in takes]
-            return Recovered(assembled(shards, whose, own[whose]), generation, states)
+            states = [own_state(state, old, own[old]) for old in takes]
+            return Recovered(assembled(state, whose, own[whose]), generation, states)
         except CheckpointError as error:
             self._passed_over(f"step {generation.step}: {error}")
             return None
 
-    def _handed_out(self, generation: Generation, shards: Sequence[Shard]) -> dict[int, shard_file.Bytes]:
+    def _handed_out(self, generation: Generation, here: Mapping[int, Bytes]) -> dict[int, Bytes]:
         """The own bytes, by rank of the run before, that this rank needs: its own, and of ranks that are no more."""
         sources = self._sources[generation]
         wanted = [(old, taker) for old, taker in enumerate(takers(sources, self._world_size))]
         wanted += [(0, new) for new in range(generation.shards, self._world_size) if (0, new) not in wanted]
-        mine = {
-            old: shard_file.own_of(self._content(generation, old))
-            for old, source in sources.items()
-            if source == self._rank
-        }
-        lengths = [len(mine[old]) if old in mine else 0 for old in range(generation.shards)]
-        if self._group is not None:
-            lengths = [max(known) for known in zip(*self._group.gather_rows(lengths), strict=True)]
+        mine = {old: shard_file.own_of(content) for old, content in here.items()}
+        rows = self._rows([len(mine[old]) if old in mine else 0 for old in range(generation.shards)])
         found = {}
         for old, taker in wanted:
-            source, length = sources[old], lengths[old]
+            length = max(row[old] for row in rows)
             if length > MAX_BYTES:
-                raise BadInput(f"rank {source} would send {length} bytes; at most {MAX_BYTES} are taken")
+                raise BadInput(f"a rank would send {length} bytes; at most {MAX_BYTES} are taken")
+            source = taker if rows[taker][old] == length else min(r for r, row in enumerate(rows) if row[old] == length)
             if self._rank == taker == source:
-                found[old] = mine[old]
+                found[old] = mine.get(old, np.empty(0, np.uint8))
             elif self._group is not None and self._rank in (source, taker):
                 content = self._group.hand_over(mine.get(old, np.empty(0, np.uint8)), source, taker, length)
                 if self._rank == taker:
                     found[old] = content
         return found
 
-    def _fetched(self, generation: Generation) -> list[Shard] | None:
-        """What all ranks share, and what each shard says of its rank's own bytes."""
-        shards, refused = [], None
+    def _shared(self, generation: Generation, here: Mapping[int, Bytes]) -> SharedState | None:
+        """What all ranks share, and what each shard says of its rank's own bytes; shard by shard, so that beside it no
+        more than one is held. here: contents of the files on this machine."""
+        public = {index: shard_file.bytes_without_own(content) for index, content in here.items()}
+        rows = self._rows([public.get(index, 0) for index in range(generation.shards)])
+        state, refused = SharedState(), ""
         for index in range(generation.shards):
-            source = self._sources[generation][index]
-            content = shard_file.without_own(self._content(generation, index)) if source == self._rank else None
-            if self._group is not None:
-                content = self._group.broadcast_array(content, source, MAX_BYTES)
             try:
-                shard = shard_file.parse(content if content is not None else np.empty(0, np.uint8), own=False)
-                self._wanted.check(shard.header)
-                _check_is(shard, generation, index)
-                shards.append(shard)
+                self._add(
+                    state, generation, index, [row[index] for row in rows], here.get(index), useless=bool(refused)
+                )
             except CheckpointError as error:
-                refused = refused or f"shard {index} of step {generation.step}, from rank {source}: {error}"
-        if refused is None:
-            return shards
+                refused = refused or f"shard {index} of step {generation.step}, {error}"
+        if not refused:
+            return state
         self._passed_over(refused)
         return None
 
-    def _content(self, generation: Generation, index: int) -> shard_file.Bytes:
-        """The file's bytes; none where it cannot be read any more, which every rank then sees alike."""
+    def _add(
+        self, state: SharedState, generation: Generation, index: int, lengths: Sequence[int], here: Bytes | None,
+        *, useless: bool,
+    ) -> None:  # fmt: skip
+        """Have the shard sent to the ranks that lack it, and take it. lengths: by rank, 0 where it is not.
+
+        useless: another shard was refused, so this rank only hands it on. Raises CheckpointError, PeerLost."""
+        length = max(lengths)
+        if length > MAX_BYTES:
+            raise BadInput(f"a rank would send {length} bytes; at most {MAX_BYTES} are taken")
+        holders = [rank for rank, one in enumerate(lengths) if one == length > 0]
+        if not holders:
+            raise CheckpointError("which no rank can read any more")
+        routes = deliveries(holders, self._machines, index)
+        source = next((one for one, to in routes if to == self._rank), self._rank)
+        content = here if source == self._rank else None
+        if self._group is not None and routes:
+            sent = None if content is None else self._sent(content, routes)
+            received = self._group.distribute(sent, length, routes)
+            content = received if content is None else content
+        if useless or content is None:
+            return
         try:
-            return shard_file.content_of(self._own[generation, index].path)
+            shard = shard_file.parse(content, own=source == self._rank, own_unread=True)
+            self._wanted.check(shard.header)
+            _check_is(shard, generation, index)
+            state.add(shard)
         except CheckpointError as error:
-            self._passed_over(str(error))
+            raise CheckpointError(f"from rank {source}: {error}") from error
+
+    def _sent(self, content: Bytes, routes: Sequence[tuple[int, int]]) -> Bytes:
+        """What others get of it; nothing where this rank sends it to nobody."""
+        if not any(source == self._rank for source, _ in routes):
             return np.empty(0, np.uint8)
+        return shard_file.without_own(content)
+
+    def _here(self, generation: Generation) -> dict[int, Bytes]:
+        """The contents of this generation's files on this machine, where they lie, whichever rank verified them; by
+        shard. Without those that cannot be read any more."""
+        found = {}
+        for rank, rows in enumerate(self._held):
+            if self._folder is None or self._machines[rank] != self._machines[self._rank]:
+                continue
+            for held, index, slot in rows:
+                if held == generation and index not in found:
+                    try:
+                        path = self._folder / file_name(index, generation.shards, slot)
+                        found[index] = shard_file.sealed_part(shard_file.content_of(path))
+                    except CheckpointError as error:
+                        self._passed_over(str(error))
+        return found
+
+    def _rows(self, row: Sequence[int]) -> list[list[int]]:
+        return [list(row)] if self._group is None else self._group.gather_rows(row)
+
+    @property
+    def _machines(self) -> Sequence[Hashable]:
+        """By rank; where they are not known, each rank's is its own."""
+        memory = self._session.memory
+        known = memory is not None and len(memory.nodes) == self._world_size
+        return memory.nodes if memory is not None and known else range(self._world_size)
 
     def _decoded(self, rank: int, raw: bytes) -> Holdings:
         try:
@@ -180,7 +237,9 @@ def _check_is(shard: Shard, generation: Generation, index: int) -> None:
 
 def encode(found: Sequence[WholeShard]) -> bytes:
     """The shards that this rank holds, for the others."""
-    rows = [[g.generation.run, g.generation.step, g.generation.shards, g.generation.layout, g.shard] for g in found]
+    rows = [
+        [g.generation.run, g.generation.step, g.generation.shards, g.generation.layout, g.shard, g.slot] for g in found
+    ]
     return json.dumps(rows).encode()
 
 
@@ -191,12 +250,12 @@ def decode(raw: bytes) -> Holdings:
         if not isinstance(rows, list) or len(rows) > MAX_FILES:
             raise CheckpointError(f"{len(raw)} bytes are no list of at most {MAX_FILES} shards")
         holdings = []
-        for run, step, shards, layout, shard in rows:
-            numbers = (run, step, shards, shard)
+        for run, step, shards, layout, shard, slot in rows:
+            numbers = (run, step, shards, shard, slot)
             sound = all(type(number) is int and 0 <= number < 2**63 for number in numbers) and shard < shards
-            if not sound or not isinstance(layout, str):
+            if not sound or slot >= SLOTS or not isinstance(layout, str):
                 raise CheckpointError(f"{(*numbers, layout)!r:.200} is no shard")
-            holdings.append((Generation(run, step, shards, layout), shard))
+            holdings.append((Generation(run, step, shards, layout), shard, slot))
         return holdings
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{len(raw)} bytes cannot be read: {error}") from error
@@ -206,7 +265,7 @@ def sources(holdings: Sequence[Holdings]) -> dict[Generation, dict[int, int]]:
     """For each generation, by shard, the lowest rank that holds it. holdings: by rank. Pure."""
     found: dict[Generation, dict[int, int]] = {}
     for rank, rows in enumerate(holdings):
-        for generation, shard in rows:
+        for generation, shard, _ in rows:
             found.setdefault(generation, {}).setdefault(shard, rank)
     return found
 

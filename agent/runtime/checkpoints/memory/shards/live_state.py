@@ -49,19 +49,32 @@ class Layout:
     def total(self) -> int:
         return sum(self.sizes)
 
+    def pieces(self, begin: int, end: int) -> list[Piece]:
+        """What the shard [begin, end) of the state consists of: whole tensors, but where it begins and ends."""
+        return pieces_of(self.sizes, begin, end)
+
     def chunks(self, begin: int, end: int) -> list[list[Piece]]:
         """What fills each chunk of the shard [begin, end) of the state."""
         filled: list[list[Piece]] = [[] for _ in range(-(-(end - begin) // CHUNK_BYTES))]
-        start = 0
-        for index, size in enumerate(self.sizes):
-            at, stop = max(start, begin), min(start + size, end)
-            while at < stop:
-                chunk = (at - begin) // CHUNK_BYTES
-                upto = min(stop, begin + (chunk + 1) * CHUNK_BYTES)
-                filled[chunk].append(Piece(index, at - start, upto - start, at - begin))
-                at = upto
-            start += size
+        for piece in self.pieces(begin, end):
+            at = piece.to
+            while at < piece.to + piece.end - piece.begin:
+                chunk, first = at // CHUNK_BYTES, piece.begin + at - piece.to
+                last = min(piece.end, first + (chunk + 1) * CHUNK_BYTES - at)
+                filled[chunk].append(Piece(piece.tensor, first, last, at))
+                at += last - first
         return filled
+
+
+def pieces_of(sizes: Sequence[int], begin: int, end: int) -> list[Piece]:
+    """What bytes [begin, end) of tensors of these sizes, one after the other, consist of."""
+    found, start = [], 0
+    for index, size in enumerate(sizes):
+        at, stop = max(start, begin), min(start + size, end)
+        if at < stop:
+            found.append(Piece(index, at - start, stop - start, at - begin))
+        start += size
+    return found
 
 
 class LiveState:

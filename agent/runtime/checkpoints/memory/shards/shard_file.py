@@ -228,6 +228,19 @@ def own_of(content: Bytes) -> Bytes:
     return content[at : at + own_bytes]
 
 
+def sealed_part(content: Bytes) -> Bytes:
+    """Of a file's bytes, those that count: it may have been longer once. Not verified."""
+    if len(content) < PAGE_BYTES:
+        return content
+    _, _, own_bytes, data_bytes, tail_bytes, own_at, _, _ = _HEAD.unpack(content[: _HEAD.size].tobytes())
+    return content[: own_at + own_bytes + data_bytes + tail_bytes]
+
+
+def bytes_without_own(content: Bytes) -> int:
+    """How long `without_own` is."""
+    return len(content) - len(own_of(content))
+
+
 def without_own(content: Bytes) -> Bytes:
     """A file's bytes as `parse` takes them with own=False: what other ranks need of it."""
     own = own_of(content)
@@ -237,9 +250,9 @@ def without_own(content: Bytes) -> Bytes:
     return np.concatenate([content[:at], content[at + len(own) :]])
 
 
-def parse(content: Bytes, *, own: bool = True) -> Shard:
-    """The shard in these bytes of a file, all of them verified. own: they hold its own bytes too. Raises
-    CheckpointError saying what is wrong."""
+def parse(content: Bytes, *, own: bool = True, own_unread: bool = False) -> Shard:
+    """The shard in these bytes of a file, all of them verified. own: they hold its own bytes too; own_unread: those are
+    left alone. Raises CheckpointError saying what is wrong."""
     if len(content) < PAGE_BYTES:
         raise CheckpointError(f"it is torn: {len(content)} bytes are less than its head")
     head = content[: _HEAD.size].tobytes()
@@ -263,8 +276,8 @@ def parse(content: Bytes, *, own: bool = True) -> Shard:
             raise CheckpointError(f"its {what} is not what was written")
     tail, layout, data = Tail.from_json(raw_tail), parsed(raw_layout, "its layout"), content[data_at:][:data_bytes]
     _check_data(tail, data)
-    own_data = content[own_at:data_at]
-    if own:
+    own_data = content[own_at:own_at] if own_unread else content[own_at:data_at]
+    if own and not own_unread:
         check_own(tail, own_data)
     header = Header.from_json({**tail.header, "model": layout.get("model")})
     return Shard(header, tail, layout, layout_digest.hex(), data, own_data)

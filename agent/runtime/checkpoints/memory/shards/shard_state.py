@@ -209,14 +209,7 @@ class RollingShard:
 
     def _shared_pieces(self) -> list[Piece]:
         """Whole tensors, but where a shard ends."""
-        begin, end = bounds(self.layout.total, self._shard, self._shards)
-        found, start = [], 0
-        for index, size in enumerate(self.layout.sizes):
-            at, stop = max(start, begin), min(start + size, end)
-            if at < stop:
-                found.append(Piece(index, at - start, stop - start, at - begin))
-            start += size
-        return found
+        return self.layout.pieces(*bounds(self.layout.total, self._shard, self._shards))
 
     def _target(self, piece: Piece) -> Bytes:
         at = self._own_bytes + piece.to

@@ -44,6 +44,10 @@ class WholeShard:
     shard: int
     path: Path
 
+    @property
+    def slot(self) -> int:
+        return int(self.path.stem[-1])
+
 
 def paths(folder: Path) -> list[Path]:
     """Files of shards, in a fixed order."""
@@ -58,6 +62,10 @@ def place_of(path: Path) -> tuple[int, int]:
     match = _NAME.fullmatch(path.name)
     assert match is not None  # `paths` gave it
     return int(match[1]), int(match[2])
+
+
+def file_name(shard: int, shards: int, slot: int) -> str:
+    return f"shard-{shard:04d}-of-{shards:04d}-slot-{slot}.mem"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ class ShardFiles:
     ) -> None:
         """restored: what this run began with; a slot that holds it is overwritten last. make_room: as for SlotFile."""
         self._make_room = make_room
-        self._paths = [folder / f"shard-{shard:04d}-of-{shards:04d}-slot-{index}.mem" for index in range(SLOTS)]
+        self._paths = [folder / file_name(shard, shards, index) for index in range(SLOTS)]
         self._files: list[SlotFile | None] = [None] * SLOTS
         self._next = 0
         if restored is not None and self._paths[0].exists():

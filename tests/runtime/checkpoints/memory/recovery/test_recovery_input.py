@@ -13,9 +13,10 @@ import xxhash
 
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 from atoll.agent.runtime.checkpoints.memory.recovery import held_generations
-from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations
+from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, encode
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, SlotFile, Tail
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Resumable, whole_shards
 
 MODEL = Fingerprint({})
 LAYOUT = (
@@ -39,32 +40,42 @@ def write(path: Path, step: int, *, job: str = "tiny", run: int = 1) -> Path:
 
 
 class Group:
-    """One rank, whose own words come back from the wire changed by `wire`."""
+    """Two ranks on machines of their own, of which the other one holds everything; what it sends is changed by
+    `wire`."""
 
-    rank, world_size = 0, 1
+    rank, world_size = 0, 2
 
-    def __init__(self, wire: Callable[[Bytes], Bytes]) -> None:
-        self._wire = wire
+    def __init__(self, folder: Path, wire: Callable[[Bytes], Bytes]) -> None:
+        self._folder, self._wire = folder, wire
+        self._held = whole_shards(folder, Resumable("tiny", 5, MODEL), (0, 1), lambda why: None)
 
     def gather_bytes(self, mine: bytes) -> list[bytes]:
-        return [mine]
+        return [mine, encode(self._held)]
 
     def gather_rows(self, row: Any) -> list[list[int]]:
-        return [list(row)]
+        if type(row[0]) is bool:  # whether all went well
+            return [list(row), list(row)]
+        self._sends = self._held.pop()  # the newest
+        return [[0], [len(self._wire(shard_file.content_of(self._sends.path)))]]
 
-    def broadcast_array(self, content: Bytes, source: int, limit: int) -> Bytes:
-        return self._wire(content)
+    def distribute(self, content: Bytes | None, length: int, routes: Any) -> Bytes:
+        assert (content, routes) == (None, [(1, 0)])
+        sent = self._wire(shard_file.content_of(self._sends.path))
+        assert len(sent) == length
+        return sent
 
 
 def newest_step(folder: Path, wire: Callable[[Bytes], Bytes], monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[str]]:
     """Which of the generations in the folder is taken, and what is said of the others."""
     said: list[str] = []
-    place = SimpleNamespace(rank=0, world_size=1, local_rank=0, local_world_size=1)
+    place = SimpleNamespace(rank=0, world_size=2, local_rank=0, local_world_size=1)
+    memory = SimpleNamespace(nodes=("a", "b"))
+    group = Group(folder, wire)
     session: Any = SimpleNamespace(
-        job="tiny", run=5, place=place, group=Group(wire), notice=lambda level, text: said.append(text)
+        job="tiny", run=5, place=place, group=group, memory=memory, notice=lambda level, text: said.append(text)
     )
-    monkeypatch.setattr(held_generations, "assembled", lambda shards, *own: SimpleNamespace(header=shards[0].header))
-    found = HeldGenerations(session, folder, MODEL).newest((0, 0))
+    monkeypatch.setattr(held_generations, "assembled", lambda state, *own: SimpleNamespace(header=state.header))
+    found = HeldGenerations(session, None, MODEL).newest((0, 0))
     return found.checkpoint.header.step if found is not None else -1, said
 
 
@@ -79,7 +90,7 @@ def flipped(content: Bytes) -> Bytes:
     [
         (flipped, "its tail is not what was written"),
         (lambda content: content[:-3], "torn"),
-        (lambda content: np.empty(0, np.uint8), "torn"),
+        (lambda content: np.empty(0, np.uint8), "no rank can read any more"),
         ("another step", "of run 1, step 7,"),
         ("another run", "of run 2, step 9,"),
         ("this run", "it is of run 5; this is run 5"),
@@ -109,7 +120,7 @@ def test_a_peer_that_sends_something_else_than_it_named_is_refused(
 
     step, said = newest_step(folder, wire, monkeypatch)
     assert step == 8
-    assert any("passes over a checkpoint in memory: shard 0 of step 9, from rank 0" in text for text in said), said
+    assert any("passes over a checkpoint in memory: shard 0 of step 9, " in text for text in said), said
     assert any(why in text for text in said), said
 
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
-from atoll.agent.runtime.checkpoints.memory.recovery.assembly import assembled
+from atoll.agent.runtime.checkpoints.memory.recovery.assembly import SharedState, assembled
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import Layout, LiveState, Piece, Sources
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
     CHUNK_BYTES,
@@ -97,7 +97,7 @@ def test_shards_together_are_the_state_bit_for_bit(tmp_path: Path, shards: int, 
     snapshot.take(Position(0, 0, 2))
     shards_found = written(LiveState(snapshot), tmp_path, model, shards)
     assert sum(len(shard.data) for shard in shards_found) > 1_600_000
-    checkpoint = assembled(shards_found)
+    checkpoint = assembled(SharedState.of(shards_found))
     states = unpack_state(checkpoint.tensors, checkpoint.scalars)
     assert same(dict(states["model"]), dict(model.state_dict()))
     assert same(states["optimizer"], optimizer.state_dict())
@@ -115,7 +115,7 @@ def test_what_is_looked_at_again_is_what_changed(tmp_path: Path) -> None:
 
     def look() -> tuple[bytes, float]:
         snapshot.take(Position(0, 0, 2))
-        checkpoint = assembled(written(live, tmp_path, model, 2))
+        checkpoint = assembled(SharedState.of(written(live, tmp_path, model, 2)))
         states = unpack_state(checkpoint.tensors, checkpoint.scalars)
         assert same(states["optimizer"], optimizer.state_dict())
         assert same(dict(states["model"]), dict(model.state_dict()))
@@ -138,7 +138,7 @@ def test_weights_in_another_order_of_memory_are_kept_as_they_are(tmp_path: Path)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     snapshot = Snapshot(model, optimizer, {}, NothingBeside())
     snapshot.take(Position(0, 0, 2))
-    checkpoint = assembled(written(LiveState(snapshot), tmp_path, model, 2))
+    checkpoint = assembled(SharedState.of(written(LiveState(snapshot), tmp_path, model, 2)))
     assert torch.equal(unpack_state(checkpoint.tensors, checkpoint.scalars)["model"]["weight"], model.weight)
 
 
@@ -205,7 +205,7 @@ def test_shards_of_two_moments_are_never_one_state(tmp_path: Path) -> None:
     snapshot.take(Position(0, 0, 2))
     (tmp_path / "two").mkdir()
     one, two = (written(LiveState(snapshot), folder, model, 2) for folder in (tmp_path, tmp_path / "two"))
-    assert assembled([one[0], two[1]]).header.step == 2  # of the same moment they are
+    assert assembled(SharedState.of([one[0], two[1]])).header.step == 2  # of the same moment they are
     for mixed in ([one[1], one[0]], [one[0]], [one[0], one[0]]):
-        with pytest.raises(CheckpointError, match="of another state"):
-            assembled(mixed)
+        with pytest.raises(CheckpointError, match="of another state|is missing"):
+            assembled(SharedState.of(mixed))

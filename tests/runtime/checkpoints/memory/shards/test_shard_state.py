@@ -13,7 +13,7 @@ from torch import nn
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.memory.cost.budget import size_of_state
-from atoll.agent.runtime.checkpoints.memory.recovery.assembly import assembled, own_state
+from atoll.agent.runtime.checkpoints.memory.recovery.assembly import SharedState, assembled, own_state
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
     Shard,
     SlotFile,
@@ -151,8 +151,9 @@ def test_masters_come_from_all_and_the_rest_from_the_rank_that_had_it(
     """Also what travels between ranks: all shards without own bytes, and one rank's own bytes by themselves."""
     contents = [content_of(path) for path in shards]
     public: list[Shard] = [parse(without_own(content), own=False) for content in contents]
+    state = SharedState.of(public)
     for rank in range(RANKS):
-        checkpoint = assembled(public, rank, own_of(contents[rank]))
+        checkpoint = assembled(state, rank, own_of(contents[rank]))
         states = unpack_state(checkpoint.tensors, checkpoint.scalars)
         for layer in layers:
             assert torch.equal(states["model"][layer.name], layer.shaped(layer.master))
@@ -160,7 +161,7 @@ def test_masters_come_from_all_and_the_rest_from_the_rank_that_had_it(
         assert torch.equal(states["model"]["norm.running_mean"], torch.full((7,), float(rank)))
         assert states["optimizer"]["state"][0]["exp_avg"].unique().tolist() == [rank]
         assert torch.equal(states["strategy"]["master.narrow.weight"], layers[2].master)
-        own = own_state(public, rank, own_of(contents[rank]))
+        own = own_state(state, rank, own_of(contents[rank]))
         assert own.rank == rank
         assert {name: tensor.unique().tolist() for name, tensor in own.residual.items()} == {
             layer.name: [rank] for layer in layers
@@ -183,14 +184,15 @@ def test_masters_come_from_all_and_the_rest_from_the_rank_that_had_it(
 def test_a_shard_that_says_it_has_other_tensors_is_refused(shards: list[Path]) -> None:
     contents = [content_of(path) for path in shards]
     public = [parse(without_own(content), own=False) for content in contents]
+    state = SharedState.of(public)
     with pytest.raises(CheckpointError, match="take .* bytes; .* were written"):
-        assembled(public, 0, own_of(contents[0])[:-4])
+        assembled(state, 0, own_of(contents[0])[:-4])
     public[1].tail.own["tensors"][0][0] = "owed.other"
     with pytest.raises(CheckpointError, match="what rank 1 had not sent is of other tensors"):
-        own_state(public, 1, own_of(contents[1]))
+        own_state(state, 1, own_of(contents[1]))
     conv = "master.conv.weight"
     for wrong in (["master.none", [1], [1]], [conv, [10**6], [1]], [conv, [1], [-1]], 7):
         name = next(iter(public[0].tail.own["aliases"]))
         public[0].tail.own["aliases"][name] = wrong
         with pytest.raises(CheckpointError, match="shared tensors cannot be read"):
-            assembled(public, 0, own_of(contents[0]))
+            assembled(state, 0, own_of(contents[0]))
