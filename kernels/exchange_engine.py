@@ -67,7 +67,8 @@ class RecentPart(NamedTuple):
 
 
 class EngineStats(NamedTuple):
-    """Figures of a while. Seconds are of wall clock, summed over the threads."""
+    """Figures of a while. queue_s and stall_s are of wall clock; other seconds are processor time, of all threads
+    together: the same however many want the processors."""
 
     tasks: int
     queue_s: float

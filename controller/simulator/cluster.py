@@ -90,6 +90,7 @@ def _device(section: DeviceSection, cost: Cost, name: str) -> SimulatedDevice:
         spikes=section.spikes,
         spike_factor=section.spike_factor,
         speed=section.speed,
+        dense_s=section.dense_s,
         joins_s=section.joins_s,
         leaves_s=math.inf if section.leaves_s is None else section.leaves_s,
     )

@@ -6,7 +6,7 @@ Legend of suffixes: N = ranks, in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -38,7 +38,8 @@ class Cost:
 @dataclass(frozen=True, slots=True)
 class SimulatedDevice:
     """noise: sigma of the log-normal factor on each part of a step; its mean is 1. spikes: probability that a step
-    takes spike_factor times as long. speed: 1.0 = as `cost` says. It is there in joins_s <= time < leaves_s."""
+    takes spike_factor times as long. speed: 1.0 = as `cost` says. dense_s: what exchanging every entry would take of a
+    step, beside `cost`. It is there in joins_s <= time < leaves_s."""
 
     name: str
     island: str
@@ -48,6 +49,7 @@ class SimulatedDevice:
     spikes: float
     spike_factor: float
     speed: float
+    dense_s: float
     joins_s: float
     leaves_s: float
 
@@ -66,10 +68,12 @@ class SimulatedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """Seconds of one step. before_N: load, forward and update. backward_N: the backward pass."""
+    """Seconds of one step. before_N: load, forward and update. backward_N: the backward pass. dense_N: what exchanging
+    every entry would take beside them."""
 
     before_N: F64
     backward_N: F64
+    dense_N: F64 = field(default_factory=lambda: np.zeros(1))
 
     @property
     def all_N(self) -> F64:
@@ -84,6 +88,7 @@ class SimulatedDevices:
         self._q, self._s, self._k, self._m, self._floor = np.array(
             [(d.cost.q, d.cost.s, d.cost.k, d.cost.m, d.cost.floor) for d in devices], dtype=np.float64
         ).T
+        self._dense_N = np.array([d.dense_s for d in devices])
         self._sigma_N = np.array([d.noise for d in devices])
         self._spikes_N = np.array([d.spikes for d in devices])
         self._spike_factor_N = np.array([d.spike_factor for d in devices])
@@ -91,7 +96,8 @@ class SimulatedDevices:
     def exact(self, batches: Sequence[int], speed_N: F64) -> Computing:
         """Without noise."""
         batch = np.maximum(np.array(batches, dtype=np.float64), self._floor)
-        return Computing((self._q * batch + self._s) / speed_N, (self._k * batch + self._m) / speed_N)
+        before_N, backward_N = self._q * batch + self._s, self._k * batch + self._m
+        return Computing(before_N / speed_N, backward_N / speed_N, self._dense_N / speed_N)
 
     def drawn(self, batches: Sequence[int], speed_N: F64, rng: np.random.Generator) -> Computing:
         """With this step's noise. Draws the same number of values whatever the batches are."""
@@ -99,4 +105,8 @@ class SimulatedDevices:
         normal_2N = rng.standard_normal((2, len(self.members)))
         noise_2N = np.exp(self._sigma_N * normal_2N - self._sigma_N**2 / 2)
         spike_N = np.where(rng.random(len(self.members)) < self._spikes_N, self._spike_factor_N, 1.0)
-        return Computing(exact.before_N * noise_2N[0] * spike_N, exact.backward_N * noise_2N[1] * spike_N)
+        return Computing(
+            exact.before_N * noise_2N[0] * spike_N,
+            exact.backward_N * noise_2N[1] * spike_N,
+            exact.dense_N * noise_2N[0],
+        )

@@ -60,6 +60,9 @@ class DeviceSection(Section):
     beta: _Positive | None = None
     max_batch: _Count | None = None
     speed: _Positive = 1.0
+    dense_s: _Seconds = 0.0
+    """What exchanging every entry would take of the device in a step, in proportion for the part that is sent."""
+
     noise: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1, allow_inf_nan=False)] = 0.03
     """Sigma of the log-normal factor on each part of a step."""
 

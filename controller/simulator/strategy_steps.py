@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -23,7 +23,9 @@ Params = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Timed:
     """One step. ends_s: when its slowest rank is done. step_N: from boundary to boundary. sync_N, last_sync_N: of the
-    all-reduces as each rank sees them. sent_J, busy_J: bytes that left each island, and seconds they took to leave."""
+    all-reduces as each rank sees them. sent_J, busy_J: bytes that left each island, and seconds they took to leave.
+    exchange_N: what the exchange took of the devices beside their computing. metrics_N: what the strategy's workers
+    report beside the plan's parameters, by name."""
 
     ends_s: float
     step_N: F64
@@ -33,6 +35,8 @@ class Timed:
     stall_N: F64
     sent_J: F64
     busy_J: F64
+    exchange_N: F64 | float = 0.0
+    metrics_N: Mapping[str, F64] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

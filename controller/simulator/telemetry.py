@@ -37,7 +37,7 @@ class Telemetry:
         self._busy_J += timed.busy_J
         columns = (
             timed.step_N,
-            computing.before_N,
+            computing.before_N + timed.exchange_N,
             computing.backward_N,
             timed.first_bucket_N,
             timed.sync_N,
@@ -47,7 +47,9 @@ class Telemetry:
         )
         batches = plan.choice.batches
         rows = zip(self._steps, batches, *(column.tolist() for column in columns), strict=True)
-        for steps, batch, step_s, before_s, backward_s, first_s, sync_s, last_s, stall_s, sqnorm in rows:
+        for rank, row in enumerate(rows):
+            steps, batch, step_s, before_s, backward_s, first_s, sync_s, last_s, stall_s, sqnorm = row
+            metrics = {name: float(told_N[rank]) for name, told_N in timed.metrics_N.items()}
             steps.append(
                 ObservedStep(
                     step=step,
@@ -64,7 +66,7 @@ class Telemetry:
                     sync_s=sync_s,
                     last_sync_s=last_s,
                     stall_s=stall_s,
-                    strategy_metrics=plan.choice.params,
+                    strategy_metrics={**plan.choice.params, **metrics},
                     local_sqnorm=sqnorm,
                     global_sqnorm=norms[1],
                 )

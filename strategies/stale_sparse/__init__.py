@@ -20,6 +20,8 @@ STRATEGY: Final = Strategy(
         Metric("stall_s", "s", "forward passes waiting for updates", "share of the step"),
         Metric("fresh_share", "share", "of layers that ran with the newest update"),
         Metric("sent_bytes", "bytes", "that left on the wire in this step"),
+        Metric("select_s", "s", "of the training processors for choosing what is sent", "share of the step"),
+        Metric("apply_s", "s", "of the training processors for summing and applying what came", "share of the step"),
     ),
     exchanges=True,
     worker="atoll.strategies.stale_sparse.worker:build",

@@ -8,7 +8,7 @@ from typing import Final
 
 from atoll.controller.deciding.first import least_batch
 from atoll.controller.deciding.given import GAIN, REACH, Given
-from atoll.controller.deciding.split import following
+from atoll.controller.deciding.split import doubts_s, following
 from atoll.controller.deciding.stepping import expected_step_s, predicted
 from atoll.controller.deciding.words import changed, listed, mbit, percent
 from atoll.controller.estimators.saturation import SaturationEstimate, curve_of
@@ -30,8 +30,6 @@ from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate, Sp
 
 SAMPLES: Final = 1_000_000
 """Stands in for the samples until the accuracy is reached, which nobody knows; only ratios of predictions count."""
-SENT_GAIN: Final = 1.25
-"""Where time to accuracy hardly changes, the sparsity still follows when what is sent would change by this factor."""
 USED: Final = 0.6
 """Of the estimated bandwidth that a plan may fill. What is sent comes in bursts, and bandwidth changes before a plan
 can follow: a sparsity that just fits stalls (docs/simulator.md). Over-estimates hurt more (StellaTrain, section 6)."""
@@ -43,8 +41,8 @@ PRIOR: Final = Surrogate(
     extra=((0.021,) * 2, (0.027,) * 2, (0.040,) * 2, (0.08,) * 2, (0.25,) * 2),
 )
 """Extra loss where no offline profile is at hand: up to 0.99 the byte GPT of docs/performance.md, beyond that a guess
-that only says: the less is sent, the worse. With a fixed total batch all it decides is not to drop more than the links
-ask for. Below 0.97 what is won is less than what selecting and summing more entries costs the processors."""
+that only says: the less is sent, the worse. With a fixed total batch all it decides is not to drop more than links ask
+for, or than it costs the workers. It says too little of a model to send more than its user asked for."""
 
 
 class StaleSparseController:
@@ -52,6 +50,7 @@ class StaleSparseController:
 
     def __init__(self, settings: StaleSparse) -> None:
         self._value_bytes = 4 if settings.values == "float32" else 2
+        self._prior = _prior_from(settings.sparsity)
 
     def estimator(self) -> SparsityCostEstimator:
         return SparsityCostEstimator()
@@ -60,7 +59,7 @@ class StaleSparseController:
         """None while the present plan is good enough, or nothing is known of the links."""
         if not (given.policy.may_change("sparsity") or given.policy.adapts_batch):
             return None
-        asked = _ask(given, ranks, self._value_bytes)
+        asked = _ask(given, ranks, self._value_bytes, given.policy.surrogate or self._prior)
         return None if asked is None else _next(given, ranks, asked)
 
 
@@ -72,7 +71,7 @@ def _next(given: Given, ranks: Sequence[RankProfile], asked: TtaInput) -> PlanRe
     except NoFeasiblePlan:
         return None  # the links carry not even the largest sparsity within a step: it is in force, or nothing helps
     planned = decision.plan
-    if not _worth_it(given, ranks, now, planned):
+    if not _worth_it(ranks, now, planned):
         return None
     adapted = sum(before) != planned.total_batch
     return following(
@@ -90,7 +89,16 @@ def _next(given: Given, ranks: Sequence[RankProfile], asked: TtaInput) -> PlanRe
     )
 
 
-def _ask(given: Given, ranks: Sequence[RankProfile], value_bytes: int) -> TtaInput | None:
+def _prior_from(sparsity: float) -> Surrogate:
+    """PRIOR from the user's own sparsity on."""
+    least = min(sparsity, PRIOR.sparsities[-1])
+    above = [(one, row) for one, row in zip(PRIOR.sparsities, PRIOR.extra, strict=True) if one > least]
+    own = (least, tuple(PRIOR.at(least, batch) for batch in PRIOR.batches))
+    sparsities, extra = zip(own, *above, strict=True)
+    return Surrogate(sparsities=sparsities, batches=PRIOR.batches, extra=extra)
+
+
+def _ask(given: Given, ranks: Sequence[RankProfile], value_bytes: int, convergence: Surrogate) -> TtaInput | None:
     profile = given.profile
     islands = sorted(set(given.islands)) or [""]
     total = sum(rank.local_batch for rank in ranks)
@@ -106,7 +114,7 @@ def _ask(given: Given, ranks: Sequence[RankProfile], value_bytes: int) -> TtaInp
         ),
         entries=profile.entries,
         samples=SAMPLES,
-        surrogate=_surrogate(given),
+        surrogate=_surrogate(given, convergence),
         totals=_totals(given, total, len(ranks)),
         value_bytes=value_bytes,
     )
@@ -146,24 +154,22 @@ def _device(given: Given, rank: RankProfile, island: int, total: int) -> Measure
     return MeasuredDevice(q=per_sample_s, s=0.0, k=0.0, m=0.0, island=island, **bounds)
 
 
-def _surrogate(given: Given) -> Surrogate:
+def _surrogate(given: Given, known: Surrogate) -> Surrogate:
     """What convergence costs; where the sparsity is not ours to choose, at that sparsity alone."""
-    policy, sparsity = given.policy, given.current.strategy_params.get("sparsity", 0.0)
-    known = policy.surrogate or PRIOR
-    if policy.may_change("sparsity"):
+    sparsity = given.current.strategy_params.get("sparsity", 0.0)
+    if given.policy.may_change("sparsity"):
         return known
     extra = tuple(known.at(sparsity, batch) for batch in known.batches)
     return Surrogate(sparsities=(sparsity,), batches=known.batches, extra=(extra,))
 
 
-def _worth_it(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned: TtaPlan) -> bool:
-    errors = [rank.estimate.error if rank.estimate else rank.compute_error_s / rank.compute_s for rank in ranks]
-    if planned.tta < now.tta * (1 - max(GAIN, 2 * max(errors))):
-        return True
-    if not given.policy.may_change("sparsity"):
-        return False
-    sent = (1 - planned.sparsity) / (1 - now.sparsity)
-    return planned.total_batch == now.total_batch and not 1 / SENT_GAIN < sent < SENT_GAIN
+def _worth_it(ranks: Sequence[RankProfile], now: TtaPlan, planned: TtaPlan) -> bool:
+    """Beyond GAIN and what is unsure: of steps as they are, and of batches that move away from where they were
+    measured."""
+    unsure = max(rank.compute_error_s / rank.compute_s for rank in ranks)
+    estimates = [rank.estimate for rank in ranks if rank.estimate is not None]
+    moved_s = max(doubts_s(ranks, estimates, planned.batches)) if len(estimates) == len(ranks) else 0.0
+    return planned.tta < now.tta * (1 - max(GAIN, 2 * unsure, moved_s / now.step_time))
 
 
 def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned: TtaPlan) -> float:

@@ -43,7 +43,8 @@ class StaleSparseUpdate(ABC):
         self._first_step = 0
         self._open = self._muted = False  # muted: a rehearsal: nothing of it is exchanged
         self._exchange = LayerExchange(layers, context.session.collective_timeout_s)
-        self.tally = Tally([layer.name for layer in layers], self._take_counts)
+        shared = 0 if context.session.device.type == "cuda" else max(1, torch.get_num_threads())
+        self.tally = Tally([layer.name for layer in layers], self._take_counts, shared)
         self.state = StaleSparseState(context.session, self._exchange, context.optimizer, place, lambda: self._ordered)
         self._weights = LiveWeights(
             context.model,

@@ -12,9 +12,10 @@ class Tally:
     sparsity = 0.0
     """That holds now."""
 
-    def __init__(self, layers: Sequence[str], take_counts: Callable[[], Mapping[str, float]]) -> None:
-        """take_counts: what the exchange engine counted since the last call."""
-        self._take_counts = take_counts
+    def __init__(self, layers: Sequence[str], take_counts: Callable[[], Mapping[str, float]], threads: int) -> None:
+        """take_counts: what the exchange engine counted since the last call. threads: that training shares with the
+        exchange; 0: a device of its own trains."""
+        self._take_counts, self._threads = take_counts, threads
         self._waited_s = 0.0
         self._fresh = self._fetched = 0  # in this step
         self._run: defaultdict[str, float] = defaultdict(float)
@@ -38,12 +39,33 @@ class Tally:
         self._run["fresh_layers"] += fresh
         self._run["layers"] += fetched
         self._fresh = self._fetched = 0
-        fresh_share = fresh / fetched if fetched else 0.0
-        return {"sparsity": self.sparsity, "stall_s": stall_s, "fresh_share": fresh_share, "sent_bytes": sent_bytes}
+        select_s, apply_s = self._exchange_s(self._count())
+        return {
+            "sparsity": self.sparsity,
+            "stall_s": stall_s,
+            "fresh_share": fresh / fetched if fetched else 0.0,
+            "sent_bytes": sent_bytes,
+            "select_s": select_s,
+            "apply_s": apply_s,
+        }
+
+    def _count(self) -> Mapping[str, float]:
+        """What the engine counted since the last call, added to what it did in the run."""
+        counted = self._take_counts()
+        for name, value in counted.items():
+            self._run[name] += value
+        return counted
+
+    def _exchange_s(self, counted: Mapping[str, float]) -> tuple[float, float]:
+        """Seconds of a step for the choice of entries, and for summing and applying them. What the engine's threads
+        took is taken from all that train; live weights are changed on the training thread alone."""
+        if not self._threads:
+            return 0.0, 0.0
+        summed_s = (counted["sum_s"] + counted["update_s"]) / self._threads
+        return counted["compress_s"] / self._threads, summed_s + counted["publish_s"]
 
     def statistics(self) -> dict[str, float]:
-        for name, value in self._take_counts().items():
-            self._run[name] += value
+        self._count()
         numbers = dict(self._run)
         fetched = numbers.pop("layers", 0.0) + self._fetched
         fresh = numbers.pop("fresh_layers", 0.0) + self._fresh

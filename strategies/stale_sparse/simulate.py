@@ -41,7 +41,7 @@ class StaleSparseSteps:
         self._link_free_J = np.full(len(self._links), begins_s)
 
     def exact_s(self, computing: Computing, params: Params, network: Network) -> float:
-        slowest_s = float(computing.all_N.max())
+        slowest_s = float((computing.all_N + (1 - params["sparsity"]) * computing.dense_N).max())
         if len(self._links) == 1:
             return slowest_s
         rates = [network.links[name].at_mbit_s(network.now_s) * 125_000 for name in self._links]
@@ -56,7 +56,8 @@ class StaleSparseSteps:
 
     def step(self, computing: Computing, params: Params, network: Network, rng: np.random.Generator) -> Timed:
         starts_N = np.maximum(self._own_done_N, self._rounds_done[0])
-        done_N = starts_N + computing.all_N
+        exchange_N = np.broadcast_to((1 - params["sparsity"]) * computing.dense_N, starts_N.shape)
+        done_N = starts_N + computing.all_N + exchange_N
         traffic = UpdateTraffic(self._entries, VALUE_BYTES, self._part_J, np.ones(len(self._links)))
         sent_J, received_J = traffic.carried(1 - params["sparsity"])
         begin_J = np.array([done_N[self._island_N == j].max() for j in range(len(self._links))])
@@ -78,4 +79,6 @@ class StaleSparseSteps:
             stall_N=starts_N - before_N,
             sent_J=sent_J,
             busy_J=left_J - begin_J,
+            exchange_N=exchange_N,
+            metrics_N={"apply_s": exchange_N},
         )

@@ -1,16 +1,19 @@
 """The cost of a lower sparsity to the devices: selecting, summing and applying more entries takes time of theirs.
 
-Learned where the sparsity changes and the batch does not: the difference of what a rank computes before and after, over
-the difference of the densities. So slow drifts cancel out, and a step's model needs to know nothing of sparsity: it is
-always of the present one.
+Workers that train on processors tell what the exchange took of them in each step, whatever the batch was and whoever
+else wanted the processors: that grows with the density. Where a device has nothing to tell (a GPU, beside whose work
+the exchange's processors run) the cost shows where the sparsity changes and the batch does not: the difference of what
+a rank computes before and after, over the difference of the densities. Either way a step's model needs to know nothing
+of sparsity: it is always of the present one.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from atoll.step_estimators.observed import ObservedStep
 from atoll.step_estimators.robust import median, median_error, spread
@@ -23,6 +26,12 @@ LEAST_CHANGE: Final = 0.001
 """Of the density: what a smaller change does drowns in noise."""
 KEEP: Final = 0.9
 """Weight of what was known at each new difference."""
+KEPT_LEVELS: Final = 4
+"""Sparsities whose exchange is remembered, the newest."""
+_TOLD_STEPS: Final = 64
+"""Of all ranks together: each of them carries the same entries."""
+_LEAST_PART: Final = 0.5
+"""Relative error of what one sparsity alone tells: how much of the choice grows with the density is not known then."""
 _PRIOR: Final = 1.5
 """Standard deviation, in steps per unit of density, of what is believed before any change was seen: none."""
 
@@ -36,6 +45,78 @@ class SparsityCostEstimate:
     error_s: float
 
 
+class _Median(NamedTuple):
+    """error: standard error, and never said to be none."""
+
+    centre: float
+    error: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> _Median:
+        centre = median(seconds)
+        return cls(centre, max(median_error(spread(seconds, centre), len(seconds)), 0.002 * centre))
+
+
+class SparsityCostEstimator:
+    """Of one run. Bounded: KEPT_LEVELS sparsities, two levels a rank and three sums."""
+
+    def __init__(self) -> None:
+        self._told = _ToldCost()
+        self._compared = _ComparedCost()
+
+    def observe(self, rank: int, step: ObservedStep) -> None:
+        """One more step of a rank, its times finite and not negative. At sparsity 0 nothing is learned."""
+        sparsity = step.strategy_metrics.get("sparsity", 0.0)
+        if not 0 < sparsity < 1:
+            return
+        select_s, apply_s = (step.strategy_metrics.get(name, 0.0) for name in ("select_s", "apply_s"))
+        if apply_s > 0:
+            self._told.observe(sparsity, select_s, apply_s)
+        self._compared.observe(rank, sparsity, step)
+
+    def estimate(self) -> SparsityCostEstimate | None:
+        """What workers told; without that, what changes of the sparsity showed; None before there was one."""
+        return self._told.estimate() or self._compared.estimate()
+
+
+class _ToldCost:
+    """From what the exchange took of the training processors, in steps of all ranks."""
+
+    def __init__(self) -> None:
+        self._levels: dict[float, deque[tuple[float, float]]] = {}  # (select_s, apply_s) by sparsity, the newest last
+
+    def observe(self, sparsity: float, select_s: float, apply_s: float) -> None:
+        level = self._levels.pop(sparsity, None) or deque(maxlen=_TOLD_STEPS)
+        self._levels[sparsity] = level
+        level.append((select_s, apply_s))
+        if len(self._levels) > KEPT_LEVELS:
+            del self._levels[next(iter(self._levels))]
+
+    def estimate(self) -> SparsityCostEstimate | None:
+        """With medians c_i (the choice) and a_i (summing, applying) of the steps at density d_i, the least d_0, the
+        largest d_1:
+
+            dense_s = sum d_i a_i / sum d_i^2  +  (c_1 - c_0) / (d_1 - d_0)
+
+        Summing and applying is of chosen entries alone. The choice reads all entries, and a part of it, encoding, is of
+        the chosen ones: only two densities tell it apart, so one alone tells the least that it may cost."""
+        levels = sorted(
+            (1 - sparsity, _Median.of(select_s), _Median.of(apply_s))
+            for sparsity, level in self._levels.items()
+            if len(level) >= NEEDED_STEPS
+            for select_s, apply_s in [zip(*level, strict=True)]
+        )
+        if not levels:
+            return None
+        applied_s = sum(d * a.centre for d, _, a in levels) / sum(d * d for d, _, _ in levels)
+        (least, c_0, _), (most, c_1, _) = levels[0], levels[-1]
+        if most - least < LEAST_CHANGE:
+            return SparsityCostEstimate(dense_s=applied_s, error_s=_LEAST_PART * applied_s)
+        chosen_s = max((c_1.centre - c_0.centre) / (most - least), 0.0)
+        error_s = math.hypot(c_0.error, c_1.error) / (most - least)
+        return SparsityCostEstimate(dense_s=applied_s + chosen_s, error_s=error_s)
+
+
 @dataclass(slots=True)
 class _SparsityLevel:
     """The newest steps of a rank with one batch at one sparsity."""
@@ -45,17 +126,13 @@ class _SparsityLevel:
     skipped: int = 0
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
 
-    def measured(self) -> tuple[float, float] | None:
-        """Median and its standard error; None before enough steps."""
-        if len(self.times_s) < NEEDED_STEPS:
-            return None
-        centre = median(self.times_s)
-        error = median_error(spread(self.times_s, centre), len(self.times_s))
-        return centre, max(error, 0.002 * centre)
+    def measured(self) -> _Median | None:
+        """None before enough steps."""
+        return _Median.of(self.times_s) if len(self.times_s) >= NEEDED_STEPS else None
 
 
-class SparsityCostEstimator:
-    """Of one run. Bounded: two levels a rank and three sums."""
+class _ComparedCost:
+    """From whole steps before and after a change of the sparsity under one batch."""
 
     def __init__(self) -> None:
         self._now: dict[int, _SparsityLevel] = {}
@@ -63,11 +140,7 @@ class SparsityCostEstimator:
         self._weight = self._weighted = 0.0
         self._compute_s = 0.0
 
-    def observe(self, rank: int, step: ObservedStep) -> None:
-        """One more step of a rank, its times finite and not negative. At sparsity 0 nothing is learned."""
-        sparsity = step.strategy_metrics.get("sparsity", 0.0)
-        if not 0 < sparsity < 1:
-            return
+    def observe(self, rank: int, sparsity: float, step: ObservedStep) -> None:
         now = self._now.get(rank)
         if now is None or (now.local_batch, now.sparsity) != (step.local_batch, sparsity):
             if now is not None:
@@ -84,10 +157,10 @@ class SparsityCostEstimator:
         was, became, more = before.measured(), now.measured(), before.sparsity - now.sparsity
         if was is None or became is None or before.local_batch != now.local_batch or abs(more) < LEAST_CHANGE:
             return
-        weight = more * more / (was[1] ** 2 + became[1] ** 2)
+        weight = more * more / (was.error**2 + became.error**2)
         self._weight = KEEP * self._weight + weight
-        self._weighted = KEEP * self._weighted + weight * (became[0] - was[0]) / more
-        self._compute_s = became[0]
+        self._weighted = KEEP * self._weighted + weight * (became.centre - was.centre) / more
+        self._compute_s = became.centre
 
     def estimate(self) -> SparsityCostEstimate | None:
         """None before the sparsity was changed. Less than it was measured to be where that is not sure.

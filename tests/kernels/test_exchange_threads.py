@@ -313,6 +313,20 @@ def test_statistics_add_up_and_begin_anew() -> None:
         assert sum(job.engines[0].take_stats()) == 0
 
 
+def test_its_figures_are_processor_time_however_many_threads_want_the_processors() -> None:
+    """1. Forty threads choose from forty tensors at once, on fewer processors: by the wall's clock each counts what the
+    others took meanwhile, and a controller that takes that for the cost of an exchange believes it many times dearer.
+    2. What is told is what the process had of its processors."""
+    with Job([[0, 1]], [400_000] * 40, threads=40) as job:
+        begun_s = time.process_time()
+        job.compress(0, 1000)
+        job.apply(0)
+        job.exchange()
+        stats = [engine.take_stats() for engine in job.engines]
+        taken_s = time.process_time() - begun_s
+    assert 0 < sum(one.compress_s + one.sum_s + one.update_s for one in stats) <= taken_s
+
+
 def test_many_threads_and_rounds_end_in_the_same_masters() -> None:
     """Messages move while gradients come, as in a real job; three layouts' worth of tasks at once."""
     with Job([[0, 1], [2, 3]], [3000, 17, 1023], threads=3, live=torch.bfloat16, rule="adam") as job:

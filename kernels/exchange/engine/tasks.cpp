@@ -23,7 +23,7 @@ void ExchangeEngine::run_compress(Tensor& tensor, Scratch& scratch) {
     auto [sync_round, gradient] = std::move(tensor.gradients.front());
     tensor.gradients.pop_front();
     state_lock.unlock();
-    const Clock::time_point begun = Clock::now();
+    const double begun_s = processor_s();
     Selected own;
     {
         const std::lock_guard<std::mutex> lock(tensor.residual_mutex);
@@ -31,7 +31,7 @@ void ExchangeEngine::run_compress(Tensor& tensor, Scratch& scratch) {
         own = gradient.is_live ? compress_live(tensor, sync_round, gradient, scratch)
                                : tensor.selector.select(gradient, format_of(tensor, sync_round), scratch);
     }
-    const double compress_s = seconds(Clock::now() - begun);
+    const double compress_s = processor_s() - begun_s;
     gradient.owner = nullptr;
     state_lock.lock();
     stats_.compress_s += compress_s;
@@ -67,12 +67,12 @@ void ExchangeEngine::part_is_here(Tensor& tensor, std::int64_t sync_round, std::
 
 void ExchangeEngine::run_read(Tensor& tensor, MessageKind kind, std::size_t origin, std::int64_t sync_round,
                               std::size_t count, const Payload& payload) {
-    const Clock::time_point begun = Clock::now();
+    const double begun_s = processor_s();
     const Format format = format_of(tensor, sync_round);
     auto read_part = std::make_shared<Part>();
     const char* const wrong = read(format, payload, count, *read_part);
     SharedPart part = std::move(read_part);
-    const double read_s = seconds(Clock::now() - begun);
+    const double read_s = processor_s() - begun_s;
     const std::lock_guard<std::mutex> lock(mutex_);
     stats_.sum_s += read_s;
     const bool is_part = kind == MessageKind::part;
@@ -104,7 +104,7 @@ void ExchangeEngine::run_sum(Tensor& tensor, std::int64_t sync_round, Scratch& s
         }
     }
     state_lock.unlock();
-    const Clock::time_point begun = Clock::now();
+    const double begun_s = processor_s();
     const Units units = sum_of(parts, scratch);
     EncodedPart sum;
     if (islands_.leads() && tensor.residual != nullptr) {  // one of all takes back what rounding the sum takes away
@@ -122,7 +122,7 @@ void ExchangeEngine::run_sum(Tensor& tensor, std::int64_t sync_round, Scratch& s
         if (tensor.residual_snapshot.misses(sync_round)) tensor.residual_snapshot.add(lost->units());
         tensor.pending.add(sync_round, std::move(lost), -ranks());  // the leader alone takes it back
     }
-    const double sum_s = seconds(Clock::now() - begun);
+    const double sum_s = processor_s() - begun_s;
     state_lock.lock();
     stats_.sum_s += sum_s;
     own_sum_is_here(tensor, sync_round, std::move(sum));
@@ -150,12 +150,12 @@ void ExchangeEngine::run_reduce(Tensor& tensor, std::int64_t sync_round, const s
     state_lock.unlock();
     const bool accumulate = !round_update.step.has_value() && !settings_.updates;
     const bool clip = round_update.step.has_value() && round_update.step->clip_norm > 0;
-    const Clock::time_point begun = Clock::now();
+    const double begun_s = processor_s();
     const Units units = sums.size() == 1 ? sums.front()->units() : sum_of(sums, scratch);
     const double square = clip ? squared_norm(units.values, units.count * block_entries, 1, best_path()) : 0;
     SharedPart total;
     if (accumulate || clip) total = sums.size() == 1 ? sums.front() : copied(units);
-    const double sum_s = seconds(Clock::now() - begun);
+    const double sum_s = processor_s() - begun_s;
     state_lock.lock();
     stats_.sum_s += sum_s;
     if (clip) {
@@ -207,7 +207,7 @@ Hyperparameters ExchangeEngine::hyperparameters_of(const Tensor& tensor, const R
 
 void ExchangeEngine::advance(Tensor& tensor, const RoundUpdate& round_update, std::int64_t sync_round,
                              const Units* total) {
-    const Clock::time_point begun = Clock::now();
+    const double begun_s = processor_s();
     const bool digest_due = settings_.digest_every != 0 && sync_round % settings_.digest_every == 0;
     Digest digest{sync_round, tensor.number, 0};
     {
@@ -218,7 +218,7 @@ void ExchangeEngine::advance(Tensor& tensor, const RoundUpdate& round_update, st
         tensor.weights_version = sync_round;
         if (digest_due) digest.value = tensor.weights.digest();
     }
-    const double update_s = seconds(Clock::now() - begun);
+    const double update_s = processor_s() - begun_s;
     const std::lock_guard<std::mutex> lock(mutex_);
     stats_.update_s += update_s;
     if (digest_due) digests_.push_back(digest);

@@ -2,12 +2,19 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <time.h>
 
 #include <algorithm>
 #include <exception>
 #include <utility>
 
 namespace atoll_kernels {
+
+double processor_s() {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
 
 double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 

@@ -18,6 +18,10 @@ namespace atoll_kernels {
 
 using Clock = std::chrono::steady_clock;
 
+// Seconds that the calling thread has had of a processor. What a task took of them is the same whoever else wants the
+// processors meanwhile; on the wall's clock it would count what training took in between.
+double processor_s();
+
 // The order of work, earliest deadline first: the lowest sync round, in it the layer that the next forward pass needs
 // first, then what came first.
 struct Urgency {

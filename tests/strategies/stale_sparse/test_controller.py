@@ -13,6 +13,7 @@ from atoll.controller.planners.surrogate import Surrogate
 from atoll.step_estimators.estimates import BatchPoint
 from atoll.strategies.stale_sparse.controller import StaleSparseController
 from atoll.strategies.stale_sparse.settings import StaleSparse
+from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate
 
 SITES = ("paris", "paris", "lyon")
 HALF = StaleSparseController(StaleSparse())
@@ -31,7 +32,7 @@ def run(mbit: float, current: object = CURRENT, policy: Policy = FOLLOWING, **ch
 
 
 def test_a_thinner_link_raises_the_rate_at_once_and_says_why() -> None:
-    wide = next_plan(run(480, current=replace(CURRENT, strategy_params={"sparsity": 0.999})))
+    wide = next_plan(run(480, current=replace(CURRENT, strategy_params={"sparsity": 0.9999})))
     assert wide is not None
     seen = ranks(*LIKE, plan=wide.id)
     thin = next_plan(run(20, current=wide, ranks=seen))
@@ -46,14 +47,15 @@ def test_a_thinner_link_raises_the_rate_at_once_and_says_why() -> None:
 
 
 def test_a_wider_link_lowers_the_rate_and_then_nothing_changes() -> None:
-    tight = replace(CURRENT, strategy_params={"sparsity": 0.999})
-    plan = next_plan(run(50, current=tight))
+    """1. The link carries more: the sparsity falls. 2. It carries four times as much: all that could be won is below
+    what any plan must promise, so the workers are not made to carry four times the entries for it."""
+    tight = replace(CURRENT, strategy_params={"sparsity": 0.9999})
+    plan = next_plan(run(20, current=tight))
     assert plan is not None
-    assert plan.strategy_params["sparsity"] < 0.999
+    assert plan.strategy_params["sparsity"] < 0.9999
     seen = ranks(*LIKE, plan=plan.id)
-    assert next_plan(run(50, current=plan, ranks=seen)) is None
-    assert next_plan(run(55, current=plan, ranks=seen)) is None  # within the hysteresis
-    assert next_plan(run(200, current=plan, ranks=seen)) is not None
+    assert next_plan(run(20, current=plan, ranks=seen)) is None
+    assert next_plan(run(80, current=plan, ranks=seen)) is None
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_unequal_devices_get_their_split_with_the_rate() -> None:
     even = next_plan(
         run(
             100,
-            current=replace(CURRENT, strategy_params={"sparsity": 0.999}),
+            current=replace(CURRENT, strategy_params={"sparsity": 0.9999}),
             policy=replace(FOLLOWING, split="even"),
             ranks=ranks(0.002, 0.004, 0.004),
         )
@@ -105,12 +107,28 @@ def test_a_pinned_rate_leaves_the_batch_to_the_plan() -> None:
     assert plan.total_batch > 256
 
 
-def test_one_island_has_no_thin_link() -> None:
-    plan = next_plan(
-        given(ranks(*LIKE), current=replace(CURRENT, strategy_params={"sparsity": 0.99}), policy=FOLLOWING)
-    )
+def test_without_a_profile_the_rate_the_user_gave_is_the_lowest() -> None:
+    """1. The user gives 0.99, and links carry anything. 2. Nobody measured what a lower one is worth to this model; it
+    would cost every worker time. 3. It stays, and after a thin link it comes back to 0.99, not below."""
+    there = replace(CURRENT, strategy_params={"sparsity": 0.99})
+    assert next_plan(given(ranks(*LIKE), current=there, policy=FOLLOWING)) is None
+    assert next_plan(run(100_000, current=there)) is None
+    back = next_plan(run(100_000, current=replace(CURRENT, strategy_params={"sparsity": 0.9999})))
+    assert back is not None
+    assert back.strategy_params["sparsity"] == pytest.approx(0.99)
+
+
+def test_a_low_rate_rises_where_entries_are_known_to_cost_the_workers() -> None:
+    """1. The user gives 0.9, the links carry it, and workers tell what all entries would take of a step: three times
+    what it takes. 2. At 0.97 it is a fifth shorter: the sparsity rises, though links do not ask for it."""
+    low = replace(FOLLOWING, half=StaleSparseController(StaleSparse(sparsity=0.9)))
+    there = replace(CURRENT, strategy_params={"sparsity": 0.9})
+    assert next_plan(run(100_000, current=there, policy=low)) is None
+    cost = SparsityCostEstimate(dense_s=0.5, error_s=0.1)
+    plan = next_plan(run(100_000, current=there, policy=low, of_strategy=cost))
     assert plan is not None
-    assert plan.strategy_params["sparsity"] == pytest.approx(0.97)
+    assert 0.95 < plan.strategy_params["sparsity"] < 0.999
+    assert json.loads(plan.input)["rate_cost"] == {"seconds": 0.5, "rate": 0.9}
 
 
 def test_a_device_with_a_knee_is_planned_with_its_knee() -> None:

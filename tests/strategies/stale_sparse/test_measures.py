@@ -7,20 +7,32 @@ import pytest
 from atoll.strategies.stale_sparse.measures import Tally
 
 
+def counts(tasks: float) -> dict[str, float]:
+    return {"tasks": tasks, "compress_s": tasks, "sum_s": 2 * tasks, "update_s": tasks, "publish_s": tasks}
+
+
 def test_what_is_told_of_each_step_adds_up_to_what_is_told_of_the_run() -> None:
-    counted = iter([{"tasks": 3.0}, {"tasks": 4.0}])
-    tally = Tally(["a.weight", "a.bias", "b.weight"], lambda: next(counted))
+    counted = iter([counts(3), counts(4), counts(0), counts(0)])
+    tally = Tally(["a.weight", "a.bias", "b.weight"], lambda: next(counted), threads=2)
     tally.sparsity = 0.9
     tally.fetched(["a.weight", "a.bias"], fresh=2, waited_s=0.2)
     tally.fetched(["b.weight"], fresh=0, waited_s=0.3)
     assert tally.take_waited() == pytest.approx(0.5)
     assert tally.take_waited() == 0
     first = tally.take_step(0.5, 100)
-    assert first == pytest.approx({"sparsity": 0.9, "stall_s": 0.5, "fresh_share": 2 / 3, "sent_bytes": 100})
+    assert first == pytest.approx({
+        "sparsity": 0.9, "stall_s": 0.5, "fresh_share": 2 / 3, "sent_bytes": 100, "select_s": 1.5, "apply_s": 4.5 + 3,
+    })  # fmt: skip
     assert tally.take_step(0.0, 0)["fresh_share"] == 0
     tally.fetched(["b.weight"], fresh=1, waited_s=0.1)  # of a step under way
-    assert tally.statistics()["tasks"] == 3
+    assert tally.statistics()["tasks"] == 7
     assert tally.statistics() == pytest.approx({
-        "tasks": 7, "fresh_share": 3 / 4, "sparsity": 0.9,
+        "tasks": 7, "compress_s": 7, "sum_s": 14, "update_s": 7, "publish_s": 7, "fresh_share": 3 / 4, "sparsity": 0.9,
         "stall_s.a.weight": 0.1, "stall_s.a.bias": 0.1, "stall_s.b.weight": 0.4,
     })  # fmt: skip
+
+
+def test_where_a_device_of_its_own_trains_the_exchange_takes_nothing_of_it() -> None:
+    tally = Tally([], lambda: counts(3), threads=0)
+    told = tally.take_step(0.0, 0)
+    assert (told["select_s"], told["apply_s"]) == (0.0, 0.0)

@@ -84,6 +84,7 @@ def test_places_and_keys_of_the_launch_are_used_and_every_step_is_told(start: St
         assert {sample.local_batch for sample in samples if sample.total_batch == 12} == {3, 6 if rank == 0 else 2}
         assert all(0 <= sample.strategy_metrics["stall_s"] <= sample.step_s for sample in samples)
         assert all(0 <= sample.strategy_metrics["fresh_share"] <= 1 for sample in samples)
+        assert all(sum(sample.strategy_metrics[name] for sample in samples) > 0 for name in ("select_s", "apply_s"))
         told = sum(link.sent_bytes for link in agent.links[rank].values())
         assert told / 2 < sum(sample.strategy_metrics["sent_bytes"] for sample in samples if sample.step <= 80) <= told
         assert all(link.received_bytes > 0 and not link.dropped for link in agent.links[rank].values())
