@@ -43,6 +43,7 @@ def status_of(worker: Worker) -> common_pb2.WorkerStatus:
         uses_atoll=worker.greeted,
         step=worker.step,
         plan=worker.plan,
+        trained=worker.trained,
     )
     if worker.exit is not None:
         status.exit_code = worker.exit.code

@@ -71,10 +71,15 @@ class HelloReceived:
 
 @dataclass(frozen=True, slots=True)
 class SignOfLife:
+    """saving, saved_bytes: whether it writes a checkpoint, and how much it has written of any."""
+
     key: WorkerKey
     step: int
     plan: int
     now_s: float
+    trained: bool = False
+    saving: bool = False
+    saved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,7 @@ class Worker:
     progress: Progress = field(default_factory=Progress)
     step: int = 0
     plan: int = 0
+    trained: bool = False
 
     @property
     def greeted(self) -> bool:
@@ -141,8 +142,10 @@ def _of_worker(
             life, progress = worker.life.heard(now_s), worker.progress.greeted(now_s)
             return _put(state, replace(worker, life=life, progress=progress)), todo
         case SignOfLife(_, step, plan, now_s):
-            life, progress = worker.life.heard(now_s), worker.progress.at(step, now_s)
-            return _put(state, replace(worker, step=step, plan=plan, life=life, progress=progress)), []
+            progress = worker.progress.at(step, now_s).saved(event.saving, event.saved_bytes, now_s)
+            after = replace(worker, step=step, plan=plan, trained=event.trained, life=worker.life.heard(now_s))
+            news: list[Instruction] = [] if event.trained == worker.trained else [Report()]
+            return _put(state, replace(after, progress=progress)), news
         case Ended():
             after = replace(worker, phase=Phase.EXITED, exit=classify(event, _killed(worker.stop, event.exit_code)))
             return _start_waiting(_put(state, after), [Report()])
@@ -224,7 +227,7 @@ def _tick(state: State, event: Ticked) -> tuple[State, list[Instruction]]:
 
 
 def _look_at_progress(state: State, worker: Worker, now_s: float) -> tuple[State, list[Instruction]]:
-    if reason := worker.progress.hung(now_s):
+    if reason := worker.progress.hung(now_s, trained=worker.trained):
         stop = Stop(reason, ExitKind.FAILED, 0, now_s + HANG_GRACE_S)
         state = _put(state, replace(worker, phase=Phase.STOPPING, stop=stop))
         return state, [SendStop(worker.key, HANG_GRACE_S, reason), Report()]

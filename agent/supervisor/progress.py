@@ -1,9 +1,11 @@
-"""Judges whether a worker still gets anywhere, by the steps that its link's thread reports twice a second. Pure.
+"""Judges whether a worker still gets anywhere, by the steps and the saved bytes that its link's thread reports twice a
+second. Pure.
 
 That thread lives on when the script does not: signs of life say nothing of a loader that waits for itself for ever."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, replace
 from typing import Final
@@ -24,6 +26,10 @@ class Progress:
     steps_s: tuple[float, ...] = ()
     """What its last steps took; empty before the first."""
     notified: bool = False
+    saving: bool = False
+    saved_bytes: int = 0
+    saved_at_s: float = -math.inf
+    """When it began to save, or bytes of a checkpoint last moved."""
 
     def greeted(self, now_s: float) -> Progress:
         return self if self.since_s is not None else replace(self, since_s=now_s)
@@ -37,21 +43,33 @@ class Progress:
             took_s = (*took_s, (now_s - self.since_s) / (step - self.step))[-_KEPT:]
         return replace(self, step=step, since_s=now_s, steps_s=took_s, notified=False)
 
+    def saved(self, saving: bool, saved_bytes: int, now_s: float) -> Progress:
+        """It said whether it writes a checkpoint, and how much it has written."""
+        moved = saved_bytes != self.saved_bytes or (saving and not self.saving)
+        at_s = now_s if moved else self.saved_at_s
+        return replace(self, saving=saving, saved_bytes=saved_bytes, saved_at_s=at_s)
+
     def paused(self, for_s: float) -> Progress:
         """Nobody could look for so long, which is held against nobody."""
-        return self if self.since_s is None else replace(self, since_s=self.since_s + for_s)
+        since_s = None if self.since_s is None else self.since_s + for_s
+        return replace(self, since_s=since_s, saved_at_s=self.saved_at_s + for_s)
 
-    def hung(self, now_s: float) -> str | None:
-        """Why it is to be stopped, or None."""
-        if not self.hang_s or self.since_s is None or now_s - self.since_s <= self.hang_s:
+    def hung(self, now_s: float, *, trained: bool = False) -> str | None:
+        """Why it is to be stopped, or None. trained: it has no more steps to do, but to end."""
+        if not self.hang_s or self.since_s is None or (silent_s := self._silent_s(now_s)) <= self.hang_s:
             return None
-        return f"no step for {now_s - self.since_s:.0f} s after step {self.step} (hang_s = {self.hang_s:g})"
+        what = "no end" if trained else "no step"
+        return f"{what} for {silent_s:.0f} s after step {self.step} (hang_s = {self.hang_s:g})"
+
+    def _silent_s(self, now_s: float) -> float:
+        assert self.since_s is not None
+        return now_s - max(self.since_s, self.saved_at_s)
 
     def suspicion(self, now_s: float) -> str | None:
         """What people should know, once for each silence, or None."""
         if self.notified or self.since_s is None or not self.steps_s:
             return None
-        usual_s, silent_s = statistics.median(self.steps_s), now_s - self.since_s
+        usual_s, silent_s = statistics.median(self.steps_s), self._silent_s(now_s)
         if silent_s <= max(LEAST_S, USUAL_STEPS * usual_s):
             return None
         return (

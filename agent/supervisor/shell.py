@@ -60,7 +60,7 @@ from atoll.errors import AtollError
 from atoll.strategies import registry
 from atoll.v1.agents_pb2 import Inventory, Launch, PlanForJob, StopWorkers, TakeInventory
 from atoll.v1.common_pb2 import LEVEL_WARNING, JobSpec, StrategyMessage
-from atoll.v1.worker_pb2 import Welcome
+from atoll.v1.worker_pb2 import Alive, Welcome
 from atoll.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)
@@ -393,8 +393,10 @@ class Supervisor:
     def _on_hello(self, key: WorkerKey) -> None:
         self._feed(HelloReceived(key, time.monotonic()))
 
-    def _on_alive(self, key: WorkerKey, step: int, plan: int) -> None:
-        self._feed(SignOfLife(key, step, plan, time.monotonic()))
+    def _on_alive(self, key: WorkerKey, alive: Alive) -> None:
+        self._feed(
+            SignOfLife(key, alive.step, alive.plan, time.monotonic(), alive.trained, alive.saving, alive.saved_bytes)
+        )
 
 
 def _failed(key: WorkerKey, reason: str) -> StartFailed:

@@ -22,7 +22,7 @@ from atoll.rpc import MAX_MESSAGE_BYTES
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.v1.agents_pb2 import PlanForJob
 from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage
-from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
+from atoll.v1.worker_pb2 import Alive, Stop, SupervisorMessage, Welcome, WorkerMessage
 from atoll.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class WorkerSocket:
         state_dir: Path,
         collector: Collector,
         on_hello: Callable[[WorkerKey], None],
-        on_alive: Callable[[WorkerKey, int, int], None],
+        on_alive: Callable[[WorkerKey, Alive], None],
         on_strategy: Callable[[StrategyMessage], None],
     ) -> None:
         """Raises OSError, zmq.ZMQError if the socket cannot be made."""
@@ -158,7 +158,7 @@ class WorkerSocket:
         elif not worker.greeted:
             self._drop("no hello before", key)
         elif message.HasField("alive"):
-            self._on_alive(key, message.alive.step, message.alive.plan)
+            self._on_alive(key, message.alive)
         elif message.HasField("telemetry"):
             self._collector.add(key, message.telemetry)
         elif message.HasField("strategy"):

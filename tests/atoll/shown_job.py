@@ -19,6 +19,7 @@ STATUS = {
     "uses_atoll": True,
     "step": 1240,
     "plan": 3,
+    "trained": False,
 }
 LAST = {
     "step": 1240,

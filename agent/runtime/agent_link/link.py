@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
+from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.errors import BadInput, DeadlineExceeded
 from atoll.jobspec import check_shares
 from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage, WorkerId
@@ -47,7 +48,7 @@ class AgentLink:
         self.outbox = Outbox()
         self.on_overdue: Callable[[Stop], None] | None = None
         self.on_strategy: Callable[[str], None] | None = None
-        self.step, self.plan = 0, 0  # what Alive says
+        self.step, self.plan, self.trained = 0, 0, False  # what Alive says
         self.obeyed = False  # the training thread is carrying the stop out
         self._world_size = place.world_size
         self._stop: Stop | None = None
@@ -139,15 +140,25 @@ class AgentLink:
             now_s = time.monotonic()
             if now_s - alive_s >= ALIVE_EVERY_S:
                 alive_s = now_s
-                self._send(WorkerMessage(id=self.id, alive=Alive(step=self.step, plan=self.plan)))
+                self._send(self._alive())
             if now_s - telemetry_s >= TELEMETRY_EVERY_S or self.outbox.urgent:
                 telemetry_s = now_s
                 self._send_telemetry()
             if now_s >= self._overdue_s and not self.obeyed and self._stop is not None and self.on_overdue is not None:
                 self._overdue_s = math.inf
                 self.on_overdue(self._stop)
-        self._send(WorkerMessage(id=self.id, alive=Alive(step=self.step, plan=self.plan)))
+        self._send(self._alive())
         self._send_telemetry()
+
+    def _alive(self) -> WorkerMessage:
+        alive = Alive(
+            step=self.step,
+            plan=self.plan,
+            trained=self.trained,
+            saving=progress.saving,
+            saved_bytes=progress.own_bytes + progress.peer_bytes,
+        )
+        return WorkerMessage(id=self.id, alive=alive)
 
     def _take(self, message: SupervisorMessage) -> None:
         match message.WhichOneof("body"):

@@ -242,7 +242,11 @@ class Run:
         for epoch in range(training.loader.position.epoch, total):
             training.begin_epoch(epoch)
             self._left_early = True  # unless the script comes back for more
-            yield epoch
+            try:
+                yield epoch
+            except GeneratorExit:  # it does not: `break`, or an exception
+                training.tell_trained()
+                raise
             self._left_early = False
             if self._ends:
                 break

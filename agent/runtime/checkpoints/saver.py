@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import fence, files, listing, retention
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
@@ -23,10 +24,9 @@ from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_WARNING
 
 LONGEST_WAIT_S: Final = 20.0
 LAST_WAIT_S: Final = 600.0
-UPLOAD_DEADLINE_S: Final = 600.0
-UPLOAD_WORD_S: Final = 2.0
-_UPLOADED: Final = 1
-_LATE: Final = 2
+RETRY_FOR_S: Final = 300.0
+"""How long a disk that refuses the last checkpoint is tried again: somebody may free space meanwhile."""
+RETRY_S: Final = 5.0
 Packed = tuple[Header, Mapping[str, torch.Tensor], Any]  # what files.write takes
 
 
@@ -44,6 +44,8 @@ class Saver:
         self._uploader: Uploader | None = None
         self._seen_step = self._done_step = 0
         self._under_way: threading.Thread | None = None
+        self._leaving = threading.Event()  # who saves on shall not try again
+        self._failure: Exception | None = None  # of the last checkpoint
 
     @property
     def enabled(self) -> bool:
@@ -84,16 +86,33 @@ class Saver:
 
     def save(self) -> Path | None:
         """A checkpoint of the last boundary, on disk when this returns; None where this rank writes none or cannot."""
-        self._save_own()
-        path = self._save_now() if self._writes else None
-        if path is not None:
-            self._tidy(path.parent)
-        return path
+        return self._save_at_once(writes=self._writes)
 
     def save_in_emergency(self) -> Path | None:
         """Like `save`, by any rank: the first of a directory writes, the others find its work done."""
-        self._save_own()
-        return self._save_now()
+        return self._save_at_once(writes=True)
+
+    def begin_last(self) -> None:
+        """As `save`, in the background; where the disk refuses, it is tried again for a while."""
+        self._wait_for_write()
+        self._leaving.clear()
+        self._run("atoll-checkpoint", self._save_patiently)
+
+    def last_written_within(self, wait_s: float) -> bool:
+        """Whether what `begin_last` began is over; waits for it. Raises what it raised, CheckpointError apart."""
+        if self._under_way is not None:
+            self._under_way.join(timeout=wait_s)
+            if self._under_way.is_alive():
+                return False
+            self._under_way = None
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def leave_behind(self, why: str) -> None:
+        """The checkpoint under way is not waited for any more."""
+        self._under_way = None
+        self._session.notice(LEVEL_WARNING, f"the last checkpoint is left behind: {why}; the one before it stays")
 
     def check_packable(self) -> None:
         """Raises CheckpointError, naming the key, if a state dict holds what no checkpoint can."""
@@ -121,18 +140,27 @@ class Saver:
         """Whether all that was written is in the object store, or was tried; waits for it."""
         return self._uploader is None or self._uploader.idle_within(deadline_s)
 
+    def upload_no_more(self) -> None:
+        """Break off what is being uploaded."""
+        if self._uploader is not None:
+            self._uploader.close()
+            self._uploader = None
+
     def close(self) -> None:
         """Wait for the checkpoint under way; break off what is being uploaded."""
         self._wait_for_write()
-        if self._uploader is not None:
-            self._uploader.close()
+        self.upload_no_more()
+
+    def _run(self, name: str, work: Callable[[], None]) -> None:
+        self._under_way = threading.Thread(target=work, name=name, daemon=True)
+        self._under_way.start()
 
     def _wait_for_write(self) -> None:
+        self._leaving.set()
         if self._under_way is not None:
             self._under_way.join(timeout=LAST_WAIT_S)
             if self._under_way.is_alive():
-                text = f"the last checkpoint was not written within {LAST_WAIT_S:.0f} s; the one before it stays"
-                self._session.notice(LEVEL_WARNING, text)
+                self.leave_behind(f"it was not written within {LAST_WAIT_S:.0f} s")
             self._under_way = None
 
     def _start(self, directory: Path, step: int) -> None:
@@ -150,50 +178,87 @@ class Saver:
             return
         if own is None and packed is None:
             return
-        self._under_way = threading.Thread(
-            target=self._write_all, args=(directory, step, own, packed), name="atoll-checkpoint", daemon=True
-        )
-        self._under_way.start()
+        self._run("atoll-checkpoint", lambda: self._write_all(directory, step, own, packed))
 
     def _write_all(self, directory: Path, step: int, own: Callable[[], None] | None, packed: Packed | None) -> None:
-        self._call(own, step)
-        if packed is not None and self._write(directory, *packed) is not None:
-            self._tidy(directory)
+        with progress.writing():
+            if own is not None:
+                self._attempt(own, step)
+            if packed is not None and self._attempt(lambda: self._write(directory, *packed), step):
+                self._tidy(directory)
 
-    def _save_now(self) -> Path | None:
+    def _attempt(self, write: Callable[[], object], step: int) -> bool:
+        try:
+            write()
+        except CheckpointError as error:
+            self._notice_failure(step, error)
+            return False
+        return True
+
+    def _save_at_once(self, *, writes: bool) -> Path | None:
         position = self._snapshot.position
         if self._directory is None or position is None:
             return None
         self._wait_for_write()
         try:
-            with fence.locked(self._directory / ".shutdown"):  # so that a node's ranks do not all write the same bytes
-                for found in listing.newest(self._directory):
-                    # One of this step by an older run counts only where this run began with it.
-                    if found.step == position.step and (
-                        found.run == self._session.run or found.step == self._done_step
-                    ):
-                        return found.path
-                if position.step <= self._done_step:
-                    return None  # what this run began with, kept on another machine
-                return self._write(self._directory, *self._packed(copy=self._session.device.type != "cpu"))
+            return self._save_boundary(self._directory, position.step, writes=writes)
         except CheckpointError as error:
             self._notice_failure(position.step, error)
             return None
 
-    def _save_own(self) -> None:
-        """What is each rank's alone."""
-        position = self._snapshot.position
-        if self._directory is None or position is None:
-            return
-        self._wait_for_write()
-        self._call(self._snapshot.durable.own_writer(self._header(), copy=False), position.step)
-
-    def _call(self, own: Callable[[], None] | None, step: int) -> None:
-        if own is not None:
+    def _save_patiently(self) -> None:
+        position, ends_s, told = self._snapshot.position, time.monotonic() + RETRY_FOR_S, False
+        while self._directory is not None and position is not None:
             try:
-                own()
+                self._save_boundary(self._directory, position.step, writes=self._writes)
             except CheckpointError as error:
-                self._notice_failure(step, error)
+                what = f"the last checkpoint, of step {position.step},"
+                if not told:
+                    told = True
+                    text = f"{what} cannot be written: {error}. It is tried again for {RETRY_FOR_S / 60:.0f} minutes"
+                    self._session.notice(LEVEL_ERROR, f"{text}, and all ranks wait for it")
+                if time.monotonic() > ends_s or self._asked_to_stop() or self._leaving.wait(RETRY_S):
+                    self._session.notice(LEVEL_ERROR, f"{what} was not written: {error}")
+                    return
+            except Exception as error:  # noqa: BLE001 - of a state dict, the script's own: raised where it waits
+                self._failure = error
+                return
+            else:
+                return
+
+    def _asked_to_stop(self) -> bool:
+        return self._session.link is not None and self._session.link.stop is not None
+
+    def _save_boundary(self, directory: Path, step: int, *, writes: bool) -> Path | None:
+        """Of the last boundary: what is this rank's alone, then, if it writes, what all have alike. Raises
+        CheckpointError when both were tried."""
+        failed: CheckpointError | None = None
+        path: Path | None = None
+        with progress.writing():
+            try:
+                own = self._snapshot.durable.own_writer(self._header(), copy=False)
+                if own is not None:
+                    own()
+            except CheckpointError as error:
+                failed = error
+            if writes:
+                path = self._write_once(directory, step)
+        if failed is not None:
+            raise failed
+        if path is not None and self._writes:
+            self._tidy(directory)
+        return path
+
+    def _write_once(self, directory: Path, step: int) -> Path | None:
+        """Unless another rank, or an earlier run, has done so."""
+        with fence.locked(directory / ".shutdown"):  # so that a node's ranks do not all write the same bytes
+            for found in listing.newest(directory):
+                # One of this step by an older run counts only where this run began with it.
+                if found.step == step and (found.run == self._session.run or found.step == self._done_step):
+                    return found.path
+            if step <= self._done_step:
+                return None  # what this run began with, kept on another machine
+            return self._write(directory, *self._packed(copy=self._session.device.type != "cpu"))
 
     def _packed(self, *, copy: bool) -> Packed:
         states = self._snapshot.states()
@@ -204,12 +269,8 @@ class Saver:
         """Of the last boundary. model_state: what the model's fingerprint is taken of; without it it is left empty."""
         return self._snapshot.header(self._session, fingerprint(model_state or {}))
 
-    def _write(self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> Path | None:
-        try:
-            path = files.write(directory, header, tensors, scalars)
-        except CheckpointError as error:
-            self._notice_failure(header.step, error)
-            return None
+    def _write(self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> Path:
+        path = files.write(directory, header, tensors, scalars)
         self._done_step = header.step
         self._began_with = frozenset()
         if self._session.link is not None:
@@ -228,18 +289,3 @@ class Saver:
     def _notice_failure(self, step: int, error: CheckpointError) -> None:
         text = f"checkpoint at step {step} failed: {error}; training goes on. Free space or choose another directory"
         self._session.notice(LEVEL_ERROR, text)
-
-
-def await_upload(session: Session, saver: Saver) -> None:
-    """All ranks stay until rank 0 has uploaded the last checkpoint to the object store: a run whose ranks end apart is
-    stopped. Raises PeerLost."""
-    if not session.checkpoint.store:
-        return
-    ends_s, word = time.monotonic() + UPLOAD_DEADLINE_S, 0
-    while not word:
-        late = time.monotonic() > ends_s
-        own = _UPLOADED if saver.uploaded_within(UPLOAD_WORD_S) else _LATE if late else 0
-        word = session.group.gather_rows([own])[0][0] if session.group is not None else own
-    if word == _LATE and session.place.is_main:
-        text = f"the last checkpoint was not uploaded within {UPLOAD_DEADLINE_S:.0f} s; it is on disk"
-        session.notice(LEVEL_WARNING, text)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.checkpoints.disk import fence, listing
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
 from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
@@ -168,7 +169,9 @@ class Uploader:
 
 def _parts(file: Path) -> Iterator[memoryview]:
     with disk_errors(f"reading {file}"):
-        yield from listing.parts(file)
+        for part in listing.parts(file):
+            yield part
+            progress.add(len(part))
 
 
 def _chained(first: memoryview, rest: Iterator[memoryview]) -> Iterator[memoryview]:

@@ -5,6 +5,8 @@ Whoever leaves saves what it can, says so, and ends with the exit code that its 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -69,8 +71,23 @@ class Shutdown:
         with self._consistency.frozen(timeout_s) as may_read:
             self._durable.freeze()
             where = self._saver.save_in_emergency() if may_read else None
-            exits.say(f"rank {self._session.place.rank} was asked to stop and is stuck{_as_words(where)}")
+            trained = self._session.link is not None and self._session.link.trained
+            how = "does so after training, before the script's end" if trained else "is stuck"
+            exits.say(f"rank {self._session.place.rank} was asked to stop and {how}{_as_words(where)}")
             exits.end_now(exit_codes.PEER_LOST)
+
+    @contextmanager
+    def obeyed(self) -> Iterator[None]:
+        """Inside, a stop needs nobody but who is at work here."""
+        link = self._session.link
+        if link is None:
+            yield
+            return
+        before, link.obeyed = link.obeyed, True
+        try:
+            yield
+        finally:
+            link.obeyed = before
 
     def _obey(self) -> None:
         """From here on the stop that was asked for is being carried out."""

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.last_save import save_last
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
 from atoll.agent.runtime.checkpoints.memory.cost.budget import size_of_state
 from atoll.agent.runtime.checkpoints.restore import restore
 from atoll.agent.runtime.checkpoints.resume import Resumed
-from atoll.agent.runtime.checkpoints.saver import Saver, await_upload
+from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position
@@ -98,9 +99,9 @@ class StateKeeper:
     def save_last(self) -> None:
         """Training is done. Where gradients wait for an update that never comes, the last checkpoint stays. Raises
         PeerLost."""
-        if not self.shutdown.updated:
-            self.saver.save()
-            await_upload(self._session, self.saver)
+        if self.saver.enabled and not self.shutdown.updated:
+            with self.shutdown.obeyed():  # a stop that was asked for: every rank ends anyway, when this is over
+                save_last(self._session, self.saver)
 
     def close(self) -> None:
         self.saver.close()

@@ -120,6 +120,8 @@ class Training:
 
     def begin_epoch(self, epoch: int) -> None:
         """Go on with this epoch, or start it; at the very end of it after a resume, show its last batch again."""
+        if self._session.link is not None:
+            self._session.link.trained = False  # there may be a second loop
         self.loader.begin_epoch(epoch)
         position, resumed = self.loader.position, self.state.resumed
         resumed_here = resumed is not None and position == resumed.position
@@ -194,7 +196,7 @@ class Training:
         return self._exchange.statistics()
 
     def finish(self) -> None:
-        """All epochs are done: wait until every rank has come here, then a last checkpoint."""
+        """All epochs are done: wait until every rank has come here, then a last checkpoint, which all wait for."""
         self._boundary(last=True)
         self.state.change_begins()
         with self._shut_down_if_lost():
@@ -203,8 +205,14 @@ class Training:
                 self._session.group.barrier()
         self._exchange.leave()
         self._reporter.finish()
+        self.tell_trained()
         with self._shut_down_if_lost():
             self.state.save_last()
+
+    def tell_trained(self) -> None:
+        """The loop over the epochs is over: from now on this rank may end while others go on."""
+        if self._session.link is not None:
+            self._session.link.trained = True
 
     def close(self) -> None:
         self.state.close()

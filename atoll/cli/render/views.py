@@ -236,7 +236,7 @@ def worker_row(worker: WorkerView) -> tuple[str, ...]:
         str(worker.status.id.rank if worker.status.HasField("id") else worker.rank),
         worker.node,
         str(worker.device),
-        wire.state(worker.status),
+        _state(worker),
         str(last.local_batch) if last.total_batch else "-",
         f"{worker.share * 100:.1f} %" if worker.share else "-",
         str(last.step or worker.status.step or "-"),
@@ -244,6 +244,12 @@ def worker_row(worker: WorkerView) -> tuple[str, ...]:
         seconds(last.compute_s) if last.step_s else "-",
         seconds(last.wait_s) if last.step_s else "-",
     )
+
+
+def _state(worker: WorkerView) -> str:
+    """'running', and 'trained' of who has left its loop over the epochs but not ended."""
+    word = wire.state(worker.status)
+    return "trained" if word == "running" and worker.status.trained else word
 
 
 def node_row(node: Node) -> tuple[str, ...]:

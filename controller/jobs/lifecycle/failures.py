@@ -97,6 +97,8 @@ def judge(job: JobRecord, run: RunRecord) -> RunJudgement:
         WorkerExitKind.PEER_LOST,
     ):
         finished = [m.rank for m in run.members if m.exit and m.exit.kind is WorkerExitKind.FINISHED]
+        if exit.kind is WorkerExitKind.PEER_LOST and run.cause in (Cause.GROW, Cause.SHRINK):
+            return RunJudgement(JobPhase.QUEUED, run.why)  # it left its step, or what its script does after training
         if exit.kind is WorkerExitKind.PEER_LOST and finished:
             return _script_failure(job, left_early_text(finished), replace(exit, code=0, reason="left early"))
         reached = run.recovery.reached_step if run.recovery else 0  # a machine that is lost does not tell its step

@@ -46,13 +46,15 @@ class WorkerPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedWorker:
-    """A worker as its agent reported it; `exit` is set where `phase` is EXITED."""
+    """A worker as its agent reported it; `exit` is set where `phase` is EXITED. `trained`: its loop over the epochs is
+    over."""
 
     phase: WorkerPhase
     step: int = 0
     plan: int = 0
     uses_atoll: bool = False
     exit: ExitRecord | None = None
+    trained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

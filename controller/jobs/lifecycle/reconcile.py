@@ -149,9 +149,11 @@ def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...
 
 
 def _assess(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
-    """At free devices, where the run could take some in: its workers all live and can stop at a step boundary."""
-    workers = workers_of(observed, run)
-    if any(m.exit or m.rank not in workers or not workers[m.rank].uses_atoll for m in run.members):
+    """At free devices, where the run could take some in: its workers all live and can stop at a step boundary, of
+    which there is one more to come."""
+    workers = [workers_of(observed, run).get(m.rank) for m in run.members if not m.exit]
+    able = [worker for worker in workers if worker is not None and worker.uses_atoll and not worker.trained]
+    if len(able) < len(run.members):
         return DeviceAssessment(job=observed.job)
     return assess_devices(observed, run, clock)
 
@@ -190,12 +192,14 @@ def _blamed(run: RunRecord) -> str:
 
 
 def _left_early(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep | None:
-    """A rank of Atoll's training finished while others go on. A plain script's ranks may end when they like."""
+    """A rank of Atoll's training finished while others still train. Who has trained, and the ranks of a plain script,
+    may end when they like: rank 0 may evaluate for long."""
     finished = [m.rank for m in run.members if m.exit]
     if not finished or observed.finished_since_s is None or clock.now_s - observed.finished_since_s <= LEFT_EARLY_S:
         return None
     workers = workers_of(observed, run)
-    if not any(workers[m.rank].uses_atoll for m in run.members if not m.exit and m.rank in workers):
+    others = (workers[m.rank] for m in run.members if not m.exit and m.rank in workers)
+    if not any(worker.uses_atoll and not worker.trained for worker in others):
         return None
     return _stop(observed, run, Cause.LEFT_EARLY, left_early_text(finished), clock)
 

@@ -57,7 +57,7 @@ def worker_from_wire(status: common_pb2.WorkerStatus) -> ObservedWorker:
     if phase is WorkerPhase.EXITED:
         kind = _EXIT.get(status.exit_kind) or _kind_of(status.exit_code)
         exit = ExitRecord(kind=kind, code=status.exit_code, reason=status.reason[:MAX_REASON], step=status.step)
-    return ObservedWorker(phase, status.step, status.plan, status.uses_atoll, exit)
+    return ObservedWorker(phase, status.step, status.plan, status.uses_atoll, exit, status.trained)
 
 
 def _kind_of(code: int) -> WorkerExitKind:

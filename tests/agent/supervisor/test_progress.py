@@ -99,3 +99,22 @@ def test_who_comes_to_itself_while_it_is_stopped_has_drained() -> None:
 def test_an_agent_that_was_stopped_itself_takes_nobody_for_hung() -> None:
     state, _ = play(begun(hang_s=50), *alive(1, 20, step_s=1.0, step=5))
     assert play(state, Ticked(500.0), SignOfLife(A, 23, 1, 500.5), Ticked(501.0))[1] == []
+
+
+def test_bytes_of_a_checkpoint_are_progress_and_an_end_that_does_not_come_is_none() -> None:
+    """1. The last checkpoint takes longer than hang_s; all ranks wait for it, its bytes move: they once were stopped
+    in the middle of it. 2. They stop moving. 3. What is told then is that the worker does not end."""
+
+    def saves(begin_s: int, end_s: int, saved_bytes: int) -> list[Event]:
+        """saved_bytes: at the beginning; one more every 10 s where it is not 0."""
+        events: list[Event] = []
+        for second in range(begin_s, end_s):
+            saved = saved_bytes + (second - begin_s) // 10 if saved_bytes else 20
+            events += [SignOfLife(A, 23, 1, float(second), True, True, saved), Ticked(float(second))]
+        return events
+
+    state, todo = play(begun(hang_s=50), *saves(1, 191, 1))
+    assert not any(isinstance(one, SendStop) for one in todo)
+    state, todo = play(state, *saves(191, 243, 0))
+    (stop,) = (one for one in todo if isinstance(one, SendStop))
+    assert "no end for 51 s after step 23 (hang_s = 50)" in stop.reason

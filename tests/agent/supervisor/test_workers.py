@@ -26,7 +26,7 @@ KEY = WorkerKey("job-1", 2, 0)
 class Heard:
     def __init__(self) -> None:
         self.hellos: list[WorkerKey] = []
-        self.alive: list[tuple[WorkerKey, int, int]] = []
+        self.alive: list[tuple[WorkerKey, Alive]] = []
         self.strategy: list[StrategyMessage] = []
 
 
@@ -92,7 +92,7 @@ async def test_hello_is_answered_each_time_with_all_plans(workers: WorkerSocket,
             assert (welcome.job_directory, welcome.speed) == ("/jobs/job-1", 0.4)
         assert heard.hellos == [KEY, KEY]
         await worker.say(alive=Alive(step=7, plan=3))
-        await until("the sign of life", lambda: heard.alive == [(KEY, 7, 3)])
+        await until("the sign of life", lambda: heard.alive == [(KEY, Alive(step=7, plan=3))])
 
 
 async def test_plans_and_stop_reach_a_worker_in_order(workers: WorkerSocket) -> None:

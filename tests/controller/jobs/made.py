@@ -76,9 +76,13 @@ def exited(kind: WorkerExitKind, code: int = 0, reason: str = "", step: int = 0)
 
 
 def worker(
-    phase: WorkerPhase = WorkerPhase.RUNNING, exit: ExitRecord | None = None, step: int = 0, uses_atoll: bool = True
+    phase: WorkerPhase = WorkerPhase.RUNNING,
+    exit: ExitRecord | None = None,
+    step: int = 0,
+    uses_atoll: bool = True,
+    trained: bool = False,
 ) -> ObservedWorker:
-    return ObservedWorker(WorkerPhase.EXITED if exit else phase, step, 1, uses_atoll, exit)
+    return ObservedWorker(WorkerPhase.EXITED if exit else phase, step, 1, uses_atoll, exit, trained)
 
 
 def node(

@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import slow_disk
 import torch
 import without_compiler  # noqa: F401
 from torch import nn
@@ -29,8 +30,12 @@ parser.add_argument("--step-s", type=float, default=0.02, help="pretended work p
 parser.add_argument("--sample-s", type=float, default=0.0, help="pretended work per sample, beside that of a step")
 parser.add_argument("--hang-at", type=int, default=-1, help="in this step run 1 waits for ever")
 parser.add_argument("--dropout", type=float, default=0.1)
+parser.add_argument("--disk-s", type=float, default=0.0, help="how long a disk takes for a piece of a checkpoint")
+parser.add_argument("--evaluate-s", type=float, default=0.0, help="pretended evaluation by rank 0 after training")
 options = parser.parse_args()
 
+if options.disk_s:
+    slow_disk.install(options.disk_s)
 run = atoll.init(seed=7)
 generator = torch.Generator().manual_seed(3)
 inputs = torch.randn(options.samples, 8, generator=generator)
@@ -67,6 +72,8 @@ with (options.out / f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}.jso
             optimizer.zero_grad()
             run.report(loss=loss.item())
 if run.is_main:
+    (options.out / "evaluating").touch()
+    time.sleep(options.evaluate_s)
     digest = torch.cat([p.detach().flatten() for p in model.parameters()])
     (options.out / "final.json").write_text(json.dumps({"step": run.step, "weights": digest.tolist()}))
     print("trained to the end", flush=True)

@@ -10,10 +10,11 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.checkpoints.disk import manifest
 from atoll.agent.runtime.checkpoints.disk.content import Hasher
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors, free_bytes, sync_folder, write_all
@@ -32,6 +33,8 @@ from atoll.agent.runtime.checkpoints.disk.tensorfile import deserialized, serial
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.errors import CheckpointError
 
+SYNC_BYTES: Final = 64 << 20
+
 
 def write(
     directory: Path,
@@ -49,8 +52,7 @@ def write(
 
     def fill(file: int) -> bytes:
         hasher = Hasher()
-        for part in serialized(tensors):
-            write_all(file, part)
+        for part in _written(file, serialized(tensors)):
             hasher.update(part)
         return manifest.to_bytes(Manifest(header, scalars, hasher.content()))
 
@@ -65,8 +67,7 @@ def adopt(directory: Path, sealed: bytes, parts: Iterator[memoryview], as_run: i
 
     def fill(file: int) -> bytes:
         hasher = Hasher()
-        for part in parts:
-            write_all(file, part)
+        for part in _written(file, parts):
             hasher.update(part)
         difference = found.state.difference(hasher.content())
         if difference is not None:
@@ -104,6 +105,20 @@ def _publish(directory: Path, name: str, writer_run: int, fill: Callable[[int], 
     finally:
         os.close(state)
     return final
+
+
+def _written(file: int, parts: Iterator[memoryview]) -> Iterator[memoryview]:
+    """The parts, each when it is in the file. They become durable a piece at a time: who waits for them sees bytes
+    move, and what is left to the last fsync is short."""
+    unsynced = 0
+    for part in parts:
+        write_all(file, part)
+        unsynced += len(part)
+        if unsynced >= SYNC_BYTES:
+            os.fdatasync(file)
+            unsynced = 0
+        progress.add(len(part))
+        yield part
 
 
 def _seal(folder: Path, sealed: bytes) -> None:

@@ -268,6 +268,20 @@ def test_a_rank_that_finishes_long_before_the_others_left_early() -> None:
     assert step.job.status.reason.startswith("rank 0 left early with exit code 0 while others were training")
 
 
+def test_who_has_trained_may_take_its_time_to_end_and_takes_no_devices_in() -> None:
+    """1. Rank 0 evaluates long after rank 1 has ended: it once was stopped after 10 s, rank 1 was blamed. 2. Devices
+    become free: there is no step left for them. 3. A rank that has not trained is still left behind by one that has."""
+    finished = node("b", {1: worker(exit=FINISHED)})
+    recorded = ended(run("a", "b"), None, FINISHED)
+    long_ago = {"finished_since_s": NOW_S - 3600}
+    evaluates = observed(job(), recorded, node("a", {0: worker(trained=True)}), finished, **long_ago)
+    assert next_step(evaluates, clock()).job.status.phase is JobPhase.RUNNING
+    saves = observed(job(), run("a"), node("a", {0: worker(trained=True)}), free=[free("c", 0.0)])
+    assert next_step(saves, clock()).job.status.phase is JobPhase.RUNNING
+    trains = observed(job(), recorded, node("a", {0: worker()}), finished, **long_ago)
+    assert next_step(trains, clock()).job.status.phase is JobPhase.STOPPING
+
+
 def test_the_ranks_of_a_plain_script_may_end_when_they_like() -> None:
     nodes = node("a", {0: worker(exit=FINISHED)}), node("b", {1: worker(uses_atoll=False)})
     view = observed(job(), ended(run("a", "b"), FINISHED, None), *nodes, finished_since_s=NOW_S - 600)

@@ -1,0 +1,73 @@
+"""The last checkpoint: all ranks stay until it is on disk, and in the object store where there is one.
+
+A rank that ended before would be missed: should the one that writes die meanwhile, any other still has the state that
+training ended with, and writes it; and a run whose ranks end apart is stopped."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Final
+
+from atoll.agent.runtime.agent_link.save_progress import progress
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.saver import Saver
+from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
+
+WORD_S: Final = 2.0
+"""Between two words to each other: a peer that died is noticed then."""
+UPLOAD_DEADLINE_S: Final = 600.0
+STUCK_S: Final = 600.0
+"""A disk that takes no byte for so long is not waited for any more."""
+
+
+def save_last(session: Session, saver: Saver) -> None:
+    """Collective: write the last boundary's checkpoint, and return when that of every rank is done, or given up aloud.
+    Raises PeerLost, CheckpointError where a state dict holds what no checkpoint can."""
+    writes = _LastSave(session, saver)
+    saver.begin_last()
+    told = False
+    while True:
+        row = (int(writes.over_within(WORD_S)), progress.own_bytes)
+        rows = [row] if session.group is None else session.group.gather_rows(row)
+        progress.peer_bytes = sum(int(saved) for _, saved in rows) - row[1]
+        if all(over for over, _ in rows):
+            return
+        if not told and session.place.is_main:
+            told = True
+            session.notice(LEVEL_INFO, "training is over; the last checkpoint is being saved, all ranks wait for it")
+
+
+class _LastSave:
+    """How far this rank's part of it is: first the disk, then the object store."""
+
+    def __init__(self, session: Session, saver: Saver) -> None:
+        self._session, self._saver = session, saver
+        self._moved_s, self._bytes = time.monotonic(), progress.own_bytes
+        self._upload_ends_s = math.inf
+
+    def over_within(self, wait_s: float) -> bool:
+        """Whether this rank has nothing more to write, or gives up; waits for it."""
+        return self._written(wait_s) and self._uploaded(wait_s)
+
+    def _written(self, wait_s: float) -> bool:
+        if self._saver.last_written_within(wait_s):
+            self._upload_ends_s = min(self._upload_ends_s, time.monotonic() + UPLOAD_DEADLINE_S)
+            return True
+        now_s = time.monotonic()
+        if progress.own_bytes != self._bytes:
+            self._moved_s, self._bytes = now_s, progress.own_bytes
+        if now_s - self._moved_s <= STUCK_S:
+            return False
+        self._saver.leave_behind(f"its disk took no byte for {STUCK_S:.0f} s")
+        return True
+
+    def _uploaded(self, wait_s: float) -> bool:
+        if self._saver.uploaded_within(wait_s):
+            return True
+        if time.monotonic() <= self._upload_ends_s:
+            return False
+        text = f"the last checkpoint was not uploaded within {UPLOAD_DEADLINE_S:.0f} s; it is on disk"
+        self._session.notice(LEVEL_WARNING, text)
+        self._saver.upload_no_more()
+        return True

@@ -1,0 +1,101 @@
+"""After the last step: the last checkpoint, what a script does then, and what may happen meanwhile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, alive, wait_until
+from test_failures import check_every_sample_once
+
+from atoll.v1 import jobs_pb2 as pb
+
+STEPS = 100  # of tiny.py: 2 epochs of 600 samples, 12 a step
+QUICK = "--step-s=0"
+SLOW_DISK = "--disk-s=2"  # for each of the nine pieces of a checkpoint: 18 s
+
+
+def being_written(cluster: Cluster, job: str) -> bool:
+    return any((cluster.folder / "jobs" / job).glob(".writing-*"))
+
+
+def test_a_last_checkpoint_that_takes_its_time_is_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+    """1. All ranks have trained; the only checkpoint is the last one, of a disk that needs 18 s for it. 2. Rank 1 stays
+    until it is there: it once ended at once, rank 0 was stopped 10 s later in the middle of saving, twice, and the job
+    failed without a checkpoint. 3. Devices that are free by then are not taken in: there is no step for them."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", QUICK, SLOW_DISK, workers=(2, 3), checkpoint_every=0)
+    wait_until("the last checkpoint is being written", lambda: being_written(cluster, job), 30)
+    cluster.agent("agent-2")
+    cluster.wait_for_nodes(3)
+    cluster.wait_for(job, "all ranks say so", lambda j: [w.status.trained for w in j.workers] == [True, True], 10)
+    assert not (out / "evaluating").exists()
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
+    assert ended.checkpoint_step == STEPS
+    assert "the last checkpoint is being saved, all ranks wait for it" in cluster.story(job)
+    check_every_sample_once(out, samples=600, epochs=2)
+
+
+def test_rank_0_may_evaluate_for_long_while_the_others_have_ended(cluster: Cluster, tmp_path: Path) -> None:
+    """1. Rank 0 works for 15 s after training; rank 1 has ended. 2. Meanwhile the controller is killed: the next one
+    hears again that all have trained. 3. Rank 1 once counted as one that left early, and the job failed."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", QUICK, "--evaluate-s=15", workers=(2, 2))
+    wait_until("rank 0 evaluates", (out / "evaluating").exists, 30)
+    cluster.wait_for(job, "rank 1 has ended", lambda j: not j.workers[1].status.pid, 5)
+    cluster.kill("controller")
+    cluster.restart("controller")
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
+    assert json.loads((out / "final.json").read_text())["step"] == STEPS
+
+
+def test_an_evaluation_that_never_ends_is_stopped_with_hang_s_and_on_cancel(cluster: Cluster, tmp_path: Path) -> None:
+    """1. Rank 0 evaluates for ever. 2. With hang_s it is stopped, and the script is blamed; the model is on disk.
+    3. Another such job, without hang_s, is cancelled at once."""
+    cluster.local([1.0, 1.0])
+    arguments = (QUICK, "--evaluate-s=6000")
+    hung = cluster.submit("tiny.py", f"--out={tmp_path / 'a'}", *arguments, workers=(2, 2), hang_s=3.0, name="hung")
+    ended = cluster.wait_for_end(hung)
+    assert ended.phase == pb.PHASE_FAILED, cluster.story(hung)
+    assert f"after step {STEPS} (hang_s = 3)" in ended.reason
+    assert "no end for" in ended.reason
+    assert ended.checkpoint_step == STEPS
+    job = cluster.submit("tiny.py", f"--out={tmp_path / 'b'}", *arguments, workers=(2, 2))
+    wait_until("rank 0 evaluates", (tmp_path / "b" / "evaluating").exists, 30)
+    pids = cluster.worker_pids(job)
+    cluster.client.cancel(job)
+    ended = cluster.wait_for_end(job, deadline_s=10)
+    assert (ended.phase, ended.checkpoint_step) == (pb.PHASE_CANCELLED, STEPS), cluster.story(job)
+    assert not any(pid and alive(pid) for pid in pids)
+
+
+def test_full_disk_at_the_last_checkpoint_is_told_and_waited_for(cluster: Cluster, tmp_path: Path) -> None:
+    """1. Every checkpoint meets a full disk: an event, and training goes on. 2. The last one too: all ranks wait, and
+    it is tried again. 3. Somebody makes room: the job is done, and its model is there. It once was done without."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(disk)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small disk needs the right to mount a tmpfs: {mounted.stderr.strip()}")
+    try:
+        cluster.local([1.0])
+        job = cluster.submit("tiny.py", f"--out={tmp_path / 'out'}", checkpoint_directory=str(disk))
+        wait_until("the last one cannot be written", lambda: "It is tried again" in cluster.story(job), 40)
+        story = cluster.story(job)
+        assert "No space left" in story
+        assert str(disk) in story
+        assert "training goes on" in story
+        assert cluster.job(job).checkpoint_step == 0
+        subprocess.run(["mount", "-o", "remount,size=1m", str(disk)], check=True)
+        ended = cluster.wait_for_end(job)
+        assert (ended.phase, ended.checkpoint_step) == (pb.PHASE_DONE, STEPS), cluster.story(job)
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
