@@ -197,10 +197,10 @@ assert not [name for name, module in sys.modules.items() if name.partition(".")[
 @pytest.mark.parametrize(
     ("module", "blocked"),
     [
-        ("atoll", ["grpc", "etcd3aio", "zmq"]),
-        ("atoll.cli.main", ["etcd3aio", "zmq"]),
+        ("atoll", ["grpc", "scipy", "zmq"]),
+        ("atoll.cli.main", ["scipy", "zmq"]),
         ("atoll.controller.daemon", ["zmq", "pynvml"]),
-        ("atoll.agent.daemon", ["etcd3aio"]),
+        ("atoll.agent.daemon", ["scipy"]),
     ],
 )
 def test_a_daemon_starts_without_torch_and_without_the_other_daemons_packages(module: str, blocked: list[str]) -> None:

@@ -1,8 +1,4 @@
-"""Channels to etcd's members: deadlines, failover, and what etcd's errors mean.
-
-Of etcd3aio only the generated stubs are used. Its channels take addresses in digits only, send keepalive pings while
-idle, which etcd answers by hanging up, and its retries would repeat a write whose outcome is not known.
-"""
+"""Channels to etcd's members: deadlines, failover, and what etcd's errors mean."""
 
 from __future__ import annotations
 
@@ -16,11 +12,11 @@ from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
-from etcd3aio import _protobuf as wire
 
 from atoll.errors import AtollError, BadInput, NotAllowed, NotFound, StoreUnavailable
 from atoll.ports import DEFAULT_ETCD_PORT
 from atoll.rpc import Tls, split_address
+from atoll.v1.etcd_pb2_grpc import KVStub, LeaseStub, WatchStub
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +146,7 @@ def _member(address: str, credentials: grpc.ChannelCredentials | None) -> EtcdMe
         channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
     else:
         channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
-    return EtcdMember(target, channel, wire.KVStub(channel), wire.LeaseStub(channel), wire.WatchStub(channel))
+    return EtcdMember(target, channel, KVStub(channel), LeaseStub(channel), WatchStub(channel))
 
 
 _TRANSIENT: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
 import grpc.aio
-from etcd3aio import _protobuf as wire
 
 from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, EtcdMember
 from atoll.controller.state.store import (
@@ -27,6 +26,7 @@ from atoll.controller.state.store import (
 from atoll.controller.state.watch import entry_of, prefix_end, watch
 from atoll.errors import BadInput, Conflict, LeadershipLost, NotFound, StoreUnavailable
 from atoll.rpc import Tls
+from atoll.v1 import etcd_pb2 as wire
 
 logger = logging.getLogger(__name__)
 

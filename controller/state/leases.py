@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc.aio
-from etcd3aio import _protobuf as wire
 
 from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, EtcdMember
 from atoll.controller.state.etcd import EtcdStore
 from atoll.errors import StoreUnavailable
+from atoll.v1 import etcd_pb2 as wire
 
 logger = logging.getLogger(__name__)
 

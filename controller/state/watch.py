@@ -13,11 +13,11 @@ from contextlib import aclosing
 from typing import Any, Final
 
 import grpc.aio
-from etcd3aio import _protobuf as wire
 
 from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, EtcdMember
 from atoll.controller.state.store import Deleted, Entry, WatchBatch
 from atoll.errors import BadInput, StoreUnavailable
+from atoll.v1 import etcd_pb2 as wire
 
 logger = logging.getLogger(__name__)
 

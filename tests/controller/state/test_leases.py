@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from etcd3aio import _protobuf as wire
 from etcd_server import EtcdServer
 
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.store import Put
 from atoll.errors import NotFound
+from atoll.v1 import etcd_pb2 as wire
 
 
 @asynccontextmanager

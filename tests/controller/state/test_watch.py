@@ -9,13 +9,13 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from etcd3aio import _protobuf as wire
 from etcd_server import EtcdServer
 
 from atoll.controller.state import watch as watching
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.store import Delete, Deleted, DeletePrefix, Put, WatchBatch
 from atoll.errors import BadInput
+from atoll.v1 import etcd_pb2 as wire
 
 
 async def collect(batches: AsyncIterator[WatchBatch], last_revision: int, seen: list[int]) -> None:
