@@ -41,6 +41,7 @@ class Saver:
         self._directory = session.checkpoint.directory
         self._writes = False
         self._began_with: frozenset[Moment] = frozenset()
+        self._written: Moment | None = None  # the newest by this rank
         self._uploader: Uploader | None = None
         self._seen_step = self._done_step = 0
         self._under_way: threading.Thread | None = None
@@ -272,7 +273,7 @@ class Saver:
     def _write(self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> Path:
         path = files.write(directory, header, tensors, scalars)
         self._done_step = header.step
-        self._began_with = frozenset()
+        self._began_with, self._written = frozenset(), Moment.of(path.name)
         if self._session.link is not None:
             self._session.link.outbox.checkpoint(header.step)
         if self._uploader is not None:
@@ -282,7 +283,7 @@ class Saver:
     def _tidy(self, directory: Path) -> None:
         try:
             settings = self._session.checkpoint
-            retention.keep_newest(directory, settings.keep, settings.keep_every_steps, self._began_with)
+            retention.keep_newest(directory, settings.keep, settings.keep_every_steps, self._began_with, self._written)
         except CheckpointError as error:
             self._session.notice(LEVEL_WARNING, f"old checkpoints stay: {error}")
 

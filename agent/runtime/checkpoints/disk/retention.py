@@ -29,18 +29,34 @@ def retained(present: Collection[Moment], keep: int, keep_every_steps: int = 0) 
     return stay
 
 
-def keep_newest(directory: Path, keep: int, keep_every_steps: int = 0, in_use: Set[Moment] = frozenset()) -> list[Path]:
+def keep_newest(
+    directory: Path,
+    keep: int,
+    keep_every_steps: int = 0,
+    in_use: Set[Moment] = frozenset(),
+    sound: Moment | None = None,
+) -> list[Path]:
     """Remove what `retained` does not name; the newest sound one stays in any case, and what is in use. Returns what
-    went."""
+    went.
+
+    sound: one that the caller has just written, so that none needs to be read. Else the newest are read until one is
+    sound; others may use the directory meanwhile."""
+    present = _present(directory)
+    if not present.keys() - retained(present, keep, keep_every_steps) - in_use:
+        return []
+    if sound not in present:
+        sound = next((moment for moment, path in present.items() if listing.is_sound(path)), None)
+    stay = in_use | ({sound} if sound is not None else set())
     with locked(directory):
-        paths = {moment: path for path in by_age(directory) if (moment := Moment.of(path.name))}
-        stay = retained(paths, keep, keep_every_steps) | in_use
-        surplus = [path for moment, path in paths.items() if moment not in stay]
-        if not surplus:
-            return []
-        sound = next((path for path in paths.values() if listing.is_sound(path)), None)
-        surplus = [path for path in surplus if path != sound]
+        present = _present(directory)
+        stay = stay | retained(present, keep, keep_every_steps)
+        surplus = [path for moment, path in present.items() if moment not in stay]
         with disk_errors(f"removing old checkpoints in {directory}"):
             for path in surplus:
                 discard(path)
     return surplus
+
+
+def _present(directory: Path) -> dict[Moment, Path]:
+    """The newest first."""
+    return {moment: path for path in by_age(directory) if (moment := Moment.of(path.name))}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.agent.runtime.checkpoints.disk import files, retention
+from atoll.agent.runtime.checkpoints.disk import fence, files, listing, retention
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.retention import retained
 from atoll.errors import CheckpointError
@@ -55,3 +55,31 @@ def test_damaged_newest_ones_cost_neither_the_newest_sound_one_nor_those_kept_fo
     assert steps(tmp_path) == [100, 180, 195], "what a run goes on from stays too"
     with pytest.raises(CheckpointError, match="keep = 0"):
         retention.keep_newest(tmp_path, 0)
+
+
+def test_nobody_waits_for_a_checkpoint_that_is_read(
+    tmp_path: Path, header: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Which one is sound is found out by reading it, which takes minutes for a large one. 2. The directory was
+    locked meanwhile: whoever wanted to publish gave up after 30 s. 3. Now it is read before."""
+    for step in (100, 150, 200):
+        files.write(tmp_path, header(step), {}, None)
+    is_sound = listing.is_sound
+
+    def slowly(path: Path) -> bool:
+        with fence.locked(tmp_path, deadline_s=0.05):  # what a writer does meanwhile
+            return is_sound(path)
+
+    monkeypatch.setattr(listing, "is_sound", slowly)
+    retention.keep_newest(tmp_path, 1)
+    assert steps(tmp_path) == [200]
+
+
+def test_who_has_just_written_one_reads_none(tmp_path: Path, header: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. A job keeps two. 2. Each further one was read as a whole as soon as it was written, to remove another. 3. Its
+    writer knows what it wrote."""
+    for step in (100, 150, 200):
+        files.write(tmp_path, header(step), {}, None)
+    monkeypatch.setattr(listing, "parts", lambda file: pytest.fail(f"{file} is read"))
+    retention.keep_newest(tmp_path, 2, sound=Moment(3, 200))
+    assert steps(tmp_path) == [150, 200]
