@@ -70,7 +70,7 @@ def parts() -> None:
     """Of one step, by where it is spent."""
     clock, outbox = StepClock(), Outbox()
     reporter = StepReporter(outbox)
-    batch_slice = BatchSlice(step=1, epoch=0, start=0, total=256, local=128, weight=0.5)
+    batch_slice = BatchSlice(step=1, epoch=0, start=0, total=256, local=128, weight=0.5, share=0.5)
     numbers, norms = StepNumbers(sync_s=0.1, last_sync_s=0.01), Norms(1.0, 1.0)
 
     def step() -> None:

@@ -102,10 +102,11 @@ class ExchangeEngine:
     take `digests` after such rounds, 0: never. first_round: the first that will be exchanged; versions begin one below.
     exchange: "gradients", which a sparse optimizer applies to the masters; or "updates": each rank makes its own full
     update in its live weights, `sum_updates` sends what it is ahead of the masters, and `fetch` adds what the others
-    did. The masters take the sum of all ranks' updates as it is; live = master - ranks * residual at any time, so error
-    feedback is in the weights themselves and needs no memory (pass error_feedback=False). Moments, accumulation and
-    clipping belong to each rank's own optimizer and are refused. What live weights of 16 bits lose where others'
-    updates are added is remembered, in float32 [n], and counts as if they had it.
+    did. The masters take all ranks' updates, each times its `weight`, of which the sum over ranks is 1; at any time
+    live = master - residual / weight, so error feedback is in the weights themselves and needs no memory (pass
+    error_feedback=False). Where a rank's weight changes, what it has not sent yet counts as the new one says. Moments,
+    accumulation and clipping belong to each rank's own optimizer and are refused. What live weights of 16 bits lose
+    where others' updates are added is remembered, in float32 [n], and counts as if they had it.
     """
 
     def __init__(
@@ -175,16 +176,17 @@ class ExchangeEngine:
         with _refusals("compress"):
             self._native.compress(sync_round, tensor, gradient, weight, k_blocks)
 
-    def compress_live(self, sync_round: int, tensor: int, live: Any, k_blocks: int) -> None:
+    def compress_live(self, sync_round: int, tensor: int, live: Any, weight: float, k_blocks: int) -> None:
         """Exchanging updates: queue the choice of at most `k_blocks` blocks of what this rank's own weights have and
-        the masters have not, (master - live) / ranks, less what is on its way.
+        the masters have not, weight * (master - live), less what is on its way.
 
         live: None, the tensor's own; for a tensor added without, a copy of the weights kept elsewhere, with all
         `changes` that were taken before this call, and none that are taken later. Not to be written until
-        `await_compressed` returned. Otherwise as `compress`. A block that is not finite is counted and never sent.
+        `await_compressed` returned. weight: in (0, 1], the same for all tensors in this round. Otherwise as `compress`.
+        A block that is not finite is counted and never sent.
         """
         with _refusals("compress_live"):
-            self._native.compress_live(sync_round, tensor, live, k_blocks)
+            self._native.compress_live(sync_round, tensor, live, weight, k_blocks)
 
     def await_compressed(self, deadline_s: float) -> None:
         """Wait until nothing is queued or running that reads live weights. Raises `DeadlineExceeded`, `PeerLost`."""
@@ -200,14 +202,15 @@ class ExchangeEngine:
         with _refusals("read_residual"):
             return self._native.read_residual(tensor, live, out)
 
-    def set_live(self, tensor: int, residual: Any, live: Any) -> None:
-        """Exchanging updates: live becomes master - ranks * residual, as of a rank that has not sent so much yet.
+    def set_live(self, tensor: int, residual: Any, weight: float, live: Any) -> None:
+        """Exchanging updates: live becomes master - residual / weight, as of a rank that has not sent so much yet.
 
-        residual: float32 [n], or None for 0. live: None, the tensor's own; else, for a tensor added without, a buffer
-        for the weights that are kept elsewhere. Call it between two updates, with nothing on the way.
+        residual: float32 [n], or None for 0. weight: in (0, 1], until the next round. live: None, the tensor's own;
+        else, for a tensor added without, a buffer for the weights that are kept elsewhere. Call it between two updates,
+        with nothing on the way.
         """
         with _refusals("set_live"):
-            self._native.set_live(tensor, residual, live)
+            self._native.set_live(tensor, residual, weight, live)
 
     def snapshot(self, sync_round: int, tensor: int, ranges: Sequence[tuple[Any, Any]]) -> None:
         """Have memory that updates of a tensor change captured as it is at `sync_round`, which must not be older than
@@ -263,15 +266,15 @@ class ExchangeEngine:
         with _refusals("accumulate"):
             self._native.accumulate(sync_round)
 
-    def sum_updates(self, sync_round: int, k_blocks: Sequence[int]) -> None:
+    def sum_updates(self, sync_round: int, weight: float, k_blocks: Sequence[int]) -> None:
         """Exchanging updates: `compress_live` of every tensor that was added with live, and order that the masters take
         the sum of all ranks' updates.
 
-        sync_round: ascends by 1. k_blocks: one for each tensor, as for `compress`; of those added without live, which
-        `compress_live` hands in, it is not looked at.
+        sync_round: ascends by 1. weight: in (0, 1], of this rank's, as for `compress_live`. k_blocks: one for each
+        tensor, as for `compress`; of those added without live, which `compress_live` hands in, it is not looked at.
         """
         with _refusals("sum_updates"):
-            self._native.sum_updates(sync_round, list(k_blocks))
+            self._native.sum_updates(sync_round, weight, list(k_blocks))
 
     def fetch(self, tensors: Sequence[int], sync_round: int, deadline_s: float) -> tuple[int, int, float]:
         """Wait until every tensor has been applied or accumulated up to `sync_round`, then bring live up to date.

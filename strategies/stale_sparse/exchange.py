@@ -72,14 +72,14 @@ class LayerExchange:
         assert self._offload is not None
         self._offload.submit(layer.number, number, flat, compress)
 
-    def set_live(self, layer: Layer, residual: torch.Tensor | None) -> None:
+    def set_live(self, layer: Layer, residual: torch.Tensor | None, weight: float) -> None:
         """Exchanging updates: the layer's own weights become those of a rank that has not sent `residual`, float32 [N]
-        on the CPU, yet; None: of one that has sent all. With nothing on the way."""
+        on the CPU, yet, None: nothing, and whose updates count `weight` in the masters. With nothing on the way."""
         if layer.on_cpu:
-            self.engine.set_live(layer.number, residual, None)
+            self.engine.set_live(layer.number, residual, weight, None)
         else:
             live = torch.empty_like(layer.live, device="cpu")
-            self.engine.set_live(layer.number, residual, live)
+            self.engine.set_live(layer.number, residual, weight, live)
             layer.live.copy_(live)
 
     def check_copies(self) -> None:

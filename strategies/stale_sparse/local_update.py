@@ -41,6 +41,7 @@ class StaleSparseUpdate(ABC):
         self.lag = settings.staleness
         self._round = 0  # sync rounds that this rank put everything into
         self._first_step = 0
+        self._share = 1.0  # of this rank, of a whole batch
         self._open = self._muted = False  # muted: a rehearsal: nothing of it is exchanged
         self._exchange = LayerExchange(layers, context.session.collective_timeout_s)
         shared = 0 if context.session.device.type == "cuda" else max(1, torch.get_num_threads())
@@ -85,9 +86,9 @@ class StaleSparseUpdate(ABC):
 
     # --- the run
 
-    def start(self, position: Position, origin: Origin | None) -> None:
+    def start(self, position: Position, share: float, origin: Origin | None) -> None:
         shared: Mapping[str, torch.Tensor] = origin.shared if origin is not None else {}
-        self._first_step = position.step
+        self._first_step, self._share = position.step, share
         self.state.take_over_masters(shared)
         self.state.updates = max(self._adopt_optimizer(), int(shared.get("updates", 0)))
         self._exchange.start(self._session, self._settings, self._channel.islands())

@@ -1,12 +1,15 @@
 """Exchange of updates: each rank's own optimizer moves its own weights at once and in full; what it is ahead of the
 masters leaves in sparse parts, and what the others did is added when it comes.
 
-With N ranks, live = master - N * residual at any time, where the residual is what this rank has not sent yet: error
-feedback is in the weights themselves. A rank therefore sees the effect of its own gradients without delay, however
-little is sent and however thin the link is, which is what large learning rates need. Gradients are weighted with
-N * b_i / B before the optimizer, and the masters take each rank's update at 1 / N: an optimizer that is linear in the
-gradient (SGD with or without momentum) makes the very update of the whole batch when everything is sent; Adam makes
-the mean of the ranks' own.
+The masters take each rank's update times its share b_i / B of a whole batch, so live = master - residual / share at any
+time, where the residual is what this rank has not sent yet: error feedback is in the weights themselves. A rank
+therefore sees the effect of its own gradients without delay, however little is sent and however thin the link is, which
+is what large learning rates need. An optimizer that is linear in the gradient (SGD with or without momentum) makes the
+very update of the whole batch when everything is sent; Adam makes the weighted mean of the ranks' own.
+
+Shares are those of the plan, which hold for many steps. In a batch that is split otherwise, as an epoch's last, the
+rank's gradient is weighted by what that deviates: share * (weight / share) is b_i / B in every step, and momentum is
+that of the whole batch. Where a plan changes shares, moments and what was not sent yet count as the new ones say.
 
 Ours; related: EF-SGD (Karimireddy et al., 2019), CHOCO-SGD (Koloskova et al., 2019)."""
 
@@ -37,6 +40,7 @@ class UpdateExchange(StaleSparseUpdate):
         """Raises BadInput for what cannot be trained so."""
         super().__init__(context, settings, lay_out_for_updates(context.model), "live")
         self._factor = 1.0  # of this pass's gradients
+        self._accumulated = False  # a pass since the last update
         self._sampled = False
         self._hooks = [layer.parameter.register_hook(partial(self._on_gradient, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]
 
@@ -47,7 +51,7 @@ class UpdateExchange(StaleSparseUpdate):
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
         for layer in self._layers:
             residuals = [state.residual[layer.name] for state in states]
-            self._exchange.set_live(layer, torch.stack(residuals).sum(0) if residuals else None)
+            self._exchange.set_live(layer, torch.stack(residuals).sum(0) if residuals else None, self._share)
         for state in states:
             if state.rank == self._session.place.rank and state.optimizer is not None:
                 self._optimizer.load_state_dict(dict(state.optimizer))
@@ -65,7 +69,7 @@ class UpdateExchange(StaleSparseUpdate):
                     dist.all_reduce(together, group=group.control)
             with flushes.flushing(layer.name, given):
                 layer.master -= together
-                self._exchange.set_live(layer, None)
+                self._exchange.set_live(layer, None, self._share)
         if group is not None:
             group.barrier()  # now nobody can go on from a state without it
         flushes.everywhere()
@@ -74,7 +78,9 @@ class UpdateExchange(StaleSparseUpdate):
 
     def begin(self, opened: Pass) -> None:
         super().begin(opened)
-        self._factor = self._world_size * opened.batch.weight
+        if not self._muted and not self._accumulated:  # of an update that is accumulated the first pass's holds
+            self._share, self._accumulated = opened.batch.share, True
+        self._factor = opened.batch.weight / self._share
         self._sampled = opened.sampled and self._factor > 0
 
     def combined(self) -> Norms:
@@ -93,7 +99,8 @@ class UpdateExchange(StaleSparseUpdate):
     def after_update(self) -> None:
         self._round += 1
         self.state.updates += 1
-        self._exchange.engine.sum_updates(self._round, self._k_blocks)
+        self._accumulated = False
+        self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks)
         for layer in self._layers:
             if not self._exchange.on_cpu(layer):
                 self._exchange.copy_from_gpu(layer, self._round, layer.live, self._later(layer))
@@ -111,5 +118,5 @@ class UpdateExchange(StaleSparseUpdate):
         return gradient * self._factor if self._factor > 0 else torch.zeros_like(gradient)  # 0 * NaN would be NaN
 
     def _later(self, layer: Layer) -> Callable[[torch.Tensor], None]:
-        number, k_blocks = self._round, self._k_blocks[layer.order]
-        return lambda copied: self._exchange.engine.compress_live(number, layer.number, copied, k_blocks)
+        number, share, k_blocks = self._round, self._share, self._k_blocks[layer.order]
+        return lambda copied: self._exchange.engine.compress_live(number, layer.number, copied, share, k_blocks)

@@ -28,15 +28,20 @@ class UpdateJob(Job):
         self._live_type, self.by_hand = live, by_hand
         super().__init__(islands, sizes, live=None, exchange="updates", error_feedback=False, **how)
         self.ranks = range(len(self.engines))
+        self.weigh([1.0 for _ in self.ranks])
         self.sync_round = [0 for _ in self.ranks]
         self.fetched = [[0 for _ in sizes] for _ in self.ranks]  # rounds, by rank and tensor
         for engine, mine in zip(self.engines, self.of, strict=True):
             for tensor, one in enumerate(mine):
-                engine.set_live(tensor, None, one.live if by_hand else None)
+                engine.set_live(tensor, None, 1.0, one.live if by_hand else None)
         self.start = [master.double().clone() for master in self.masters(0)]
         self.did = [[torch.zeros(n, dtype=torch.float64) for n in sizes] for _ in self.ranks]
         self.parts: dict[tuple[int, int, int], torch.Tensor] = {}  # by rank, round, tensor; dense
         self.wire: list[tuple[int, Outgoing, int]] = []
+
+    def weigh(self, shares: Sequence[float]) -> None:
+        """From now on the ranks' updates count in these proportions."""
+        self.weights = [share / sum(shares) for share in shares]
 
     def buffers(self, tensors: Tensors) -> dict[str, Any]:
         tensors.live = tensors.master.to(self._live_type, copy=True)
@@ -57,8 +62,8 @@ class UpdateJob(Job):
                 mine.live += scale * chance.to(mine.live.dtype)
             self.did[rank][tensor] += mine.live.double() - before
             if self.by_hand:
-                engine.compress_live(sync_round, tensor, mine.live.clone(), k_blocks)
-        engine.sum_updates(sync_round, [k_blocks] * len(self.sizes))
+                engine.compress_live(sync_round, tensor, mine.live.clone(), self.weights[rank], k_blocks)
+        engine.sum_updates(sync_round, self.weights[rank], [k_blocks] * len(self.sizes))
         self.sync_round[rank] += 1
         if wait:
             self.compute(rank)
@@ -110,29 +115,31 @@ class UpdateJob(Job):
         parts = [self.parts[rank, sync_round, tensor] for rank in ranks for sync_round in range(rounds)]
         return torch.stack(parts).sum(0) if parts else torch.zeros(self.sizes[tensor], dtype=torch.float64)
 
+    def came(self, rank: int, tensor: int, rounds: int) -> torch.Tensor:
+        """What live weights of a rank get in these rounds, its own part taken out; while weights do not change."""
+        return self.sent([rank], tensor, rounds) / self.weights[rank] - self.sent(self.ranks, tensor, rounds)
+
     def check(self, rank: int) -> None:
         """A rank's residual is what it did less what it sent; its live weights have all that came."""
-        n = len(self.ranks)
         for tensor, mine in enumerate(self.of[rank]):
             did = self.did[rank][tensor]
-            close(self.residual(rank, tensor), -did / n - self.sent([rank], tensor, self.sync_round[rank]))
-            rounds = self.fetched[rank][tensor]
-            others = n * self.sent([rank], tensor, rounds) - self.sent(self.ranks, tensor, rounds)
+            sent = self.sent([rank], tensor, self.sync_round[rank])
+            close(self.residual(rank, tensor), -self.weights[rank] * did - sent)
+            others = self.came(rank, tensor, self.fetched[rank][tensor])
             if mine.live.dtype == torch.float32:
                 close(mine.live.double(), self.start[tensor] + did + others)
 
     def check_end(self) -> None:
         """With nothing on the way."""
-        n = len(self.ranks)
         self.assert_equal_masters()
         for tensor, start in enumerate(self.start):
             residuals = [self.residual(rank, tensor) for rank in self.ranks]
-            did = torch.stack([self.did[rank][tensor] for rank in self.ranks]).sum(0)
+            did = sum(self.weights[rank] * self.did[rank][tensor] for rank in self.ranks)
             master = self.masters(0)[tensor].double()
-            close(start - master + torch.stack(residuals).sum(0), -did / n)
+            close(start - master + torch.stack(residuals).sum(0), -did)
             for rank in self.ranks:
                 if self._live_type == torch.float32:
-                    close(self.of[rank][tensor].live.double(), master - n * residuals[rank])
+                    close(self.of[rank][tensor].live.double(), master - residuals[rank] / self.weights[rank])
 
 
 def add(live: torch.Tensor, index: Any, values: Any) -> None:

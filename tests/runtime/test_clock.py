@@ -151,7 +151,7 @@ def test_steps_of_a_device_that_lags_behind_are_told_later_in_order_and_nobody_w
             lap.phase_ends(number, queue(0.25))
         lap.updated()
         lap.end(1.0, queue(0.25))
-        batch_slice = BatchSlice(step=step, epoch=0, start=0, total=8, local=4, weight=0.5)
+        batch_slice = BatchSlice(step=step, epoch=0, start=0, total=8, local=4, weight=0.5, share=0.5)
         reporter.report(batch_slice, lap, plan=1, norms=Norms(float("nan"), 2.0), numbers=StepNumbers(sync_s=0.5))
 
     train(0)

@@ -148,6 +148,11 @@ class Loader(Generic[BatchT]):
         """Samples of all ranks in the step under way; an epoch's last batch may be shorter."""
         return self._slicer.batch_at(self.position.step)
 
+    @property
+    def share(self) -> float:
+        """What this rank trains of the next whole batch, as BatchSlice.share."""
+        return self._slicer.share_at(self.position.step)
+
     def begin_epoch(self, epoch: int) -> None:
         """Go on with `epoch` where it was left, or start it. A batch that was handed out counts as completed."""
         if epoch < 0:

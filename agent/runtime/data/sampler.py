@@ -32,6 +32,7 @@ class BatchSlice:
     total: int  # samples of all ranks
     local: int  # samples of this rank that count; 0 where it got others' at weight 0
     weight: float  # local / total: what this rank's mean gradient counts in that of the global batch
+    share: float  # of a whole batch, as the plan splits it; over all ranks 1, and above 0 on each
 
 
 class EpochOrder:
@@ -87,6 +88,12 @@ class BatchSlicer:
         """Of a whole epoch, were all as large as the script gave them."""
         return self._batches(self._order.samples, self._global_batch)
 
+    def share_at(self, step: int) -> float:
+        """This rank's share of a whole batch in `step`: its samples there, or one where it would have none."""
+        counts = self._split(self.batch_at(step), self._schedule.planned_at(step).shares)
+        at_least_one = [max(count, 1) for count in counts]
+        return at_least_one[self._rank] / sum(at_least_one)
+
     def batches_left(self, position: Position) -> int:
         """Of the epoch, if no other plan comes."""
         return self._batches(self._order.samples - position.consumed, self.batch_at(position.step))
@@ -107,10 +114,10 @@ class BatchSlicer:
         return samples // batch if self._drop_last else -(-samples // batch)
 
     def _slice(self, position: Position, total: int) -> tuple[BatchSlice, list[int]]:
-        start = position.consumed
+        start, share = position.consumed, self.share_at(position.step)
         counts = self._split(total, self._schedule.planned_at(position.step).shares)
         local = counts[self._rank]
-        batch_slice = BatchSlice(position.step, position.epoch, start, total, local, local / total)
+        batch_slice = BatchSlice(position.step, position.epoch, start, total, local, local / total, share)
         begin = start + sum(counts[: self._rank])
         if local == 0:
             # A rank without samples still takes part in the collectives, which needs a backward pass.

@@ -153,9 +153,9 @@ class LocalUpdate(StepPhases, Protocol):
     flush_changes: bool
     """Whether `flush` changes the model: a checkpoint from before it is not what training ended with."""
 
-    def start(self, position: Position, origin: Origin | None) -> None:
+    def start(self, position: Position, share: float, origin: Origin | None) -> None:
         """All ranks are equal; training goes on at `position`, of the checkpoint `origin` where there is one.
-        Collective."""
+        Collective. share: this rank's, of a whole batch there."""
 
 
 @runtime_checkable

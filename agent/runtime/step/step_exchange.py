@@ -99,10 +99,12 @@ class StepExchange:
         """Whether `flush` changes the model: a checkpoint from before it is not what training ended with."""
         return self._local is not None and self._local.flush_changes
 
-    def start(self, position: Position, origin: Origin | None) -> None:
-        """Collective: all ranks are equal; training goes on at `position`, of checkpoint `origin` if there is one."""
+    def start(self, position: Position, share: float, origin: Origin | None) -> None:
+        """Collective: all ranks are equal; training goes on at `position`, of checkpoint `origin` if there is one.
+
+        share: this rank's, of a whole batch there."""
         if self._local is not None:
-            self._local.start(position, origin)
+            self._local.start(position, share, origin)
         elif self._reducer is not None:
             self._reducer.start()
 

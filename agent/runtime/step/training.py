@@ -112,7 +112,8 @@ class Training:
             session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
             session.group.expect_answers_within(session.collective_timeout_s)
         resumed = self.state.resumed
-        self._exchange.start(self.loader.position, resumed.origin() if resumed is not None else None)
+        origin = resumed.origin() if resumed is not None else None
+        self._exchange.start(self.loader.position, self.loader.share, origin)
         self.state.start(self.loader.position)
         if session.link is not None:
             session.link.outbox.prepared(prepared(self._model, self.loader, self._settings, trains))

@@ -57,6 +57,14 @@ inline std::size_t checked_k_blocks(std::int64_t k_blocks) {
     return static_cast<std::size_t>(k_blocks);
 }
 
+// Of a rank's updates in the masters.
+inline float checked_share(double weight) {
+    const auto narrow = static_cast<float>(weight);
+    if (!(narrow > 0 && narrow <= 1))
+        refuse("weight = " + std::to_string(weight) + " is not in 0..1, 0 left out; pass this rank's share of a batch");
+    return narrow;
+}
+
 inline ParameterGroup checked_parameter_group(const Hyperparameters5& hyper) {
     const double infinity = std::numeric_limits<double>::infinity();
     const auto& [lr, weight_decay, momentum, beta2, epsilon] = hyper;

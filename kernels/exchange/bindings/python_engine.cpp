@@ -132,13 +132,13 @@ Live PythonEngine::live_for(ExchangeEngine& engine, std::size_t tensor, nb::hand
     return live_of(*buffer);
 }
 
-void PythonEngine::compress_live(std::int64_t sync_round, std::size_t tensor, nb::handle live_object,
+void PythonEngine::compress_live(std::int64_t sync_round, std::size_t tensor, nb::handle live_object, double weight,
                                  std::int64_t k_blocks) {
     ExchangeEngine& engine = core();
     const std::size_t k = checked_k_blocks(k_blocks);
     std::optional<Loaded> buffer;
     const Live live = live_for(engine, tensor, live_object, buffer);
-    Gradient gradient{live.data, live.format, 0, k, {}, true};
+    Gradient gradient{live.data, live.format, checked_share(weight), k, {}, true};
     if (buffer.has_value()) gradient.owner = deferred_->lend(std::move(*buffer));
     engine.compress(sync_round, tensor, std::move(gradient));
 }
@@ -160,15 +160,16 @@ std::size_t PythonEngine::read_residual(std::size_t tensor, nb::handle live_obje
     return engine.read_residual(tensor, live, out.data);
 }
 
-void PythonEngine::set_live(std::size_t tensor, nb::handle residual_object, nb::handle live_object) {
+void PythonEngine::set_live(std::size_t tensor, nb::handle residual_object, double weight, nb::handle live_object) {
     ExchangeEngine& engine = core();
     std::optional<Loaded> buffer;
     const Live live = live_for(engine, tensor, live_object, buffer, Access::write);
     const Loaded residual(residual_object, "residual", Access::write);
     check_entries(residual, engine.entries(tensor), "it must be as long as master");
     if (buffer.has_value()) refuse_overlap({&*buffer, &residual});
+    const float checked = checked_share(weight);
     const GilReleased released(always);
-    engine.set_live(tensor, live, residual.data);
+    engine.set_live(tensor, live, residual.data, checked);
 }
 
 void PythonEngine::snapshot(std::int64_t sync_round, std::size_t tensor,
@@ -223,12 +224,12 @@ void PythonEngine::apply(std::int64_t sync_round, std::int64_t number, const std
     engine.apply(sync_round, std::move(step));
 }
 
-void PythonEngine::sum_updates(std::int64_t sync_round, const std::vector<std::int64_t>& k_blocks) {
+void PythonEngine::sum_updates(std::int64_t sync_round, double weight, const std::vector<std::int64_t>& k_blocks) {
     ExchangeEngine& engine = core();
     std::vector<std::size_t> checked;
     checked.reserve(k_blocks.size());
     for (const std::int64_t k : k_blocks) checked.push_back(checked_k_blocks(k));
-    engine.sum_updates(sync_round, checked);
+    engine.sum_updates(sync_round, checked_share(weight), checked);
 }
 
 // Returns how many seconds it took.

@@ -47,10 +47,11 @@ class PythonEngine {
     int fileno() { return core().event(); }
     void compress(std::int64_t sync_round, std::size_t tensor, nb::handle gradient_object, double weight,
                   std::int64_t k_blocks);
-    void compress_live(std::int64_t sync_round, std::size_t tensor, nb::handle live_object, std::int64_t k_blocks);
+    void compress_live(std::int64_t sync_round, std::size_t tensor, nb::handle live_object, double weight,
+                       std::int64_t k_blocks);
     void await_compressed(double deadline_s);
     std::size_t read_residual(std::size_t tensor, nb::handle live_object, nb::handle out_object);
-    void set_live(std::size_t tensor, nb::handle residual_object, nb::handle live_object);
+    void set_live(std::size_t tensor, nb::handle residual_object, double weight, nb::handle live_object);
     void snapshot(std::int64_t sync_round, std::size_t tensor,
                   const std::vector<std::tuple<nb::object, nb::object>>& ranges);
     std::size_t snapshot_residual(std::int64_t sync_round, std::size_t tensor, nb::handle live_object,
@@ -59,7 +60,7 @@ class PythonEngine {
     void apply(std::int64_t sync_round, std::int64_t number, const std::vector<Hyperparameters5>& groups, bool maximize,
                double clip_norm);
     void accumulate(std::int64_t sync_round) { core().accumulate(sync_round); }
-    void sum_updates(std::int64_t sync_round, const std::vector<std::int64_t>& k_blocks);
+    void sum_updates(std::int64_t sync_round, double weight, const std::vector<std::int64_t>& k_blocks);
     nb::tuple fetch(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s);
     nb::tuple changes(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s);
     std::vector<std::int64_t> versions() { return core().versions(); }

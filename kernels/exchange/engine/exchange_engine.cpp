@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 namespace atoll_kernels {
@@ -41,8 +40,6 @@ ExchangeEngine::Tensor::Tensor(std::size_t tensor, const TensorSettings& setting
 ExchangeEngine::ExchangeEngine(Settings settings)
     : settings_(std::move(settings)),
       islands_(checked_islands(settings_.rank, settings_.islands)),
-      ranks_(std::accumulate(settings_.islands.begin(), settings_.islands.end(), std::size_t{0},
-                             [](std::size_t sum, const auto& island) { return sum + island.size(); })),
       ordered_(settings_.first_round - 1),
       queue_(settings_.threads, [this](const std::string& what) { break_down(what); }) {
     if (settings_.updates && settings_.error_feedback)

@@ -125,9 +125,9 @@ class ExchangeEngine {
     // round.
     void apply(std::int64_t sync_round, OptimizerStep step);
     void accumulate(std::int64_t sync_round);  // none: its sums are added to the next round's
-    // Exchanging updates: the masters take the sum of the ranks'. Compresses the own live weights of every tensor that
-    // has them; k_blocks is one for each tensor.
-    void sum_updates(std::int64_t sync_round, std::span<const std::size_t> k_blocks);
+    // Exchanging updates: the masters take the sum of the ranks', this one's times `weight` in (0, 1]. Compresses the own
+    // live weights of every tensor that has them; k_blocks is one for each tensor.
+    void sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks);
 
     // True when all of `tensors` are at `sync_round` or later, false if one is not at `until`. Throws PeerIsLost after
     // fail.
@@ -149,8 +149,9 @@ class ExchangeEngine {
     std::size_t read_residual(std::size_t tensor, const Live& live, float* out);
 
     // Exchanging updates, between two updates and with nothing on the way: live, this rank's own weights or a buffer
-    // for those kept elsewhere, becomes what it is for a rank that has not sent `residual` [entries]; null: nothing.
-    void set_live(std::size_t tensor, const Live& live, const float* residual);
+    // for those kept elsewhere, becomes what it is for a rank that has not sent `residual` [entries], null: nothing, and
+    // whose updates count `weight` until the next round says otherwise.
+    void set_live(std::size_t tensor, const Live& live, const float* residual, float weight);
 
     // `ranges` of memory that updates of `tensor` change are captured as they are at `sync_round`, which is not older
     // than its version: by await_snapshot, or before a later round changes them. An earlier snapshot is forgotten.
@@ -198,8 +199,10 @@ class ExchangeEngine {
         std::mutex weights_mutex;  // guards weights, their version and their snapshot
         Weights weights;
         std::int64_t weights_version;
-        PendingUpdates pending;  // used where updates are exchanged, as is rounding
+        // Used where updates are exchanged.
+        PendingUpdates pending;
         LiveRounding rounding;
+        float weight = 1;  // of this rank's updates in the masters, in the round that was compressed last
         StateSnapshot snapshot;
 
         // Guarded by mutex_.
@@ -256,12 +259,10 @@ class ExchangeEngine {
     void run_reduce(Tensor& tensor, std::int64_t sync_round, const std::vector<SharedPart>& sums, Scratch& scratch);
     // total null: accumulated
     void advance(Tensor& tensor, const RoundUpdate& round_update, std::int64_t sync_round, const Units* total);
-    float ranks() const { return static_cast<float>(ranks_); }
     Hyperparameters hyperparameters_of(const Tensor& tensor, const RoundUpdate& round_update) const;
 
     const Settings settings_;
     const Islands islands_;
-    const std::size_t ranks_;
 
     mutable std::mutex mutex_;  // guards what follows
     std::condition_variable changed_;

@@ -120,7 +120,7 @@ void ExchangeEngine::run_sum(Tensor& tensor, std::int64_t sync_round, Scratch& s
         const std::lock_guard<std::mutex> residual_lock(tensor.residual_mutex);
         const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
         if (tensor.residual_snapshot.misses(sync_round)) tensor.residual_snapshot.add(lost->units());
-        tensor.pending.add(sync_round, std::move(lost), -ranks());  // the leader alone takes it back
+        tensor.pending.add(sync_round, std::move(lost), -1 / tensor.weight);  // the leader alone takes it back
     }
     const double sum_s = processor_s() - begun_s;
     state_lock.lock();

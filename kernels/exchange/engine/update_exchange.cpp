@@ -51,7 +51,7 @@ void ExchangeEngine::check_tensor_of_updates(const TensorSettings& settings) con
         "None for residual, first, second and last_step");
 }
 
-void ExchangeEngine::sum_updates(std::int64_t sync_round, std::span<const std::size_t> k_blocks) {
+void ExchangeEngine::sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     check_order(sync_round);
     if (!settings_.updates) refuse("sum_updates makes no sense exchanging gradients; call apply");
@@ -63,7 +63,7 @@ void ExchangeEngine::sum_updates(std::int64_t sync_round, std::span<const std::s
     for (const auto& tensor : tensors_ | std::views::filter(has_live)) check_compress(sync_round, *tensor);
     for (const auto& tensor : tensors_ | std::views::filter(has_live)) {
         const Live& live = tensor->weights.live();
-        begin_compress(sync_round, *tensor, {live.data, live.format, 0, k_blocks[tensor->number], {}, true});
+        begin_compress(sync_round, *tensor, {live.data, live.format, weight, k_blocks[tensor->number], {}, true});
     }
     order_round_update(sync_round, {});
 }
@@ -82,15 +82,16 @@ bool ExchangeEngine::await_compressed(Clock::time_point until) {
 Selected ExchangeEngine::compress_live(Tensor& tensor, std::int64_t sync_round, const Gradient& live,
                                        Scratch& scratch) {
     const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
+    tensor.weight = live.weight;
     Selected own;
     {
         const Shifted shifted(tensor.weights, tensor.pending.missing_from_copy(live.takes), scratch);
         const Copies copies{tensor.weights.master(), live.data,     live.format,
-                            1 / ranks(),             live.k_blocks, tensor.rounding.lost()};
+                            live.weight,             live.k_blocks, tensor.rounding.lost()};
         own = tensor.selector.select(copies, format_of(tensor, sync_round), scratch);
     }
     tensor.pending.forget(live.takes);
-    tensor.pending.add(sync_round, own.encoded.part, ranks());
+    tensor.pending.add(sync_round, own.encoded.part, 1 / live.weight);
     return own;
 }
 
@@ -104,14 +105,15 @@ void ExchangeEngine::note_copy(std::int64_t sync_round, Tensor& tensor, const Gr
     tensor.rounding.note_copy({const_cast<void*>(live.data), live.format});
 }
 
-void ExchangeEngine::set_live(std::size_t tensor, const Live& live, const float* residual) {
+void ExchangeEngine::set_live(std::size_t tensor, const Live& live, const float* residual, float weight) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         check_open();
     }
     Tensor& t = at(tensor);
     const std::lock_guard<std::mutex> lock(t.weights_mutex);
-    t.rounding.set(live, t.weights.master(), residual, ranks());
+    t.weight = weight;
+    t.rounding.set(live, t.weights.master(), residual, 1 / weight);
     if (!t.weights.has_live()) t.rounding.note_copy(live);
     t.pending.mark_published();
 }
@@ -125,9 +127,9 @@ std::size_t ExchangeEngine::read_residual(std::size_t tensor, const Live& live, 
     }
     Tensor& t = at(tensor);
     const std::size_t n = t.weights.entries();
-    const float scale = 1 / ranks();
     {
         const std::lock_guard<std::mutex> lock(t.weights_mutex);
+        const float scale = t.weight;
         difference({t.weights.master(), live.data, live.format, scale, n, t.rounding.lost()}, out, best_path());
         for (const auto& [units, factor] : t.pending.missing_from_copy(t.pending.takes())) {
             for (std::size_t k = 0; k < units.count; ++k) {

@@ -16,7 +16,7 @@ enum class SelectionRule { threshold, topk, random };
 struct Gradient {
     const void* data = nullptr;  // null: none, only the residual
     ValueFormat format = ValueFormat::float32;
-    float weight = 0;
+    float weight = 0;  // what it counts in the sum of all ranks
     std::size_t k_blocks = 0;
     std::shared_ptr<const void> owner;  // keeps `data` alive
     bool is_live = false;               // no gradient: this rank's own weights, after its own update

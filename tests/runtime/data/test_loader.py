@@ -243,7 +243,19 @@ def test_a_rank_without_samples_gets_one_at_weight_zero() -> None:
     assert [len(batch) for batch in batches] == [2, 1]
     loader.begin_epoch(1)
     slices = [loader.current for _ in loader]
-    assert slices[-1] == BatchSlice(step=3, epoch=1, start=6, total=1, local=0, weight=0.0)
+    assert slices[-1] == BatchSlice(step=3, epoch=1, start=6, total=1, local=0, weight=0.0, share=1 / 3)
+
+
+def test_a_share_is_of_whole_batches_and_above_0_on_every_rank() -> None:
+    """1. Batches of 6 are split 4, 1 and 1; an epoch's last one of 2 otherwise, and shares stay. 2. In batches of 2 two
+    ranks have nothing, and count as if each had a sample."""
+    for batch, shares, weights in ((6, (4 / 6, 1 / 6, 1 / 6), [4 / 6, 1.0]), (2, (0.5, 0.25, 0.25), [1.0] * 4)):
+        for rank in range(3):
+            schedule = PlanSchedule(3, PlannedStep((20.0, 1.0, 1.0)))
+            loader = make(8, rank=rank, world_size=3, schedule=schedule, batch_size=batch)
+            slices = [one for one in (loader.current for _ in loader) if one is not None]
+            assert {one.share for one in slices} == {shares[rank]} == {loader.share}
+            assert rank != 0 or [one.weight for one in slices] == weights
 
 
 def test_an_older_iterator_cannot_be_used_beside_a_newer_one() -> None:

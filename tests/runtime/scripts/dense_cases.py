@@ -57,7 +57,7 @@ def opened(weight: float, sampled: bool) -> Pass:
 
 
 def batch_slice(step: int = 0, epoch: int = 0, start: int = 0, weight: float = 0.5) -> BatchSlice:
-    return BatchSlice(step=step, epoch=epoch, start=start, total=7, local=1, weight=weight)
+    return BatchSlice(step=step, epoch=epoch, start=start, total=7, local=1, weight=weight, share=0.5)
 
 
 def ended(reducer: ReducedGradients) -> Norms:

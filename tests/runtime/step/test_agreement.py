@@ -17,7 +17,7 @@ NOTHING = Agreed(0, False)
 
 
 def batch_slice(step: int, start: int = 0, total: int = 8) -> BatchSlice:
-    return BatchSlice(step=step, epoch=0, start=start, total=total, local=4, weight=0.5)
+    return BatchSlice(step=step, epoch=0, start=start, total=total, local=4, weight=0.5, share=0.5)
 
 
 class Ranks:

@@ -135,9 +135,9 @@ def test_the_batch_and_the_learning_rate_change_and_nothing_is_trained_twice(
 ) -> None:
     """1. Three ranks go over from batches of 12 to 30 in step 5, and to a learning rate 1.5 times the script's; a plan
     for more than the dataset has is refused. 2. They are stopped; two ranks go on with batches of 40 and factor 2.
-    3. Every sample counts once, and all gradients of both runs, each times its step's factor, are in the weights or,
-    by updates, still residuals."""
-    settings = {"sparsity": 0.9 if exchange == "updates" else 0.0, "values": "float32", "exchange": exchange}
+    3. Every sample counts once, and all gradients of both runs, each times its step's factor, are in the weights.
+    All is sent: what is not counts as the shares say of the round that sends it, and not at its own step's rate."""
+    settings = {"sparsity": 0.0, "values": "float32", "exchange": exchange}
     with sparse(tmp_path, 3, start=start, run=1, **settings) as agent:
         shares = (6.0, 4.0, 2.0)
         agent.later_plans = [
@@ -164,6 +164,24 @@ def test_the_batch_and_the_learning_rate_change_and_nothing_is_trained_twice(
     origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
     gradients, residuals = together([*first, *second], "summed"), together(second, "residuals")
     check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, residuals, exchange)
+
+
+@pytest.mark.parametrize(("family", "steps"), [("adam", 1), ("sgd", 3)])
+def test_an_update_counts_as_the_share_of_the_batch_that_it_was_made_of(
+    start: Start, tmp_path: Path, family: str, steps: int
+) -> None:
+    """1. Rank 0 trains 94 of 100 samples, rank 1 six; their gradients are 1 and -1. 2. Everything is sent. Adam moves
+    by its rate whatever the size of a gradient: both moves counted half, and the masters stood still. 3. SGD with
+    momentum makes the update of the whole batch, also where the last one has 50 samples."""
+    with sparse(tmp_path, 2, start=start, sparsity=0.0, staleness=0, values="float32") as agent:
+        agent.shares = (94.0, 6.0)
+        agent.start_workers("weighed.py", str(tmp_path), family, str(steps))
+        assert agent.exit_codes() == [0, 0], agent.said()
+    gradient = 0.94 - 0.06
+    ways = {"adam": gradient, "sgd": gradient * (1 + 1.9 + (1 + 0.9 + 0.81))}
+    for rank in range(2):
+        moved = torch.load(tmp_path / f"rank-{rank}", weights_only=True)
+        torch.testing.assert_close(moved, torch.full_like(moved, -0.05 * ways[family]), rtol=1e-5, atol=1e-6)
 
 
 @EXCHANGES
