@@ -20,6 +20,7 @@ from atoll.controller.planners.inverse_time import InverseTimeInput, split_by_in
 from atoll.controller.planners.optperf import OptPerfInput, plan_optperf
 from atoll.controller.planners.placement import PlacementInput, plan_placement
 from atoll.controller.planners.schemas import canonical, read
+from atoll.controller.planners.stages import StagesInput, plan_stages
 from atoll.controller.planners.tta import TtaInput, plan_tta
 
 Given = TypeVar("Given")
@@ -161,11 +162,22 @@ FUSION: Final = Planner(
     FusionInput,
     plan_fusion,
 )
+STAGES: Final = Planner(
+    "stages",
+    "which layers of a model each device of a pipeline holds",
+    '{"layers": [{"forward_s": 0.01, "backward_s": 0.02, "parameter_bytes": 4000000, "activation_bytes": 65536}, '
+    '{"forward_s": 0.02, "backward_s": 0.04, "parameter_bytes": 8000000, "activation_bytes": 65536}, '
+    '{"forward_s": 0.01, "backward_s": 0.02, "parameter_bytes": 4000000, "activation_bytes": 1024}], '
+    '"devices": [{"speed": 1, "memory_bytes": 16000000}, {"speed": 0.5, "memory_bytes": 16000000}], '
+    '"links": [{"bandwidth": 12500000, "latency": 0.001}]}',
+    StagesInput,
+    plan_stages,
+)
 
 PLANNERS: Final[Mapping[str, Planner[Any, Any]]] = {
     planner.name: planner
     for planner in (
         *(EVEN, INVERSE_TIME, OPTPERF, GNS, GOODPUT, TTA, ADMISSION, PLACEMENT, CHUNKS),
-        *(COMPRESSION, FUSION),
+        *(COMPRESSION, FUSION, STAGES),
     )
 }
