@@ -113,7 +113,7 @@ class AsyncClient:
         return list(reply.jobs)
 
     async def cancel(self, job: str) -> pb.Job:
-        """Ask for the job's end. Workers are gone within 5 s; `watch` shows it."""
+        """Ask for the job's end. Workers are gone within 5 s, or when they have saved; `watch` shows it."""
         request = pb.CancelRequest(job=job)
         return await self._leader.call(f"cancel {job}", lambda stub, s: stub.Cancel(request, timeout=s))
 

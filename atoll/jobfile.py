@@ -137,6 +137,10 @@ class _JobFile(_Strict):
     """A worker that completes no step for this long is stopped and its run tried again; 0: it is only told of. Longer
     than the longest evaluation, and than what comes before the first step."""
 
+    stop_grace_s: jobspec.StopGrace = 0
+    """How long workers get to reach a step boundary when their run is to grow, to shrink or is cancelled: longer than
+    the longest step; 0: 10 s, on cancel 2 s. One that saves is left to it, whatever this says."""
+
     strategy: StrictStr = registry.default().name
     adapt: AdaptSection = AdaptSection()
 
@@ -193,6 +197,7 @@ class _JobFile(_Strict):
             seed=self.seed,
             stall_timeout_s=self.stall_timeout_s,
             hang_s=self.hang_s,
+            stop_grace_s=self.stop_grace_s,
             strategy=self.strategy,
             # The rest has the controller's defaults.
             strategy_settings=said.model_dump(mode="json", exclude_unset=True) if said is not None else {},

@@ -110,6 +110,7 @@ Rule = Literal["adascale", "square-root", "none"]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=2**64)]
 StallTimeout = Annotated[float, Strict(), Field(ge=0, le=86_400)]
 HangTime = Annotated[float, Strict(), Field(ge=0, le=604_800)]
+StopGrace = Annotated[float, Strict(), Field(ge=0, le=86_400)]
 Profile = Annotated[str, Field(max_length=MAX_PROFILE_BYTES)]
 
 
@@ -167,6 +168,7 @@ class Spec(EtcdRecord):
     adapt: Adapt = field(default_factory=Adapt, metadata=LATER)
     standby: Standby = field(default=0, metadata=LATER)
     hang_s: HangTime = field(default=0.0, metadata=LATER)
+    stop_grace_s: StopGrace = field(default=0.0, metadata=LATER)
     strategy: str = field(default="dense", metadata=LATER)
     strategy_settings: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)  # all of them
     secrets: Secrets = field(default_factory=dict, metadata=LATER)

@@ -48,6 +48,8 @@ TERM_S: Final = 2.0
 """From SIGTERM to SIGKILL."""
 HANG_GRACE_S: Final = 10.0
 """For a worker that hangs: its link's thread saves what the last boundary left."""
+SAVING_S: Final = 600.0
+"""Longest that a worker which saves is left to it beyond its grace."""
 REMEMBERED: Final = 256
 """Exits, fences of jobs and forgotten workers that are kept, newest first."""
 PAUSE_S: Final = 1.5
@@ -71,7 +73,7 @@ class Stop:
     kind: ExitKind
     signal: int
     next_at_s: float
-    """When the next stage is due: SIGTERM, then SIGKILL."""
+    """When the next stage is due: SIGTERM, then SIGKILL. Not while a worker saves, up to SAVING_S longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,8 @@ def _killed(stop: Stop | None, exit_code: int) -> tuple[ExitKind, str] | None:
 
 def _next_stage(state: State, worker: Worker, stop: Stop, now_s: float) -> tuple[State, list[Instruction]]:
     if now_s < stop.next_at_s or stop.signal == signal.SIGKILL:
+        return state, []
+    if not stop.signal and worker.progress.saves(now_s) and now_s < stop.next_at_s + SAVING_S:
         return state, []
     if stop.signal == signal.SIGTERM:
         return _kill(state, worker, stop.kind, f"{stop.reason} (killed: it did not stop on SIGTERM)")

@@ -13,6 +13,8 @@ from typing import Final
 USUAL_STEPS: Final = 20
 LEAST_S: Final = 60.0
 """No silence is worth a word that is shorter than this, or than USUAL_STEPS steps."""
+STILL_S: Final = 10.0
+"""A checkpoint of which no byte moves for so long gets nowhere: a disk takes its pieces of 64 MiB in less."""
 _KEPT: Final = 16
 
 
@@ -48,6 +50,10 @@ class Progress:
         moved = saved_bytes != self.saved_bytes or (saving and not self.saving)
         at_s = now_s if moved else self.saved_at_s
         return replace(self, saving=saving, saved_bytes=saved_bytes, saved_at_s=at_s)
+
+    def saves(self, now_s: float) -> bool:
+        """Whether it writes a checkpoint, and bytes of it have moved of late."""
+        return self.saving and now_s - self.saved_at_s <= STILL_S
 
     def paused(self, for_s: float) -> Progress:
         """Nobody could look for so long, which is held against nobody."""

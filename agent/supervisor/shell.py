@@ -188,13 +188,14 @@ class Supervisor:
     async def stop_all(self, reason: str) -> None:
         """Stop every worker in stages and start none any more. Returns when all are gone; `run` must be running."""
         self._feed(CloseRequested(CLOSE_GRACE_S, reason, time.monotonic()))
-        deadline_s = CLOSE_GRACE_S + machine.TERM_S + _KILLED_S
+        beyond_s = machine.TERM_S + _KILLED_S
+        deadline_s = time.monotonic() + CLOSE_GRACE_S + beyond_s
+        while self._tasks and (now_s := time.monotonic()) < deadline_s:
+            await asyncio.wait(self._tasks.values(), timeout=TICK_S)
+            if any(worker.progress.saves(now_s) for worker in self.workers if worker.key in self._running):
+                deadline_s = max(deadline_s, now_s + beyond_s)  # the state machine ends that too
         if self._tasks:
-            _, late = await asyncio.wait(self._tasks.values(), timeout=deadline_s)
-            if late:
-                logger.error(
-                    "workers %s did not end on SIGKILL: the kernel waits for a device or disk", [*self._running]
-                )
+            logger.error("workers %s did not end on SIGKILL: the kernel waits for a device or disk", [*self._running])
 
     async def close(self) -> None:
         """Let go of everything. Workers that are left are killed at once."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from atoll.etcd_record import EtcdRecord
+from atoll.etcd_record import LATER, EtcdRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +26,9 @@ class RecoveryRecord(EtcdRecord):
     """How a job goes on after the loss of run `run`, written as it proceeds. It lies with the run that was lost, then
     with the one that replaces it, and is over with that one's first step.
 
-    lost: "rank 1 on b". joined: nodes of the next run that the lost one did not have. reached_step: steps that were
-    done before. tier, step: what training went on from, as its workers say.
+    resize: it was stopped to grow or to shrink, and nobody was lost. lost: "rank 1 on b". joined: nodes of the next run
+    that the lost one did not have. reached_step: steps that were done before. tier, step: what training went on from,
+    as its workers say.
 
     Wall clocks, 0 where it has not come to that: seen_unix_s, the last sign of life of what was lost; detected_unix_s,
     the run was fenced; ended_unix_s, no process of it was left; launched_unix_s, the next one was decided;
@@ -46,6 +47,7 @@ class RecoveryRecord(EtcdRecord):
     resumed_unix_s: float = 0.0
     tier: str = ""
     step: int = 0
+    resize: bool = field(default=False, metadata=LATER)
 
     @property
     def over(self) -> bool:

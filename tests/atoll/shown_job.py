@@ -66,6 +66,8 @@ JOB = {
         "seed": 18446744073709551615,
         "stall_timeout_s": 0.0,
         "hang_s": 0.0,
+        "stop_grace_s": 0.0,
+        "secrets": {},
         "strategy": "dense",
         "adapt": None,
         "standby": 0,

@@ -90,6 +90,7 @@ def test_a_submitted_job_says_what_its_job_file_said() -> None:
         "seed": 4,
         "stall_timeout_s": 90.0,
         "hang_s": 600.0,
+        "stop_grace_s": 40.0,
         "strategy": "stale-sparse",
         "stale_sparse": StaleSparse(sparsity=0.5, staleness=0),
         "adapt": AdaptSection.model_validate({"batch": (64, 256), "learning_rate": "none", "sparsity": True}),
@@ -133,6 +134,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
             "seed": 7,
             "stall_timeout_s": 30,
             "hang_s": 600,
+            "stop_grace_s": 40,
             "strategy": "stale-sparse",
             "stale_sparse": {"sparsity": 0.995, "staleness": 0, "error_feedback": False, "values": "float32"}
             | {"selection": "topk", "exchange": "gradients", "momentum": "as-is"}

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, alive, wait_until
+from cluster import Cluster, alive, kill, wait_until
 from test_failures import check_every_sample_once
 
 from atoll.v1 import jobs_pb2 as pb
@@ -38,6 +38,46 @@ def test_a_last_checkpoint_that_takes_its_time_is_waited_for(cluster: Cluster, t
     assert ended.checkpoint_step == STEPS
     assert "the last checkpoint is being saved, all ranks wait for it" in cluster.story(job)
     check_every_sample_once(out, samples=600, epochs=2)
+
+
+def test_rank_0_killed_while_it_saves_the_last_checkpoint_is_finished_by_another(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """1. Rank 0 dies (SIGKILL) in the middle of the only checkpoint. 2. Rank 1 still has what training ended with, and
+    writes it: 18 s, in which it is not killed, as its bytes move. 3. Run 2 has nothing left to train."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", QUICK, SLOW_DISK, workers=(2, 2), checkpoint_every=0)
+    wait_until("the last checkpoint is being written", lambda: being_written(cluster, job), 30)
+    kill(cluster.worker_pids(job)[0])
+    ended = cluster.wait_for_end(job, deadline_s=90)
+    assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 2, 0), cluster.story(job)
+    assert ended.checkpoint_step == STEPS
+    assert f"goes on from step {STEPS}" in cluster.log(job)
+    assert ended.recovery.steps_lost == 0
+    check_every_sample_once(out, samples=600, epochs=2)
+
+
+def test_workers_that_save_are_not_stopped_in_the_middle_of_it(cluster: Cluster, tmp_path: Path) -> None:
+    """1. A device joins: the run stops to grow, and its only checkpoint takes 18 s, of which it once got 12; nobody was
+    told how many steps were lost with it. 2. The next run goes on from that step, and a sentence says so. 3. It is
+    cancelled: the checkpoint takes 18 s again, of which it once got 4, and is there in the end."""
+    out = tmp_path / "out"
+    cluster.local([1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=1000", SLOW_DISK, workers=(1, 2), checkpoint_every=0)
+    cluster.wait_for_step(job, 10)
+    cluster.agent("agent-1")
+    grown = cluster.wait_for(job, "two workers that train", lambda j: j.run == 2 and j.recovery.resumed_unix_s > 0, 90)
+    assert (grown.recovery.resize, grown.recovery.tier, grown.recovery.steps_lost) == (True, "disk", 0)
+    assert grown.checkpoint_step == grown.recovery.step >= 10
+    story = cluster.story(job)
+    assert "resized in " in story
+    assert f"; from disk, step {grown.recovery.step}, no steps lost; agent-1 joined" in story
+    cluster.wait_for_step(job, grown.recovery.step + 20)
+    cluster.client.cancel(job)
+    ended = cluster.wait_for_end(job)
+    assert ended.phase == pb.PHASE_CANCELLED
+    assert ended.checkpoint_step >= grown.recovery.step + 20, cluster.story(job)
 
 
 def test_rank_0_may_evaluate_for_long_while_the_others_have_ended(cluster: Cluster, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def plans(
 
 
 def cancel(context: typer.Context, job: JobName, as_json: Json = False) -> None:
-    """Stop a job: its workers are gone within 5 s. Repeating it is harmless."""
+    """Stop a job: its workers are gone within 5 s, or when they have saved. Repeating it is harmless."""
     found = connection.of(context).run(lambda client: client.cancel(job))
     if as_json:
         terminal.print_json(wire.to_plain(found))

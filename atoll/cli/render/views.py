@@ -106,10 +106,12 @@ def recovery_line(recovery: Recovery, now_s: float) -> str:
     """'recovered in 3.9 s from the loss of run 3: memory, step 812, 1 step lost'; before its end: 'recovering for
     1.2 s: rank 1 on b was killed ...'."""
     if not recovery.resumed_unix_s:
-        return f"recovering for {max(now_s - recovery.detected_unix_s, 0):.1f} s: {printable(recovery.cause)}"
+        doing = "resizing" if recovery.resize else "recovering"
+        return f"{doing} for {max(now_s - recovery.detected_unix_s, 0):.1f} s: {printable(recovery.cause)}"
     took_s, lost = recovery.resumed_unix_s - recovery.seen_unix_s, recovery.steps_lost
     where = "begun anew" if recovery.tier == "start" else f"{recovery.tier}, step {recovery.step}"
-    text = f"recovered in {took_s:.1f} s from the loss of run {recovery.run}: {where}"
+    what = "resized in {:.1f} s after run {}" if recovery.resize else "recovered in {:.1f} s from the loss of run {}"
+    text = f"{what.format(took_s, recovery.run)}: {where}"
     return f"{text}, {lost or 'no'} step{'s' * (lost != 1)} lost"
 
 

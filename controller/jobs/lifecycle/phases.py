@@ -26,7 +26,7 @@ EDGES: Final[Mapping[tuple[JobPhase, JobPhase], str]] = {
     (JobPhase.STOPPING, JobPhase.QUEUED): "no process of the fenced run is left; the job goes on with the next run",
     (JobPhase.STOPPING, JobPhase.DONE): "none is left, and every rank had finished before the stop reached it",
     (JobPhase.STOPPING, JobPhase.FAILED): "none is left; another try would not help, or the restarts are used up",
-    (JobPhase.STOPPING, JobPhase.CANCELLED): "none is left, or 5 s passed; it was cancelled",
+    (JobPhase.STOPPING, JobPhase.CANCELLED): "none is left that can be reached within 5 s; it was cancelled",
 }  # DONE, FAILED and CANCELLED have no way out: a resubmitted job is a new job
 
 KEPT_CHANGES: Final = 64

@@ -40,6 +40,7 @@ from atoll.controller.state.records import Cause, JobPhase, JobRecord, Level, Pl
 
 LOST_GRACE_S: Final = 3.0
 GRACE_S: Final[Mapping[Cause, float]] = {Cause.GROW: 10.0, Cause.SHRINK: 10.0, Cause.CANCEL: 2.0}
+"""Where the job says nothing else: for reaching a step boundary. After a loss there is none to reach."""
 
 
 def next_step(observed: ObservedJob, clock: PassClock) -> JobStep:
@@ -207,7 +208,7 @@ def _left_early(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobS
 def _stopping(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep:
     job = observed.job
     if job.cancel and run.cause is not Cause.CANCEL:
-        run = replace(run, cause=Cause.CANCEL, grace_s=GRACE_S[Cause.CANCEL], why="cancelled")
+        run = replace(run, cause=Cause.CANCEL, grace_s=_grace_s(job, Cause.CANCEL), why="cancelled")
     if any(m.exit is None for m in run.members):
         return JobStep(job, run, actions=tuple(orders.stops(observed, run)))
     run = replace(run, recovery=recovery_at_end(observed, run, _blamed(run), clock))
@@ -226,10 +227,14 @@ def _stopping(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobSte
 def _stop(observed: ObservedJob, run: RunRecord, cause: Cause, text: str, clock: PassClock) -> JobStep:
     """Fence the run in the transaction that decides to stop it; the stops go out on the next pass."""
     recovery = recovery_at_fence(observed, run, cause, text, clock)
-    fenced = replace(
-        run, fenced=True, cause=cause, grace_s=GRACE_S.get(cause, LOST_GRACE_S), why=text, recovery=recovery
-    )
+    fenced = replace(run, fenced=True, cause=cause, grace_s=_grace_s(observed.job, cause), why=text, recovery=recovery)
     return _moved(advance(observed.job, JobPhase.STOPPING, text, clock.unix_s), fenced)
+
+
+def _grace_s(job: JobRecord, cause: Cause) -> float:
+    if (grace_s := GRACE_S.get(cause)) is None:
+        return LOST_GRACE_S
+    return job.spec.stop_grace_s or grace_s
 
 
 def _moved(job: JobRecord, run: RunRecord | None) -> JobStep:

@@ -1,4 +1,5 @@
-"""Records a job's recovery after a loss in its run's record as it proceeds: another leader finds it there. Pure.
+"""Records a job's recovery after a loss, or a resize, in its run's record as it proceeds: another leader finds it
+there. Pure.
 
 Times are wall clocks, for they outlive controllers; nothing is decided by them.
 """
@@ -15,7 +16,7 @@ from atoll.controller.state.records import Cause, ExitRecord, JobPhase, Level, R
 from atoll.controller.state.recovery import RecoveryRecord
 
 MOST_NAMED: Final = 64
-WISHED: Final = (Cause.GROW, Cause.SHRINK, Cause.CANCEL)
+RESIZES: Final = (Cause.GROW, Cause.SHRINK)
 _FOLLOWED: Final = (WorkerExitKind.FINISHED, WorkerExitKind.DRAINED, WorkerExitKind.STOPPED, WorkerExitKind.PEER_LOST)
 """How workers end that are not lost themselves."""
 
@@ -24,11 +25,13 @@ def recovery_at_fence(
     observed: ObservedJob, run: RunRecord, cause: Cause, text: str, clock: PassClock
 ) -> RecoveryRecord | None:
     """What the record says from now on, as the run is fenced. A loss before the first step is part of the same
-    recovery; a stop that was wished for begins none."""
+    recovery; a cancelled job has none."""
     before = run.recovery
     if before is not None and not before.over and not _trained(observed):
-        return replace(before, lost=_named(before.lost, _lost(run)), ended_unix_s=0.0, launched_unix_s=0.0)
-    if cause in WISHED:
+        lost = _named(before.lost, _lost(run))
+        resize = before.resize and cause in RESIZES
+        return replace(before, lost=lost, resize=resize, ended_unix_s=0.0, launched_unix_s=0.0)
+    if cause is Cause.CANCEL:
         return None
     return RecoveryRecord(
         run=run.run,
@@ -37,6 +40,7 @@ def recovery_at_fence(
         reached_step=_reached(observed, run),
         seen_unix_s=_last_seen(observed, run, clock.unix_s, clock),
         detected_unix_s=clock.unix_s,
+        resize=cause in RESIZES,
     )
 
 
@@ -45,12 +49,14 @@ def recovery_at_end(observed: ObservedJob, run: RunRecord, text: str, clock: Pas
     recovery = run.recovery
     if recovery is None or recovery.over:
         return recovery
-    recovery = replace(recovery, ended_unix_s=clock.unix_s, lost=_named(recovery.lost, _lost(run)))
+    lost = _named(recovery.lost, _lost(run))
+    resize = recovery.resize and not lost
+    recovery = replace(recovery, ended_unix_s=clock.unix_s, lost=lost, resize=resize)
     if recovery.run != run.run:
         return recovery
     return replace(
         recovery,
-        cause=text or recovery.cause,
+        cause=recovery.cause if resize else text or recovery.cause,
         reached_step=max(recovery.reached_step, _reached(observed, run)),
         seen_unix_s=_last_seen(observed, run, recovery.seen_unix_s, clock),
     )
@@ -82,19 +88,22 @@ def close_recovery(observed: ObservedJob, run: RunRecord, clock: PassClock) -> t
 
 def recovery_sentence(recovery: RecoveryRecord) -> str:
     """Of one that is over: 'recovered in 3.9 s: 0.4 detecting, 0.9 ending, 2.6 starting; from memory, step 812, 1 step
-    lost; c took over'."""
+    lost; c took over'. Of a resize: 'resized in 3.5 s: 0.9 ending, 2.6 starting; ...; c joined'."""
     times = (
         ("detecting", recovery.detected_unix_s - recovery.seen_unix_s),
         ("ending", recovery.ended_unix_s - recovery.detected_unix_s),
         ("waiting for devices", recovery.launched_unix_s - recovery.ended_unix_s),
         ("starting", recovery.resumed_unix_s - recovery.launched_unix_s),
     )
-    parts = [f"{seconds:.1f} {what}" for what, seconds in times if what != "waiting for devices" or seconds >= 0.05]
+    always = ("ending", "starting") if recovery.resize else ("detecting", "ending", "starting")
+    parts = [f"{seconds:.1f} {what}" for what, seconds in times if what in always or seconds >= 0.05]
     lost = recovery.steps_lost
     where = "the beginning" if recovery.tier == "start" else f"{recovery.tier}, step {recovery.step}"
-    text = f"recovered in {recovery.resumed_unix_s - recovery.seen_unix_s:.1f} s: {', '.join(parts)}; from {where}, "
+    done = "resized" if recovery.resize else "recovered"
+    text = f"{done} in {recovery.resumed_unix_s - recovery.seen_unix_s:.1f} s: {', '.join(parts)}; from {where}, "
     text += f"{lost or 'no'} step{'s' * (lost != 1)} lost"
-    return f"{text}; {', '.join(recovery.joined[:8])} took over" if recovery.joined else text
+    came = "joined" if recovery.resize else "took over"
+    return f"{text}; {', '.join(recovery.joined[:8])} {came}" if recovery.joined else text
 
 
 def _trained(observed: ObservedJob) -> bool:

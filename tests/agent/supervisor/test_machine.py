@@ -269,3 +269,23 @@ def test_script_that_exits_well_on_sigterm_has_not_finished() -> None:
     is a stop, not the end of the training: the job would count as done."""
     state, _ = play(*running(hello=False), CloseRequested(3.0, "its agent was asked to end", 0.0), ended(A, 0))
     assert (kind(state), reason(state)) == (ExitKind.STOPPED, "its agent was asked to end")
+
+
+def test_who_saves_is_left_to_it_as_long_as_bytes_move() -> None:
+    """1. A worker that was asked to stop writes its checkpoint for 25 s; it once got its grace and 2 s, and what it had
+    written was lost. 2. The disk hangs: no byte for 10 s is the end of it. 3. Bytes that move for ever are too, after
+    ten minutes; a worker that only says that it lives gets its grace alone."""
+
+    def until_signalled(moving_s: int, *, saving: bool = True) -> int:
+        """The second in which SIGTERM is sent to a worker whose bytes move until `moving_s`."""
+        state, _ = play(*running(), StopRequested("job-1", 1, 3.0, "cancelled", 0.0))
+        for second in range(1, 1000):
+            sign = SignOfLife(A, 10, 1, float(second), saving=saving, saved_bytes=min(second, moving_s) * saving)
+            state, todo = play(sign, Ticked(float(second)), state=state)
+            if SendSignal(A, signal.SIGTERM) in todo:
+                return second
+        raise AssertionError("it was never stopped")
+
+    assert until_signalled(25) == 36
+    assert until_signalled(10_000) == 603
+    assert until_signalled(25, saving=False) == 3

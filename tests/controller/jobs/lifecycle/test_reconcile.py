@@ -313,6 +313,19 @@ def test_growing_gives_time_to_reach_a_step_boundary() -> None:
     assert step.job.status.reason == "growing from 1 to 2 workers: devices are free on b"
 
 
+def test_a_job_says_itself_how_long_its_workers_get_to_reach_a_step_boundary() -> None:
+    """After a loss there is none to reach, so that grace stays."""
+    patient = spec(stop_grace_s=45.0)
+    grows = observed(job(spec=patient), run("a"), node("a", {0: worker()}), free=[free("b", 0.0)])
+    cancelled = observed(job(spec=patient, cancel=True), run("a"), node("a", {0: worker()}))
+    lost = observed(job(spec=patient), run("a"), node("a", {0: worker(exit=KILLED)}))
+    found = [next_step(view, clock()).run for view in (grows, cancelled, lost)]
+    assert [run.grace_s for run in found if run is not None] == [45.0, 45.0, 3.0]
+    growing = job(JobPhase.STOPPING, spec=patient, cancel=True)
+    stopping = observed(growing, run("a", cause=Cause.GROW, grace_s=45.0), node("a", {0: worker()}))
+    assert [a.grace_s for a in next_step(stopping, clock()).actions if isinstance(a, StopRun)] == [45.0]
+
+
 def test_unequal_devices_get_a_new_plan_and_what_was_learned_is_kept() -> None:
     nodes = node("a", {0: worker()}), node("b", {1: worker()})
     ranks = {

@@ -12,6 +12,7 @@ from made import (
     clock,
     ended,
     exited,
+    free,
     job,
     node,
     observed,
@@ -54,6 +55,33 @@ def test_the_sentence_at_its_end() -> None:
         "recovered in 3.9 s: 0.4 detecting, 0.9 ending, 1.0 waiting for devices, 1.6 starting; from the beginning, "
         "no steps lost; c took over"
     )
+
+
+def test_a_run_that_stops_to_grow_is_followed_like_one_that_is_lost() -> None:
+    """1. A device is free: the run stops, at step 40. 2. The next one goes on from 38, for the last checkpoint was not
+    written in time: two steps are lost, which nobody was told before."""
+    trains = observed(job(), run("a"), node("a", {0: worker(step=40)}), free=[free("b", 0.0)])
+    fenced = next_step(trains, clock())
+    assert fenced.run is not None
+    recovery = fenced.run.recovery
+    assert recovery is not None
+    assert (recovery.resize, recovery.lost, recovery.reached_step) == (True, (), 40)
+    assert recovery.cause == "growing from 1 to 2 workers: devices are free on b"
+    drained = ended(fenced.run, exited(WorkerExitKind.DRAINED, 85, step=40))
+    over = next_step(observed(fenced.job, drained, node("a")), clock()).run
+    assert over is not None
+    assert over.recovery is not None
+    assert (over.recovery.cause, over.recovery.resize) == (recovery.cause, True)
+    closed = replace(
+        over.recovery, seen_unix_s=9.0, detected_unix_s=9.0, ended_unix_s=10.0, launched_unix_s=10.0,
+        resumed_unix_s=12.5, tier="memory", step=38, joined=("b",),
+    )  # fmt: skip
+    text = "resized in 3.5 s: 1.0 ending, 2.5 starting; from memory, step 38, 2 steps lost; b joined"
+    assert recovery_sentence(closed) == text
+    killed = next_step(observed(fenced.job, ended(fenced.run, KILLED), node("a")), clock()).run
+    assert killed is not None
+    assert killed.recovery is not None
+    assert (killed.recovery.resize, killed.recovery.lost) == (False, ("rank 0 on a",))
 
 
 def test_a_silent_machine_is_counted_from_its_last_sign_of_life() -> None:
