@@ -29,8 +29,14 @@ class GradientExchange(StaleSparseUpdate):
 
     def __init__(self, context: WorkerContext, settings: StaleSparse) -> None:
         """Raises BadInput for what cannot be trained so."""
-        self._rates = Rates(context.optimizer)
-        layers = lay_out_for_gradients(context.model, context.optimizer, self._rates, lazy=settings.momentum == "lazy")
+        if len(context.optimizers) > 1:
+            raise BadInput(
+                'several optimizers with exchange = "gradients": what a pass gives to parameters of another one leaves '
+                'before its zero_grad(). Use exchange = "updates", strategy dense, or one optimizer with several groups'
+            )
+        self._only = context.optimizers[0]
+        self._rates = Rates(self._only)
+        layers = lay_out_for_gradients(context.model, self._only, self._rates, lazy=settings.momentum == "lazy")
         super().__init__(context, settings, layers, "engine" if settings.error_feedback else "none")
         self._taken = [TakenGradient.like(layer.parameter) for layer in layers]
         self._resolved = 0  # sync rounds whose update was ordered, or carried over to the next
@@ -43,7 +49,7 @@ class GradientExchange(StaleSparseUpdate):
         ]
 
     def _adopt_optimizer(self) -> int:
-        return adopt_optimizer_state(self._layers, self._optimizer, self._rates)
+        return adopt_optimizer_state(self._layers, self._only, self._rates)
 
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
         if self._settings.error_feedback:
@@ -70,7 +76,7 @@ class GradientExchange(StaleSparseUpdate):
         if self._muted:
             return
         if rehearsed:  # undoing that gave the optimizer a state of its own; it shall tell the layers' again
-            adopt_optimizer_state(self._layers, self._optimizer, self._rates)
+            adopt_optimizer_state(self._layers, self._only, self._rates)
         if self._round > self._resolved:
             self._exchange.engine.accumulate(self._round)
             self._resolved = self._round

@@ -14,6 +14,7 @@ import torch
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
 from atoll.agent.runtime.step.durable import Origin, OwnState
+from atoll.agent.runtime.step.optimizers import as_one
 from atoll.strategies.stale_sparse.exchange import LayerExchange
 from atoll.strategies.stale_sparse.layout import Layer
 from atoll.strategies.stale_sparse.live_weights import LiveWeights
@@ -34,7 +35,7 @@ class StaleSparseUpdate(ABC):
     ) -> None:
         """place: of this rank's residuals."""
         self._events, self._channel = context.events, context.channel
-        self._session, self._optimizer = context.session, context.optimizer
+        self._session, self._optimizer = context.session, as_one(context.optimizers)
         self._settings = settings
         self._world_size = context.session.place.world_size
         self._layers = layers
@@ -46,7 +47,7 @@ class StaleSparseUpdate(ABC):
         self._exchange = LayerExchange(layers, context.session.collective_timeout_s)
         shared = 0 if context.session.device.type == "cuda" else max(1, torch.get_num_threads())
         self.tally = Tally([layer.name for layer in layers], self._take_counts, shared)
-        self.state = StaleSparseState(context.session, self._exchange, context.optimizer, place, lambda: self._ordered)
+        self.state = StaleSparseState(context.session, self._exchange, self._optimizer, place, lambda: self._ordered)
         self._weights = LiveWeights(
             context.model,
             self._exchange,

@@ -11,6 +11,7 @@ import torch
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.step.durable import Origin, OwnState
+from atoll.agent.runtime.step.optimizers import OptimizerState
 from atoll.strategies.stale_sparse import residuals
 from atoll.strategies.stale_sparse.exchange import LayerExchange
 from atoll.strategies.stale_sparse.layout import Layer
@@ -29,7 +30,7 @@ class StaleSparseState:
         self,
         session: Session,
         exchange: LayerExchange,
-        optimizer: torch.optim.Optimizer,
+        optimizer: OptimizerState,
         place: ResidualPlace,
         newest: Callable[[], int],
     ) -> None:

@@ -32,7 +32,8 @@ from atoll.strategies.stale_sparse.settings import StaleSparse
 
 
 class UpdateExchange(StaleSparseUpdate):
-    """A sync round is an update. Any of torch's optimizers, gradient clipping and scalers work as they do alone."""
+    """A sync round is what all optimizers did in a batch. Any of torch's optimizers, several too, gradient clipping and
+    scalers work as they do alone."""
 
     flush_changes = True
 
@@ -41,6 +42,7 @@ class UpdateExchange(StaleSparseUpdate):
         super().__init__(context, settings, lay_out_for_updates(context.model), "live")
         self._factor = 1.0  # of this pass's gradients
         self._accumulated = False  # a pass since the last update
+        self._updated = False  # since the last sync round
         self._sampled = False
         self._hooks = [layer.parameter.register_hook(partial(self._on_gradient, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]
 
@@ -97,6 +99,16 @@ class UpdateExchange(StaleSparseUpdate):
         self._exchange.await_selected()
 
     def after_update(self) -> None:
+        self._updated = True
+
+    def boundary(self, *, wait: bool) -> None:
+        if self._updated:
+            self._put_in()
+        super().boundary(wait=wait)
+
+    def _put_in(self) -> None:
+        """All that the optimizers did since the last sync round goes into the next."""
+        self._updated = False
         self._round += 1
         self.state.updates += 1
         self._accumulated = False

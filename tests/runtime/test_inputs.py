@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime.api.inputs import check_loss, check_model, check_optimizer, refuse_sparse_modules
+from atoll.agent.runtime.api.inputs import check_loss, listed_optimizers, one_module, refuse_sparse_modules
 from atoll.errors import BadInput
 
 
@@ -22,8 +22,18 @@ from atoll.errors import BadInput
 )
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_model_that_cannot_be_trained_is_refused(model: Any, says: str) -> None:
-    with pytest.raises(BadInput, match=says):
-        check_model(model)
+    for given in (model, (nn.Linear(1, 1).requires_grad_(False), model)):
+        with pytest.raises(BadInput, match=says):
+            one_module(given)
+
+
+def test_several_models_are_one_and_stay_what_they_are() -> None:
+    """One that is frozen, for a perceptual loss, trains nothing and is welcome beside one that does."""
+    trained, frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False).eval()
+    together = one_module((trained, frozen))
+    assert [name for name, _ in together.named_parameters()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert (together.training, trained.training, frozen.training) == (True, True, False)
+    assert one_module([trained]) is one_module(trained) is trained
 
 
 @pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
@@ -35,30 +45,35 @@ def test_layers_with_sparse_gradients_are_refused_by_name(layer: Any) -> None:
 
 def test_optimizer_that_cannot_be_used_is_refused() -> None:
     model = nn.Linear(2, 2)
-    check_optimizer(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(BadInput, match="2 parameters of the optimizer's group 0 are not the model's"):
-        check_optimizer(model, torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert listed_optimizers(model, own) == [own]
+    with pytest.raises(BadInput, match="2 parameters of group 0 of the SGD are not the model's.* all models"):
+        listed_optimizers(model, (own, torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)))
     with pytest.raises(BadInput, match="LBFGS"):
-        check_optimizer(model, torch.optim.LBFGS(model.parameters()))
-    with pytest.raises(BadInput, match=r"not a torch\.optim\.Optimizer"):
-        check_optimizer(model, model)  # type: ignore[arg-type]
+        listed_optimizers(model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(BadInput, match=r"not a torch\.optim\.Optimizer.* go as tuples"):
+        listed_optimizers(model, model)  # type: ignore[arg-type]
+    for given in ((), (own, own)):
+        with pytest.raises(BadInput, match="no optimizer, or the same one twice"):
+            listed_optimizers(model, given)
 
 
 def test_trained_parameters_that_the_optimizer_lacks_are_named() -> None:
     """1. Generator and discriminator are one module with two optimizers, and run.prepare gets one. 2. The other's
     moments would be in no checkpoint, and by stale-sparse its parameters on each rank others: it is refused by name.
     3. Frozen, they are nobody's."""
-    both = nn.ModuleDict(
-        {"generator": nn.Linear(2, 2), "discriminator": nn.Sequential(*map(nn.Linear, (2, 3), (3, 1)))}
-    )
+    discriminator = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    both = nn.ModuleDict({"generator": nn.Linear(2, 2), "discriminator": discriminator})
     optimizer = torch.optim.Adam(both["generator"].parameters())
     named = (
         r"4 parameters require .*: discriminator\.0\.weight, discriminator\.0\.bias, discriminator\.1\.weight, \.\.\."
     )
     with pytest.raises(BadInput, match=named):
-        check_optimizer(both, optimizer)
-    both["discriminator"].requires_grad_(False)
-    check_optimizer(both, optimizer)
+        listed_optimizers(both, optimizer)
+    other = torch.optim.Adam(discriminator.parameters())
+    assert listed_optimizers(both, (optimizer, other)) == [optimizer, other]
+    discriminator.requires_grad_(False)
+    assert listed_optimizers(both, [optimizer]) == [optimizer]
 
 
 @pytest.mark.parametrize(

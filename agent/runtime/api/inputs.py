@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -17,10 +18,28 @@ WRAPPERS: Final = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 NAMES_SHOWN: Final = 3
 
 
+def one_module(given: nn.Module | Sequence[nn.Module]) -> nn.Module:
+    """The model that was given, or one with all of them: "0.", "1." and so on stand before the names of its parameters.
+
+    Raises BadInput for what strategy `dense` cannot train."""
+    models: list[nn.Module] = _listed(given)
+    for model in models:
+        check_model(model)
+    if not any(parameter.requires_grad for model in models for parameter in model.parameters()):
+        raise BadInput("no parameter of the model requires a gradient; there is nothing to train")
+    if len(models) == 1:
+        return models[0]
+    together = nn.ModuleList(models)
+    together.training = any(model.training for model in models)
+    return together
+
+
 def check_model(model: nn.Module) -> None:
     """Raises BadInput for what strategy `dense` cannot train."""
     if not isinstance(model, nn.Module):
-        raise BadInput(f"model is a {type(model).__name__}, not a torch.nn.Module. Pass the model itself")
+        raise BadInput(
+            f"model is a {type(model).__name__}, not a torch.nn.Module. Pass the model, or a tuple of models"
+        )
     if isinstance(model, WRAPPERS):
         raise BadInput(f"model is wrapped in {type(model).__name__}; pass the bare model, Atoll combines the gradients")
     for name, parameter in model.named_parameters():
@@ -28,8 +47,24 @@ def check_model(model: nn.Module) -> None:
             raise BadInput(f"parameter {name} has no shape yet; run one batch through the model before run.prepare")
         if parameter.requires_grad and not parameter.dtype.is_floating_point:
             raise BadInput(f"parameter {name} is {parameter.dtype}; only real floating-point parameters can be trained")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise BadInput("no parameter of the model requires a gradient; there is nothing to train")
+
+
+def listed_optimizers(
+    model: nn.Module, given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+) -> list[torch.optim.Optimizer]:
+    """All that move the model's parameters. Raises BadInput for optimizers whose update would differ between ranks or
+    cannot be split into steps, and where one is missing."""
+    optimizers: list[torch.optim.Optimizer] = _listed(given)
+    if len({id(one) for one in optimizers}) < max(len(optimizers), 1):
+        raise BadInput("run.prepare got no optimizer, or the same one twice; pass each once")
+    for optimizer in optimizers:
+        check_optimizer(model, optimizer)
+    check_owned(model, optimizers)
+    return optimizers
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def refuse_sparse_modules(model: nn.Module) -> None:
@@ -43,9 +78,12 @@ def refuse_sparse_modules(model: nn.Module) -> None:
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises BadInput for optimizers whose update would differ between ranks or cannot be split into steps."""
+    """Raises BadInput where this one cannot be used with the model."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise BadInput(f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+        raise BadInput(
+            f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer. Several models or optimizers go "
+            "as tuples: run.prepare((generator, discriminator), (optimizer_g, optimizer_d), dataset, batch_size=...)"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise BadInput("LBFGS evaluates the loss several times in one step; use an optimizer that takes one gradient")
     known = {id(parameter) for parameter in model.parameters()}
@@ -53,23 +91,21 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         foreign = sum(id(parameter) not in known for parameter in group["params"])
         if foreign:
             raise BadInput(
-                f"{foreign} parameters of the optimizer's group {index} are not the model's, so their gradients would "
-                "not be combined. Put them into one nn.Module with the model and build the optimizer from that"
+                f"{foreign} parameters of group {index} of the {type(optimizer).__name__} are not the model's, so "
+                "their gradients would not be combined. Give run.prepare all models that train, as a tuple"
             )
-    check_owned(model, optimizer)
 
 
-def check_owned(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises BadInput where a parameter is trained that the optimizer lacks: who else moves it is nobody's to combine,
+def check_owned(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Raises BadInput where a parameter is trained that no optimizer has: who else moves it is nobody's to combine,
     compare or save."""
-    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    owned = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
     foreign = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in owned]
     if foreign:
         names = ", ".join(foreign[:NAMES_SHOWN]) + (", ..." if len(foreign) > NAMES_SHOWN else "")
         raise BadInput(
-            f"{len(foreign)} parameters require a gradient and are not the optimizer's: {names}. Give all that train "
-            "to the optimizer of run.prepare, at lr=0 where they shall not move yet, or freeze them with "
-            "requires_grad_(False)"
+            f"{len(foreign)} parameters require a gradient and are no optimizer's: {names}. Give run.prepare all "
+            "optimizers, as a tuple, with lr=0 for what shall not move yet; or freeze them with requires_grad_(False)"
         )
 
 

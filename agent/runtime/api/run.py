@@ -6,7 +6,7 @@ import atexit
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -18,7 +18,7 @@ from atoll import exit_codes
 from atoll.agent.runtime.agent_link import exits
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.place import WorkerPlace
-from atoll.agent.runtime.api.inputs import check_model, check_optimizer
+from atoll.agent.runtime.api.inputs import listed_optimizers, one_module
 from atoll.agent.runtime.api.session import CheckpointSettings, MemorySettings, Session, checkpoint_settings
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
@@ -36,8 +36,8 @@ from atoll.telemetry_limits import MAX_METRICS
 from atoll.v1.common_pb2 import LEVEL_WARNING
 from atoll.v1.worker_pb2 import Stop
 
-ModelT = TypeVar("ModelT", bound=nn.Module)
-OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+ModelT = TypeVar("ModelT", bound=nn.Module | Sequence[nn.Module])
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 
 _current: Run | None = None
 
@@ -175,7 +175,7 @@ class Run:
         dataset: Dataset[Any] | DataLoader[Any],
         batch_size: int | None = None,
         *,
-        scheduler: Tracked | None = None,
+        scheduler: Tracked | Sequence[Tracked] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
         num_workers: int = 0,
@@ -184,14 +184,16 @@ class Run:
     ) -> tuple[ModelT, OptimizerT, Loader[Any]]:
         """Make them ready for training together, and go on from the newest checkpoint where there is one. Once per run.
 
-        model, optimizer: come back themselves, moved to `device`, equal on every rank.
+        model, optimizer: come back themselves, moved to `device`, equal on every rank. Several go as tuples or lists:
+        prepare((generator, discriminator), (optimizer_g, optimizer_d), dataset, batch_size=...). Every parameter that
+        trains belongs to one of the optimizers.
         dataset: with a length and an index; or a DataLoader, whose dataset and settings are taken over.
         batch_size: samples per step of the whole job, split over the workers by the plan. Needed unless a DataLoader is
-        given. scheduler: short for track("scheduler", scheduler).
+        given. scheduler: short for track("scheduler", scheduler); several are "scheduler_0", "scheduler_1" and so on.
         Returns (model, optimizer, loader). Raises BadInput for what cannot be trained, CheckpointError for a checkpoint
         of another model."""
         if self._training is not None:
-            raise BadInput("run.prepare was called already. Put models that train together into one nn.Module")
+            raise BadInput("run.prepare was called already. Models that train together go into one call, as a tuple")
         if isinstance(dataset, DataLoader):
             settings = LoaderSettings.from_dataloader(dataset, batch_size)
         elif batch_size is None:
@@ -207,13 +209,15 @@ class Run:
                 pin_memory=pin_memory,
             )
         settings.check(self.world_size)
-        check_model(model)
-        check_optimizer(model, optimizer)
-        if scheduler is not None:
-            self.track("scheduler", scheduler)
+        together = one_module(model)
+        optimizers = listed_optimizers(together, optimizer)
+        schedulers = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
+        for place, one in enumerate(schedulers):
+            if one is not None:
+                self.track("scheduler" if len(schedulers) == 1 else f"scheduler_{place}", one)
         if self._probe is not None:
-            settings = self._probe.begin(settings, model, optimizer)
-        training = Training(self._session, model, optimizer, settings, self._tracked)
+            settings = self._probe.begin(settings, together, optimizers)
+        training = Training(self._session, together, optimizers, settings, self._tracked)
         try:
             training.start()
         except PeerLost as error:
@@ -266,14 +270,15 @@ class Run:
         loss: one number, the mean over this worker's part of the batch. Raises BadInput."""
         self._prepared("run.backward").backward(loss)
 
-    def clip_grad_norm(self, max_norm: float) -> torch.Tensor | None:
+    def clip_grad_norm(self, max_norm: float, parameters: Iterable[torch.Tensor] | None = None) -> torch.Tensor | None:
         """Between backward and optimizer.step(): bring the gradient's global L2 norm down to max_norm.
 
+        parameters: those of the optimizer that steps next, where several train; without them the norm is of all.
         Under `dense` what torch.nn.utils.clip_grad_norm_ does; returns the norm before. Under `stale-sparse` it is the
         norm of the combined sparse update, which is clipped when it is complete; returns None."""
         if not max_norm > 0:  # NaN too
             raise BadInput(f"run.clip_grad_norm got max_norm = {max_norm}; it must be above 0")
-        return self._prepared("run.clip_grad_norm").clip(float(max_norm))
+        return self._prepared("run.clip_grad_norm").clip(float(max_norm), parameters)
 
     def synchronize(self) -> None:
         """Make the model the same on every rank, for evaluation or export in mid-training. All ranks call it together.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from atoll.agent.runtime.agent_link import exits
@@ -16,6 +15,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
+from atoll.agent.runtime.step.optimizers import OptimizerState
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -31,7 +31,7 @@ class Restored:
 
 
 def restore(
-    session: Session, saver: Saver, model: nn.Module, optimizer: torch.optim.Optimizer, loader: Loader[object]
+    session: Session, saver: Saver, model: nn.Module, optimizer: OptimizerState, loader: Loader[object]
 ) -> Restored:
     """Collective. Nothing where the session keeps no checkpoints. Raises CheckpointError for a checkpoint of another
     model, PeerLost."""

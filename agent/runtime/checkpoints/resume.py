@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 import xxhash
 from torch import nn
 
@@ -22,6 +21,7 @@ from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
 from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.durable import Origin, OwnState
+from atoll.agent.runtime.step.optimizers import OptimizerState
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
@@ -40,7 +40,7 @@ class Resumed:
         self.position = Position(epoch=header.epoch, consumed=header.consumed, step=header.loader_step)
         self._states, self._own = unpack_state(checkpoint.tensors, checkpoint.scalars), own
 
-    def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def restore(self, model: nn.Module, optimizer: OptimizerState) -> None:
         """Overwrite the state of both. Raises CheckpointError where it is that of another model."""
         check_fits(self._header, fingerprint(model.state_dict()))
         with self._another("the model and the optimizer"):

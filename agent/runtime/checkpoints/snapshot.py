@@ -17,6 +17,7 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.durable import Durable
+from atoll.agent.runtime.step.optimizers import OptimizerState
 
 StateDict = Mapping[str, Any]
 SHARED: Final = "strategy"  # the name of what all ranks share beside model and optimizer
@@ -37,7 +38,7 @@ class Snapshot:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: OptimizerState,
         tracked: Mapping[str, Tracked],
         durable: Durable,
     ) -> None:

@@ -189,7 +189,7 @@ class WorkerContext:
     session: Session
     settings: StrategySettings  # the strategy's own
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizers: Sequence[torch.optim.Optimizer]
     events: StepEvents
     channel: Channel  # for frames and proposals between ranks, from `LocalUpdate.start` on
     scheduler: StrategyChannel  # to the strategy's controller half

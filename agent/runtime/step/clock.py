@@ -22,7 +22,7 @@ class StepTimes:
     own work (checkpoints); wait: for collectives.
 
     load, forward, backward and update sum up to compute, or are all 0 where the script does not train one batch in one
-    pass and one update; first_bucket is the backward pass until gradients could leave."""
+    pass and what follows it; first_bucket is the backward pass until gradients could leave."""
 
     step: float
     compute: float
@@ -88,7 +88,7 @@ def marks_of(device: torch.device) -> MarkMaker:
 class Lap:
     """One step on its way. `times` may be asked once it has ended."""
 
-    __slots__ = ("_bucket", "_end", "_marks", "_step_s", "_updates", "_waits_s", "_whole", "begun_s", "boundary_wait_s")
+    __slots__ = ("_bucket", "_end", "_marks", "_step_s", "_updated", "_waits_s", "_whole", "begun_s", "boundary_wait_s")
 
     def __init__(self, begun_s: float) -> None:
         self.begun_s = begun_s
@@ -96,7 +96,7 @@ class Lap:
         self._marks: list[Mark] = []  # where boundary, load, forward and backward ended
         self._waits_s: list[float] = []  # for others, in what follows each mark
         self._bucket: Mark | None = None
-        self._updates = 0
+        self._updated = False
         self._whole = True  # no phase was left out, came twice or began unseen
         self._end: Mark | None = None
         self._step_s = 0.0
@@ -117,7 +117,7 @@ class Lap:
             self._waits_s[-1] += seconds
 
     def updated(self) -> None:
-        self._updates += 1
+        self._updated = True
 
     def end(self, now_s: float, mark: Mark) -> None:
         self._end, self._step_s = mark, now_s - self.begun_s
@@ -131,7 +131,7 @@ class Lap:
         ends = [*self._marks[1:], self._end] if self._marks else []
         spans_s = [end.since(begin) for begin, end in zip(self._marks, ends, strict=True)]
         wait_s = sum(self._waits_s)
-        if self._whole and len(spans_s) == _PHASES and self._updates == 1:
+        if self._whole and len(spans_s) == _PHASES and self._updated:
             # A host that waited may have kept no device from working: never below 0.
             parts = [max(span_s - one_s, 0.0) for span_s, one_s in zip(spans_s, self._waits_s, strict=True)]
             bucket_s = self._bucket.since(self._marks[2]) if self._bucket is not None else 0.0

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import nn
 
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
+from atoll.agent.runtime.step.optimizers import OptimizerState
 from atoll.agent.runtime.step.probe import Probe
 from atoll.agent.runtime.step.rehearsal import Rehearsal
 
@@ -29,7 +29,7 @@ class MutedSteps:
         """Whether this step is one of them."""
         return self.rehearsing or (self._probe is not None and self._probe.judging)
 
-    def rehearse(self, model: nn.Module, optimizer: torch.optim.Optimizer, tracked: Mapping[str, Tracked]) -> None:
+    def rehearse(self, model: nn.Module, optimizer: OptimizerState, tracked: Mapping[str, Tracked]) -> None:
         """From here on, until `end_rehearsal`."""
         self._rehearsal = Rehearsal(model, optimizer, tracked)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -86,10 +86,12 @@ class Probe:
         settings = own if isinstance(own, StaleSparse) else StaleSparse()
         return settings.with_values(**self._asked.stale_sparse, sparsity=self._asked.sparsity, staleness=1)
 
-    def begin(self, settings: LoaderSettings, model: nn.Module, optimizer: torch.optim.Optimizer) -> LoaderSettings:
+    def begin(
+        self, settings: LoaderSettings, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> LoaderSettings:
         """Tell what is trained; returns how to load it. Raises WorkerExit where telling is all that is asked."""
         self._file = Path(self._asked.directory, f"rank-{self._rank}.jsonl").open("w", encoding="utf-8")  # noqa: SIM115
-        self._write({"event": "prepared", **description(settings, model, optimizer)})
+        self._write({"event": "prepared", **description(settings, model, optimizers)})
         if self._asked.steps == 0:
             self.close()
             raise WorkerExit(FINISHED)
@@ -160,7 +162,9 @@ class Probe:
         self._file.write(json.dumps(line) + "\n")
 
 
-def description(settings: LoaderSettings, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def description(
+    settings: LoaderSettings, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, Any]:
     """What is trained, in words that are equal whenever the same thing is."""
     return {
         "parameters": [
@@ -170,10 +174,11 @@ def description(settings: LoaderSettings, model: nn.Module, optimizer: torch.opt
         "samples": len(settings.dataset),  # type: ignore[arg-type]
         "batch": settings.batch_size,
         "optimizer": {
-            "kind": type(optimizer).__name__,
+            "kind": " + ".join(type(optimizer).__name__ for optimizer in optimizers),
             "groups": [
                 {name: _plain(value) for name, value in sorted(group.items()) if name != "params"}
                 | {"parameters": len(group["params"])}
+                for optimizer in optimizers
                 for group in optimizer.param_groups
             ],
         },

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
+from atoll.agent.runtime.step.optimizers import OptimizerState
 
 
 class Rehearsal:
@@ -21,7 +22,7 @@ class Rehearsal:
 
     In the CPU's memory, like a checkpoint's: a model that fills its GPU has no room for a second one there."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, tracked: Mapping[str, Tracked]) -> None:
+    def __init__(self, model: nn.Module, optimizer: OptimizerState, tracked: Mapping[str, Tracked]) -> None:
         objects: list[Any] = [model, optimizer, *tracked.values()]
         self._states = [(thing, _kept(thing.state_dict())) for thing in objects]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.agreement import Agreed
 from atoll.agent.runtime.step.consistency import Consistency
+from atoll.agent.runtime.step.optimizers import as_one
 from atoll.agent.runtime.step.shutdown import Shutdown
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import CheckpointError
@@ -32,12 +33,12 @@ class StateKeeper:
         self,
         session: Session,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         tracked: Mapping[str, Tracked],
         exchange: StepExchange,
     ) -> None:
-        self._session, self._model, self._optimizer, self._tracked = session, model, optimizer, tracked
-        self._snapshot = Snapshot(model, optimizer, tracked, exchange.durable)
+        self._session, self._model, self._optimizers, self._tracked = session, model, optimizers, tracked
+        self._snapshot = Snapshot(model, as_one(optimizers), tracked, exchange.durable)
         self._consistency = Consistency()
         self.saver = Saver(session, self._snapshot)
         self.memory = CheckpointTier(session, self._snapshot)
@@ -47,12 +48,12 @@ class StateKeeper:
 
     def restore(self, loader: Loader[object]) -> None:
         """Collective. Raises CheckpointError for a checkpoint of another model, PeerLost."""
-        restored = restore(self._session, self.saver, self._model, self._optimizer, loader)
+        restored = restore(self._session, self.saver, self._model, as_one(self._optimizers), loader)
         self.resumed = restored.resumed
         for name in self._tracked:
             self.restore_tracked(name)
         if self.saver.enabled:
-            size = size_of_state(self._model, self._optimizer, self._snapshot)
+            size = size_of_state(self._model, self._optimizers, self._snapshot)
             self.memory.start(restored.step, restored.generation, size)
 
     def restore_tracked(self, name: str) -> None:

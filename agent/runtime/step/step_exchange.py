@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,7 +51,7 @@ class StepExchange:
         self,
         session: Session,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         *,
         events: StepEvents,
         busy: Callable[[bool], None],
@@ -65,7 +65,7 @@ class StepExchange:
             session=session,
             settings=session.strategy,
             model=model,
-            optimizer=optimizer,
+            optimizers=optimizers,
             events=events,
             channel=self._channel,
             scheduler=StrategyChannel(session.link, strategy),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NoReturn
@@ -20,10 +20,12 @@ from atoll.agent.runtime.step.agreement import Agreed
 from atoll.agent.runtime.step.backward import BackwardPass
 from atoll.agent.runtime.step.batch_statistics import batch_statistics_layers, name_drop_last
 from atoll.agent.runtime.step.capabilities import StepEvents
+from atoll.agent.runtime.step.carried_gradients import CarriedGradients
 from atoll.agent.runtime.step.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.step.fingerprint import fingerprint_of
 from atoll.agent.runtime.step.learning_rate import LearningRate
 from atoll.agent.runtime.step.muted import MutedSteps
+from atoll.agent.runtime.step.optimizers import as_one
 from atoll.agent.runtime.step.other_optimizers import OtherOptimizers
 from atoll.agent.runtime.step.plans import Plans
 from atoll.agent.runtime.step.probe import description
@@ -38,20 +40,20 @@ LINKS_EVERY_STEPS: Final = 10
 
 
 class Training:
-    """A prepared model, its optimizer and its loader. All methods run on the training thread, but for `overdue`."""
+    """A prepared model, its optimizers and its loader. All methods run on the training thread, but for `overdue`."""
 
     def __init__(
         self,
         session: Session,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         settings: LoaderSettings,
         tracked: Mapping[str, Tracked],
     ) -> None:
         self._session = session
         if layers := batch_statistics_layers(model):
             settings = replace(settings, min_local_batch=2)
-        self._model, self._optimizer, self._settings, self._tracked = model, optimizer, settings, tracked
+        self._model, self._optimizers, self._settings, self._tracked = model, optimizers, settings, tracked
         place = session.place
         self._schedule = PlanSchedule(place.world_size, session.first, samples=sample_count(settings.dataset))
         self.loader: Loader[Any] = Loader(
@@ -73,7 +75,7 @@ class Training:
             lost=self.lost,
         )
         self._exchange = StepExchange(
-            session, model, optimizer, events=events, busy=self._links_busy, agreed=self._agreed
+            session, model, optimizers, events=events, busy=self._links_busy, agreed=self._agreed
         )
         self._muted = MutedSteps(session.probe)
         self._backward = BackwardPass(
@@ -86,13 +88,14 @@ class Training:
             muted=self._muted,
             if_lost=self._shut_down_if_lost,
         )
-        self.state = StateKeeper(session, model, optimizer, tracked, self._exchange)
+        self.state = StateKeeper(session, model, optimizers, tracked, self._exchange)
         self._plans = Plans(session, self._schedule, self.loader.lead)
-        self._learning_rate = LearningRate(optimizer)
-        self._others = OtherOptimizers(model, [optimizer])
+        self._learning_rates = {optimizer: LearningRate(optimizer) for optimizer in optimizers}
+        self._others = OtherOptimizers(model, optimizers)
+        self._carried = CarriedGradients(model, optimizers)
         self._hooks = [
-            optimizer.register_step_pre_hook(self._before_update),
-            optimizer.register_step_post_hook(self._after_update),
+            *(optimizer.register_step_pre_hook(self._before_update) for optimizer in optimizers),
+            *(optimizer.register_step_post_hook(self._after_update) for optimizer in optimizers),
             *name_drop_last(layers),
         ]
 
@@ -103,7 +106,7 @@ class Training:
         PeerLost."""
         session = self._session
         # Before a checkpoint changes the optimizer's settings: it tells the model as the script prepares it.
-        trains = fingerprint_of(description(self._settings, self._model, self._optimizer)) if session.link else ""
+        trains = fingerprint_of(description(self._settings, self._model, self._optimizers)) if session.link else ""
         if session.group is not None:
             check_alike(session, self._model, self._settings)
             self._plans.start()
@@ -127,7 +130,7 @@ class Training:
         position, resumed = self.loader.position, self.state.resumed
         resumed_here = resumed is not None and position == resumed.position
         if resumed_here and position.consumed and not self.loader.batches_left:
-            self._muted.rehearse(self._model, self._optimizer, self._tracked)
+            self._muted.rehearse(self._model, as_one(self._optimizers), self._tracked)
             self.loader.show_again()
 
     @property
@@ -160,13 +163,15 @@ class Training:
         self._backward.end()
         return loss
 
-    def clip(self, max_norm: float) -> torch.Tensor | None:
+    def clip(self, max_norm: float, parameters: Iterable[torch.Tensor] | None) -> torch.Tensor | None:
         """Clip the next update. Returns the norm, or None where the strategy clips later than this."""
         if not self._backward.gradients_pending:
             raise BadInput("run.clip_grad_norm before run.backward: there is no gradient to clip yet")
         if self._exchange.clip(max_norm):
+            if parameters is not None:
+                raise BadInput("the strategy clips the whole update; call run.clip_grad_norm without parameters")
             return None
-        return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+        return nn.utils.clip_grad_norm_(self._model.parameters() if parameters is None else parameters, max_norm)
 
     def synchronize(self) -> None:
         """All ranks together, between two steps: bring everything that was not sent yet into the weights."""
@@ -220,8 +225,10 @@ class Training:
         self.loader.close()
         for hook in self._hooks:
             hook.remove()
+        for rate in self._learning_rates.values():
+            rate.close()
         self._others.close()
-        self._learning_rate.close()
+        self._carried.close()
         self._exchange.close()
 
     # --- the boundary
@@ -231,7 +238,8 @@ class Training:
         if self._backward.open:
             raise BadInput("the loader was asked for the next batch in the middle of a backward pass")
         lap = self._clock.boundary_begins()
-        self._learning_rate.restore()  # of an optimizer.step() that raised
+        for rate in self._learning_rates.values():
+            rate.restore()  # of an optimizer.step() that raised
         self._end_step(lap)
         step = self.loader.position.step
         self._advance_trial(step)
@@ -240,6 +248,7 @@ class Training:
         if self._session.link is not None:
             self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
         if not self._backward.gradients_pending:  # while accumulating, the last whole update is what counts
+            self._carried.whole()
             self._keep_state(step, last=last)
         seed_step(self._session.seed, self._session.place.rank, step)
         self._clock.boundary_ends()
@@ -315,19 +324,22 @@ class Training:
 
     # --- the update
 
-    def _before_update(self, *_: object) -> None:
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._carried.check(optimizer)
         self.state.update_begins()
-        self._learning_rate.multiply(self.learning_rate_factor)
+        rate = self._learning_rates[optimizer]
+        rate.multiply(self.learning_rate_factor)
         if not self._muted():
             try:
                 self._exchange.before_update()
             except AtollError as error:
-                self._learning_rate.restore()
+                rate.restore()
                 if isinstance(error, PeerLost | DeadlineExceeded):
                     self.lost(error)
                 raise
 
-    def _after_update(self, *_: object) -> None:
+    def _after_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._carried.applied(optimizer)
         self._backward.gradients_pending = False
         self.state.shutdown.updated = True
         self._session.throttle.pay()

@@ -49,7 +49,7 @@ class MicroBatches:
 
 
 def build(context: WorkerContext) -> WorkerHalf:
-    return WorkerHalf(MicroBatches(context.model, context.optimizer))
+    return WorkerHalf(MicroBatches(context.model, context.optimizers[0]))
 
 
 def training(strategy: StrategySettings, model: nn.Module) -> Training:
@@ -69,7 +69,7 @@ def training(strategy: StrategySettings, model: nn.Module) -> Training:
     )
     data = torch.utils.data.TensorDataset(torch.arange(44.0).reshape(11, 4) / 44)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    made = Training(session, model, optimizer, LoaderSettings(dataset=data, batch_size=4), {})
+    made = Training(session, model, [optimizer], LoaderSettings(dataset=data, batch_size=4), {})
     made.start()
     return made
 

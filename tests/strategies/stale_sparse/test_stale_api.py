@@ -91,7 +91,7 @@ def step(job: Job, loss: torch.Tensor) -> float:
 @pytest.mark.parametrize("exchange", ["updates", "gradients"])
 def test_a_parameter_that_no_group_of_the_optimizer_has_is_named(job: Job, exchange: Exchange) -> None:
     """By updates such a parameter had no master: whoever moved it made ranks differ, and no digest told."""
-    with pytest.raises(BadInput, match=r"1 parameters require a gradient and are not the optimizer's: 0\.weight\."):
+    with pytest.raises(BadInput, match=r"1 parameters require a gradient and are no optimizer's: 0\.weight\."):
         job.prepare(exchange, lambda model: torch.optim.SGD([*model.parameters()][1:], lr=0.1))
 
 

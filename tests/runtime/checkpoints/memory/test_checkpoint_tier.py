@@ -38,7 +38,7 @@ def test_a_generation_that_begins_as_the_one_before_is_told_is_written_too(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     snapshot = Snapshot(model, optimizer, {}, NothingBeside())
     tested = CheckpointTier(session, snapshot)
-    tested.start(0, None, size_of_state(model, optimizer, snapshot))
+    tested.start(0, None, size_of_state(model, [optimizer], snapshot))
 
     def boundary(step: int) -> int | None:
         snapshot.take(Position(epoch=0, consumed=step, step=step))

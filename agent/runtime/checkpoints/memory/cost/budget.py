@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,10 +27,10 @@ class StateBytes:
         return -(-self.shared // shards) + self.own + LAYOUT_BYTES
 
 
-def size_of_state(model: nn.Module, optimizer: torch.optim.Optimizer, snapshot: Snapshot) -> StateBytes:
-    """Of model, optimizer and what is kept beside them."""
+def size_of_state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], snapshot: Snapshot) -> StateBytes:
+    """Of model, optimizers and what is kept beside them."""
     rolling = snapshot.durable.rolling()
-    moments = moment_bytes(optimizer)
+    moments = sum(map(moment_bytes, optimizers))
     if rolling is None:
         return StateBytes(sum(map(_bytes, (*model.parameters(), *model.buffers()))) + moments, 0)
     shared = sum(map(_bytes, (*rolling.shared().values(), *snapshot.frozen().values())))

@@ -176,7 +176,7 @@ def test_masters_come_from_all_and_the_rest_from_the_rank_that_had_it(
     shared = sum(4 * layer.master.numel() for layer in layers) + 4 * (300 * 11 + 11)
     assert sum(len(one.data) for one in public) == shared
     optimizer = torch.optim.Adam(model.parameters())
-    size = size_of_state(model, optimizer, taken(model, optimizer, layers, 0))
+    size = size_of_state(model, [optimizer], taken(model, optimizer, layers, 0))
     assert size.shared == shared
     assert size.of_shard(RANKS) >= max(len(content) for content in contents) / 2
 
