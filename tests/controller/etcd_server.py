@@ -13,7 +13,7 @@ from pathlib import Path
 
 from held_ports import free_port
 
-from atoll.controller.state.embedded import environment, find_etcd
+from atoll.controller.state.etcd_binary import environment, find_etcd
 
 
 class EtcdServer:
@@ -34,7 +34,7 @@ class EtcdServer:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    str(find_etcd()),
+                    str(find_etcd().path),
                     "--name=test",
                     f"--data-dir={self._folder / 'data'}",
                     f"--listen-client-urls={client}",

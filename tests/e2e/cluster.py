@@ -100,14 +100,14 @@ class Cluster:
 
     def etcd(self) -> str:
         """A separate etcd; its client address."""
-        from atoll.controller.state.embedded import find_etcd
+        from atoll.controller.state.etcd_binary import find_etcd
 
         client, peer = free_port(), free_port()
         url, peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
         self.start(
             "etcd",
             (
-                str(find_etcd()), "--name=e", f"--data-dir={self.folder / 'etcd'}", f"--listen-client-urls={url}",
+                str(find_etcd().path), "--name=e", f"--data-dir={self.folder / 'etcd'}", f"--listen-client-urls={url}",
                 f"--advertise-client-urls={url}", f"--listen-peer-urls={peer_url}", "--log-level=error",
                 f"--initial-advertise-peer-urls={peer_url}", f"--initial-cluster=e={peer_url}",
             ),

