@@ -11,6 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+from scipy.special import ndtr
+
 from atoll.controller.estimators.profile import OverlapEstimate, Profile
 from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
@@ -18,6 +21,10 @@ NO_OVERLAP: Final = OverlapEstimate(gamma=0.0, t_o=0.0, t_u=0.0, error_s=0.0)
 _FAR: Final = 6.0
 """Deviations: a rank that is so much faster than another is never the slowest."""
 _ROUNDS: Final = 40
+_EXACT: Final = 1e-9
+"""Of the logarithm of a probability."""
+_LOG_2: Final = math.log(2)
+_SQRT_2_PI: Final = math.sqrt(2 * math.pi)
 
 
 def rank_times(
@@ -42,24 +49,21 @@ def expected_step_s(ranks: Sequence[RankProfile], times_s: Sequence[float]) -> f
     """Median of the slowest rank's time, where each is normal around times_s and as unsteady as it was measured:
 
     the t with  prod_i Phi((t - T_i) / sigma_i) = 1/2
-    """
-    deviations = [time_s * _unsteadiness(rank) for rank, time_s in zip(ranks, times_s, strict=True)]
-    low = max(times_s)
-    high = max(time_s + _FAR * deviation for time_s, deviation in zip(times_s, deviations, strict=True))
-    close = [
-        (time_s, deviation)
-        for time_s, deviation in zip(times_s, deviations, strict=True)
-        if deviation > 0 and time_s + _FAR * deviation > low
-    ]
-    if not close:
-        return low
-    for _ in range(_ROUNDS):
-        middle = (low + high) / 2
-        if _all_done(close, middle) < 0.5:
-            low = middle
-        else:
-            high = middle
-    return high
+
+    Newton's method on the logarithm of the product, which is concave: from the left each step stays on the left."""
+    times_N = np.array(times_s, dtype=np.float64)
+    deviations_N = times_N * np.array([_unsteadiness(rank) for rank in ranks])
+    at_s = float(times_N.max())
+    close_N = (deviations_N > 0) & (times_N + _FAR * deviations_N > at_s)
+    times_N, deviations_N = times_N[close_N], deviations_N[close_N]
+    for _ in range(_ROUNDS if len(times_N) else 0):
+        z_N = (at_s - times_N) / deviations_N
+        done_N = ndtr(z_N)
+        short = float(np.log(done_N).sum()) + _LOG_2
+        if short > -_EXACT:
+            break
+        at_s -= short * _SQRT_2_PI / float((np.exp(-0.5 * z_N * z_N) / (done_N * deviations_N)).sum())
+    return at_s
 
 
 def predicted(profile: Profile, now_s: float, then_s: float) -> float:
@@ -75,7 +79,3 @@ def _unsteadiness(rank: RankProfile) -> float:
     if rank.compute_s <= 0:
         return 0.0
     return rank.compute_error_s * math.sqrt(rank.steps) / 1.2533 / rank.compute_s
-
-
-def _all_done(times: Sequence[tuple[float, float]], by_s: float) -> float:
-    return math.prod(0.5 * math.erfc((time_s - by_s) / (deviation * math.sqrt(2))) for time_s, deviation in times)
