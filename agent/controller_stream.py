@@ -28,6 +28,7 @@ from atoll.v1.agents_pb2 import (
     ControllerMessage,
     FetchCodeRequest,
     Heartbeat,
+    Launch,
     Registered,
     Telemetry,
 )
@@ -267,13 +268,8 @@ class ControllerStream:
     def _obey(self, message: ControllerMessage, supervisor: Supervisor) -> None:
         match message.WhichOneof("body"):
             case "launch":
-                key = incoming.check_key(message.launch.id)
-                try:
-                    incoming.check_launch(message.launch, [device.index for device in self._devices])
-                except BadInput as error:
-                    supervisor.refuse(key, f"the launch makes no sense: {error}")
-                    raise
-                supervisor.launch(key, message.launch)
+                for launch in incoming.each_worker(message.launch):
+                    self._launch(launch, supervisor)
             case "plan":
                 incoming.check_plan_for_job(message.plan)
                 supervisor.plan(message.plan)
@@ -297,6 +293,15 @@ class ControllerStream:
                 pass
             case body:
                 raise BadInput(f"body = {body!r} is not for a registered agent")
+
+    def _launch(self, launch: Launch, supervisor: Supervisor) -> None:
+        key = incoming.check_key(launch.id)
+        try:
+            incoming.check_launch(launch, [device.index for device in self._devices])
+        except BadInput as error:
+            supervisor.refuse(key, f"the launch makes no sense: {error}")
+            raise
+        supervisor.launch(key, launch)
 
     async def _speak(self, call: Call, supervisor: Supervisor, registered: Registered) -> None:
         """Telemetry, then heartbeats, then output. A write that takes longer than the lease ends the stream."""

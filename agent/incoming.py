@@ -17,6 +17,8 @@ from atoll.worker_key import WorkerKey
 
 MAX_S: Final = 7 * 86_400.0
 KEY_BYTES: Final = 32
+MAX_LAUNCHED: Final = 64
+"""Workers of one node: as many as it may have devices."""
 
 
 def check_key(id: WorkerId) -> WorkerKey:
@@ -63,6 +65,21 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     strategy.read_plan_parameters(launch.plan.strategy_params, "plan.strategy_params")
     if strategy.exchanges or launch.HasField("keys"):
         _check_exchange(launch)
+
+
+def each_worker(launch: Launch) -> list[Launch]:
+    """The launch as one for each of its workers. Unchecked, but for their number."""
+    _need(len(launch.others) < MAX_LAUNCHED, "others", f"{len(launch.others)} workers", f"fewer than {MAX_LAUNCHED}")
+    others, parts = list(launch.others), [launch]
+    launch.ClearField("others")
+    for other in others:
+        part = Launch()
+        part.CopyFrom(launch)
+        part.id.rank, part.local_rank, part.device = other.rank, other.local_rank, other.device
+        if launch.HasField("keys"):
+            part.keys.secret = other.secret
+        parts.append(part)
+    return parts
 
 
 def _check_exchange(launch: Launch) -> None:

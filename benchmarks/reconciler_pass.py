@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
+from atoll.agent.incoming import each_worker
 from atoll.agent.telemetry.collect import Collector
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
@@ -45,7 +46,6 @@ from atoll.worker_key import WorkerKey
 TELEMETRY_S: Final = 1.0
 STEPS_TOLD: Final = 10
 BATCH: Final = 32
-COMPUTE_S: Final = 0.08
 VARIANTS: Final = 64
 
 
@@ -144,11 +144,12 @@ class Cluster:
 
     def _variant(self, number: int) -> agents_pb2.WorkerTelemetry:
         """What one of VARIANTS unequal workers tells; making 8,000 of them would take longer than what is measured."""
-        key = WorkerKey("variant", 1, number + 1)
+        key, plan = WorkerKey("variant", 1, number + 1), int(self._step > 0)
+        batch = BATCH if plan else BATCH // 2  # so that each has a line, as it has after its first new plan
         steps = [
             common_pb2.StepSample(
-                step=self._step + i, local_batch=BATCH, total_batch=BATCH, plan=1, step_s=0.1,
-                compute_s=COMPUTE_S * self._random.gauss(1.0, 0.02),
+                step=self._step + i, local_batch=batch, total_batch=batch, plan=plan, step_s=0.1,
+                compute_s=(0.02 + 0.06 * batch / BATCH) * self._random.gauss(1.0, 0.02), backward_s=0.03,
             )
             for i in range(STEPS_TOLD)
         ]  # fmt: skip
@@ -164,10 +165,11 @@ class Cluster:
                 told = await session.next_message()
                 message = agents_pb2.ControllerMessage.FromString(told) if isinstance(told, bytes) else told
                 if message is not None and message.WhichOneof("body") == "launch":
-                    id = message.launch.id
-                    self.workers[name][id.job, id.run, id.rank] = common_pb2.WorkerStatus(
-                        id=id, state=common_pb2.WORKER_STATE_RUNNING, pid=1, uses_atoll=True
-                    )
+                    for launch in each_worker(message.launch):
+                        id = launch.id
+                        self.workers[name][id.job, id.run, id.rank] = common_pb2.WorkerStatus(
+                            id=id, state=common_pb2.WORKER_STATE_RUNNING, pid=1, uses_atoll=True
+                        )
 
     async def pass_s(self) -> float:
         """Processor time of one pass, in seconds."""

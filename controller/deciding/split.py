@@ -65,6 +65,8 @@ def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord |
     if total < len(ranks) or any(rank.local_batch == 0 for rank in ranks):
         return None
     times = [rank.compute_s / rank.local_batch for rank in ranks]
+    if _even([rank.compute_s for rank in ranks], total / sum(1 / time for time in times), GAIN):
+        return None
     decision = by_time(times, total)
     batches = decision.plan.batches
     before = [rank.local_batch for rank in ranks]
@@ -87,6 +89,25 @@ def _by_inverse_time(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord |
     )
 
 
+def _even(times_s: Sequence[float], least_s: float, gain: float) -> bool:
+    """Whether no split can shorten the step by `gain`, so that the planner need not be asked.
+
+    least_s: what all ranks would take, could the batch be split so that they end at once. A step ends the later for its
+    ranks' unsteadiness, in proportion: with all at least_s by no less than (1 - gain) of what it does with none later
+    than least_s / (1 - gain)."""
+    return max(times_s) * (1 - gain) <= least_s
+
+
+def _least_s(estimates: Sequence[NodeEstimate], total: int) -> float:
+    """Seconds in which all ranks compute a step of `total` samples together, ending at once: the T with
+
+    sum_i (T - s_i - m_i) / (q_i + k_i) = total
+    """
+    per_s = [1 / (e.q + e.k) for e in estimates]
+    fixed = math.fsum((e.s + e.m) * each for e, each in zip(estimates, per_s, strict=True))
+    return (total + fixed) / math.fsum(per_s)
+
+
 def _won_nothing(current: PlanRecord, measured_s: float) -> bool:
     """Whether `current` left the step as long as it was: then time does not follow the batch (a fixed cost rules), and
     more of the same would only starve the slower ranks. A step that became much longer is another matter."""
@@ -97,7 +118,10 @@ def _by_optperf(given: Given, ranks: Sequence[RankProfile], estimates: Sequence[
     """The best split, or where that is too far to be sure of, the best of those near the present one."""
     before = [rank.local_batch for rank in ranks]
     low, overlap = least_batch(sum(before), len(ranks)), given.profile.overlap or NO_OVERLAP
-    old_s = expected_step_s(ranks, rank_times(estimates, overlap, before))
+    times_s = rank_times(estimates, overlap, before)
+    if _even(times_s, _least_s(estimates, sum(before)) + overlap.t_u, SPLIT_GAIN):
+        return None
+    old_s = expected_step_s(ranks, times_s)
     unsure_s = 2 * max(ranks, key=lambda rank: rank.compute_s).compute_error_s
     for reach in (None, *NEAR):
         decision = OPTPERF.decide(

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from scipy.special import ndtr
 
 from atoll.controller.estimators.profile import OverlapEstimate, Profile
 from atoll.step_estimators.estimates import NodeEstimate, RankProfile
@@ -51,6 +50,8 @@ def expected_step_s(ranks: Sequence[RankProfile], times_s: Sequence[float]) -> f
     the t with  prod_i Phi((t - T_i) / sigma_i) = 1/2
 
     Newton's method on the logarithm of the product, which is concave: from the left each step stays on the left."""
+    from scipy.special import ndtr  # here: loading it takes longer than most processes that import this decide anything
+
     times_N = np.array(times_s, dtype=np.float64)
     deviations_N = times_N * np.array([_unsteadiness(rank) for rank in ranks])
     at_s = float(times_N.max())

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
 
+from atoll.agent.incoming import each_worker
 from atoll.rpc import Tls, open_channel
 from atoll.v1 import agents_pb2 as pb
 from atoll.v1 import common_pb2
@@ -145,7 +146,8 @@ class FakeAgent:
             case "registered":
                 self.registered = message.registered
             case "launch":
-                self._launch(message.launch)
+                for launch in each_worker(message.launch):
+                    self._launch(launch)
                 await self.beat()
             case "stop":
                 self.stopped.append(message.stop)

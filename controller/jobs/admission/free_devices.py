@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.controller.jobs.agents.orphans import is_orphan
+from atoll.controller.jobs.agents.orphans import holding, orphans_of
 from atoll.controller.jobs.agents.sessions import AgentSession
 from atoll.controller.jobs.lifecycle.start import FreeDevice
 from atoll.controller.jobs.records.ledger import JobState
@@ -51,13 +51,13 @@ def find_free(
 
     since_s: since when devices are free, by node and index, as far as is known.
     """
-    runs = [s.run for s in states.values() if s.run and s.job.status.phase.active]
-    held = {(m.node, m.device) for run in runs for m in run.members}
-    used_ports = {(run.members[0].node, run.master_port) for run in runs}
+    runs = holding((s.job, s.run) for s in states.values())
+    held = {(m.node, m.device) for run in runs.values() for m in run.members}
+    used_ports = {(run.members[0].node, run.master_port) for run in runs.values()}
     devices: list[FreeDevice] = []
     ports: dict[str, tuple[int, ...]] = {}
     for name, session in connected.items():
-        if _has_orphans(name, session, states):
+        if any(session.workers[key].exit is None for key in orphans_of(name, session.workers, runs)):
             continue
         ports[name] = tuple(port for port in session.ports if (name, port) not in used_ports)
         for d in session.record.devices:
@@ -67,15 +67,6 @@ def find_free(
     oldest_first = sorted(states.values(), key=lambda s: s.created)
     nodes = {name: session.record for name, session in connected.items()}
     return FreeDevices(devices, ports, kept_free(((s.job, s.run) for s in oldest_first), devices, nodes))
-
-
-def _has_orphans(name: str, session: AgentSession, states: Mapping[str, JobState]) -> bool:
-    for key, worker in session.workers.items():
-        state = states.get(key.job)
-        job, run = (state.job, state.run) if state else (None, None)
-        if worker.exit is None and is_orphan(name, key, job, run):
-            return True
-    return False
 
 
 def kept_free(

@@ -3,7 +3,7 @@ come back. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from atoll.controller.jobs.lifecycle.observed import (
     Action,
@@ -19,11 +19,18 @@ from atoll.worker_key import WorkerKey
 ORPHAN_GRACE_S = 2.0
 
 
-def is_orphan(node: str, key: WorkerKey, job: JobRecord | None, run: RunRecord | None) -> bool:
-    """Whether a worker that `node` reports belongs to no run that holds devices."""
-    if job is None or run is None or not job.status.phase.active or key.run != run.run:
-        return True
-    return key.rank >= len(run.members) or run.members[key.rank].node != node
+def holding(jobs: Iterable[tuple[JobRecord, RunRecord | None]]) -> dict[str, RunRecord]:
+    """By job, the runs that hold devices."""
+    return {job.id: run for job, run in jobs if run is not None and job.status.phase.active}
+
+
+def orphans_of(node: str, workers: Iterable[WorkerKey], runs: Mapping[str, RunRecord]) -> Iterator[WorkerKey]:
+    """Those of the workers that `node` reports that belong to none of the runs that hold devices."""
+    for key in workers:
+        job, number, rank = key
+        run = runs.get(job)
+        if run is None or number != run.run or rank >= len(run.members) or run.members[rank].node != node:
+            yield key
 
 
 def orphan_actions(
@@ -33,14 +40,15 @@ def orphan_actions(
 ) -> Iterator[Action]:
     """Stop orphans that live, forget those that ended, drop what is left of jobs. Jobs whose records cannot be read are
     left alone."""
+    runs = holding(jobs.values())
     for name in sorted(nodes):
         if not nodes[name].connected:
             continue
-        for key, worker in nodes[name].workers.items():
-            job, run = jobs.get(key.job, (None, None))
-            if key.job in unreadable or not is_orphan(name, key, job, run):
+        for key in orphans_of(name, nodes[name].workers, runs):
+            if key.job in unreadable:
                 continue
-            if worker.phase is WorkerPhase.EXITED:
+            job, _ = jobs.get(key.job, (None, None))
+            if nodes[name].workers[key].phase is WorkerPhase.EXITED:
                 yield ForgetWorker(name, key)
             else:
                 yield StopRun(name, key.job, key.run, ORPHAN_GRACE_S, _why(job))

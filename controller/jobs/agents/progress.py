@@ -28,7 +28,8 @@ RECENT_STEPS: Final = 64
 RECENT_WAITS: Final = 512
 KEPT_NOTICES: Final = 64
 KEPT_PLANS: Final = 64
-PROFILE_EVERY_S: Final = 0.5
+PROFILE_EVERY_S: Final = 1.0
+"""As often as agents tell of steps."""
 COMMIT_EVERY_S: Final = 1.0
 """Where steps are shorter, the newest commit of a second is written."""
 
@@ -64,6 +65,7 @@ class RunProgress:
     waits: deque[Waited] = field(default_factory=lambda: deque(maxlen=RECENT_WAITS))
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_step: int = 0
+    newest_step: int = 0
     total_batch: int = 0  # the largest under the newest plan: an epoch's last batch may be short
     plan: int = 0
     batch_size: int = 0  # of the whole job as its script gave it; 0 before it told
@@ -83,18 +85,18 @@ class RunProgress:
         return any(rank.last for rank in self.ranks.values())
 
     @property
-    def newest_step(self) -> int:
-        return max((rank.last.step for rank in self.ranks.values() if rank.last), default=0)
-
-    @property
     def next_step(self) -> int:
         """The first that nobody has finished, as far as was heard."""
         return self.newest_step + 1 if self.stepped else 0
 
-    def profile(self, now_s: float) -> tuple[Profile, bool]:
-        """What is known of the run, and whether that is news since the last call. Made anew once in PROFILE_EVERY_S
-        only: with a thousand ranks it is work, and passes come in bursts."""
-        if self._profile is not None and now_s < self._profiled_s + PROFILE_EVERY_S:
+    def profile_is_due(self, now_s: float) -> bool:
+        """Whether the next `profile` is made anew: once in PROFILE_EVERY_S, for passes come in bursts."""
+        return self._profile is None or now_s >= self._profiled_s + PROFILE_EVERY_S
+
+    def profile(self, now_s: float, *, renew: bool = True) -> tuple[Profile | None, bool]:
+        """What is known of the run, and whether that is news since the last call. renew: make it anew where it is due;
+        without it there may be none yet."""
+        if not renew or not self.profile_is_due(now_s):
             return self._profile, False
         self._profile, self._profiled_s = self.estimators.profile(), now_s
         return self._profile, True
@@ -116,6 +118,7 @@ class RunProgress:
 
     def observe_step(self, rank: int, sample: common_pb2.StepSample, now_s: float, *, estimated: bool) -> None:
         """The newest step of a rank. estimated: its agent makes the estimate."""
+        self.newest_step = max(self.newest_step, sample.step)
         if sample.plan > self.plan:
             self.plan, self.total_batch = sample.plan, 0
         if sample.plan == self.plan:

@@ -30,6 +30,8 @@ PAUSE_S: Final = 0.5
 
 Outgoing: TypeAlias = agents_pb2.ControllerMessage | bytes
 """A message for an agent; serialised already where many are sent the same."""
+Queued: TypeAlias = Outgoing | Callable[[], Outgoing]
+"""Made when it is sent: a thousand launches that wait take no more memory than one."""
 
 
 class NameTaken(Conflict):
@@ -53,7 +55,7 @@ class AgentSession:
         self.ended = asyncio.Event()
         self.why: AtollError | None = None
         self.plans_sent: dict[tuple[str, int], int] = {}
-        self._outbox: deque[Outgoing] = deque()
+        self._outbox: deque[Queued] = deque()
         self._filled = asyncio.Event()
         self._sent_s: dict[object, float] = {}
         self._questions = 0
@@ -65,7 +67,7 @@ class AgentSession:
         self.ended.set()
         self._filled.set()
 
-    def send(self, message: Outgoing) -> None:
+    def send(self, message: Queued) -> None:
         """Queue a message. An agent that takes none any more is cut off: it comes back and is told anew."""
         if len(self._outbox) >= OUTBOX_MESSAGES:
             self.end(ControllerUnreachable(f"{OUTBOX_MESSAGES} messages wait for {self.record.name}; connect again"))
@@ -85,7 +87,7 @@ class AgentSession:
         if len(self._sent_s) > OUTBOX_MESSAGES:
             self._sent_s = {t: at for t, at in self._sent_s.items() if now_s - at < RESEND_S}
         self._sent_s[topic] = now_s
-        self.send(message())
+        self.send(message)
 
     def take_inventory(self, job: str, directory: str, *, store: bool) -> asyncio.Future[agents_pb2.Inventory]:
         """Ask what there is of a job's checkpoints on this node. Who waits no more cancels the future."""
@@ -110,7 +112,10 @@ class AgentSession:
                 return None
             self._filled.clear()
             await self._filled.wait()
-        return None if self.ended.is_set() else self._outbox.popleft()
+        if self.ended.is_set():
+            return None
+        message = self._outbox.popleft()
+        return message() if callable(message) else message
 
     def report(
         self, statuses: Iterable[common_pb2.WorkerStatus], ports: Iterable[int], memory_jobs: Iterable[str] = ()

@@ -40,6 +40,8 @@ def is_lost(node: ObservedNode | None, clock: PassClock) -> bool:
 
 def record_exits(observed: ObservedJob, run: RunRecord, clock: PassClock) -> RunRecord:
     """The run with every end that can be told by now, in order of rank."""
+    if _all_live(observed, run):
+        return run
     ended = sum(m.exit is not None for m in run.members)
     members: list[RunMember] = []
     for member in run.members:
@@ -48,6 +50,13 @@ def record_exits(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Run
     if all(after is before for after, before in zip(members, run.members, strict=True)):
         return run
     return replace(run, members=tuple(members))
+
+
+def _all_live(observed: ObservedJob, run: RunRecord) -> bool:
+    """Whether nothing ended, as in nearly every pass over nearly every run."""
+    if len(observed.workers) < len(run.members) or any(m.exit for m in run.members):
+        return False
+    return not any(worker.phase is WorkerPhase.EXITED for worker in observed.workers.values())
 
 
 def _exit_of(observed: ObservedJob, run: RunRecord, member: RunMember, clock: PassClock) -> ExitRecord | None:
@@ -95,6 +104,8 @@ def _exit_of_absent(observed: ObservedJob, member: RunMember, node: ObservedNode
 
 def exit_events(before: RunRecord, after: RunRecord) -> Iterator[NewEvent]:
     """One for each end, the bad ones first; beyond EXIT_EVENTS of them a last one counts the rest."""
+    if after is before:
+        return
     both = zip(before.members, after.members, strict=True)
     ends = [(new, new.exit) for old, new in both if old.exit is None and new.exit is not None]
     if len(ends) > EXIT_EVENTS:

@@ -143,12 +143,34 @@ class ObservedJob:
     training: ObservedTraining = ObservedTraining()
     devices: ObservedDevices = ObservedDevices()
     data_seed: str = field(default="", repr=False)
+    workers: Mapping[int, ObservedWorker] = field(init=False, repr=False, compare=False)
+    """Of `run`, by rank: those that the nodes tell of on which they belong, and that are there."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "workers", _workers_of(self.run, self.nodes) if self.run else {})
+
+
+def _workers_of(run: RunRecord, nodes: Mapping[str, ObservedNode]) -> dict[int, ObservedWorker]:
+    """Node by node: many more members than nodes, and this is asked of every run in every pass."""
+    found, members = {}, run.members
+    for name in {member.node for member in members}:
+        node = nodes.get(name)
+        if node is None or not node.connected:
+            continue
+        for key, worker in node.workers.items():
+            if key.run == run.run and key.job == run.job and key.rank < len(members) and members[key.rank].node == name:
+                found[key.rank] = worker
+    return found
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchWorker:
+class LaunchWorkers:
+    """Of one run, those of a node that are to start: one message, whatever their number."""
+
     node: str
-    key: WorkerKey
+    job: str
+    run: int
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +202,7 @@ class DropMemory:
     job: str
 
 
-Action: TypeAlias = LaunchWorker | StopRun | ForgetWorker | SendPlan | DropMemory
+Action: TypeAlias = LaunchWorkers | StopRun | ForgetWorker | SendPlan | DropMemory
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 from atoll.controller.jobs.lifecycle.observed import (
     Action,
     ForgetWorker,
-    LaunchWorker,
+    LaunchWorkers,
     ObservedJob,
-    ObservedWorker,
     SendPlan,
     StopRun,
     WorkerPhase,
@@ -20,34 +19,28 @@ from atoll.controller.state.records import RunMember, RunRecord
 from atoll.worker_key import WorkerKey
 
 
-def workers_of(observed: ObservedJob, run: RunRecord) -> dict[int, ObservedWorker]:
-    """The run's workers by rank, from the nodes they belong on and that are there."""
-    found = {}
-    for member in run.members:
-        node = observed.nodes.get(member.node)
-        worker = node.workers.get(WorkerKey(run.job, run.run, member.rank)) if node and node.connected else None
-        if worker is not None:
-            found[member.rank] = worker
-    return found
-
-
 def launches(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
-    workers = workers_of(observed, run)
+    missing: dict[str, list[int]] = {}
     for member in run.members:
-        if not member.exit and member.rank not in workers and _connected(observed, member.node):
-            yield LaunchWorker(member.node, WorkerKey(run.job, run.run, member.rank))
+        if not member.exit and member.rank not in observed.workers and _connected(observed, member.node):
+            missing.setdefault(member.node, []).append(member.rank)
+    for node, ranks in missing.items():
+        yield LaunchWorkers(node, run.job, run.run, tuple(ranks))
 
 
 def plans(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
     """Plans after the first, which came with the launch: all that a node's present stream has not carried, in order.
 
     An agent hands plans to workers that it has started; what came while it still fetches their code would be lost."""
-    workers = workers_of(observed, run)
-    living = [m for m in run.members if not m.exit]
+    newest, workers = observed.plans.newest, observed.workers
+    if newest is None:
+        return
+    behind = {node for node in {m.node for m in run.members} if observed.plans.sent.get(node, 1) < newest.id}
+    living = [m for m in run.members if m.node in behind and not m.exit] if behind else []
     fetching = {m.node for m in living if m.rank not in workers or workers[m.rank].phase is WorkerPhase.STARTING}
     for node in _nodes(observed, (m for m in living if m.node not in fetching)):
-        newest = observed.plans.sent.get(node, 1)
-        yield from (SendPlan(node, run.job, run.run, plan.id) for plan in observed.plans.issued if plan.id > newest)
+        sent = observed.plans.sent.get(node, 1)
+        yield from (SendPlan(node, run.job, run.run, plan.id) for plan in observed.plans.issued if plan.id > sent)
 
 
 def stops(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
@@ -58,13 +51,13 @@ def stops(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
 def forgets(observed: ObservedJob) -> Iterator[Action]:
     """Ends that are in etcd need not be reported any more: of `observed.run`, not of what this pass will write."""
     for member in observed.run.members if observed.run else ():
+        if not member.exit or (worker := observed.workers.get(member.rank)) is None:
+            continue
         key = WorkerKey(observed.job.id, observed.run.run if observed.run else 0, member.rank)
-        node = observed.nodes.get(member.node)
-        if member.exit and node and node.connected and key in node.workers:
-            if node.workers[key].phase is WorkerPhase.EXITED:
-                yield ForgetWorker(member.node, key)
-            else:  # it counted as lost and is there again: an older run by now
-                yield StopRun(member.node, key.job, key.run, 0.0, "it counted as lost")
+        if worker.phase is WorkerPhase.EXITED:
+            yield ForgetWorker(member.node, key)
+        else:  # it counted as lost and is there again: an older run by now
+            yield StopRun(member.node, key.job, key.run, 0.0, "it counted as lost")
 
 
 def _nodes(observed: ObservedJob, members: Iterable[RunMember]) -> Iterator[str]:

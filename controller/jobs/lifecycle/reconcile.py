@@ -31,7 +31,6 @@ from atoll.controller.jobs.lifecycle.observed import (
     PassClock,
     WorkerPhase,
 )
-from atoll.controller.jobs.lifecycle.orders import workers_of
 from atoll.controller.jobs.lifecycle.phases import advance
 from atoll.controller.jobs.lifecycle.policy import adapted_by, policy_of
 from atoll.controller.jobs.lifecycle.recovery import close_recovery, recovery_at_end, recovery_at_fence
@@ -73,7 +72,7 @@ def _starting(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobSte
     job = observed.job
     if stop := _must_stop(observed, run, clock):
         return stop
-    workers = workers_of(observed, run)
+    workers = observed.workers
     if all(m.exit or (m.rank in workers and workers[m.rank].phase is WorkerPhase.RUNNING) for m in run.members):
         text = f"run {run.run}: {len(run.members)} worker{'s' * (len(run.members) > 1)} training"
         return _moved(advance(job, JobPhase.RUNNING, text, clock.unix_s), run)
@@ -152,7 +151,7 @@ def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...
 def _assess(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
     """At free devices, where the run could take some in: its workers all live and can stop at a step boundary, of
     which there is one more to come."""
-    workers = [workers_of(observed, run).get(m.rank) for m in run.members if not m.exit]
+    workers = [observed.workers.get(m.rank) for m in run.members if not m.exit]
     able = [worker for worker in workers if worker is not None and worker.uses_atoll and not worker.trained]
     if len(able) < len(run.members):
         return DeviceAssessment(job=observed.job)
@@ -198,7 +197,7 @@ def _left_early(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobS
     finished = [m.rank for m in run.members if m.exit]
     if not finished or observed.finished_since_s is None or clock.now_s - observed.finished_since_s <= LEFT_EARLY_S:
         return None
-    workers = workers_of(observed, run)
+    workers = observed.workers
     others = (workers[m.rank] for m in run.members if not m.exit and m.rank in workers)
     if not any(worker.uses_atoll and not worker.trained for worker in others):
         return None

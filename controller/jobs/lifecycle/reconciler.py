@@ -15,10 +15,11 @@ from dataclasses import replace
 from typing import Final
 
 from atoll.controller.deciding.controller_half import controller_half
+from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.admission.free_devices import FreeDevices, find_free
 from atoll.controller.jobs.agents.data_keys import new_seed
 from atoll.controller.jobs.agents.orphans import orphan_actions
-from atoll.controller.jobs.agents.progress import COMMIT_EVERY_S, ProgressBoard
+from atoll.controller.jobs.agents.progress import COMMIT_EVERY_S, ProgressBoard, RunProgress
 from atoll.controller.jobs.agents.sessions import AgentSessions
 from atoll.controller.jobs.lifecycle.exits import is_lost
 from atoll.controller.jobs.lifecycle.observed import (
@@ -26,7 +27,7 @@ from atoll.controller.jobs.lifecycle.observed import (
     DropMemory,
     ForgetWorker,
     JobStep,
-    LaunchWorker,
+    LaunchWorkers,
     NewEvent,
     ObservedDevices,
     ObservedJob,
@@ -50,6 +51,8 @@ MIN_PAUSE_S: Final = 0.02
 """Between passes, so that a thousand agents that report at the same moment cause one pass."""
 RETRY_S: Final = 0.5
 MAX_STEPS_A_PASS: Final = 4
+RANKS_A_PASS: Final = 4000
+"""So many ranks' profiles are made anew in a pass; those of further jobs in the next, at once."""
 
 
 class Reconciler:
@@ -80,6 +83,7 @@ class Reconciler:
         self._present: set[str] = set()
         self._cluster_events: list[NewEvent] = []
         self._undecided: dict[str, str] = {}
+        self._ranks_a_pass = self._ranks_left = RANKS_A_PASS
         self._last_launch: tuple[tuple[str, int], bytes] | None = None
         self._last_plan: tuple[tuple[str, int, int], bytes] | None = None
 
@@ -117,6 +121,7 @@ class Reconciler:
         """One pass over all jobs."""
         self._sessions.end_silent()
         await self._watch_nodes()
+        self._ranks_left = self._ranks_a_pass
         async with self._ledger.writing:
             free = self._find_free()
             live = [s for s in self._ledger.jobs.values() if not s.job.status.phase.ended or s.stale]
@@ -197,7 +202,7 @@ class Reconciler:
     def _observe(self, state: JobState, free: FreeDevices) -> ObservedJob:
         job, run = state.job, state.run
         waiting, nodes = job.status.phase is JobPhase.QUEUED, {m.node for m in run.members} if run else set()
-        may_take = waiting or (job.status.phase is JobPhase.RUNNING and self._may_grow(state))
+        may_take = waiting or (job.status.phase is JobPhase.RUNNING and free.devices and self._may_grow(state))
         return ObservedJob(
             job=job,
             run=run,
@@ -224,7 +229,7 @@ class Reconciler:
             links = self._links(state) if job.status.phase is JobPhase.QUEUED else {}
             return ObservedTraining(links=links, memory_step=memory_step)
         progress = self._progress.begin(run, lambda: controller_half(job.spec.strategy, job.spec.strategy_settings))
-        profile, news = progress.profile(self._clock()) if job.status.phase is not JobPhase.STARTING else (None, False)
+        profile, news = self._profile(run, progress) if job.status.phase is not JobPhase.STARTING else (None, False)
         return ObservedTraining(
             profile=profile,
             profile_is_news=news,
@@ -239,6 +244,17 @@ class Reconciler:
             memory_step=memory_step,
         )
 
+    def _profile(self, run: RunRecord, progress: RunProgress) -> tuple[Profile | None, bool]:
+        """What is known of the run, and whether that is news."""
+        now_s = self._clock()
+        if not progress.profile_is_due(now_s):
+            return progress.profile(now_s)
+        if self._ranks_left <= 0:
+            self.nudge()
+            return progress.profile(now_s, renew=False)
+        self._ranks_left -= len(run.members)
+        return progress.profile(now_s)
+
     def _links(self, state: JobState) -> dict[str, float]:
         """By island, what its links carried in the job's last run."""
         progress = self._progress.of(state.job.id, state.job.status.run)
@@ -247,6 +263,8 @@ class Reconciler:
 
     def _may_grow(self, state: JobState) -> bool:
         """One run grows at a time, and not while a job that could start here waits for the devices."""
+        if state.run is None or len(state.run.members) >= state.job.spec.max_workers:
+            return False
         devices = sum(len(s.record.devices) for s in self._sessions.connected.values())
         for other in self._ledger.jobs.values():
             if other is state:
@@ -308,9 +326,9 @@ class Reconciler:
                 session.send_unless_recent(action, lambda: wire.forget(action), now_s)
             case DropMemory():
                 session.send_unless_recent(action, lambda: wire.drop_memory(action), now_s)
-            case LaunchWorker() if state and state.run and state.plans:
+            case LaunchWorkers() if state and state.run and state.plans:
                 run, common = state.run, self._common_launch(state, state.run)
-                session.send_unless_recent(action, lambda: wire.launch(common, run, action.key.rank), now_s)
+                session.send_unless_recent(action, lambda: wire.launch(common, run, action.ranks), now_s)
             case SendPlan() if state:
                 session.plans_sent[action.job, action.run] = action.plan
                 session.send(self._plan_message(state, action))

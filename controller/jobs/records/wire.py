@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -152,20 +153,31 @@ def launch_of_all(
     return agents_pb2.ControllerMessage(launch=common).SerializeToString()
 
 
-def launch(common: bytes, run: RunRecord, rank: int) -> bytes:
-    """The launch of one rank, serialised: what all have in common, then its own, which a parser merges into one message
-    (protobuf's encoding, "Last One Wins")."""
-    member = run.members[rank]
+def launch(common: bytes, run: RunRecord, ranks: Sequence[int]) -> bytes:
+    """The launch of a node's ranks, serialised: what all of the run have in common, then their own, which a parser
+    merges into one message (protobuf's encoding, "Last One Wins")."""
+    first, *others = (run.members[rank] for rank in ranks)
     own = agents_pb2.Launch(
-        id=WorkerKey(run.job, run.run, rank).to_wire(),
-        local_rank=member.local_rank,
-        local_world_size=member.local_world_size,
-        device=member.device,
-        node_rank=member.node_rank,
+        id=WorkerKey(run.job, run.run, first.rank).to_wire(),
+        local_rank=first.local_rank,
+        local_world_size=first.local_world_size,
+        device=first.device,
+        node_rank=first.node_rank,
+        others=[
+            agents_pb2.LaunchedBeside(
+                rank=m.rank, local_rank=m.local_rank, device=m.device, secret=_secret(run, m.rank)
+            )
+            for m in others
+        ],
     )
     if run.data_seed:
-        own.keys.secret = private_key(run.data_seed, run.job, run.run, rank)
+        own.keys.secret = _secret(run, first.rank)
     return common + agents_pb2.ControllerMessage(launch=own).SerializeToString()
+
+
+def _secret(run: RunRecord, rank: int) -> bytes:
+    """Empty where workers send each other nothing but collectives."""
+    return private_key(run.data_seed, run.job, run.run, rank) if run.data_seed else b""
 
 
 def plan_for_job(job: str, plan: PlanRecord) -> bytes:

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from measured_runs import EVEN, PLACES, given, measured, ranks
 
+from atoll.controller.deciding import split
 from atoll.controller.deciding.first import Place, first_plan, pinned_plan
 from atoll.controller.deciding.given import Given, Pins, Policy
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.estimators.profile import OverlapEstimate
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import PlanRecord
+from atoll.step_estimators.estimates import NodeEstimate, RankProfile
 
 UNEQUAL = (0.001, 0.00164, 0.00263)
 
@@ -190,3 +193,40 @@ def test_any_run_is_decided_upon_without_an_error() -> None:
     odd: list[dict[str, Any]] = [{}, {"step_s": 0.0}]
     for _ in odd:
         assert next_plan(given({})) is None
+
+
+@pytest.mark.parametrize("modelled", [False, True])
+def test_where_the_planner_is_not_asked_it_had_nothing_to_offer(modelled: bool) -> None:
+    """1. A thousand ranks are looked at every second, and asking the planner took most of that. 2. Where all ranks end
+    at nearly the same moment no split is faster by as much as a plan must promise: it is not asked. 3. Asked all the
+    same, it has no plan: 2,000 clusters, from even ones to those where one rank takes a tenth longer."""
+    rng = random.Random(3)
+    skipped = 0
+    for _ in range(2000):
+        count, noise, uneven = rng.choice((2, 3, 8, 40)), rng.choice((0.0, 0.002, 0.01)), rng.uniform(0, 0.1)
+        speeds = [rng.uniform(0.3, 1.0) for _ in range(count)]
+        fixed_s = rng.choice((0.0, 0.02, 0.2))
+        profiles = {}
+        for rank, speed in enumerate(speeds):
+            batch = max(1, round(200 * speed * (1 + rng.uniform(-uneven, uneven))))
+            line = NodeEstimate(
+                q=0.0004 / speed, s=fixed_s / 2, k=0.0006 / speed, m=fixed_s / 2, error=0.001, low_batch=1,
+                high_batch=400,
+            )  # fmt: skip
+            compute_s = line.compute_s(batch)
+            profiles[rank] = RankProfile(
+                plan=1, local_batch=batch, compute_s=compute_s, compute_error_s=noise * compute_s / 4, steps=16,
+                estimate=line if modelled else None,
+            )  # fmt: skip
+        current = replace(EVEN, shares=(1.0,) * count)
+        policy = Policy(split="auto" if modelled else "inverse-time")
+        asked = given(profiles, current=current, policy=policy)
+        with_check = next_plan(asked)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(split, "_even", lambda *_: False)
+            assert (with_check is None) == (next_plan(asked) is None)
+        totals = sum(profile.local_batch for profile in profiles.values())
+        lines = [profile.estimate for profile in profiles.values() if profile.estimate]
+        least_s = split._least_s(lines, totals) if lines else 0.0
+        skipped += bool(lines) and split._even([profile.compute_s for profile in profiles.values()], least_s, 0.03)
+    assert (skipped > 500) == modelled

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from made import spec
 
+from atoll.agent.incoming import each_worker
 from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions, Outgoing
 from atoll.controller.jobs.lifecycle.observed import NewEvent
@@ -90,7 +91,8 @@ class Breaking:
 
 @dataclass
 class Agent:
-    """Starts what it is told to, at most one worker on its only device, and remembers all it ever started."""
+    """Starts what it is told to, at most one worker on each device, and remembers all it ever started. `earlier`: it
+    starts only the first worker of a launch, as agents of before did."""
 
     name: str
     workers: dict[Key, common_pb2.WorkerStatus] = field(default_factory=dict)
@@ -99,13 +101,17 @@ class Agent:
     up: bool = True
     tells: bool = False  # of its workers' steps, and of what is complete in memory
     work_per_s: float = 0.0
+    devices: int = 1
+    earlier: bool = False
+    launches: int = 0
 
     @property
     def record(self) -> NodeRecord:
-        device = DeviceRecord(index=0, kind="cpu", model="fake", memory_bytes=1, speed=1.0, work_per_s=self.work_per_s)
-        return NodeRecord(
-            name=self.name, island="x", address="127.0.0.1", memory_bytes=1, devices=(device,), version="0"
+        devices = tuple(
+            DeviceRecord(index=i, kind="cpu", model="fake", memory_bytes=1, speed=1.0, work_per_s=self.work_per_s)
+            for i in range(self.devices)
         )
+        return NodeRecord(name=self.name, island="x", address="127.0.0.1", memory_bytes=1, devices=devices, version="0")
 
     def alive(self) -> list[Key]:
         return [key for key, status in self.workers.items() if status.state != common_pb2.WORKER_STATE_EXITED]
@@ -119,7 +125,9 @@ class Agent:
         message = agents_pb2.ControllerMessage.FromString(told) if isinstance(told, bytes) else told
         match message.WhichOneof("body"):
             case "launch":
-                self._launch(message.launch)
+                self.launches += 1
+                for launch in each_worker(message.launch)[: 1 if self.earlier else None]:
+                    self._launch(launch)
             case "stop":
                 for key in self.alive():
                     if key[0] == message.stop.job and key[1] <= message.stop.run:
@@ -131,7 +139,7 @@ class Agent:
         key = _key(launch.id)
         if key in self.workers:
             return
-        if self.alive() or key in self.started:
+        if len(self.alive()) >= self.devices or key in self.started:
             self.doubles.append(f"{key} beside {self.alive()}, after {self.started}")
         self.started.append(key)
         self.workers[key] = common_pb2.WorkerStatus(

@@ -236,3 +236,21 @@ def test_how_a_worker_ended(code: int, kind: int, expected: WorkerExitKind) -> N
     assert worker.phase is WorkerPhase.EXITED
     assert worker.exit is not None
     assert (worker.exit.kind, worker.exit.code) == (expected, code)
+
+
+async def test_what_waits_for_an_agent_is_made_when_it_is_sent() -> None:
+    """1. A launch of 4,096 workers waits for each of 512 nodes: serialised, that was 1.2 GiB in the controller. 2. Now
+    each is made as its stream takes it."""
+    made = []
+
+    def launch(number: int) -> bytes:
+        made.append(number)
+        return bytes(number)
+
+    queued = session()
+    for number in range(3):
+        queued.send_unless_recent(number, lambda number=number: launch(number), NOW_S)  # type: ignore[misc]
+    assert (queued.waiting, made) == (3, [])
+    assert await queued.next_message() == b""
+    assert await queued.next_message() == bytes(1)
+    assert (queued.waiting, made) == (1, [0, 1])

@@ -25,7 +25,7 @@ from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.lifecycle.observed import (
     ForgetWorker,
     JobStep,
-    LaunchWorker,
+    LaunchWorkers,
     NewEvent,
     SendPlan,
     StopRun,
@@ -123,7 +123,7 @@ def test_a_queued_job_is_cancelled_at_once() -> None:
 
 def test_missing_workers_are_launched_until_they_are_there() -> None:
     starting = observed(job(JobPhase.STARTING), run("a", "b"), node("a", {0: worker(WorkerPhase.STARTING)}), node("b"))
-    assert next_step(starting, clock()).actions == (LaunchWorker("b", key(1)),)
+    assert next_step(starting, clock()).actions == (LaunchWorkers("b", JOB, 1, (1,)),)
 
 
 def test_a_run_runs_when_all_its_workers_do() -> None:

@@ -210,3 +210,20 @@ async def test_events_are_bounded(store: StateStore, monkeypatch: pytest.MonkeyP
     events = await cluster.life.ledger.events(JOB, after=0)
     newest = cluster.life.ledger.jobs[JOB].job.status.events
     assert [event.sequence for event in events] == list(range(newest - 4, newest + 1))
+
+
+async def test_a_node_is_sent_one_launch_whatever_its_devices(store: StateStore) -> None:
+    """1. Two nodes of eight devices, a job of sixteen workers: it was sixteen launches, each with all that they have in
+    common. 2. An agent of before reads only a launch's first worker: it is asked again for those that are missing."""
+    cluster = Cluster(store, "a", "b")
+    for agent in cluster.agents.values():
+        agent.devices = 8
+    cluster.agents["b"].earlier = True
+    await cluster.elect()
+    assert cluster.life is not None
+    await cluster.life.submit(workers=(16, 16))
+    await cluster.ticks(4)
+    assert cluster.life.ledger.jobs[JOB].job.status.phase is JobPhase.RUNNING
+    assert [len(agent.alive()) for agent in cluster.agents.values()] == [8, 8]
+    assert [agent.launches for agent in cluster.agents.values()] == [1, 8]
+    assert [agent.doubles for agent in cluster.agents.values()] == [[], []]
