@@ -22,6 +22,7 @@ from atoll.controller.planners.placement import PlacementInput, plan_placement
 from atoll.controller.planners.schemas import canonical, read
 from atoll.controller.planners.stages import StagesInput, plan_stages
 from atoll.controller.planners.tta import TtaInput, plan_tta
+from atoll.sparse_scheme import SparseSchemeInput, plan_sparse_scheme
 
 Given = TypeVar("Given")
 Plan = TypeVar("Plan")
@@ -174,10 +175,19 @@ STAGES: Final = Planner(
     plan_stages,
 )
 
+SPARSE_SCHEME: Final = Planner(
+    "sparse-scheme",
+    "how a sparse tensor is summed over workers, from its densities, its skew and the link",
+    '{"workers": 4, "entries": 375000, "densities": [0.02, 0.036, 0.05, 0.062], "skew": 2.6, "value_bytes": 256, '
+    '"index_bytes": 4, "bandwidth": 12500000, "latency": 0.0005}',
+    SparseSchemeInput,
+    plan_sparse_scheme,
+)
+
 PLANNERS: Final[Mapping[str, Planner[Any, Any]]] = {
     planner.name: planner
     for planner in (
         *(EVEN, INVERSE_TIME, OPTPERF, GNS, GOODPUT, TTA, ADMISSION, PLACEMENT, CHUNKS),
-        *(COMPRESSION, FUSION, STAGES),
+        *(COMPRESSION, FUSION, STAGES, SPARSE_SCHEME),
     )
 }

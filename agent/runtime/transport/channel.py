@@ -152,8 +152,10 @@ class Channel:
 
     def _hear(self, frame: Frame) -> str | None:
         match frame.kind:
-            case Kind.PART | Kind.SUM | Kind.DIRECT:
+            case Kind.PART | Kind.SUM:
                 return self._hear_part(frame)
+            case Kind.DIRECT:
+                return self._deliver(frame)
             case Kind.CONTROL:
                 return self.proposals.hear(frame.step, frame.origin, frame.payload)
             case Kind.DIGEST:

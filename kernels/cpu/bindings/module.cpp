@@ -9,6 +9,7 @@
 #include "../reduce/weighted_sum.hpp"
 #include "call_options.hpp"
 #include "sparse_module.hpp"
+#include "units_module.hpp"
 
 namespace nb = nanobind;
 namespace ak = atoll_kernels;
@@ -54,6 +55,7 @@ NB_MODULE(_native, m) {
     m.def("weighted_sum", weighted_sum, "out"_a.none(), "inputs"_a.none(), "weights"_a.none(), "threads"_a = 0,
           nb::kw_only(), "portable"_a = false);
     ak::bind_sparse(m);
+    ak::bind_units(m);
     ak::bind_exchange_engine(m);
     ak::bind_planning(m);
     m.def("cpu_features", cpu_features);

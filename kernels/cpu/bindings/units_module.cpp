@@ -1,0 +1,150 @@
+#include "units_module.hpp"
+
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "../../bindings/gil.hpp"
+#include "../../bindings/hash_calls.hpp"
+#include "../hashing/murmur3.hpp"
+#include "../units/unit_sum.hpp"
+#include "call_options.hpp"
+
+namespace atoll_kernels {
+namespace {
+
+using namespace nb::literals;
+
+void fill_murmur3(nb::handle keys, std::uint32_t seed, nb::handle out) {
+    const Loaded key = required(keys, "key", Access::read, index_entries);
+    const Loaded hash = required(out, "out", Access::write, index_entries);
+    check_entries(hash, key.entries, "it must be as long as key");
+    for (std::size_t k = 0; k < key.entries; ++k)
+        hash.as<std::uint32_t>()[k] = murmur3(key.as<std::uint32_t>()[k], seed);
+}
+
+nb::tuple hash_units(nb::handle unit, const std::vector<std::uint32_t>& seeds, std::size_t partitions,
+                     nb::handle order, std::size_t slots, int threads) {
+    const int checked = checked_threads(threads);
+    const HashCall call(cpu, unit, seeds, partitions, order, slots);
+    Partitioned result;
+    {
+        const GilReleased released(call.unit.entries);
+        result = hierarchical_hash(call.unit.as<std::uint32_t>(), call.unit.entries, call.seeds, call.partitions,
+                                   call.slots, checked, call.order.as<std::uint32_t>());
+    }
+    return nb::make_tuple(result.bounds, result.serial);
+}
+
+std::vector<std::uint64_t> fill_members(std::uint32_t seed, std::size_t partitions, nb::handle member_object) {
+    const Loaded member = required(member_object, "member", Access::write, index_entries);
+    checked_partitions(partitions);
+    const GilReleased released(member.entries);
+    return partition_members(member.entries, seed, partitions, member.as<std::uint32_t>());
+}
+
+void encode_bitmap(nb::handle member, nb::handle unit, nb::handle bitmap) {
+    const BitmapCall call(cpu, member, unit, bitmap, Access::read);
+    bool all = false;
+    {
+        const GilReleased released(call.member.entries);
+        all = bitmap_encode(call.member.as<std::uint32_t>(), call.member.entries, call.unit.as<std::uint32_t>(),
+                            call.unit.entries, call.bitmap.as<std::uint8_t>());
+    }
+    if (!all) refuse_units();
+}
+
+void decode_bitmap(nb::handle member, nb::handle bitmap, nb::handle unit) {
+    const BitmapCall call(cpu, member, unit, bitmap, Access::write);
+    bool all = false;
+    {
+        const GilReleased released(call.member.entries);
+        all = bitmap_decode(call.member.as<std::uint32_t>(), call.member.entries, call.bitmap.as<std::uint8_t>(),
+                            call.unit.as<std::uint32_t>(), call.unit.entries);
+    }
+    if (!all) refuse_bitmap(call.unit.entries);
+}
+
+template <typename T>
+nb::object as_array(std::unique_ptr<T[]> data, std::initializer_list<std::size_t> shape) {
+    T* const raw = data.release();
+    const nb::capsule owner(raw, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+    return nb::ndarray<nb::numpy, T>(raw, shape, owner).cast();
+}
+
+[[noreturn]] void refuse_flaw(const CheckedSum& result, const UnitRange& range, std::uint32_t partition) {
+    const std::string unit = "terms[" + number(result.which) + "] has unit " + number(result.unit);
+    switch (result.flaw) {
+        case UnitFlaw::outside: refuse(unit + ", beyond the last of " + number(range.units));
+        case UnitFlaw::foreign: refuse(unit + ", which is not of partition " + number(partition));
+        default: refuse(unit + " twice");
+    }
+}
+
+nb::tuple sum_units_of(nb::handle terms, std::size_t units, std::size_t width, std::uint32_t seed,
+                       std::uint32_t partitions, const std::vector<std::uint32_t>& partition_of_term, int threads) {
+    const int checked = checked_threads(threads);
+    if (width < 1) refuse("width = 0 is no unit; pass 1 for single entries");
+    if (units > std::size_t{1} << 32) refuse("units = " + number(units) + " is beyond numbers of 32 bits");
+    if (partitions != 0 && partition_of_term.size() != nb::len(terms))
+        refuse("partition has " + number(partition_of_term.size()) + " entries; pass one for each term");
+    std::vector<Loaded> loaded;
+    std::vector<Coordinates> coordinates;
+    std::size_t entries = units / 64;
+    for (std::size_t t = 0; t < nb::len(terms); ++t) {
+        const nb::object unit = terms[t][0], values = terms[t][1];
+        const std::string name = "terms[" + number(t) + "]";
+        const Loaded& u = loaded.emplace_back(required(unit, name.c_str(), Access::read, index_entries));
+        const auto* const first = u.as<std::uint32_t>();
+        const std::size_t count = u.entries;
+        const Loaded& v = loaded.emplace_back(required(values, name.c_str(), Access::read));
+        check_entries(v, count * width, "it must hold the values of every unit");
+        coordinates.push_back({first, v.data, count, partitions != 0 ? partition_of_term[t] : 0});
+        entries += v.entries;
+    }
+    const UnitRange range{units, seed, partitions};
+    CheckedSum result;
+    {
+        const GilReleased released(entries);
+        result = sum_coordinates(coordinates, range, width, checked);
+    }
+    if (result.flaw != UnitFlaw::none) refuse_flaw(result, range, coordinates[result.which].partition);
+    const std::size_t count = result.sum.count;
+    return nb::make_tuple(as_array(std::move(result.sum.unit), {count}),
+                          as_array(std::move(result.sum.values), {count, width}));
+}
+
+nb::object find_nonzero_units(nb::handle dense_object, std::size_t width, int threads) {
+    const int checked = checked_threads(threads);
+    const Loaded dense = required(dense_object, "dense", Access::read);
+    if (width < 1 || dense.entries % width != 0)
+        refuse("dense has " + number(dense.entries) + " entries, which is no number of units of " + number(width));
+    if (dense.entries / width > std::size_t{1} << 32)
+        refuse("dense has " + number(dense.entries / width) + " units, beyond numbers of 32 bits");
+    std::vector<std::uint32_t> found;
+    {
+        const GilReleased released(dense.entries);
+        found = nonzero_units(dense.data, dense.entries / width, width, checked);
+    }
+    auto data = std::make_unique_for_overwrite<std::uint32_t[]>(found.size());
+    if (!found.empty()) std::memcpy(data.get(), found.data(), found.size() * sizeof(std::uint32_t));
+    return as_array(std::move(data), {found.size()});
+}
+
+}  // namespace
+
+void bind_units(nb::module_& m) {
+    m.def("murmur3", fill_murmur3, "key"_a.none(), "seed"_a, "out"_a.none());
+    m.def("hierarchical_hash", hash_units, "unit"_a.none(), "seeds"_a, "partitions"_a, "order"_a.none(), "slots"_a = 0,
+          "threads"_a = 0);
+    m.def("partition_members", fill_members, "seed"_a, "partitions"_a, "member"_a.none());
+    m.def("bitmap_encode", encode_bitmap, "member"_a.none(), "unit"_a.none(), "bitmap"_a.none());
+    m.def("bitmap_decode", decode_bitmap, "member"_a.none(), "bitmap"_a.none(), "unit"_a.none());
+    m.def("sum_coordinates", sum_units_of, "terms"_a, "units"_a, "width"_a, "seed"_a = 0, "partitions"_a = 0,
+          "partition"_a = std::vector<std::uint32_t>(), "threads"_a = 0);
+    m.def("nonzero_units", find_nonzero_units, "dense"_a.none(), "width"_a, "threads"_a = 0);
+}
+
+}  // namespace atoll_kernels

@@ -1,0 +1,108 @@
+"""Sums of several tensors that are under way at once: their schemes go on as messages come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from atoll.agent.runtime.transport.channel import Channel
+from atoll.errors import BadInput
+from atoll.strategies.zen.coordinates import Coordinates, summed
+from atoll.strategies.zen.mailbox import Mailbox
+from atoll.strategies.zen.messages import encode
+from atoll.strategies.zen.schemes import SUMS, Awaited, Circle, Summing
+from atoll.strategies.zen.tensor import SeparateTensor
+
+Ended: TypeAlias = Callable[[object], None]
+_INSIDE, _RESULT = 0, 1  # stages before those of a scheme
+
+
+class Sum:
+    """One tensor's, under way."""
+
+    def __init__(self, tensor: SeparateTensor, steps: Summing, ended: Ended) -> None:
+        self.tensor, self._steps, self._ended = tensor, steps, ended
+        self.result: Coordinates | None = None
+        self.awaited: Awaited | None = None
+
+    def go_on(self, mailbox: Mailbox) -> None:
+        """As far as what has come allows. Raises BadInput naming the tensor."""
+        try:
+            if self.awaited is None:
+                self.awaited = next(self._steps)
+            while (came := mailbox.take(self.tensor.number, self.awaited)) is not None:
+                self.awaited = self._steps.send(came)
+        except StopIteration as done:
+            self.result = done.value
+            self._ended(None)
+        except BadInput as error:
+            raise BadInput(f"{self.tensor.name}: {error}") from error
+
+
+class Summation:
+    """All methods run on the training thread."""
+
+    def __init__(
+        self, channel: Channel, mailbox: Mailbox, islands: Sequence[Sequence[int]], rank: int, seeds: Sequence[int]
+    ) -> None:
+        self._channel, self._mailbox, self._rank, self._seeds = channel, mailbox, rank, seeds
+        own = next(tuple(ranks) for ranks in islands if rank in ranks)
+        several = len(islands) > 1
+        # Between islands the first rank of each takes part, for all of its island.
+        self.circle = tuple(sorted(min(ranks) for ranks in islands)) if several else own
+        self._leader, self._mates = (own[0], own[1:]) if several else (rank, ())
+        self._round = 0
+        self._under_way: list[Sum] = []
+
+    def begin(self, round_: int) -> None:
+        self._round = round_
+        self._under_way.clear()
+        self._mailbox.begin(round_)
+
+    def start(self, tensor: SeparateTensor, mine: Coordinates, ended: Ended) -> Sum:
+        """Post what is known now, and let the others go on."""
+        sum_ = Sum(tensor, self._steps(tensor, mine), ended)
+        self._under_way.append(sum_)
+        self._go_on()
+        return sum_
+
+    def finish(self, sum_: Sum, deadline_s: float) -> Coordinates:
+        """Raises PeerLost, BadInput."""
+        while sum_.result is None:
+            awaited = [(one.tensor.number, one.awaited) for one in self._under_way if one.awaited is not None]
+            self._mailbox.wait(awaited, deadline_s)
+            self._go_on()
+        return sum_.result
+
+    def _go_on(self) -> None:
+        for sum_ in self._under_way:
+            sum_.go_on(self._mailbox)
+        self._under_way = [sum_ for sum_ in self._under_way if sum_.result is None]
+
+    def _steps(self, tensor: SeparateTensor, mine: Coordinates) -> Summing:
+        """Inside the island first, then between islands, then back."""
+        post, shape = partial(self._post, tensor.number), tensor.shape
+        if self._rank != self._leader:
+            post(self._leader, _INSIDE, encode(mine, shape, 0, None))
+            (message,) = yield Awaited(_RESULT, (self._leader,))
+            return self._island(post).read(0, message, shape, 0)
+        if self._mates:
+            came = yield Awaited(_INSIDE, self._mates)
+            island = self._island(post)
+            terms = [island.read(place, message, shape, 0) for place, message in enumerate(came, start=1)]
+            mine = summed([mine, *terms], shape)
+        circle = Circle(self.circle, self.circle.index(self._rank), post)
+        sum_ = yield from SUMS[tensor.scheme](circle, shape, self._seeds, mine)
+        if self._mates:
+            message = encode(sum_, shape, 0, None)
+            for mate in self._mates:
+                post(mate, _RESULT, message)
+        return sum_
+
+    def _island(self, post: Callable[[int, int, memoryview], None]) -> Circle:
+        ranks = (self._leader, *self._mates)
+        return Circle(ranks, ranks.index(self._rank) if self._rank in ranks else 0, post)
+
+    def _post(self, tensor: int, to: int, stage: int, message: memoryview) -> None:
+        self._channel.send(to, self._round, tensor, stage, message)

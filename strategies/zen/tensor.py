@@ -1,0 +1,133 @@
+"""One tensor whose gradient is summed by itself: by which scheme, what was measured of it, and why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import torch
+from torch import nn
+
+from atoll.sparse_scheme import SCHEMES, Scheme, SparseSchemeInput, SparseSchemePlan, plan_sparse_scheme
+from atoll.strategies.zen.blocks import BLOCK_ENTRIES, block_count
+from atoll.strategies.zen.coordinates import Coordinates, UnitShape
+from atoll.strategies.zen.messages import INDEX_BYTES, VALUE_BYTES
+
+DENSE_WAY: Final[Scheme] = "allreduce"
+GAIN: Final = 0.8
+"""Another scheme is chosen where its cost is below this share of the present one's."""
+EVERY_ROUNDS: Final = 10
+UNKNOWN_BANDWIDTH: Final = 12_500_000.0
+"""Bytes a second, until a link was measured: 100 Mbit/s."""
+ROUND_LATENCY_S: Final = 0.0005
+EXACT: Final[tuple[Scheme, ...]] = ("agsparse", "sparcml", "sparse-ps", "zen")
+"""Schemes that keep a unit of which every entry is zero: optimizers for sparse gradients change such a unit too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of one pass. densities: of one rank's units, and of all ranks'; blocks: the same of blocks, where known."""
+
+    densities: tuple[float, float]
+    blocks: tuple[float, float] | None
+    skew: float
+    bandwidth: float
+
+
+class SeparateTensor:
+    """Equal on all ranks but for `measured`, which rank 0 decides by."""
+
+    def __init__(self, number: int, name: str, parameter: nn.Parameter, sparse: bool, asked: Scheme | None) -> None:
+        """sparse: its gradients are known to be. asked: the scheme of all sparse tensors; None: the cheapest."""
+        self.number, self.name, self.parameter = number, name, parameter
+        self.shape = UnitShape.of(parameter)
+        self._sparse, self._asked = sparse, asked
+        self.scheme: Scheme = (asked or "zen") if sparse else DENSE_WAY
+        self.choice = 0  # of rank 0, for the next pass but one; 0: as it is
+
+    @property
+    def dense_way(self) -> bool:
+        """It is summed as strategy `dense` does."""
+        return self.scheme == DENSE_WAY and not self._sparse
+
+    @cached_property
+    def flat(self) -> torch.Tensor:
+        """[numel + 3]: a dense gradient; then how many ranks had one, the sum of their densities, and the choice."""
+        return torch.zeros(self.parameter.numel() + 3, dtype=self.parameter.dtype, device=self.parameter.device)
+
+    @property
+    def out(self) -> torch.Tensor:
+        """The dense gradient, in `flat`."""
+        return self.flat[:-3].view(self.parameter.shape)
+
+    def adopt(self, choice: int) -> None:
+        """What rank 0 chose a pass ago holds from the next one on, on all ranks alike."""
+        if choice:
+            self.scheme = SCHEMES[choice - 1]
+
+    def decide(self, workers: int, measured: Measured) -> str:
+        """Rank 0's choice from what it measured. Returns why, where it is another scheme than before."""
+        given = _planner_input(workers, self.shape, measured)
+        plan = plan_sparse_scheme(given)
+        best = self._best(plan)
+        changes = best != self.scheme and plan.costs[best] < GAIN * plan.costs[self.scheme]
+        self.choice = SCHEMES.index(best) + 1 if changes else 0
+        if not changes:
+            return ""
+        own, of_all = measured.densities
+        return (
+            f"{self.name}: {own:.2%} of its {self.shape.units} units are in a rank's gradient and {of_all:.2%} in the "
+            f"sum of {workers}, skew {measured.skew:.1f}, {measured.bandwidth * 8e-6:.0f} Mbit/s: {best} takes "
+            f"{plan.costs[best] * 1e3:.3g} ms, {self.scheme} {plan.costs[self.scheme] * 1e3:.3g} ms"
+        )
+
+    def _best(self, plan: SparseSchemePlan) -> Scheme:
+        asked, costs = self._asked, plan.costs
+        if asked is None:
+            return min(EXACT, key=lambda scheme: costs[scheme]) if self._sparse else plan.scheme
+        if self._sparse:
+            return asked
+        return asked if costs.get(asked, math.inf) < costs[DENSE_WAY] else DENSE_WAY
+
+
+def measured_of(sum_: Coordinates, shape: UnitShape, workers: int) -> Measured:
+    """sum_: of all ranks, with their tallies. Equal on all ranks."""
+    tally, blocks = sum_.tally, -(-shape.units * shape.width // BLOCK_ENTRIES)
+    parts = np.searchsorted(sum_.unit, [shape.units * place // workers for place in range(workers + 1)])
+    largest = int(np.diff(parts).max()) if len(sum_.unit) else 0
+    return Measured(
+        densities=(min(tally.units / (workers * shape.units), 1.0), len(sum_.unit) / shape.units),
+        blocks=(min(tally.blocks / (workers * blocks), 1.0), block_count(sum_) / blocks),
+        skew=max(largest * workers / max(len(sum_.unit), 1), 1.0),
+        bandwidth=tally.goodput if math.isfinite(tally.goodput) else UNKNOWN_BANDWIDTH,
+    )
+
+
+def measured_dense(density: float, workers: int) -> Measured:
+    """Of a tensor that goes the dense way, of which only a rank's density is known: as if none overlapped."""
+    return Measured((density, min(1.0, workers * density)), None, 1.0, UNKNOWN_BANDWIDTH)
+
+
+def _planner_input(workers: int, shape: UnitShape, measured: Measured) -> SparseSchemeInput:
+    return SparseSchemeInput(
+        workers=workers,
+        entries=shape.units,
+        densities=between(*measured.densities, workers),
+        block_densities=between(*measured.blocks, workers) if measured.blocks is not None else None,
+        skew=measured.skew,
+        value_bytes=float(VALUE_BYTES * shape.width),
+        index_bytes=float(INDEX_BYTES),
+        bandwidth=max(measured.bandwidth, 1.0),
+        latency=ROUND_LATENCY_S,
+    )
+
+
+def between(first: float, last: float, workers: int) -> tuple[float, ...]:
+    """Densities of the sums of 1 ... n ranks, of which the first and the last were measured: d_k = d_1 k^a."""
+    if workers == 1 or not first > 0:
+        return (first,) * workers
+    exponent = math.log(max(last / first, 1.0)) / math.log(workers)
+    return tuple(min(first * k**exponent, 1.0) for k in range(1, workers + 1))

@@ -1,0 +1,153 @@
+"""Strategy zen trains what strategy dense trains, and what one process trains on the whole batch.
+
+Started with a port for each run. Batches of 7 and a last of 1 make unequal parts, empty ones too."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from several_runs import check_all_ranks_have, opened
+from torch import nn
+
+from atoll.agent.runtime.agent_link.place import WorkerPlace
+from atoll.sparse_scheme import SCHEMES
+from atoll.strategies.declaration import StrategySettings
+from atoll.strategies.zen.settings import Zen
+
+SAMPLES, BATCH, EPOCHS, WORDS = 29, 7, 2, 300
+RANKS: Final = WorkerPlace.from_environment().world_size
+
+
+class Model(nn.Module):
+    """A table, a bag of another, a dense layer."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, 12, padding_idx=0, sparse=sparse)
+        self.bag = nn.EmbeddingBag(WORDS, 5, mode="sum", sparse=sparse)
+        self.last = nn.Linear(17, 3)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.cat([self.table(words).mean(dim=1), self.bag(words)], dim=1))
+
+
+class Tables(nn.Module):
+    """Sparse gradients alone, as SparseAdam takes them; one table has rows of one entry, one has no gradient where no
+    sample asks for it."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, 3, sparse=sparse)
+        self.scale = nn.Embedding(WORDS, 1, sparse=sparse)
+        self.rare = nn.Embedding(4, 3, sparse=sparse)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        said = self.table(words).mean(dim=1) * (1 + self.scale(words)).mean(dim=1)
+        hits = (words < 20).any(dim=1).nonzero()[:, 0]
+        return said.index_add(0, hits, self.rare(words[hits].amin(dim=1) % 4)) if len(hits) else said
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    model: Callable[..., nn.Module]
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    accumulate: int = 1
+    clip_norm: float = 0.0
+    own_backward: bool = False
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.03)
+
+
+CASES: Final = (
+    Case("SGD", Model, sgd),
+    Case("loss.backward, SGD", Model, sgd, own_backward=True),
+    Case("momentum", Tables, lambda p: torch.optim.SGD(p, lr=0.2, momentum=0.5)),
+    Case("Adagrad", Model, lambda p: torch.optim.Adagrad(p, lr=0.1)),
+    Case("SparseAdam", Tables, lambda p: torch.optim.SparseAdam(p, lr=0.05)),
+    Case("accumulation", Model, sgd, accumulate=3),
+)
+
+
+def data() -> torch.utils.data.TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    words = (20 + torch.rand(SAMPLES, 6, generator=generator) ** 3 * (WORDS - 20)).long()
+    words[0, :] = words[0, 0]  # one word several times in a sample
+    words[[3, 17, 18, 28], 2] = torch.tensor([7, 0, 11, 3])
+    return torch.utils.data.TensorDataset(words, torch.randn(SAMPLES, 3, generator=generator))
+
+
+def built(case: Case, *, sparse: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(11)
+    model = case.model(sparse=sparse)
+    return model, case.optimizer(list(model.parameters()))
+
+
+def train(case: Case, strategy: str | StrategySettings, *, sparse: bool) -> dict[str, torch.Tensor]:
+    with opened(strategy) as run:
+        model, optimizer = built(case, sparse=sparse)
+        model, optimizer, loader = run.prepare(model, optimizer, data(), batch_size=BATCH, shuffle=False)
+        for _ in run.epochs(EPOCHS):
+            for words, targets in loader:
+                last = (run.step + 1) % case.accumulate == 0
+                loss = nn.functional.mse_loss(model(words), targets) / case.accumulate
+                if case.own_backward:
+                    loss.backward()
+                else:
+                    run.backward(loss)
+                for name, one in model.named_parameters():
+                    if sparse and one.grad is not None and not name.startswith("last"):
+                        assert one.grad.is_sparse, name
+                        assert one.grad.is_coalesced(), name
+                        at = one.grad.indices()[0]
+                        assert bool((at[1:] > at[:-1]).all()), name
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        trained = {name: one.detach().clone() for name, one in model.named_parameters()}
+        check_all_ranks_have(run, trained)
+    return trained
+
+
+def alone(case: Case) -> dict[str, torch.Tensor]:
+    """In this process, with the whole batch."""
+    model, optimizer = built(case, sparse=True)
+    words, targets = data().tensors
+    for step in range(EPOCHS * -(-SAMPLES // BATCH)):
+        begin = step % -(-SAMPLES // BATCH) * BATCH
+        loss = nn.functional.mse_loss(model(words[begin : begin + BATCH]), targets[begin : begin + BATCH])
+        (loss / case.accumulate).backward()
+        if (step + 1) % case.accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
+def check(case: Case) -> None:
+    zen = train(case, Zen(scheme="zen"), sparse=True)
+    torch.testing.assert_close(zen, alone(case), rtol=1e-4, atol=1e-6, msg=lambda text: f"{case.name}: {text}")
+
+
+def check_bits() -> None:
+    """Against dense, whose sums are in the order of a ring: of two terms the order is of no matter, of more the last
+    bits differ. And of every scheme, with sparse gradients and with dense ones that are mostly zero."""
+    case = CASES[0]
+    dense = train(case, "dense", sparse=False)
+    for scheme in SCHEMES:
+        for sparse in (True, False):
+            zen = train(case, Zen(scheme=scheme), sparse=sparse)
+            if RANKS == 2:
+                assert all(torch.equal(zen[name], dense[name]) for name in dense), (scheme, sparse)
+            torch.testing.assert_close(zen, dense, rtol=1e-5, atol=1e-7, msg=lambda text, it=scheme: f"{it}: {text}")
+
+
+for one in CASES:
+    check(one)
+check_bits()
+print(f"{len(CASES)} cases and {len(SCHEMES)} schemes agree on {RANKS} ranks", file=sys.stderr)
