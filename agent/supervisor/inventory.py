@@ -92,7 +92,7 @@ def checkpoints_in(folder: Path) -> list[HeldCheckpoint]:
         held = HeldCheckpoint(run=moment.run, step=moment.step, path=str(path))
         try:
             held.age_s = _age_s(path)
-            held.bytes = listing.check_whole(path).state.bytes
+            held.bytes = listing.check_whole(path).state_bytes
         except FileNotFoundError:
             continue  # removed meanwhile
         except (CheckpointError, OSError) as error:
@@ -110,8 +110,8 @@ def checkpoints_under(url: str) -> list[HeldCheckpoint]:
         for moment in sorted(listing.whole, reverse=True)[:MAX_CHECKPOINTS]:
             try:
                 found, _ = store.manifest(moment)
-                if found.state.bytes != listing.whole[moment].state_bytes:
-                    troubles[moment] = f"torn: {listing.whole[moment].state_bytes} of {found.state.bytes} bytes"
+                if found.state_bytes != listing.whole[moment].state_bytes:
+                    troubles[moment] = f"torn: {listing.whole[moment].state_bytes} of {found.state_bytes} bytes"
             except CheckpointError as error:
                 troubles[moment] = str(error)[:_WORDS]
         return listing, troubles

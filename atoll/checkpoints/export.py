@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,7 +38,7 @@ def from_store(url: str, step: int | None) -> LoadedCheckpoint:
         store = Store(url)
         try:
             found, _ = store.manifest(moment)
-            return files.from_parts(found, store.state(moment), f"{store.url}/{moment.name}")
+            return files.from_parts(found, partial(store.state, moment), f"{store.url}/{moment.name}")
         except CheckpointError as error:
             if step is not None:
                 raise

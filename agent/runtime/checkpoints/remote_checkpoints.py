@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -97,13 +98,13 @@ class RemoteCheckpoints:
 def fetch(store: Store, moment: Moment, directory: Path, as_run: int) -> Path:
     """Copy a checkpoint out of the store, verified, into this directory. Raises CheckpointError."""
     _, sealed = store.manifest(moment)
-    return files.adopt(directory, sealed, store.state(moment), as_run)
+    return files.adopt(directory, sealed, partial(store.state, moment), as_run)
 
 
 def read(store: Store, moment: Moment) -> LoadedCheckpoint:
     """A checkpoint of the store, every byte verified. Raises CheckpointError."""
     found, _ = store.manifest(moment)
-    return files.from_parts(found, store.state(moment), f"{store.url}/{moment.name}")
+    return files.from_parts(found, partial(store.state, moment), f"{store.url}/{moment.name}")
 
 
 def _newest_sound(store: Store) -> Moment | None:

@@ -41,12 +41,19 @@ def restore(
     found = resume.find(session, directory, fingerprint(model.state_dict()))
     shared = resume.shares_directory_of_main(session.group, directory, session.run)
     writes = session.place.is_main or (session.place.local_rank == 0 and not shared)
+    everywhere = session.group is not None and all(sees for (sees,) in session.group.gather_rows([shared]))
+    writers = session.place.world_size if everywhere else 1
     if found is None:
-        saver.begin(writes=writes, step=0, on_disk=None)
+        saver.begin(writes=writes, writers=writers, step=0, on_disk=None)
         _report_resumed(session, "start", 0)
         return Restored()
     header, from_memory = found.checkpoint.header, found.generation is not None
-    saver.begin(writes=writes, step=header.step, on_disk=None if from_memory else Moment(header.run, header.step))
+    saver.begin(
+        writes=writes,
+        writers=writers,
+        step=header.step,
+        on_disk=None if from_memory else Moment(header.run, header.step),
+    )
     if not from_memory:
         saver.store_received(found.checkpoint)
     resumed = Resumed(found.checkpoint, found.own)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,9 +14,11 @@ import torch
 
 from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.checkpoints.disk import fence, files, listing, retention
+from atoll.agent.runtime.checkpoints.background_copy import BackgroundCopy
+from atoll.agent.runtime.checkpoints.disk import fence, files, listing, retention, sharded
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
+from atoll.agent.runtime.checkpoints.disk.sharded import Share, shares
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
@@ -27,19 +31,32 @@ LAST_WAIT_S: Final = 600.0
 RETRY_FOR_S: Final = 300.0
 """How long a disk that refuses the last checkpoint is tried again: somebody may free space meanwhile."""
 RETRY_S: Final = 5.0
-Packed = tuple[Header, Mapping[str, torch.Tensor], Any]  # what files.write takes
+Packed = tuple[Header, Mapping[str, torch.Tensor], Any]  # header, tensors, scalars
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one rank writes of an ordinary checkpoint: a shard, or all of it."""
+
+    header: Header
+    scalars: Any
+    share: Share
+    tensors: Callable[[], Mapping[str, torch.Tensor]]  # copies
 
 
 class Saver:
     """Writes the snapshot of the last boundary: in the background every so many steps, at once where the worker leaves.
 
-    Ordinary checkpoints are written by rank 0, and by the first rank of each node whose directory is another one. In an
-    emergency any rank may write: who else is alive is not known then."""
+    Ordinary checkpoints are written by all ranks together, a shard each, where they reach one directory and have the
+    same state; else by rank 0, and by the first rank of each node whose directory is another one. In an emergency any
+    rank may write all of it: who else is alive is not known then. So is the last one, which counts most."""
 
     def __init__(self, session: Session, snapshot: Snapshot) -> None:
         self._session, self._snapshot = session, snapshot
         self._directory = session.checkpoint.directory
-        self._writes = False
+        self._writes, self._writers = False, 1
+        self._copy: BackgroundCopy | None = None
+        self._awaited: Path | None = None  # to be uploaded once the last shard's writer has published it
         self._began_with: frozenset[Moment] = frozenset()
         self._written: Moment | None = None  # the newest by this rank
         self._uploader: Uploader | None = None
@@ -52,10 +69,11 @@ class Saver:
     def enabled(self) -> bool:
         return self._directory is not None
 
-    def begin(self, *, writes: bool, step: int, on_disk: Moment | None) -> None:
-        """writes: whether ordinary checkpoints are this rank's. step: where training begins; on_disk: what of that is
-        saved."""
+    def begin(self, *, writes: bool, writers: int = 1, step: int, on_disk: Moment | None) -> None:
+        """writes: whether ordinary checkpoints are this rank's. writers: ranks that reach one directory, if all do.
+        step: where training begins; on_disk: what of that is saved."""
         self._writes = writes
+        self._writers = writers if self._snapshot.durable.rolling() is None else 1  # else states differ
         self._seen_step = step
         self._done_step = on_disk.step if on_disk is not None else 0
         self._began_with = frozenset() if on_disk is None else frozenset([on_disk])
@@ -80,6 +98,9 @@ class Saver:
     def at_boundary(self, step: int) -> None:
         """Start a checkpoint if one is due. Waits for the one before, so that memory holds one copy at most; but not so
         long that the other ranks, who wait meanwhile, take this one for dead."""
+        if self._uploader is not None and self._awaited is not None and self._awaited.exists():
+            self._awaited = None
+            self._uploader.wake()
         due = self.due(step)
         self._seen_step = step
         if due and self._directory is not None:
@@ -173,20 +194,53 @@ class Saver:
                 return
         try:
             own = self._snapshot.durable.own_writer(self._header(), copy=True)
-            packed = self._packed(copy=True) if self._writes else None
+            part = self._own_part()
         except CheckpointError as error:
             self._notice_failure(step, error)
             return
-        if own is None and packed is None:
-            return
-        self._run("atoll-checkpoint", lambda: self._write_all(directory, step, own, packed))
+        if own is not None or part is not None:
+            self._run("atoll-checkpoint", partial(self._write_all, directory, step, own, part))
 
-    def _write_all(self, directory: Path, step: int, own: Callable[[], None] | None, packed: Packed | None) -> None:
+    def wait_for_reads(self) -> None:
+        """Before the state changes: wait until it was copied."""
+        if self._copy is not None:
+            self._copy.wait()
+            self._copy = None
+
+    def _own_part(self) -> _Part | None:
+        """What of an ordinary checkpoint this rank writes."""
+        if not self._writes and self._writers == 1:
+            return None
+        stands = self._snapshot.durable.rolling() is None  # until the next update; else it is copied here and now
+        header, tensors, scalars = self._packed(copy=not stands)
+        found = shares(tensors, self._writers)
+        shard = self._session.place.rank if len(found) > 1 else 0
+        if shard >= len(found) or (len(found) == 1 and not self._writes):
+            return None
+        own = {name: tensor for name, tensor in tensors.items() if name in found[shard].names}
+        if not stands:
+            return _Part(header, scalars, found[shard], lambda: own)
+        self._copy = BackgroundCopy(self._snapshot, own, self._session.device)
+        return _Part(header, scalars, found[shard], self._copy.tensors)
+
+    def _write_all(self, directory: Path, step: int, own: Callable[[], None] | None, part: _Part | None) -> None:
+        copied: dict[str, torch.Tensor] = {}
         with progress.writing():
+            well = part is not None and self._attempt(lambda: copied.update(part.tensors()), step)
             if own is not None:
                 self._attempt(own, step)
-            if packed is not None and self._attempt(lambda: self._write(directory, *packed), step):
+            if part is not None and well and self._attempt(lambda: self._write_part(directory, part, copied), step):
                 self._tidy(directory)
+
+    def _write_part(self, directory: Path, part: _Part, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raises CheckpointError."""
+        if part.share.shards == 1:
+            self._write(directory, part.header, tensors, part.scalars)
+            return
+        self._awaited = directory / part.header.name
+        path = sharded.write(directory, part.header, part.share, tensors, part.scalars)
+        if path is not None:
+            self._published(path, part.header.step)
 
     def _attempt(self, write: Callable[[], object], step: int) -> bool:
         try:
@@ -272,13 +326,16 @@ class Saver:
 
     def _write(self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> Path:
         path = files.write(directory, header, tensors, scalars)
-        self._done_step = header.step
+        self._published(path, header.step)
+        return path
+
+    def _published(self, path: Path, step: int) -> None:
+        self._done_step = step
         self._began_with, self._written = frozenset(), Moment.of(path.name)
         if self._session.link is not None:
-            self._session.link.outbox.checkpoint(header.step)
+            self._session.link.outbox.checkpoint(step)
         if self._uploader is not None:
             self._uploader.wake()
-        return path
 
     def _tidy(self, directory: Path) -> None:
         try:

@@ -12,7 +12,7 @@ from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.checkpoints.disk import fence, listing
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
 from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
-from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE
+from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE
 from atoll.agent.runtime.checkpoints.disk.retention import retained
 from atoll.agent.runtime.checkpoints.disk.store import Listing, Store
 from atoll.errors import CheckpointError
@@ -119,7 +119,7 @@ class Uploader:
                 found, _ = store.manifest(moment)
             except CheckpointError:
                 continue  # torn: it is written again where it is still here, and does not count
-            if found.state.bytes == whole[moment].state_bytes:
+            if found.state_bytes == whole[moment].state_bytes:
                 self._sound.add(moment)
         return set(self._sound)
 
@@ -128,13 +128,11 @@ class Uploader:
             with disk_errors(f"reading {path}"):
                 sealed = (path / MANIFEST_FILE).read_bytes()
             listing.check_whole(path)
-            parts = _parts(path / STATE_FILE)
-            first = next(parts, memoryview(b""))  # opens it: from now on it may be removed here
+            uploaded = store.put(sealed, lambda name: _parts(path / name), self._stopped)
         except CheckpointError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
+            if isinstance(error.__cause__, FileNotFoundError) and not path.exists():
                 return False  # retention was faster
             raise
-        uploaded = store.put(sealed, _chained(first, parts), self._stopped)
         if uploaded and (moment := Moment.of(path.name)):
             self._sound.add(moment)
         return uploaded
@@ -172,8 +170,3 @@ def _parts(file: Path) -> Iterator[memoryview]:
         for part in listing.parts(file):
             yield part
             progress.add(len(part))
-
-
-def _chained(first: memoryview, rest: Iterator[memoryview]) -> Iterator[memoryview]:
-    yield first
-    yield from rest

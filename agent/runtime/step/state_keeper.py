@@ -71,7 +71,8 @@ class StateKeeper:
             self.saver.check_packable()
 
     def change_begins(self) -> None:
-        """Weights, moments or masters are about to change: what a checkpoint in memory still reads is read first."""
+        """Weights, moments or masters are about to change: what a checkpoint still reads is read first."""
+        self.saver.wait_for_reads()
         self.memory.wait_for_reads()
 
     def update_begins(self) -> None:

@@ -11,12 +11,23 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.agent.runtime.checkpoints import background_copy
 from atoll.agent.runtime.checkpoints import saver as saving
-from atoll.agent.runtime.checkpoints.disk import files, listing
+from atoll.agent.runtime.checkpoints.disk import files, listing, sharded
+from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.durable import NothingBeside
+
+
+def session_of(rank: int, world_size: int, directory: Path, said: list[str]) -> Any:
+    return SimpleNamespace(
+        job="tiny", run=1, seed=7, link=None, device=torch.device("cpu"),
+        place=SimpleNamespace(rank=rank, world_size=world_size, is_main=rank == 0),
+        notice=lambda level, text: said.append(text),
+        checkpoint=SimpleNamespace(directory=directory, every_steps=4, keep=3, keep_every_steps=0, store=""),
+    )  # fmt: skip
 
 
 def test_a_checkpoint_is_left_out_aloud_while_the_one_before_is_still_being_written(
@@ -25,11 +36,7 @@ def test_a_checkpoint_is_left_out_aloud_while_the_one_before_is_still_being_writ
     """1. The disk hangs at step 4's. 2. Step 8's is left out with a warning, and training goes on. 3. The disk is back:
     step 4's is whole, with the weights of step 4, and step 12's is written."""
     said: list[str] = []
-    session: Any = SimpleNamespace(
-        job="tiny", run=1, seed=7, link=None, device=torch.device("cpu"),
-        place=SimpleNamespace(rank=0, world_size=1, is_main=True), notice=lambda level, text: said.append(text),
-        checkpoint=SimpleNamespace(directory=tmp_path, every_steps=4, keep=3, keep_every_steps=0, store=""),
-    )  # fmt: skip
+    session = session_of(0, 1, tmp_path, said)
     model = nn.Linear(3, 2)
     snapshot = Snapshot(model, torch.optim.SGD(model.parameters(), lr=0.1), {}, NothingBeside())
     saver = Saver(session, snapshot)
@@ -43,6 +50,7 @@ def test_a_checkpoint_is_left_out_aloud_while_the_one_before_is_still_being_writ
     monkeypatch.setattr(saving.files, "write", hangs)
     monkeypatch.setattr(saving, "LONGEST_WAIT_S", 0.05)
     for step in (4, 8, 12):
+        saver.wait_for_reads()
         with torch.no_grad():
             model.weight.fill_(step)
         if step == 12:
@@ -54,3 +62,63 @@ def test_a_checkpoint_is_left_out_aloud_while_the_one_before_is_still_being_writ
     assert said == ["checkpoint at step 8 left out: the one before is still being written; save less often"]
     found = {one.step: files.read(one.path).tensors["model/weight"] for one in listing.newest(tmp_path)}
     assert {step: set(weight.flatten().tolist()) for step, weight in found.items()} == {4: {4.0}, 12: {12.0}}
+
+
+def test_training_waits_for_the_copy_of_the_state_only_where_it_would_change_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Rank 0 copied the whole state at the boundary, on the training thread. 2. Now a thread does, and training goes
+    on until its next update: that waits. 3. What is written is the boundary's."""
+    may_copy, copied = threading.Event(), background_copy._copied
+
+    def slowly(tensor: torch.Tensor) -> torch.Tensor:
+        assert may_copy.wait(20)
+        return copied(tensor)
+
+    monkeypatch.setattr(background_copy, "_copied", slowly)
+    model = nn.Linear(3, 2)
+    snapshot = Snapshot(model, torch.optim.SGD(model.parameters(), lr=0.1), {}, NothingBeside())
+    saver = Saver(session_of(0, 1, tmp_path, []), snapshot)
+    saver.begin(writes=True, step=0, on_disk=None)
+    nn.init.constant_(model.weight, 4.0)
+    snapshot.take(Position(epoch=0, consumed=4, step=4))
+    saver.at_boundary(4)  # returns, though nothing may be copied yet
+    update = threading.Thread(target=lambda: (saver.wait_for_reads(), nn.init.constant_(model.weight, 5.0)))
+    update.start()
+    update.join(0.1)
+    assert update.is_alive()
+    may_copy.set()
+    update.join(20)
+    saver.close()
+    (found,) = listing.newest(tmp_path)
+    assert files.read(found.path).tensors["model/weight"].unique().tolist() == [4.0]
+    assert model.weight.unique().tolist() == [5.0]
+
+
+def test_ranks_that_reach_one_directory_write_a_shard_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. Three ranks, one directory, a state that is worth it. 2. Each writes a third, the last one publishes, old ones
+    go. 3. What all wrote is the state."""
+    monkeypatch.setattr(sharded, "SHARD_BYTES", 100_000)
+    said: list[str] = []
+    model = nn.Sequential(*(nn.Linear(200, 200) for _ in range(6)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    snapshots = [Snapshot(model, optimizer, {}, NothingBeside()) for _ in range(3)]
+    savers = [Saver(session_of(rank, 3, tmp_path, said), snapshot) for rank, snapshot in enumerate(snapshots)]
+    for step in (4, 8, 12, 16):
+        for rank, saver in enumerate(savers):
+            if step == 4:
+                saver.begin(writes=rank == 0, writers=3, step=0, on_disk=None)
+            snapshots[rank].take(Position(epoch=0, consumed=step, step=step))
+            saver.at_boundary(step)
+        for saver in savers:
+            saver.wait_for_reads()
+            saver._wait_for_write()
+    for saver in savers:
+        saver.close()
+    assert said == []
+    assert [one.step for one in listing.newest(tmp_path, pytest.fail)] == [16, 12, 8]
+    found = files.read(listing.newest(tmp_path)[0].path)
+    assert found.path is not None
+    assert len(list(found.path.glob("state-*-of-00003.safetensors"))) == 3
+    states = unpack_state(found.tensors, found.scalars)
+    assert all(torch.equal(states["model"][name], one) for name, one in model.state_dict().items())

@@ -1,4 +1,5 @@
-"""Checkpoints in a directory: DIRECTORY/step-000000100-run-000003/{state.safetensors, manifest.json}.
+"""Checkpoints in a directory: DIRECTORY/step-000000100-run-000003/{state.safetensors, manifest.json}. Ranks that all
+reach it may write a shard each in place of the one state file (sharded.py).
 
 A checkpoint is written into a folder of another name, made durable, and renamed under the directory's lock once the
 fence shows no newer run. So a folder with the right name is whole; the hashes in its manifest show later damage."""
@@ -16,10 +17,10 @@ import torch
 
 from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.agent.runtime.checkpoints.disk import manifest
-from atoll.agent.runtime.checkpoints.disk.content import Hasher
+from atoll.agent.runtime.checkpoints.disk.content import Content, Hasher
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors, free_bytes, sync_folder, write_all
 from atoll.agent.runtime.checkpoints.disk.fence import locked, raise_fence
-from atoll.agent.runtime.checkpoints.disk.folders import begin, discard, sweep
+from atoll.agent.runtime.checkpoints.disk.folders import WRITER_FILE, Moment, begin, discard, sweep
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.listing import (
     check_content,
@@ -29,7 +30,7 @@ from atoll.agent.runtime.checkpoints.disk.listing import (
     read_manifest,
 )
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE, Manifest
-from atoll.agent.runtime.checkpoints.disk.tensorfile import deserialized, serialized
+from atoll.agent.runtime.checkpoints.disk.tensorfile import Readable, deserialized, serialized
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.errors import CheckpointError
 
@@ -50,61 +51,73 @@ def write(
     store an older one's checkpoint on its own machine. Raises CheckpointError if the writer's run was fenced by a
     newer one, or the disk refuses; what was written before is untouched."""
 
-    def fill(file: int) -> bytes:
-        hasher = Hasher()
-        for part in _written(file, serialized(tensors)):
-            hasher.update(part)
-        return manifest.to_bytes(Manifest(header, scalars, hasher.content()))
+    def fill(folder: Path) -> bytes:
+        content = write_state(folder / STATE_FILE, serialized(tensors))
+        return manifest.to_bytes(Manifest(header, scalars, {STATE_FILE: content}))
 
-    return _publish(directory, header.name, header.run if as_run is None else as_run, fill)
+    return _publish(directory, Moment(header.run, header.step), header.run if as_run is None else as_run, fill)
 
 
-def adopt(directory: Path, sealed: bytes, parts: Iterator[memoryview], as_run: int) -> Path:
-    """Publish a checkpoint whose bytes come from elsewhere. sealed: its manifest; parts: of its state file, in order.
+def adopt(directory: Path, sealed: bytes, parts: Callable[[str], Iterator[memoryview]], as_run: int) -> Path:
+    """Publish a checkpoint whose bytes come from elsewhere. sealed: its manifest; parts: of a state file, in order.
 
     Raises CheckpointError as `write` does, and where the parts are not what the manifest says."""
     found = manifest.from_bytes(sealed)
 
-    def fill(file: int) -> bytes:
-        hasher = Hasher()
-        for part in _written(file, parts):
-            hasher.update(part)
-        difference = found.state.difference(hasher.content())
-        if difference is not None:
-            raise CheckpointError(f"{STATE_FILE} of {found.header.name} is damaged: {difference}")
+    def fill(folder: Path) -> bytes:
+        for name, written in found.files.items():
+            difference = written.difference(write_state(folder / name, parts(name)))
+            if difference is not None:
+                raise CheckpointError(f"{name} of {found.header.name} is damaged: {difference}")
         return sealed
 
-    return _publish(directory, found.header.name, as_run, fill)
+    return _publish(directory, Moment(found.header.run, found.header.step), as_run, fill)
 
 
-def _publish(directory: Path, name: str, writer_run: int, fill: Callable[[int], bytes]) -> Path:
-    """fill: writes the state file and returns the manifest."""
-    final = directory / name
+def _publish(directory: Path, moment: Moment, writer_run: int, fill: Callable[[Path], bytes]) -> Path:
+    """fill: writes the state files into a folder and returns the manifest."""
+    final = directory / moment.name
     with locked(directory):
         raise_fence(directory, writer_run)
-        sweep(directory)
+        sweep(directory, moment)
         if is_whole(final):
             return final
         with disk_errors(f"writing checkpoint {final}"):
-            temporary, state = begin(directory, name)
+            temporary, held = begin(directory, moment.name)
     try:
         try:
             with disk_errors(f"writing checkpoint {final} ({free_bytes(directory)} bytes free)"):
-                sealed = fill(state)
-                os.fsync(state)
-                _seal(temporary, sealed)
+                write_sealed(temporary / MANIFEST_FILE, fill(temporary))
             with locked(directory):
                 raise_fence(directory, writer_run)
-                if not is_whole(final):
-                    with disk_errors(f"publishing checkpoint {final}"):
-                        discard(final)  # damaged, or it would be whole
-                        temporary.rename(final)
-                        sync_folder(directory)
+                publish(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)  # gone if it was published; what stays is swept later
     finally:
-        os.close(state)
+        os.close(held)
     return final
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Give a folder that is complete its name, unless a whole one has it. The directory is locked."""
+    if is_whole(final):
+        return
+    with disk_errors(f"publishing checkpoint {final}"):
+        for file in temporary.glob(f"{WRITER_FILE}*"):
+            file.unlink(missing_ok=True)
+        discard(final)  # damaged, or it would be whole
+        temporary.rename(final)
+        sync_folder(final.parent)
+
+
+def write_state(file: Path, parts: Iterator[memoryview]) -> Content:
+    """A new state file of these parts, durable. Raises OSError."""
+    hasher = Hasher()
+    with file.open("xb", buffering=0) as target:
+        for part in _written(target.fileno(), parts):
+            hasher.update(part)
+        os.fsync(target.fileno())
+    return hasher.content()
 
 
 def _written(file: int, parts: Iterator[memoryview]) -> Iterator[memoryview]:
@@ -121,36 +134,45 @@ def _written(file: int, parts: Iterator[memoryview]) -> Iterator[memoryview]:
         yield part
 
 
-def _seal(folder: Path, sealed: bytes) -> None:
-    with (folder / MANIFEST_FILE).open("xb") as file:
-        file.write(sealed)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(folder)
+def write_sealed(file: Path, sealed: bytes) -> None:
+    """A new file, durable with its name. Raises OSError."""
+    with file.open("xb") as target:
+        target.write(sealed)
+        target.flush()
+        os.fsync(target.fileno())
+    sync_folder(file.parent)
 
 
 def read(path: Path) -> LoadedCheckpoint:
     """The checkpoint in this folder, every byte verified. Raises CheckpointError naming the file and what is wrong."""
     found = read_manifest(path)
-    file = path / STATE_FILE
-    with disk_errors(f"reading {file}"), file.open("rb", buffering=0) as source:
-        check_size(file, os.fstat(source.fileno()).st_size, found)
-        try:
-            tensors, seen = deserialized(source, found.state.bytes)
-        except CheckpointError as error:
-            raise CheckpointError(f"{file} is damaged: {error}") from error
-    check_content(file, found, seen)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, written in found.files.items():
+        file = path / name
+        with disk_errors(f"reading {file}"), file.open("rb", buffering=0) as source:
+            check_size(file, os.fstat(source.fileno()).st_size, written)
+            _add(tensors, file, written, source)
     return LoadedCheckpoint(found.header, tensors, found.scalars, path)
 
 
-def from_parts(found: Manifest, parts: Iterator[memoryview], where: str) -> LoadedCheckpoint:
-    """The checkpoint whose manifest is `found` and whose state file these are, in order, every byte verified."""
-    try:
-        tensors, seen = deserialized(_Stream(parts), found.state.bytes)
-    except CheckpointError as error:
-        raise CheckpointError(f"{where}/{STATE_FILE} is damaged: {error}") from error
-    check_content(Path(where) / STATE_FILE, found, seen)
+def from_parts(found: Manifest, parts: Callable[[str], Iterator[memoryview]], where: str) -> LoadedCheckpoint:
+    """The checkpoint whose manifest is `found`, every byte verified. parts: of a state file, in order."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, written in found.files.items():
+        _add(tensors, f"{where}/{name}", written, _Stream(parts(name)))
     return LoadedCheckpoint(found.header, tensors, found.scalars)
+
+
+def _add(tensors: dict[str, torch.Tensor], file: Path | str, written: Content, source: Readable) -> None:
+    """The tensors of one state file, verified."""
+    try:
+        more, seen = deserialized(source, written.bytes)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
+    check_content(Path(file), written, seen)
+    if twice := tensors.keys() & more.keys():
+        raise CheckpointError(f"{file} holds tensor {min(twice)}, as another of its files does")
+    tensors.update(more)
 
 
 class _Stream:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
-from atoll.agent.runtime.checkpoints.disk.manifest import STATE_FILE
 
 WRITING: Final = ".writing-"
 REMOVING: Final = ".removing-"
+WRITER_FILE: Final = ".writer"
+_SHARED: Final = "-shared"
 _NAME: Final = re.compile(r"step-(\d{9,18})-run-(\d{6,18})")
 
 
@@ -45,12 +46,24 @@ def by_age(directory: Path) -> list[Path]:
 
 
 def begin(directory: Path, name: str) -> tuple[Path, int]:
-    """A folder to write in, and its state file, whose lock says that its writer lives. The directory is locked."""
+    """A folder to write in, and a file there whose lock says that its writer lives. The directory is locked."""
     temporary = directory / f"{WRITING}{name}-{os.getpid()}-{secrets.token_hex(4)}"
     temporary.mkdir()
-    state = os.open(temporary / STATE_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return temporary, state
+    return temporary, hold(temporary / WRITER_FILE)
+
+
+def begin_shard(directory: Path, moment: Moment, shard: int) -> tuple[Path, int]:
+    """As `begin`, of a folder that all who write a shard of it share."""
+    temporary = directory / f"{WRITING}{moment.name}{_SHARED}"
+    temporary.mkdir(exist_ok=True)
+    return temporary, hold(temporary / f"{WRITER_FILE}-{shard}")
+
+
+def hold(file: Path) -> int:
+    """A new file, locked as long as this process has it open."""
+    held = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return held
 
 
 def discard(path: Path) -> None:
@@ -61,26 +74,35 @@ def discard(path: Path) -> None:
         shutil.rmtree(doomed, ignore_errors=True)  # what stays is swept later
 
 
-def sweep(directory: Path) -> None:
-    """Remove what dead writers left. A live one holds the lock of its state file. The directory is locked."""
+def sweep(directory: Path, begins: Moment) -> None:
+    """Remove what dead writers left. A live one holds the lock of a file there. Of a folder that several share, some
+    may not have begun: it stays until a later checkpoint `begins`. The directory is locked."""
     with disk_errors(f"listing {directory}"):
         left = [path for path in directory.iterdir() if path.name.startswith((WRITING, REMOVING))]
     for path in left:
-        if path.name.startswith(REMOVING) or not has_live_writer(path):
+        shared = Moment.of(path.name.removeprefix(WRITING).removesuffix(_SHARED))
+        if path.name.startswith(REMOVING) or not ((shared is not None and shared >= begins) or has_live_writer(path)):
             shutil.rmtree(path, ignore_errors=True)  # not worth failing a checkpoint; the next one tries again
 
 
 def has_live_writer(temporary: Path) -> bool:
+    """The directory is locked."""
+    with disk_errors(f"listing {temporary}"):
+        files = list(temporary.iterdir())  # the lock's file was made under the directory's lock, which we hold
+    return any(_is_held(file) for file in files)
+
+
+def _is_held(file: Path) -> bool:
     try:
-        state = os.open(temporary / STATE_FILE, os.O_WRONLY | os.O_CLOEXEC)
+        opened = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False  # made and locked under the directory's lock, which we hold
+        return False
     except OSError:
         return True  # not ours to judge
     try:
-        fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
-        os.close(state)
+        os.close(opened)
     return False

@@ -12,7 +12,7 @@ from atoll.agent.runtime.checkpoints.disk.content import CHUNK_BYTES, Content, H
 from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
 from atoll.agent.runtime.checkpoints.disk.folders import by_age
 from atoll.agent.runtime.checkpoints.disk.header import Header
-from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE, Manifest
+from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, Manifest
 from atoll.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def newest(directory: Path, on_skip: Callable[[str], None] = logger.warning) -> 
         except CheckpointError as error:
             on_skip(str(error))
         else:
-            candidates.append(CheckpointFolder(path, found.header, found.state.bytes))
+            candidates.append(CheckpointFolder(path, found.header, found.state_bytes))
     return candidates
 
 
@@ -63,36 +63,36 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"{file} cannot be used: {error}") from error
 
 
-def check_size(file: Path, size: int, found: Manifest) -> None:
-    if size != found.state.bytes:
-        raise CheckpointError(f"{file} is torn: it has {size} bytes; {found.state.bytes} were written")
+def check_size(file: Path, size: int, written: Content) -> None:
+    if size != written.bytes:
+        raise CheckpointError(f"{file} is torn: it has {size} bytes; {written.bytes} were written")
 
 
-def check_content(file: Path, found: Manifest, seen: Content) -> None:
-    difference = found.state.difference(seen)
+def check_content(file: Path, written: Content, seen: Content) -> None:
+    difference = written.difference(seen)
     if difference is not None:
         raise CheckpointError(f"{file} is damaged: {difference}")
 
 
 def check_whole(path: Path) -> Manifest:
-    """Its manifest is sound and its state file has the right size. Cheap. Raises CheckpointError."""
+    """Its manifest is sound and its state files have the right sizes. Cheap. Raises CheckpointError."""
     found = read_manifest(path)
-    file = path / STATE_FILE
-    with disk_errors(f"looking at {file}"):
-        check_size(file, file.stat().st_size, found)
+    for name, written in found.files.items():
+        with disk_errors(f"looking at {path / name}"):
+            check_size(path / name, (path / name).stat().st_size, written)
     return found
 
 
 def check_sound(path: Path) -> Manifest:
     """Every byte is as it was written. Reads all of it. Raises CheckpointError naming file and place."""
     found = read_manifest(path)
-    file = path / STATE_FILE
-    hasher = Hasher()
-    with disk_errors(f"reading {file}"):
-        for part in parts(file):
-            hasher.update(part)
-    check_size(file, hasher.content().bytes, found)
-    check_content(file, found, hasher.content())
+    for name, written in found.files.items():
+        file, hasher = path / name, Hasher()
+        with disk_errors(f"reading {file}"):
+            for part in parts(file):
+                hasher.update(part)
+        check_size(file, hasher.content().bytes, written)
+        check_content(file, written, hasher.content())
     return found
 
 

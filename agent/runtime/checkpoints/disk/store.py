@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from atoll.agent.runtime.checkpoints.disk import manifest
-from atoll.agent.runtime.checkpoints.disk.content import CHUNK_BYTES, Hasher
+from atoll.agent.runtime.checkpoints.disk.content import CHUNK_BYTES, Content, Hasher
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE, Manifest
 from atoll.errors import CheckpointError
@@ -72,9 +72,12 @@ class Store:
             if moment is not None:
                 folders[moment][file] = about
         whole = {
-            moment: StoredObject(int(files[STATE_FILE].get("size") or 0), _modified_unix_s(files[MANIFEST_FILE]))
+            moment: StoredObject(
+                sum(int(about.get("size") or 0) for name, about in files.items() if name != MANIFEST_FILE),
+                _modified_unix_s(files[MANIFEST_FILE]),
+            )
             for moment, files in folders.items()
-            if files.keys() >= {STATE_FILE, MANIFEST_FILE}
+            if manifest.has_all(files.keys())
         }
         return Listing(whole, frozenset(folders.keys() - whole.keys()))
 
@@ -91,13 +94,13 @@ class Store:
             raise CheckpointError(f"{self.url}/{moment.name} holds {found.header.name}: somebody renamed it")
         return found, raw
 
-    def state(self, moment: Moment) -> Iterator[memoryview]:
-        """The bytes of its state file in order, not verified."""
-        with self._errors(f"reading {moment.name}/{STATE_FILE}"):
-            source = self._files.open(f"{self._folder(moment)}/{STATE_FILE}", "rb")
+    def state(self, moment: Moment, name: str = STATE_FILE) -> Iterator[memoryview]:
+        """The bytes of a state file in order, not verified."""
+        with self._errors(f"reading {moment.name}/{name}"):
+            source = self._files.open(f"{self._folder(moment)}/{name}", "rb")
         try:
             while True:
-                with self._errors(f"reading {moment.name}/{STATE_FILE}"):
+                with self._errors(f"reading {moment.name}/{name}"):
                     part = source.read(CHUNK_BYTES)
                 if not part:
                     return
@@ -105,8 +108,13 @@ class Store:
         finally:
             source.close()
 
-    def put(self, sealed: bytes, parts: Iterator[memoryview], stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Write a checkpoint; once this returns True it counts. sealed: its manifest; parts: of its state file.
+    def put(
+        self,
+        sealed: bytes,
+        parts: Callable[[str], Iterator[memoryview]],
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Write a checkpoint; once this returns True it counts. sealed: its manifest; parts: of a state file.
 
         False where `stopped` answers so in between. What cannot be read back as it was written is not sealed."""
         found = manifest.from_bytes(sealed)
@@ -115,24 +123,32 @@ class Store:
         with self._errors(f"writing {moment.name}"):
             if self._has_folders:
                 self._files.makedirs(folder, exist_ok=True)
-            hasher = Hasher()
-            with self._files.open(f"{folder}/{STATE_FILE}", "wb") as target:
-                for part in parts:
-                    if stopped():
-                        return False
-                    target.write(part)
-                    hasher.update(part)
-        if (difference := found.state.difference(hasher.content())) is not None:
-            raise CheckpointError(f"{STATE_FILE} of {moment.name} is damaged and stays here: {difference}")
+        for name, written in found.files.items():
+            if not self._put_state(moment, name, written, parts(name), stopped):
+                return False
+        with self._errors(f"writing {moment.name}/{MANIFEST_FILE}"):
+            self._files.pipe_file(f"{folder}/{MANIFEST_FILE}", sealed)
+        return True
+
+    def _put_state(
+        self, moment: Moment, name: str, written: Content, parts: Iterator[memoryview], stopped: Callable[[], bool]
+    ) -> bool:
         hasher = Hasher()
-        for part in self.state(moment):
+        with self._errors(f"writing {moment.name}"), self._files.open(f"{self._folder(moment)}/{name}", "wb") as target:
+            for part in parts:
+                if stopped():
+                    return False
+                target.write(part)
+                hasher.update(part)
+        if (difference := written.difference(hasher.content())) is not None:
+            raise CheckpointError(f"{name} of {moment.name} is damaged and stays here: {difference}")
+        hasher = Hasher()
+        for part in self.state(moment, name):
             if stopped():
                 return False
             hasher.update(part)
-        if (difference := found.state.difference(hasher.content())) is not None:
-            raise CheckpointError(f"{self.url}/{moment.name}/{STATE_FILE} reads back damaged: {difference}")
-        with self._errors(f"writing {moment.name}/{MANIFEST_FILE}"):
-            self._files.pipe_file(f"{folder}/{MANIFEST_FILE}", sealed)
+        if (difference := written.difference(hasher.content())) is not None:
+            raise CheckpointError(f"{self.url}/{moment.name}/{name} reads back damaged: {difference}")
         return True
 
     def remove(self, moment: Moment) -> None:

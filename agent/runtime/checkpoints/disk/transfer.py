@@ -13,7 +13,7 @@ import torch
 from atoll.agent.runtime.checkpoints.disk import manifest
 from atoll.agent.runtime.checkpoints.disk.content import Hasher
 from atoll.agent.runtime.checkpoints.disk.header import Header
-from atoll.agent.runtime.checkpoints.disk.manifest import Manifest
+from atoll.agent.runtime.checkpoints.disk.manifest import STATE_FILE, Manifest
 from atoll.agent.runtime.checkpoints.disk.tensorfile import deserialized, serialized
 from atoll.errors import CheckpointError
 
@@ -38,7 +38,7 @@ def pack(checkpoint: LoadedCheckpoint, limit_bytes: int = MAX_BYTES) -> bytes:
     for part in serialized(checkpoint.tensors):
         hasher.update(part)
         parts.append(part)
-    head = manifest.to_bytes(Manifest(checkpoint.header, checkpoint.scalars, hasher.content()))
+    head = manifest.to_bytes(Manifest(checkpoint.header, checkpoint.scalars, {STATE_FILE: hasher.content()}))
     size = _PREFIX_BYTES + len(head) + hasher.content().bytes
     if size > limit_bytes:
         raise CheckpointError(f"checkpoint {checkpoint.header.name} takes {size} bytes; at most {limit_bytes} are sent")
@@ -59,10 +59,10 @@ def unpack(data: bytes | bytearray | memoryview, limit_bytes: int = MAX_BYTES) -
         )
     try:
         found = manifest.from_bytes(bytes(view[_PREFIX_BYTES:end]))
-        if len(view) - end != found.state.bytes:
-            raise CheckpointError(f"its state has {len(view) - end} bytes; {found.state.bytes} were written")
-        tensors, seen = deserialized(io.BytesIO(view[end:]), found.state.bytes)
-        difference = found.state.difference(seen)
+        if len(view) - end != found.state_bytes or list(found.files) != [STATE_FILE]:
+            raise CheckpointError(f"its state has {len(view) - end} bytes; {found.state_bytes} were written")
+        tensors, seen = deserialized(io.BytesIO(view[end:]), found.state_bytes)
+        difference = found.files[STATE_FILE].difference(seen)
         if difference is not None:
             raise CheckpointError(f"of its state, {difference}")
     except CheckpointError as error:

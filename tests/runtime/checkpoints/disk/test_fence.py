@@ -28,13 +28,13 @@ def test_an_older_run_is_fenced_once_a_newer_one_has_taken_the_directory(tmp_pat
 def test_a_run_that_is_fenced_while_it_writes_publishes_nothing(
     tmp_path: Path, header: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seal = files._seal
+    seal = files.write_sealed
 
     def fenced_meanwhile(*arguments: Any) -> None:
         seal(*arguments)
         take(tmp_path, 4)
 
-    monkeypatch.setattr(files, "_seal", fenced_meanwhile)
+    monkeypatch.setattr(files, "write_sealed", fenced_meanwhile)
     with pytest.raises(CheckpointError, match="run 3 was fenced by run 4"):
         files.write(tmp_path, header(100, run=3), {}, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "fence"]

@@ -42,7 +42,7 @@ def content() -> tuple[bytes, Hasher]:
 
 
 STATE_BYTES, HASHER = content()
-SOUND = manifest.to_bytes(Manifest(HEADER, SCALARS, HASHER.content()))
+SOUND = manifest.to_bytes(Manifest(HEADER, SCALARS, {manifest.STATE_FILE: HASHER.content()}))
 BODY = {name: value for name, value in json.loads(SOUND).items() if name != "xxh3_128"}
 LISTED = json.loads(STATE_BYTES[8 : 8 + int.from_bytes(STATE_BYTES[:8], "little")])
 WHOLE = transfer.pack(LoadedCheckpoint(HEADER, TENSORS, SCALARS))

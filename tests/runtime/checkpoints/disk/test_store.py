@@ -8,6 +8,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def file_of(url: str, moment: Moment, name: str) -> tuple[Any, str]:
 
 
 def put(url: str, path: Path, stopped: Callable[[], bool] = lambda: False) -> bool:
-    return Store(url).put((path / MANIFEST_FILE).read_bytes(), listing.parts(path / STATE_FILE), stopped)
+    return Store(url).put((path / MANIFEST_FILE).read_bytes(), lambda name: listing.parts(path / name), stopped)
 
 
 @pytest.fixture
@@ -99,10 +100,10 @@ def test_what_was_carried_comes_back_byte_for_byte(tmp_path: Path, url: str, hea
     assert stored.modified_unix_s is not None
     found, sealed = Store(url).manifest(moment)
     assert found.header == header()
-    back = files.adopt(tmp_path / "there", sealed, Store(url).state(moment), 9)
+    back = files.adopt(tmp_path / "there", sealed, partial(Store(url).state, moment), 9)
     for name in (STATE_FILE, MANIFEST_FILE):
         assert (back / name).read_bytes() == (path / name).read_bytes()
-    read = files.from_parts(found, Store(url).state(moment), url)
+    read = files.from_parts(found, partial(Store(url).state, moment), url)
     assert all(torch.equal(read.tensors[name], tensor) for name, tensor in tensors.items())
     Store(url).remove(moment)
     Store(url).remove(moment)
@@ -131,9 +132,9 @@ def test_what_is_cut_off_or_damaged_does_not_count(tmp_path: Path, url: str, hea
     system.pipe_file(file_there, bytes(content))
     found, sealed = Store(url).manifest(moment)
     with pytest.raises(CheckpointError, match="is damaged: bytes 0 to"):
-        files.adopt(tmp_path / "there", sealed, Store(url).state(moment), 9)
+        files.adopt(tmp_path / "there", sealed, partial(Store(url).state, moment), 9)
     with pytest.raises(CheckpointError, match="is damaged: bytes 0 to"):
-        files.from_parts(found, Store(url).state(moment), url)
+        files.from_parts(found, partial(Store(url).state, moment), url)
     assert listing.newest(tmp_path / "there") == []
     system, manifest_there = file_of(url, moment, MANIFEST_FILE)
     system.pipe_file(manifest_there, sealed[:-3])
@@ -258,7 +259,7 @@ def test_a_carrier_killed_at_any_moment_leaves_the_older_one_good(tmp_path: Path
             except CheckpointError:
                 assert moment == found[0], "only the one under way may be torn"
                 continue
-            read = files.from_parts(sound, Store(url).state(moment), url)
+            read = files.from_parts(sound, partial(Store(url).state, moment), url)
             assert set(read.tensors["w"].tolist()) == {float(moment.step)}
             newest = max(newest, moment.step)
     assert newest > 0

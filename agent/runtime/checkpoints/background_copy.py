@@ -1,0 +1,53 @@
+"""Copies a boundary's state on a thread while training goes on, up to the update that changes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import torch
+
+from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
+from atoll.agent.runtime.checkpoints.memory.shards.live_state import Piece, Sources
+from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.errors import CheckpointError
+
+LONGEST_WAIT_S: Final = 60.0
+
+
+class BackgroundCopy:
+    """`tensors` on the copying thread, `wait` on the training thread before the state changes."""
+
+    def __init__(self, snapshot: Snapshot, live: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """live: tensors that stand still until the next update."""
+        self._snapshot, self._live, self._device = snapshot, live, device
+        self._read = threading.Event()
+        self._late = False
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Copies, in CPU memory. Raises CheckpointError where training could not wait for it."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # each thread has a current one of its own
+        try:
+            with self._snapshot.readable():
+                copies = {name: _copied(tensor) for name, tensor in self._live.items()}
+        finally:
+            self._live = {}
+            self._read.set()
+        if self._late:
+            raise CheckpointError(f"copying its state took over {LONGEST_WAIT_S:.0f} s, and training went on")
+        return copies
+
+    def wait(self) -> None:
+        """The state is about to change: until it was copied, or no longer than LONGEST_WAIT_S."""
+        self._late = self._late or not self._read.wait(LONGEST_WAIT_S)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """On one thread: training may have the other processors in use."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+    if copy.nbytes:
+        Sources().copy(tensor, Piece(0, 0, copy.nbytes, 0), np.frombuffer(bytes_of(copy), np.uint8))
+    return copy
