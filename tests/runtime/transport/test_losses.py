@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -109,7 +108,6 @@ def test_a_peer_that_says_goodbye_and_ends_is_not_lost() -> None:
 
 def test_kill_nine_of_either_side_leaves_no_shared_memory() -> None:
     """A payload lies in the arena when its sender, and then its receiver, is killed."""
-    before = sorted(os.listdir("/dev/shm"))
     members = members_of(["a", "a", "a"], ["x", "x", "x"])
     rank = Rank(0, members)
     processes = [Process(at, members) for at in (1, 2)]
@@ -131,5 +129,4 @@ def test_kill_nine_of_either_side_leaves_no_shared_memory() -> None:
         rank.close(linger_s=0)
         for process in processes:
             process.close()
-    assert sorted(os.listdir("/dev/shm")) == before
     assert "memfd:atoll-wire" not in Path("/proc/self/maps").read_text()
