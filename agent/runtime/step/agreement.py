@@ -45,15 +45,18 @@ class Proposal:
     step: int
     place: int  # epoch * MAX_SAMPLES + the batch's first sample in the epoch's order
     total: int  # samples of the batch of all ranks
+    updates: int  # made by this rank before
 
     @staticmethod
-    def of(batch: BatchSlice, own: Agreed) -> Proposal:
+    def of(batch: BatchSlice, own: Agreed, updates: int) -> Proposal:
         memory, place = own.memory, batch.epoch * MAX_SAMPLES + batch.start
-        return Proposal(own.plan_id, int(own.stop), memory.step, memory.every, batch.step, place, batch.total)
+        known = (own.plan_id, int(own.stop), memory.step, memory.every)
+        return Proposal(*known, batch.step, place, batch.total, updates)
 
 
 class ProposalExchange(Protocol):
-    """Brings each rank's proposal of a pass to all. Passes are numbered from 1. Both methods raise PeerLost."""
+    """Brings each rank's proposal of a pass to all. Passes are numbered from 1. `propose` and `collect` raise
+    PeerLost."""
 
     def propose(self, number: int, own: Proposal) -> None:
         """In pass `number`; does not wait."""
@@ -61,6 +64,9 @@ class ProposalExchange(Protocol):
     def collect(self, number: int, deadline_s: float) -> Sequence[tuple[str, Proposal]]:
         """Wait for all ranks' proposals of pass `number`, each with who made it; or for the least and the greatest of
         each field. Those of earlier passes are forgotten."""
+
+    def updated(self, updates: int) -> None:
+        """This rank has made so many by now. What it waits for may be an update that another one is past making."""
 
 
 class Agreement:
@@ -72,12 +78,27 @@ class Agreement:
         self._exchange, self._agreed = exchange, agreed
         self._lag, self._deadline_s = lag, deadline_s
         self._passes = self._acted_on = 0  # begun in this run; the one whose proposals `_agreed` is of
+        self._updates = 0  # made in this run
 
     def propose(self, batch: BatchSlice, own: Agreed) -> None:
         """A pass begins. Raises PeerLost."""
         self._passes += 1
         if self._exchange is not None:
-            self._exchange.propose(self._passes, Proposal.of(batch, own))
+            self._exchange.propose(self._passes, Proposal.of(batch, own, self._updates))
+
+    def updated(self) -> None:
+        """optimizer.step() is done, or was left out by a GradScaler."""
+        self._updates += 1
+        if self._exchange is not None:
+            self._exchange.updated(self._updates)
+
+    def confirm(self) -> None:
+        """Between two passes, on every rank alike: all have made as many updates. Raises PeerLost, BadInput."""
+        if self._exchange is not None:
+            self._passes += 1
+            self._exchange.propose(self._passes, Proposal(0, 0, 0, 0, 0, 0, 0, self._updates))
+            merged(self._exchange.collect(self._passes, self._deadline_s))
+            self._acted_on = self._passes
 
     def act(self) -> float:
         """After a pass, on every rank alike: take up what all proposed `lag` passes ago. Returns the seconds waited.
@@ -114,5 +135,16 @@ def merged(proposals: Sequence[tuple[str, Proposal]]) -> Agreed:
                 f"{epoch}, {who} at {other_start} of {other_epoch}. Every rank must leave the loop over the loader at "
                 "the same batch: decide a break on what all ranks know alike, not on a local loss"
             )
+        if one.updates != first.updates:
+            raise BadInput(other_updates(first_who, first.updates, who, one.updates))
     memory = MemoryProgress(min(one.memory_step for _, one in proposals), max(one.memory_every for _, one in proposals))
     return Agreed(min(one.plan_id for _, one in proposals), any(one.stop for _, one in proposals), memory)
+
+
+def other_updates(who: str, updates: int, other_who: str, other: int) -> str:
+    """What is said where ranks in the same pass have made different numbers of them."""
+    return (
+        f"ranks have made different numbers of updates: {who} {updates} in this run, {other_who} {other}. Every rank "
+        "must call optimizer.step() equally often; decide to leave one out on what all ranks know alike, not on a "
+        "local loss or gradient, or leave that to a torch.amp.GradScaler"
+    )

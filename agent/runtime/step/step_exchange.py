@@ -130,6 +130,7 @@ class StepExchange:
 
     def after_update(self) -> None:
         self._phases.after_update()
+        self._agreement.updated()
 
     def clip(self, max_norm: float) -> bool:
         """Whether the strategy clips the next combined update itself. False: p.grad holds it, clip that."""
@@ -140,9 +141,16 @@ class StepExchange:
         self._phases.boundary(wait=wait)
 
     def flush(self) -> None:
-        """All ranks together: the model becomes the same on every rank."""
+        """All ranks together: the model becomes the same on every rank. Raises BadInput where ranks made different
+        numbers of updates."""
+        if self._local is not None:
+            self._agreement.confirm()
         self._phases.boundary(wait=True)
         self._phases.flush()
+
+    def check_alike(self) -> None:
+        """Raises BadInput where a peer is known to have made other updates than this rank."""
+        self._channel.proposals.check()
 
     def waited(self) -> float:
         """Seconds the training thread waited for others since the last call."""

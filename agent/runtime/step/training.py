@@ -30,6 +30,7 @@ from atoll.agent.runtime.step.other_optimizers import OtherOptimizers
 from atoll.agent.runtime.step.plans import Plans
 from atoll.agent.runtime.step.probe import description
 from atoll.agent.runtime.step.randomness import seed_step
+from atoll.agent.runtime.step.scaled_steps import ScaledSteps
 from atoll.agent.runtime.step.schedule import PlanSchedule
 from atoll.agent.runtime.step.state_keeper import StateKeeper
 from atoll.agent.runtime.step.step_exchange import StepExchange
@@ -93,6 +94,7 @@ class Training:
         self._learning_rates = {optimizer: LearningRate(optimizer) for optimizer in optimizers}
         self._others = OtherOptimizers(model, optimizers)
         self._carried = CarriedGradients(model, optimizers)
+        self._scaled_steps = ScaledSteps(optimizers, self._update_left_out)
         self._hooks = [
             *(optimizer.register_step_pre_hook(self._before_update) for optimizer in optimizers),
             *(optimizer.register_step_post_hook(self._after_update) for optimizer in optimizers),
@@ -229,6 +231,7 @@ class Training:
             rate.close()
         self._others.close()
         self._carried.close()
+        self._scaled_steps.close()
         self._exchange.close()
 
     # --- the boundary
@@ -349,6 +352,12 @@ class Training:
             self._exchange.after_update()
         self._clock.updated()
 
+    def _update_left_out(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients overflowed: an update that moves nothing, for the others wait for this rank's part of it."""
+        self._before_update(optimizer)
+        self._learning_rates[optimizer].restore()
+        self._after_update(optimizer)
+
     # --- when others fail
 
     @contextmanager
@@ -359,6 +368,8 @@ class Training:
             self.lost(error)
 
     def lost(self, error: AtollError) -> NoReturn:
-        """A peer is gone. Save what is whole, and leave."""
+        """A peer is gone. Save what is whole, and leave. Raises BadInput where it is not gone but waits for what this
+        rank's script does not do."""
+        self._exchange.check_alike()
         batch = self.loader.current
         self.state.shutdown.lost(error, self.loader.position.step, after(batch) if batch is not None else None)

@@ -157,11 +157,17 @@ class Channel:
             case Kind.DIRECT:
                 return self._deliver(frame)
             case Kind.CONTROL:
-                return self.proposals.hear(frame.step, frame.origin, frame.payload)
+                return self._hear_proposal(frame)
             case Kind.DIGEST:
                 return self._digests.hear(frame.step, frame.origin, frame.payload)
             case _:
                 return "unknown kind"
+
+    def _hear_proposal(self, frame: Frame) -> str | None:
+        flaw = self.proposals.hear(frame.step, frame.origin, frame.payload)
+        if (differs := self.proposals.differs) is not None:
+            self._engine.fail(differs)  # what a forward pass waits for may never come
+        return flaw
 
     def _hear_part(self, frame: Frame) -> str | None:
         with self._lock:

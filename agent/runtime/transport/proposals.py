@@ -11,17 +11,17 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from atoll.agent.runtime.step.agreement import Proposal
+from atoll.agent.runtime.step.agreement import Proposal, other_updates
 from atoll.agent.runtime.transport.process_groups import Group, collective
-from atoll.errors import PeerLost
+from atoll.errors import BadInput, PeerLost
 
-_PROPOSAL: Final = struct.Struct("<QBQQQQQ")  # the fields of a Proposal
+_PROPOSAL: Final = struct.Struct("<QBQQQQQQ")  # the fields of a Proposal
 KEPT_PASSES: Final = 8
 _DOING: Final = "agreeing on the plan"
 
 
 class ReducedProposals:
-    """One MIN all-reduce of 14 integers, each field and its negative, on a group of its own: it overlaps the backward
+    """One MIN all-reduce of 16 integers, each field and its negative, on a group of its own: it overlaps the backward
     pass and never waits behind gradients. `collect` follows each `propose`."""
 
     def __init__(self, group: Group) -> None:
@@ -44,6 +44,9 @@ class ReducedProposals:
         half = len(bounds) // 2
         return [("one", Proposal(*bounds[:half])), ("another", Proposal(*(-one for one in bounds[half:])))]
 
+    def updated(self, updates: int) -> None:
+        """The next pass's proposal says it, and nobody waits before."""
+
 
 class BroadcastProposals:
     """One message to every other rank. `hear` and `fail` run on the transport's thread, the rest on the training
@@ -55,11 +58,14 @@ class BroadcastProposals:
         self._heard: dict[int, dict[int, Proposal]] = {}
         self._done = 0  # passes up to this one were acted on
         self._broken: str | None = None
+        self._updates = 0  # that this rank made by now
+        self._differs: str | None = None
         self._changed = threading.Condition()
 
     def propose(self, number: int, own: Proposal) -> None:
         with self._changed:
             self._heard.setdefault(number, {})[self._rank] = own
+            self._compare(number)
         if self._world_size > 1:
             self._broadcast(number, _PROPOSAL.pack(*astuple(own)))
 
@@ -75,8 +81,26 @@ class BroadcastProposals:
             if rank in self._heard.setdefault(number, {}):
                 return "twice"
             self._heard[number][rank] = Proposal(*_PROPOSAL.unpack(payload))
+            self._compare(number)
             self._changed.notify_all()
         return None
+
+    def updated(self, updates: int) -> None:
+        with self._changed:
+            self._updates = updates
+            for number in self._heard:
+                self._compare(number)
+
+    @property
+    def differs(self) -> str | None:
+        """Who made other updates than this rank, once a proposal said so."""
+        with self._changed:
+            return self._differs
+
+    def check(self) -> None:
+        """Raises BadInput where a peer's proposal said that it made other updates than this rank."""
+        if (differs := self.differs) is not None:
+            raise BadInput(differs)
 
     def fail(self, reason: str) -> None:
         """Wakes the waiter, which raises PeerLost."""
@@ -86,8 +110,10 @@ class BroadcastProposals:
 
     def collect(self, number: int, deadline_s: float) -> Sequence[tuple[str, Proposal]]:
         with self._changed:
-            self._changed.wait_for(lambda: self._broken is not None or self._complete(number), deadline_s)
+            self._changed.wait_for(lambda: self._differs or self._broken or self._complete(number), deadline_s)
             heard = self._heard.get(number, {})
+            if self._differs is not None:
+                raise BadInput(self._differs)
             if not self._complete(number):
                 silent = next(rank for rank in range(self._world_size) if rank not in heard)
                 raise PeerLost(self._broken or f"rank {silent} said nothing of pass {number} for {deadline_s:.0f} s")
@@ -95,6 +121,16 @@ class BroadcastProposals:
             for old in [one for one in self._heard if one <= number]:
                 del self._heard[old]
         return [(f"rank {rank}", heard[rank]) for rank in range(self._world_size)]
+
+    def _compare(self, number: int) -> None:
+        """Whoever began this pass has made all updates before it. Where this rank did not begin it, for it waits for an
+        update, it has made fewer than it will have then."""
+        heard = self._heard[number]
+        own = heard.get(self._rank)
+        for rank, theirs in heard.items():
+            updates = own.updates if own is not None else max(self._updates, theirs.updates)
+            if theirs.updates != updates and self._differs is None:
+                self._differs = other_updates(f"rank {self._rank}", updates, f"rank {rank}", theirs.updates)
 
     def _complete(self, number: int) -> bool:
         return len(self._heard.get(number, {})) == self._world_size

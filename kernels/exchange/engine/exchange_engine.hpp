@@ -125,8 +125,8 @@ class ExchangeEngine {
     // round.
     void apply(std::int64_t sync_round, OptimizerStep step);
     void accumulate(std::int64_t sync_round);  // none: its sums are added to the next round's
-    // Exchanging updates: the masters take the sum of the ranks', this one's times `weight` in (0, 1]. Compresses the own
-    // live weights of every tensor that has them; k_blocks is one for each tensor.
+    // Exchanging updates: the masters take the sum of the ranks', this one's times `weight` in (0, 1]. Compresses the
+    // own live weights of every tensor that has them; k_blocks is one for each tensor.
     void sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks);
 
     // True when all of `tensors` are at `sync_round` or later, false if one is not at `until`. Throws PeerIsLost after
@@ -149,8 +149,8 @@ class ExchangeEngine {
     std::size_t read_residual(std::size_t tensor, const Live& live, float* out);
 
     // Exchanging updates, between two updates and with nothing on the way: live, this rank's own weights or a buffer
-    // for those kept elsewhere, becomes what it is for a rank that has not sent `residual` [entries], null: nothing, and
-    // whose updates count `weight` until the next round says otherwise.
+    // for those kept elsewhere, becomes what it is for a rank that has not sent `residual` [entries], null: nothing,
+    // and whose updates count `weight` until the next round says otherwise.
     void set_live(std::size_t tensor, const Live& live, const float* residual, float weight);
 
     // `ranges` of memory that updates of `tensor` change are captured as they are at `sync_round`, which is not older

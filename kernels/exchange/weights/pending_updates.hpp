@@ -18,7 +18,8 @@ struct PendingUpdate {
 
 // Exchanging updates: what one rank's live weights of a tensor lack, so that at any time
 //     live + all that is pending = master - residual / weight,
-// residual being what this rank has not sent, and weight what its updates count in the masters. Knows nothing of threads but in `takes`: one caller at a time.
+// residual being what this rank has not sent, and weight what its updates count in the masters. Knows nothing of
+// threads but in `takes`: one caller at a time.
 class PendingUpdates {
   public:
     // A part was taken out of this rank's residual (factor > 0), or put back (factor < 0), in a round to come.

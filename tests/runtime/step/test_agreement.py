@@ -23,13 +23,20 @@ def batch_slice(step: int, start: int = 0, total: int = 8) -> BatchSlice:
 class Ranks:
     """Three ranks; what one proposes waits in `sent` for the test."""
 
-    def __init__(self, count: int = 3, *, lag: int = 0, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, count: int = 3, *, lag: int = 0, deadline_s: float = DEADLINE_S, at_once: bool = False) -> None:
+        """at_once: what one proposes is delivered as it is sent."""
+        self.at_once = at_once
         self.sent: list[tuple[int, int, bytes]] = []
         self.exchanges = [BroadcastProposals(rank, count, self._sender(rank)) for rank in range(count)]
         self.all = [Agreement(one, NOTHING, lag=lag, deadline_s=deadline_s) for one in self.exchanges]
 
     def _sender(self, rank: int) -> Callable[[int, bytes], None]:
-        return lambda number, payload: self.sent.append((rank, number, payload))
+        def send(number: int, payload: bytes) -> None:
+            self.sent.append((rank, number, payload))
+            if self.at_once:
+                self.deliver()
+
+        return send
 
     def deliver(self) -> list[str | None]:
         replies = [
@@ -130,11 +137,11 @@ def test_ranks_at_different_batches_are_told_so() -> None:
 
 
 def test_ranks_in_different_steps_or_with_batches_of_other_sizes_are_told_so() -> None:
-    first = Proposal.of(batch_slice(7), NOTHING)
+    first = Proposal.of(batch_slice(7), NOTHING, 0)
     with pytest.raises(BadInput, match="rank 0 is in step 7, rank 1 in step 8"):
-        merged([("rank 0", first), ("rank 1", Proposal.of(batch_slice(8), NOTHING))])
+        merged([("rank 0", first), ("rank 1", Proposal.of(batch_slice(8), NOTHING, 0))])
     with pytest.raises(BadInput, match="different batches in step 7"):
-        merged([("rank 0", first), ("rank 1", Proposal.of(batch_slice(7, total=9), NOTHING))])
+        merged([("rank 0", first), ("rank 1", Proposal.of(batch_slice(7, total=9), NOTHING, 0))])
 
 
 def test_what_makes_no_sense_is_refused_with_a_reason() -> None:
@@ -151,3 +158,78 @@ def test_what_makes_no_sense_is_refused_with_a_reason() -> None:
     ranks.all[0].propose(batch_slice(0), Agreed(1, False))
     ranks.all[0].act()
     assert listener.hear(1, 1, proposal) == "old step"
+
+
+def test_ranks_that_made_other_updates_are_told_so_by_name() -> None:
+    """1. Both make an update of pass 1, rank 0 alone one of pass 2. 2. Both begin pass 3. Their rounds differed by one
+    from there on: each part was taken for another update's, until somebody waited at the end."""
+    ranks = Ranks(2)
+    for number, updating in ((1, ranks.all), (2, ranks.all[:1])):
+        for agreement in ranks.all:
+            agreement.propose(batch_slice(number - 1), NOTHING)
+        ranks.deliver()
+        for agreement in ranks.all:
+            agreement.act()
+        for agreement in updating:
+            agreement.updated()
+    for agreement in ranks.all:
+        agreement.propose(batch_slice(2), NOTHING)
+    ranks.deliver()
+    for agreement, who in ((ranks.all[0], "rank 0 2 in this run, rank 1 1"), (ranks.all[1], "rank 1 1 .* rank 0 2")):
+        with pytest.raises(BadInput, match=who):
+            agreement.act()
+
+
+def test_who_waits_for_an_update_that_another_rank_is_past_is_told_before_its_own_next_pass() -> None:
+    """1. Rank 0 made an update of pass 1, and its next forward pass waits for rank 1's part of it. 2. Rank 1 made none:
+    it begins pass 2 and waits for rank 0's proposal. Both waited until a deadline of minutes."""
+    ranks = Ranks(2)
+    for agreement in ranks.all:
+        agreement.propose(batch_slice(0), NOTHING)
+    ranks.deliver()
+    ranks.all[0].updated()
+    ranks.exchanges[0].check()
+    ranks.all[1].propose(batch_slice(1), NOTHING)
+    ranks.deliver()
+    with pytest.raises(BadInput, match="rank 0 1 in this run, rank 1 0"):
+        ranks.exchanges[0].check()
+
+
+def test_a_rank_that_is_a_pass_behind_has_not_made_other_updates_yet() -> None:
+    ranks = Ranks(2)
+    for agreement in ranks.all:
+        agreement.propose(batch_slice(0), NOTHING)
+    ranks.deliver()
+    for number in (1, 2):
+        ranks.all[1].updated()
+        ranks.all[1].propose(batch_slice(number), NOTHING)
+        ranks.deliver()
+    ranks.exchanges[0].check()
+    for _ in range(2):
+        ranks.all[0].updated()
+    with pytest.raises(BadInput, match="rank 0 2 in this run, rank 1 1"):  # of pass 2, which rank 0 is too late for
+        ranks.exchanges[0].check()
+
+
+def test_at_the_end_all_confirm_that_they_made_as_many_updates() -> None:
+    """1. All made one update and confirm it. 2. Rank 0 alone makes another. 3. It would wait for rank 1's part, which
+    is done with training and begins no pass that would tell."""
+    ranks = Ranks(2, deadline_s=DEADLINE_S, at_once=True)
+    for updating, refusals in ((ranks.all, 0), (ranks.all[:1], 2)):
+        for agreement in updating:
+            agreement.updated()
+        refused: list[str] = []
+        confirming = [threading.Thread(target=confirm, args=(agreement, refused)) for agreement in ranks.all]
+        for thread in confirming:
+            thread.start()
+        for thread in confirming:
+            thread.join(timeout=DEADLINE_S)
+        assert len(refused) == refusals
+        assert all("rank 0 2" in text and "rank 1 1" in text for text in refused)
+
+
+def confirm(agreement: Agreement, refused: list[str]) -> None:
+    try:
+        agreement.confirm()
+    except BadInput as error:
+        refused.append(str(error))

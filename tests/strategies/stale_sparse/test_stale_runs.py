@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -182,6 +183,44 @@ def test_an_update_counts_as_the_share_of_the_batch_that_it_was_made_of(
     for rank in range(2):
         moved = torch.load(tmp_path / f"rank-{rank}", weights_only=True)
         torch.testing.assert_close(moved, torch.full_like(moved, -0.05 * ways[family]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("staleness", "zero"), [(0, "after"), (1, "before")])
+def test_an_overflow_on_one_rank_leaves_its_part_of_the_round_empty(
+    start: Start, tmp_path: Path, staleness: int, zero: str
+) -> None:
+    """1. Each rank scales its loss with a GradScaler. 2. Gradients of rank 1 overflow twice, and its scaler makes no
+    update. 3. The other waited 300 s for its part. It comes, with nothing new: all gradients but those count."""
+    with sparse(tmp_path, 2, start=start, sparsity=0.5, staleness=staleness, values="float32", digest_every=1) as agent:
+        agent.start_workers("left_out.py", str(tmp_path), "scaler", zero)
+        assert agent.exit_codes() == [0, 0], agent.said()
+        assert agent.checkpoint_step == 24
+    ended = [torch.load(tmp_path / f"rank-{rank}", weights_only=True) for rank in range(2)]
+    assert [one["scale"] for one in ended] == [1024.0, 256.0]
+    for begun, weights, theirs, *summed in zip(
+        ended[0]["begun"], ended[0]["weights"], ended[1]["weights"], ended[0]["summed"], ended[1]["summed"], strict=True
+    ):
+        assert torch.equal(weights, theirs)
+        torch.testing.assert_close((begun - weights).double(), 0.01 * sum(summed), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["once", "always"])
+@pytest.mark.parametrize(("exchange", "staleness"), [("updates", 0), ("updates", 1), ("gradients", 1), ("dense", 0)])
+def test_a_script_that_leaves_updates_out_on_one_rank_is_told_so_at_once(
+    start: Start, tmp_path: Path, how: str, exchange: str, staleness: int
+) -> None:
+    """By updates rounds were no longer of the same step, and ranks waited 300 s for one in the end. By gradients their
+    masters grew apart until digests were compared; dense ones for ever."""
+    settings = {} if exchange == "dense" else {"sparsity": 0.5, "staleness": staleness, "exchange": exchange}
+    with sparse(tmp_path, 2, start=start, **settings) as agent:
+        agent.spec.strategy = "dense" if exchange == "dense" else "stale-sparse"
+        agent.start_workers("left_out.py", str(tmp_path), how, "after")
+        begun_s = time.monotonic()
+        codes = agent.exit_codes()
+        assert time.monotonic() - begun_s < 30
+        assert 1 in codes, agent.said()
+        assert set(codes) <= {1, 75}, agent.said()
+        assert re.search("(rank [01]|one) [0-9]+ in this run, (rank [01]|another) [0-9]+", agent.said())
 
 
 @EXCHANGES

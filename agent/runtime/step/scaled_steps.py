@@ -1,0 +1,43 @@
+"""Hears of updates that a torch.amp.GradScaler left out: of gradients that overflowed it makes none, and tells nobody.
+
+Ranks that reduce their gradients overflow together. Where each has its own one does alone, and the others still wait
+for its part of the update."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+
+class ScaledSteps:
+    """torch has no hook for it, so while one of these lives, the method of the class is wrapped."""
+
+    def __init__(
+        self, optimizers: Sequence[torch.optim.Optimizer], left_out: Callable[[torch.optim.Optimizer], None]
+    ) -> None:
+        """left_out: called at the end of a GradScaler.step(optimizer) with one of these that made no update."""
+        self._stepped = False
+        self._hooks = [one.register_step_post_hook(self._note_step) for one in optimizers]
+        self._wrapped = GradScaler.step
+
+        @functools.wraps(self._wrapped)
+        def step(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            self._stepped = False
+            made = self._wrapped(scaler, optimizer, *args, **kwargs)
+            if not self._stepped and any(optimizer is one for one in optimizers):
+                left_out(optimizer)
+            return made
+
+        GradScaler.step = step  # type: ignore[assignment, method-assign]
+
+    def close(self) -> None:
+        GradScaler.step = self._wrapped  # type: ignore[method-assign]
+        for hook in self._hooks:
+            hook.remove()
+
+    def _note_step(self, *_: object) -> None:
+        self._stepped = True
