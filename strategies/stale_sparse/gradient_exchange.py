@@ -14,6 +14,7 @@ import torch
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
 from atoll.agent.runtime.step.durable import OwnState
 from atoll.agent.runtime.step.gradients import refuse_second, refuse_sparse, squared_norm, total
+from atoll.agent.runtime.step.local_passes import LocalPasses
 from atoll.errors import BadInput
 from atoll.strategies.stale_sparse.layout import Layer, adopt_optimizer_state, flat_view, lay_out_for_gradients
 from atoll.strategies.stale_sparse.local_update import StaleSparseUpdate
@@ -23,7 +24,7 @@ from atoll.strategies.stale_sparse.taken import TakenGradient
 
 
 class GradientExchange(StaleSparseUpdate):
-    """A sync round is a backward pass: with gradient accumulation several make one update."""
+    """A sync round is a backward pass that is not local: without run.no_sync an accumulation is several."""
 
     flush_changes = False
 
@@ -43,6 +44,8 @@ class GradientExchange(StaleSparseUpdate):
         self._weight, self._clip_norm, self._sampled = 0.0, 0.0, False
         self._local_sqnorms: list[torch.Tensor | float] = []
         self._came: set[int] = set()
+        self._local = False
+        self._local_passes = LocalPasses([layer.parameter for layer in layers], self._opens)
         self._hooks = [
             layer.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, layer))  # type: ignore[no-untyped-call]
             for layer in layers
@@ -63,9 +66,13 @@ class GradientExchange(StaleSparseUpdate):
 
     def close(self) -> None:
         self._clear_taken()
+        self._local_passes.close()
         super().close()
 
     # --- the pass
+
+    def expect_local(self) -> None:
+        self._local_passes.expect()
 
     def begin(self, opened: Pass) -> None:
         self._clear_taken()
@@ -75,20 +82,23 @@ class GradientExchange(StaleSparseUpdate):
         super().begin(opened)
         if self._muted:
             return
+        self._weight, self._local = self._local_passes.begin(opened), opened.local
+        if self._local:
+            return
         if rehearsed:  # undoing that gave the optimizer a state of its own; it shall tell the layers' again
             adopt_optimizer_state(self._layers, self._only, self._rates)
         if self._round > self._resolved:
             self._exchange.engine.accumulate(self._round)
             self._resolved = self._round
         self._round += 1
-        self._weight, self._sampled = opened.batch.weight, opened.sampled and opened.batch.weight > 0
+        self._sampled = opened.sampled and opened.batch.weight > 0
 
     def backward_done(self) -> None:
         super().backward_done()
-        if not self._muted:
+        if not (self._muted or self._local):
             for layer in self._layers:
                 if layer.number not in self._came:
-                    self._compress(layer, None)
+                    self._send_earlier(layer)
 
     def combined(self) -> Norms:
         """Nothing of others: their sums are the masters' business."""
@@ -128,10 +138,22 @@ class GradientExchange(StaleSparseUpdate):
 
     # --- gradients
 
-    @torch.no_grad()
-    def _on_gradient(self, layer: Layer, parameter: torch.Tensor) -> None:
+    def _opens(self) -> None:
+        """A gradient comes; the user may have called loss.backward() himself."""
         if not self._open:
             self._events.open_pass()
+
+    def _send_earlier(self, layer: Layer) -> None:
+        """Of a layer without a gradient in this pass: what local passes left, or nothing."""
+        earlier = layer.parameter.grad
+        if earlier is None:
+            self._compress(layer, None)
+        else:
+            self._take(layer, earlier)
+
+    @torch.no_grad()
+    def _on_gradient(self, layer: Layer, parameter: torch.Tensor) -> None:
+        self._opens()
         gradient = parameter.grad
         assert gradient is not None  # the hook runs after it was accumulated
         refuse_second(layer.name, layer.number in self._came)
@@ -139,7 +161,13 @@ class GradientExchange(StaleSparseUpdate):
         self._came.add(layer.number)
         if self._muted:
             parameter.grad = None  # torch's own step comes next and finds nothing
-            return
+        elif not self._local:
+            self._take(layer, gradient)
+
+    @torch.no_grad()
+    def _take(self, layer: Layer, gradient: torch.Tensor) -> None:
+        """It leaves, and something that raises stands in its place."""
+        parameter = layer.parameter
         parameter.grad = self._taken[layer.order]
         if gradient.stride() != parameter.stride():
             gradient = torch.empty_like(parameter).copy_(gradient)

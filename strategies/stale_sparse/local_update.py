@@ -71,6 +71,9 @@ class StaleSparseUpdate(ABC):
         """Residuals of ranks of the run before, which this one took over, count again. Before the first sync round."""
 
     @abstractmethod
+    def expect_local(self) -> None: ...
+
+    @abstractmethod
     def combined(self) -> Norms: ...
 
     @abstractmethod

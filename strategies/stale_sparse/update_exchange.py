@@ -78,6 +78,9 @@ class UpdateExchange(StaleSparseUpdate):
 
     # --- the pass
 
+    def expect_local(self) -> None:
+        """A local pass is as any other: what leaves is what the optimizer does."""
+
     def begin(self, opened: Pass) -> None:
         super().begin(opened)
         if not self._muted and not self._accumulated:  # of an update that is accumulated the first pass's holds

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -269,6 +270,14 @@ class Run:
 
         loss: one number, the mean over this worker's part of the batch. Raises BadInput."""
         self._prepared("run.backward").backward(loss)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, backward passes add gradients up on this worker and exchange nothing; the next one outside exchanges
+        all of them at once. For gradient accumulation, as DDP's no_sync: `with run.no_sync(): run.backward(loss)`.
+
+        Meanwhile p.grad is this worker's part: added up over the workers it is the gradient. Every rank does so in the
+        same passes, and optimizer.step() comes after one outside."""
+        return self._prepared("run.no_sync").no_sync()
 
     def clip_grad_norm(self, max_norm: float, parameters: Iterable[torch.Tensor] | None = None) -> torch.Tensor | None:
         """Between backward and optimizer.step(): bring the gradient's global L2 norm down to max_norm.

@@ -42,6 +42,8 @@ class BackwardPass:
         self._own, self._muted, self._if_lost = own, muted, if_lost
         self.open = False
         self.gradients_pending = False  # a backward pass since the last optimizer.step()
+        self.local = False  # the passes that begin now are
+        self.unsent = False  # the last one was: other ranks lack what p.grad has
         self.norms = Norms()
 
     def begin(self, *, seen: bool = True) -> None:
@@ -59,13 +61,15 @@ class BackwardPass:
             batch=batch,
             params=self._schedule.planned_at(batch.step).params,
             # Accumulated gradients are no longer this rank's own.
-            sampled=not self.gradients_pending and batch.step % NORMS_EVERY_STEPS == 0,
+            sampled=not (self.gradients_pending or self.local) and batch.step % NORMS_EVERY_STEPS == 0,
             muted=self._muted(),
+            local=self.local,
         )
         with self._if_lost():
             self._exchange.begin(opened, own)
         self.norms = Norms()
         self.gradients_pending = self.open = True
+        self.unsent = self.local
 
     def begin_from_hook(self) -> None:
         """The user called loss.backward() himself: the pass must still be closed before he sees the gradients."""

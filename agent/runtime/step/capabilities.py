@@ -38,6 +38,7 @@ class Pass:
     params: PlanParameters  # of the strategy, that hold in this step
     sampled: bool  # measure squared norms on the way
     muted: bool = False  # nothing of it counts, on any rank
+    local: bool = False  # nothing of it leaves: gradients add up in p.grad until those of a later pass do
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,9 @@ class SeparateReducer(TensorReducer, Protocol):
 class StepPhases(Protocol):
     """Where a strategy takes part in a step. All methods run on the training thread, and raise PeerLost where a peer
     is gone."""
+
+    def expect_local(self) -> None:
+        """The next passes may be local."""
 
     def begin(self, opened: Pass) -> None:
         """A backward pass begins."""

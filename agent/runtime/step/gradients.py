@@ -21,11 +21,17 @@ def scale_into(out: torch.Tensor, gradient: torch.Tensor, weight: float) -> None
     if weight == 0:
         out.zero_()
     elif out.data_ptr() == gradient.data_ptr():
-        out.mul_(weight)
+        if weight != 1:
+            out.mul_(weight)
     elif _for_kernels(out) and _for_kernels(gradient):
         kernels.weighted_sum(out, [gradient], [weight], threads=torch.get_num_threads())
     else:
         torch.mul(gradient, weight, out=out)
+
+
+def coalesced(gradient: torch.Tensor) -> torch.Tensor:
+    """The same, each index once where it is sparse."""
+    return gradient.coalesce() if gradient.is_sparse else gradient
 
 
 def refuse_sparse(name: str, gradient: torch.Tensor) -> None:

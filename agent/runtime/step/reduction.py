@@ -1,7 +1,8 @@
 """The phases of a step in which gradients are reduced: autograd's hooks in, combined gradients out.
 
 A rank with b_i of B samples weighs its mean gradient with b_i / B; the sum over ranks is then the mean over all B
-samples. Weights sum to 1, so gradients that an earlier pass left in p.grad (accumulation) pass through unchanged."""
+samples. Weights sum to 1, so gradients that an earlier pass left in p.grad (accumulation) pass through unchanged; those
+of local passes are weighted when they come (`local_passes.py`)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from atoll.agent.runtime.step.capabilities import (
 )
 from atoll.agent.runtime.step.clock import marks_of
 from atoll.agent.runtime.step.exchange_times import ExchangeTimes
-from atoll.agent.runtime.step.gradients import refuse_second, refuse_sparse, scale_into, squared_norm, total
+from atoll.agent.runtime.step.gradients import coalesced, refuse_second, refuse_sparse, scale_into, squared_norm, total
+from atoll.agent.runtime.step.local_passes import LocalPasses
 from atoll.agent.runtime.step.phases import OneWorker
 from atoll.errors import BadInput, PeerLost
 
@@ -52,10 +54,11 @@ class ReducedGradients(OneWorker):
         quiet = partial(busy, False) if self._gpu is None else _nothing
         self._times = ExchangeTimes(marks_of(self._gpu or torch.device("cpu")), quiet)
         self._weight = self._waited_s = 0.0
-        self._sampled = False
+        self._sampled = self._local = False
         self._local_sqnorms: list[torch.Tensor | float] = []
         self._sent_bytes = 0
         self._open = False
+        self._local_passes = LocalPasses([one for one in model.parameters() if one.requires_grad], self._opens)
         self._hooks = [
             slot.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, slot))  # type: ignore[no-untyped-call]
             for bucket in self._buckets
@@ -66,6 +69,9 @@ class ReducedGradients(OneWorker):
             for piece in self._separate
         ]
 
+    def expect_local(self) -> None:
+        self._local_passes.expect()
+
     def begin(self, opened: Pass) -> None:
         """Raises BadInput if a parameter is trained now that was frozen: it has no place in the buckets."""
         for name, parameter in self._frozen:
@@ -75,17 +81,21 @@ class ReducedGradients(OneWorker):
                     "combined with the other ranks'. Let it require one before run.prepare, at lr=0 until it shall "
                     "move"
                 )
-        self._weight, self._sampled = opened.batch.weight, opened.sampled
+        self._weight, self._sampled = self._local_passes.begin(opened), opened.sampled
+        self._open, self._local = True, opened.local
+        if self._local:
+            return
         self._local_sqnorms.clear()
         self._reducer.begin(opened)
         self._times.begin()
         for piece in self._pieces:
             piece.open()
-        self._open = True
 
     def backward_done(self) -> None:
         """Parameters without a gradient contribute zeros. Returns when this rank's device is done with the pass: what
         follows is waiting for others."""
+        if self._local:
+            return
         with torch.no_grad():
             for piece in self._pieces[len(self._under_way) :]:
                 for slot in piece.slots if isinstance(piece, Bucket) else ():
@@ -96,13 +106,15 @@ class ReducedGradients(OneWorker):
             torch.cuda.current_stream(self._gpu).synchronize()  # costs nothing: the buckets end later still
 
     def combined(self) -> Norms:
-        """Puts the combined gradients into p.grad and closes the pass."""
+        """Puts the combined gradients into p.grad and closes the pass. Of a local one p.grad keeps this rank's part."""
+        self._open = False
+        if self._local:
+            return Norms()
         begun_s = time.monotonic()
         sums = [reduction.wait() for reduction in self._under_way]
         self._waited_s += time.monotonic() - begun_s
         self._busy(False)
         self._under_way.clear()
-        self._open = False
         for bucket in self._buckets:
             if bucket.missing:
                 self._adopt_missing(bucket)
@@ -131,12 +143,19 @@ class ReducedGradients(OneWorker):
         """Take the hooks off the model again."""
         for hook in self._hooks:
             hook.remove()
+        self._local_passes.close()
         self._reducer.close()
+
+    def _opens(self) -> None:
+        """A gradient comes; the user may have called loss.backward() himself."""
+        if not self._open:
+            self._events.open_pass()
 
     @torch.no_grad()
     def _on_gradient(self, slot: Slot, parameter: torch.Tensor) -> None:
-        if not self._open:
-            self._events.open_pass()
+        self._opens()
+        if self._local:
+            return
         gradient = parameter.grad
         assert gradient is not None  # the hook runs after it was accumulated
         refuse_second(slot.name, slot.came)
@@ -151,12 +170,13 @@ class ReducedGradients(OneWorker):
 
     @torch.no_grad()
     def _on_separate(self, piece: Separate, parameter: torch.Tensor) -> None:
-        if not self._open:
-            self._events.open_pass()
+        self._opens()
+        if self._local:
+            return
         gradient = parameter.grad
         assert gradient is not None  # the hook runs after it was accumulated
         refuse_second(piece.name, piece.came)
-        piece.gradient = gradient.coalesce() if gradient.is_sparse else gradient
+        piece.gradient = coalesced(gradient)
         if self._sampled and self._weight > 0:
             self._local_sqnorms.append(squared_norm(piece.gradient))
         piece.came = True
@@ -180,8 +200,9 @@ class ReducedGradients(OneWorker):
             reduction = self._reducer.reduce(piece.flat, len(piece.slots), self._times.launching())
         else:
             assert isinstance(self._reducer, SeparateReducer)  # or there were no such piece
-            # Without a gradient of this pass what an earlier one accumulated counts, which every rank has.
-            gradient = piece.gradient if piece.came else piece.parameter.grad
+            # Without a gradient of this pass what an earlier one accumulated counts.
+            earlier = piece.parameter.grad
+            gradient = coalesced(earlier) if earlier is not None and not piece.came else piece.gradient
             ended = self._times.launching()
             reduction = self._reducer.reduce_separate(piece.index, gradient, self._weight, ended)
         self._sent_bytes += reduction.sent_bytes
@@ -191,9 +212,11 @@ class ReducedGradients(OneWorker):
         earlier = slot.parameter.grad
         if earlier is None:
             slot.view.zero_()
-        else:  # accumulated by an earlier pass, so every rank has it
+        else:  # accumulated by an earlier pass; of a local one others may have none
             scale_into(slot.view, earlier, self._weight)
             slot.parameter.grad = slot.view
+            slot.came = True
+            slot.bucket.missing -= 1
 
     @staticmethod
     def _adopt_missing(bucket: Bucket) -> None:

@@ -108,9 +108,14 @@ class StepExchange:
         elif self._reducer is not None:
             self._reducer.start()
 
+    def expect_local(self) -> None:
+        """The next passes may be local."""
+        self._phases.expect_local()
+
     def begin(self, opened: Pass, own: Agreed) -> None:
-        """A backward pass begins. own: what this rank knows."""
-        self._agreement.propose(opened.batch, own)
+        """A backward pass begins. own: what this rank knows. A local one is agreed upon with nobody."""
+        if not opened.local:
+            self._agreement.propose(opened.batch, own)
         self._phases.begin(opened)
 
     def end(self) -> Norms:

@@ -165,10 +165,21 @@ class Training:
         self._backward.end()
         return loss
 
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward passes are local."""
+        self._exchange.expect_local()
+        before, self._backward.local = self._backward.local, True
+        try:
+            yield
+        finally:
+            self._backward.local = before
+
     def clip(self, max_norm: float, parameters: Iterable[torch.Tensor] | None) -> torch.Tensor | None:
         """Clip the next update. Returns the norm, or None where the strategy clips later than this."""
         if not self._backward.gradients_pending:
             raise BadInput("run.clip_grad_norm before run.backward: there is no gradient to clip yet")
+        self._refuse_unsent("run.clip_grad_norm")
         if self._exchange.clip(max_norm):
             if parameters is not None:
                 raise BadInput("the strategy clips the whole update; call run.clip_grad_norm without parameters")
@@ -329,6 +340,7 @@ class Training:
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._carried.check(optimizer)
+        self._refuse_unsent("optimizer.step()")
         self.state.update_begins()
         rate = self._learning_rates[optimizer]
         rate.multiply(self.learning_rate_factor)
@@ -340,6 +352,13 @@ class Training:
                 if isinstance(error, PeerLost | DeadlineExceeded):
                     self.lost(error)
                 raise
+
+    def _refuse_unsent(self, what: str) -> None:
+        if self._backward.unsent:
+            raise BadInput(
+                f"{what} on gradients that only this worker has: the last backward pass was under run.no_sync(). Make "
+                "the last one of an accumulation outside of it, also where run.last_batch ends one early"
+            )
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._carried.applied(optimizer)
