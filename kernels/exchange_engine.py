@@ -188,10 +188,11 @@ class ExchangeEngine:
         with _refusals("compress_live"):
             self._native.compress_live(sync_round, tensor, live, weight, k_blocks)
 
-    def await_compressed(self, deadline_s: float) -> None:
-        """Wait until nothing is queued or running that reads live weights. Raises `DeadlineExceeded`, `PeerLost`."""
+    def await_compressed(self, deadline_s: float, tensors: Sequence[int] = ()) -> None:
+        """Wait until nothing is queued or running that reads live weights of these tensors; none given: of any. Raises
+        `DeadlineExceeded`, `PeerLost`."""
         with _refusals("await_compressed"):
-            self._native.await_compressed(deadline_s)
+            self._native.await_compressed(deadline_s, list(tensors))
 
     def read_residual(self, tensor: int, live: Any, out: Any) -> int:
         """Exchanging updates: out, float32 [n], becomes what this rank has not sent yet of a tensor.

@@ -87,15 +87,16 @@ class LayerExchange:
         if self._offload is not None:
             self._offload.check()
 
-    def await_copies(self) -> None:
-        """Until all that was given to `copy_from_gpu` was handed on."""
+    def await_copies(self, numbers: Sequence[int] = ()) -> None:
+        """Until all that was given to `copy_from_gpu` of these layers, none given: of all, was handed on."""
         if self._offload is not None:
-            self._offload.drain(self.deadline_s)
+            self._offload.drain(self.deadline_s, numbers)
 
-    def await_selected(self) -> None:
-        """Until nothing reads live weights any more. Raises DeadlineExceeded, PeerLost."""
-        self.await_copies()
-        self.engine.await_compressed(self.deadline_s)
+    def await_selected(self, numbers: Sequence[int] = ()) -> None:
+        """Until nothing reads live weights of these layers, none given: of any, any more. Raises DeadlineExceeded,
+        PeerLost."""
+        self.await_copies(numbers)
+        self.engine.await_compressed(self.deadline_s, numbers)
 
     def close(self, before_engine: Callable[[], None] = lambda: None) -> None:
         """before_engine: ends what takes from the engine."""

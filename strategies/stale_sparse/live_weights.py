@@ -9,11 +9,10 @@ from typing import Any, NoReturn
 from torch import nn
 
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost
-from atoll.kernels import scatter_blocks
 from atoll.strategies.stale_sparse.exchange import LayerExchange
 from atoll.strategies.stale_sparse.layout import Layer, own_module_layers
 from atoll.strategies.stale_sparse.measures import Tally
-from atoll.strategies.stale_sparse.publication import add_blocks
+from atoll.strategies.stale_sparse.publication import add_blocks, write_blocks
 
 
 class LiveWeights:
@@ -85,13 +84,13 @@ class LiveWeights:
 
     def _take_changes(self, layers: Sequence[Layer], number: int) -> None:
         """Into weights that are not in the CPU's memory."""
+        numbers = [layer.number for layer in layers]
         if self._additive:
             # A copy that was taken before the others' part is in the weights must be compared before it is.
-            self._exchange.await_selected()
-        numbers = [layer.number for layer in layers]
+            self._exchange.await_selected(numbers)
         waited_s, changes = self._exchange.engine.changes(numbers, number, self._exchange.deadline_s)
         fresh = sum(change.version > number for change in changes)
         self._tally.fetched([layer.name for layer in layers], fresh, waited_s)
-        publish = add_blocks if self._additive else scatter_blocks
+        publish = add_blocks if self._additive else write_blocks
         for layer, change in zip(layers, changes, strict=True):
             publish(layer.live, change.index, change.values)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -23,9 +24,9 @@ class Offload:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._buffers: dict[int, list[torch.Tensor]] = {}
-        self._queue: queue.Queue[tuple[torch.cuda.Event, torch.Tensor, Compress] | None] = queue.Queue()
+        self._queue: queue.Queue[tuple[int, torch.cuda.Event, torch.Tensor, Compress] | None] = queue.Queue()
         self._failed: AtollError | None = None
-        self._under_way = 0
+        self._under_way: Counter[int] = Counter()  # by layer
         self._done = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="atoll-offload", daemon=True)
         self._thread.start()
@@ -45,13 +46,14 @@ class Offload:
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # its waiter sleeps
         copied.record(self._stream)
         with self._done:
-            self._under_way += 1
-        self._queue.put((copied, pinned, compress))
+            self._under_way[layer] += 1
+        self._queue.put((layer, copied, pinned, compress))
 
-    def drain(self, deadline_s: float) -> None:
-        """Wait until everything submitted was copied and handed on. Raises what the thread met, or DeadlineExceeded."""
+    def drain(self, deadline_s: float, layers: Sequence[int] = ()) -> None:
+        """Wait until everything submitted of these layers, none given: of all, was copied and handed on. Raises what
+        the thread met, or DeadlineExceeded."""
         with self._done:
-            in_time = self._done.wait_for(lambda: self._under_way == 0 or self._failed is not None, deadline_s)
+            in_time = self._done.wait_for(lambda: self._failed is not None or self._quiet(layers), deadline_s)
         self.check()
         if not in_time:
             raise DeadlineExceeded(f"copies from the GPU were still under way after {deadline_s:.0f} s")
@@ -67,11 +69,11 @@ class Offload:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            copied, pinned, compress = item
+            layer, copied, pinned, compress = item
             try:
                 copied.synchronize()
                 compress(pinned)
-                self._note_done()
+                self._note_done(layer)
             except AtollError as error:
                 self._give_up(error)
                 return
@@ -79,9 +81,12 @@ class Offload:
                 self._give_up(PeerLost(f"copying from the GPU failed: {error}"))
                 return
 
-    def _note_done(self) -> None:
+    def _quiet(self, layers: Sequence[int]) -> bool:
+        return not any(self._under_way[layer] for layer in layers) if layers else self._under_way.total() == 0
+
+    def _note_done(self, layer: int) -> None:
         with self._done:
-            self._under_way -= 1
+            self._under_way[layer] -= 1
             self._done.notify_all()
 
     def _give_up(self, error: AtollError) -> None:

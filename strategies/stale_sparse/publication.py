@@ -1,4 +1,4 @@
-"""Adding sparse blocks to a flat tensor: what others did to weights on a GPU, parts that are residuals again."""
+"""Sparse blocks come into a flat tensor: masters into weights on a GPU, others' updates, parts of residuals."""
 
 from __future__ import annotations
 
@@ -8,21 +8,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from atoll.kernels import scatter_blocks
 from atoll.kernels.compress import BLOCK_ENTRIES
+
+
+def write_blocks(live: torch.Tensor, index: NDArray[np.uint32], values: NDArray[np.float32]) -> None:
+    """Write values [k, 16] into blocks of `live` (flat, [n], any device and floating type); else as `add_blocks`."""
+    scatter_blocks(live, on_device(index.view(np.int32), live.device), on_device(values, live.device))
 
 
 @torch.no_grad()
 def add_blocks(live: torch.Tensor, index: NDArray[np.integer[Any]], values: NDArray[np.float32]) -> None:
     """Add values [k, 16] to blocks of `live` (flat, [n], any device and floating type).
 
-    index: [k], ascending, each below ceil(n / 16). Of a shorter last block only what there is counts."""
+    index: [k], ascending, each below ceil(n / 16). Of a shorter last block only what there is counts. Returns once the
+    work is queued on torch's current stream."""
     whole = live.numel() // BLOCK_ENTRIES
-    blocks = torch.from_numpy(index.astype(np.int64)).to(live.device)
-    added = torch.from_numpy(values).to(live.device)
-    if blocks.numel() and int(blocks[-1]) == whole:
+    blocks, added = on_device(index.astype(np.int64), live.device), on_device(values, live.device)
+    if len(index) and int(index[-1]) == whole:  # asked here: asking the GPU would wait for all that it still does
         tail = live[whole * BLOCK_ENTRIES :]
         tail.copy_(tail.float() + added[-1][: tail.numel()])  # rounded once, where live has 16 bits
         blocks, added = blocks[:-1], added[:-1]
     if blocks.numel():
         matrix = live[: whole * BLOCK_ENTRIES].view(whole, BLOCK_ENTRIES)
         matrix.index_copy_(0, blocks, (matrix.index_select(0, blocks).float() + added).to(live.dtype))
+
+
+def on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A tensor of the same entries. On a GPU it is there for what is queued from now on, and nobody waits for it."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -285,8 +285,11 @@ def test_the_optimizer_waits_for_parts_that_are_still_selected() -> None:
         engine.await_compressed(0)
         engine.quiesce(5)
         job.walk(0, 9, wait=False)
-        with pytest.raises(DeadlineExceeded, match="parts are still being selected after 0.0"):
-            engine.await_compressed(0.01)
+        for tensors in ((), [0]):
+            with pytest.raises(DeadlineExceeded, match="parts are still being selected after 0.0"):
+                engine.await_compressed(0.01, tensors)
+        with pytest.raises(BadInput, match="tensor = 1 is not one of"):
+            engine.await_compressed(0, [1])
         engine.resume()
         engine.await_compressed(5)
         engine.fail("rank 1 is gone")
@@ -297,6 +300,20 @@ def test_the_optimizer_waits_for_parts_that_are_still_selected() -> None:
             engine.await_compressed(5)
         with pytest.raises(BadInput, match="the engine is closed"):
             engine.read_residual(0, None, torch.empty(1023))
+
+
+def test_a_layer_is_waited_for_alone() -> None:
+    """1. Copies of two layers' weights are selected from, one by one. 2. The first layer's forward pass waits for its
+    own: it waited for all, so that nothing of the selection was beside the computation."""
+    with UpdateJob([[0], [1]], [1023, 40], by_hand=True) as job:
+        engine = job.engines[0]
+        engine.quiesce(5)
+        engine.compress_live(0, 1, job.of[0][1].live.clone(), 0.5, 9)
+        engine.await_compressed(0, [0])
+        with pytest.raises(DeadlineExceeded, match="parts are still being selected"):
+            engine.await_compressed(0.01, [0, 1])
+        engine.resume()
+        engine.await_compressed(5, [1])
 
 
 def test_a_damaged_sum_fails_the_pipeline_and_what_was_there_stays_right() -> None:

@@ -143,9 +143,9 @@ void PythonEngine::compress_live(std::int64_t sync_round, std::size_t tensor, nb
     engine.compress(sync_round, tensor, std::move(gradient));
 }
 
-void PythonEngine::await_compressed(double deadline_s) {
+void PythonEngine::await_compressed(double deadline_s, const std::vector<std::size_t>& tensors) {
     ExchangeEngine& engine = core();
-    if (wait_for(deadline_s, [&](Clock::time_point until) { return engine.await_compressed(until); })) return;
+    if (wait_for(deadline_s, [&](Clock::time_point until) { return engine.await_compressed(tensors, until); })) return;
     throw DeadlinePassed("parts are still being selected after " + std::to_string(deadline_s) +
                          " s; allow more time, or resume what is quiesced");
 }

@@ -68,10 +68,13 @@ void ExchangeEngine::sum_updates(std::int64_t sync_round, float weight, std::spa
     order_round_update(sync_round, {});
 }
 
-bool ExchangeEngine::await_compressed(Clock::time_point until) {
+bool ExchangeEngine::await_compressed(std::span<const std::size_t> tensors, Clock::time_point until) {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto quiet = [](const auto& tensor) { return !tensor->compressing; };
-    const auto over = [&] { return closed_ || failed_ || std::all_of(tensors_.begin(), tensors_.end(), quiet); };
+    const auto all_quiet = [&] {
+        if (tensors.empty()) return std::ranges::none_of(tensors_, [](const auto& one) { return one->compressing; });
+        return std::ranges::none_of(tensors, [this](std::size_t tensor) { return at(tensor).compressing; });
+    };
+    const auto over = [&] { return closed_ || failed_ || all_quiet(); };
     const bool in_time = changed_.wait_until(lock, until, over);
     check_open();
     if (failed_ && lost_) throw PeerIsLost(failure_);

@@ -132,7 +132,7 @@ struct Rank {
 
     void train_updates() {
         for (std::int64_t sync_round = 0; sync_round < rounds; ++sync_round) {
-            expect(engine->await_compressed(soon()), "parts are not selected", number);
+            expect(engine->await_compressed({}, soon()), "parts are not selected", number);
             for (const std::size_t tensor : tensors) {
                 const auto moved =
                     random_floats(sizes[tensor], static_cast<std::uint32_t>(number * 1000 + sync_round * 10));
