@@ -12,7 +12,8 @@ class ObservedStep:
 
     Parts of compute_s (load, forward, backward, update) are all 0 where they were not measured, squared norms where
     they were not sampled, sync_s and last_sync_s with a strategy that never waits for others. stall_s: waiting for what
-    others send. strategy_metrics: what the strategy reports, by name.
+    others send. halves: the squared norms are of the two halves of the rank's own batch. strategy_metrics: what the
+    strategy reports, by name.
     """
 
     step: int
@@ -31,4 +32,5 @@ class ObservedStep:
     stall_s: float = 0.0
     local_sqnorm: float = 0.0
     global_sqnorm: float = 0.0
+    halves: bool = False
     strategy_metrics: Mapping[str, float] = field(default_factory=dict)

@@ -27,19 +27,22 @@ class SyncSums:
 @dataclass(slots=True)
 class NormSums:
     """Squared norms of a sampled step, of the ranks that had samples: `samples` is sum b_i, `weighted` is
-    sum b_i |g_i|^2. global_sqnorm: of the combined gradient; total_batch: of all ranks of the run."""
+    sum b_i |g_i|^2, `combined` is sum b_i |g|^2 with g the combined gradient; total_batch: of all ranks of the run.
+
+    halves: each rank tells of the two halves of its own batch, and g in `combined` is that rank's own gradient."""
 
     total_batch: int
     ranks: int
     samples: int
     weighted: float
-    global_sqnorm: float
+    combined: float
+    halves: bool = False
 
     def add(self, other: NormSums) -> None:
         self.ranks += other.ranks
         self.samples += other.samples
         self.weighted += other.weighted
-        self.global_sqnorm = other.global_sqnorm
+        self.combined += other.combined
 
 
 def sync_of(observed: ObservedStep) -> SyncSums:
@@ -51,4 +54,5 @@ def norms_of(observed: ObservedStep) -> NormSums | None:
     if not (observed.local_sqnorm > 0 and observed.global_sqnorm > 0):
         return None
     batch = observed.local_batch
-    return NormSums(observed.total_batch, int(batch > 0), batch, batch * observed.local_sqnorm, observed.global_sqnorm)
+    weighted, combined = batch * observed.local_sqnorm, batch * observed.global_sqnorm
+    return NormSums(observed.total_batch, int(batch > 0), batch, weighted, combined, observed.halves)

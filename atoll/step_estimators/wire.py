@@ -30,6 +30,7 @@ def step_from_wire(sample: common_pb2.StepSample) -> ObservedStep:
         stall_s=metrics.get("stall_s", 0.0),
         local_sqnorm=sample.local_grad_sqnorm,
         global_sqnorm=sample.global_grad_sqnorm,
+        halves=sample.halves,
         strategy_metrics=metrics,
     )
 
@@ -119,7 +120,8 @@ def sums_to_wire(
         sampled_ranks=[each.ranks for each in norms.values()],
         samples=[each.samples for each in norms.values()],
         weighted_sqnorms=[each.weighted for each in norms.values()],
-        global_sqnorms=[each.global_sqnorm for each in norms.values()],
+        combined_sqnorms=[each.combined for each in norms.values()],
+        halves=[each.halves for each in norms.values()],
     )
 
 
@@ -128,5 +130,6 @@ def syncs_from_wire(sums: agents_pb2.StepSums) -> Iterator[tuple[int, SyncSums]]
 
 
 def norms_from_wire(sums: agents_pb2.StepSums) -> Iterator[tuple[int, NormSums]]:
-    columns = (sums.total_batches, sums.sampled_ranks, sums.samples, sums.weighted_sqnorms, sums.global_sqnorms)
+    counts = (sums.total_batches, sums.sampled_ranks, sums.samples)
+    columns = (*counts, sums.weighted_sqnorms, sums.combined_sqnorms, sums.halves)
     return zip(sums.sampled_steps, map(NormSums, *columns), strict=True)

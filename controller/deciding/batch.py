@@ -35,9 +35,10 @@ FACTOR_GAIN: Final = 0.10
 
 
 def explore_batch(given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
-    """Another total batch, once, where it may change and the ranks' step models are not known yet."""
+    """Another total batch, once, where it may change and the ranks' step models are not known yet. Not where gradients
+    tell nothing of their noise: nobody would know what any batch is worth, and it would stay."""
     policy, total = given.policy, sum(rank.local_batch for rank in ranks)
-    if given.current.total_batch or not total or not policy.initial_batch:
+    if given.current.total_batch or not total or not policy.initial_batch or not given.profile.sampled_steps:
         return None
     other = min(math.ceil(total * EXPLORE), policy.max_batch)
     if other <= total:

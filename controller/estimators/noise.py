@@ -1,7 +1,7 @@
 """Gradient noise scale over the steps of a run: trace and squared norm of each sampled step, averaged, then divided.
 
 Sources: planners/gns.py for one step of ranks with unequal batches (the pooled form); AdaptDL / Pollux (Qiao et al.,
-2021) for smoothing both parts before dividing, and for two successive steps in place of two ranks where there is one.
+2021) for smoothing both parts before dividing. Two halves of a batch stand for two ranks where nobody combines more.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ NEEDED_STEPS: Final = 5
 PENDING_STEPS: Final = 16
 _OUTLIER: Final = 10.0
 """Spreads from the median: beyond, a step is left out, unless the one before it was too."""
-_SAME: Final = 1e-5
-"""Relative difference below which a lone rank's two squared norms are those of one gradient."""
 
 
 class NoiseEstimator:
@@ -31,7 +29,6 @@ class NoiseEstimator:
 
     def __init__(self) -> None:
         self._pending: dict[int, NormSums] = {}
-        self._alone: NormSums | None = None  # a lone rank's sampled step before
         self._recent: deque[tuple[float, float]] = deque(maxlen=PENDING_STEPS)
         self._skipped = False
         self._steps = 0
@@ -40,11 +37,8 @@ class NoiseEstimator:
         self._sums = [0.0] * 5
 
     def observe(self, step: int, told: NormSums) -> None:
-        """More ranks tell of a step that they sampled.
-
-        With one rank alone, global_sqnorm is that of the mean over the samples of this sampled step and the one
-        before; where it is the step's own there is nothing to learn from it.
-        """
+        """More ranks tell of a step that they sampled: squared norms of their gradients and of what all combined, or,
+        where nobody combines them, of the halves of each one's batch."""
         sampled = self._pending.get(step)
         if sampled is not None:
             sampled.add(told)
@@ -55,19 +49,18 @@ class NoiseEstimator:
         if sampled.samples < sampled.total_batch:
             return
         del self._pending[step]
-        if sampled.ranks == 1:
-            self._learn_alone(sampled)
-        elif sampled.samples == sampled.total_batch:
-            self._add(*pooled(sampled.ranks, sampled.samples, sampled.weighted, sampled.global_sqnorm))
-
-    def _learn_alone(self, sampled: NormSums) -> None:
-        """From a lone rank's sampled step and the one before it, as if they were two ranks."""
-        before, self._alone = self._alone, sampled
-        if before is None or math.isclose(sampled.global_sqnorm * sampled.samples, sampled.weighted, rel_tol=_SAME):
+        if not sampled.samples == sampled.total_batch > 0:
             return
-        if sampled.samples == sampled.total_batch:
-            both = before.samples + sampled.samples
-            self._add(*pooled(2, both, before.weighted + sampled.weighted, sampled.global_sqnorm))
+        ranks, weighted, combined = sampled.ranks, sampled.weighted, sampled.combined
+        if sampled.halves:
+            self._add(*pooled(2 * ranks, sampled.samples, weighted, combined, groups=ranks))
+        elif ranks > 1:
+            self._add(*pooled(ranks, sampled.samples, weighted, combined))
+
+    @property
+    def steps(self) -> int:
+        """That told something."""
+        return self._steps
 
     def _add(self, trace: float, sqnorm: float) -> None:
         if not (math.isfinite(trace) and math.isfinite(sqnorm)):

@@ -69,7 +69,7 @@ class RunEstimators:
         self._overlap.observe(step, told)
 
     def observe_norms(self, step: int, told: NormSums) -> None:
-        """What some ranks sampled in a step; each rank once, numbers finite, global_sqnorm positive."""
+        """What some ranks sampled in a step; each rank once, numbers finite and not negative."""
         self._noise.observe(step, told)
 
     def observe_links(
@@ -108,6 +108,7 @@ class RunEstimators:
             ranks={rank: profile for rank in sorted(known) if (profile := known[rank].profile) is not None},
             overlap=self._overlap.estimate(rank for rank in known.values() if rank.measured),
             noise=self._noise.estimate(),
+            sampled_steps=self._noise.steps,
             links=self._bandwidth.estimates(),
             of_strategy=None if self._of_strategy is None else self._of_strategy.estimate(),
         )

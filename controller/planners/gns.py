@@ -71,13 +71,18 @@ def combine(batches: Sequence[int], local_sqnorms: Sequence[float], global_sqnor
     From E|g_i|^2 = |G|^2 + tr(Sigma) / b_i and E|g|^2 = |G|^2 + tr(Sigma) / B (McCandlish et al., appendix A.1)."""
     # Summed exactly: the two terms are nearly equal where there is little noise.
     weighted = math.fsum(float(b) * x for b, x in zip(batches, local_sqnorms, strict=True))
-    return pooled(len(batches), sum(batches), weighted, global_sqnorm)
+    return pooled(len(batches), sum(batches), weighted, sum(batches) * global_sqnorm)
 
 
-def pooled(nodes: int, samples: int, weighted: float, global_sqnorm: float) -> tuple[float, float]:
-    """As `combine`, of sums over the nodes: samples is B, weighted is sum b_i |g_i|^2."""
-    trace = (weighted - samples * global_sqnorm) / (nodes - 1)
-    return trace, global_sqnorm - trace / samples
+def pooled(nodes: int, samples: int, weighted: float, combined: float, groups: int = 1) -> tuple[float, float]:
+    """As `combine`, of sums over the nodes: samples is B, weighted is sum b_i |g_i|^2, combined is B |g|^2.
+
+    groups: of nodes, each with a combined gradient of its own, over which all sums are:
+
+        tr(Sigma) = (sum b_i |g_i|^2 - sum_j B_j |g_j|^2) / (n - groups)
+        |G|^2     = (sum_j B_j |g_j|^2 - groups tr(Sigma)) / sum_j B_j"""
+    trace = (weighted - combined) / (nodes - groups)
+    return trace, (combined - groups * trace) / samples
 
 
 def noise_scale(trace: float, sqnorm: float) -> float | None:

@@ -172,17 +172,16 @@ def _check_sums(sums: agents_pb2.StepSums) -> None:
     if not JOB_ID.fullmatch(sums.job) or not 1 <= sums.run < 10**6:
         raise BadInput(f"telemetry.sums of {sums.job[:80]!r}, run {sums.run}: no such run can be")
     told = {len(sums.steps), len(sums.ranks), len(sums.sync_s), len(sums.last_sync_s)}
-    columns = (sums.total_batches, sums.sampled_ranks, sums.samples, sums.weighted_sqnorms, sums.global_sqnorms)
+    counts = (sums.total_batches, sums.sampled_ranks, sums.samples, sums.halves)
+    columns = (*counts, sums.weighted_sqnorms, sums.combined_sqnorms)
     sampled = {len(sums.sampled_steps), *(len(column) for column in columns)}
     if len(told) > 1 or len(sampled) > 1 or max(*told, *sampled) > MAX_STEPS:
         raise BadInput(
             f"telemetry.sums has columns of {sorted(told)} and {sorted(sampled)} entries: each group must be of one "
             f"length, at most {MAX_STEPS}"
         )
-    if not _all_amounts((*sums.sync_s, *sums.last_sync_s, *sums.weighted_sqnorms, *sums.global_sqnorms)):
+    if not _all_amounts((*sums.sync_s, *sums.last_sync_s, *sums.weighted_sqnorms, *sums.combined_sqnorms)):
         raise BadInput(f"telemetry.sums of {sums.job}, run {sums.run}: each number must be at least 0")
-    if not all(norm > 0 for norm in sums.global_sqnorms):
-        raise BadInput(f"telemetry.sums of {sums.job}, run {sums.run}: global_sqnorms must be above 0")
 
 
 def _all_amounts(numbers: Sequence[float]) -> bool:

@@ -6,7 +6,7 @@ Legend of suffixes: N = ranks, D = dimensions of the simulated gradient.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,15 @@ from atoll.controller.planners.water_filling import F64
 
 DIMENSIONS: Final = 64
 """Enough that squared norms vary as those of a large model's layers do, and cheap for 1,000 ranks."""
+
+
+class SampledNorms(NamedTuple):
+    """Squared norms of each rank's mean gradient [N] and of the mean over all samples; zeros where none were sampled.
+    halves: as in ObservedStep."""
+
+    local_N: F64
+    together: float
+    halves: bool = False
 
 
 class Learning:
@@ -41,12 +50,16 @@ class Learning:
         by_noise = efficiency(self.noise_scale, self._initial_batch, total_batch)
         self.progress += total_batch * (by_noise if extra is None else 1 / (1 + extra))
 
-    def norms(self, batches: Sequence[int], rng: np.random.Generator) -> tuple[F64, float]:
-        """Squared norms of each rank's mean gradient [N], and of the mean over all samples, of one step.
+    def norms(self, batches: Sequence[int], rng: np.random.Generator) -> SampledNorms:
+        """Of one step; of one rank alone, of the halves of its batch.
 
         |G|^2 = 1 and tr(Sigma) = the noise scale, spread evenly over all dimensions."""
-        batch_N = np.array(batches, dtype=np.float64)
+        alone = len(batches) == 1
+        batch_N = np.array([batches[0] / 2] * 2 if alone else batches, dtype=np.float64)
         deviation_N1 = np.sqrt(self.noise_scale / (DIMENSIONS * batch_N))[:, None]
-        local_ND = deviation_N1 * rng.standard_normal((len(batches), DIMENSIONS)) + DIMENSIONS**-0.5
+        local_ND = deviation_N1 * rng.standard_normal((len(batch_N), DIMENSIONS)) + DIMENSIONS**-0.5
         mean_D = (batch_N / batch_N.sum()) @ local_ND
-        return np.asarray((local_ND**2).sum(axis=1)), float((mean_D**2).sum())
+        local_N = np.asarray((local_ND**2).sum(axis=1))
+        if alone:
+            return SampledNorms(local_N.mean(keepdims=True), float((mean_D**2).sum()), halves=True)
+        return SampledNorms(local_N, float((mean_D**2).sum()))

@@ -13,7 +13,7 @@ from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.planners.inverse_time import InverseTimeInput, TimedNode, split_by_inverse_time
 from atoll.controller.simulator.cluster import Cluster, is_called
 from atoll.controller.simulator.joining import Joining
-from atoll.controller.simulator.learning import Learning
+from atoll.controller.simulator.learning import Learning, SampledNorms
 from atoll.controller.simulator.links import Link
 from atoll.controller.simulator.outcome import Outcome, PlanLog, Point
 from atoll.controller.simulator.policies import Choice, SimulatedPolicy, Situation
@@ -159,7 +159,7 @@ class Simulation:
             times_rng=self._times_rng,
             network_rng=self._network_rng,
         )
-        norms, extra = (np.zeros(len(choice.batches)), 0.0), self._ranks.extra(choice)
+        norms, extra = SampledNorms(np.zeros(len(choice.batches)), 0.0), self._ranks.extra(choice)
         if self._step % NORMS_EVERY == 0 and extra is None:
             norms = self._learning.norms(choice.batches, self._norms_rng)
         self._telemetry.measure(self._step, self._in_force, computing, timed, norms)

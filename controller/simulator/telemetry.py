@@ -9,8 +9,8 @@ import numpy as np
 from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
-from atoll.controller.planners.water_filling import F64
 from atoll.controller.simulator.devices import Computing
+from atoll.controller.simulator.learning import SampledNorms
 from atoll.controller.simulator.outcome import PlanLog
 from atoll.controller.simulator.ranks import Ranks
 from atoll.controller.simulator.strategy_steps import Timed
@@ -31,8 +31,7 @@ class Telemetry:
         self._sent_J, self._busy_J = np.zeros(len(ranks.islands)), np.zeros(len(ranks.islands))
         estimators.observe_entries(entries)
 
-    def measure(self, step: int, plan: PlanLog, computing: Computing, timed: Timed, norms: tuple[F64, float]) -> None:
-        """norms: squared, of each rank's gradient and of the mean; 0 where they were not sampled."""
+    def measure(self, step: int, plan: PlanLog, computing: Computing, timed: Timed, norms: SampledNorms) -> None:
         self._sent_J += timed.sent_J
         self._busy_J += timed.busy_J
         columns = (
@@ -43,7 +42,7 @@ class Telemetry:
             timed.sync_N,
             timed.last_sync_N,
             timed.stall_N,
-            norms[0],
+            norms.local_N,
         )
         batches = plan.choice.batches
         rows = zip(self._steps, batches, *(column.tolist() for column in columns), strict=True)
@@ -68,7 +67,8 @@ class Telemetry:
                     stall_s=stall_s,
                     strategy_metrics={**plan.choice.params, **metrics},
                     local_sqnorm=sqnorm,
-                    global_sqnorm=norms[1],
+                    global_sqnorm=norms.together,
+                    halves=norms.halves,
                 )
             )
 

@@ -11,9 +11,9 @@ from functools import partial
 
 import torch
 
-from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
+from atoll.agent.runtime.step.capabilities import Pass, WorkerContext
 from atoll.agent.runtime.step.durable import OwnState
-from atoll.agent.runtime.step.gradients import refuse_second, refuse_sparse, squared_norm, total
+from atoll.agent.runtime.step.gradients import refuse_second, refuse_sparse
 from atoll.agent.runtime.step.local_passes import LocalPasses
 from atoll.errors import BadInput
 from atoll.strategies.stale_sparse.layout import Layer, adopt_optimizer_state, flat_view, lay_out_for_gradients
@@ -41,8 +41,7 @@ class GradientExchange(StaleSparseUpdate):
         super().__init__(context, settings, layers, "engine" if settings.error_feedback else "none")
         self._taken = [TakenGradient.like(layer.parameter) for layer in layers]
         self._resolved = 0  # sync rounds whose update was ordered, or carried over to the next
-        self._weight, self._clip_norm, self._sampled = 0.0, 0.0, False
-        self._local_sqnorms: list[torch.Tensor | float] = []
+        self._weight, self._clip_norm = 0.0, 0.0
         self._came: set[int] = set()
         self._local = False
         self._local_passes = LocalPasses([layer.parameter for layer in layers], self._opens)
@@ -77,7 +76,6 @@ class GradientExchange(StaleSparseUpdate):
     def begin(self, opened: Pass) -> None:
         self._clear_taken()
         self._came.clear()
-        self._local_sqnorms.clear()
         rehearsed = self._muted
         super().begin(opened)
         if self._muted:
@@ -91,7 +89,6 @@ class GradientExchange(StaleSparseUpdate):
             self._exchange.engine.accumulate(self._round)
             self._resolved = self._round
         self._round += 1
-        self._sampled = opened.sampled and opened.batch.weight > 0
 
     def backward_done(self) -> None:
         super().backward_done()
@@ -99,10 +96,6 @@ class GradientExchange(StaleSparseUpdate):
             for layer in self._layers:
                 if layer.number not in self._came:
                     self._send_earlier(layer)
-
-    def combined(self) -> Norms:
-        """Nothing of others: their sums are the masters' business."""
-        return Norms(total(self._local_sqnorms) if self._sampled and not self._muted else 0.0)
 
     def before_update(self) -> None:
         if self._round == self._resolved:
@@ -173,8 +166,6 @@ class GradientExchange(StaleSparseUpdate):
             gradient = torch.empty_like(parameter).copy_(gradient)
         flat = flat_view(gradient)
         assert flat is not None  # of the parameter's own layout
-        if self._sampled:
-            self._local_sqnorms.append(squared_norm(flat))
         self._events.gradients_leave()
         if self._exchange.on_cpu(layer):
             self._compress(layer, flat)

@@ -21,9 +21,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
+from atoll.agent.runtime.step.capabilities import Pass, WorkerContext
 from atoll.agent.runtime.step.durable import OwnState
-from atoll.agent.runtime.step.gradients import refuse_sparse, squared_norm, total
+from atoll.agent.runtime.step.gradients import refuse_sparse
 from atoll.agent.runtime.transport.process_groups import collective
 from atoll.errors import BadInput
 from atoll.strategies.stale_sparse.layout import Layer, lay_out_for_updates
@@ -43,7 +43,6 @@ class UpdateExchange(StaleSparseUpdate):
         self._factor = 1.0  # of this pass's gradients
         self._accumulated = False  # a pass since the last update
         self._updated = False  # since the last sync round
-        self._sampled = False
         self._hooks = [layer.parameter.register_hook(partial(self._on_gradient, layer)) for layer in self._layers]  # type: ignore[no-untyped-call]
 
     def _adopt_optimizer(self) -> int:
@@ -86,15 +85,6 @@ class UpdateExchange(StaleSparseUpdate):
         if not self._muted and not self._accumulated:  # of an update that is accumulated the first pass's holds
             self._share, self._accumulated = opened.batch.share, True
         self._factor = opened.batch.weight / self._share
-        self._sampled = opened.sampled and self._factor > 0
-
-    def combined(self) -> Norms:
-        """Nothing of others: this rank's own gradient is what its optimizer takes."""
-        if not self._sampled:
-            return Norms()
-        gradients = [layer.parameter.grad for layer in self._layers]
-        norm = total([squared_norm(one) for one in gradients if one is not None])
-        return Norms(norm / self._factor**2)
 
     def before_update(self) -> None:
         if self._open:

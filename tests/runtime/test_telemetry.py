@@ -73,7 +73,8 @@ def test_strategies_that_do_not_wait_have_parts_and_no_synchronisation(
     for rank, speed in ((0, 1.0), (1, 0.5)):
         check_parts(samples[rank][:WHOLE], speed)
         for sample in samples[rank]:
-            assert (sample.sync_s, sample.last_sync_s, sample.global_grad_sqnorm) == (0.0, 0.0, 0.0)
-        assert [sample.step for sample in samples[rank] if sample.local_grad_sqnorm > 0] == [0, 10]
+            assert (sample.sync_s, sample.last_sync_s) == (0.0, 0.0)
+        assert [sample.step for sample in samples[rank] if sample.halves] == [0, 10]
+        assert all(sample.local_grad_sqnorm > 0 < sample.global_grad_sqnorm for sample in samples[rank][::10])
         buckets = [sample.first_bucket_s for sample in samples[rank][:WHOLE]]
         assert all(bucket_s > 0 for bucket_s in buckets) == (exchange == "gradients")

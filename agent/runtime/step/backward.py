@@ -34,12 +34,13 @@ class BackwardPass:
         own: Callable[[], Agreed],
         muted: Callable[[], bool],
         if_lost: Callable[[], AbstractContextManager[None]],
+        own_norms: Callable[[], Norms] | None,
     ) -> None:
         """own: what this rank knows. muted: whether nothing counts of what the script does now. if_lost: around what
-        needs the others."""
+        needs the others. own_norms: after a pass, of this rank's own gradients; None: those of all are combined."""
         self._session, self._loader, self._schedule = session, loader, schedule
         self._clock, self._exchange = clock, exchange
-        self._own, self._muted, self._if_lost = own, muted, if_lost
+        self._own, self._muted, self._if_lost, self._own_norms = own, muted, if_lost, own_norms
         self.open = False
         self.gradients_pending = False  # a backward pass since the last optimizer.step()
         self.local = False  # the passes that begin now are
@@ -89,7 +90,8 @@ class BackwardPass:
         throttle = self._session.throttle
         throttle.pay()
         with self._if_lost():
-            self.norms = self._exchange.end()
+            combined = self._exchange.end()
+        self.norms = combined if self._own_norms is None else self._own_norms()
         self._note_waits()
         self._clock.backward_ends()
         throttle.resume()

@@ -24,10 +24,14 @@ Statistics = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """Squared norms of one pass's gradients; zeros where it was not sampled."""
+    """Squared norms of one pass's gradients; zeros where it was not sampled.
+
+    halves: they are of the mean gradients of the two halves of this rank's own batch: `local` is the mean of their
+    squared norms, `together` the squared norm of their mean, both weighted with samples."""
 
     local: float = 0.0  # of this rank's own mean gradient
     together: float = 0.0  # of the combined gradient
+    halves: bool = False
 
 
 @dataclass(frozen=True, slots=True)

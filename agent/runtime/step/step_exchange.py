@@ -95,6 +95,11 @@ class StepExchange:
         self._sent_bytes = 0  # before this step
 
     @property
+    def combines(self) -> bool:
+        """Whether every step has the gradient of the whole batch, or an engine of its own."""
+        return self._reduced is not None or self.engine is not None
+
+    @property
     def flush_changes(self) -> bool:
         """Whether `flush` changes the model: a checkpoint from before it is not what training ended with."""
         return self._local is not None and self._local.flush_changes

@@ -35,6 +35,7 @@ class StepReporter:
             total_batch=batch_slice.total,
             local_grad_sqnorm=_finite(norms.local),
             global_grad_sqnorm=_finite(norms.together),
+            halves=norms.halves,
             sync_s=numbers.sync_s,
             last_sync_s=numbers.last_sync_s,
             strategy_metrics=numbers.metrics,

@@ -15,14 +15,15 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.restore import prepared
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, sample_count
-from atoll.agent.runtime.data.sampler import after
+from atoll.agent.runtime.data.sampler import BatchSlice, after
 from atoll.agent.runtime.step.agreement import Agreed
-from atoll.agent.runtime.step.backward import BackwardPass
+from atoll.agent.runtime.step.backward import NORMS_EVERY_STEPS, BackwardPass
 from atoll.agent.runtime.step.batch_statistics import batch_statistics_layers, name_drop_last
 from atoll.agent.runtime.step.capabilities import StepEvents
 from atoll.agent.runtime.step.carried_gradients import CarriedGradients
 from atoll.agent.runtime.step.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.step.fingerprint import fingerprint_of
+from atoll.agent.runtime.step.half_batches import HalfBatches
 from atoll.agent.runtime.step.learning_rate import LearningRate
 from atoll.agent.runtime.step.muted import MutedSteps
 from atoll.agent.runtime.step.optimizers import as_one
@@ -79,6 +80,9 @@ class Training:
             session, model, optimizers, events=events, busy=self._links_busy, agreed=self._agreed
         )
         self._muted = MutedSteps(session.probe)
+        self._halves: HalfBatches | None = None
+        if session.link is not None and not self._exchange.combines:
+            self._halves = HalfBatches(model, session.seed, self._sampled)
         self._backward = BackwardPass(
             session,
             self.loader,
@@ -88,6 +92,7 @@ class Training:
             own=self._own,
             muted=self._muted,
             if_lost=self._shut_down_if_lost,
+            own_norms=self._halves.take if self._halves is not None else None,
         )
         self.state = StateKeeper(session, model, optimizers, tracked, self._exchange)
         self._plans = Plans(session, self._schedule, self.loader.lead)
@@ -243,6 +248,8 @@ class Training:
         self._others.close()
         self._carried.close()
         self._scaled_steps.close()
+        if self._halves is not None:
+            self._halves.close()
         self._exchange.close()
 
     # --- the boundary
@@ -324,6 +331,11 @@ class Training:
         if self._agreed.stop:
             self.state.shutdown.drained(step, self._reporter)
         self.state.released()
+
+    def _sampled(self) -> BatchSlice | None:
+        """The batch that is being trained, in steps whose gradients are sampled."""
+        batch = self.loader.current
+        return batch if batch is not None and batch.step % NORMS_EVERY_STEPS == 0 else None
 
     def _handed_out(self) -> None:
         self._session.throttle.pay()

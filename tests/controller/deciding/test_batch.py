@@ -84,16 +84,18 @@ def test_a_learning_rate_that_no_longer_fits_the_noise_is_mended_without_another
 
 def test_ranks_measured_with_one_batch_only_are_shown_another_once() -> None:
     same = ranks(0.001, 0.001, 0.001)
-    plan = next_plan(given(same, policy=ADAPTIVE, noise=noise(4000)))
+    assert next_plan(given(same, policy=ADAPTIVE)) is None  # of what it is worth nothing will be known
+    plan = next_plan(given(same, policy=ADAPTIVE, sampled_steps=1))
     assert plan is not None
     assert (plan.total_batch, sum(plan.shares), plan.reason) == (
         320, 320.0, "batch 256 → 320: to learn how the step's time depends on it",
     )  # fmt: skip
-    again = given(ranks(0.001, 0.001, 0.001, plan=2, batches=(107, 107, 106)), current=plan, policy=ADAPTIVE)
+    other = ranks(0.001, 0.001, 0.001, plan=2, batches=(107, 107, 106))
+    again = given(other, current=plan, policy=ADAPTIVE, sampled_steps=9)
     assert next_plan(again) is None
-    assert next_plan(given(same, policy=replace(ADAPTIVE, initial_batch=0))) is None
+    assert next_plan(given(same, policy=replace(ADAPTIVE, initial_batch=0), sampled_steps=9)) is None
     full = replace(ADAPTIVE, max_batch=256)
-    smaller = next_plan(given(same, policy=full))
+    smaller = next_plan(given(same, policy=full, sampled_steps=9))
     assert smaller is not None
     assert smaller.total_batch == 204
 

@@ -204,3 +204,18 @@ def test_what_more_entries_take_of_the_devices_is_planned_with_though_batches_mo
     off = errors(followed)
     assert off is not None
     assert off.largest < 0.05
+
+
+@pytest.mark.parametrize(("noise_scale", "least", "most"), [(8.0, 64, 64), (4000.0, 400, 512)])
+def test_the_batch_of_one_worker_follows_its_gradients_noise(noise_scale: float, least: int, most: int) -> None:
+    """1. One worker may train with 64 to 512 samples a step. 2. It was given another batch once, to learn what a step
+    takes, and kept that for ever: with nobody to compare gradients with, their noise was never known. 3. It compares
+    two successive steps of its own: down to the least where they say so, up to near the most where they do."""
+    scenario = {
+        "entries": 1_000_000, "total_batch": 128, "devices": [{**FAST, "s": 0.2, "m": 0.2}],
+        "learning": {
+            "samples": 400_000, "initial_batch": 128, "batches": [64, 512], "noise_scale": [noise_scale, noise_scale],
+        },
+    }  # fmt: skip
+    outcome = run("goodput", scenario)
+    assert least <= sum(outcome.plans[-1].choice.batches) <= most

@@ -1,0 +1,117 @@
+"""The noise of a worker's own gradients where nobody combines those of all workers in full: the two halves of its batch
+are compared as two workers would be (planner `gns`), at the same weights and in the same pass.
+
+The gradient of a linear layer's weight is a sum over samples, of its output's gradient times its input, so that of half
+of them is had without another pass; likewise a convolution's. Of each layer's weight a few rows are looked at. Two
+successive steps would do as well if the model did not move between them: with a noise scale of 9 they said 51."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, cast
+
+import torch
+from torch import nn
+from torch.nn.grad import conv2d_weight
+
+from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.step.capabilities import Norms
+
+SHARE: Final = 0.001
+"""Of the rows of each weight: a row is what one output has of it."""
+LEAST_ROWS: Final = 8
+"""Outputs that are never active have none."""
+
+
+class HalfBatches:
+    """Of one model, on the training thread: hooks of its forward passes look at steps that are sampled.
+
+    Samples are the first dimension of what a layer gets, or the outer part of it. A layer whose output is changed in
+    place may be left out, as one that is compiled is."""
+
+    def __init__(self, model: nn.Module, seed: int, sampled: Callable[[], BatchSlice | None]) -> None:
+        """sampled: the batch of the step under way, where it is to be looked at."""
+        self._sampled = sampled
+        generator = torch.Generator().manual_seed(seed % 2**63)
+        self._step = -1
+        self._rows: list[torch.Tensor] = []
+        self._scale: list[float] = []
+        self._halves: dict[
+            int, list[torch.Tensor]
+        ] = {}  # sums over the first half's samples, and the second's, [r, ...]
+        self._hooks = []
+        for layer in model.modules():
+            if not _is_known(layer):
+                continue
+            outputs = len(cast(torch.Tensor, layer.weight))
+            rows = torch.randperm(outputs, generator=generator)[: max(math.ceil(SHARE * outputs), LEAST_ROWS)]
+            self._hooks.append(layer.register_forward_hook(self._hook(len(self._rows))))
+            self._rows.append(rows)
+            self._scale.append(math.sqrt(outputs / len(rows)))
+
+    def take(self) -> Norms:
+        """After a backward pass: as Norms says of two halves, and nothing where none were seen."""
+        halves, batch = self._halves, self._sampled()
+        self._halves = {}
+        if not halves or batch is None:
+            return Norms()
+        first, second = batch.local // 2, batch.local - batch.local // 2
+        a_K, b_K = (
+            torch.cat([self._scale[i] * halves[i][half].reshape(-1) for i in sorted(halves)]) for half in (0, 1)
+        )
+        whole_K = a_K + b_K  # the sum over all samples; halves' means are B / b_i times theirs
+        weighted = batch.local * (a_K.square().sum() / first + b_K.square().sum() / second)
+        local, together = torch.stack([weighted, whole_K.square().sum()]).tolist()
+        return Norms(local, together, halves=True)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _hook(self, number: int) -> Callable[[nn.Module, Any, Any], None]:
+        def on_forward(layer: nn.Module, inputs: Any, output: Any) -> None:
+            batch = None if torch.compiler.is_compiling() else self._sampled()
+            if batch is None or batch.local < 2 or not isinstance(output, torch.Tensor) or not output.requires_grad:
+                return
+            if batch.step != self._step:  # what a pass left that was broken off
+                self._step, self._halves = batch.step, {}
+            given = inputs[0].detach()
+            if len(given) % batch.local == 0 and len(output) == len(given):
+                split = len(given) // batch.local * (batch.local // 2)
+                add = partial(self._add, number, layer, given, split)
+                output.register_hook(add)  # type: ignore[no-untyped-call]
+
+        return on_forward
+
+    @torch.no_grad()
+    def _add(self, number: int, layer: nn.Module, given: torch.Tensor, split: int, gradient: torch.Tensor) -> None:
+        rows = self._rows[number] = self._rows[number].to(given.device)
+        halves = [
+            _of_rows(layer, x.float(), y.float(), rows)
+            for x, y in ((given[:split], gradient[:split]), (given[split:], gradient[split:]))
+        ]
+        known = self._halves.get(number)
+        self._halves[number] = halves if known is None else [a + b for a, b in zip(known, halves, strict=True)]
+
+
+def _is_known(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Conv2d):
+        if not layer.weight.requires_grad:
+            return False
+        return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return isinstance(layer, nn.Linear) and layer.weight.requires_grad
+
+
+def _of_rows(layer: nn.Module, given: torch.Tensor, gradient: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The gradient of these rows of the layer's weight, [r, inputs] or [r, channels, height, width], as of the samples
+    in `given` and `gradient`, which is the output's."""
+    if isinstance(layer, nn.Conv2d):
+        shape = (len(rows), *layer.weight.shape[1:])
+        taken = gradient.index_select(1, rows)
+        found: torch.Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
+            given, shape, taken, layer.stride, layer.padding, layer.dilation
+        )
+        return found
+    return gradient.flatten(0, -2).index_select(1, rows).T @ given.flatten(0, -2)
