@@ -9,9 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from atoll.agent.memory_limits import total_bytes
 from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor.machine import Phase, Worker
-from atoll.agent.telemetry.devices import Device, memory_bytes
+from atoll.agent.telemetry.devices import Device
 from atoll.message_limits import MAX_REASON, PROTOCOL
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2 import Register
@@ -67,7 +68,7 @@ def register(
         session=session,
         island=settings.island,
         address=address,
-        memory_bytes=memory_bytes(),
+        memory_bytes=total_bytes(),
         devices=[
             common_pb2.Device(
                 index=d.index,

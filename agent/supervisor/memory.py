@@ -14,8 +14,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-import psutil
-
+from atoll.agent.memory_limits import available_bytes
 from atoll.errors import BadInput
 from atoll.message_limits import JOB_ID
 
@@ -35,6 +34,8 @@ class MemoryFolders:
     def __init__(self, state_dir: Path, shared_memory: Path = SHARED_MEMORY) -> None:
         """Raises BadInput where somebody else has the folder's name, OSError where it cannot be made."""
         self.root = root_of(state_dir, shared_memory)
+        self.warning = "" if self.root.parent == shared_memory else _not_in_memory(self.root, shared_memory)
+        """Where the folders are not in memory: why, for people."""
         self.root.mkdir(mode=0o700, exist_ok=True)
         found = self.root.lstat()  # /dev/shm is everybody's
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
@@ -57,8 +58,7 @@ class MemoryFolders:
         """For each of this many workers of the job: free, or what the job has already."""
         held = sum(file.stat().st_blocks * 512 for file in (self.root / job).iterdir())
         free = shutil.disk_usage(self.root).free
-        available = psutil.virtual_memory().available
-        return (min(free, int(_OF_AVAILABLE * available)) + held) // workers
+        return (min(free, int(_OF_AVAILABLE * available_bytes())) + held) // workers
 
     def drop(self, job: str) -> None:
         """Nobody will ask for it again."""
@@ -75,6 +75,14 @@ def root_of(state_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
         return state_dir / "memory"
     name = hashlib.blake2b(os.fsencode(state_dir.absolute()), digest_size=8).hexdigest()
     return shared_memory / f"atoll-{os.geteuid()}-{name}"
+
+
+def _not_in_memory(root: Path, shared_memory: Path) -> str:
+    return (
+        f"{shared_memory} has {_total_bytes(shared_memory) / 1e6:.0f} MB, checkpoints in memory ask for "
+        f"{LEAST_BYTES / 1e6:.0f}: they are files in {root} instead, and cost that disk its writes. Give it more "
+        "(docker run --shm-size, mount -o remount,size=), or set [checkpoint] memory_replicas = 0"
+    )
 
 
 def _total_bytes(folder: Path) -> int:

@@ -323,6 +323,8 @@ class Supervisor:
             try:
                 welcome.memory_directory = str(self.memory.of(key.job))
                 welcome.memory_bytes = self.memory.room_bytes(key.job, launch.local_world_size)
+                if self.memory.warning and launch.local_rank == 0:
+                    self.collector.note(key, LEVEL_WARNING, self.memory.warning)
             except OSError as error:
                 welcome.memory_directory = ""
                 self.collector.note(key, LEVEL_WARNING, f"no checkpoints in memory on this machine: {error}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
+from atoll.agent.memory_limits import total_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +38,8 @@ def find_devices(speed: float = 1.0) -> tuple[Device, ...]:
     return _gpus(speed, os.environ) or (_cpu(speed),)
 
 
-def memory_bytes() -> int:
-    return int(psutil.virtual_memory().total)
-
-
 def _cpu(speed: float) -> Device:
-    return Device(0, "cpu", cpu_model(), memory_bytes(), speed)
+    return Device(0, "cpu", cpu_model(), total_bytes(), speed)
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

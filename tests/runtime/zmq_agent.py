@@ -132,6 +132,7 @@ class FakeAgent:
         self.own_directories = False  # as if each rank were alone on a machine
         self.memory: Path | None = None  # where checkpoints stay in memory; of each rank its own with own_directories
         self.memory_bytes = 1 << 30
+        self.rooms: dict[int, int] = {}  # by rank, where it is another
         self.without_memory: Collection[int] = ()  # ranks whose agent has no folder for them
         self.memory_steps: dict[int, int] = {}  # by rank
         self.answer_hello = True
@@ -357,6 +358,6 @@ class FakeAgent:
                 speed=self.speeds.get(rank, self.speed),
                 plans=self.later_plans,
                 memory_directory=str(self.memory_of(rank) or ""),
-                memory_bytes=self.memory_bytes,
+                memory_bytes=self.rooms.get(rank, self.memory_bytes),
             )
         )

@@ -70,6 +70,8 @@ def test_a_small_shared_memory_is_left_alone(shm: Path, state: Path, monkeypatch
     monkeypatch.setattr(memory, "LEAST_BYTES", 2**62)
     folders = MemoryFolders(state, shm)
     assert folders.root == state / "memory"
+    assert f"{shm} has" in folders.warning, "a job's events say so"
+    assert f"they are files in {state / 'memory'} instead" in folders.warning
     folders.close()
 
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from atoll.agent.memory_limits import total_bytes
 from atoll.agent.supervisor.environment import visible_devices, worker_environment
-from atoll.agent.telemetry import devices
 from atoll.agent.telemetry.devices import Device, cpu_model, find_devices, is_visible
 from atoll.v1.agents_pb2 import Launch
 from atoll.v1.common_pb2 import JobSpec, WorkerId
@@ -40,7 +40,7 @@ def test_machine_without_gpu_has_its_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     (cpu,) = find_devices(0.4)
     assert (cpu.index, cpu.kind, cpu.speed) == (0, "cpu", 0.4)
-    assert cpu.memory_bytes == devices.memory_bytes()
+    assert cpu.memory_bytes == total_bytes()
     assert cpu.model
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll.agent.runtime.api.session import MemorySettings, Session
-from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes, needed_bytes
+from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes
 from atoll.agent.runtime.checkpoints.memory.cost.cadence import OFF, Cadence, CadenceNotice
 from atoll.agent.runtime.checkpoints.memory.cost.contention import Contention
 from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import Pairs, Pauses
@@ -66,6 +66,7 @@ class CheckpointTier:
             return
         self._begun_step = step
         place, incoming = self._session.place, {}
+        self._place_copies(self._memory, state)
         try:
             folder = self._roomy(self._memory, state)
             files = {
@@ -184,19 +185,26 @@ class CheckpointTier:
         if self._sender is not None and self._sender.sends:
             self._sender.send(ReplicaTransfer(write.step, write.file.path, write.file.content_bytes))
 
+    def _place_copies(self, memory: MemorySettings, state: StateBytes) -> None:
+        """Each where it fits: one machine with little room leaves the others theirs. Collective; raises PeerLost."""
+        group, room = self._session.group, 0 if memory.folder is None else memory.room_bytes
+        if group is not None and self._placement.any:
+            rows = group.gather_rows([room, state.of_slots(self._session.place.world_size)])
+            self._placement, said = self._placement.fitted(*zip(*rows, strict=True))
+            if self._session.place.is_main:
+                for text in said:
+                    self._session.notice(LEVEL_WARNING, text)
+
     def _roomy(self, memory: MemorySettings, state: StateBytes) -> Path:
         """The folder. Raises CheckpointError with figures where it will not fit."""
         if memory.folder is None:
             raise CheckpointError(f"the agent of rank {self._session.place.rank} could not make a folder for them")
-        copies = len(self._placement.owners)
-        needed = needed_bytes(state, self._session.place.world_size, copies)
+        needed = state.of_slots(self._session.place.world_size)
         if needed > memory.room_bytes:
             raise CheckpointError(
                 f"they take {needed / 1e6:.0f} MB on this machine for rank {self._session.place.rank} (its part of "
-                f"{state.shared / 1e6:.0f} MB, {state.own / 1e6:.0f} MB of its own and {copies} copies of others', two "
-                "generations of each), and "
-                f"{memory.room_bytes / 1e6:.0f} MB are free in {memory.folder}. Free memory, use more machines, or set "
-                "[checkpoint] memory_replicas lower"
+                f"{state.shared / 1e6:.0f} MB and {state.own / 1e6:.0f} MB of its own, two generations), and "
+                f"{memory.room_bytes / 1e6:.0f} MB are free in {memory.folder}. Free memory or use more machines"
             )
         return memory.folder
 

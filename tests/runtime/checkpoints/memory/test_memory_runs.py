@@ -304,6 +304,21 @@ def test_too_little_room_is_said_with_figures_before_the_first_step(tmp_path: Pa
     assert max(job.checkpoints()) == STEPS
 
 
+def test_a_machine_with_little_room_holds_its_own_state_and_no_copy(tmp_path: Path, start: Start) -> None:
+    """1. Rank 1's machine has room for its own part, not for a copy of rank 0's. 2. Nothing was kept in memory then, on
+    no machine. 3. Now that copy lies on the third machine, with an event; all lose power, and go on from memory."""
+    job = Job(tmp_path, start)
+    notices = job.killed(3, at_step=4, rooms={1: 3 << 20})
+    (told,) = {text for text in notices if "does not fit" in text}
+    assert "the copy of rank 0's state" in told
+    assert "does not fit on node-1, where rank 1 has 3 MB, and lies on node-2 instead" in told
+    names: Sequence[set[str]] = [{path.name[:10] for path in job.shards(node)} for node in range(3)]
+    assert names == [{"shard-0000", "shard-0002"}, {"shard-0001"}, {"shard-0000", "shard-0001", "shard-0002"}]
+    shutil.rmtree(job.memory / "node-0")
+    printed, _ = job.ended(3)
+    assert resumed_at(printed) >= 4
+
+
 def test_one_machine_without_a_folder_means_disks_for_all(tmp_path: Path, start: Start) -> None:
     """All ranks look, meet and decide together, also those whose agent has nothing for them."""
     job = Job(tmp_path, start)

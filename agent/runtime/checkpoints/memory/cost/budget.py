@@ -26,6 +26,10 @@ class StateBytes:
     def of_shard(self, shards: int) -> int:
         return -(-self.shared // shards) + self.own + LAYOUT_BYTES
 
+    def of_slots(self, shards: int) -> int:
+        """What the files of one shard take wherever they lie."""
+        return SLOTS * self.of_shard(shards)
+
 
 def size_of_state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer], snapshot: Snapshot) -> StateBytes:
     """Of model, optimizers and what is kept beside them."""
@@ -51,11 +55,6 @@ def moment_bytes(optimizer: torch.optim.Optimizer) -> int:
     if "betas" not in defaults and defaults.get("momentum"):
         moments = 1
     return moments * trained
-
-
-def needed_bytes(state: StateBytes, shards: int, copies: int) -> int:
-    """What one rank's files take: its own shard and the `copies` copies of others', each in all its slots."""
-    return SLOTS * (1 + copies) * state.of_shard(shards)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

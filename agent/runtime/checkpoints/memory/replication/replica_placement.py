@@ -3,32 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.agent.runtime.api.session import Session
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlacement:
-    """The placement as one rank sees it."""
+    """The placement as one rank sees it. nodes, held_by: by rank; nodes: empty where they are not known."""
 
-    any: bool  # of the run's shards is copied
-    holders: tuple[int, ...]  # of this rank's copies
-    owners: tuple[int, ...]  # whose copies this rank holds
-    here: frozenset[int]  # shards that lie on this node
+    rank: int
+    nodes: tuple[str, ...]
+    held_by: tuple[tuple[int, ...], ...]
 
     @staticmethod
     def of(session: Session) -> ReplicaPlacement:
         memory, place = session.memory, session.place
         if memory is None or len(memory.nodes) != place.world_size:
-            return ReplicaPlacement(False, (), (), frozenset(range(place.world_size)))
-        held_by = holders(memory.nodes, memory.kept_by)
-        return ReplicaPlacement(
-            any=any(held_by),
-            holders=held_by[place.rank],
-            owners=owners(held_by, place.rank),
-            here=on_node(memory.nodes, held_by, memory.nodes[place.rank]),
-        )
+            return ReplicaPlacement(place.rank, (), ((),) * place.world_size)
+        return ReplicaPlacement(place.rank, memory.nodes, tuple(holders(memory.nodes, memory.kept_by)))
+
+    @property
+    def any(self) -> bool:
+        """Whether any of the run's shards is copied."""
+        return any(self.held_by)
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """Of this rank's copies."""
+        return self.held_by[self.rank]
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Whose copies this rank holds."""
+        return owners(self.held_by, self.rank)
+
+    @property
+    def here(self) -> frozenset[int]:
+        """Shards that lie on this node."""
+        if not self.nodes:
+            return frozenset(range(len(self.held_by)))
+        return on_node(self.nodes, self.held_by, self.nodes[self.rank])
+
+    def fitted(self, room_bytes: Sequence[int], shard_bytes: Sequence[int]) -> tuple[ReplicaPlacement, list[str]]:
+        """With copies only where they fit, and what became of the others, for people. room_bytes: by rank, for all that
+        it holds; shard_bytes: by rank, of all files of its shard; as `fitted` takes them."""
+        if not self.any:
+            return self, []
+        found = fitted(self.held_by, self.nodes, room_bytes, shard_bytes)
+        said = []
+        for owner, (before, after) in enumerate(zip(self.held_by, found, strict=True)):
+            for holder in sorted({*before} - {*after}):
+                instead = sorted({self.nodes[one] for one in after} - {self.nodes[one] for one in before})
+                where = f"lies on {', '.join(instead)} instead" if instead else "has no place"
+                said.append(
+                    f"the copy of rank {owner}'s state ({shard_bytes[owner] / 1e6:.0f} MB) does not fit on "
+                    f"{self.nodes[holder]}, where rank {holder} has {room_bytes[holder] / 1e6:.0f} MB, and {where}"
+                )
+        return replace(self, held_by=tuple(found)), said
+
+
+def fitted(
+    held_by: Sequence[Sequence[int]], nodes: Sequence[str], room_bytes: Sequence[int], shard_bytes: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """`held_by` with what does not fit moved to the rank with the most room, on a machine that has none of that shard;
+    left out where there is none. A rank's own shard comes first. Pure, so all ranks find the same."""
+    left = [room - own for room, own in zip(room_bytes, shard_bytes, strict=True)]
+    found: list[list[int]] = [[] for _ in held_by]
+    homeless = []
+    for owner, ranks in enumerate(held_by):
+        for holder in ranks:
+            if left[holder] >= shard_bytes[owner]:
+                found[owner].append(holder)
+                left[holder] -= shard_bytes[owner]
+            else:
+                homeless.append(owner)
+    for owner in homeless:
+        taken = {nodes[rank] for rank in (owner, *found[owner])}
+        rooms = [(room, -rank) for rank, room in enumerate(left) if nodes[rank] not in taken]
+        room, holder = max(rooms, default=(-1, 0))
+        if room >= shard_bytes[owner]:
+            found[owner].append(-holder)
+            left[-holder] -= shard_bytes[owner]
+    return [tuple(each) for each in found]
 
 
 def holders(nodes: Sequence[str], kept_by: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
