@@ -59,7 +59,7 @@ class MemoryStore(StateStore):
     async def read(self, key: str) -> Entry | None:
         return self._entries.get(key)
 
-    async def read_prefix(self, prefix: str, limit: int | None = None) -> StoreSnapshot:
+    async def read_prefix(self, prefix: str, limit: int | None = None, *, keys_only: bool = False) -> StoreSnapshot:
         found = sorted(key for key in self._entries if key.startswith(prefix))[:limit]
         return StoreSnapshot(self._revision, {key: self._entries[key] for key in found})
 

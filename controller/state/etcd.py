@@ -45,12 +45,14 @@ class EtcdStore:
         reply = await self._range(wire.RangeRequest(key=key.encode()), f"reading {key}")
         return entry_of(reply.kvs[0]) if reply.kvs else None
 
-    async def read_prefix(self, prefix: str, limit: int | None = None) -> StoreSnapshot:
+    async def read_prefix(self, prefix: str, limit: int | None = None, *, keys_only: bool = False) -> StoreSnapshot:
         entries: dict[str, Entry] = {}
         start, revision = prefix.encode(), 0
         while True:
             page = _PAGE_KEYS if limit is None else min(_PAGE_KEYS, limit - len(entries))
-            request = wire.RangeRequest(key=start, range_end=prefix_end(prefix), limit=page, revision=revision)
+            request = wire.RangeRequest(
+                key=start, range_end=prefix_end(prefix), limit=page, revision=revision, keys_only=keys_only
+            )
             reply = await self._range(request, f"listing {prefix}")
             revision = revision or reply.header.revision  # later pages show the same moment as the first
             for kv in reply.kvs:

@@ -99,7 +99,16 @@ def code(sha256: str, chunk: int) -> str:
 def code_prefix(sha256: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise BadInput(f"code hash {sha256[:80]!r} is not a SHA-256 in lower-case hexadecimal")
-    return f"/atoll/code/{sha256}/"
+    return f"{codes_prefix()}{sha256}/"
+
+
+def codes_prefix() -> str:
+    return "/atoll/code/"
+
+
+def sha256_of_code(key: str) -> str:
+    """Of a key under `codes_prefix`."""
+    return key.removeprefix(codes_prefix()).partition("/")[0]
 
 
 def request(request_id: str) -> str:

@@ -105,8 +105,10 @@ class StateStore(Protocol):
 
     async def read(self, key: str) -> Entry | None: ...
 
-    async def read_prefix(self, prefix: str, limit: int | None = None) -> StoreSnapshot:
-        """All entries under `prefix` at one revision, or the first `limit` of them in the order of their keys."""
+    async def read_prefix(self, prefix: str, limit: int | None = None, *, keys_only: bool = False) -> StoreSnapshot:
+        """All entries under `prefix` at one revision, or the first `limit` of them in the order of their keys.
+
+        keys_only: their values are left out."""
         ...
 
     async def commit(

@@ -37,8 +37,8 @@ class LosingAnswers:
     async def read(self, key: str) -> Entry | None:
         return await self._answer(f"reading {key}", self._inner.read(key))
 
-    async def read_prefix(self, prefix: str, limit: int | None = None) -> StoreSnapshot:
-        return await self._answer(f"listing {prefix}", self._inner.read_prefix(prefix, limit))
+    async def read_prefix(self, prefix: str, limit: int | None = None, *, keys_only: bool = False) -> StoreSnapshot:
+        return await self._answer(f"listing {prefix}", self._inner.read_prefix(prefix, limit, keys_only=keys_only))
 
     async def commit(
         self, changes: Sequence[Change], conditions: Sequence[Condition] = (), fence: Fence | None = None

@@ -74,6 +74,8 @@ class LeaderEpoch:
             removed=self._removed,
         )
         self._told_removed = removed
+        self._unused_code = True
+        """There may be code that no job uses: an earlier leader died, or a Submit failed."""
         self._store = store
         self._fence = fence
         self._keeper = keeper
@@ -88,6 +90,7 @@ class LeaderEpoch:
     async def load(self) -> None:
         """Mirror etcd; before this nobody may be served."""
         self.sessions.remember(await self.ledger.load())
+        await self._remove_unused_code()
         self.reconciler.remember(self.sessions.remembered)
 
     async def run(self) -> None:
@@ -133,7 +136,10 @@ class LeaderEpoch:
                 "them. Give it certificates (`atoll certs`), or leave the secrets out"
             )
         text = f"submitted: {spec.script} on {spec.min_workers} to {spec.max_workers} workers"
-        async with self.ledger.writing:  # held over both, so that retention does not remove the code in between
+        async with self.ledger.writing:  # held over all, so that retention does not remove the code in between
+            self.ledger.check_room()
+            await self._remove_unused_code()
+            self._unused_code = True  # until a job has it
             await self.code.put(spec.code_sha256, code)
             for _ in range(5):  # again where an id is taken
                 job = _new_job(spec, request_id)
@@ -144,9 +150,17 @@ class LeaderEpoch:
                 except Conflict as error:
                     taken = error
                     continue
+                self._unused_code = False
                 self.nudge()
                 return job.id
             raise taken
+
+    async def _remove_unused_code(self) -> None:
+        """While nobody else writes: of what was stored before its job was, and of jobs that were removed. Where a job's
+        record cannot be read, its code is not known."""
+        if self._unused_code and not self.ledger.unreadable:
+            await self.code.remove_unused(self.ledger.code_used())
+            self._unused_code = False
 
     async def requested(self, request_id: str) -> str | None:
         """The job that a Submit with this request id made."""

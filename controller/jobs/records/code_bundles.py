@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import tarfile
 import zlib
 from collections import OrderedDict
+from collections.abc import Collection
 from pathlib import PurePosixPath
 from typing import Final
 
 from atoll.bundle import members
 from atoll.controller.state import keys
-from atoll.controller.state.store import Fence, Put, StateStore
+from atoll.controller.state.store import DeletePrefix, Fence, Put, StateStore
 from atoll.errors import BadInput, NotFound
 from atoll.jobspec import Spec
 from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES
+
+logger = logging.getLogger(__name__)
 
 CACHED_BUNDLES: Final = 4
 MAX_CHUNKS: Final = -(-MAX_CODE_BYTES // CODE_CHUNK_BYTES)
@@ -29,11 +33,22 @@ class CodeBundles:
         self._cache: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
 
     async def put(self, sha256: str, code: bytes) -> None:
-        """Write a bundle, checked before. Writing it again changes nothing."""
+        """Write what is missing of a bundle, checked before: what is there has this hash, and etcd would keep another
+        8 MiB of history for each job with the same code."""
         chunks = tuple(code[i : i + CODE_CHUNK_BYTES] for i in range(0, len(code), CODE_CHUNK_BYTES))
+        there = (await self._store.read_prefix(keys.code_prefix(sha256), keys_only=True)).entries
         for number, chunk in enumerate(chunks):
-            await self._store.commit([Put(keys.code(sha256, number), chunk)], (), self._fence)
+            if (key := keys.code(sha256, number)) not in there:
+                await self._store.commit([Put(key, chunk)], (), self._fence)
         self._remember(sha256, chunks)
+
+    async def remove_unused(self, used: Collection[str]) -> None:
+        """Remove all bundles but these: of a Submit that was refused, or whose controller died, no job tells."""
+        there = (await self._store.read_prefix(keys.codes_prefix(), keys_only=True)).entries
+        for sha256 in sorted({keys.sha256_of_code(key) for key in there} - set(used)):
+            logger.info("code %s belongs to no job and is removed", sha256[:8])
+            await self._store.commit([DeletePrefix(f"{keys.codes_prefix()}{sha256}/")], (), self._fence)
+            self._cache.pop(sha256, None)
 
     async def chunks(self, sha256: str) -> tuple[bytes, ...]:
         """A bundle in order, one chunk a read, as a whole one exceeds what gRPC carries. Raises NotFound."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.controller.jobs.lifecycle.observed import JobStep, NewEvent
+from atoll.controller.jobs.records import retention
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import (
@@ -32,7 +33,6 @@ from atoll.controller.state.store import (
     Absent,
     Change,
     Condition,
-    Delete,
     Deleted,
     DeletePrefix,
     Entry,
@@ -45,9 +45,6 @@ from atoll.errors import BadInput, Conflict, NotFound, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
-KEPT_EVENTS: Final = 1000
-KEPT_ADMISSIONS: Final = 100
-KEPT_ENDED_JOBS: Final = 100
 KEPT_OLD_RUNS: Final = 64
 MAX_LIVE_JOBS: Final = 1000
 FOLLOW_RETRY_S: Final = 0.5
@@ -240,14 +237,16 @@ class Ledger:
         changes: list[Change] = [] if job == state.job else [Put(keys.job(job.id), encode(job))]
         if run is not None and run != state.run:
             changes.append(Put(keys.run(job.id, run.run), encode(run)))
+            if state.run is None or run.run != state.run.run:
+                changes += retention.outlived_by_run(job.id, run.run)
         if step.placement is not None:
             changes.append(Put(keys.placement(job.id, step.placement.run), encode(step.placement)))
         if step.plan is not None:
             changes.append(Put(keys.plan(job.id, step.plan.run, step.plan.id), encode(step.plan)))
+            changes += retention.outlived_by_plan(job.id, step.plan)
         if (admission := step.admission) is not None:
             changes.append(Put(keys.admission(job.id, admission.id), encode(admission)))
-            if admission.id > KEPT_ADMISSIONS:
-                changes.append(Delete(keys.admission(job.id, admission.id - KEPT_ADMISSIONS)))
+            changes += retention.outlived_by_admission(job.id, admission.id)
         changes += self._event_changes(job.id, run.run if run else job.status.run, before, step.events)
         if not changes:
             return
@@ -280,7 +279,8 @@ class Ledger:
         if job.status.phase is not state.job.status.phase or job.status.run != state.job.status.run:
             state.since_s, state.finished_since_s, state.judged_s = now_s, None, -math.inf
         if plan is not None:
-            state.plans = (*state.plans, plan) if plan.run == state.job.status.run else (plan,)
+            issued = (*state.plans, plan) if plan.run == state.job.status.run else (plan,)
+            state.plans = retention.kept(issued)
             state.planned_s = now_s
         state.job, state.run = job, run or state.run
 
@@ -297,8 +297,7 @@ class Ledger:
                 text=event.text,
             )
             changes.append(Put(keys.event(job, sequence), encode(record)))
-            if sequence > KEPT_EVENTS:
-                changes.append(Delete(keys.event(job, sequence - KEPT_EVENTS)))
+            changes += retention.outlived_by_event(job, sequence)
         return changes
 
     async def cluster_event(self, event: NewEvent) -> None:
@@ -312,11 +311,14 @@ class Ledger:
         """The number of the newest event of the cluster."""
         return self._cluster_events
 
-    async def add(self, job: JobRecord, event: NewEvent) -> JobState:
-        """Write a new job together with the request that made it. Raises Conflict where either exists."""
+    def check_room(self) -> None:
+        """Raises Conflict where no more jobs are taken."""
         live = sum(not state.job.status.phase.ended for state in self.jobs.values())
         if live >= MAX_LIVE_JOBS:
             raise Conflict(f"{live} jobs are alive, no more than {MAX_LIVE_JOBS} are taken. Cancel some first")
+
+    async def add(self, job: JobRecord, event: NewEvent) -> JobState:
+        """Write a new job together with the request that made it. Raises Conflict where either exists."""
         job = replace(job, status=replace(job.status, events=1))
         key = keys.job(job.id)
         changes: list[Change] = [Put(key, encode(job)), Put(keys.request(job.request_id), job.id.encode())]
@@ -327,28 +329,26 @@ class Ledger:
         return state
 
     async def remove_oldest(self) -> list[str]:
-        """Remove ended jobs beyond the newest KEPT_ENDED_JOBS with all that is theirs. Returns their ids."""
+        """Remove ended jobs beyond the newest KEPT_ENDED_JOBS. Call with `writing` held. Returns their ids."""
         ended = sorted((s for s in self.jobs.values() if s.job.status.phase.ended), key=lambda s: s.created)
         removed = []
-        for state in ended[: max(len(ended) - KEPT_ENDED_JOBS, 0)]:
-            job = state.job
-            changes: list[Change] = [
-                Delete(keys.job(job.id)),
-                Delete(keys.request(job.request_id)),
-                DeletePrefix(keys.runs_prefix(job.id)),
-                DeletePrefix(keys.plans_prefix(job.id)),
-                DeletePrefix(keys.placements_prefix(job.id)),
-                DeletePrefix(keys.admissions_prefix(job.id)),
-                DeletePrefix(keys.events_prefix(job.id)),
-                Delete(keys.commit(job.id)),
-            ]
-            others = (s.job.spec.code_sha256 for s in self.jobs.values() if s is not state)
-            if job.spec.code_sha256 not in others and not self.unreadable:
-                changes.append(DeletePrefix(keys.code_prefix(job.spec.code_sha256)))
-            await self.store.commit(changes, (), self.fence)
-            del self.jobs[job.id]
-            removed.append(job.id)
+        for state in ended[: max(len(ended) - retention.KEPT_ENDED_JOBS, 0)]:
+            await self.remove(state)
+            removed.append(state.job.id)
         return removed
+
+    async def remove(self, state: JobState) -> None:
+        """Remove a job with all that is its own, and its code unless others use that. Call with `writing` held."""
+        job = state.job
+        changes = retention.all_of(job)
+        if job.spec.code_sha256 not in self.code_used(without=job.id) and not self.unreadable:
+            changes.append(DeletePrefix(keys.code_prefix(job.spec.code_sha256)))
+        await self.store.commit(changes, (), self.fence)
+        self.jobs.pop(job.id, None)
+
+    def code_used(self, without: str = "") -> set[str]:
+        """SHA-256 of the bundles that jobs use, but for one job."""
+        return {state.job.spec.code_sha256 for name, state in self.jobs.items() if name != without}
 
     async def plans(self, job: str, run: int) -> list[PlanRecord]:
         """All plans of a run, in order; none where there is no such run."""

@@ -70,8 +70,8 @@ class Breaking:
     async def read(self, key: str) -> Entry | None:
         return await self._inner.read(key)
 
-    async def read_prefix(self, prefix: str, limit: int | None = None) -> StoreSnapshot:
-        return await self._inner.read_prefix(prefix, limit)
+    async def read_prefix(self, prefix: str, limit: int | None = None, *, keys_only: bool = False) -> StoreSnapshot:
+        return await self._inner.read_prefix(prefix, limit, keys_only=keys_only)
 
     async def grant_lease(self, ttl_s: int) -> int:
         return await self._inner.grant_lease(ttl_s)

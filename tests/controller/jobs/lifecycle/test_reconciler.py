@@ -185,7 +185,7 @@ async def test_a_script_that_fails_the_same_way_twice_is_not_tried_a_third_time(
 
 
 async def test_only_the_newest_ended_jobs_are_kept(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.controller.jobs.records.ledger.KEPT_ENDED_JOBS", 2)
+    monkeypatch.setattr("atoll.controller.jobs.records.retention.KEPT_ENDED_JOBS", 2)
     cluster = Cluster(store, "a")
     await cluster.elect()
     assert cluster.life is not None
@@ -204,7 +204,7 @@ async def test_only_the_newest_ended_jobs_are_kept(store: StateStore, monkeypatc
 
 
 async def test_events_are_bounded(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.controller.jobs.records.ledger.KEPT_EVENTS", 5)
+    monkeypatch.setattr("atoll.controller.jobs.records.retention.KEPT_EVENTS", 5)
     cluster, _ = await tell(store, 0, "before")
     assert cluster.life is not None
     events = await cluster.life.ledger.events(JOB, after=0)

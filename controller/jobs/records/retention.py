@@ -1,0 +1,64 @@
+"""Retention of jobs in etcd: how much stays, and the changes that remove the rest. Pure: the ledger writes them.
+
+What grows with a job's life is bounded while it lives; a job that is over stays until KEPT_ENDED_JOBS newer ones have
+ended, or until somebody removes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from atoll.controller.state import keys
+from atoll.controller.state.records import JobRecord, PlanRecord
+from atoll.controller.state.store import Change, Delete, DeletePrefix
+
+KEPT_ENDED_JOBS: Final = 100
+KEPT_EVENTS: Final = 1000
+KEPT_ADMISSIONS: Final = 100
+KEPT_RUNS: Final = 64
+KEPT_PLANS: Final = 200
+"""The newest of a run, beside its first, which launches carry. A worker takes plans in order, none left out: one that
+lacks more than these was silent for so long that it counts as lost."""
+
+
+def all_of(job: JobRecord) -> list[Change]:
+    """Removes the job with all that is its own, but for its code, which others may use."""
+    return [
+        Delete(keys.job(job.id)),
+        Delete(keys.request(job.request_id)),
+        DeletePrefix(keys.runs_prefix(job.id)),
+        DeletePrefix(keys.plans_prefix(job.id)),
+        DeletePrefix(keys.placements_prefix(job.id)),
+        DeletePrefix(keys.admissions_prefix(job.id)),
+        DeletePrefix(keys.events_prefix(job.id)),
+        Delete(keys.commit(job.id)),
+    ]
+
+
+def outlived_by_run(job: str, run: int) -> list[Change]:
+    """Removes what goes when this run begins: an old run with its plans and its placement."""
+    old = run - KEPT_RUNS
+    if old < 1:
+        return []
+    return [Delete(keys.run(job, old)), DeletePrefix(keys.plans_prefix(job, old)), Delete(keys.placement(job, old))]
+
+
+def outlived_by_plan(job: str, plan: PlanRecord) -> list[Change]:
+    """Removes what goes when this plan is issued: an old one of its run, never the first."""
+    old = plan.id - KEPT_PLANS
+    return [Delete(keys.plan(job, plan.run, old))] if old > 1 else []
+
+
+def outlived_by_admission(job: str, admission: int) -> list[Change]:
+    old = admission - KEPT_ADMISSIONS
+    return [Delete(keys.admission(job, old))] if old > 0 else []
+
+
+def outlived_by_event(job: str, sequence: int) -> list[Change]:
+    old = sequence - KEPT_EVENTS
+    return [Delete(keys.event(job, old))] if old > 0 else []
+
+
+def kept(plans: Sequence[PlanRecord]) -> tuple[PlanRecord, ...]:
+    """Of all plans of a run, oldest first, those that etcd still has."""
+    return tuple(plans) if len(plans) <= KEPT_PLANS + 1 else (plans[0], *plans[-KEPT_PLANS:])
