@@ -18,7 +18,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
-from atoll.errors import BadInput, DeadlineExceeded
+from atoll.errors import BadInput, DeadlineExceeded, NotFound
 from atoll.leader import Leader
 from atoll.ports import DEFAULT_ADDRESS
 from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES, Tls
@@ -28,6 +28,7 @@ from atoll.v1 import jobs_pb2 as pb
 
 ENDED: Final = frozenset({pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED})
 
+REMOVE_ANSWER_S: Final = 90.0  # the controller waits up to 75 s for its nodes
 CHECKPOINTS_ANSWER_S: Final = 15.0  # the controller waits up to 10 s for an object store
 _SLOWEST_LINK_BYTES_PER_S: Final = 128 * 1024
 
@@ -116,6 +117,18 @@ class AsyncClient:
         """Ask for the job's end. Workers are gone within 5 s, or when they have saved; `watch` shows it."""
         request = pb.CancelRequest(job=job)
         return await self._leader.call(f"cancel {job}", lambda stub, s: stub.Cancel(request, timeout=s))
+
+    async def remove(self, job: str, *, keep_checkpoints: bool = False) -> pb.RemoveReply:
+        """Remove a job that is over, with its logs and, unless they are to be kept, its checkpoints. The reply's notes
+        say what stays on nodes that are gone. Raises Conflict where it lives or not all could be removed."""
+        job = (await self.get(job)).id
+        request = pb.RemoveRequest(job=job, keep_checkpoints=keep_checkpoints)
+        try:
+            return await self._leader.call(
+                f"remove {job}", lambda stub, s: stub.Remove(request, timeout=max(s, REMOVE_ANSWER_S))
+            )
+        except NotFound:  # it was there a moment ago: the answer to an earlier try was lost
+            return pb.RemoveReply(job=job)
 
     async def adjust(
         self,
@@ -291,6 +304,7 @@ class Client:
     get = _awaited(AsyncClient.get)
     jobs = _awaited(AsyncClient.jobs)
     cancel = _awaited(AsyncClient.cancel)
+    remove = _awaited(AsyncClient.remove)
     adjust = _awaited(AsyncClient.adjust)
     plans = _awaited(AsyncClient.plans)
     placement = _awaited(AsyncClient.placement)

@@ -1,7 +1,9 @@
-"""Takes the inventory of a job's checkpoints on this node: looks at heads and manifests, never at the state itself."""
+"""Takes the inventory of a job's checkpoints on this node: looks at heads and manifests, never at the state itself. On
+request it removes them first, and tells what is left."""
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from atoll.v1.agents_pb2 import HeldCheckpoint, HeldShard, Inventory, TakeInvent
 
 MAX_CHECKPOINTS: Final = 256
 STORE_ANSWER_S: Final = 8.0
+STORE_REMOVE_S: Final = 60.0
 _WORDS: Final = 500
 _END_S: Final = 1.0
 
@@ -53,11 +56,17 @@ class InventoryTaker:
         with _troubles_noted(inventory, "memory"):
             inventory.memory.extend(shards_in(self._memory / asked.job))
         folder = self._checkpoints_of(asked.directory) / asked.job
-        with _troubles_noted(inventory, str(folder)):
+        removes = asked.remove and not asked.keep_checkpoints
+        done = "removed" if removes else "looked at"
+        with _troubles_noted(inventory, str(folder), done):
+            if removes:
+                remove_folder(folder)
             inventory.disk.extend(checkpoints_in(folder))
         if asked.store and "://" in asked.directory:
             url = f"{asked.directory.rstrip('/')}/{asked.job}"
-            with _troubles_noted(inventory, url):
+            with _troubles_noted(inventory, url, done):
+                if removes:
+                    answered(url, Store.remove_all, STORE_REMOVE_S)
                 inventory.store.extend(checkpoints_under(url))
         self._answer(inventory)
 
@@ -133,14 +142,24 @@ def checkpoints_under(url: str) -> list[HeldCheckpoint]:
     return found
 
 
+def remove_folder(folder: Path) -> None:
+    """A job's folder with all that is in it. Another agent may remove it at the same time. Raises OSError."""
+
+    def failed(what: object, path: str, about: tuple[type[BaseException], BaseException, object]) -> None:
+        if not isinstance(about[1], FileNotFoundError):
+            raise about[1]
+
+    shutil.rmtree(folder, onerror=failed)  # refuses a link
+
+
 def _age_s(path: Path) -> float:
     """For people: it goes by this node's wall clock."""
     return max(0.0, time.time() - path.stat().st_mtime)
 
 
 @contextmanager
-def _troubles_noted(inventory: Inventory, where: str) -> Iterator[None]:
+def _troubles_noted(inventory: Inventory, where: str, done: str = "looked at") -> Iterator[None]:
     try:
         yield
     except (CheckpointError, OSError) as error:
-        inventory.troubles.append(f"{where} cannot be looked at: {error}"[:_WORDS])
+        inventory.troubles.append(f"{where} cannot be {done}: {error}"[:_WORDS])

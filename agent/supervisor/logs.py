@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,12 @@ class Logs:
     def rewind(self) -> None:
         for stream in self._streams.values():
             stream.rewind()
+
+    def remove(self, job: str) -> None:
+        """All output of a job that is over; what was not sent yet is wanted no more."""
+        for key in [key for key in self._streams if key.job == job]:
+            self._streams.pop(key).spool.close()
+        shutil.rmtree(self._folder / job, ignore_errors=True)
 
     def close(self) -> None:
         for stream in self._streams.values():

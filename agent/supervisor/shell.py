@@ -153,12 +153,19 @@ class Supervisor:
 
     def drop_memory(self, job: str) -> None:
         """Its checkpoints in memory, once none of its workers is here."""
-        if any(worker.key.job == job and worker.phase is not machine.Phase.EXITED for worker in self.workers):
-            return  # the controller says it again
-        self.memory.drop(job)
+        if not self._lives(job):  # the controller says it again
+            self.memory.drop(job)
+
+    def _lives(self, job: str) -> bool:
+        return any(worker.key.job == job and worker.phase is not machine.Phase.EXITED for worker in self.workers)
 
     def take_inventory(self, asked: TakeInventory) -> None:
         """Look what there is of a job's checkpoints; `next_inventory` has the answer later."""
+        if asked.remove and self._lives(asked.job):
+            self._inventory_taken(Inventory(request=asked.request, troubles=["workers of the job live here"]))
+            return
+        if asked.remove:
+            self.logs.remove(asked.job)
         self._inventory_taker.take(asked)
 
     def next_inventory(self) -> Inventory | None:

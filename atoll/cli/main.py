@@ -20,6 +20,7 @@ from atoll.cli.commands import (
     jobs,
     plan,
     profile,
+    remove,
     restore,
     simulate,
     strategy_options,
@@ -100,6 +101,7 @@ app.command(rich_help_panel=_SEE)(jobs.nodes)
 app.command(rich_help_panel=_SEE)(plan.plan)
 app.command(rich_help_panel=_SEE)(simulate.simulate)
 app.command(rich_help_panel=_KEEP)(export.export)
+app.command(rich_help_panel=_KEEP)(remove.rm)
 app.command(rich_help_panel=_KEEP)(doctor.doctor)
 app.command(rich_help_panel=_KEEP)(install_etcd.install_etcd)
 app.command(rich_help_panel=_KEEP)(drill.drill)

@@ -151,6 +151,11 @@ def caller_name(context: Context, role: str) -> str:
     return name
 
 
+def client_name(context: Context) -> str:
+    """Whose certificate this call was made with; empty where there are none."""
+    return caller_name(context, "client") if context.auth_context().get("x509_common_name") else ""
+
+
 def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """gRPC turns a parse error into UNKNOWN; here it is carried to where it becomes INVALID_ARGUMENT."""
 

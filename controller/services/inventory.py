@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
@@ -30,35 +31,54 @@ Members = Mapping[int, Sequence[str]]
 """By run: the node of each rank."""
 
 
-async def checkpoints(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.CheckpointsReply:
-    """What there is of a job's checkpoints, also of one that is over."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesInventory:
+    """What the nodes have of a job. by_node: of those that answered. silent: those that did not in time; gone: those
+    of its last run that are not connected. store_unseen: nobody could look into its object store."""
+
+    by_node: Mapping[str, agents_pb2.Inventory]
+    silent: Sequence[str]
+    gone: Sequence[str]
+    store_unseen: bool
+
+
+async def take(epoch: LeaderEpoch, state: JobState, deadline_s: float, **removing: bool) -> NodesInventory:
+    """Ask all nodes that are connected. removing: as of AgentSession.take_inventory."""
     job, sessions = state.job, epoch.sessions.connected
     directory = job.spec.checkpoint.directory
     trained = [member.node for member in state.run.members] if state.run is not None else []
     in_store = "://" in directory
     store_reader = next((node for node in [*trained, *sorted(sessions)] if node in sessions), None)  # one is enough
     asked = {
-        node: session.take_inventory(job.id, directory, store=in_store and node == store_reader)
+        node: session.take_inventory(job.id, directory, store=in_store and node == store_reader, **removing)
         for node, session in sessions.items()
     }
-    inventories: dict[str, agents_pb2.Inventory] = {}
-    notes = [_gone(epoch, node) for node in dict.fromkeys(trained) if node not in asked]
-    if in_store and store_reader is None:
-        notes.append(f"no node is connected that could look into {directory}")
     if asked:
-        _, late = await asyncio.wait(asked.values(), timeout=STORE_ANSWER_S if in_store else ANSWER_S)
+        _, late = await asyncio.wait(asked.values(), timeout=deadline_s)
         for answer in late:
             answer.cancel()
-    for node, answer in asked.items():
-        if answer.cancelled():
-            notes.append(f"node {node} did not answer: what it has is not shown")
-        else:
-            inventories[node] = answer.result()
-            notes += [f"node {node}: {trouble}" for trouble in inventories[node].troubles]
-    runs = {shard.run for inventory in inventories.values() for shard in inventory.memory if shard.run}
+    return NodesInventory(
+        by_node={node: answer.result() for node, answer in asked.items() if not answer.cancelled()},
+        silent=[node for node, answer in asked.items() if answer.cancelled()],
+        gone=[node for node in dict.fromkeys(trained) if node not in asked],
+        store_unseen=in_store and store_reader is None,
+    )
+
+
+async def checkpoints(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.CheckpointsReply:
+    """What there is of a job's checkpoints, also of one that is over."""
+    job = state.job
+    directory = job.spec.checkpoint.directory
+    found = await take(epoch, state, deadline_s=STORE_ANSWER_S if "://" in directory else ANSWER_S)
+    notes = [_gone(epoch, node) for node in found.gone]
+    if found.store_unseen:
+        notes.append(f"no node is connected that could look into {directory}")
+    notes += [f"node {node} did not answer: what it has is not shown" for node in found.silent]
+    notes += [f"node {node}: {trouble}" for node, one in found.by_node.items() for trouble in one.troubles]
+    runs = {shard.run for inventory in found.by_node.values() for shard in inventory.memory if shard.run}
     members = {run: await _members(epoch, state, run) for run in sorted({*runs, job.status.run})[-MAX_RUNS:]}
-    found = put_together(inventories, members)
-    return jobs_pb2.CheckpointsReply(job=job.id, checkpoints=found, notes=notes[:MAX_NOTES])
+    rows = put_together(found.by_node, members)
+    return jobs_pb2.CheckpointsReply(job=job.id, checkpoints=rows, notes=notes[:MAX_NOTES])
 
 
 def _gone(epoch: LeaderEpoch, node: str) -> str:

@@ -17,9 +17,10 @@ from atoll.controller.jobs.records.code_bundles import check_bundle
 from atoll.controller.jobs.records.ledger import JobState
 from atoll.controller.jobs.records.spec import spec_from_wire
 from atoll.controller.jobs.records.wire import event_to_wire
-from atoll.controller.services.gate import Context, KnownLeader
+from atoll.controller.services.gate import Context, KnownLeader, client_name
 from atoll.controller.services.inventory import checkpoints
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog
+from atoll.controller.services.removal import remove
 from atoll.controller.services.views import job_to_wire, node_to_wire, plans_to_wire
 from atoll.controller.state import keys
 from atoll.errors import BadInput, ControllerUnreachable, DeadlineExceeded, NotFound
@@ -100,6 +101,10 @@ class JobServicer(JobServiceServicer):
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.Job:
         epoch = self._known_leader.leading()
         return job_to_wire(epoch, await epoch.cancel(request.job))
+
+    async def Remove(self, request: pb.RemoveRequest, context: Context) -> pb.RemoveReply:
+        epoch, asked_by = self._known_leader.leading(), client_name(context)
+        return await remove(epoch, request.job, keep_checkpoints=request.keep_checkpoints, asked_by=asked_by)
 
     async def Adjust(self, request: pb.AdjustRequest, context: Context) -> pb.Job:
         epoch = self._known_leader.leading()

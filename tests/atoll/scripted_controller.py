@@ -177,6 +177,12 @@ class Servicer(JobServiceServicer):
         job = await self._job(request.job, context)
         return self.script.checkpoints.get(job.id, pb.CheckpointsReply(job=job.id))
 
+    async def Remove(self, request: pb.RemoveRequest, context: Any) -> pb.RemoveReply:
+        await self._enter("Remove", context)
+        job = await self._job(request.job, context)
+        del self.script.jobs[job.id]
+        return pb.RemoveReply(job=job.id, notes=["kept"] if request.keep_checkpoints else [])
+
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesReply:
         await self._enter("ListNodes", context)
         return self.script.nodes

@@ -59,6 +59,35 @@ def test_follow_a_job_to_its_good_and_its_bad_end(up: subprocess.Popen[str], tmp
     assert run("status", "no-such-job").returncode == 2
 
 
+def test_a_removed_job_leaves_nothing_behind(up: subprocess.Popen[str], tmp_path: Path) -> None:
+    """1. Two jobs are done. 2. One is removed: its checkpoints, logs and records are gone, the other's are there. 3. An
+    event says so. 4. One that lives is not removed."""
+    jobs = []
+    for name in ("first", "second"):
+        out = f"--out={tmp_path / name}"
+        arguments = ("--step-s=0", "--epochs=1", out)
+        done = run("submit", str(SCRIPTS / "tiny.py"), "--name", name, "--workers", "2", "-f", "--", *arguments)
+        assert done.returncode == 0, done.stderr
+        jobs.append(json.loads(run("status", name, "--json").stdout)["id"])
+    first, second = jobs
+
+    def places(job: str) -> list[Path]:
+        return [path for path in (tmp_path / "data").rglob(job) if path.is_dir() and "etcd" not in path.parts]
+
+    assert {path.parent.name for path in places(first)} >= {"jobs", "logs"}
+    removed = run("rm", "first", "--yes")
+    assert (removed.returncode, removed.stdout) == (0, f"{first} removed\n"), removed.stderr
+    assert places(first) == []
+    assert {path.parent.name for path in places(second)} >= {"jobs", "logs"}
+    assert [job["id"] for job in json.loads(run("jobs", "--all", "--json").stdout)["jobs"]] == [second]
+    assert run("status", first).returncode == 2
+    assert f"job {first}, done, was removed" in run("events").stdout
+    assert run("submit", str(SCRIPTS / "bad.py"), "--name", "long", "--", "sleep", "300").returncode == 0
+    refused = run("rm", "long", "--yes")
+    assert refused.returncode == 1
+    assert "`atoll cancel" in refused.stderr
+
+
 def test_ctrl_c_detaches_and_the_job_lives(up: subprocess.Popen[str]) -> None:
     command = [*ATOLL, "submit", str(SCRIPTS / "bad.py"), "--name", "long", "--follow", "--", "sleep", "300"]
     following = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

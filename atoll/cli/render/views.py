@@ -12,6 +12,7 @@ from atoll.cli.render.terminal import ago, bit_rate, duration, printable, second
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
     from atoll.v1.jobs_pb2 import (
+        CheckpointsReply,
         DecidedAdmission,
         DecidedPlacement,
         DecidedPlan,
@@ -100,6 +101,23 @@ def _only_supervised(job: Job) -> bool:
     started = [worker for worker in job.workers if worker.status.pid]
     known = job.checkpoint_step or job.memory_step or any(worker.status.uses_atoll for worker in started)
     return bool(started) and not known
+
+
+def removal_lines(job: Job, checkpoints: CheckpointsReply | None, now_s: float) -> list[str]:
+    """What `atoll rm` would remove, before it asks. checkpoints: None where they are kept."""
+    over = f"{wire.phase(job)} {ago(job.ended_unix_s, now_s)} ago"
+    lines = [f"{job.id}: {over}, after {job.run} run{'s' * (job.run != 1)}", "its logs and events"]
+    if checkpoints is None:
+        return [*lines, "not its checkpoints on disk and in the object store"]
+    by_place: dict[str, list[StoredCheckpoint]] = {}
+    for one in checkpoints.checkpoints:
+        if one.tier in ("disk", "store"):
+            place = one.path.rpartition("/")[0] + (f" on {', '.join(one.nodes)}" if one.nodes else "")
+            by_place.setdefault(place, []).append(one)
+    for place, found in by_place.items():
+        steps, shown = ", ".join(str(one.step) for one in found[:8]), size(sum(one.bytes for one in found))
+        lines.append(f"{len(found)} checkpoints in {printable(place)}: {shown}, steps {steps}")
+    return [*lines, *(printable(note) for note in checkpoints.notes)]
 
 
 def recovery_line(recovery: Recovery, now_s: float) -> str:

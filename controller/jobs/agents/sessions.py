@@ -89,13 +89,23 @@ class AgentSession:
         self._sent_s[topic] = now_s
         self.send(message)
 
-    def take_inventory(self, job: str, directory: str, *, store: bool) -> asyncio.Future[agents_pb2.Inventory]:
-        """Ask what there is of a job's checkpoints on this node. Who waits no more cancels the future."""
+    def take_inventory(
+        self, job: str, directory: str, *, store: bool, remove: bool = False, keep_checkpoints: bool = False
+    ) -> asyncio.Future[agents_pb2.Inventory]:
+        """Ask what there is of a job's checkpoints on this node, or what is left when they, and its output, were
+        removed. Who waits no more cancels the future."""
         number = self._questions = self._questions + 1
         answer: asyncio.Future[agents_pb2.Inventory] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         answer.add_done_callback(lambda _: self._asked.pop(number, None))
-        message = agents_pb2.TakeInventory(request=number, job=job, directory=directory, store=store)
+        message = agents_pb2.TakeInventory(
+            request=number,
+            job=job,
+            directory=directory,
+            store=store,
+            remove=remove,
+            keep_checkpoints=keep_checkpoints,
+        )
         self.send(agents_pb2.ControllerMessage(take_inventory=message))
         return answer
 

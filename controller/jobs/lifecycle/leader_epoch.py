@@ -202,6 +202,31 @@ class LeaderEpoch:
         self.nudge()
         return state
 
+    def removable(self, name: str) -> JobState:
+        """The job, where it may be removed. Raises NotFound, and Conflict for one that lives, or whose checkpoints
+        another one may go back to."""
+        found = self.ledger.find(name)
+        job = found.job
+        if not job.status.phase.ended:
+            state = f"job {job.id} is {job.status.phase.lower()}"
+            raise Conflict(f"{state}; only what is over can be removed. `atoll cancel {job.id}` ends it")
+        for other in self.ledger.jobs.values():
+            start = other.job.spec.checkpoint.start_from
+            if start is not None and start.job == job.id and not other.job.status.phase.ended:
+                why = f"job {other.job.id} began with its checkpoints and may go back to them"
+                raise Conflict(f"job {job.id} cannot be removed yet: {why}. Repeat it when that one is over")
+        return found
+
+    async def remove(self, name: str, text: str) -> None:
+        """Remove a job with its logs and all that is recorded of it. text: told in the cluster's events. Raises as
+        `removable`."""
+        async with self.ledger.writing:
+            await self._latest(name)
+            job = self.removable(name).job
+            await self.ledger.remove(self.ledger.jobs[job.id], NewEvent(Level.INFO, "notice", text))
+        self.reconciler.forget(job.id)
+        self.nudge()
+
     async def _latest(self, name: str) -> JobState:
         """The job as it is in etcd; while nobody else writes."""
         state = self.ledger.find(name)

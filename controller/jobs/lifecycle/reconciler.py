@@ -133,9 +133,13 @@ class Reconciler:
         self._stop_orphans()
         self._sessions.forget_lost(self._present)
         for job in removed:
-            self._progress.drop(job)
-            self._committed_s.pop(job, None)
-            self._removed(job)
+            self.forget(job)
+
+    def forget(self, job: str) -> None:
+        """The job was removed."""
+        self._progress.drop(job)
+        self._committed_s.pop(job, None)
+        self._removed(job)
 
     async def _advance_alone(self, state: JobState, free: FreeDevices) -> None:
         """A job that cannot be decided upon, by a mistake of ours or in its records, must not hold up the others."""

@@ -107,6 +107,7 @@ class Ledger:
         self._clock = clock
         self._wall_clock = wall_clock
         self._cluster_events = 0
+        self._telling = asyncio.Lock()
         self._revision = 0
         self._nodes_of_old: dict[tuple[str, int], tuple[str, ...]] = {}
 
@@ -300,11 +301,13 @@ class Ledger:
             changes += retention.outlived_by_event(job, sequence)
         return changes
 
-    async def cluster_event(self, event: NewEvent) -> None:
-        """Write an event of no job. After an unknown outcome the same number is written again: no gap, none twice."""
-        changes = self._event_changes(keys.CLUSTER, 0, self._cluster_events, [event])
-        await self.store.commit(changes, (), self.fence)
-        self._cluster_events += 1
+    async def cluster_event(self, event: NewEvent, changes: Sequence[Change] = ()) -> None:
+        """Write an event of no job, and what it tells of. After an unknown outcome the same number is written again: no
+        gap, none twice."""
+        async with self._telling:
+            told = self._event_changes(keys.CLUSTER, 0, self._cluster_events, [event])
+            await self.store.commit([*changes, *told], (), self.fence)
+            self._cluster_events += 1
 
     @property
     def cluster_events(self) -> int:
@@ -337,13 +340,18 @@ class Ledger:
             removed.append(state.job.id)
         return removed
 
-    async def remove(self, state: JobState) -> None:
-        """Remove a job with all that is its own, and its code unless others use that. Call with `writing` held."""
+    async def remove(self, state: JobState, told: NewEvent | None = None) -> None:
+        """Remove a job with all that is its own, and its code unless others use that. Call with `writing` held.
+
+        told: an event of the cluster."""
         job = state.job
         changes = retention.all_of(job)
         if job.spec.code_sha256 not in self.code_used(without=job.id) and not self.unreadable:
             changes.append(DeletePrefix(keys.code_prefix(job.spec.code_sha256)))
-        await self.store.commit(changes, (), self.fence)
+        if told is None:
+            await self.store.commit(changes, (), self.fence)
+        else:
+            await self.cluster_event(told, changes)
         self.jobs.pop(job.id, None)
 
     def code_used(self, without: str = "") -> set[str]:

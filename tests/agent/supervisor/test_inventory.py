@@ -95,3 +95,32 @@ def test_a_question_is_answered_from_memory_disk_and_store_and_a_look_that_fails
     inventory = answers.get(timeout=10)
     assert ("no-such://bucket/vit-3f9a cannot be looked at" in inventory.troubles[0], len(inventory.disk)) == (True, 1)
     taker.close()
+
+
+def test_what_is_to_be_removed_is_gone_and_what_cannot_be_is_told(tmp_path: Path) -> None:
+    """1. A job's folder on disk with residuals and a half-written checkpoint beside whole ones, and its store. 2. Both
+    are removed, other jobs stay. 3. Once more: there is nothing left to remove. 4. A folder that is a link into
+    another one is left alone, aloud."""
+    jobs, store = tmp_path / "jobs", tmp_path / "store"
+    for folder in (jobs, store):
+        for job in (JOB, "other-0001"):
+            files.write(folder / job, header(10), {"w": torch.ones(4)}, None)
+    (jobs / JOB / ".writing-step-20").mkdir()
+    (jobs / JOB / "residuals" / "rank-0").mkdir(parents=True)
+    answers: queue.Queue[Inventory] = queue.Queue()
+    taker = InventoryTaker(tmp_path / "memory", lambda directory: jobs, answers.put)
+
+    def remove(job: str) -> Inventory:
+        taker.take(TakeInventory(request=7, job=job, directory=f"file://{store}", store=True, remove=True))
+        answer = answers.get(timeout=20)
+        taker.close()
+        return answer
+
+    for _ in range(2):
+        left = remove(JOB)
+        assert (left.request, list(left.disk), list(left.store), list(left.troubles)) == (7, [], [], [])
+    assert not (jobs / JOB).exists()
+    assert not (store / JOB).exists()
+    (jobs / "linked-0001").symlink_to(jobs / "other-0001")
+    assert "cannot be removed: Cannot call rmtree on a symbolic link" in " ".join(remove("linked-0001").troubles)
+    assert len(checkpoints_in(jobs / "other-0001")) == len(checkpoints_under(f"file://{store}/other-0001")) == 1

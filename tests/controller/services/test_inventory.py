@@ -12,6 +12,8 @@ from daemons import Controller, bundle, controller, leading, spec_for
 from fake_agent import FakeAgent
 
 from atoll.controller.services import inventory as inventory_service
+from atoll.controller.services import removal as removal_service
+from atoll.controller.state.etcd import EtcdStore
 from atoll.v1 import common_pb2
 from atoll.v1 import jobs_pb2 as pb
 from atoll.v1.agents_pb2 import HeldCheckpoint, Inventory
@@ -72,3 +74,59 @@ async def test_a_job_may_take_another_ones_code_and_only_one_that_is_there(head:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await head.stub.Submit(header("nobody"), timeout=5)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_job_that_is_over_is_removed_with_all_that_is_its_own(
+    etcd: str, head: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. It trains: it cannot be removed. 2. It is cancelled; a job that began with its checkpoints lives, so it cannot
+    be removed yet. 3. A node cannot remove what it has: the job stays, and says why. 4. It can: records and events are
+    gone, an event of the cluster tells, and nothing of other jobs is touched. 5. Another one goes and
+    leaves its checkpoints."""
+    monkeypatch.setattr(removal_service, "REMOVE_ANSWER_S", 5.0)
+    agents = {name: await FakeAgent(name).connect(head.address) for name in ("a", "b")}
+    store = EtcdStore([etcd], None)
+
+    async def remove(job: str, *, keep: bool = False) -> pb.RemoveReply:
+        return await head.stub.Remove(pb.RemoveRequest(job=job, keep_checkpoints=keep), timeout=10)  # type: ignore[no-any-return]
+
+    async def cancel(job: str) -> None:
+        await head.stub.Cancel(pb.CancelRequest(job=job), timeout=10)
+        await head.phase(job, pb.PHASE_CANCELLED)
+
+    async def refused(job: str) -> str:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await remove(job)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        return caught.value.details() or ""
+
+    try:
+        job = await head.submit((2, 2))
+        await head.phase(job, pb.PHASE_RUNNING)
+        assert f"is running; only what is over can be removed. `atoll cancel {job}` ends it" in await refused(job)
+        await cancel(job)
+        start = common_pb2.StartFrom(job=job)
+        heir = await head.submit((2, 2), checkpoint=common_pb2.CheckpointPolicy(keep=1, start_from=start))
+        assert f"job {heir} began with its checkpoints" in await refused(job)
+        await cancel(heir)
+        agents["b"].inventory = Inventory(troubles=["/x cannot be removed: Permission denied"])
+        assert f"job {job} stays" in (why := await refused(job))
+        assert "node b: /x cannot be removed: Permission denied" in why
+        assert all(agent.looked[-1].remove for agent in agents.values())
+        agents["b"].inventory = Inventory()
+        reply = await remove(job)
+        assert (reply.job, list(reply.notes)) == (job, [])
+        left = (await store.read_prefix("/atoll/", keys_only=True)).entries
+        assert [key for key in left if job in key] == []
+        assert any(heir in key for key in left)
+        with pytest.raises(grpc.aio.AioRpcError, match="no job"):
+            await head.stub.Get(pb.GetRequest(job=job), timeout=10)
+        told = [event.text async for event in head.stub.Events(pb.EventsRequest(), timeout=10)]
+        assert f"job {job}, cancelled, was removed" in told
+        agents["b"].inventory = Inventory(disk=[HeldCheckpoint(run=1, step=10, bytes=5, path="/x/step-10")])
+        await remove(heir, keep=True)
+        assert all(agent.looked[-1].keep_checkpoints for agent in agents.values())
+    finally:
+        await store.close()
+        for agent in agents.values():
+            await agent.disconnect()

@@ -160,6 +160,14 @@ class Store:
             with suppress(FileNotFoundError):
                 self._files.rm(folder, recursive=True)
 
+    def remove_all(self) -> None:
+        """Every checkpoint, the manifests first, and whatever else is under the URL."""
+        found = self.list()
+        for moment in (*found.whole, *found.torn):
+            self.remove(moment)
+        with self._errors("removing what is left"), suppress(FileNotFoundError):
+            self._files.rm(self._root, recursive=True)
+
     def _folder(self, moment: Moment) -> str:
         return f"{self._root.rstrip('/')}/{moment.name}"
 
