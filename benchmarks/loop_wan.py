@@ -102,10 +102,12 @@ def make_profile(out: Path, probes: int, samples: int) -> None:
 
 
 def job_file(folder: Path, policy: str, profile: Path) -> Path:
-    """What the policy leaves to the controller. The profile was made with the script's learning rate at all batches."""
+    """What the policy leaves to the controller."""
     adapt = {"fixed": "", "rate": "[adapt]\nsparsity = true\n"}.get(policy, "")
     if policy == "both":
-        adapt = f'[adapt]\nsparsity = true\nbatch = {list(BATCHES)}\nlearning_rate = "none"\nprofile = "{profile}"\n'
+        adapt = (
+            f'[adapt]\nsparsity = true\nbatch = {list(BATCHES)}\nlearning_rate = "square-root"\nprofile = "{profile}"\n'
+        )
     path = folder / f"{policy}.toml"
     path.write_text(adapt)
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -62,6 +63,14 @@ class Conditions(_ProfilePart):
     seed: Annotated[int, Field(ge=0, lt=2**64)]
     stale_sparse: dict[str, str | bool | int | float]
     """The job's settings beside sparsity and staleness."""
+    learning_rate: Literal["none", "square-root"] = "none"
+    """With the batch: as the script sets it, or that times the root of the batch over `own_batch`."""
+    own_batch: _Count | None = None
+    """The script's own, of the whole job."""
+
+    def learning_rate_factor(self, batch: int) -> float:
+        """Of trials with this total batch."""
+        return math.sqrt(batch / self.own_batch) if self.learning_rate != "none" and self.own_batch else 1.0
 
 
 class BaselineTrial(_ProfilePart):

@@ -79,6 +79,7 @@ def _trial(document: Document, batch: int, sparsity: float | None) -> Trial:
         sparsity=sparsity,
         stale_sparse=conditions.stale_sparse,
         seed=conditions.seed,
+        learning_rate_factor=conditions.learning_rate_factor(batch),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from atoll.errors import BadInput
+from atoll.jobspec import Rule
 from atoll.profiling import surrogate, trials
 from atoll.profiling.document import Conditions, Document, ProfiledModel
 from atoll.profiling.trials import Command
@@ -21,13 +22,15 @@ STEPS_AT_LEAST: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
-    """What the user asked for. None: as the script's own batch and dataset suggest."""
+    """What the user asked for. learning_rate: the job's rule; of "adascale" a job knows nothing better with
+    `stale-sparse` than the root, so trials take that. None: as the script's own batch and dataset suggest."""
 
     probes: int
     workers: int
     sampling: Literal["log-uniform", "uniform"]
     seed: int
     stale_sparse: Mapping[str, str | bool | int | float]
+    learning_rate: Rule
     samples: int | None = None
     batches: tuple[int, int] | None = None
 
@@ -54,6 +57,8 @@ def new_profile(prepared: Mapping[str, Any], command: Command, wanted: ProfileRe
             sampling=wanted.sampling,
             seed=wanted.seed,
             stale_sparse=dict(wanted.stale_sparse),
+            learning_rate="none" if wanted.learning_rate == "none" else "square-root",
+            own_batch=prepared["batch"],
         ),
         reference_batch=surrogate.reference_batch(batches),
         wanted_probes=wanted.probes,

@@ -62,6 +62,7 @@ class Trial:
     sparsity: float | None = None
     stale_sparse: Mapping[str, str | bool | int | float] = field(default_factory=dict)
     seed: int = 0
+    learning_rate_factor: float = 1.0
 
     @property
     def all_steps(self) -> int:
@@ -174,7 +175,7 @@ class _Workers:
         asked = {
             "directory": str(self._folder.absolute()), "steps": trial.steps, "judged_steps": trial.judged_steps,
             "batch": trial.batch, "sparsity": trial.sparsity, "seed": trial.seed,
-            "stale_sparse": dict(trial.stale_sparse),
+            "stale_sparse": dict(trial.stale_sparse), "learning_rate_factor": trial.learning_rate_factor,
         }  # fmt: skip
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ATOLL_")}
         threads = str(max(1, (os.cpu_count() or 1) // trial.workers))

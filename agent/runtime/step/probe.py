@@ -48,6 +48,7 @@ class Asked:
     sparsity: float | None = None  # share left out; None: dense
     stale_sparse: Mapping[str, Any]  # the job's settings beside sparsity and staleness, over the script's own
     seed: int = 0  # 0: the script's own
+    learning_rate_factor: float = 1.0  # that a job's rule has for this batch
 
 
 class Probe:
@@ -75,6 +76,10 @@ class Probe:
             raise SettingError(
                 VARIABLE, text[:200], f"cannot be read: {error}", "Only `atoll profile` sets it"
             ) from error
+
+    @property
+    def learning_rate_factor(self) -> float:
+        return self._asked.learning_rate_factor
 
     def seed(self, own: int) -> int:
         return self._asked.seed or own

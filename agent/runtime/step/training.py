@@ -212,6 +212,8 @@ class Training:
     @property
     def learning_rate_factor(self) -> float:
         """Of the step under way; between two epochs that of the last."""
+        if self._session.probe is not None:
+            return self._session.probe.learning_rate_factor
         batch = self.loader.current
         step = batch.step if batch is not None else max(self.loader.position.step - 1, 0)
         return self._schedule.planned_at(step).learning_rate_factor

@@ -74,6 +74,7 @@ def profile(
         sampling="uniform" if uniform else "log-uniform",
         seed=job.seed,
         stale_sparse=_beside_sparsity(job),
+        learning_rate=job.adapt.learning_rate,
         samples=samples,
         batches=wanted_batches,
     )

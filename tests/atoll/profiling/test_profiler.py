@@ -10,6 +10,7 @@ import pytest
 from profiles_made import BATCHES, empty, probe, with_trials
 
 from atoll.errors import BadInput
+from atoll.jobspec import Rule
 from atoll.profiling import profiler, request
 from atoll.profiling.document import BaselineTrial, ProbeTrial
 from atoll.profiling.losses import StepLoss
@@ -91,7 +92,7 @@ PREPARED = {
     "batch": 64,
     "optimizer": {"kind": "SGD", "groups": [{"lr": 0.1, "parameters": 2}]},
 }
-WANTED = ProfileRequest(probes=3, workers=2, sampling="log-uniform", seed=0, stale_sparse={})
+WANTED = ProfileRequest(probes=3, workers=2, sampling="log-uniform", seed=0, stale_sparse={}, learning_rate="adascale")
 
 
 @pytest.fixture
@@ -143,3 +144,22 @@ def test_a_complete_profile_stays_until_more_probes_are_asked_for(command: Comma
     assert request.resumed(old, new, Path("p.json")) is old
     more = request.resumed(old, empty(wanted=2), Path("p.json"))
     assert (more.complete, more.probes) == (False, old.probes)
+
+
+@pytest.mark.parametrize(("rule", "factors"), [("adascale", (0.5, 2.0)), ("square-root", (0.5, 2.0)), ("none", (1, 1))])
+def test_trials_train_with_the_learning_rate_that_the_job_will_have(
+    rule: Rule, factors: tuple[float, float], tmp_path: Path
+) -> None:
+    """1. The script's own batch is 64; 16 and 256 are tried. 2. The job would halve and double the learning rate with
+    them. 3. Trials kept the script's own, so the profile was of what no job trains: large batches looked worse."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    prepared = {"parameters": [["w", [4], "float32", True]], "samples": 1000, "batch": 64, "optimizer": {"kind": "SGD"}}
+    wanted = replace(WANTED, learning_rate=rule, batches=(16, 256))
+    document = request.new_profile(prepared, Command(script=script, args=(), env={}, logs=tmp_path), wanted)
+    found = {}
+    while (trial := profiler.next_trial(document)) is not None and trial.sparsity is None:
+        found[trial.batch] = trial.learning_rate_factor
+        made = BaselineTrial(batch=trial.batch, loss=0.5, training_loss=0.5, seconds=1)
+        document = document.model_copy(update={"baselines": (*document.baselines, made)})
+    assert (found[16], found[256]) == factors

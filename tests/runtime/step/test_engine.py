@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from atoll.agent.runtime.api.session import CheckpointSettings, Session
 from atoll.agent.runtime.data.loader import LoaderSettings
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
+from atoll.agent.runtime.step.probe import VARIABLE, Probe
 from atoll.agent.runtime.step.throttle import Throttle
 from atoll.agent.runtime.step.training import Training
 from atoll.errors import BadInput
@@ -52,7 +55,7 @@ def build(context: WorkerContext) -> WorkerHalf:
     return WorkerHalf(MicroBatches(context.model, context.optimizers[0]))
 
 
-def training(strategy: StrategySettings, model: nn.Module) -> Training:
+def training(strategy: StrategySettings, model: nn.Module, probe: Probe | None = None) -> Training:
     session = Session(
         place=WorkerPlace.from_environment({}),
         device=torch.device("cpu"),
@@ -66,6 +69,7 @@ def training(strategy: StrategySettings, model: nn.Module) -> Training:
         collective_timeout_s=60,
         link=None,
         throttle=Throttle(1.0),
+        probe=probe,
     )
     data = torch.utils.data.TensorDataset(torch.arange(44.0).reshape(11, 4) / 44)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -112,3 +116,24 @@ def test_a_strategy_without_an_engine_leaves_the_step_to_the_script() -> None:
     with pytest.raises(BadInput, match="no engine of its own"):
         made.step(batch)
     made.close()
+
+
+def test_a_trial_trains_with_the_learning_rate_that_it_is_given(tmp_path: Path) -> None:
+    """1. A trial is asked for with twice the script's learning rate. 2. Its update is twice as far; after it the
+    optimizer has its own again."""
+    asked = {"directory": str(tmp_path), "steps": 3, "batch": 4, "stale_sparse": {}, "learning_rate_factor": 2.0}
+    moved = []
+    for probe in (None, Probe.from_environment(0, {VARIABLE: json.dumps(asked)})):
+        torch.manual_seed(1)
+        model = nn.Linear(4, 1)
+        made = training(Dense(), model, probe)
+        made.begin_epoch(0)
+        before = model.weight.detach().clone()
+        (inputs,) = next(iter(made.loader))
+        model(inputs).square().mean().backward()
+        (optimizer,) = made._learning_rates
+        optimizer.step()
+        moved.append(model.weight.detach() - before)
+        assert optimizer.param_groups[0]["lr"] == 0.1
+        made.close()
+    torch.testing.assert_close(moved[1], 2 * moved[0])
