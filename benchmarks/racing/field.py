@@ -9,7 +9,7 @@ from typing import Final
 from racing.inner import Method, Replica, Setting
 from racing.local import DiLoCo, SparseLoCo
 from racing.synchronous import Alone, Ddp, OneShot, PowerSgd
-from racing.updates import Updates
+from racing.updates import OwnedUpdates, Updates
 
 RATES: Final = (2e-3, 1e-3, 4e-3)
 INNER: Final = tuple(Setting(learning_rate=rate) for rate in (2e-3, 1.4e-3, 1e-3, 7e-4, 5e-4, 4e-3))
@@ -64,6 +64,12 @@ def _updates(density: float, bits: int, every: int = 1, late: int = 1) -> Runner
     return Runner(lambda replicas, _: Updates(replicas, density=density, bits=bits, every=every, late=late))
 
 
+def _owned(density: float, back: float, bits: int, every: int = 1, late: int = 1) -> Runner:
+    return Runner(
+        lambda replicas, _: OwnedUpdates(replicas, density=density, back=back, bits=bits, every=every, late=late)
+    )
+
+
 FIELD: Final[Mapping[str, Runner]] = {
     "alone": Runner(lambda replicas, _: Alone(replicas), exchanges=False),
     "alone-averaged": Runner(lambda replicas, _: OneShot(replicas), exchanges=False),
@@ -90,4 +96,9 @@ FIELD: Final[Mapping[str, Runner]] = {
     "updates-36%-2bit-10": _updates(0.36, 2, every=10, late=2),
     "updates-36%-2bit-30": _updates(0.36, 2, every=30, late=5),
     "updates-all": _updates(1.0, 32, late=0),
+    # The same through owners: what an island receives does not grow with their number.
+    "owned-100%-4bit": _owned(1.0, 1.0, 4),
+    "owned-20%-40%-2bit": _owned(0.20, 0.40, 2),
+    "owned-20%-40%-2bit-10": _owned(0.20, 0.40, 2, every=10, late=2),
+    "owned-2%-4%-2bit": _owned(0.02, 0.04, 2),
 }

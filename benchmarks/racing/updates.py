@@ -1,8 +1,11 @@
 """Atoll's exchange of updates: every island moves at once by its own optimizer, and what it is ahead of the shared
 masters by leaves in parts, the heaviest blocks first. What was not sent stays in the live weights.
 
-With K islands: ahead_i = live_i - master. A part q_i of it is sent; master += mean_j q_j;
-live_i += mean_j q_j - q_i."""
+With K islands: ahead_i = live_i - master. A part q_i of it is sent; master += u; live_i += u - q_i.
+
+`Updates`: everybody's part goes to everybody, and u = mean_j q_j. `OwnedUpdates`: each island owns a share of the
+entries. Parts go to their owners alone; an owner adds them to a sum of its own, and sends everybody what the masters
+are behind that by, in parts again: u is a part of sum - master. What it leaves out waits in the sum."""
 
 from __future__ import annotations
 
@@ -37,29 +40,60 @@ class Updates:
                 replica.local_step(step)
         if (step + 1) % self._every:
             return ()
-        parts, entries = [], 0
+        parts, payload = [], 0.0
         for replica, sent_N in zip(self._replicas, self._sent, strict=True):
-            ahead_N = replica.theta - self._master - sent_N
-            part_N = torch.zeros_like(ahead_N)
-            entries = 0
-            for at in self._blocks:
-                mask = top_blocks(ahead_N[at], self._density)
-                part_N[at][mask] = rounded(ahead_N[at][mask], self._bits)
-                entries += int(mask.sum())
+            part_N, payload = self._part(replica.theta - self._master - sent_N, self._density, self._bits)
             sent_N.add_(part_N)
             parts.append(part_N)
-        self._in_flight[step + 1 + self._late] = (torch.stack(parts).mean(0), parts)
-        islands, due = len(self._replicas), step + 1 + self._late
-        payload = payload_bytes(entries, self._bits, indexed=self._density < 1)
-        dense = ring(payload_bytes(self._master.numel(), self._bits, indexed=False), islands, after=step, due=due)
-        sparse = gather(payload, islands, after=step, due=due)
-        return (min(dense, sparse, key=lambda one: one.up_bytes),) if self._density >= 1 else (sparse,)
+        due = step + 1 + self._late
+        update_N, exchange = self._exchanged(torch.stack(parts).mean(0), payload, step, due)
+        self._in_flight[due] = (update_N, parts)
+        return (exchange,)
 
-    def _apply(self, mean_N: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-        self._master += mean_N
+    def _part(self, ahead_N: torch.Tensor, density: float, bits: int) -> tuple[torch.Tensor, float]:
+        """The heaviest blocks of each tensor as the receiver sees them [N], and their bytes."""
+        part_N, entries = torch.zeros_like(ahead_N), 0
+        for at in self._blocks:
+            mask = top_blocks(ahead_N[at], density)
+            part_N[at][mask] = rounded(ahead_N[at][mask], bits)
+            entries += int(mask.sum())
+        return part_N, payload_bytes(entries, bits, indexed=density < 1)
+
+    def _exchanged(self, mean_N: torch.Tensor, payload: float, after: int, due: int) -> tuple[torch.Tensor, Exchange]:
+        """What the masters move by, and what was sent for it. payload: bytes of one island's part."""
+        islands = len(self._replicas)
+        sparse = gather(payload, islands, after=after, due=due)
+        if self._density < 1:
+            return mean_N, sparse
+        dense = ring(payload_bytes(self._master.numel(), self._bits, indexed=False), islands, after=after, due=due)
+        return mean_N, min(dense, sparse, key=lambda one: one.up_bytes)
+
+    def _apply(self, update_N: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        self._master += update_N
         for replica, sent_N, part_N in zip(self._replicas, self._sent, parts, strict=True):
-            replica.theta.add_(mean_N - part_N)
+            replica.theta.add_(update_N - part_N)
             sent_N.sub_(part_N)
 
     def consolidated(self) -> torch.Tensor:
         return self._master
+
+
+class OwnedUpdates(Updates):
+    """back: share of the blocks that owners send back, in as many bits."""
+
+    def __init__(
+        self, replicas: Sequence[Replica], *, density: float, back: float, bits: int, every: int = 1, late: int = 1
+    ) -> None:
+        super().__init__(replicas, density=density, bits=bits, every=every, late=late)
+        self._back = back
+        self._sum = self._master.clone()  # of all owners, side by side
+
+    def _exchanged(self, mean_N: torch.Tensor, payload: float, after: int, due: int) -> tuple[torch.Tensor, Exchange]:
+        self._sum += mean_N
+        behind_N = self._sum - self._master
+        for update_N, _ in self._in_flight.values():
+            behind_N -= update_N
+        update_N, returned = self._part(behind_N, self._back, self._bits)
+        islands = len(self._replicas)
+        moved = (islands - 1) / islands * (payload + returned)  # to the other owners; of its own share to the others
+        return update_N, Exchange(after, due, moved, moved, hops=2)

@@ -14,7 +14,7 @@ from racing.codecs import BLOCK, payload_bytes, rounded, top_blocks
 from racing.inner import Replica, gather, ring
 from racing.local import DiLoCo, SparseLoCo
 from racing.synchronous import Ddp, PowerSgd
-from racing.updates import Updates
+from racing.updates import OwnedUpdates, Updates
 
 ENTRIES = 64
 FREE = Network(up_bps=1e30, down_bps=1e30)
@@ -101,11 +101,23 @@ def test_all_updates_in_float32_are_local_sgd_of_every_step() -> None:
         assert all(torch.allclose(one.theta, updates.consolidated(), atol=1e-6) for one in ours)
 
 
-def test_what_was_not_sent_stays_in_the_live_weights_and_arrives_in_the_end() -> None:
+def test_owners_that_send_all_back_are_updates_from_everybody_to_everybody() -> None:
+    through, direct = replicas(3), replicas(3)
+    owned = OwnedUpdates(through, density=0.5, back=1.0, bits=32)
+    updates = Updates(direct, density=0.5, bits=32)
+    for step in range(8):
+        sent = owned.step(step)
+        updates.step(step)
+        assert torch.allclose(owned.consolidated(), updates.consolidated(), atol=1e-6)
+    assert [one.up_bytes for one in sent] == [pytest.approx(2 / 3 * (32 * 4 + 2 + ENTRIES * 4))]
+
+
+@pytest.mark.parametrize("make", [Updates, partial(OwnedUpdates, back=0.3)])
+def test_what_was_not_sent_waits_and_arrives_in_the_end(make: Any) -> None:
     """1. Ten steps with a quarter of the blocks each. 2. Nobody moves any more; exchanges go on. 3. Everybody's live
     weights are the masters, and these are the mean of all that the islands moved by."""
     ones = replicas(2)
-    updates = Updates(ones, density=0.25, bits=32, late=1)
+    updates = make(ones, density=0.25, bits=32, late=1)
     moved = [torch.zeros(ENTRIES), torch.zeros(ENTRIES)]
     for step in range(60):
         for replica, total in zip(ones, moved, strict=True):
