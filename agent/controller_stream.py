@@ -38,8 +38,9 @@ from atoll.v1.common_pb2 import DeviceSample
 logger = logging.getLogger(__name__)
 
 REGISTER_DEADLINE_S: Final = 10.0
-NAME_TAKEN_S: Final = 10.0
-"""A live agent of our name may be our own predecessor, whose lease still runs. After this it is somebody else."""
+TAKEN_S: Final = 10.0
+"""A live agent of our name, or with our GPUs, may be our own predecessor, whose lease still runs. After this it is
+somebody else."""
 BACKOFF_CAP_S: Final = 2.0
 TELEMETRY_S: Final = 1.0
 _BACKOFF_S: Final = 0.1
@@ -150,7 +151,7 @@ class ControllerStream:
         if isinstance(error, NotAllowed) and self._lease_s is None:
             raise error  # later it is the controller that was started with another token: workers go on meanwhile
         if code is grpc.StatusCode.ALREADY_EXISTS:
-            self._judge_name(error)
+            self._judge_taken(error)
         else:
             self._refused_since_s = None
         if code is grpc.StatusCode.INVALID_ARGUMENT and self._lease_s is None:
@@ -178,15 +179,12 @@ class ControllerStream:
         self._hint = hint
         self._failures = min(self._failures, 2)  # a known leader is worth asking soon; a wrong one costs 0.4 s a turn
 
-    def _judge_name(self, error: Exception) -> None:
+    def _judge_taken(self, error: Exception) -> None:
         now_s = time.monotonic()
         self._refused_since_s = self._refused_since_s or now_s
-        patience_s = NAME_TAKEN_S if self._lease_s is None else max(NAME_TAKEN_S, 2 * self._lease_s)
+        patience_s = TAKEN_S if self._lease_s is None else max(TAKEN_S, 2 * self._lease_s)
         if now_s - self._refused_since_s >= patience_s:
-            raise Conflict(
-                f"another agent holds the name {self._settings.name!r} for {patience_s:.0f} s now ({error}). "
-                "Stop that one, or give this one another --name"
-            ) from error
+            raise Conflict(f"refused for {patience_s:.0f} s now: {error}") from error
 
     async def _connect(self, address: str, supervisor: Supervisor) -> None:
         """One stream, from its first to its last message. Always raises."""

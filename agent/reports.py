@@ -77,6 +77,7 @@ def register(
                 memory_bytes=d.memory_bytes,
                 speed=d.speed,
                 work_per_s=d.work_per_s,
+                uuid=d.uuid,
             )
             for d in devices
         ],

@@ -42,7 +42,7 @@ class AgentSettings:
     """Slows this node's devices down to this share of their speed, for tests and demos on equal hardware."""
 
     threads: int | None = None
-    """OMP_NUM_THREADS of workers on a CPU. None: as torch chooses."""
+    """OMP_NUM_THREADS of workers. None: the cores that this agent may use, over its devices."""
 
     def __post_init__(self) -> None:
         if not self.controllers:
@@ -60,7 +60,7 @@ class AgentSettings:
         if not 0 < self.speed <= 1:  # "not", so that NaN is refused too
             raise SettingError("speed", self.speed, "must be above 0 and at most 1", "Leave it out for 1.0")
         if self.threads is not None and not 1 <= self.threads <= 4096:
-            raise SettingError("threads", self.threads, "must be 1 to 4096", "Leave it out to let torch choose")
+            raise SettingError("threads", self.threads, "must be 1 to 4096", "Leave it out for cores / devices")
         if len(self.token) > 4096:
             raise SettingError("token", f"{len(self.token)} characters", "is too long", "At most 4096")
 

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -70,15 +70,21 @@ async def serve(settings: ControllerSettings, stop: asyncio.Event) -> None:
         store = EtcdStore(endpoints, settings.etcd_tls)
         stack.push_async_callback(store.close)
         executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="bundles"))
+        disk = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="logs"))
         known_leader, logs = KnownLeader(), LogStore(settings.data_dir / "logs")
         servicers = (
-            JobServicer(known_leader, logs, executor),
-            AgentServicer(known_leader, logs, token, identities=settings.tls is not None),
+            JobServicer(known_leader, logs, executor, disk),
+            AgentServicer(known_leader, logs, disk, token, identities=settings.tls is not None),
         )
         checker = health.HealthServicer()
         address = await stack.enter_async_context(_server(settings, known_leader, servicers, checker))
         candidate = _Candidate(
-            settings=settings, store=store, known_leader=known_leader, logs=logs, checker=checker, address=address
+            settings=settings,
+            store=store,
+            known_leader=known_leader,
+            removed=lambda job: disk.submit(logs.remove, job),
+            checker=checker,
+            address=address,
         )
         await stack.enter_async_context(_running(candidate, stop))
         _write_address(settings.data_dir / "address", address)
@@ -110,14 +116,14 @@ class _Candidate:
         settings: ControllerSettings,
         store: EtcdStore,
         known_leader: KnownLeader,
-        logs: LogStore,
+        removed: Callable[[str], object],
         checker: health.HealthServicer,
         address: str,
     ) -> None:
         self._settings = settings
         self._store = store
         self._known_leader = known_leader
-        self._logs = logs
+        self._removed = removed
         self._checker = checker
         self._address = address
         value = json.dumps({"id": uuid.uuid4().hex, "address": address}, sort_keys=True).encode()
@@ -152,7 +158,7 @@ class _Candidate:
             node_lease_s=self._settings.node_lease_s,
             private=self._settings.tls is not None or is_loopback(split_address(self._settings.listen)[0]),
         )
-        epoch = LeaderEpoch(self._store, fence, keeper, settings, self._logs.remove)
+        epoch = LeaderEpoch(self._store, fence, keeper, settings, self._removed)
         await epoch.load()
         self._known_leader.epoch, self._known_leader.leader = epoch, self._address
         await self._checker.set(JOB_SERVICE, health_pb2.HealthCheckResponse.SERVING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -36,11 +37,14 @@ def worker_environment(
     interface: str | None,
     threads: int | None,
 ) -> dict[str, str]:
-    """All variables of the worker. inherited: the agent's own, of which ATOLL_* (a token, say) stay behind."""
+    """All variables of the worker. inherited: the agent's own, of which ATOLL_* (a token, say) stay behind. threads: of
+    a worker's processor; None: its share of the machine's cores, as many as there are devices."""
     env = {name: value for name, value in inherited.items() if not name.startswith(_PREFIX) and name not in PLACE}
     env["PYTHONUNBUFFERED"] = "1"
-    if threads is not None and device.kind == "cpu":
+    if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)
+    else:  # as torch chooses, each worker would take all of them
+        env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // len(devices))))
     if interface is not None:
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = interface
     own = {**launch.spec.env, **launch.spec.secrets}

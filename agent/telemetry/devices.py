@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from atoll.agent.memory_limits import total_bytes
 
@@ -31,6 +31,8 @@ class Device:
     """What CUDA_VISIBLE_DEVICES names it by (with CUDA_DEVICE_ORDER=PCI_BUS_ID); empty for a CPU."""
     work_per_s: float = 0.0
     """Of a fixed calculation, slowed by `speed`; 0 where it was not measured. Only compared within one kind."""
+    uuid: str = ""
+    """Of a whole GPU; empty where it is shared out in parts (MIG), each of which may be somebody else's."""
 
 
 def find_devices(speed: float = 1.0) -> tuple[Device, ...]:
@@ -70,17 +72,27 @@ def _gpus(speed: float, environ: Mapping[str, str]) -> tuple[Device, ...]:
         allowed = environ.get("CUDA_VISIBLE_DEVICES")
         for ordinal in range(min(pynvml.nvmlDeviceGetCount(), MAX_DEVICES)):
             handle = pynvml.nvmlDeviceGetHandleByIndex(ordinal)
-            if allowed is not None and not is_visible(allowed, ordinal, _text(pynvml.nvmlDeviceGetUUID(handle))):
+            uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+            if allowed is not None and not is_visible(allowed, ordinal, uuid):
                 continue
             model = _text(pynvml.nvmlDeviceGetName(handle))
             memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-            found.append(Device(len(found), "cuda", model, memory, speed, visible_as=str(ordinal)))
+            whole = "" if _in_parts(pynvml, handle) else uuid
+            found.append(Device(len(found), "cuda", model, memory, speed, visible_as=str(ordinal), uuid=whole))
         return tuple(found)
     except pynvml.NVMLError as error:
         logger.warning("NVML is there but cannot list the GPUs (%s): using the CPU. Look at nvidia-smi", error)
         return ()
     finally:
         pynvml.nvmlShutdown()
+
+
+def _in_parts(pynvml: Any, handle: object) -> bool:
+    """Whether the GPU is partitioned (MIG): agents in containers may have a part each."""
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
+    except pynvml.NVMLError:  # a GPU that cannot be
+        return False
 
 
 def is_visible(allowed: str, ordinal: int, uuid: str) -> bool:

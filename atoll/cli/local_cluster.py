@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from atoll.ports import DEFAULT_ADDRESS
 _READY_WITHIN_S: Final = 60.0
 _STOP_WITHIN_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.2
+_NO_MORE: Final[Mapping[str, str]] = {}
 
 
 @dataclass(slots=True)
@@ -52,15 +53,19 @@ def last_line(log: Path) -> str:
 class LocalCluster:
     """The children of one `atoll up`. Whoever starts it stops it."""
 
-    def __init__(self, data: Path, listen: str, speeds: Sequence[float], threads: int) -> None:
+    def __init__(
+        self, data: Path, listen: str, speeds: Sequence[float], gpus: Sequence[Sequence[str]], threads: int
+    ) -> None:
+        """gpus: of each agent, as CUDA_VISIBLE_DEVICES names them; none: its CPU."""
         self._data, self._listen, self._speeds, self._threads = data, listen, speeds, threads
+        self._gpus = gpus
         self._children: list[Child] = []
 
     async def start(self) -> None:
         """Start the controller, then the agents; they find it when it listens."""
         controller_dir = self._data / "controller"
         await self._spawn("controller", ["controller", "--listen", self._listen, "--data-dir", str(controller_dir)])
-        for number, speed in enumerate(self._speeds):
+        for number, (speed, gpus) in enumerate(zip(self._speeds, self._gpus, strict=True)):
             await self._spawn(
                 f"agent-{number}",
                 [
@@ -68,9 +73,10 @@ class LocalCluster:
                     *("--state-dir", str(self._data / f"agent-{number}"), "--jobs-dir", str(self._data / "jobs")),
                     *("--speed", f"{speed:g}", "--threads", str(self._threads)),
                 ],
+                {"CUDA_VISIBLE_DEVICES": ",".join(gpus)},
             )
 
-    async def _spawn(self, name: str, args: Sequence[str]) -> None:
+    async def _spawn(self, name: str, args: Sequence[str], env: Mapping[str, str] = _NO_MORE) -> None:
         log = self._data / "logs" / f"{name}.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
@@ -78,6 +84,7 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, **env},
                 process_group=0,  # a Ctrl-C in this terminal reaches only this command, which stops them in order
             )
         self._children.append(Child(name, process, log))
@@ -140,6 +147,14 @@ async def _stop(children: Sequence[Child], until: float) -> None:
             terminal.note(f"{child.name} did not stop in time; killing it. Its log: {child.log}")
             os.killpg(child.process.pid, signal.SIGKILL)
             await child.process.wait()
+
+
+def dealt(gpus: Sequence[str], agents: int) -> list[list[str]]:
+    """The GPUs of each agent, in order and as evenly as it goes; none for any where there are fewer than agents: the
+    workers of a job are all on GPUs or all on CPUs."""
+    if len(gpus) < agents:
+        return [[] for _ in range(agents)]
+    return [list(gpus[len(gpus) * i // agents : len(gpus) * (i + 1) // agents]) for i in range(agents)]
 
 
 @contextmanager

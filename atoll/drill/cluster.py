@@ -43,7 +43,8 @@ class DrillCluster:
         self._held_ports: list[socket.socket] = []  # while it is there: what is killed comes back on its port
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._commands: dict[str, Sequence[str]] = {}
-        self._environment = {**environment(), MARK: str(folder)}
+        # Its machines are one: no GPU can be a device of several, and only on CPUs are two runs' bits to be equal.
+        self._environment = {**environment(), MARK: str(folder), "CUDA_VISIBLE_DEVICES": ""}
 
     def __enter__(self) -> Self:
         return self

@@ -7,9 +7,10 @@ import hmac
 import logging
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Executor
 from typing import Final
 
-from atoll.controller.jobs.agents.sessions import RESEND_S, AgentSession, NameTaken
+from atoll.controller.jobs.agents.sessions import RESEND_S, AgentSession, DeviceTaken, NameTaken
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.jobs.records import wire
@@ -22,7 +23,7 @@ from atoll.controller.services.checks import (
     check_telemetry,
 )
 from atoll.controller.services.gate import Context, KnownLeader, WrongToken, caller_name
-from atoll.controller.services.logs import LogStore
+from atoll.controller.services.logs import LogStore, run
 from atoll.controller.state.records import Level
 from atoll.errors import BadInput, DeadlineExceeded, NotAllowed, StoreUnavailable
 from atoll.message_limits import SHA256
@@ -41,9 +42,11 @@ _PULSE: Final = pb.ControllerMessage(pulse=pb.Pulse()).SerializeToString()
 class AgentServicer(AgentServiceServicer):
     """token: what agents must present, None where nothing is asked. identities: whether they have certificates."""
 
-    def __init__(self, known_leader: KnownLeader, logs: LogStore, token: str | None, identities: bool) -> None:
+    def __init__(
+        self, known_leader: KnownLeader, logs: LogStore, disk: Executor, token: str | None, identities: bool
+    ) -> None:
         self._known_leader = known_leader
-        self._logs = logs
+        self._logs, self._disk = logs, disk
         self._token = token
         self._identities = identities
         self._warned: set[tuple[str, str]] = set()
@@ -56,8 +59,8 @@ class AgentServicer(AgentServiceServicer):
         node = wire.node_from_wire(register)
         try:
             session = await epoch.join(register.session, node)
-        except NameTaken as error:
-            self._warn(epoch, "name", register.name, str(error))
+        except (NameTaken, DeviceTaken) as error:
+            self._warn(epoch, "name" if isinstance(error, NameTaken) else "device", register.name, str(error))
             raise
         session.report(register.workers, register.rendezvous_ports, register.memory_jobs)
         self._warn_of_skew(epoch, register)
@@ -83,6 +86,7 @@ class AgentServicer(AgentServiceServicer):
         sides = [
             asyncio.create_task(self._listen(epoch, session, messages), name=f"listen-{session.record.name}"),
             asyncio.create_task(_talk(session, context), name=f"talk-{session.record.name}"),
+            asyncio.create_task(self._write_down(epoch, session), name=f"logs-{session.record.name}"),
         ]
         try:
             await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
@@ -148,11 +152,17 @@ class AgentServicer(AgentServiceServicer):
                     _answer(epoch, session, message.strategy)
                 case "log":
                     check_log(message.log)
-                    await self._keep(epoch, session, message.log)
+                    if not session.output.full():  # else the agent repeats it
+                        session.output.put_nowait(message.log)
                 case _:
                     raise BadInput(
                         "an agent's messages are Register once, then Heartbeat, Telemetry, LogBatch, Inventory"
                     )
+
+    async def _write_down(self, epoch: LeaderEpoch, session: AgentSession) -> None:
+        """Keep the output that came, one batch after the other. Beside `_listen`: no heartbeat waits for a disk."""
+        while True:
+            await self._keep(epoch, session, await session.output.get())
 
     async def _keep(self, epoch: LeaderEpoch, session: AgentSession, batch: pb.LogBatch) -> None:
         """Write output down, then acknowledge it. What cannot be written stays with the agent, which repeats it."""
@@ -165,7 +175,7 @@ class AgentServicer(AgentServiceServicer):
             kept = batch.offset + len(batch.data)  # of a job that was removed, or not this node's: nobody asks for it
         else:
             try:
-                kept = self._logs.rank(batch.id.job, batch.id.rank).append(batch.id.run, batch.offset, batch.data)
+                kept = await run(self._disk, self._append, batch)
                 self._full = False
             except OSError as error:
                 if not self._full:
@@ -175,6 +185,9 @@ class AgentServicer(AgentServiceServicer):
                     epoch.reconciler.add_cluster_event(NewEvent(Level.ERROR, "notice", text))
                 return
         session.send(pb.ControllerMessage(log_ack=pb.LogAck(id=batch.id, offset=kept)))
+
+    def _append(self, batch: pb.LogBatch) -> int:
+        return self._logs.rank(batch.id.job, batch.id.rank).append(batch.id.run, batch.offset, batch.data)
 
     def _warn_of_skew(self, epoch: LeaderEpoch, register: pb.Register) -> None:
         skew_s = register.unix_s - time.time()

@@ -73,6 +73,7 @@ def _check_device(device: common_pb2.Device) -> None:
     if device.kind not in _KINDS:
         raise BadInput(f"{where}.kind = {device.kind[:80]!r} must be one of {', '.join(_KINDS)}")
     _text(f"{where}.model", device.model)
+    _text(f"{where}.uuid", device.uuid)
     if not 0 < device.speed <= 1:
         raise BadInput(f"{where}.speed = {device.speed} must be above 0 and at most 1")
     if not 0 <= device.work_per_s <= MAX_WORK_PER_S:  # NaN too

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from atoll.controller.jobs.agents.sessions import NameTaken
+from atoll.controller.jobs.agents.sessions import DeviceTaken, NameTaken
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.errors import (
     AtollError,
@@ -46,6 +46,7 @@ class WrongToken(NotAllowed):
 # atoll.rpc.MEANING backwards; the first that fits counts, so subclasses come first.
 _CODES: Final[tuple[tuple[type[AtollError], grpc.StatusCode], ...]] = (
     (NameTaken, grpc.StatusCode.ALREADY_EXISTS),
+    (DeviceTaken, grpc.StatusCode.ALREADY_EXISTS),
     (WrongToken, grpc.StatusCode.UNAUTHENTICATED),
     (BadInput, grpc.StatusCode.INVALID_ARGUMENT),
     (NoFeasiblePlan, grpc.StatusCode.INVALID_ARGUMENT),

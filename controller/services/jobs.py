@@ -19,7 +19,7 @@ from atoll.controller.jobs.records.spec import spec_from_wire
 from atoll.controller.jobs.records.wire import event_to_wire
 from atoll.controller.services.gate import Context, KnownLeader, client_name
 from atoll.controller.services.inventory import checkpoints
-from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog
+from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog, run
 from atoll.controller.services.removal import remove
 from atoll.controller.services.views import job_to_wire, node_to_wire, plans_to_wire
 from atoll.controller.state import keys
@@ -42,9 +42,9 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class JobServicer(JobServiceServicer):
     """Streams poll the memory of this process, four times a second: cheap, and nothing to miss."""
 
-    def __init__(self, known_leader: KnownLeader, logs: LogStore, executor: Executor) -> None:
+    def __init__(self, known_leader: KnownLeader, logs: LogStore, executor: Executor, disk: Executor) -> None:
         self._known_leader = known_leader
-        self._logs = logs
+        self._logs, self._disk = logs, disk
         self._executor = executor
 
     async def Submit(self, request_iterator: AsyncIterator[pb.SubmitRequest], context: Context) -> pb.SubmitReply:
@@ -157,17 +157,21 @@ class JobServicer(JobServiceServicer):
         readers: dict[int, _Reader] = {}
         quiet_since_s = time.monotonic()
         while True:
-            for rank in self._logs.ranks(job.id):
-                if wanted in (None, rank) and rank not in readers:
-                    readers[rank] = _Reader(rank, self._logs.rank(job.id, rank), request.tail_lines)
+            await run(self._disk, self._find_readers, readers, job.id, wanted, request.tail_lines)
             over = not request.follow or self._still(epoch, job.id).job.status.phase.ended
             for reader in readers.values():
-                while chunk := reader.next_chunk(whole_lines=not over):
+                while chunk := await run(self._disk, reader.next_chunk, not over):
                     await context.write(chunk)
                     quiet_since_s = time.monotonic()
             if not request.follow or (over and time.monotonic() - quiet_since_s > LAST_WORDS_S):
                 return
             await _next_poll(epoch)
+
+    def _find_readers(self, known: dict[int, _Reader], job: str, wanted: int | None, tail_lines: int) -> None:
+        """Add those of ranks that have printed something since."""
+        for rank in self._logs.ranks(job):
+            if wanted in (None, rank) and rank not in known:
+                known[rank] = _Reader(rank, self._logs.rank(job, rank), tail_lines)
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.ListNodesReply:
         epoch = self._known_leader.leading()
@@ -196,7 +200,7 @@ class JobServicer(JobServiceServicer):
 
 
 class _Reader:
-    """Reads one rank's log on, in whole lines as long as more may come."""
+    """Reads one rank's log on, in whole lines as long as more may come. Used by the thread of logs alone."""
 
     def __init__(self, rank: int, log: RankLog, tail_lines: int) -> None:
         self._rank = rank

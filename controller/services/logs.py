@@ -6,16 +6,19 @@ which bytes of the file are which bytes of which run's output.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import re
 import shutil
 from bisect import bisect_right
+from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar, TypeVarTuple, Unpack
 
 from atoll.errors import BadInput
 from atoll.message_limits import JOB_ID
@@ -24,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 FILE_BYTES: Final = 10 * 1024 * 1024
 READ_BYTES: Final = 256 * 1024
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 _LOG_NAME: Final = re.compile(r"rank-(\d{1,4})\.log")
 
 
@@ -208,8 +213,13 @@ class RankLog:
                 self._next[segment.run] = max(self._next.get(segment.run, 0), kept)
 
 
+async def run(disk: Executor, call: Callable[[Unpack[Arguments]], Result], *arguments: *Arguments) -> Result:
+    """Carry out what waits for the disk on the thread of logs: a slow disk must hold up no heartbeat."""
+    return await asyncio.get_running_loop().run_in_executor(disk, call, *arguments)
+
+
 class LogStore:
-    """Logs of all jobs, under one folder: JOB/rank-N.log."""
+    """Logs of all jobs, under one folder: JOB/rank-N.log. Used, with all of its logs, by one thread alone."""
 
     def __init__(self, folder: Path, file_bytes: int = FILE_BYTES) -> None:
         self._folder = folder

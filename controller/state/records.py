@@ -282,6 +282,7 @@ class DeviceRecord(EtcdRecord):
     memory_bytes: int
     speed: float
     work_per_s: float = field(default=0.0, metadata=LATER)
+    uuid: str = field(default="", metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,8 +141,11 @@ async def test_name_of_a_predecessor_is_waited_for(settings: AgentSettings, cont
 async def test_name_that_stays_taken_ends_the_agent(
     settings: AgentSettings, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_stream, "NAME_TAKEN_S", 0.5)
-    controller.refusal = (grpc.StatusCode.ALREADY_EXISTS, "another agent named 'node-a' is connected")
+    monkeypatch.setattr(controller_stream, "TAKEN_S", 0.5)
+    controller.refusal = (
+        grpc.StatusCode.ALREADY_EXISTS,
+        "another agent 'node-a' is there. Give this one another --name",
+    )
     with pytest.raises(Conflict, match=r"'node-a'.*--name"):
         await asyncio.wait_for(RunningAgent(settings).task, 10)
     assert len(controller.registers) >= 2

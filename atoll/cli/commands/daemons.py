@@ -80,7 +80,9 @@ def agent(
     speed: Annotated[
         float, typer.Option(help="Slow the devices down to this part, (0, 1]: for tests and demos.")
     ] = 1.0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of each worker.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of each worker.", show_default="cores / devices")
+    ] = None,
 ) -> None:
     """Run an agent: the daemon on each machine with devices. It dials out and comes back for ever."""
     reached = connection.of(context)

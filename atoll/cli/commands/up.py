@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from atoll.cli.commands.daemons import innermost, need
-from atoll.cli.local_cluster import LocalCluster, locked
+from atoll.cli.local_cluster import LocalCluster, dealt, locked
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
 from atoll.exit_codes import INTERRUPTED
@@ -33,25 +33,29 @@ def up(
     ] = DEFAULT_ADDRESS,
     data_dir: Annotated[Path, typer.Option(help="State, checkpoints and logs; jobs in it go on.")] = Path("~/.atoll"),
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of each worker.", show_default="cores / agents")
+        int | None, typer.Option(min=1, help="CPU threads of each worker.", show_default="cores / workers")
     ] = None,
 ) -> None:
     """Start a controller and agents on this machine; Ctrl-C stops them all.
+
+    The machine's GPUs are dealt out to the agents; where there are fewer than agents, all train on the CPU.
 
     atoll up --agents 3 --speeds 1,0.6,0.3
     """
     parts = parse_speeds(speeds, agents)
     data = data_dir.expanduser().absolute()
-    each = threads or max(1, (os.cpu_count() or 1) // len(parts))
     need("atoll.controller.daemon", "controller")
     need("atoll.agent.daemon", "agent")
+    gpus = _gpus_of(len(parts))
+    workers = sum(max(1, len(own)) for own in gpus)
+    each = threads or max(1, len(os.sched_getaffinity(0)) // workers)
     try:
         (data / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--data-dir {data}: {error.strerror}. Name a folder that you may write to") from error
     with locked(data):
         check_port(listen)
-        received = asyncio.run(_run(LocalCluster(data, listen, parts, each)))
+        received = asyncio.run(_run(LocalCluster(data, listen, parts, gpus, each)))
     raise typer.Exit(INTERRUPTED if received == signal.SIGINT else 0)
 
 
@@ -78,6 +82,18 @@ async def _run(cluster: LocalCluster) -> signal.Signals:
         raise innermost(errors) from errors
     finally:
         await cluster.stop()
+
+
+def _gpus_of(agents: int) -> list[list[str]]:
+    """Of each agent; no GPU is given to two. Says so where there are too few."""
+    from atoll.agent.telemetry.devices import find_devices
+
+    found = [device.visible_as for device in find_devices() if device.kind == "cuda"]
+    parts = dealt(found, agents)
+    if found and not any(parts):
+        count = f"{len(found)} GPU{'s' * (len(found) > 1)}"
+        terminal.note(f"{count} for {agents} agents: they train on the CPU. `--agents {len(found)}` trains on GPUs")
+    return parts
 
 
 def parse_speeds(speeds: str | None, agents: int | None) -> list[float]:

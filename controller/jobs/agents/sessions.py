@@ -20,6 +20,8 @@ from atoll.v1 import agents_pb2, common_pb2
 from atoll.worker_key import WorkerKey
 
 OUTBOX_MESSAGES: Final = 4096
+OUTPUT_BATCHES: Final = 64
+"""As many workers as a node has devices, one message outstanding each."""
 RESEND_S: Final = 3.0
 """An instruction that was sent over this stream and is not yet obeyed is sent again after this long."""
 GONE_NODES: Final = 256
@@ -38,6 +40,10 @@ class NameTaken(Conflict):
     """Two agents with one name."""
 
 
+class DeviceTaken(Conflict):
+    """Two agents with one GPU."""
+
+
 class AgentSession:
     """One agent's stream. `ended` is set with `why` when the controller wants it closed."""
 
@@ -52,6 +58,8 @@ class AgentSession:
         self.statuses: dict[WorkerKey, common_pb2.WorkerStatus] = {}
         self.memory_jobs: frozenset[str] = frozenset()
         self.samples: tuple[common_pb2.DeviceSample, ...] = ()
+        self.output: asyncio.Queue[agents_pb2.LogBatch] = asyncio.Queue(OUTPUT_BATCHES)
+        """Of its workers, not written down yet."""
         self.ended = asyncio.Event()
         self.why: AtollError | None = None
         self.plans_sent: dict[tuple[str, int], int] = {}
@@ -178,20 +186,32 @@ class AgentSessions:
         """Wait for the nodes that an earlier leader knew, from now on."""
         self.remembered, self.awaiting_since_s = nodes, self._read_clock()
 
-    def check_name(self, session_id: str, node: NodeRecord) -> None:
-        """Raises NameTaken where a live agent has this name already."""
+    def check(self, session_id: str, node: NodeRecord) -> None:
+        """Raises NameTaken where a live agent has this name already, DeviceTaken where one has a GPU of it."""
+        now_s = self._read_clock()
         other = self.connected.get(node.name)
-        if other is None or other.id == session_id or self._read_clock() - other.heard_s > self._node_lease_s:
-            return
-        raise NameTaken(
-            f"another agent named {node.name!r} is connected, from {other.record.address}. "
-            "Give this one another --name, or stop the other"
-        )
+        if other is not None and other.id != session_id and now_s - other.heard_s <= self._node_lease_s:
+            raise NameTaken(
+                f"another agent named {node.name!r} is connected, from {other.record.address}. "
+                "Give this one another --name, or stop the other"
+            )
+        own = {device.uuid: device for device in node.devices if device.uuid}
+        for name, other in self.connected.items() if own else ():
+            if name == node.name or now_s - other.heard_s > self._node_lease_s:
+                continue
+            for device in other.record.devices:
+                if device.uuid in own:
+                    raise DeviceTaken(
+                        f"GPU {own[device.uuid].index} of {node.name!r} ({device.model}, {device.uuid}) is GPU "
+                        f"{device.index} of the agent {name!r}, from {other.record.address}: two jobs would share it. "
+                        "Stop one of both, or leave each its own GPUs with CUDA_VISIBLE_DEVICES"
+                    )
 
     def admit(self, session: AgentSession) -> None:
-        """Take over the name from a stream of the same agent, or from one that went silent. Raises NameTaken."""
+        """Take over the name from a stream of the same agent, or from one that went silent. Raises NameTaken,
+        DeviceTaken."""
         name = session.record.name
-        self.check_name(session.id, session.record)
+        self.check(session.id, session.record)
         if other := self.connected.get(name):
             other.end(ControllerUnreachable(f"{name!r} connected again"))
         self.connected[name] = session

@@ -56,7 +56,7 @@ class LeaderEpoch:
         fence: Fence,
         keeper: LeaseKeeper,
         settings: LeaderEpochSettings,
-        removed: Callable[[str], None],
+        removed: Callable[[str], object],
     ) -> None:
         self.settings: Final = settings
         self.over = asyncio.Event()
@@ -108,7 +108,7 @@ class LeaderEpoch:
 
     async def join(self, session_id: str, node: NodeRecord) -> AgentSession:
         """Admit an agent: its node is in etcd when this returns. Raises Conflict, StoreUnavailable, LeadershipLost."""
-        self.sessions.check_name(session_id, node)
+        self.sessions.check(session_id, node)
         ttl_s = max(int(self.settings.node_lease_s * NODE_KEY_LEASES), 1)
         lease = await self._store.grant_lease(ttl_s)
         await self._store.commit([Put(keys.node(node.name), encode(node), lease)], (), self._fence)

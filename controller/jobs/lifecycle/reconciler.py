@@ -51,6 +51,7 @@ MIN_PAUSE_S: Final = 0.02
 """Between passes, so that a thousand agents that report at the same moment cause one pass."""
 RETRY_S: Final = 0.5
 MAX_STEPS_A_PASS: Final = 4
+CLUSTER_EVENTS: Final = 256
 RANKS_A_PASS: Final = 4000
 """So many ranks' profiles are made anew in a pass; those of further jobs in the next, at once."""
 
@@ -82,6 +83,7 @@ class Reconciler:
         self._free_since: dict[tuple[str, int], float] = {}
         self._present: set[str] = set()
         self._cluster_events: list[NewEvent] = []
+        self._events_untold = 0
         self._undecided: dict[str, str] = {}
         self._ranks_a_pass = self._ranks_left = RANKS_A_PASS
         self._last_launch: tuple[tuple[str, int], bytes] | None = None
@@ -96,9 +98,12 @@ class Reconciler:
         self._present.update(nodes)
 
     def add_cluster_event(self, event: NewEvent) -> None:
-        """Have an event of the cluster written with the next pass."""
-        if len(self._cluster_events) < 256:
+        """Have an event of the cluster written with the next pass. Of more than CLUSTER_EVENTS that wait, only how many
+        they were."""
+        if len(self._cluster_events) < CLUSTER_EVENTS:
             self._cluster_events.append(event)
+        else:
+            self._events_untold += 1
 
     async def run(self) -> None:
         """Pass after pass until cancelled. Raises LeadershipLost."""
@@ -309,6 +314,10 @@ class Reconciler:
         while self._cluster_events:
             await self._ledger.cluster_event(self._cluster_events[0])
             del self._cluster_events[0]
+        if self._events_untold:
+            text = f"{self._events_untold} more events of the cluster came at once and are not told one by one"
+            await self._ledger.cluster_event(NewEvent(Level.WARNING, "notice", text))
+            self._events_untold = 0
 
     def _stop_orphans(self) -> None:
         jobs = {name: (state.job, state.run) for name, state in self._ledger.jobs.items()}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,12 @@ def fake_nvml(count: int) -> SimpleNamespace:
         nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}{handle}aa",
         nvmlDeviceGetName=lambda handle: b"NVIDIA GeForce RTX 3090",
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=24 << 30),
+        nvmlDeviceGetMigMode=_no_parts,
     )
+
+
+def _no_parts(handle: int) -> tuple[int, int]:
+    raise NVMLError("not supported")
 
 
 def test_machine_without_gpu_has_its_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +60,19 @@ def test_gpus_are_those_left_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> No
         (0, "1", "NVIDIA GeForce RTX 3090"),
         (1, "3", "NVIDIA GeForce RTX 3090"),
     ]
+    assert [d.uuid for d in found] == ["GPU-11aa", "GPU-33aa"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert [d.kind for d in find_devices()] == ["cpu"]
     assert not is_visible("-1", 1, "GPU-1")
+
+
+def test_a_gpu_that_is_partitioned_may_be_that_of_several_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents in containers see the whole GPU's id, each with a part of it: nobody may be refused for that."""
+    nvml = fake_nvml(2)
+    nvml.nvmlDeviceGetMigMode = lambda handle: (handle, handle)  # the second is
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [d.uuid for d in find_devices()] == ["GPU-00aa", ""]
 
 
 def test_model_of_a_processor(tmp_path: Path) -> None:
@@ -91,15 +107,24 @@ def test_environment_of_a_gpu_worker() -> None:
     assert "ATOLL_TOKEN" not in env
 
 
-def test_threads_are_for_cpu_workers_and_the_job_has_the_last_word() -> None:
-    cpu = Device(0, "cpu", "x", 1, 1.0)
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_workers_share_the_cores_and_the_job_has_the_last_word(kind: str) -> None:
+    """1. Eight workers of a node took as many threads each as there are cores, and waited for each other. 2. Each has
+    the cores over the node's devices, unless agent, environment or job say otherwise."""
+    devices = [Device(n, kind, "x", 1, 1.0, visible_as=str(n)) for n in range(8)]
     launch = Launch(id=WorkerId(job="j", run=1), world_size=1)
 
-    def threads(launch: Launch) -> str | None:
-        env = worker_environment({}, launch, cpu, [cpu], agent_socket="s", secret="x", interface=None, threads=2)
-        assert "CUDA_VISIBLE_DEVICES" not in env
-        return env.get("OMP_NUM_THREADS")
+    def threads(devices: list[Device], inherited: dict[str, str], told: int | None) -> str:
+        env = worker_environment(
+            inherited, launch, devices[0], devices, agent_socket="s", secret="x", interface=None, threads=told
+        )
+        assert ("CUDA_VISIBLE_DEVICES" in env) == (kind == "cuda")
+        return env["OMP_NUM_THREADS"]
 
-    assert threads(launch) == "2"
+    cores = len(os.sched_getaffinity(0))
+    assert threads(devices, {}, None) == str(max(1, cores // 8))
+    assert threads(devices[:1], {}, None) == str(cores)
+    assert threads(devices, {"OMP_NUM_THREADS": "7"}, None) == "7"
+    assert threads(devices, {"OMP_NUM_THREADS": "7"}, 2) == "2"
     launch.spec.env["OMP_NUM_THREADS"] = "5"
-    assert threads(launch) == "5"
+    assert threads(devices, {"OMP_NUM_THREADS": "7"}, 2) == "5"

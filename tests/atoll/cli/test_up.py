@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from atoll.cli import local_cluster
 from atoll.cli.commands.daemons import need, read_token
 from atoll.cli.commands.up import check_port, parse_speeds
-from atoll.cli.local_cluster import LocalCluster, locked
+from atoll.cli.local_cluster import LocalCluster, dealt, locked
 from atoll.cli.main import app
 from atoll.errors import AtollError, BadInput, DeadlineExceeded
 from atoll.v1 import jobs_pb2 as pb
@@ -38,6 +38,37 @@ def test_speeds_and_agents_must_agree() -> None:
     ):
         with pytest.raises(BadInput, match=said):
             parse_speeds(speeds, agents)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "agents", "parts"),
+    [
+        ("01234567", 1, ["01234567"]),
+        ("01234567", 3, ["01", "234", "567"]),
+        ("01", 2, ["0", "1"]),
+        ("0", 3, ["", "", ""]),
+        ("", 2, ["", ""]),
+    ],
+)
+def test_no_gpu_is_given_to_two_agents(gpus: str, agents: int, parts: list[str]) -> None:
+    """Three agents on one machine registered its only GPU three times, and three workers shared it. With fewer GPUs
+    than agents all train on the CPU: a job's workers are of one kind."""
+    assert ["".join(part) for part in dealt(list(gpus), agents)] == parts
+
+
+async def test_an_agent_sees_its_own_gpus_alone(tmp_path: Path) -> None:
+    """1. Two agents are started, with GPUs 2 and 3 for the second. 2. That is what CUDA_VISIBLE_DEVICES leaves each."""
+    (tmp_path / "logs").mkdir()
+    cluster = LocalCluster(tmp_path, "127.0.0.1:1", [1.0, 1.0], [[], ["2", "3"]], threads=1)
+    try:
+        await cluster.start()
+        seen = {
+            child.name: psutil.Process(child.process.pid).environ().get("CUDA_VISIBLE_DEVICES")
+            for child in cluster._children[1:]
+        }
+    finally:
+        await cluster.stop()
+    assert seen == {"agent-0": "", "agent-1": "2,3"}
 
 
 def test_a_port_that_is_taken_is_named() -> None:
@@ -65,7 +96,7 @@ def test_two_ups_on_one_folder_are_refused(tmp_path: Path) -> None:
 
 def cluster_in(folder: Path, listen: str = "127.0.0.1:1", agents: int = 1) -> LocalCluster:
     (folder / "logs").mkdir()
-    return LocalCluster(folder, listen, [1.0] * agents, threads=1)
+    return LocalCluster(folder, listen, [1.0] * agents, [[]] * agents, threads=1)
 
 
 async def test_a_child_that_ends_is_reported_with_its_last_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -375,3 +376,47 @@ async def test_notices_become_events_of_the_job(head: Controller) -> None:
     found = await head.get(job)
     assert (found.checkpoint_step, found.memory_step) == (4, 6)
     await a.disconnect()
+
+
+async def test_a_gpu_has_one_agent(head: Controller) -> None:
+    """1. Two agents on one machine find the same GPU: it was a device of both, and two jobs trained on it. 2. The
+    second is refused, by the GPU's name, with what to do; `atoll events` says so. 3. When the first has gone, it may
+    come."""
+    first, second = FakeAgent("a"), FakeAgent("b", devices=2)
+    first.register.devices[0].uuid = "GPU-77"
+    second.register.devices[1].uuid = "GPU-77"
+    await first.connect(head.address)
+    code, text = await refused(second, head.address)
+    assert code == grpc.StatusCode.ALREADY_EXISTS
+    assert text.startswith("GPU 1 of 'b' (fake, GPU-77) is GPU 0 of the agent 'a', from 127.0.0.1")
+    assert "CUDA_VISIBLE_DEVICES" in text
+    async for event in head.stub.Events(pb.EventsRequest(follow=True), timeout=10):
+        if event.text == text:
+            break
+    await first.disconnect()
+    await second.connect(head.address)
+    assert second.registered is not None
+    await second.disconnect()
+
+
+async def test_a_disk_that_stands_still_holds_up_no_heartbeat(head: Controller, tmp_path: Path) -> None:
+    """1. The file that a worker's output goes to takes nothing (here a pipe that nobody reads). 2. It was written on
+    the event loop: no heartbeat was heard any more, no client answered. 3. Now only that output waits: the agent is
+    there for three leases, and clients are answered. 4. The file takes it, and the agent is told that it is kept."""
+    agent = await FakeAgent("a").connect(head.address)
+    job = await head.submit(workers=(1, 1))
+    await agent.running(job, 1)
+    stuck = tmp_path / "logs" / job / "rank-0.log"
+    stuck.parent.mkdir(parents=True)
+    os.mkfifo(stuck)
+    writing = asyncio.create_task(agent.log((job, 1, 0), 0, b"a line\n"))
+    for _ in range(6):
+        await asyncio.sleep(0.5)
+        nodes = await head.stub.ListNodes(pb.ListNodesRequest(), timeout=2)
+        assert [(node.name, node.connected) for node in nodes.nodes] == [("a", True)]
+    assert not writing.done()
+    taken = await asyncio.to_thread(stuck.read_bytes)
+    await asyncio.wait_for(writing, 10)
+    assert taken == b"a line\n"
+    assert agent.acks[-1].offset == len(taken)
+    await agent.disconnect()

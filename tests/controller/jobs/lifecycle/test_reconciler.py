@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from lives import Breaking, Cluster, Killed
 
+from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.state import keys
-from atoll.controller.state.records import JobPhase
+from atoll.controller.state.records import JobPhase, Level
 from atoll.controller.state.store import DeletePrefix, Put, StateStore
 from atoll.errors import LeadershipLost
 from atoll.v1 import common_pb2
@@ -227,3 +228,21 @@ async def test_a_node_is_sent_one_launch_whatever_its_devices(store: StateStore)
     assert [len(agent.alive()) for agent in cluster.agents.values()] == [8, 8]
     assert [agent.launches for agent in cluster.agents.values()] == [1, 8]
     assert [agent.doubles for agent in cluster.agents.values()] == [[], []]
+
+
+async def test_of_too_many_events_of_the_cluster_it_is_told_how_many_there_were(store: StateStore) -> None:
+    """1. 300 nodes join at once: beyond 256 their events were dropped without a word. 2. Now the last counts them."""
+    cluster = Cluster(store)
+    await cluster.elect()
+    assert cluster.life is not None
+    for number in range(300):
+        cluster.life.reconciler.add_cluster_event(NewEvent(Level.INFO, "node", f"node {number} joined"))
+    await cluster.tick()
+    told = await cluster.life.ledger.events(keys.CLUSTER, after=0)
+    assert [event.text for event in told[-2:]] == [
+        "node 255 joined",
+        "44 more events of the cluster came at once and are not told one by one",
+    ]
+    assert (len(told), told[-1].level) == (257, Level.WARNING)
+    await cluster.tick()
+    assert len(await cluster.life.ledger.events(keys.CLUSTER, after=0)) == 257
