@@ -6,13 +6,7 @@ def weighted_sum(out: object, inputs: Sequence[object], weights: Sequence[float]
 def threshold_block(
     gradient: object, residual: object, weight: float, threshold: float, index: object, values: object, stream: int
 ) -> tuple[int, int, int]: ...
-def threshold_element(
-    gradient: object, residual: object, weight: float, threshold: float, index: object, values: object, stream: int
-) -> tuple[int, int, int]: ...
 def topk_block(
-    gradient: object, residual: object, weight: float, index: object, values: object, stream: int
-) -> tuple[int, int, int]: ...
-def topk_element(
     gradient: object, residual: object, weight: float, index: object, values: object, stream: int
 ) -> tuple[int, int, int]: ...
 def random_block(
