@@ -18,6 +18,10 @@ WRAPPERS: Final = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 NAMES_SHOWN: Final = 3
 
 
+class SeveralModels(nn.ModuleList):
+    """Those that were given apart: a backward pass may reach some of them alone."""
+
+
 def one_module(given: nn.Module | Sequence[nn.Module]) -> nn.Module:
     """The model that was given, or one with all of them: "0.", "1." and so on stand before the names of its parameters.
 
@@ -29,7 +33,7 @@ def one_module(given: nn.Module | Sequence[nn.Module]) -> nn.Module:
         raise BadInput("no parameter of the model requires a gradient; there is nothing to train")
     if len(models) == 1:
         return models[0]
-    together = nn.ModuleList(models)
+    together = SeveralModels(models)
     together.training = any(model.training for model in models)
     return together
 

@@ -4,12 +4,12 @@ Fixed for a model, so that sums are always added in the same order and two runs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
+from atoll.agent.runtime.api.inputs import SeveralModels
 from atoll.agent.runtime.step.capabilities import SeparateReducer, TensorReducer
 
 
@@ -30,6 +30,7 @@ class Bucket:
     """A flat buffer [numel + number of slots]: the gradients, then one number for each slot that says it was used."""
 
     slots: list[Slot]
+    model: int = 0  # of several that train together, the place
     flat: torch.Tensor = field(init=False)
     gradients: torch.Tensor = field(init=False)  # [numel], into flat
     used: torch.Tensor = field(init=False)  # [number of slots], into flat
@@ -81,14 +82,20 @@ class Separate:
         self.gradient, self.came = None, False
 
 
-def lay_out(named_parameters: Iterable[tuple[str, nn.Parameter]], reducer: TensorReducer) -> list[Bucket | Separate]:
-    """Pieces of the parameters that are trained, in the order in which they leave."""
-    trained = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+def lay_out(model: nn.Module, reducer: TensorReducer) -> list[Bucket | Separate]:
+    """Pieces of the parameters that are trained, in the order in which they leave; none has those of two models."""
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     trained.reverse()
+    models = list(model) if isinstance(model, SeveralModels) else [model]
+    owner = {id(one): place for place, part in reversed([*enumerate(models)]) for one in part.parameters()}
     separate = reducer.separate if isinstance(reducer, SeparateReducer) else (lambda _piece: False)
-    return [
-        Separate(piece[0], *trained[piece[0]])
-        if separate(piece)
-        else Bucket([Slot(*trained[index]) for index in piece])
-        for piece in reducer.fuse([parameter for _, parameter in trained])
-    ]
+    pieces: list[Bucket | Separate] = []
+    for fused in reducer.fuse([parameter for _, parameter in trained]):
+        if separate(fused):
+            pieces.append(Separate(fused[0], *trained[fused[0]]))
+            continue
+        by_model: dict[int, list[Slot]] = {}
+        for name, parameter in (trained[index] for index in fused):
+            by_model.setdefault(owner[id(parameter)], []).append(Slot(name, parameter))
+        pieces += [Bucket(slots, place) for place, slots in by_model.items()]
+    return pieces

@@ -88,7 +88,7 @@ class TensorReducer(Protocol):
 
     def reduce(self, flat_N: torch.Tensor, exact: int, ended: Callable[[object], None]) -> Reduction:
         """Begin to add up flat_N, [N] of any floating dtype, over all ranks and in place; the pieces come in the order
-        of `fuse` in every pass, on every rank. Raises PeerLost.
+        of `fuse` in every pass, the same on every rank: of several models those that the pass reaches. Raises PeerLost.
 
         exact: so many entries at the end are counts, of which nothing may be lost. ended: to be called once when the
         sum is there, on any thread."""

@@ -21,7 +21,8 @@ class LocalPasses:
     def __init__(self, parameters: Sequence[nn.Parameter], opens: Callable[[], None]) -> None:
         """opens: called when a gradient is on its way, in case that nobody has begun the pass."""
         self._parameters, self._opens = parameters, opens
-        self._parts = False  # p.grad is this rank's part
+        self.parts = False
+        """p.grad is this rank's part, of this pass or one before it."""
         self._weight = 1.0  # of the gradients on their way into p.grad
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -34,16 +35,16 @@ class LocalPasses:
     def begin(self, opened: Pass) -> float:
         """Returns the weight that p.grad still has to be given after this pass; 1 where gradients have it already."""
         weight = opened.batch.weight
-        if not (opened.local or self._parts):
+        if not (opened.local or self.parts):
             self._weight = 1.0
             return weight
-        if not self._parts:
+        if not self.parts:
             for parameter in self._parameters:
                 if parameter.grad is not None and not parameter.grad.is_sparse:
                     scale_into(parameter.grad, parameter.grad, weight)
                 elif parameter.grad is not None:
                     parameter.grad = parameter.grad * weight
-        self._parts, self._weight = opened.local, weight
+        self.parts, self._weight = opened.local, weight
         return 1.0
 
     def close(self) -> None:

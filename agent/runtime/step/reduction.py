@@ -7,7 +7,7 @@ of local passes are weighted when they come (`local_passes.py`)."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -39,22 +39,30 @@ class ReducedGradients(OneWorker):
     views into the buckets (no copy back); a view is valid until the next backward pass."""
 
     def __init__(
-        self, model: nn.Module, reducer: TensorReducer, events: StepEvents, busy: Callable[[bool], None]
+        self,
+        model: nn.Module,
+        reducer: TensorReducer,
+        events: StepEvents,
+        busy: Callable[[bool], None],
+        gather: Callable[[Sequence[int]], Sequence[Sequence[int]]],
     ) -> None:
-        """busy: told when gradients fill the links, and when nothing of them is under way; on any thread."""
-        self._reducer, self._events, self._busy = reducer, events, busy
-        self._pieces = lay_out(model.named_parameters(), reducer)
+        """busy: told when gradients fill the links, and when nothing of them is under way; on any thread. gather: gives
+        what all ranks say, by rank."""
+        self._reducer, self._events, self._busy, self._gather = reducer, events, busy, gather
+        self._pieces = lay_out(model, reducer)
         self._buckets = [piece for piece in self._pieces if isinstance(piece, Bucket)]
         self._separate = [piece for piece in self._pieces if isinstance(piece, Separate)]
         self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
-        self._under_way: list[Reduction | SeparateReduction] = []
+        self._models = 1 + max((bucket.model for bucket in self._buckets), default=0)
+        self._next = 0  # of the pieces, the first that has not left
+        self._under_way: list[tuple[Bucket | Separate, Reduction | SeparateReduction]] = []
         devices = [parameter.device for parameter in model.parameters() if parameter.requires_grad]
         self._gpu = next((device for device in devices if device.type == "cuda"), None)
         # NCCL says that a collective has ended when it has begun.
         quiet = partial(busy, False) if self._gpu is None else _nothing
         self._times = ExchangeTimes(marks_of(self._gpu or torch.device("cpu")), quiet)
         self._weight = self._waited_s = 0.0
-        self._sampled = self._local = False
+        self._sampled = self._local = self._all_have_parts = False
         self._local_sqnorms: list[torch.Tensor | float] = []
         self._sent_bytes = 0
         self._open = False
@@ -81,6 +89,7 @@ class ReducedGradients(OneWorker):
                     "combined with the other ranks'. Let it require one before run.prepare, at lr=0 until it shall "
                     "move"
                 )
+        self._all_have_parts = self._local_passes.parts
         self._weight, self._sampled = self._local_passes.begin(opened), opened.sampled
         self._open, self._local = True, opened.local
         if self._local:
@@ -88,6 +97,7 @@ class ReducedGradients(OneWorker):
         self._local_sqnorms.clear()
         self._reducer.begin(opened)
         self._times.begin()
+        self._next = 0
         for piece in self._pieces:
             piece.open()
 
@@ -97,7 +107,10 @@ class ReducedGradients(OneWorker):
         if self._local:
             return
         with torch.no_grad():
-            for piece in self._pieces[len(self._under_way) :]:
+            unreached = self._unreached()
+            for piece in self._pieces[self._next :]:
+                if isinstance(piece, Bucket) and piece.model in unreached:
+                    continue
                 for slot in piece.slots if isinstance(piece, Bucket) else ():
                     if not slot.came:
                         self._fill_missing(slot)
@@ -111,20 +124,20 @@ class ReducedGradients(OneWorker):
         if self._local:
             return Norms()
         begun_s = time.monotonic()
-        sums = [reduction.wait() for reduction in self._under_way]
+        sums = [(piece, reduction.wait()) for piece, reduction in self._under_way]
         self._waited_s += time.monotonic() - begun_s
         self._busy(False)
         self._under_way.clear()
-        for bucket in self._buckets:
-            if bucket.missing:
-                self._adopt_missing(bucket)
-        for piece, combined in zip(self._pieces, sums, strict=True):
-            if isinstance(piece, Separate) and isinstance(combined, torch.Tensor):
+        for piece, combined in sums:
+            if isinstance(piece, Bucket) and piece.missing:
+                self._adopt_missing(piece)
+            elif isinstance(piece, Separate) and isinstance(combined, torch.Tensor):
                 piece.parameter.grad = combined
         if not self._sampled:
             return Norms()
         alone = [piece.parameter.grad for piece in self._separate if piece.parameter.grad is not None]
-        norms = [squared_norm(one) for one in (*(bucket.gradients for bucket in self._buckets), *alone)]
+        together = [piece.gradients for piece, _ in sums if isinstance(piece, Bucket)]
+        norms = [squared_norm(one) for one in (*together, *alone)]
         return Norms(total(self._local_sqnorms), total(norms))
 
     def waited(self) -> float:
@@ -185,10 +198,23 @@ class ReducedGradients(OneWorker):
     def _launch_complete(self) -> None:
         """What has all its gradients leaves, in order."""
         try:
-            while len(self._under_way) < len(self._pieces) and self._pieces[len(self._under_way)].missing == 0:
-                self._launch(self._pieces[len(self._under_way)])
+            while self._next < len(self._pieces) and self._pieces[self._next].missing == 0:
+                self._launch(self._pieces[self._next])
         except PeerLost as error:
             self._events.lost(error)
+
+    def _unreached(self) -> set[int]:
+        """Of several models those that the pass reached on no rank. What is in their p.grad is the same everywhere, and
+        stays; but not where it is parts of local passes."""
+        if self._models == 1 or self._all_have_parts:
+            return set()
+        reached = [0] * self._models
+        for bucket in self._buckets:
+            reached[bucket.model] |= bucket.missing < len(bucket.slots)
+        begun_s = time.monotonic()
+        by_rank = self._gather(reached)
+        self._waited_s += time.monotonic() - begun_s
+        return {place for place, said in enumerate(zip(*by_rank, strict=True)) if not any(said)}
 
     def _launch(self, piece: Bucket | Separate) -> None:
         self._times.expect()
@@ -206,7 +232,8 @@ class ReducedGradients(OneWorker):
             ended = self._times.launching()
             reduction = self._reducer.reduce_separate(piece.index, gradient, self._weight, ended)
         self._sent_bytes += reduction.sent_bytes
-        self._under_way.append(reduction)
+        self._under_way.append((piece, reduction))
+        self._next += 1
 
     def _fill_missing(self, slot: Slot) -> None:
         earlier = slot.parameter.grad

@@ -86,7 +86,7 @@ class StepExchange:
             proposals = self._channel.proposals if group is not None else None
         elif isinstance(half.capability, TensorReducer) and group is not None:
             self._reducer = half.capability
-            self._phases = self._reduced = ReducedGradients(model, half.capability, events, busy)
+            self._phases = self._reduced = ReducedGradients(model, half.capability, events, busy, group.gather_rows)
         else:
             self._phases = OneWorker()
         lag = self._local.lag if self._local is not None else 0

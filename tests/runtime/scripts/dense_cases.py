@@ -48,7 +48,7 @@ def raise_it(error: PeerLost) -> NoReturn:
 
 def reduced(model: nn.Module, open_pass: Callable[[], None] = lambda: None) -> ReducedGradients:
     return ReducedGradients(
-        model, DenseReducer(GROUP), StepEvents(open_pass, lambda: None, raise_it), lambda busy: None
+        model, DenseReducer(GROUP), StepEvents(open_pass, lambda: None, raise_it), lambda busy: None, GROUP.gather_rows
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import atoll
@@ -34,6 +35,17 @@ options = parser.parse_args()
 
 SAMPLES, BATCH = 100, 12  # 8 whole batches and one of 4 in each epoch
 run = atoll.init(seed=7, strategy=atoll.StaleSparse(**options.settings) if options.settings is not None else "dense")
+reduced: list[int] = []  # entries of all-reduces of gradients
+all_reduce = dist.all_reduce
+
+
+def counting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    if tensor.dtype == torch.float32:
+        reduced.append(tensor.numel())
+    return all_reduce(tensor, *args, **kwargs)
+
+
+dist.all_reduce = counting
 number = os.environ.get("ATOLL_RUN", "0")
 
 
@@ -169,9 +181,12 @@ with (
             }
             begun.write(json.dumps(line) + "\n")
             time.sleep(options.sleep_s)
+            reduced.clear()
             losses = work.train(noise, real, step % (SAMPLES // BATCH + 1))
             if step >= begun_step:  # at an epoch's end the last batch is shown again
-                log.write(json.dumps(line | {"losses": [one.item().hex() for one in losses]}) + "\n")
+                log.write(
+                    json.dumps(line | {"losses": [one.item().hex() for one in losses], "reduced": sum(reduced)}) + "\n"
+                )
         for scheduler in work.schedulers:
             scheduler.step()
         run.report(loss=losses[0].item())
