@@ -308,6 +308,7 @@ def test_every_wait_for_a_thread_or_process_has_a_deadline() -> None:
 
 MAY_SLEEP = {
     "atoll/drill/job/train.py": "pretends work, so that a strike hits a step under way",
+    "atoll/drill/slow_disk.py": "is a disk that takes its time, so that a strike hits who saves",
     "agent/runtime/step/throttle.py": "slows a device down by as much as it was asked to",
     "agent/supervisor/leftovers.py": "processes that are not its children can only be looked at again",
     "agent/runtime/checkpoints/disk/fence.py": "a file lock can be waited for with a deadline only by asking again",

@@ -23,6 +23,7 @@ import psutil
 from atoll import die_with_parent
 from atoll.agent.supervisor.memory import root_of
 from atoll.controller.state.etcd_binary import environment, find_etcd
+from atoll.drill import slow_disk
 from atoll.errors import BadInput
 from atoll.ports import hold_port
 
@@ -58,6 +59,11 @@ class DrillCluster:
     def jobs(self) -> Path:
         """The disk that all machines share."""
         return self.folder / "jobs"
+
+    @property
+    def evidence(self) -> Path:
+        """Where the ranks of the drilled job write it."""
+        return self.folder / "out"
 
     # --- starting
 
@@ -143,6 +149,11 @@ class DrillCluster:
                 if _is_worker(child)
             ]
         return []
+
+    def savers(self) -> dict[int, tuple[str, int]]:
+        """Of `workers`, those that write a checkpoint."""
+        writing = slow_disk.writers(self.jobs)
+        return {rank: place for rank, place in self.workers().items() if place[1] in writing}
 
     def fallen(self) -> list[str]:
         """Daemons that are gone, in words. After the last strike is over they ended by themselves."""

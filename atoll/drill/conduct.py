@@ -20,12 +20,15 @@ from atoll.drill.invariants import InvariantResult
 from atoll.drill.recording import FULL_SPEED
 from atoll.drill.schedule import Hit, Planned, Strike, plan
 from atoll.drill.settings import Settings
+from atoll.drill.slow_disk import SLOW_DISK
 from atoll.drill.strikes import Striker
 from atoll.drill.watch import Watch
 from atoll.v1 import jobs_pb2 as pb
 
 _READY_S: Final = 60.0
 _LEADERLESS_S: Final = 60.0
+_LAST_PIECE_S: Final = 0.7
+"""For each of some twenty pieces: longer than a stopped worker that does not save is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ async def _drilled(
     settings: Settings, cluster: DrillCluster, schedule: Sequence[Planned], note: Callable[[str], None]
 ) -> _Observed:
     watch = Watch(cluster.addresses)
-    out, calm = cluster.folder / "out", cluster.folder / "calm"
+    out, calm = cluster.evidence, cluster.folder / "calm"
     async with AsyncClient(list(cluster.addresses.values()), timeout_s=_LEADERLESS_S) as client:
         await training.ready(client, settings.machines)
         job = await training.submit(client, settings, out, checkpoints=True)
@@ -136,6 +139,9 @@ async def _drilled(
             outlasted = (await client.get(job)).phase not in ENDED
             fallen = cluster.fallen()
             note("the strikes are over; the rest is trained at full speed")
+            if Strike.SAVING in {planned.strike for planned in schedule}:
+                note("its last checkpoint meets a disk that takes its time")
+                (out / SLOW_DISK).write_text(str(_LAST_PIECE_S))
             (out / FULL_SPEED).touch()
             ended = await training.end(client, job)
             with suppress(TimeoutError):

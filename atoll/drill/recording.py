@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from atoll.drill import slow_disk
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -28,6 +30,7 @@ class Recorder:
 
     def __init__(self, out: Path, rank: int, model: nn.Module) -> None:
         out.mkdir(parents=True, exist_ok=True)
+        slow_disk.install(out)
         self._out, self._rank, self._model = out, rank, model
         self._run = int(os.environ.get("ATOLL_RUN", "0"))
         path = out / f"run-{self._run:06d}-rank-{rank:04d}.jsonl"

@@ -32,6 +32,7 @@ class Strike(StrEnum):
     LEADER_STOP = "leader stopped"
     RECOVERY = "worker, then leader"
     ETCD = "etcd member"
+    SAVING = "worker, then who saves"
 
 
 KINDS: Final[Mapping[str, tuple[Strike, ...]]] = {
@@ -44,6 +45,7 @@ KINDS: Final[Mapping[str, tuple[Strike, ...]]] = {
     "leader": (Strike.LEADER,),
     "recovery": (Strike.RECOVERY,),
     "etcd": (Strike.ETCD,),
+    "saving": (Strike.SAVING,),
 }
 """What `--kinds` knows. Each of its strikes comes equally often."""
 

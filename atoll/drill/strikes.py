@@ -6,15 +6,18 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from atoll.drill.cluster import ETCD_MEMBERS, DrillCluster
 from atoll.drill.schedule import Hit, Planned, Strike
+from atoll.drill.slow_disk import SLOW_DISK
 
 _TARGET_S: Final = 10.0
 """How long a strike waits for somebody to hit: right after another one there may be none."""
 _LOOK_S: Final = 0.05
+_PIECE_S: Final = 0.05
+"""For each of the some twenty pieces of the own script's checkpoint, while who saves is to be struck."""
 
 _T = TypeVar("_T")
 
@@ -34,6 +37,8 @@ class Striker:
                 first = await self._workers(planned)
                 await asyncio.sleep(planned.then_s)
                 return first + await self._away(planned, self._leading)
+            case Strike.SAVING:
+                return await self._saving(planned)
             case Strike.AGENT | Strike.MACHINE | Strike.MACHINE_STOP:
                 return await self._away(planned, lambda: _one(self._machines(), planned.draw))
             case Strike.PAIR:
@@ -45,12 +50,22 @@ class Striker:
 
     async def _workers(self, planned: Planned) -> list[Hit]:
         def chosen() -> list[tuple[str, int]]:
-            there = [(f"rank {rank} on {machine}", pid) for rank, (machine, pid) in self._cluster.workers().items()]
+            there = _named(self._cluster.workers())
             return there if planned.strike is Strike.EVERYONE else _one(there, planned.draw)
 
-        victims = await _until(chosen)
-        if not victims:
-            return []
+        return self._signalled(planned, await _until(chosen))
+
+    async def _saving(self, planned: Planned) -> list[Hit]:
+        """A worker; its peers save what is left, on a disk that takes its time: then the one that writes."""
+        pace = self._cluster.evidence / SLOW_DISK
+        pace.write_text(str(_PIECE_S))
+        try:
+            first = await self._workers(planned)
+            return first + self._signalled(planned, await _until(lambda: _named(self._cluster.savers())[:1]))
+        finally:
+            pace.unlink()
+
+    def _signalled(self, planned: Planned, victims: Sequence[tuple[str, int]]) -> list[Hit]:
         number = signal.SIGSTOP if planned.strike is Strike.WORKER_STOP else signal.SIGKILL
         at_s = time.time()
         hit = []
@@ -97,6 +112,10 @@ class Striker:
         """Only where all are there: two of three lost are not what etcd survives."""
         members = self._cluster.living("etcd")
         return _one(members, draw) if len(members) == ETCD_MEMBERS else []
+
+
+def _named(workers: Mapping[int, tuple[str, int]]) -> list[tuple[str, int]]:
+    return [(f"rank {rank} on {machine}", pid) for rank, (machine, pid) in workers.items()]
 
 
 def _one(there: Sequence[_T], draw: float) -> list[_T]:

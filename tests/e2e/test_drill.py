@@ -46,6 +46,20 @@ def test_a_drill_of_half_a_minute_holds_and_leaves_nothing(tmp_path: Path) -> No
     assert marked(tmp_path) == []
 
 
+def test_who_saves_may_die_in_the_middle_of_it_and_the_last_checkpoint_may_take_its_time(tmp_path: Path) -> None:
+    """1. A worker dies; the peer that saves what is left dies too: nothing is lost but the step. 2. The last checkpoint
+    takes longer than 13 s, in which the job once failed."""
+    arguments = ("--minutes=0.25", "--every=7", "--seed=5", "--nodes=3", "--workers=3", "--kinds=saving", "--json")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [*ATOLL, "drill", *arguments], capture_output=True, text=True, timeout=170, check=False, env=environment
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    told = json.loads(done.stdout)
+    assert all(verdict["holds"] for verdict in told["invariants"]), told
+    assert [one["strike"] for one in told["strikes"]] == ["worker, then who saves"] * 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_drill_that_is_interrupted_takes_its_cluster_with_it(tmp_path: Path, number: signal.Signals) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from atoll.drill.conduct import DrillOutcome
     from atoll.drill.settings import Settings
 
-_ALL: Final = "workers,everyone,agents,machines,pairs,stops,leader,recovery,etcd"  # atoll.drill.schedule.KINDS
+_ALL: Final = "workers,everyone,agents,machines,pairs,stops,leader,recovery,etcd,saving"  # atoll.drill.schedule.KINDS
 _MAX_MACHINES: Final = 16
 
 
