@@ -87,8 +87,8 @@ class Saver:
                 keep_every_steps=settings.keep_every_steps,
                 notify=self._session.notice,
             )
-            if on_disk is not None:
-                self._uploader.wake()  # an emergency's may not have been uploaded
+            if on_disk is not None or self._session.run > 1:
+                self._uploader.wake()  # an emergency's may not have been uploaded, and older runs are fenced there
 
     def due(self, step: int) -> bool:
         """Whether an ordinary checkpoint belongs to this boundary, on every rank alike."""

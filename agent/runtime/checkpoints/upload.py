@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE
 from atoll.agent.runtime.checkpoints.disk.retention import retained
 from atoll.agent.runtime.checkpoints.disk.store import Listing, Store
+from atoll.agent.runtime.checkpoints.disk.store_fence import StoreFence
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_INFO, LEVEL_WARNING, Level
 
@@ -23,8 +25,8 @@ STOP_S: Final = 5.0
 
 class Uploader:
     """One per job, on rank 0. What the store lacks is found out anew each time, so a failure needs no bookkeeping: the
-    next checkpoint, or the next run, makes up for it. A store cannot refuse a fenced run, which may live on unseen: it
-    stops by itself where the directory or the store shows a newer one."""
+    next checkpoint, or the next run, makes up for it. A run that lives on unseen is fenced where the store has
+    conditional writes; else it stops by itself where the directory or the store shows a newer one."""
 
     def __init__(
         self,
@@ -46,6 +48,8 @@ class Uploader:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._sound: set[Moment] = set()  # there, their manifests read
+        self._fence = StoreFence(run)
+        self._begun = False
 
     def wake(self) -> None:
         """There may be something to upload."""
@@ -90,6 +94,12 @@ class Uploader:
     def _level(self) -> None:
         """Upload what shall be there and is not, the newest first; then remove what shall not be there any more."""
         store = Store(self._url)
+        if not self._begun:
+            self._may_seal(store)
+            self._begun = True
+            if self._fence.warning:
+                text = f"{self._fence.warning}: a run that is cut off and lives on is noticed there, but not fenced"
+                self._notify(LEVEL_WARNING, text)
         there = self._whole_there(store)
         here = {moment: path for path in by_age(self._directory) if (moment := Moment.of(path.name))}
         stay = retained({*here, *there}, self._keep, self._keep_every_steps)
@@ -128,7 +138,9 @@ class Uploader:
             with disk_errors(f"reading {path}"):
                 sealed = (path / MANIFEST_FILE).read_bytes()
             listing.check_whole(path)
-            uploaded = store.put(sealed, lambda name: _parts(path / name), self._stopped)
+            uploaded = store.put(
+                sealed, lambda name: _parts(path / name), self._stopped, partial(self._may_seal, store)
+            )
         except CheckpointError as error:
             if isinstance(error.__cause__, FileNotFoundError) and not path.exists():
                 return False  # retention was faster
@@ -150,13 +162,18 @@ class Uploader:
 
     def _list(self, store: Store) -> Listing:
         found = store.list()
-        self._stop_if_fenced(max((moment.run for moment in found.whole.keys() | found.torn), default=0))
+        newest = max((moment.run for moment in found.whole.keys() | found.torn), default=0)
+        self._stop_if_fenced(max(newest, self._fence.newest_run(store)))
         return found
 
     def _stopped(self) -> bool:
         """Asked between two parts of a file."""
         self._stop_if_fenced(fence.newest_run(self._directory))
         return self._stop.is_set()
+
+    def _may_seal(self, store: Store) -> bool:
+        self._stop_if_fenced(self._fence.advance(store))
+        return not self._stop.is_set()
 
     def _stop_if_fenced(self, newest_run: int) -> None:
         if newest_run > self._run_number and not self._stop.is_set():

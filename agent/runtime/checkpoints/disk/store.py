@@ -1,14 +1,14 @@
 """Checkpoints in an object store, through fsspec: URL/step-000000100-run-000003/{state.safetensors, manifest.json}.
 
 A store has neither locks nor renames. So the manifest, which says what the state file holds, is written last, after
-the state was read back, and removed first: without a sound one a checkpoint does not exist. Runs need no fence: what
-a run writes has its number, and a newer run's come first. Needs no torch."""
+the state was read back, and removed first: without a sound one a checkpoint does not exist. What a run writes has its
+number, and a newer run's come first; store_fence.py keeps older runs away. Needs no torch."""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -54,8 +54,8 @@ class Store:
             from fsspec.core import url_to_fs  # only where there is a store
 
             self._files, self._root = url_to_fs(self.url)
-        protocols = self._files.protocol
-        self._has_folders = bool(_HAS_FOLDERS & set([protocols] if isinstance(protocols, str) else protocols))
+        protocols = {self._files.protocol} if isinstance(self._files.protocol, str) else {*self._files.protocol}
+        self._has_folders, self._local = bool(_HAS_FOLDERS & protocols), "file" in protocols
 
     def list(self) -> Listing:
         """Reads no file. Whether a manifest is sound shows when it is read."""
@@ -113,8 +113,10 @@ class Store:
         sealed: bytes,
         parts: Callable[[str], Iterator[memoryview]],
         stopped: Callable[[], bool] = lambda: False,
+        may_seal: Callable[[], bool] = lambda: True,
     ) -> bool:
-        """Write a checkpoint; once this returns True it counts. sealed: its manifest; parts: of a state file.
+        """Write a checkpoint; once this returns True it counts. sealed: its manifest; parts: of a state file. may_seal:
+        asked right before the manifest is written.
 
         False where `stopped` answers so in between. What cannot be read back as it was written is not sealed."""
         found = manifest.from_bytes(sealed)
@@ -126,6 +128,8 @@ class Store:
         for name, written in found.files.items():
             if not self._put_state(moment, name, written, parts(name), stopped):
                 return False
+        if not may_seal():
+            return False
         with self._errors(f"writing {moment.name}/{MANIFEST_FILE}"):
             self._files.pipe_file(f"{folder}/{MANIFEST_FILE}", sealed)
         return True
@@ -168,8 +172,57 @@ class Store:
         with self._errors("removing what is left"), suppress(FileNotFoundError):
             self._files.rm(self._root, recursive=True)
 
+    @property
+    def creates_atomically(self) -> bool:
+        """Whether its backend has a conditional write of its own; fsspec's looks first and writes then."""
+        from fsspec.asyn import AsyncFileSystem
+        from fsspec.spec import AbstractFileSystem
+
+        backend = type(self._files)
+        if issubclass(backend, AsyncFileSystem):
+            return backend._pipe_file is not AsyncFileSystem._pipe_file
+        return self._local or backend.pipe_file is not AbstractFileSystem.pipe_file
+
+    def create(self, name: str, content: bytes) -> bool:
+        """A new object; False where there is one of this name."""
+        with self._errors(f"creating {name}"):
+            path = self._path(name)
+            if self._has_folders:
+                self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            try:
+                if self._local:
+                    with self._files.open(path, "xb") as target:
+                        target.write(content)
+                else:
+                    self._files.pipe_file(path, content, mode="create")
+            except FileExistsError:
+                return False
+        return True
+
+    def names(self, folder: str) -> Sequence[str]:
+        """Of the objects in a folder."""
+        with self._errors(f"listing {folder}"):
+            self._files.invalidate_cache()
+            try:
+                found = self._files.find(self._path(folder), maxdepth=1)
+            except FileNotFoundError:
+                return []
+        return [path.rpartition("/")[2] for path in found]
+
+    def content(self, name: str, limit_bytes: int) -> bytes:
+        with self._errors(f"reading {name}"), self._files.open(self._path(name), "rb") as source:
+            return bytes(source.read(limit_bytes))
+
+    def discard(self, name: str) -> None:
+        """One that is not there is removed."""
+        with self._errors(f"removing {name}"), suppress(FileNotFoundError):
+            self._files.rm_file(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
     def _folder(self, moment: Moment) -> str:
-        return f"{self._root.rstrip('/')}/{moment.name}"
+        return self._path(moment.name)
 
     @contextmanager
     def _errors(self, doing: str) -> Iterator[None]:

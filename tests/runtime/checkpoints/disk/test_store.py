@@ -20,6 +20,7 @@ from atoll.agent.runtime.checkpoints.disk import fence, files, listing, retentio
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, STATE_FILE
 from atoll.agent.runtime.checkpoints.disk.store import Store, answered
+from atoll.agent.runtime.checkpoints.disk.store_fence import StoreFence
 from atoll.agent.runtime.checkpoints.upload import Uploader
 from atoll.errors import CheckpointError
 
@@ -191,6 +192,78 @@ def test_a_fenced_run_uploads_and_removes_no_more(
     assert Store(url).list().whole.keys() == there
     level(uploader)
     assert told == ["run 9 uploads no more: it was fenced by run 10"]
+
+
+def test_a_run_that_does_not_know_of_a_newer_one_publishes_nothing(
+    tmp_path: Path, url: str, uploaded: tuple[Uploader, list[str]], header: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Run 9 has written a state file to the store and looked for newer runs there: none. 2. It is cut off right
+    before its manifest; run 10 begins. 3. Run 9 lives on and wrote the manifest, for a store refused nothing. 4. Now
+    the next number of the store's fence is taken, and no manifest comes."""
+    uploader, told = uploaded
+    files.write(tmp_path / "jobs", header(50), {}, None)
+    level(uploader)
+    files.write(tmp_path / "jobs", header(150), {}, None)
+    create = Store.create
+
+    def cut_off(store: Store, name: str, content: bytes) -> bool:
+        if content == b"9\n":
+            monkeypatch.setattr(Store, "create", create)
+            assert StoreFence(10).advance(Store(url)) == 10
+        return create(store, name, content)
+
+    monkeypatch.setattr(Store, "create", cut_off)
+    level(uploader)
+    assert steps(url) == [50]
+    assert told == ["run 9 uploads no more: it was fenced by run 10"]
+
+
+def test_who_wakes_after_many_others_takes_no_number_that_was_removed(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Run 9 has looked: number 2 is the newest. 2. It sleeps; run 10 takes a dozen and removes all but two. 3. Run 9
+    wakes and takes number 3, which is free again: it sees that others are further, and that they are newer."""
+    store, slept, newest = Store(url), StoreFence(9), StoreFence._newest
+    assert slept.advance(store) == 9
+
+    def asleep(fence: StoreFence, store: Store) -> tuple[int, int]:
+        seen = newest(fence, store)
+        monkeypatch.setattr(StoreFence, "_newest", newest)
+        awake = StoreFence(10)
+        assert [awake.advance(store) for _ in range(12)] == [10] * 12
+        return seen
+
+    monkeypatch.setattr(StoreFence, "_newest", asleep)
+    assert slept.advance(store) == 10
+    assert StoreFence(10).advance(store) == 10
+    assert StoreFence(9).advance(store) == 10
+    assert len(store.names("fence")) <= 3
+
+
+def test_a_store_that_cannot_fence_is_told_of_once(
+    tmp_path: Path, header: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Some servers ignore the condition, some backends have none. 2. Nobody said so. 3. Uploads go on, with an
+    event."""
+    url, told = f"memory://{secrets.token_hex(8)}", []
+    monkeypatch.setattr(
+        Store, "create", lambda self, name, content: self._files.pipe_file(self._path(name), content) or True
+    )
+    uploader = Uploader(
+        url, tmp_path, run=9, keep=2, keep_every_steps=0, notify=lambda kind, text: told.append(text)
+    )  # fmt: skip
+    for step in (50, 100):
+        files.write(tmp_path, header(step), {}, None)
+        level(uploader)
+    assert steps(url) == [50, 100]
+    assert told == [
+        f"{url} ignores the condition of conditional writes: a run that is cut off and lives on is noticed there, but "
+        "not fenced"
+    ]
+    monkeypatch.setattr(Store, "creates_atomically", False)
+    fence_of_none = StoreFence(9)
+    assert fence_of_none.advance(Store(url)) == 9
+    assert fence_of_none.warning == f"{url}: its backend has no conditional writes"
 
 
 def test_a_failing_store_is_told_once_and_made_up_for(
