@@ -1,8 +1,8 @@
 """A cluster's own certificate authority: who may be a controller, a client, an agent.
 
-The authority's folder holds `ca.pem`, `ca-key.pem` and `join-token`. Each identity gets a folder of its own under it
-with `ca.pem`, `cert.pem` and `key.pem`: copy it to its machine and name it in ATOLL_TLS_DIR. The role is in the common
-name: "controller:HOST", "client:NAME", "agent:NODE".
+The authority's folder holds `ca.pem`, `ca-key.pem`, `join-token` and each certificate that it `issued`. Each identity
+gets a folder of its own under it with `ca.pem`, `cert.pem` and `key.pem`: copy it to its machine and name it in
+ATOLL_TLS_DIR. The role is in the common name: "controller:HOST", "client:NAME", "agent:NODE".
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from atoll import revocation_list
 from atoll.errors import BadInput, Conflict, NotFound
 from atoll.rpc import Tls
 
@@ -110,7 +111,31 @@ def issue(folder: Path, role: Role, name: str, hosts: Sequence[str], now: dateti
     _write(own / "key.pem", _pem(key), mode=0o600)
     _write(own / "ca.pem", authority.public_bytes(serialization.Encoding.PEM), mode=0o644)
     _write(own / "cert.pem", certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    _make_folder(folder / "issued")
+    record = folder / "issued" / f"{certificate.serial_number:x}.pem"
+    _write(record, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
     return own
+
+
+def revoke(folder: Path, name: str, now: datetime.datetime) -> tuple[Path, int]:
+    """Revoke all certificates that were issued until now as `name`, e.g. client-alice; return the list that controllers
+    read, and how many it adds. Raises NotFound where none was issued, BadInput for a controller's."""
+    role, _, own_name = name.partition("-")
+    if role == "controller":
+        raise BadInput(
+            f"{name}: clients and agents read no list. A controller whose key others know needs a new authority: "
+            "`atoll certs init` in another folder, and new certificates for all"
+        )
+    _, key = _load_authority(folder)
+    files = [*sorted((folder / "issued").glob("*.pem")), folder / name / "cert.pem"]
+    issued = [_parse(path, path.read_bytes()) for path in files if path.is_file()]
+    serials = {each.serial_number for each in issued if _common_name(each) == f"{role}:{own_name}"}
+    if not serials:
+        raise NotFound(
+            f"{folder} has issued no certificate to {name}. Name it as its folder: client-alice, agent-node7"
+        )
+    before = revocation_list.read(folder / "ca.pem")
+    return revocation_list.write(folder / "ca.pem", key, before | serials, now), len(serials - before)
 
 
 def read_facts(tls: Tls) -> Facts:
@@ -129,10 +154,12 @@ def read_facts(tls: Tls) -> Facts:
         signed = True
     except (InvalidSignature, ValueError, TypeError):
         signed = False
+    return Facts(_common_name(certificate), _hosts(certificate), certificate.not_valid_after_utc, signed_by_ca=signed)
+
+
+def _common_name(certificate: x509.Certificate) -> str:
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return Facts(
-        str(names[0].value) if names else "", _hosts(certificate), certificate.not_valid_after_utc, signed_by_ca=signed
-    )
+    return str(names[0].value) if names else ""
 
 
 def _hosts(certificate: x509.Certificate) -> tuple[str, ...]:

@@ -6,11 +6,13 @@ Imported by the client, the controller and the agent alike, so that both ends of
 from __future__ import annotations
 
 import ipaddress
+import logging
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -25,6 +27,8 @@ from atoll.errors import (
     NotFound,
 )
 from atoll.ports import DEFAULT_PORT
+
+logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 CODE_CHUNK_BYTES: Final = 1024 * 1024
@@ -73,6 +77,31 @@ class Tls:
                 raise BadInput(f"cannot read {path}: {error.strerror}. `atoll certs` makes these files") from error
         return pems[0], pems[1], pems[2]
 
+    def stamp(self) -> object:
+        """What differs once one of the files was replaced."""
+        return stamp_of(self.ca), stamp_of(self.certificate), stamp_of(self.key)
+
+    def check(self) -> None:
+        """Raises BadInput where the key is not the certificate's, or a file is damaged."""
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.certificate, self.key, password="")  # none: it would be asked for here
+            context.load_verify_locations(self.ca)
+        except (OSError, ValueError) as error:  # of which ssl.SSLError is one
+            raise BadInput(
+                f"{self.certificate}, {self.key} and {self.ca} cannot be used together: {error}. "
+                "Copy them from one folder"
+            ) from error
+
+
+def stamp_of(path: Path) -> object:
+    """What differs once a file was replaced or written."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
 
 def split_address(address: str, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
     """'host', 'host:port' or '[v6]:port' -> (host, port). Raises BadInput."""
@@ -104,9 +133,37 @@ def open_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Server side of mutual TLS: only certificates signed by the cluster's CA get through."""
-    ca, certificate, key = tls.read()
-    return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+    """Server side of mutual TLS: only certificates signed by the cluster's CA get through.
+
+    Files that were replaced are used from the next connection on. Raises BadInput where they cannot be used."""
+    files = _ServerFiles(tls)
+    replaced: Any = files.replaced  # it may return None, which grpc's types do not know
+    return grpc.dynamic_ssl_server_credentials(files.read(), replaced, require_client_authentication=True)
+
+
+class _ServerFiles:
+    """An identity's files as gRPC wants them."""
+
+    def __init__(self, tls: Tls) -> None:
+        self._tls = tls
+        self._stamp = tls.stamp()
+
+    def read(self) -> grpc.ServerCertificateConfiguration:
+        self._tls.check()
+        ca, certificate, key = self._tls.read()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)
+
+    def replaced(self) -> grpc.ServerCertificateConfiguration | None:
+        """What lies there now, None where that is in use; called before every handshake, by a thread of gRPC's."""
+        stamp = self._tls.stamp()
+        if stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        try:
+            return self.read()
+        except BadInput as error:  # one was copied and the other one not yet
+            logger.warning("%s The files before are used", error)
+            return None
 
 
 # Both directions: the client turns codes into errors, the server's interceptor errors into codes.

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -26,6 +26,7 @@ from atoll.controller.services.agents import AgentServicer
 from atoll.controller.services.gate import AGENT_SERVICE, JOB_SERVICE, Gate, KnownLeader
 from atoll.controller.services.jobs import JobServicer
 from atoll.controller.services.logs import LogStore
+from atoll.controller.services.revocation import Revocations
 from atoll.controller.settings import ControllerSettings
 from atoll.controller.state import keys
 from atoll.controller.state.election import Election
@@ -77,7 +78,11 @@ async def serve(settings: ControllerSettings, stop: asyncio.Event) -> None:
             AgentServicer(known_leader, logs, disk, token, identities=settings.tls is not None),
         )
         checker = health.HealthServicer()
-        address = await stack.enter_async_context(_server(settings, known_leader, servicers, checker))
+        revocations = Revocations(settings.tls.ca) if settings.tls is not None else None
+        if revocations is not None:
+            await stack.enter_async_context(_running("revocations", revocations.follow(), stop))
+        gate = Gate(known_leader, revocations)
+        address = await stack.enter_async_context(_server(settings, gate, servicers, checker))
         candidate = _Candidate(
             settings=settings,
             store=store,
@@ -86,7 +91,7 @@ async def serve(settings: ControllerSettings, stop: asyncio.Event) -> None:
             checker=checker,
             address=address,
         )
-        await stack.enter_async_context(_running(candidate, stop))
+        await stack.enter_async_context(_running("candidate", candidate.run(), stop))
         _write_address(settings.data_dir / "address", address)
         logger.info("serving on %s", address)
         await stop.wait()
@@ -94,9 +99,9 @@ async def serve(settings: ControllerSettings, stop: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def _running(candidate: _Candidate, stop: asyncio.Event) -> AsyncIterator[None]:
-    """The candidate as a task, stopped before the server, so that streams end with a word."""
-    task = asyncio.create_task(candidate.run(), name="candidate")
+async def _running(name: str, work: Coroutine[None, None, None], stop: asyncio.Event) -> AsyncIterator[None]:
+    """Endless work as a task; the candidate is stopped before the server, so that streams end with a word."""
+    task = asyncio.create_task(work, name=name)
     task.add_done_callback(lambda _: stop.set())  # it ends by itself only by a failure: then all of this ends
     try:
         yield
@@ -197,12 +202,11 @@ class _Candidate:
 @asynccontextmanager
 async def _server(
     settings: ControllerSettings,
-    known_leader: KnownLeader,
+    gate: Gate,
     servicers: tuple[JobServicer, AgentServicer],
     checker: health.HealthServicer,
 ) -> AsyncIterator[str]:
     """A started server. Gives the address that others are told."""
-    gate = Gate(known_leader, identities=settings.tls is not None)
     server = grpc.aio.server(interceptors=[gate], options=SERVER_OPTIONS, maximum_concurrent_rpcs=PARALLEL_CALLS)
     jobs_pb2_grpc.add_JobServiceServicer_to_server(servicers[0], server)
     agents_pb2_grpc.add_AgentServiceServicer_to_server(servicers[1], server)

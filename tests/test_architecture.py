@@ -25,6 +25,7 @@ SHARED = (
     "atoll.errors",
     "atoll.bundle",
     "atoll.rpc",
+    "atoll.revocation_list",
     "atoll.v1",
     "atoll.kernels",
     "atoll.chunks",

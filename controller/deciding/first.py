@@ -96,10 +96,12 @@ def _even(run: int, ranks: int, total_batch: int) -> PlanRecord:
     return _first(run, decision.plan.batches, decision, reason)
 
 
-def pinned_plan(current: PlanRecord, pins: Pins, from_step: int, *, adapts: bool = False) -> PlanRecord | None:
+def pinned_plan(
+    current: PlanRecord, pins: Pins, from_step: int, *, adapts: bool = False, by: str = "a user"
+) -> PlanRecord | None:
     """The plan that follows `current` with what a user pinned; None where all of it holds already.
 
-    adapts: the controller may choose the total batch. Where it may not, one that is pinned no more ends."""
+    adapts: the controller may choose the total batch. Where it may not, one that is pinned no more ends. by: who."""
     changes, asked = [], current
     for name, value in pins.strategy_params.items():
         if value != (before := current.strategy_params.get(name)):
@@ -117,7 +119,7 @@ def pinned_plan(current: PlanRecord, pins: Pins, from_step: int, *, adapts: bool
     if not changes:
         return None
     # The planner's input stays that of the last decision: a user's wish is derived from nothing.
-    reason = f"{', '.join(changes)} (asked by a user)"
+    reason = f"{', '.join(changes)} (asked by {by})"
     return replace(asked, id=current.id + 1, from_step=from_step, reason=reason, predicted_s=0.0)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from atoll.controller.jobs.agents.sessions import DeviceTaken, NameTaken
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
+from atoll.controller.services.revocation import Revocations
 from atoll.errors import (
     AtollError,
     BadInput,
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 FIRST_MESSAGE_S: Final = 2.0
 JOB_SERVICE: Final = "atoll.v1.JobService"
 AGENT_SERVICE: Final = "atoll.v1.AgentService"
+UNAUTHENTICATED: Final = "unauthenticated"
 _ROLES: Final[Mapping[str, str]] = {JOB_SERVICE: "client", AGENT_SERVICE: "agent"}
 
 
@@ -87,11 +89,11 @@ _Behaviour = Callable[[Any, Context], Awaitable[Any]]
 
 
 class Gate(grpc.aio.ServerInterceptor):
-    """identities: whether callers have certificates (mutual TLS), whose names then decide what they may call."""
+    """revocations: of callers' certificates, whose names decide what they may call; None where they have none."""
 
-    def __init__(self, known_leader: KnownLeader, identities: bool) -> None:
+    def __init__(self, known_leader: KnownLeader, revocations: Revocations | None) -> None:
         self._known_leader = known_leader
-        self._identities = identities
+        self._revocations = revocations
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
@@ -112,10 +114,9 @@ class Gate(grpc.aio.ServerInterceptor):
         async def guarded(request: Any, context: Context) -> Any:
             stream = _RequestStream(request) if hasattr(request, "__aiter__") else None
             try:
-                if self._identities:
-                    caller_name(context, _ROLES[service])
-                self._known_leader.leading()
-                return await behaviour(stream or _readable(request), context)
+                with self._admitted(context, service):
+                    self._known_leader.leading()
+                    return await behaviour(stream or _readable(request), context)
             except AtollError as error:
                 failure: Exception = error
             except grpc.aio.AbortError:
@@ -130,6 +131,14 @@ class Gate(grpc.aio.ServerInterceptor):
 
         return guarded
 
+    def _admitted(self, context: Context, service: str) -> AbstractContextManager[None]:
+        """Around a call. Raises NotAllowed for a caller of another role, or with a certificate that is revoked."""
+        if self._revocations is None:
+            return nullcontext()
+        caller_name(context, _ROLES[service])
+        [certificate] = context.auth_context()["x509_pem_cert"]
+        return self._revocations.checked(certificate, caller(context))
+
     async def _refuse(self, error: Exception, method: str, context: Context) -> None:
         code = next((code for kind, code in _CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
         text = str(error) if isinstance(error, AtollError) else f"{method} failed inside the controller; see its log"
@@ -139,10 +148,15 @@ class Gate(grpc.aio.ServerInterceptor):
         await context.abort(code, text, metadata)
 
 
+def caller(context: Context) -> str:
+    """Who calls, to be recorded: the common name of the certificate, "unauthenticated" where none was asked for."""
+    names = list(context.auth_context().get("x509_common_name", ()))
+    return names[0].decode("utf-8", "replace") if names else UNAUTHENTICATED
+
+
 def caller_name(context: Context, role: str) -> str:
     """The NAME of the caller's certificate "role:NAME". Raises NotAllowed for one of another role."""
-    names = list(context.auth_context().get("x509_common_name", ()))
-    common_name = names[0].decode("utf-8", "replace") if names else ""
+    common_name = caller(context)
     has, _, name = common_name.partition(":")
     if has != role or not name:
         raise NotAllowed(
@@ -150,11 +164,6 @@ def caller_name(context: Context, role: str) -> str:
             f"`atoll certs {role} NAME` makes it"
         )
     return name
-
-
-def client_name(context: Context) -> str:
-    """Whose certificate this call was made with; empty where there are none."""
-    return caller_name(context, "client") if context.auth_context().get("x509_common_name") else ""
 
 
 def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -17,7 +17,7 @@ from atoll.controller.jobs.records.code_bundles import check_bundle
 from atoll.controller.jobs.records.ledger import JobState
 from atoll.controller.jobs.records.spec import spec_from_wire
 from atoll.controller.jobs.records.wire import event_to_wire
-from atoll.controller.services.gate import Context, KnownLeader, client_name
+from atoll.controller.services.gate import Context, KnownLeader, caller
 from atoll.controller.services.inventory import checkpoints
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog, run
 from atoll.controller.services.removal import remove
@@ -55,15 +55,15 @@ class JobServicer(JobServiceServicer):
                 if known := await epoch.requested(header.request_id):
                     return pb.SubmitReply(job=known)
                 if header.code_of:
-                    return await self._submit_alike(epoch, header)
+                    return await self._submit_alike(epoch, header, caller(context))
                 spec = spec_from_wire(header.spec)
                 code = await _code(request_iterator)
                 await asyncio.get_running_loop().run_in_executor(self._executor, check_bundle, spec, code)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the code bundle did not arrive within {SUBMIT_DEADLINE_S:.0f} s") from error
-        return pb.SubmitReply(job=await epoch.submit(spec, header.request_id, code))
+        return pb.SubmitReply(job=await epoch.submit(spec, header.request_id, code, caller(context)))
 
-    async def _submit_alike(self, epoch: LeaderEpoch, header: pb.SubmitHeader) -> pb.SubmitReply:
+    async def _submit_alike(self, epoch: LeaderEpoch, header: pb.SubmitHeader, by: str) -> pb.SubmitReply:
         """A job with the code of another one, which may be over, and with its offline profile, and its secrets where it
         names them without a value."""
         other = epoch.ledger.find(header.code_of).job.spec
@@ -75,7 +75,7 @@ class JobServicer(JobServiceServicer):
             header.spec.secrets[name] = value or of_other.get(name, "")
         spec = spec_from_wire(header.spec)
         code = b"".join(await epoch.code.chunks(spec.code_sha256))
-        return pb.SubmitReply(job=await epoch.submit(spec, header.request_id, code))
+        return pb.SubmitReply(job=await epoch.submit(spec, header.request_id, code, by))
 
     async def Get(self, request: pb.GetRequest, context: Context) -> pb.Job:
         epoch = self._known_leader.leading()
@@ -100,11 +100,11 @@ class JobServicer(JobServiceServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.Job:
         epoch = self._known_leader.leading()
-        return job_to_wire(epoch, await epoch.cancel(request.job))
+        return job_to_wire(epoch, await epoch.cancel(request.job, caller(context)))
 
     async def Remove(self, request: pb.RemoveRequest, context: Context) -> pb.RemoveReply:
-        epoch, asked_by = self._known_leader.leading(), client_name(context)
-        return await remove(epoch, request.job, keep_checkpoints=request.keep_checkpoints, asked_by=asked_by)
+        epoch = self._known_leader.leading()
+        return await remove(epoch, request.job, keep_checkpoints=request.keep_checkpoints, by=caller(context))
 
     async def Adjust(self, request: pb.AdjustRequest, context: Context) -> pb.Job:
         epoch = self._known_leader.leading()
@@ -122,7 +122,7 @@ class JobServicer(JobServiceServicer):
             raise BadInput(f"unpin = {unknown[0][:80]!r} is not known. Use {', '.join(sorted(known))}")
         if asked == Pins() and not request.unpin:
             raise BadInput("the request changes nothing. Give --sparsity, a total batch, shares, or what to unpin")
-        return job_to_wire(epoch, await epoch.adjust(request.job, asked, set(request.unpin)))
+        return job_to_wire(epoch, await epoch.adjust(request.job, asked, set(request.unpin), caller(context)))
 
     async def Plans(self, request: pb.PlansRequest, context: Context) -> pb.PlansReply:
         epoch = self._known_leader.leading()

@@ -15,8 +15,8 @@ REMOVE_ANSWER_S: Final = 75.0
 _SHOWN: Final = 4
 
 
-async def remove(epoch: LeaderEpoch, name: str, *, keep_checkpoints: bool, asked_by: str) -> jobs_pb2.RemoveReply:
-    """asked_by: whose certificate it is; empty where there are none. Raises NotFound, Conflict."""
+async def remove(epoch: LeaderEpoch, name: str, *, keep_checkpoints: bool, by: str) -> jobs_pb2.RemoveReply:
+    """by: who asked for it. Raises NotFound, Conflict."""
     state = epoch.removable(name)
     job = state.job
     found = await take(epoch, state, REMOVE_ANSWER_S, remove=True, keep_checkpoints=keep_checkpoints)
@@ -30,8 +30,7 @@ async def remove(epoch: LeaderEpoch, name: str, *, keep_checkpoints: bool, asked
     where = f"{directory}/{job.id}" if directory.startswith("/") else f"{job.id} in its --jobs-dir"
     notes = [f"node {node} is gone: what it has on disk stays there, in {where}" for node in found.gone]
     kept = "; its checkpoints were kept" if keep_checkpoints else ""
-    by = f" by {asked_by}" if asked_by else ""
-    await epoch.remove(job.id, f"job {job.id}, {job.status.phase.lower()}, was removed{by}{kept}")
+    await epoch.remove(job.id, f"job {job.id}, {job.status.phase.lower()}, was removed ({by}){kept}")
     return jobs_pb2.RemoveReply(job=job.id, notes=() if keep_checkpoints else notes[:MAX_NOTES])
 
 

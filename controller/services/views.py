@@ -41,6 +41,8 @@ def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
         run=job.status.run,
         restarts=job.status.restarts,
         submitted_unix_s=job.submitted_unix_s,
+        submitted_by=job.submitted_by,
+        cancelled_by=job.cancelled_by,
         ended_unix_s=job.status.ended_unix_s,
         workers=_workers(epoch, state) if run else (),
         progress=progress.to_wire(time.monotonic()) if progress else None,

@@ -60,8 +60,11 @@ class Endpoints:
         self.timeout_s: Final = timeout_s
         self._closed = asyncio.Event()
         self._encrypted = tls is not None
+        self._tls = tls
+        self._stamp = tls.stamp() if tls is not None else None
         credentials = _credentials(tls) if tls is not None else None
         self._members = tuple(_member(address, credentials) for address in addresses)
+        self._left: list[grpc.aio.Channel] = []  # made with files that were replaced since
         self._preferred = 0
 
     @property
@@ -72,9 +75,22 @@ class Endpoints:
         return self._members[self._preferred]
 
     def avoid(self, member: EtcdMember) -> None:
-        """Ask another member next time, where there is one."""
+        """Ask another member next time, where there is one; with the certificate that lies there by now."""
         if self.preferred() is member:
             self._preferred = (self._preferred + 1) % len(self._members)
+        if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
+            self._stamp = stamp
+            self._reconnect(self._tls)
+
+    def _reconnect(self, tls: Tls) -> None:
+        try:
+            tls.check()
+            credentials = _credentials(tls)
+        except BadInput as error:  # one was copied and the other one not yet
+            logger.warning("%s The files before are used", error)
+            return
+        self._left += [member.channel for member in self._members]
+        self._members = tuple(_member(member.address, credentials) for member in self._members)
 
     async def call(self, attempt: Callable[[EtcdMember, float], Awaitable[T]], doing: str, repeatable: bool) -> T:
         """Carry out `attempt(member, timeout_s)` on the first member that can, within the deadline.
@@ -129,7 +145,8 @@ class Endpoints:
 
     async def close(self) -> None:
         self._closed.set()
-        await asyncio.gather(*(member.channel.close() for member in self._members))
+        channels = [*self._left, *(member.channel for member in self._members)]
+        await asyncio.gather(*(channel.close() for channel in channels))
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:

@@ -179,6 +179,8 @@ class JobRecord(EtcdRecord):
     request_id: str
     submitted_unix_s: float = 0.0
     cancel: bool = False
+    submitted_by: str = field(default="", metadata=LATER)  # common name of a certificate, or "unauthenticated"
+    cancelled_by: str = field(default="", metadata=LATER)
     status: JobStatus = JobStatus()
     learned: JobLearned = JobLearned()
     pinned: JobPins = JobPins()

@@ -39,6 +39,7 @@ LAST = {
     "update_s": 0.0,
     "sync_s": 0.0,
     "last_sync_s": 0.0,
+    "halves": False,
     "strategy_metrics": {},
 }
 LINK = {
@@ -78,6 +79,8 @@ JOB = {
     "run": 2,
     "restarts": 1,
     "submitted_unix_s": 1.7e9,
+    "submitted_by": "client:alice",
+    "cancelled_by": "",
     "ended_unix_s": 0.0,
     "workers": [
         {"rank": 0, "node": "local-0", "device": 0, "status": STATUS, "share": 0.625, "last": LAST, "links": [LINK]}
@@ -145,6 +148,7 @@ def full_job() -> pb.Job:
         run=2,
         restarts=1,
         submitted_unix_s=1.7e9,
+        submitted_by="client:alice",
         workers=[
             pb.WorkerView(rank=0, node="local-0", status=status, share=0.625, last=last, links=[link]),
             pb.WorkerView(rank=1, node="local-1", device=1, share=0.375),

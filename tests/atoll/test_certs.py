@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import secrets
 import stat
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from scripted_controller import ScriptedController
+from typer.testing import CliRunner
 
-from atoll import certs
+from atoll import certs, revocation_list
+from atoll.cli.main import app
 from atoll.client import AsyncClient
 from atoll.errors import BadInput, Conflict, NotAllowed, NotFound
 from atoll.rpc import Tls
@@ -189,3 +192,29 @@ def test_facts_find_the_key_that_belongs_to_another(server: Tls, ann: Tls, tmp_p
         certs.read_facts(Tls(ann.ca, ann.certificate, server.key))
     certs.create_authority(tmp_path, NOW)
     assert not certs.read_facts(Tls(tmp_path / "ca.pem", ann.certificate, ann.key)).signed_by_ca
+
+
+def test_revoking_lists_all_that_someone_has_by_now_and_nobody_elses(tmp_path: Path) -> None:
+    """A certificate whose folder was moved away to renew it is revoked too: its holder still has it."""
+    certs.create_authority(tmp_path, NOW)
+    for _ in range(2):
+        certs.issue(tmp_path, "client", "ann-b", [], NOW).rename(tmp_path / f"moved-{secrets.token_hex(2)}")
+    certs.issue(tmp_path, "agent", "ann-b", [], NOW)
+    first = CliRunner().invoke(app, ["certs", "revoke", str(tmp_path), "client-ann-b"])
+    assert (first.exit_code, first.stdout) == (0, f"{tmp_path / 'crl.pem'}\n")
+    assert "2 more revoked. next: copy" in first.stderr
+    again = CliRunner().invoke(app, ["certs", "revoke", str(tmp_path), "client-ann-b"])
+    assert "0 more revoked" in again.stderr
+    assert len(revocation_list.read(tmp_path / "ca.pem")) == 2
+    assert certs.revoke(tmp_path, "agent-ann-b", NOW)[1] == 1
+    assert len(revocation_list.read(tmp_path / "ca.pem")) == 3
+
+
+def test_what_cannot_be_revoked_is_told(tmp_path: Path) -> None:
+    certs.create_authority(tmp_path, NOW)
+    certs.issue(tmp_path, "controller", "head", ["head"], NOW)
+    with pytest.raises(NotFound, match="has issued no certificate to client-ann. Name it as its folder"):
+        certs.revoke(tmp_path, "client-ann", NOW)
+    with pytest.raises(BadInput, match="clients and agents read no list.*needs a new authority"):
+        certs.revoke(tmp_path, "controller-head", NOW)
+    assert revocation_list.read(tmp_path / "ca.pem") == frozenset()

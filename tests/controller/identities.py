@@ -12,7 +12,9 @@ NOW = datetime.datetime.now(datetime.UTC)
 
 class Certificates:
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         create_authority(folder, NOW)
         self.controller = identity(issue(folder, "controller", "head", ["127.0.0.1"], NOW))
         self.alice = identity(issue(folder, "client", "alice", [], NOW))
+        self.bob = identity(issue(folder, "client", "bob", [], NOW))
         self.a = identity(issue(folder, "agent", "a", [], NOW))

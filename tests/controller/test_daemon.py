@@ -45,7 +45,7 @@ async def test_a_job_is_submitted_launched_run_and_done(etcd: str, tmp_path: Pat
         await a.until(lambda: a.forgotten == [(job, 1, 0)])
         await asyncio.gather(a.disconnect(), b.disconnect())
         texts = await head.events(job)
-        assert texts[0].startswith("submitted: train.py")
+        assert texts[0].startswith("submitted (unauthenticated): train.py")
         assert texts[-1] == "done: all 2 ranks finished"
 
 

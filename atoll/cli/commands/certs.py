@@ -57,6 +57,21 @@ def agent(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE", he
     _issue(folder, "agent", node, [], f"atoll agent --name {node} --token-file TOKEN --controller HOST:PORT")
 
 
+@app.command()
+def revoke(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As its folder is named: client-alice, agent-node7.")],
+) -> None:
+    """Have all certificates count no more that someone has by now. Controllers cut their holder off."""
+    from atoll import certs
+
+    listed, added = certs.revoke(folder.expanduser(), name, _now())
+    print(listed)
+    terminal.note(
+        f"{added} more revoked. next: copy {listed} to each controller, beside its ca.pem; it is read within a second"
+    )
+
+
 def _issue(folder: Path, role: Role, name: str, hosts: list[str], command: str) -> None:
     from atoll import certs
 

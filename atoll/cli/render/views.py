@@ -67,9 +67,12 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     lines = [
         f"{job.id}: {wire.phase(job)}"
         + (f", {printable(job.reason)}" if job.reason not in ("", wire.phase(job)) else ""),
-        f"{printable(script)}, {bounds(job)} workers, submitted {ago(job.submitted_unix_s, now_s)} ago, "
+        f"{printable(script)}, {bounds(job)} workers, submitted {ago(job.submitted_unix_s, now_s)} ago"
+        + f"{_by(job.submitted_by)}, "
         + (f"took {duration(lived_s)}" if job.ended_unix_s else f"run {job.run}, restarts {job.restarts}"),
     ]
+    if job.cancelled_by:
+        lines.append(f"cancel was asked for{_by(job.cancelled_by)}")
     if job.progress.step or job.progress.metrics:
         lines.append(progress_line(job))
     checkpoint = f"newest at step {job.checkpoint_step}" if job.checkpoint_step else "none yet"
@@ -94,6 +97,11 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     if dropped := dropped_line(job):
         lines.append(dropped)
     return lines + standby_lines(job)
+
+
+def _by(who: str) -> str:
+    """' (client:alice)'; nothing where it is not known."""
+    return f" ({printable(who)})" if who else ""
 
 
 def _only_supervised(job: Job) -> bool:

@@ -126,7 +126,7 @@ class LeaderEpoch:
         session.heard_s = time.monotonic()
         self._keeper.touch(session.lease)
 
-    async def submit(self, spec: Spec, request_id: str, code: bytes) -> str:
+    async def submit(self, spec: Spec, request_id: str, code: bytes, by: str) -> str:
         """Keep code and job in etcd. Returns its id: the one an earlier Submit with the same request id got, if any.
 
         Raises BadInput for a job with secrets, where agents cannot be told them."""
@@ -135,14 +135,14 @@ class LeaderEpoch:
                 "spec.secrets: this controller serves other machines without TLS, where anyone on the way could read "
                 "them. Give it certificates (`atoll certs`), or leave the secrets out"
             )
-        text = f"submitted: {spec.script} on {spec.min_workers} to {spec.max_workers} workers"
+        text = f"submitted ({by}): {spec.script} on {spec.min_workers} to {spec.max_workers} workers"
         async with self.ledger.writing:  # held over all, so that retention does not remove the code in between
             self.ledger.check_room()
             await self._remove_unused_code()
             self._unused_code = True  # until a job has it
             await self.code.put(spec.code_sha256, code)
             for _ in range(5):  # again where an id is taken
-                job = _new_job(spec, request_id)
+                job = _new_job(spec, request_id, by)
                 if known := await self.requested(request_id):
                     return known
                 try:
@@ -167,7 +167,7 @@ class LeaderEpoch:
         entry = await self._store.read(keys.request(request_id))
         return entry.value.decode() if entry else None
 
-    async def adjust(self, name: str, asked: Pins, unpin: Collection[str]) -> JobState:
+    async def adjust(self, name: str, asked: Pins, unpin: Collection[str], by: str) -> JobState:
         """Pin what a user asked for, by a plan that is in etcd when this returns; leave to the controller again what is
         named in `unpin`.
 
@@ -179,17 +179,17 @@ class LeaderEpoch:
             job = _pinned(state.job, asked, unpin)
             progress = self.progress.of(job.id, job.status.run)
             step, adapts = progress.next_step if progress else 0, bool(job.spec.adapt.max_batch)
-            plan = pinned_plan(current, pins_of(job), step, adapts=adapts)
+            plan = pinned_plan(current, pins_of(job), step, adapts=adapts, by=by)
             events = [NewEvent(Level.INFO, "plan", f"plan {plan.id}: {plan.reason}")] if plan else []
             if unpin:
-                text = f"{', '.join(sorted(unpin))}: left to the controller again (asked by a user)"
+                text = f"{', '.join(sorted(unpin))}: left to the controller again (asked by {by})"
                 events.append(NewEvent(Level.INFO, "plan", text))
             if plan or job != state.job:
                 await self._write(state, JobStep(job, state.run, plan, tuple(events)))
         self.nudge()
         return state
 
-    async def cancel(self, name: str) -> JobState:
+    async def cancel(self, name: str, by: str) -> JobState:
         """Write the wish to cancel. Raises NotFound, and Conflict for a job that ended otherwise."""
         async with self.ledger.writing:
             state = await self._latest(name)
@@ -197,8 +197,10 @@ class LeaderEpoch:
             if job.status.phase.ended and not job.cancel:
                 raise Conflict(f"job {job.id} is {job.status.phase.lower()} already: {job.status.reason}")
             if not job.cancel:
-                event = NewEvent(Level.INFO, "phase", "cancel was asked for")
-                await self._write(state, JobStep(replace(job, cancel=True), state.run, events=(event,)))
+                event = NewEvent(Level.INFO, "phase", f"cancel was asked for ({by})")
+                await self._write(
+                    state, JobStep(replace(job, cancel=True, cancelled_by=by), state.run, events=(event,))
+                )
         self.nudge()
         return state
 
@@ -243,12 +245,13 @@ class LeaderEpoch:
             raise
 
 
-def _new_job(spec: Spec, request_id: str) -> JobRecord:
+def _new_job(spec: Spec, request_id: str, by: str) -> JobRecord:
     return JobRecord(
         id=f"{spec.name}-{secrets.token_hex(2)}",
         spec=spec,
         request_id=request_id,
         submitted_unix_s=time.time(),
+        submitted_by=by,
         status=JobStatus(reason="submitted"),
     )
 

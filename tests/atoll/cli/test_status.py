@@ -34,7 +34,7 @@ def test_status_reads_like_this(runner: CliRunner, controller: ScriptedControlle
     lines = out.splitlines()
     assert lines[0] == "vit-3f9a: running, every rank reported step 0"
     assert lines[1].startswith("train.py --lr 0.1, 2:8 workers, submitted ")
-    assert lines[1].endswith(" ago, run 2, restarts 1")
+    assert lines[1].endswith(" ago (client:alice), run 2, restarts 1")
     assert lines[2:] == [
         "step 1240  epoch 3  loss 0.125  accuracy nan  1830 samples/s  140 ms a step",
         "checkpoint: newest at step 1200; memory: step 1239",

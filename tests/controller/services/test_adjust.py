@@ -91,11 +91,11 @@ async def test_a_sparsity_holds_from_the_next_step_on_all_agents_and_for_later_r
     for _ in range(2):
         plan = (await adjust(head, job, 0.995)).plan
         assert (plan.id, plan.from_step, plan.strategy_params) == (2, 8, '{"sparsity":0.995}')
-        assert (list(plan.shares), plan.reason) == ([1.0, 1.0], "sparsity 0.98 → 0.995 (asked by a user)")
+        assert (list(plan.shares), plan.reason) == ([1.0, 1.0], "sparsity 0.98 → 0.995 (asked by unauthenticated)")
     for agent in (a, b):
         await agent.until(lambda agent=agent: bool(agent.plans))  # type: ignore[misc]
         assert [told.plan.strategy_params for told in agent.plans] == ['{"sparsity":0.995}']
-    assert "plan 2: sparsity 0.98 → 0.995 (asked by a user)" in await head.events(job)
+    assert "plan 2: sparsity 0.98 → 0.995 (asked by unauthenticated)" in await head.events(job)
 
     for _ in range(2):
         await a.train((job, 1, 0), range(9, 40), local=32, total=64, compute_s=0.032, plan=2)
@@ -126,7 +126,7 @@ async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again
     seen = await head.stub.Adjust(pb.AdjustRequest(job=job, total_batch=96, shares=[2.0, 1.0]), timeout=5)
     assert (seen.plan.total_batch, list(seen.plan.shares)) == (96, [2.0, 1.0])
     assert (seen.pins.total_batch, list(seen.pins.shares)) == (96, [2.0, 1.0])
-    assert "batch of the script → 96, shares 67/33 % (asked by a user)" in seen.plan.reason
+    assert "batch of the script → 96, shares 67/33 % (asked by unauthenticated)" in seen.plan.reason
     for request, text in (
         (pb.AdjustRequest(job=job, shares=[1.0]), "shares: 1 values do not fit a run of 2 workers"),
         (pb.AdjustRequest(job=job, shares=[1.0, 0.0]), "shares: 0.0 of rank 1 must be above 0"),
@@ -149,7 +149,7 @@ async def test_pins_hold_until_they_are_taken_off_and_plans_can_be_derived_again
         await agent.train((job, 1, rank), range(41, 81), local=64 - 32 * rank, total=96, compute_s=compute_s, plan=3)
     await a.until(lambda: len(a.plans) == 3)
     assert a.plans[2].plan.planner == "inverse-time"
-    assert "shares, total-batch: left to the controller again (asked by a user)" in await head.events(job)
+    assert "shares, total-batch: left to the controller again (asked by unauthenticated)" in await head.events(job)
 
     reply = await head.stub.Plans(pb.PlansRequest(job=job), timeout=5)
     assert PLANNERS["placement"].run_json(reply.placement.input) == reply.placement.output

@@ -12,6 +12,7 @@ from daemons import Controller, controller, leading
 from fake_agent import FakeAgent
 from identities import Certificates
 
+from atoll.cli.render.views import status_lines
 from atoll.rpc import Tls, open_channel
 from atoll.v1 import agents_pb2
 from atoll.v1 import jobs_pb2 as pb
@@ -60,6 +61,28 @@ async def test_clients_list_and_agents_run_and_neither_does_the_others_part(
         fetch = AgentServiceStub(channel).FetchCode(agents_pb2.FetchCodeRequest(sha256="0" * 64), timeout=5)
         with pytest.raises(grpc.aio.AioRpcError, match="PERMISSION_DENIED"):
             await fetch.read()
+
+
+async def test_who_submitted_adjusted_and_cancelled_is_recorded_and_shown(head: Controller, made: Certificates) -> None:
+    """1. Two people share a cluster; a job of one ends. 2. Nothing said who had cancelled it, or started it."""
+    job = await head.submit(strategy="stale-sparse")
+    a = await FakeAgent("a").connect(head.address, made.a)
+    await head.phase(job, pb.PHASE_RUNNING)
+    async with open_channel(head.address, made.bob) as channel:
+        bob = JobServiceStub(channel)
+        await bob.Adjust(pb.AdjustRequest(job=job, strategy_params='{"sparsity":0.5}'), timeout=5)
+        await bob.Cancel(pb.CancelRequest(job=job), timeout=5)
+    await head.stub.Cancel(pb.CancelRequest(job=job), timeout=5)  # the first counts
+    shown = await head.phase(job, pb.PHASE_CANCELLED)
+    await a.disconnect()
+    assert (shown.submitted_by, shown.cancelled_by) == ("client:alice", "client:bob")
+    lines = status_lines(shown, shown.ended_unix_s)
+    assert "ago (client:alice), took" in lines[1]
+    assert "cancel was asked for (client:bob)" in lines
+    events = await head.events(job)
+    assert events[0].startswith("submitted (client:alice): train.py")
+    assert any(event.endswith("→ 0.5 (asked by client:bob)") for event in events)
+    assert events.count("cancel was asked for (client:bob)") == 1
 
 
 async def test_an_agent_registers_only_as_itself(head: Controller, made: Certificates) -> None:

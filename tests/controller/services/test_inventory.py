@@ -122,7 +122,7 @@ async def test_a_job_that_is_over_is_removed_with_all_that_is_its_own(
         with pytest.raises(grpc.aio.AioRpcError, match="no job"):
             await head.stub.Get(pb.GetRequest(job=job), timeout=10)
         told = [event.text async for event in head.stub.Events(pb.EventsRequest(), timeout=10)]
-        assert f"job {job}, cancelled, was removed" in told
+        assert f"job {job}, cancelled, was removed (unauthenticated)" in told
         agents["b"].inventory = Inventory(disk=[HeldCheckpoint(run=1, step=10, bytes=5, path="/x/step-10")])
         await remove(heir, keep=True)
         assert all(agent.looked[-1].keep_checkpoints for agent in agents.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import trustme
 from etcd_server import EtcdServer
 
 from atoll import certs
-from atoll.controller.state.election import Election
+from atoll.controller.state.election import Election, read_until_answered
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.store import Put
 from atoll.errors import BadInput, StoreUnavailable
@@ -97,6 +98,18 @@ async def test_a_certificate_of_another_ca_is_refused_by_etcd(secured: Secured) 
     mixed = Tls(secured.own.ca, secured.stranger.certificate, secured.stranger.key)
     async with opened(secured.server, mixed, 0.5) as store:
         await told(store, "signed by the same CA")
+
+
+async def test_files_that_are_replaced_are_used_for_the_next_connection(secured: Secured) -> None:
+    """1. A controller's certificate for etcd has ended, and etcd refuses it. 2. A new one is copied over it. 3. It had
+    to be started again to use it."""
+    kept = Tls(secured.own.ca, secured.stranger.certificate, secured.stranger.key)
+    async with opened(secured.server, kept, 0.5) as store:
+        await told(store, "signed by the same CA")
+        shutil.copy(secured.own.key, kept.key)
+        shutil.copy(secured.own.certificate, kept.certificate)
+        async with asyncio.timeout(10):
+            await read_until_answered(store, "/atoll/a")
 
 
 async def test_an_authority_made_for_etcd_alone_opens_it_to_controllers_and_to_no_agent(tmp_path: Path) -> None:
