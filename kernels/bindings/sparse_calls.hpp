@@ -55,7 +55,7 @@ struct SelectionCall {
           from{gradient.data, residual.data, checked_weight(weight), gradient.entries},
           to{index.as<std::uint32_t>(), values.data, index.entries} {
         check_entries(residual, gradient.entries, "it must be as long as gradient");
-        check_entries(values, index.entries * block_entries, "it must hold 16 values for every index there is room for");
+        check_entries(values, index.entries * block_entries, "it must hold 16 values for each index that has room");
         if (block_count(from.n) > std::size_t{1} << 32)
             refuse("gradient has " + number(from.n) + " entries, more than indices of 32 bits reach; split it");
         check_apart({&gradient, &residual, &index, &values});
