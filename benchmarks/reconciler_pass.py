@@ -3,7 +3,8 @@
     python benchmarks/reconciler_pass.py [--nodes 1000] [--devices 8] [--jobs 100]
 
 The real reconciler, ledger, sessions and estimators, with agents that obey at once and a store in memory. Each job has
-the same part of all devices, and all train: passes are one telemetry interval apart, so each makes all profiles anew.
+the same part of all devices, and all train: passes are one telemetry interval apart, so each makes profiles anew, of as
+many ranks as a pass takes on.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ async def measure(nodes: int, devices: int, jobs: int, passes: int) -> None:
         cluster.now_s += 0.05
         quiet_s.append(await cluster.pass_s())
     print(f"longest pass while {jobs} jobs of {nodes * devices // jobs} workers start: {launching_s * 1e3:.0f} ms")
-    for label, each in (("with all profiles made anew", took_s), ("with nothing new", quiet_s)):
+    for label, each in (("after new steps were told", took_s), ("with nothing new", quiet_s)):
         print(f"a pass {label}: median {statistics.median(each) * 1e3:.1f} ms, most {max(each) * 1e3:.1f} ms")
 
 

@@ -130,7 +130,7 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
             _text("telemetry.workers.notices.text", notice.text)
         if any(len(metrics.values) > MAX_METRICS for metrics in worker.metrics):
             raise BadInput(f"telemetry.workers.metrics.values has more than {MAX_METRICS} entries")
-        for field in ("entries", "samples", "batch_size"):
+        for field in ("entries", "samples", "batch_size") if worker.HasField("prepared") else ():
             if (value := getattr(worker.prepared, field)) > MAX_COUNT:
                 raise BadInput(f"telemetry.workers.prepared.{field} = {value} must be at most {MAX_COUNT}")
         if worker.HasField("resumed") and (worker.resumed.tier not in TIERS or worker.resumed.step > MAX_COUNT):
