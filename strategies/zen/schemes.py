@@ -69,9 +69,9 @@ class Circle:
 
 
 class SchemeOf(Protocol):
-    """Sums what each rank of a circle has of a tensor of this shape."""
+    """Sums what each rank of a circle has of a tensor of this shape. hashed: its partitions by hashing."""
 
-    def __call__(self, circle: Circle, shape: UnitShape, seeds: Sequence[int], mine: Coordinates) -> Summing: ...
+    def __call__(self, circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing: ...
 
 
 FIRST_STAGE: Final = 2
@@ -102,22 +102,22 @@ def served(circle: Circle, split: Partitions, mine: Coordinates) -> Summing:
     return split.sum(sums, range(circle.size))
 
 
-def zen(circle: Circle, shape: UnitShape, seeds: Sequence[int], mine: Coordinates) -> Summing:
-    return (yield from served(circle, HashPartitions(shape, seeds, circle.size), mine))
+def zen(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
+    return (yield from served(circle, hashed, mine))
 
 
-def sparse_ps(circle: Circle, shape: UnitShape, seeds: Sequence[int], mine: Coordinates) -> Summing:
+def sparse_ps(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
     return (yield from served(circle, EvenPartitions(shape, circle.size), mine))
 
 
-def omnireduce(circle: Circle, shape: UnitShape, seeds: Sequence[int], mine: Coordinates) -> Summing:
+def omnireduce(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
     """What is zero in every rank's gradient is in no sum, though a rank may have had it."""
     blocks = UnitShape(-(-shape.units * shape.width // BLOCK_ENTRIES), BLOCK_ENTRIES)
     sum_ = yield from served(circle, EvenPartitions(blocks, circle.size), to_blocks(mine, shape))
     return from_blocks(sum_, shape)
 
 
-def agsparse(circle: Circle, shape: UnitShape, seeds: Sequence[int], mine: Coordinates) -> Summing:
+def agsparse(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
     """All-gather of what each rank has; everyone sums in the order of ranks."""
     message = encode(mine, shape, 0, None)
     for place in circle.others:
@@ -127,7 +127,7 @@ def agsparse(circle: Circle, shape: UnitShape, seeds: Sequence[int], mine: Coord
     return summed(terms, shape)
 
 
-def sparcml(circle: Circle, shape: UnitShape, seeds: Sequence[int], mine: Coordinates) -> Summing:
+def sparcml(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
     """Recursive doubling: in round k ranks 2^k apart exchange what they have so far. Ranks beyond the largest power of
     two hand theirs to a partner first, and get the sum from it."""
     doubling = 1 << circle.size.bit_length() - 1
@@ -150,7 +150,7 @@ def sparcml(circle: Circle, shape: UnitShape, seeds: Sequence[int], mine: Coordi
     return mine
 
 
-def allreduce(circle: Circle, shape: UnitShape, seeds: Sequence[int], mine: Coordinates) -> Summing:
+def allreduce(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Coordinates) -> Summing:
     """A ring: each range of units goes round once to be summed, and once more to be told. All of it travels."""
     split, n, me = EvenPartitions(shape, circle.size), circle.size, circle.me
     after, before = (me + 1) % n, (me - 1) % n

@@ -11,6 +11,7 @@ from atoll.errors import BadInput
 from atoll.strategies.zen.coordinates import Coordinates, summed
 from atoll.strategies.zen.mailbox import Mailbox
 from atoll.strategies.zen.messages import encode
+from atoll.strategies.zen.partitions import HashPartitions
 from atoll.strategies.zen.schemes import SUMS, Awaited, Circle, Summing
 from atoll.strategies.zen.tensor import SeparateTensor
 
@@ -54,6 +55,7 @@ class Summation:
         self._leader, self._mates = (own[0], own[1:]) if several else (rank, ())
         self._round = 0
         self._under_way: list[Sum] = []
+        self._hashed: dict[int, HashPartitions] = {}  # by the tensor's number; they know the members of partitions
 
     def begin(self, round_: int) -> None:
         self._round = round_
@@ -93,12 +95,17 @@ class Summation:
             terms = [island.read(place, message, shape, 0) for place, message in enumerate(came, start=1)]
             mine = summed([mine, *terms], shape)
         circle = Circle(self.circle, self.circle.index(self._rank), post)
-        sum_ = yield from SUMS[tensor.scheme](circle, shape, self._seeds, mine)
+        sum_ = yield from SUMS[tensor.scheme](circle, shape, self._hashed_of(tensor), mine)
         if self._mates:
             message = encode(sum_, shape, 0, None)
             for mate in self._mates:
                 post(mate, _RESULT, message)
         return sum_
+
+    def _hashed_of(self, tensor: SeparateTensor) -> HashPartitions:
+        if tensor.number not in self._hashed:
+            self._hashed[tensor.number] = HashPartitions(tensor.shape, self._seeds, len(self.circle))
+        return self._hashed[tensor.number]
 
     def _island(self, post: Callable[[int, int, memoryview], None]) -> Circle:
         ranks = (self._leader, *self._mates)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
+from torch import nn
 
 from atoll import kernels
 from atoll.errors import BadInput
@@ -59,6 +60,19 @@ def squared_norm(tensor: torch.Tensor) -> torch.Tensor | float:
     wide = torch.promote_types(tensor.dtype, torch.float32)
     norm: torch.Tensor = torch.linalg.vector_norm(tensor, dtype=wide)
     return norm.square()
+
+
+def clip_norm(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """As torch.nn.utils.clip_grad_norm_, and of sparse gradients too, which are coalesced. Returns the norm before."""
+    parameters = list(parameters)
+    if not any(one.grad is not None and one.grad.is_sparse for one in parameters):
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    entries = [one.values() if one.is_sparse else one for one in gradients]
+    norm: torch.Tensor = torch.stack([torch.linalg.vector_norm(one) for one in entries]).norm()
+    for one in entries:
+        one.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def total(parts: Sequence[torch.Tensor | float]) -> float:

@@ -23,6 +23,7 @@ from atoll.agent.runtime.step.capabilities import StepEvents
 from atoll.agent.runtime.step.carried_gradients import CarriedGradients
 from atoll.agent.runtime.step.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.step.fingerprint import fingerprint_of
+from atoll.agent.runtime.step.gradients import clip_norm
 from atoll.agent.runtime.step.half_batches import HalfBatches
 from atoll.agent.runtime.step.learning_rate import LearningRate
 from atoll.agent.runtime.step.muted import MutedSteps
@@ -189,7 +190,7 @@ class Training:
             if parameters is not None:
                 raise BadInput("the strategy clips the whole update; call run.clip_grad_norm without parameters")
             return None
-        return nn.utils.clip_grad_norm_(self._model.parameters() if parameters is None else parameters, max_norm)
+        return clip_norm(self._model.parameters() if parameters is None else parameters, max_norm)
 
     def synchronize(self) -> None:
         """All ranks together, between two steps: bring everything that was not sent yet into the weights."""

@@ -72,6 +72,7 @@ CASES: Final = (
     Case("Adagrad", Model, lambda p: torch.optim.Adagrad(p, lr=0.1)),
     Case("SparseAdam", Tables, lambda p: torch.optim.SparseAdam(p, lr=0.05)),
     Case("accumulation", Model, sgd, accumulate=3),
+    Case("clipping", Model, sgd, clip_norm=0.05),
 )
 
 
@@ -108,6 +109,9 @@ def train(case: Case, strategy: str | StrategySettings, *, sparse: bool) -> dict
                         at = one.grad.indices()[0]
                         assert bool((at[1:] > at[:-1]).all()), name
                 if last:
+                    if case.clip_norm:
+                        assert (norm := run.clip_grad_norm(case.clip_norm)) is not None
+                        assert norm > case.clip_norm
                     optimizer.step()
                     optimizer.zero_grad()
         trained = {name: one.detach().clone() for name, one in model.named_parameters()}
@@ -124,6 +128,11 @@ def alone(case: Case) -> dict[str, torch.Tensor]:
         loss = nn.functional.mse_loss(model(words[begin : begin + BATCH]), targets[begin : begin + BATCH])
         (loss / case.accumulate).backward()
         if (step + 1) % case.accumulate == 0:
+            if case.clip_norm:  # torch's own takes no sparse gradients
+                dense = [one.grad.to_dense() for one in model.parameters() if one.grad is not None]
+                factor = min(1.0, case.clip_norm / (torch.cat([one.flatten() for one in dense]).norm().item() + 1e-6))
+                for one in model.parameters():
+                    one.grad = one.grad * factor if one.grad is not None else None
             optimizer.step()
             optimizer.zero_grad()
     return {name: one.detach().clone() for name, one in model.named_parameters()}

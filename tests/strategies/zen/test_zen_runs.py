@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
 from held_ports import free_port
-from zmq_agent import Start, torchrun_like
+from sparse_runs import Tensors
+from zmq_agent import FakeAgent, Start, torchrun_like
+
+from atoll.strategies.declaration import as_json
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -21,3 +31,136 @@ def test_it_trains_what_dense_trains_and_what_one_process_trains(start: Start, i
     world_size = len(islands) or 2
     codes = torchrun_like("zen_equals_dense.py", ports(40), world_size=world_size, islands=islands, start=start)
     assert codes == [0] * world_size
+
+
+def zen(out: Path, world_size: int, *, start: Start, run: int = 1, **settings: Any) -> FakeAgent:
+    """An agent whose job is one of strategy zen."""
+    agent = FakeAgent(out, run=run, world_size=world_size, start=start)
+    agent.spec.strategy, agent.spec.strategy_settings = "zen", as_json(settings)
+    return agent
+
+
+def ended(out: Path, run: int, world_size: int) -> Tensors:
+    """The weights that all ranks ended with, which are the same on all."""
+    kept: list[Tensors] = [
+        torch.load(out / f"run-{run}-rank-{rank}.end", weights_only=True) for rank in range(world_size)
+    ]
+    for weights in kept:
+        for name, one in weights.items():
+            assert torch.equal(one, kept[0][name]), name
+    return kept[0]
+
+
+def undisturbed(out: Path, start: Start, *arguments: str, world_size: int = 2, **settings: Any) -> Tensors:
+    out.mkdir()
+    with zen(out, world_size, start=start, **settings) as agent:
+        agent.start_workers("zen_train.py", str(out), *arguments)
+        assert agent.exit_codes() == [0] * world_size, agent.said()
+    return ended(out, 1, world_size)
+
+
+def test_places_and_shares_of_the_launch_are_used_and_every_step_is_told(start: Start, tmp_path: Path) -> None:
+    """Two islands of two nodes each, unequal shares that change on the way. Ranks end with the same weights;
+    leaders alone speak between islands; each step tells how dense the table's gradient was, and what was sent."""
+    with zen(tmp_path, 4, start=start) as agent:
+        agent.place(["a", "a", "b", "c"], ["west", "west", "east", "east"])
+        agent.shares = (1.0, 2.0, 1.0, 1.0)
+        agent.start_workers("zen_train.py", str(tmp_path), "--sleep-s", "0.02")
+        agent.wait_for_step(5)
+        agent.send_plan(2, 0, (3.0, 1.0, 1.0, 0.001))
+        assert agent.exit_codes() == [0] * 4, agent.said()
+    ended(tmp_path, 1, 4)
+    for rank in range(4):
+        samples = agent.steps[rank]
+        assert [sample.step for sample in samples] == list(range(24))
+        assert {sample.plan for sample in samples} == {1, 2}
+        for sample in samples:
+            told = sample.strategy_metrics
+            assert 0 <= told["density"] <= told["density_of_all"] <= 60 / 400
+            assert told["density_of_all"] > 0
+            assert told["sent_bytes"] > 0
+        assert all(link.received_bytes > 0 and not link.dropped for link in agent.links[rank].values())
+    assert {rank: set(links) for rank, links in agent.links.items()} == {0: {1, 2}, 1: {0}, 2: {0, 3}, 3: {2}}
+
+
+@pytest.mark.parametrize("stage", [2, 3], ids=["push", "pull"])
+def test_a_rank_killed_in_a_push_or_pull_costs_one_step(start: Start, tmp_path: Path, stage: int) -> None:
+    """1. Rank 1 is killed before it sends in step 5. 2. The other notices by its closed connection, saves what it has
+    and ends with 75. 3. The next run goes on from there, SparseAdam's moments too: its weights are those of a run that
+    nobody disturbed, bit for bit, and every sample counted once."""
+    expected = undisturbed(tmp_path / "undisturbed", start, scheme="zen")
+    with zen(tmp_path, 2, start=start, scheme="zen") as agent:
+        agent.start_workers("zen_train.py", str(tmp_path), "--fault", f"5:{stage}:die")
+        assert agent.exit_codes(deadline_s=30.0) == [75, -9], agent.said()
+    with zen(tmp_path, 2, start=start, run=2, scheme="zen") as agent:
+        agent.start_workers("zen_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0, 0], agent.said()
+        assert agent.said().count("goes on from step 5\n") == 2
+    weights = ended(tmp_path, 2, 2)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    trained: Counter[tuple[int, int]] = Counter()
+    for path in tmp_path.glob("run-*.jsonl"):
+        for line in map(json.loads, path.read_text().splitlines()):
+            trained.update((line["step"] // 8, sample) for sample in line["samples"])
+    assert trained == Counter((epoch, sample) for epoch in range(3) for sample in range(96))
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("3:2:outside", "has unit 2147483648, beyond the last of 4000"),
+        ("3:2:too much", r"table\.weight, of which no message has more than"),
+        ("3:2:count", "it says that 1000000 of at most"),
+        ("3:3:partition", "of partition 77"),
+    ],
+)
+def test_a_peer_that_lies_ends_the_run_with_a_clear_error(start: Start, tmp_path: Path, fault: str, says: str) -> None:
+    """Rank 1 sends what cannot be. Rank 0 says so and ends; rank 1 loses its peer. Nobody waits for ever."""
+    with zen(tmp_path, 2, start=start, scheme="zen") as agent:
+        agent.start_workers("zen_train.py", str(tmp_path), "--words", "4000", "--fault", fault)
+        assert agent.exit_codes() == [1, 75], agent.said()
+        assert re.search(f"rank 1 sent a message that cannot be: .*{says}", agent.said()) or re.search(
+            says, agent.said()
+        ), agent.said()
+
+
+def test_a_gradient_that_is_dense_in_one_step_is_summed_as_one_on_all_ranks(start: Start, tmp_path: Path) -> None:
+    """Rank 1's is dense in step 4: all ranks' are then, so that Adagrad does the same everywhere. It rounds
+    dense gradients otherwise than sparse ones."""
+    usual = undisturbed(tmp_path / "sparse", start, "--turn-dense-at", "1000", scheme="zen")
+    turned = undisturbed(tmp_path / "turned", start, "--turn-dense-at", "4", scheme="zen")
+    torch.testing.assert_close(turned, usual, rtol=1e-5, atol=1e-6)
+
+
+def test_nan_arrives_on_all_ranks_in_the_same_step(start: Start, tmp_path: Path) -> None:
+    """Rank 1's gradient has one in step 4. The script sees it on each rank, and mends it there."""
+    weights = undisturbed(tmp_path / "nan", start, "--nan-at", "4", scheme="zen")
+    assert all(one.isfinite().all() for one in weights.values())
+
+
+def test_dense_gradients_that_are_mostly_zero_go_the_sparse_way_once_that_was_measured(
+    start: Start, tmp_path: Path
+) -> None:
+    """1. A table of 20,000 words, whose gradients are dense and 0.3 % of them not zero, begins the dense way. 2. Its
+    density is measured in the first step; rank 0 chooses a scheme, which the job's events explain. 3. All ranks change
+    over in one step, and a step sends a hundredth of what it did. The weights are those of strategy dense."""
+    arguments = ("--dense", "--words", "20000")
+    with zen(tmp_path, 2, start=start) as agent:
+        agent.start_workers("zen_train.py", str(tmp_path), *arguments)
+        assert agent.exit_codes() == [0, 0], agent.said()
+    (notice,) = agent.notices
+    assert re.match(
+        r"gradients of table\.weight: 0\.\d\d% of its 20000 units are in a rank's gradient and 0\.\d\d% in the sum of "
+        r"2, skew 1\.0, 100 Mbit/s: \S+ takes \S+ ms, allreduce \S+ ms",
+        notice.text,
+    ), notice
+    sent = [sample.strategy_metrics["sent_bytes"] for sample in agent.steps[0]]
+    assert min(sent[:2]) > 20_000 * 8 * 4
+    assert max(sent[3:]) < 0.01 * min(sent[:2])
+    weights = ended(tmp_path, 1, 2)
+    with FakeAgent(tmp_path, run=2, world_size=2, start=start) as agent:
+        agent.spec.checkpoint.directory = str(tmp_path / "elsewhere")
+        agent.start_workers("zen_train.py", str(tmp_path), *arguments)
+        assert agent.exit_codes() == [0, 0], agent.said()
+    dense = ended(tmp_path, 2, 2)
+    assert all(torch.equal(weights[name], dense[name]) for name in dense)

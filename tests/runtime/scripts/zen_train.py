@@ -1,0 +1,144 @@
+"""A small model of words under strategy zen: a sparse table by SparseAdam, the rest by AdamW.
+
+OUT/run-N-rank-R.jsonl has a line for each batch; OUT/run-N-rank-R.end (torch.save) the weights."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import atoll
+from atoll.agent.runtime.transport.channel import Channel
+
+parser = argparse.ArgumentParser()
+parser.add_argument("out", type=Path)
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work per step")
+parser.add_argument("--dense", action="store_true", help="the table's gradients are dense")
+parser.add_argument("--words", type=int, default=400)
+parser.add_argument("--turn-dense-at", type=int, default=-1, help="rank 1's sparse gradient is dense in this step")
+parser.add_argument("--nan-at", type=int, default=-1, help="rank 1's gradient has a NaN in this step")
+parser.add_argument("--fault", default="", help="STEP:STAGE:WHAT of rank 1: before it sends, it is killed or lies")
+parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
+options = parser.parse_args()
+
+SAMPLES, BATCH = 96, 12
+run = atoll.init(seed=7)
+NAME = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}"
+HEADER = 40
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(options.words, 8, sparse=not options.dense)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.last(self.table(words).mean(dim=1))
+
+
+def data() -> torch.utils.data.TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    words = (torch.rand(SAMPLES, 5, generator=generator) ** 3 * options.words).long()
+    return torch.utils.data.TensorDataset(words, torch.randn(SAMPLES, 2, generator=generator), torch.arange(SAMPLES))
+
+
+def lying(payload: memoryview, what: str) -> bytes:
+    message = bytearray(payload)
+    if what == "outside":
+        struct.pack_into("<I", message, HEADER, 2**31)
+    elif what == "too much":
+        message += bytes(10**6)
+    elif what == "count":
+        struct.pack_into("<I", message, 8, 10**6)
+    elif what == "partition":
+        struct.pack_into("<I", message, 12, 77)
+    else:
+        raise ValueError(what)
+    return bytes(message)
+
+
+@contextmanager
+def faulty() -> Iterator[None]:
+    """Rank 1 sends something else, or dies, where --fault says."""
+    if run.rank != 1 or not options.fault:
+        yield
+        return
+    step, stage, what = options.fault.split(":")
+    real = Channel.send
+
+    def send(  # noqa: PLR0917 - as Channel.send
+        self: Channel, to: int, number: int, tensor: int, count: int, payload: Any
+    ) -> None:
+        if (run.step, count) == (int(step), int(stage)):
+            if what == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            payload = lying(payload, what)
+        real(self, to, number, tensor, count, payload)
+
+    Channel.send = send  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Channel.send = real  # type: ignore[method-assign]
+
+
+torch.manual_seed(7)
+model = Model()
+sparse = [] if options.dense else [torch.optim.SparseAdam(model.table.parameters(), lr=0.02)]
+rest = model.parameters() if options.dense else model.last.parameters()
+optimizers: list[torch.optim.Optimizer] = [*sparse, torch.optim.AdamW(rest, lr=0.02)]
+if options.turn_dense_at >= 0:  # an optimizer that takes both
+    optimizers = [torch.optim.Adagrad(model.parameters(), lr=0.02)]
+model, optimizers, loader = run.prepare(model, optimizers, data(), batch_size=BATCH)
+
+
+def spoil(gradient: torch.Tensor) -> torch.Tensor | None:
+    """Before it is accumulated."""
+    if run.rank == 1 and run.step == options.nan_at:
+        gradient = gradient.coalesce()
+        gradient.values()[0, 0] = torch.nan
+        return gradient
+    return None
+
+
+model.table.weight.register_hook(spoil)  # type: ignore[no-untyped-call]
+try:
+    with faulty():
+        for _ in run.epochs(options.epochs):
+            for words, targets, samples in loader:
+                if run.step == options.await_stop_at and run.is_main:
+                    while run._link is not None and run._link.stop is None:
+                        time.sleep(0.005)
+                loss = nn.functional.mse_loss(model(words), targets)
+                if run.rank == 1 and run.step == options.turn_dense_at:
+                    loss = loss + 0 * model.table.weight.sum()
+                run.backward(loss)
+                assert model.table.weight.grad is not None
+                if run.step not in {options.turn_dense_at, options.nan_at}:
+                    assert model.table.weight.grad.is_sparse != options.dense
+                elif run.step == options.nan_at:
+                    assert model.table.weight.grad.values().isnan().sum() == 1
+                    model.table.weight.grad.values().nan_to_num_(0.0)
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                line = {"step": run.step, "samples": samples.tolist(), "loss": loss.item()}
+                with (options.out / f"{NAME}.jsonl").open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                time.sleep(options.sleep_s)
+finally:
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+    torch.save(weights, options.out / f"{NAME}.end")
