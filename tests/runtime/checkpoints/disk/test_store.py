@@ -307,7 +307,9 @@ def test_what_dead_writers_left_in_the_store_goes_and_a_damaged_one_here_keeps_n
 def test_a_carrier_killed_at_any_moment_leaves_the_older_one_good(tmp_path: Path, header: Any) -> None:
     """1. A child carries one checkpoint after another to a disk. 2. SIGKILL. 3. What counts there is whole."""
     url, newest = f"file://{tmp_path / 'store'}", 0
-    for moment_s in (0.0, 0.02, 0.04, 0.06, 0.1, 0.2):
+    for moment_s in (0.0, 0.02, 0.04, 0.06, 0.1, 0.2, 1.0, 5.0):
+        if newest and moment_s >= 1.0:
+            break  # those are for a machine too busy to have carried any yet
         begun, begin = os.pipe()
         pid = os.fork()
         if pid == 0:
