@@ -1,7 +1,8 @@
 """Sparse tensors in coordinate form (COO): split by hashing, their units as a bitmap, and their sums.
 
 A unit is a row of `width` neighbouring entries (of an embedding, say), or a single one. unit: uint32 or int32 [K], the
-numbers of the units that are there, each once; values: float32 [K, width]. Whatever does not fit raises `BadInput`.
+numbers of the units that are there, each once; values: float32 [K, width]. All are on
+the CPU. Whatever does not fit raises `BadInput`.
 
 Source: Zen (Wang et al., 2023): hierarchical hashing is Algorithm 3.2, the hash bitmap Algorithm 3.3.
 """
@@ -15,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.kernels import _native
-from atoll.kernels.cuda_device import cuda_queue
 from atoll.kernels.refusals import refusals
 
 SLOT_HASHES: Final = 3
@@ -45,11 +45,9 @@ def hierarchical_hash(unit: Any, seeds: Sequence[int], partitions: int, order: A
 
     seeds: SLOT_HASHES + 1 of them, each below 2^32; the first alone decides on the partition. order: uint32 or int32
     [K], overwritten by a permutation of 0 ... K - 1, grouped by partition; within one in no particular order, which may
-    differ from call to call. No unit is ever lost. On a CUDA device it waits for the result.
+    differ from call to call. No unit is ever lost.
     """
     with refusals("hierarchical_hash"):
-        if (queue := cuda_queue(unit)) is not None:
-            return Hashed(*queue.kernels.hierarchical_hash(unit, list(seeds), partitions, order, 0, queue.stream))
         return Hashed(*_native.hierarchical_hash(unit, list(seeds), partitions, order, 0, threads))
 
 
@@ -71,19 +69,13 @@ def bitmap_encode(member: Any, unit: Any, bitmap: Any) -> None:
     member, unit: ascending, and every unit is a member.
     """
     with refusals("bitmap_encode"):
-        if (queue := cuda_queue(member)) is not None:
-            queue.kernels.bitmap_encode(member, unit, bitmap, queue.stream)
-        else:
-            _native.bitmap_encode(member, unit, bitmap)
+        _native.bitmap_encode(member, unit, bitmap)
 
 
 def bitmap_decode(member: Any, bitmap: Any, unit: Any) -> None:
     """The inverse. unit: as many entries as bits are set, overwritten, ascending."""
     with refusals("bitmap_decode"):
-        if (queue := cuda_queue(member)) is not None:
-            queue.kernels.bitmap_decode(member, bitmap, unit, queue.stream)
-        else:
-            _native.bitmap_decode(member, bitmap, unit)
+        _native.bitmap_decode(member, bitmap, unit)
 
 
 def sum_coordinates(
