@@ -71,16 +71,6 @@ def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
-def refuse_sparse_modules(model: nn.Module) -> None:
-    """Raises BadInput for layers whose gradients are sparse, where the strategy takes dense ones alone."""
-    for name, module in model.named_modules():
-        if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            raise BadInput(
-                f"{name or 'the model'} makes sparse gradients, which this strategy does not send; build it with "
-                "sparse=False, or choose a strategy that does (docs/strategies.md)"
-            )
-
-
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raises BadInput where this one cannot be used with the model."""
     if not isinstance(optimizer, torch.optim.Optimizer):

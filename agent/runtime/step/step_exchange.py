@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
-from atoll.agent.runtime.api.inputs import refuse_sparse_modules
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.agreement import Agreed, Agreement, ProposalExchange
@@ -26,6 +25,7 @@ from atoll.agent.runtime.step.capabilities import (
     WorkerHalf,
 )
 from atoll.agent.runtime.step.durable import Origin
+from atoll.agent.runtime.step.gradients import refuse_sparse_modules
 from atoll.agent.runtime.step.phases import OneWorker
 from atoll.agent.runtime.step.reduction import ReducedGradients
 from atoll.agent.runtime.transport.channel import Channel
