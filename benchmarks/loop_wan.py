@@ -160,10 +160,11 @@ def watch(network: Network, job: str, what: str, seconds: float) -> None:
         time.sleep(min(seconds / 4, 10))
         seen = json.loads(cli(network, "status", job, "--json"))
         progress, batch = seen["progress"], sum(worker["last"]["local_batch"] for worker in seen["workers"])
+        exchange = progress["strategy_metrics"]
         print(
             f"  {what}, {time.monotonic() - began:4.0f} s on: step {progress['step']:4} "
-            f"{progress['step_s'] * 1e3:5.0f} ms, stall {progress['stall_share']:5.1%}, "
-            f"rate {progress['rate']:.4f}, batch {batch}, plan {seen['plan']['id']}",
+            f"{progress['step_s'] * 1e3:5.0f} ms, stall {exchange['stall_share']:5.1%}, "
+            f"sparsity {exchange['sparsity']:.4f}, batch {batch}, plan {seen['plan']['id']}",
             flush=True,
         )
 
