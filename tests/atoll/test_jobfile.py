@@ -95,7 +95,7 @@ def test_a_submitted_job_says_what_its_job_file_said() -> None:
         "stale_sparse": StaleSparse(sparsity=0.5, staleness=0),
         "adapt": AdaptSection.model_validate({"batch": (64, 256), "learning_rate": "none", "sparsity": True}),
     }
-    left_out = {"workdir"}  # what travelled is there already
+    left_out = {"workdir", "zen"}  # what travelled is there already; another strategy's settings
     assert set(said) | left_out == set(JobFile.model_fields)
     job = JobFile.model_validate(said)
     assert jobfile.from_spec(job.to_spec("train.py")) == job
@@ -142,7 +142,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
             "adapt": {"batch": [128, 1024], "learning_rate": "square-root", "sparsity": True},
         }
     )
-    assert job.model_fields_set | {"workdir"} == set(JobFile.model_fields)  # a new field belongs here
+    assert job.model_fields_set | {"workdir", "zen"} == set(JobFile.model_fields)  # a new field belongs here
     assert jobfile.from_spec(job.to_spec("train.py")).to_spec("train.py") == job.to_spec("train.py")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import io
 import tarfile
@@ -66,7 +67,10 @@ class Controller:
 
 def bundle(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+    with (
+        gzip.GzipFile(fileobj=buffer, filename="", mode="wb", mtime=0) as zipped,  # the same files, the same bytes
+        tarfile.open(fileobj=zipped, mode="w") as archive,
+    ):
         for name, data in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)

@@ -56,7 +56,17 @@ def test_nodes(runner: CliRunner, controller: ScriptedController) -> None:
         "island": "default",
         "address": "",
         "memory_bytes": 0,
-        "devices": [{"index": 0, "kind": "cpu", "model": "Xeon", "memory_bytes": 0, "speed": 0.3, "work_per_s": 0.0}],
+        "devices": [
+            {
+                "index": 0,
+                "kind": "cpu",
+                "model": "Xeon",
+                "memory_bytes": 0,
+                "speed": 0.3,
+                "work_per_s": 0.0,
+                "uuid": "",
+            }
+        ],
         "samples": [],
         "connected": False,
         "seen_s_ago": 12.0,

@@ -75,7 +75,7 @@ async def test_code_that_no_job_uses_does_not_stay(store: EtcdStore, monkeypatch
     epoch = await epoch_of(store)
     monkeypatch.setattr("atoll.controller.jobs.records.ledger.MAX_LIVE_JOBS", 0)
     with pytest.raises(Conflict, match="Cancel some first"):
-        await epoch.submit(spec_of[0], "r0", CODE + bytes([0]))
+        await epoch.submit(spec_of[0], "r0", CODE + bytes([0]), by="alice")
     assert await stored(store, keys.codes_prefix()) == []
     monkeypatch.undo()
 
@@ -83,7 +83,7 @@ async def test_code_that_no_job_uses_does_not_stay(store: EtcdStore, monkeypatch
         """All of its code is stored; the answer about the job's record is lost before it is asked for."""
         monkeypatch.setattr(epoch.ledger, "add", unavailable)
         with pytest.raises(StoreUnavailable):
-            await epoch.submit(spec_of[number], f"r{number}", CODE + bytes([number]))
+            await epoch.submit(spec_of[number], f"r{number}", CODE + bytes([number]), by="alice")
         monkeypatch.undo()
         assert len(await stored(store, keys.code_prefix(spec_of[number].code_sha256))) == 3
 
@@ -91,10 +91,10 @@ async def test_code_that_no_job_uses_does_not_stay(store: EtcdStore, monkeypatch
         raise StoreUnavailable("etcd is away")
 
     await broken_off(1)
-    name = await epoch.submit(spec_of[2], "r2", CODE + bytes([2]))
+    name = await epoch.submit(spec_of[2], "r2", CODE + bytes([2]), by="alice")
     assert {keys.sha256_of_code(key) for key in await stored(store, keys.codes_prefix())} == {spec_of[2].code_sha256}
     versions = [e.mod_revision for e in (await store.read_prefix(keys.codes_prefix(), keys_only=True)).entries.values()]
-    again = await epoch.submit(spec_of[2], "r2-again", CODE + bytes([2]))
+    again = await epoch.submit(spec_of[2], "r2-again", CODE + bytes([2]), by="alice")
     assert again != name
     after = [e.mod_revision for e in (await store.read_prefix(keys.codes_prefix(), keys_only=True)).entries.values()]
     assert after == versions
