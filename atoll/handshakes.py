@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from typing import Final
 
 from atoll.rpc import Tls
@@ -23,12 +24,12 @@ def certificate_problem(details: str) -> str | None:
 
 # In TLS 1.3 the server judges the client's certificate after the client's handshake is done: all that a refused client
 # sees is a connection that ends. One without TLS sees the same.
-_ENDED_AT_ONCE: Final = ("Socket closed", "Connection reset by peer")
+_ENDED_AT_ONCE: Final = re.compile(r"(Socket closed|Connection reset by peer)( \(\d+\))?$")
 
 
 def ended_at_once(details: str) -> bool:
     """Whether no connection came about because the other side ended each."""
-    return "failed to connect" in details and details.endswith(_ENDED_AT_ONCE)
+    return "failed to connect" in details and _ENDED_AT_ONCE.search(details) is not None
 
 
 def refused_in_silence(tls: Tls | None) -> str:
