@@ -20,7 +20,7 @@ from atoll.drill.invariants import InvariantResult
 from atoll.drill.recording import FULL_SPEED
 from atoll.drill.schedule import Hit, Planned, Strike, plan
 from atoll.drill.settings import Settings
-from atoll.drill.slow_disk import SLOW_DISK
+from atoll.drill.slow_disk import slow
 from atoll.drill.strikes import Striker
 from atoll.drill.watch import Watch
 from atoll.v1 import jobs_pb2 as pb
@@ -141,7 +141,7 @@ async def _drilled(
             note("the strikes are over; the rest is trained at full speed")
             if Strike.SAVING in {planned.strike for planned in schedule}:
                 note("its last checkpoint meets a disk that takes its time")
-                (out / SLOW_DISK).write_text(str(_LAST_PIECE_S))
+                slow(out, _LAST_PIECE_S, training.epochs(settings) - 1)  # not those before it: a drill has hundreds
             (out / FULL_SPEED).touch()
             ended = await training.end(client, job)
             with suppress(TimeoutError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from atoll.drill import slow_disk
+from atoll.drill.slow_disk import SlowDisk
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +30,7 @@ class Recorder:
 
     def __init__(self, out: Path, rank: int, model: nn.Module) -> None:
         out.mkdir(parents=True, exist_ok=True)
-        slow_disk.install(out)
+        self._disk = SlowDisk(out)
         self._out, self._rank, self._model = out, rank, model
         self._run = int(os.environ.get("ATOLL_RUN", "0"))
         path = out / f"run-{self._run:06d}-rank-{rank:04d}.jsonl"
@@ -48,6 +48,7 @@ class Recorder:
         """The step that begins now, and which samples this rank trains it with. Call it before `run.backward`.
 
         samples: ids, 0 to the dataset's length; empty for a batch of weight 0."""
+        self._disk.epoch = epoch
         line = {"step": step, "epoch": epoch, "ids": list(samples), "weights": self._digest(), "at": time.time()}
         os.write(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
 

@@ -8,24 +8,38 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-SLOW_DISK: Final = "slow-disk"
-"""A file of this name in the folder of the evidence: seconds for each piece."""
+_PACE: Final = "slow-disk"
+"""A file of this name in the folder of the evidence: seconds for each piece, and the first epoch in which it holds."""
 _BEING_WRITTEN: Final = ".writing-"
 """In the name of a checkpoint's folder until it is whole, before its writer's pid."""
 _write = os.write
 
 
-def install(out: Path) -> None:
-    """From now on this process writes checkpoints at the pace that the file says, while there is one."""
-    pace = out / SLOW_DISK
+def slow(out: Path, piece_s: float, from_epoch: int = 0) -> Path:
+    """Have all of the drill's workers take `piece_s` for each piece, those that train epoch `from_epoch` or a later
+    one. Returns the file to remove when it shall be over."""
+    pace = out / _PACE
+    pace.write_text(f"{piece_s} {from_epoch}")
+    return pace
 
-    def paced(file: int, data: Any) -> int:
+
+class SlowDisk:
+    """Of this process, which from now on writes checkpoints at the pace that `slow` commands, while it does.
+
+    epoch: the one that is trained, to be kept up by who knows."""
+
+    def __init__(self, out: Path) -> None:
+        self.epoch = 0
+        self._pace = out / _PACE
+        os.write = self._paced
+
+    def _paced(self, file: int, data: Any) -> int:
         if _BEING_WRITTEN in os.readlink(f"/proc/self/fd/{file}"):
             with suppress(FileNotFoundError, ValueError):  # there is none, or it is just being made
-                time.sleep(float(pace.read_text()))
+                piece_s, from_epoch = self._pace.read_text().split()
+                if self.epoch >= int(from_epoch):
+                    time.sleep(float(piece_s))
         return _write(file, data)
-
-    os.write = paced
 
 
 def writers(jobs: Path) -> set[int]:

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from atoll.drill.cluster import ETCD_MEMBERS, DrillCluster
 from atoll.drill.schedule import Hit, Planned, Strike
-from atoll.drill.slow_disk import SLOW_DISK
+from atoll.drill.slow_disk import slow
 
 _TARGET_S: Final = 10.0
 """How long a strike waits for somebody to hit: right after another one there may be none."""
@@ -57,8 +57,7 @@ class Striker:
 
     async def _saving(self, planned: Planned) -> list[Hit]:
         """A worker; its peers save what is left, on a disk that takes its time: then the one that writes."""
-        pace = self._cluster.evidence / SLOW_DISK
-        pace.write_text(str(_PIECE_S))
+        pace = slow(self._cluster.evidence, _PIECE_S)
         try:
             first = await self._workers(planned)
             return first + self._signalled(planned, await _until(lambda: _named(self._cluster.savers())[:1]))

@@ -36,11 +36,15 @@ async def ready(client: AsyncClient, machines: int) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
+def epochs(settings: Settings) -> int:
+    """How many the drill's job trains."""
+    return settings.epochs or math.ceil(settings.length_s / settings.step_s / _EPOCH_STEPS) + 2
+
+
 async def submit(client: AsyncClient, settings: Settings, out: Path, *, checkpoints: bool) -> str:
     script = settings.script or OWN_SCRIPT
     bundle = pack(script)
-    epochs = settings.epochs or math.ceil(settings.length_s / settings.step_s / _EPOCH_STEPS) + 2
-    arguments = [f"--out={out}", f"--epochs={epochs}"]
+    arguments = [f"--out={out}", f"--epochs={epochs(settings)}"]
     if settings.script is None:
         arguments.append(f"--step-s={settings.step_s}")
     spec = common.JobSpec(
