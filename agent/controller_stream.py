@@ -271,6 +271,9 @@ class ControllerStream:
             case "plan":
                 incoming.check_plan_for_job(message.plan)
                 supervisor.plan(message.plan)
+            case "view":
+                incoming.check_view(message.view)
+                supervisor.view(message.view)
             case "stop":
                 incoming.check_stop(message.stop)
                 supervisor.stop(message.stop)

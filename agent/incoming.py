@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from atoll import jobspec
@@ -11,7 +11,7 @@ from atoll.jobspec import MAX_REPLICAS, MAX_WORKERS
 from atoll.message_limits import HOST, JOB_ID, MAX_TEXT
 from atoll.strategies import registry
 from atoll.strategies.declaration import MAX_JSON_BYTES
-from atoll.v1.agents_pb2 import Launch, PlanForJob, Registered, StopWorkers, TakeInventory
+from atoll.v1.agents_pb2 import Launch, Member, PlanForJob, Registered, StopWorkers, TakeInventory, View
 from atoll.v1.common_pb2 import Plan, StrategyMessage, WorkerId
 from atoll.worker_key import WorkerKey
 
@@ -48,7 +48,10 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     """All but the id. devices: the indices that this node has."""
     key = check_key(launch.id)
     _need(1 <= launch.world_size <= MAX_WORKERS, "world_size", launch.world_size, f"must be 1 to {MAX_WORKERS}")
-    _need(key.rank < launch.world_size, "id.rank", key.rank, f"must be below world_size {launch.world_size}")
+    if launch.HasField("joins"):
+        _check_joins(launch, key)
+    else:
+        _need(key.rank < launch.world_size, "id.rank", key.rank, f"must be below world_size {launch.world_size}")
     local_ok = 1 <= launch.local_world_size <= launch.world_size
     _need(local_ok, "local_world_size", launch.local_world_size, "must be 1 to world_size")
     _need(
@@ -56,15 +59,47 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     )
     _need(launch.node_rank < launch.world_size, "node_rank", launch.node_rank, "must be below world_size")
     _need(launch.device in devices, "device", launch.device, f"is not one of this node's: {sorted(devices)}")
-    _need(1024 <= launch.master_port <= 65535, "master_port", launch.master_port, "must be 1024 to 65535")
-    host_ok = HOST.fullmatch(launch.master_address) is not None
-    _need(host_ok, "master_address", launch.master_address, "must be a host")
+    _check_meeting(launch.master_address, launch.master_port)
     spec = jobspec.from_wire(launch.spec)
-    check_plan("plan", launch.plan, key.run, launch.world_size)
+    check_plan("plan", launch.plan, key.run, launch.world_size - launch.HasField("joins"))
     strategy = registry.find(spec.strategy)
     strategy.read_plan_parameters(launch.plan.strategy_params, "plan.strategy_params")
     if strategy.exchanges or launch.HasField("keys"):
         _check_exchange(launch)
+
+
+def _check_joins(launch: Launch, key: WorkerKey) -> None:
+    """Of a worker that joins later: the view that is, which it is no member of."""
+    view = launch.joins
+    check_view(view)
+    _need((view.job, view.run) == (key.job, key.run), "joins.run", view.run, f"must be {key.run}, of {key.job}")
+    count = len(view.members) + 1
+    _need(launch.world_size == count, "world_size", launch.world_size, f"must be {count}: the view and who joins it")
+    _need(not launch.others, "others", len(launch.others), "must be empty: each who joins has a launch of its own")
+
+
+def _check_meeting(address: str, port: int) -> None:
+    _need(1024 <= port <= 65535, "master_port", port, "must be 1024 to 65535")
+    _need(HOST.fullmatch(address) is not None, "master_address", address, "must be a host")
+
+
+def check_view(view: View) -> None:
+    check_job("view.job", view.job)
+    _need(view.run >= 1, "view.run", view.run, "must be at least 1")
+    _need(view.view >= 1, "view.view", view.view, "must be at least 1")
+    _need(view.in_force <= view.view, "view.in_force", view.in_force, f"must be at most {view.view}")
+    ranks = [one.member.rank for one in view.members]
+    sound = 1 <= len(set(ranks)) == len(ranks) <= MAX_WORKERS and max(ranks) < MAX_WORKERS
+    _need(sound, "view.members", f"{len(ranks)} ranks", f"must be 1 to {MAX_WORKERS}, each once")
+    _need(any(one.has_state for one in view.members), "view.members", "nobody", "with has_state: one at least has it")
+    _check_members([one.member for one in view.members])
+    sizes = {len(one.public_key) for one in view.members}
+    _need(sizes in ({0}, {KEY_BYTES}), "view.members.public_key", sizes, f"must be {KEY_BYTES} bytes each, or none")
+    _check_meeting(view.master_address, view.master_port)
+    _seconds("view.meet_s", view.meet_s)
+    _text("view.reason", view.reason)
+    check_plan("view.plan", view.plan, view.run, len(view.members))
+    _need(view.plan.view == view.view, "view.plan.view", view.plan.view, f"must be {view.view}")
 
 
 def each_worker(launch: Launch) -> list[Launch]:
@@ -84,18 +119,28 @@ def each_worker(launch: Launch) -> list[Launch]:
 
 def _check_exchange(launch: Launch) -> None:
     """Who the workers of the run are, and their keys; of those only sizes are ever named."""
-    ranks, nodes = [member.rank for member in launch.members], len({member.node for member in launch.members})
-    _need(ranks == list(range(launch.world_size)), "members", f"{len(ranks)} ranks", "must be all of the run, in order")
-    for member in launch.members:
+    ranks = [member.rank for member in launch.members]
+    if launch.HasField("joins"):
+        wanted = [*(one.member.rank for one in launch.joins.members), launch.id.rank]
+        _need(ranks == wanted, "members", f"{len(ranks)} ranks", "must be those of the view, then who joins")
+    else:
+        wanted = list(range(launch.world_size))
+        _need(ranks == wanted, "members", f"{len(ranks)} ranks", "must be all of the run, in order")
+    _check_members(launch.members)
+    sizes = {len(launch.keys.secret), *(len(key) for key in launch.keys.public)}
+    _need(sizes == {KEY_BYTES}, "keys", f"sizes of {sorted(sizes)} bytes", f"must be {KEY_BYTES} bytes each")
+    count = len(launch.keys.public)
+    _need(count == launch.world_size, "keys.public", f"{count} keys", f"must be world_size = {launch.world_size}")
+
+
+def _check_members(members: Sequence[Member]) -> None:
+    nodes = len({member.node for member in members})
+    for member in members:
         _text("members.node", member.node)
         _text("members.island", member.island)
         kept_by = list(member.holders)
         sound = len(set(kept_by)) == len(kept_by) < MAX_REPLICAS and all(node < nodes for node in kept_by)
         _need(sound, "members.holders", kept_by[:16], f"must be fewer than {MAX_REPLICAS} of {nodes} nodes")
-    sizes = {len(launch.keys.secret), *(len(key) for key in launch.keys.public)}
-    _need(sizes == {KEY_BYTES}, "keys", f"sizes of {sorted(sizes)} bytes", f"must be {KEY_BYTES} bytes each")
-    count = len(launch.keys.public)
-    _need(count == launch.world_size, "keys.public", f"{count} keys", f"must be world_size = {launch.world_size}")
 
 
 def check_take_inventory(asked: TakeInventory) -> None:
@@ -130,6 +175,7 @@ def check_stop(message: StopWorkers) -> None:
     check_job("stop.job", message.job)
     _seconds("stop.grace_s", message.grace_s)
     _text("stop.reason", message.reason)
+    _need(len(message.ranks) <= MAX_LAUNCHED, "stop.ranks", f"{len(message.ranks)} ranks", f"at most {MAX_LAUNCHED}")
 
 
 def _seconds(name: str, value: float) -> None:

@@ -45,6 +45,7 @@ def status_of(worker: Worker) -> common_pb2.WorkerStatus:
         step=worker.step,
         plan=worker.plan,
         trained=worker.trained,
+        view=worker.view,
     )
     if worker.exit is not None:
         status.exit_code = worker.exit.code

@@ -129,7 +129,7 @@ class SimulatedAgent:
         if self._workers and not self._fleet.each_step:
             some = next(iter(self._workers.values())).id
             sums = {self._step + i: SyncSums(len(self._workers), 0.01, 0.01) for i in range(STEPS)}
-            telemetry.sums.append(sums_to_wire(some.job, some.run, sums, {}))
+            telemetry.sums.append(sums_to_wire(some.job, some.run, 0, sums, {}))
         self._step += STEPS
         self._fleet.told_steps += STEPS * len(self._workers)
         return telemetry

@@ -53,8 +53,9 @@ def worker_environment(
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order; CUDA's own puts the fastest first
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_devices(device, devices, launch.local_rank))
     id = launch.id
+    joins = launch.HasField("joins")
     return env | {
-        "RANK": str(id.rank),
+        "RANK": str(launch.world_size - 1 if joins else id.rank),
         "LOCAL_RANK": str(launch.local_rank),
         "GROUP_RANK": str(launch.node_rank),
         "WORLD_SIZE": str(launch.world_size),
@@ -66,6 +67,7 @@ def worker_environment(
         "ATOLL_AGENT_SOCKET": agent_socket,
         "ATOLL_JOB": id.job,
         "ATOLL_RUN": str(id.run),
+        "ATOLL_RANK": str(id.rank),
         "ATOLL_WORKER_SECRET": secret,
     }
 

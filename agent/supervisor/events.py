@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from atoll.v1.common_pb2 import ViewReport
 from atoll.worker_key import WorkerKey
 
 
@@ -71,7 +72,8 @@ class HelloReceived:
 
 @dataclass(frozen=True, slots=True)
 class SignOfLife:
-    """saving, saved_bytes: whether it writes a checkpoint, and how much it has written of any."""
+    """saving, saved_bytes: whether it writes a checkpoint, and how much it has written of any. view: how it stands
+    towards the views of its run; None of one that says nothing of them."""
 
     key: WorkerKey
     step: int
@@ -80,6 +82,7 @@ class SignOfLife:
     trained: bool = False
     saving: bool = False
     saved_bytes: int = 0
+    view: ViewReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +99,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Of this run and all older ones of the job."""
+    """Of this run and all older ones of the job; or only of these ranks of the run, which goes on without them."""
 
     job: str
     run: int
     grace_s: float
     reason: str
     now_s: float
+    ranks: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from atoll.agent.supervisor.events import (
 )
 from atoll.agent.supervisor.exits import classify
 from atoll.agent.supervisor.progress import Progress
+from atoll.v1.common_pb2 import ViewReport
 from atoll.worker_key import WorkerKey
 
 TERM_S: Final = 2.0
@@ -88,6 +89,7 @@ class Worker:
     step: int = 0
     plan: int = 0
     trained: bool = False
+    view: ViewReport | None = None
 
     @property
     def greeted(self) -> bool:
@@ -146,12 +148,18 @@ def _of_worker(
         case SignOfLife(_, step, plan, now_s):
             progress = worker.progress.at(step, now_s).saved(event.saving, event.saved_bytes, now_s)
             after = replace(worker, step=step, plan=plan, trained=event.trained, life=worker.life.heard(now_s))
-            news: list[Instruction] = [] if event.trained == worker.trained else [Report()]
-            return _put(state, replace(after, progress=progress)), news
+            same = event.trained == worker.trained and _standing(event.view) == _standing(worker.view)
+            news: list[Instruction] = [] if same else [Report()]
+            return _put(state, replace(after, progress=progress, view=event.view)), news
         case Ended():
             after = replace(worker, phase=Phase.EXITED, exit=classify(event, _killed(worker.stop, event.exit_code)))
             return _start_waiting(_put(state, after), [Report()])
     return state, []
+
+
+def _standing(view: ViewReport | None) -> tuple[int, int, bool] | None:
+    """What of a worker's word about views the controller should hear of at once."""
+    return None if view is None else (view.view, view.stage, view.times.first_step_s > 0)
 
 
 def _launch(state: State, event: LaunchRequested) -> tuple[State, list[Instruction]]:
@@ -175,8 +183,12 @@ def _is_new(state: State, key: WorkerKey) -> bool:
 
 
 def _stop(state: State, event: StopRequested) -> tuple[State, list[Instruction]]:
-    keys = [key for key in state.workers if key.job == event.job and key.run <= event.run]
-    state = _fence(state, event.job, event.run + 1)
+    if event.ranks:
+        keys = [WorkerKey(event.job, event.run, rank) for rank in sorted(event.ranks)]
+        keys = [key for key in keys if key in state.workers]
+    else:
+        keys = [key for key in state.workers if key.job == event.job and key.run <= event.run]
+        state = _fence(state, event.job, event.run + 1)
     return _stop_workers(state, keys, event.grace_s, event.reason, event.now_s)
 
 

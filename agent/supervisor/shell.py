@@ -58,7 +58,7 @@ from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device
 from atoll.errors import AtollError
 from atoll.strategies import registry
-from atoll.v1.agents_pb2 import Inventory, Launch, PlanForJob, StopWorkers, TakeInventory
+from atoll.v1.agents_pb2 import Inventory, Launch, PlanForJob, StopWorkers, TakeInventory, View
 from atoll.v1.common_pb2 import LEVEL_WARNING, JobSpec, StrategyMessage
 from atoll.v1.worker_pb2 import Alive, Welcome
 from atoll.worker_key import WorkerKey
@@ -144,12 +144,19 @@ class Supervisor:
     def plan(self, message: PlanForJob) -> None:
         self._socket.send_plan(message)
 
+    def view(self, view: View) -> None:
+        """Pass it on. Where its first member is here, its members meet here."""
+        if WorkerKey(view.job, view.run, view.members[0].member.rank) in self._state.workers:
+            self.ports.release(view.master_port)
+        self._socket.send_view(view)
+
     def strategy_message(self, key: WorkerKey, message: StrategyMessage) -> None:
         self._socket.send_strategy(key, message)
 
     def stop(self, message: StopWorkers) -> None:
         reason = message.reason or "asked to"
-        self._feed(StopRequested(message.job, message.run, message.grace_s, reason, time.monotonic()))
+        ranks = frozenset(message.ranks)
+        self._feed(StopRequested(message.job, message.run, message.grace_s, reason, time.monotonic(), ranks))
 
     def drop_memory(self, job: str) -> None:
         """Its checkpoints in memory, once none of its workers is here."""
@@ -302,7 +309,7 @@ class Supervisor:
         self._socket.expect(key, secret, self._welcome(key, launch, job_directory))
         exited = asyncio.Event()
         try:
-            if key.rank == 0:
+            if key.rank == 0 and not launch.HasField("joins"):
                 self.ports.release(launch.master_port)
             oom_kills = out_of_memory_kills()
             process = WorkerProcess(
@@ -404,9 +411,9 @@ class Supervisor:
         self._feed(HelloReceived(key, time.monotonic()))
 
     def _on_alive(self, key: WorkerKey, alive: Alive) -> None:
-        self._feed(
-            SignOfLife(key, alive.step, alive.plan, time.monotonic(), alive.trained, alive.saving, alive.saved_bytes)
-        )
+        view = alive.view if alive.HasField("view") else None
+        now_s = time.monotonic()
+        self._feed(SignOfLife(key, alive.step, alive.plan, now_s, alive.trained, alive.saving, alive.saved_bytes, view))
 
 
 def _failed(key: WorkerKey, reason: str) -> StartFailed:

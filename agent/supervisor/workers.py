@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from atoll.agent.telemetry.collect import Collector
 from atoll.rpc import MAX_MESSAGE_BYTES
 from atoll.strategies.declaration import MAX_JSON_BYTES
-from atoll.v1.agents_pb2 import PlanForJob
+from atoll.v1.agents_pb2 import PlanForJob, View
 from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage
 from atoll.v1.worker_pb2 import Alive, Stop, SupervisorMessage, Welcome, WorkerMessage
 from atoll.worker_key import WorkerKey
@@ -105,6 +105,16 @@ class WorkerSocket:
             del worker.welcome.plans[:-_KEPT_PLANS]
             if worker.greeted:
                 self._post(key, SupervisorMessage(plan=message.plan))
+
+    def send_view(self, view: View) -> None:
+        """To every worker of its run; with its Welcome where it has not said Hello. What says nothing new is dropped."""
+        for key, worker in self._workers.items():
+            known = worker.welcome.view
+            if (key.job, key.run) != (view.job, view.run) or (view.view, view.in_force) <= (known.view, known.in_force):
+                continue
+            worker.welcome.view.CopyFrom(view)
+            if worker.greeted:
+                self._post(key, SupervisorMessage(view=view))
 
     def send_strategy(self, key: WorkerKey, message: StrategyMessage) -> None:
         """To this worker, unless it is of another run or has not said Hello."""

@@ -16,6 +16,7 @@ class TelemetryBuffer:
 
     def __init__(self) -> None:
         self.changed = self.stepped = False
+        self.view = 0
         self._steps: deque[StepSample] = deque(maxlen=MAX_STEPS)
         self._metrics: deque[Metrics] = deque(maxlen=MAX_METRICS)
         self._notices: deque[Notice] = deque(maxlen=MAX_NOTICES)
@@ -24,6 +25,15 @@ class TelemetryBuffer:
         self._checkpoint_step = self._memory_step = 0
         self._prepared: Prepared | None = None
         self._resumed: Resumed | None = None
+
+    def of_view(self, view: int) -> bool:
+        """All that comes now is of this view of the run. Of an older one than the newest nothing may come: False. What
+        was measured in an older one and not sent is of no use any more."""
+        if view > self.view:
+            self._steps.clear()
+            self._links.clear()
+            self._memory_step, self._resumed, self.view = 0, None, view
+        return view == self.view
 
     def step(self, sample: StepSample) -> None:
         self._dropped_steps += len(self._steps) == MAX_STEPS
@@ -92,6 +102,7 @@ class TelemetryBuffer:
             links=[self._links.pop(peer) for peer in list(self._links)[:MAX_LINKS]],
             prepared=self._prepared,
             resumed=self._resumed,
+            view=self.view,
         )
         self._steps.clear()
         self._metrics.clear()

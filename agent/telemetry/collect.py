@@ -44,6 +44,8 @@ class Collector:
     def add(self, key: WorkerKey, telemetry: WorkerTelemetry) -> None:
         """Take over what a worker sent; more than the protocol allows is cut off."""
         into = self._buffer(key)
+        if not into.of_view(telemetry.view):
+            return
         into.changed = True
         began = not into.stepped
         for sample in telemetry.steps:
@@ -72,7 +74,7 @@ class Collector:
 
     def _take_step(self, key: WorkerKey, sample: StepSample, into: TelemetryBuffer) -> None:
         if key in self._estimates:
-            self._estimates.observe(key, sample)
+            self._estimates.observe(key, into.view, sample)
         if key in self._estimates and key.rank:
             into.newest_step(sample)
         else:  # users are shown the steps of rank 0

@@ -44,7 +44,7 @@ class StepEstimates:
 
     def __init__(self) -> None:
         self._ranks: dict[WorkerKey, RankEstimator] = {}
-        self._sums: dict[tuple[str, int], _RunSums] = {}
+        self._sums: dict[tuple[str, int, int], _RunSums] = {}
 
     def __contains__(self, key: WorkerKey) -> bool:
         return key in self._ranks
@@ -56,11 +56,12 @@ class StepEstimates:
         """What its last steps added up to is still told."""
         self._ranks.pop(key, None)
 
-    def observe(self, key: WorkerKey, sample: StepSample) -> None:
+    def observe(self, key: WorkerKey, view: int, sample: StepSample) -> None:
+        """view: of its run, that the step was trained in."""
         observed = step_from_wire(sample)
         if not self._ranks[key].observe(observed):
             return
-        sums = self._sums.setdefault((key.job, key.run), _RunSums())
+        sums = self._sums.setdefault((key.job, key.run, view), _RunSums())
         sums.add_sync(observed.step, sync_of(observed))
         if (norms := norms_of(observed)) is not None:
             sums.add_norms(observed.step, norms)
@@ -73,6 +74,6 @@ class StepEstimates:
 
     def take_sums(self) -> Iterator[StepSums]:
         """Everything since the last call."""
-        for (job, run), sums in self._sums.items():
-            yield sums_to_wire(job, run, sums.syncs, sums.norms)
+        for (job, run, view), sums in self._sums.items():
+            yield sums_to_wire(job, run, view, sums.syncs, sums.norms)
         self._sums.clear()

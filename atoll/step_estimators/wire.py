@@ -105,12 +105,13 @@ def _profile_from_wire(plan: int, message: agents_pb2.RankProfile) -> RankProfil
 
 
 def sums_to_wire(
-    job: str, run: int, syncs: Mapping[int, SyncSums], norms: Mapping[int, NormSums]
+    job: str, run: int, view: int, syncs: Mapping[int, SyncSums], norms: Mapping[int, NormSums]
 ) -> agents_pb2.StepSums:
     """Each by step."""
     return agents_pb2.StepSums(
         job=job,
         run=run,
+        view=view,
         steps=syncs,
         ranks=[each.ranks for each in syncs.values()],
         sync_s=[each.sync_s for each in syncs.values()],

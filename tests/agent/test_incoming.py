@@ -12,9 +12,10 @@ from atoll.agent.incoming import (
     check_plan_for_job,
     check_registered,
     check_stop,
+    check_view,
 )
 from atoll.errors import BadInput
-from atoll.v1.agents_pb2 import DataKeys, Launch, Member, PlanForJob, Registered, StopWorkers
+from atoll.v1.agents_pb2 import DataKeys, Launch, Member, PlanForJob, Registered, StopWorkers, View, ViewMember
 from atoll.v1.common_pb2 import CheckpointPolicy, JobSpec, Plan, WorkerId
 
 NAN = float("nan")
@@ -160,3 +161,70 @@ def test_other_messages_are_checked_too() -> None:
             check_stop(stop)
     with pytest.raises(BadInput, match="run"):
         check_plan_for_job(PlanForJob(job="a", plan=Plan(id=1, shares=[1.0])))
+
+
+def good_view() -> View:
+    return View(
+        job="job-1",
+        run=1,
+        view=2,
+        members=[ViewMember(member=Member(rank=rank, node=f"n{rank}"), has_state=True) for rank in (0, 2)],
+        master_address="10.0.0.1",
+        master_port=20_001,
+        plan=Plan(id=2, run=1, view=2, shares=[1.0, 1.0]),
+        meet_s=10,
+        in_force=1,
+    )
+
+
+def nobody_has_state(view: View) -> None:
+    for member in view.members:
+        member.has_state = False
+
+
+@pytest.mark.parametrize(
+    ("field", "spoil"),
+    [
+        ("view.job", lambda view: setattr(view, "job", "../x")),
+        ("view.view", lambda view: setattr(view, "view", 0)),
+        ("view.in_force", lambda view: setattr(view, "in_force", 3)),
+        ("view.members", lambda view: view.members.append(view.members[0])),
+        ("view.members", lambda view: view.ClearField("members")),
+        ("view.members", nobody_has_state),
+        ("view.members.public_key", lambda view: setattr(view.members[0], "public_key", b"short")),
+        ("master_port", lambda view: setattr(view, "master_port", 1)),
+        ("view.meet_s", lambda view: setattr(view, "meet_s", NAN)),
+        ("view.plan.shares", lambda view: view.plan.shares.append(1.0)),
+        ("view.plan.view", lambda view: setattr(view.plan, "view", 1)),
+    ],
+)
+def test_a_view_is_refused_by_field(field: str, spoil: Callable[[View], None]) -> None:
+    view = good_view()
+    check_view(view)
+    spoil(view)
+    with pytest.raises(BadInput, match=f"^{field}"):
+        check_view(view)
+
+
+def joining() -> Launch:
+    """Rank 3 joins a run whose view 2 has two members."""
+    launch = good()
+    launch.id.rank, launch.world_size = 3, 3
+    launch.joins.CopyFrom(good_view())
+    return launch
+
+
+def test_a_worker_that_joins_is_launched_beside_the_view_that_is() -> None:
+    check_launch(joining(), {0})
+    for field, spoil in (
+        ("world_size", change(world_size=4)),
+        ("joins.run", lambda launch: setattr(launch.joins, "run", 2)),
+        ("view.job", lambda launch: setattr(launch.joins, "job", "")),
+        ("plan.shares", plan(shares=[1.0])),
+    ):
+        launch = joining()
+        if field == "joins.run":
+            launch.joins.plan.run = 2
+        spoil(launch)
+        with pytest.raises(BadInput, match=f"^{field}"):
+            check_launch(launch, {0})

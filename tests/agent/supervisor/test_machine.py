@@ -28,6 +28,7 @@ from atoll.agent.supervisor.events import (
     Ticked,
 )
 from atoll.agent.supervisor.machine import REMEMBERED, Phase, State, Worker, handle
+from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_TRAINING, ViewReport, ViewTimes
 from atoll.worker_key import WorkerKey
 
 A = WorkerKey("job-1", 1, 0)
@@ -289,3 +290,27 @@ def test_who_saves_is_left_to_it_as_long_as_bytes_move() -> None:
     assert until_signalled(25) == 36
     assert until_signalled(10_000) == 603
     assert until_signalled(25, saving=False) == 3
+
+
+def test_one_worker_is_stopped_and_the_run_goes_on_with_the_others() -> None:
+    """1. A run goes on without rank 1: the node is asked to stop that rank. 2. Its other worker is left alone. 3. No fence
+    is raised: a worker of the same run that joins later starts."""
+    lost, stays, joins = WorkerKey("job-1", 1, 1), A, WorkerKey("job-1", 1, 3)
+    state, todo = play(*running(lost), *running(stays), StopRequested("job-1", 1, 0.0, "lost", 0.0, frozenset({1, 7})))
+    assert todo == [SendStop(lost, 0.0, "lost"), Report()]
+    assert worker(state, stays).phase is Phase.RUNNING
+    assert play(LaunchRequested(joins, 60), state=state)[1] == [FetchCode(joins), Report()]
+
+
+def test_the_controller_hears_at_once_of_another_view_or_stage_and_not_of_each_step() -> None:
+    said = ViewReport(view=1, stage=VIEW_STAGE_TRAINING, step=3)
+    state, todo = play(*running(), SignOfLife(A, 3, 1, 1.0, view=said))
+    assert (todo, worker(state).view) == ([Report()], said)
+    state, todo = play(
+        SignOfLife(A, 4, 1, 1.5, view=ViewReport(view=1, stage=VIEW_STAGE_TRAINING, step=4)), state=state
+    )
+    assert (todo, worker(state).view and worker(state).view.step) == ([], 4)
+    broken = ViewReport(view=1, stage=VIEW_STAGE_BROKEN, step=4, reason="rank 1 went away")
+    assert play(SignOfLife(A, 4, 1, 1.6, view=broken), state=state)[1] == [Report()]
+    stepped = ViewReport(view=1, stage=VIEW_STAGE_TRAINING, step=5, times=ViewTimes(first_step_s=0.4))
+    assert play(SignOfLife(A, 5, 1, 1.6, view=stepped), state=state)[1] == [Report()], "its first step there"

@@ -15,7 +15,7 @@ from agent_harness import until
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
 from atoll.telemetry_limits import MAX_STEPS
-from atoll.v1.agents_pb2 import Launch, Notice, PlanForJob, Prepared, WorkerTelemetry
+from atoll.v1.agents_pb2 import Launch, Notice, PlanForJob, Prepared, View, WorkerTelemetry
 from atoll.v1.common_pb2 import LinkSample, Metrics, Plan, StepSample, StrategyMessage, WorkerId
 from atoll.v1.worker_pb2 import Alive, Hello, SupervisorMessage, Welcome, WorkerMessage
 from atoll.worker_key import WorkerKey
@@ -105,6 +105,24 @@ async def test_plans_and_stop_reach_a_worker_in_order(workers: WorkerSocket) -> 
         heard = [await worker.hear() for _ in range(4)]
         assert [message.plan.id for message in heard[:3]] == [2, 3, 4]
         assert (heard[3].stop.grace_s, heard[3].stop.reason) == (5.0, "to grow")
+
+
+async def test_the_newest_view_reaches_a_worker_and_nothing_older(workers: WorkerSocket) -> None:
+    """1. Two views come before the worker said Hello: its Welcome has the newer one. 2. The same again and an older one
+    are not passed on. 3. That it is in force is, and so is a newer one. 4. Views of other runs are not this worker's."""
+    first, second = View(job="job-1", run=2, view=2), View(job="job-1", run=2, view=3)
+    workers.send_view(first)
+    workers.send_view(second)
+    workers.send_view(View(job="job-1", run=1, view=9))
+    async with FakeWorker(workers.endpoint) as worker:
+        await worker.say(hello=Hello(secret="secret"))
+        assert (await worker.hear()).welcome.view == second
+        workers.send_view(first)
+        workers.send_view(second)
+        told = [View(job="job-1", run=2, view=3, in_force=3), View(job="job-1", run=2, view=4, in_force=3)]
+        for view in told:
+            workers.send_view(view)
+        assert [(await worker.hear()).view for _ in told] == told
 
 
 async def test_messages_of_a_strategy_pass_both_ways_and_those_of_another_run_do_not(

@@ -207,3 +207,25 @@ def test_estimates_that_make_no_sense_are_refused(path: str, value: object) -> N
         setattr(at, name, value)
     with pytest.raises(BadInput, match="estimate"):
         check_telemetry(message)
+
+
+def test_what_was_measured_in_an_older_view_is_not_told_in_a_newer_one() -> None:
+    """1. A worker measures steps in view 1; before they are told it is in view 2. 2. Its telemetry of view 2 has none of
+    them. 3. What comes late, of view 1, changes nothing."""
+    collector, key = Collector(), WorkerKey(JOB, 1, 0)
+    samples = list(steps_of(0, 6, random.Random(1)))
+    collector.add(key, WorkerTelemetry(steps=samples[:3], memory_step=2, view=1))
+    collector.add(key, WorkerTelemetry(steps=samples[3:5], view=2))
+    collector.add(key, WorkerTelemetry(steps=samples[5:], memory_step=9, view=1))
+    [told] = [worker for telemetry in collector.take() for worker in telemetry.workers]
+    assert (told.view, [s.step for s in told.steps], told.memory_step) == (2, [3, 4], 0)
+
+
+def test_sums_are_of_one_view_each() -> None:
+    collector, key = Collector(), WorkerKey(JOB, 1, 0)
+    collector.estimate(key)
+    samples = list(steps_of(0, 60, random.Random(1)))
+    collector.add(key, WorkerTelemetry(steps=samples[:50], view=1))
+    collector.add(key, WorkerTelemetry(steps=samples[50:], view=2))
+    told = {sums.view: list(sums.steps) for telemetry in collector.take() for sums in telemetry.sums}
+    assert set(told) == {1, 2} and max(told[1]) < 50 <= min(told[2])
