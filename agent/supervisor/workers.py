@@ -107,7 +107,7 @@ class WorkerSocket:
                 self._post(key, SupervisorMessage(plan=message.plan))
 
     def send_view(self, view: View) -> None:
-        """To every worker of its run; with its Welcome where it has not said Hello. What says nothing new is dropped."""
+        """To every worker of its run; with its Welcome where it has not said Hello. Repeats are dropped."""
         for key, worker in self._workers.items():
             known = worker.welcome.view
             if (key.job, key.run) != (view.job, view.run) or (view.view, view.in_force) <= (known.view, known.in_force):

@@ -293,8 +293,8 @@ def test_who_saves_is_left_to_it_as_long_as_bytes_move() -> None:
 
 
 def test_one_worker_is_stopped_and_the_run_goes_on_with_the_others() -> None:
-    """1. A run goes on without rank 1: the node is asked to stop that rank. 2. Its other worker is left alone. 3. No fence
-    is raised: a worker of the same run that joins later starts."""
+    """1. A run goes on without rank 1: the node is asked to stop that rank. 2. Its other worker is left alone. 3. No
+    fence is raised: a worker of the same run that joins later starts."""
     lost, stays, joins = WorkerKey("job-1", 1, 1), A, WorkerKey("job-1", 1, 3)
     state, todo = play(*running(lost), *running(stays), StopRequested("job-1", 1, 0.0, "lost", 0.0, frozenset({1, 7})))
     assert todo == [SendStop(lost, 0.0, "lost"), Report()]

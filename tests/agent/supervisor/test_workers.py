@@ -108,8 +108,8 @@ async def test_plans_and_stop_reach_a_worker_in_order(workers: WorkerSocket) -> 
 
 
 async def test_the_newest_view_reaches_a_worker_and_nothing_older(workers: WorkerSocket) -> None:
-    """1. Two views come before the worker said Hello: its Welcome has the newer one. 2. The same again and an older one
-    are not passed on. 3. That it is in force is, and so is a newer one. 4. Views of other runs are not this worker's."""
+    """1. Two views come before the worker said Hello: its Welcome has the newer one. 2. The same again and an older
+    one are not passed on. 3. That it is in force is, and so is a newer one. 4. Views of other runs are not."""
     first, second = View(job="job-1", run=2, view=2), View(job="job-1", run=2, view=3)
     workers.send_view(first)
     workers.send_view(second)
