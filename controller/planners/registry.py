@@ -16,6 +16,7 @@ from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.planners.fusion import FusionInput, plan_fusion
 from atoll.controller.planners.gns import GnsInput, estimate_gns
 from atoll.controller.planners.goodput import GoodputInput, plan_goodput
+from atoll.controller.planners.groups import GroupsInput, plan_groups
 from atoll.controller.planners.inverse_time import InverseTimeInput, split_by_inverse_time
 from atoll.controller.planners.optperf import OptPerfInput, plan_optperf
 from atoll.controller.planners.placement import PlacementInput, plan_placement
@@ -174,7 +175,14 @@ STAGES: Final = Planner(
     StagesInput,
     plan_stages,
 )
-
+GROUPS: Final = Planner(
+    "groups",
+    "which replicas of a stage average together and when, replayed for given times",
+    '{"replicas": 3, "window_s": 0.1, "history": 3, "average_s": 0.05, "until_s": 4, '
+    '"iteration_s": [[0.5, 0.55, 1.6]]}',
+    GroupsInput,
+    plan_groups,
+)
 SPARSE_SCHEME: Final = Planner(
     "sparse-scheme",
     "how a sparse tensor is summed over workers, from its densities, its skew and the link",
@@ -188,6 +196,6 @@ PLANNERS: Final[Mapping[str, Planner[Any, Any]]] = {
     planner.name: planner
     for planner in (
         *(EVEN, INVERSE_TIME, OPTPERF, GNS, GOODPUT, TTA, ADMISSION, PLACEMENT, CHUNKS),
-        *(COMPRESSION, FUSION, STAGES, SPARSE_SCHEME),
+        *(COMPRESSION, FUSION, STAGES, GROUPS, SPARSE_SCHEME),
     )
 }

@@ -13,7 +13,13 @@ from atoll.errors import AtollError, BadInput
 
 NAMES = sorted(PLANNERS)
 MUST_SAY = {"gns": "noise_scale", "admission": "verdicts", "placement": "holders", "chunks": "chunks"}
-MUST_SAY |= {"compression": "options", "fusion": "groups", "stages": "cuts", "sparse-scheme": "costs"}
+MUST_SAY |= {
+    "compression": "options",
+    "fusion": "groups",
+    "stages": "cuts",
+    "groups": "iterations",
+    "sparse-scheme": "costs",
+}
 SENSELESS = [None, True, -1, 1e999, 10**400, "1", [], {}, [[]], [None], {"a": 1}, 0.5]
 
 
