@@ -16,7 +16,7 @@ from atoll.agent.runtime.checkpoints.disk.folders import Moment, by_age
 from atoll.agent.runtime.checkpoints.disk.store import Listing, Store, answered
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Unsealed
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import paths, place_of
+from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders, place_of
 from atoll.errors import CheckpointError
 from atoll.v1.agents_pb2 import HeldCheckpoint, HeldShard, Inventory, TakeInventory
 
@@ -31,10 +31,10 @@ class InventoryTaker:
     """Looks in a thread, one question at a time: a disk that hangs holds up nobody but who asked."""
 
     def __init__(
-        self, memory: Path, checkpoints_of: Callable[[str], Path], answer: Callable[[Inventory], None]
+        self, memory: tuple[Path, Path], checkpoints_of: Callable[[str], Path], answer: Callable[[Inventory], None]
     ) -> None:
-        """memory: with the jobs' folders. checkpoints_of: the folder with the jobs' folders, by the jobs' `directory`.
-        answer: called on the thread that looked."""
+        """memory: with the jobs' folders, in memory and on disk. checkpoints_of: the folder with the jobs' folders, by
+        the jobs' `directory`. answer: called on the thread that looked."""
         self._memory, self._checkpoints_of, self._answer = memory, checkpoints_of, answer
         self._looking: threading.Thread | None = None
 
@@ -54,7 +54,7 @@ class InventoryTaker:
     def _look(self, asked: TakeInventory) -> None:
         inventory = Inventory(request=asked.request)
         with _troubles_noted(inventory, "memory"):
-            inventory.memory.extend(shards_in(self._memory / asked.job))
+            inventory.memory.extend(shards_in(ShardFolders(*(root / asked.job for root in self._memory))))
         folder = self._checkpoints_of(asked.directory) / asked.job
         removes = asked.remove and not asked.keep_checkpoints
         done = "removed" if removes else "looked at"
@@ -71,11 +71,11 @@ class InventoryTaker:
         self._answer(inventory)
 
 
-def shards_in(folder: Path) -> list[HeldShard]:
+def shards_in(folders: ShardFolders) -> list[HeldShard]:
     """Of one job. Raises CheckpointError."""
     found = []
-    for path in paths(folder):
-        number, shards = place_of(path)
+    for path in folders.paths():
+        number, shards, _ = place_of(path)
         held = HeldShard(shard=number, shards=shards)
         try:
             tail = shard_file.glance(path)

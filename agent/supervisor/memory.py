@@ -1,4 +1,5 @@
 """Folders in this machine's memory, where workers of a job keep checkpoints that outlive them: /dev/shm/atoll-.../JOB.
+Beside it there is one on disk for what does not fit.
 
 A folder lives as long as its job may come back. The agent tells the controller whose state it holds and removes it when
 the controller answers that the job is over, or that it knows no such job. An agent that ends on purpose takes all of
@@ -11,12 +12,14 @@ import logging
 import os
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from atoll.agent.memory_limits import available_bytes
 from atoll.errors import BadInput
 from atoll.message_limits import JOB_ID
+from atoll.v1.worker_pb2 import Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +29,9 @@ LEAST_BYTES: Final = 256 << 20
 MAX_JOBS: Final = 256
 _OF_AVAILABLE: Final = 0.5
 """The rest of the memory that is available stays with the workers."""
+_OF_DISK: Final = 0.5
+"""Of what is free there; the rest is for checkpoints, code and logs."""
+_ON_DISK: Final = "memory"  # in the state directory
 
 
 class MemoryFolders:
@@ -36,6 +42,8 @@ class MemoryFolders:
         self.root = root_of(state_dir, shared_memory)
         self.warning = "" if self.root.parent == shared_memory else _not_in_memory(self.root, shared_memory)
         """Where the folders are not in memory: why, for people."""
+        self.spill = state_dir / _ON_DISK
+        """Where shards lie for which memory has no room."""
         self.root.mkdir(mode=0o700, exist_ok=True)
         found = self.root.lstat()  # /dev/shm is everybody's
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
@@ -46,7 +54,24 @@ class MemoryFolders:
     @property
     def jobs(self) -> list[str]:
         """Whose checkpoints are here."""
-        return sorted(path.name for path in self.root.iterdir() if JOB_ID.fullmatch(path.name))[:MAX_JOBS]
+        roots = [root for root in (self.root, self.spill) if root.is_dir()]
+        return sorted({path.name for root in roots for path in root.iterdir() if JOB_ID.fullmatch(path.name)})[
+            :MAX_JOBS
+        ]
+
+    def offer(self, welcome: Welcome, job: str, workers: int) -> str:
+        """Say to one of so many workers of the job where its checkpoints may be. Returns what to warn of, if any."""
+        warning = self.warning
+        try:
+            self.of(job)
+            welcome.memory_bytes = self.room_bytes(job, workers)
+            welcome.memory_directory = str(self.root / job)
+        except OSError as error:
+            warning = f"no checkpoints in memory on this machine: {error}"
+        with suppress(OSError):
+            welcome.spill_bytes = self.spill_bytes(job, workers)
+            welcome.spill_directory = str(self.spill / job)
+        return warning
 
     def of(self, job: str) -> Path:
         """The job's folder. Raises OSError."""
@@ -56,23 +81,29 @@ class MemoryFolders:
 
     def room_bytes(self, job: str, workers: int) -> int:
         """For each of this many workers of the job: free, or what the job has already."""
-        held = sum(file.stat().st_blocks * 512 for file in (self.root / job).iterdir())
         free = shutil.disk_usage(self.root).free
-        return (min(free, int(_OF_AVAILABLE * available_bytes())) + held) // workers
+        return (min(free, int(_OF_AVAILABLE * available_bytes())) + _held_bytes(self.root / job)) // workers
+
+    def spill_bytes(self, job: str, workers: int) -> int:
+        """The same of the disk."""
+        free = shutil.disk_usage(self.spill.parent).free
+        return (int(_OF_DISK * free) + _held_bytes(self.spill / job)) // workers
 
     def drop(self, job: str) -> None:
         """Nobody will ask for it again."""
         if JOB_ID.fullmatch(job):
-            shutil.rmtree(self.root / job, onerror=_warn)
+            for root in (self.root, self.spill):
+                _remove(root / job)
 
     def close(self) -> None:
-        shutil.rmtree(self.root, onerror=_warn)
+        for root in (self.root, self.spill):
+            _remove(root)
 
 
 def root_of(state_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
     """Where the agent of this state directory keeps its jobs' folders: beside it where shared memory has no room."""
     if _total_bytes(shared_memory) < LEAST_BYTES:
-        return state_dir / "memory"
+        return state_dir / _ON_DISK
     name = hashlib.blake2b(os.fsencode(state_dir.absolute()), digest_size=8).hexdigest()
     return shared_memory / f"atoll-{os.geteuid()}-{name}"
 
@@ -90,6 +121,15 @@ def _total_bytes(folder: Path) -> int:
         return shutil.disk_usage(folder).total if os.access(folder, os.W_OK) else 0
     except OSError:
         return 0
+
+
+def _held_bytes(folder: Path) -> int:
+    return sum(file.stat().st_blocks * 512 for file in folder.iterdir()) if folder.is_dir() else 0
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_dir():
+        shutil.rmtree(folder, onerror=_warn)
 
 
 def _warn(what: object, path: str, error: object) -> None:

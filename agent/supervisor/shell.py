@@ -117,7 +117,9 @@ class Supervisor:
         self.memory = MemoryFolders(settings.state_dir)
         self._code = CodeStore(settings.state_dir / "code", fetch)
         self._inventories: deque[Inventory] = deque()
-        self._inventory_taker = InventoryTaker(self.memory.root, self.checkpoints_of, self._inventory_taken)
+        self._inventory_taker = InventoryTaker(
+            (self.memory.root, self.memory.spill), self.checkpoints_of, self._inventory_taken
+        )
         self.strategy_messages = StrategyMessages()
         self._socket = WorkerSocket(
             settings.state_dir, self.collector, self._on_hello, self._on_alive, self.strategy_messages.put
@@ -334,14 +336,9 @@ class Supervisor:
         if start.job or start.directory.startswith("/"):
             welcome.start_directory = str(self.checkpoints_of(start.directory) / start.job)
         if launch.spec.checkpoint.memory_replicas:
-            try:
-                welcome.memory_directory = str(self.memory.of(key.job))
-                welcome.memory_bytes = self.memory.room_bytes(key.job, launch.local_world_size)
-                if self.memory.warning and launch.local_rank == 0:
-                    self.collector.note(key, LEVEL_WARNING, self.memory.warning)
-            except OSError as error:
-                welcome.memory_directory = ""
-                self.collector.note(key, LEVEL_WARNING, f"no checkpoints in memory on this machine: {error}")
+            warning = self.memory.offer(welcome, key.job, launch.local_world_size)
+            if warning and launch.local_rank == 0:
+                self.collector.note(key, LEVEL_WARNING, warning)
         return welcome
 
     def _job_directory(self, key: WorkerKey, launch: Launch) -> Path:

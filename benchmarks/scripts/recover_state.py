@@ -30,8 +30,8 @@ from atoll.agent.runtime.api.session import CheckpointSettings, MemorySettings
 from atoll.agent.runtime.checkpoints import resume
 from atoll.agent.runtime.checkpoints.disk.header import fingerprint
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile
+from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import file_name
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import StandingShard
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import file_name
 from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import ShardWriter
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position

@@ -133,6 +133,7 @@ class FakeAgent:
         self.memory: Path | None = None  # where checkpoints stay in memory; of each rank its own with own_directories
         self.memory_bytes = 1 << 30
         self.rooms: dict[int, int] = {}  # by rank, where it is another
+        self.spill: Path | None = None  # where those lie that do not fit in memory; of each rank its own
         self.without_memory: Collection[int] = ()  # ranks whose agent has no folder for them
         self.memory_steps: dict[int, int] = {}  # by rank
         self.answer_hello = True
@@ -359,5 +360,7 @@ class FakeAgent:
                 plans=self.later_plans,
                 memory_directory=str(self.memory_of(rank) or ""),
                 memory_bytes=self.rooms.get(rank, self.memory_bytes),
+                spill_directory=str(self.spill / f"node-{rank}") if self.spill else "",
+                spill_bytes=1 << 30 if self.spill else 0,
             )
         )

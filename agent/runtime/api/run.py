@@ -367,6 +367,8 @@ class Run:
                     room_bytes=welcome.memory_bytes,
                     nodes=tuple(member.node for member in welcome.launch.members),
                     kept_by=tuple(tuple(member.holders) for member in welcome.launch.members),
+                    disk_folder=Path(welcome.spill_directory) if welcome.spill_directory else None,
+                    disk_room_bytes=welcome.spill_bytes,
                 )
         seed_alike(seed)
         device = _choose_device(place)

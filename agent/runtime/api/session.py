@@ -10,6 +10,7 @@ import torch
 from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.place import WorkerPlace
+from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
 from atoll.agent.runtime.step.planned_step import PlannedStep
 from atoll.agent.runtime.step.probe import Probe
 from atoll.agent.runtime.step.throttle import Throttle
@@ -48,6 +49,12 @@ class MemorySettings:
     room_bytes: int  # for this rank's, as the agent found it
     nodes: tuple[str, ...]  # by rank; empty where they are not known
     kept_by: tuple[tuple[int, ...], ...]  # by rank, the nodes that hold copies, as positions in the order of nodes
+    disk_folder: Path | None = None  # for what has no room in memory; None: it has no place
+    disk_room_bytes: int = 0
+
+    @property
+    def folders(self) -> ShardFolders:
+        return ShardFolders(self.folder, self.disk_folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ def find(session: Session, directory: Path, model: Fingerprint) -> Recovered | N
     directory.mkdir(parents=True, exist_ok=True)
     fence.take(directory, session.run)
     remote = RemoteCheckpoints(session, directory)
-    remembered = HeldGenerations(session, session.memory.folder, model) if session.memory is not None else None
+    remembered = HeldGenerations(session, session.memory.folders, model) if session.memory is not None else None
     if remembered is not None:
         newest = _newest_on_disk(session, directory, remote)
         if (found := remembered.newest(newest)) is not None:

@@ -13,6 +13,7 @@ import xxhash
 from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import SlotFile, Tail, bounds
+from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
 from atoll.agent.supervisor.inventory import InventoryTaker, checkpoints_in, checkpoints_under, shards_in
 from atoll.v1.agents_pb2 import Inventory, TakeInventory
 
@@ -50,7 +51,7 @@ def test_shards_in_memory_are_told_by_their_heads(tmp_path: Path) -> None:
         file.seek(9)
         file.write(b"\xff")
     (tmp_path / "other").write_text("not a shard")
-    held = shards_in(tmp_path)
+    held = shards_in(ShardFolders(tmp_path))
     assert [(one.run, one.step, one.shard, one.shards, one.writing) for one in held] == [
         (2, 7, 0, 2, False),
         (0, 0, 0, 2, True),
@@ -58,7 +59,7 @@ def test_shards_in_memory_are_told_by_their_heads(tmp_path: Path) -> None:
     ]
     assert held[0].bytes == whole.stat().st_size
     assert "its head does not match" in held[2].trouble
-    assert shards_in(tmp_path / "absent") == []
+    assert shards_in(ShardFolders(tmp_path / "absent")) == []
 
 
 @pytest.mark.parametrize("where", ["disk", "store"])
@@ -84,7 +85,7 @@ def test_a_question_is_answered_from_memory_disk_and_store_and_a_look_that_fails
     (tmp_path / "memory" / JOB).mkdir(parents=True)
     write_shard(tmp_path / "memory" / JOB, 0, 0, 7)
     answers: queue.Queue[Inventory] = queue.Queue()
-    taker = InventoryTaker(tmp_path / "memory", lambda directory: tmp_path / "jobs", answers.put)
+    taker = InventoryTaker((tmp_path / "memory", tmp_path / "spill"), lambda directory: tmp_path / "jobs", answers.put)
     taker.take(TakeInventory(request=5, job=JOB, directory=f"file://{tmp_path}/store", store=True))
     inventory = answers.get(timeout=10)
     assert (inventory.request, list(inventory.troubles)) == (5, [])
@@ -108,7 +109,7 @@ def test_what_is_to_be_removed_is_gone_and_what_cannot_be_is_told(tmp_path: Path
     (jobs / JOB / ".writing-step-20").mkdir()
     (jobs / JOB / "residuals" / "rank-0").mkdir(parents=True)
     answers: queue.Queue[Inventory] = queue.Queue()
-    taker = InventoryTaker(tmp_path / "memory", lambda directory: jobs, answers.put)
+    taker = InventoryTaker((tmp_path / "memory", tmp_path / "spill"), lambda directory: jobs, answers.put)
 
     def remove(job: str) -> Inventory:
         taker.take(TakeInventory(request=7, job=job, directory=f"file://{store}", store=True, remove=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from atoll.agent.supervisor import memory
 from atoll.agent.supervisor.memory import MemoryFolders, root_of
 from atoll.errors import BadInput
+from atoll.v1.worker_pb2 import Welcome
 
 
 @pytest.fixture
@@ -82,3 +84,32 @@ def test_room_is_shared_by_the_jobs_workers_and_counts_what_it_has_already(shm: 
     assert 0 < alone <= os.statvfs(shm).f_bavail * os.statvfs(shm).f_frsize + 1
     assert folders.room_bytes("tiny-1a", 4) <= alone / 2
     os.close(file)
+
+
+def test_what_has_no_room_in_memory_has_a_folder_on_disk_that_goes_the_same_ways(shm: Path, state: Path) -> None:
+    """1. A worker is told of both places. 2. Its shard lies on disk. 3. The agent is killed: the next one finds the job
+    by it. 4. The job is over, or the agent ends on purpose: nothing of it is left."""
+    folders, welcome = MemoryFolders(state, shm), Welcome()
+    assert folders.offer(welcome, "tiny-1a", 2) == ""
+    assert welcome.memory_directory == str(folders.root / "tiny-1a")
+    assert welcome.memory_bytes > 0
+    spill = Path(welcome.spill_directory)
+    assert spill.is_relative_to(state)
+    assert 0 < welcome.spill_bytes <= os.statvfs(state).f_bavail * os.statvfs(state).f_frsize / 2
+    for ends in ("job", "agent"):
+        shutil.rmtree(folders.root)
+        folders.root.mkdir(mode=0o700)
+        spill.mkdir(parents=True)
+        (spill / "a").write_bytes(b"x")
+        again = MemoryFolders(state, shm)
+        assert again.jobs == ["tiny-1a"]
+        again.drop("tiny-1a") if ends == "job" else again.close()
+        assert not spill.exists()
+
+
+def test_an_agent_that_can_make_no_folder_in_memory_offers_the_disk_alone(shm: Path, state: Path) -> None:
+    folders, welcome = MemoryFolders(state, shm), Welcome()
+    folders.root.rmdir()
+    folders.root.write_bytes(b"")
+    assert "no checkpoints in memory on this machine" in folders.offer(welcome, "tiny-1a", 1)
+    assert (welcome.memory_directory, welcome.spill_directory) == ("", str(state / "memory" / "tiny-1a"))

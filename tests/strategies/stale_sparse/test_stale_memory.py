@@ -105,6 +105,23 @@ def check_conserved(job: Job, before: int, after: int, exchange: str) -> None:
     check_nothing_was_lost(origin, check_alike(ended, "masters"), gradients, residuals, exchange)
 
 
+def test_what_a_rank_has_not_sent_survives_on_its_disk_where_memory_has_no_room(tmp_path: Path, start: Start) -> None:
+    """1. Memory of rank 1's machine has no room for its masters' part, residual and moments: without them there is no
+    generation. 2. They lie on its disk; all machines lose power. 3. All that was trained is there again."""
+    job = Job(tmp_path, start, sparsity=0.9, exchange="gradients")
+    for killed in (True, False):
+        with job.agent(2) as agent:
+            agent.rooms, agent.spill = {1: 1 << 20}, tmp_path / "spill"
+            agent.start_workers("stale_train.py", str(job.out), "--keep-sums", *(SLOWLY if killed else ()))
+            if killed:
+                agent.lose_power(5)
+            else:
+                assert agent.exit_codes() == [0, 0], agent.said()
+    assert job.shards(1) == {}
+    assert len(list((tmp_path / "spill" / "node-1").iterdir())) == 2
+    check_conserved(job, 2, 2, "gradients")
+
+
 @EXCHANGES
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_all_workers_killed_before_anything_is_on_disk_lose_no_residual(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Final
 
 from atoll.agent.runtime.api.session import MemorySettings, Session
@@ -16,7 +15,7 @@ from atoll.agent.runtime.checkpoints.memory.replication.rendezvous import connec
 from atoll.agent.runtime.checkpoints.memory.replication.replica_placement import ReplicaPlacement
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RollingShard, ShardState, StandingShard
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, Generation, ShardFiles, remove_others
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, Generation, ShardFiles
 from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import LONGEST_WAIT_S, ShardWrite, ShardWriter
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.step.agreement import MemoryProgress
@@ -46,6 +45,7 @@ class CheckpointTier:
         self._writer = ShardWriter(session, snapshot, self._shard, inline=rolling is None, written=self._copy)
         self._cadence = Cadence()
         self._pairs, self._pauses = Pairs(), Pauses()
+        self._on_disk: frozenset[int] = frozenset()  # ranks whose own shard has no room in memory
         self._files: ShardFiles | None = None
         self._current = 0  # step of the generation in progress; 0: none
         self._begun_step = 0  # of the newest generation that began
@@ -66,11 +66,15 @@ class CheckpointTier:
             return
         self._begun_step = step
         place, incoming = self._session.place, {}
-        self._place_copies(self._memory, state)
+        self._place_shards(self._memory, state)
         try:
-            folder = self._roomy(self._memory, state)
+            self._check_room(self._memory, state)
             files = {
-                shard: ShardFiles(folder, shard, place.world_size, restored, self._make_room)
+                shard: ShardFiles(
+                    self._memory.folders.slots(shard, place.world_size, on_disk=shard in self._on_disk & {place.rank}),
+                    restored,
+                    self._make_room,
+                )
                 for shard in (place.rank, *self._placement.owners)
             }
             self._files = files.pop(place.rank)
@@ -185,36 +189,49 @@ class CheckpointTier:
         if self._sender is not None and self._sender.sends:
             self._sender.send(ReplicaTransfer(write.step, write.file.path, write.file.content_bytes))
 
-    def _place_copies(self, memory: MemorySettings, state: StateBytes) -> None:
-        """Each where it fits: one machine with little room leaves the others theirs. Collective; raises PeerLost."""
-        group, room = self._session.group, 0 if memory.folder is None else memory.room_bytes
-        if group is not None and self._placement.any:
-            rows = group.gather_rows([room, state.of_slots(self._session.place.world_size)])
-            self._placement, said = self._placement.fitted(*zip(*rows, strict=True))
-            if self._session.place.is_main:
-                for text in said:
-                    self._session.notice(LEVEL_WARNING, text)
+    def _place_shards(self, memory: MemorySettings, state: StateBytes) -> None:
+        """Each where it fits: a machine with little room leaves copies to others, and has its own shard on disk.
+        Collective; raises PeerLost."""
+        place, group = self._session.place, self._session.group
+        room = 0 if memory.folder is None else memory.room_bytes
+        mine = [room, state.of_slots(place.world_size)]
+        rooms, needed = zip(*(group.gather_rows(mine) if group is not None else [mine]), strict=True)
+        self._on_disk = frozenset(rank for rank in range(place.world_size) if needed[rank] > rooms[rank])
+        self._placement, said = self._placement.fitted(rooms, needed)
+        if place.is_main:
+            for text in said:
+                self._session.notice(LEVEL_WARNING, text)
 
-    def _roomy(self, memory: MemorySettings, state: StateBytes) -> Path:
-        """The folder. Raises CheckpointError with figures where it will not fit."""
-        if memory.folder is None:
-            raise CheckpointError(f"the agent of rank {self._session.place.rank} could not make a folder for them")
+    def _check_room(self, memory: MemorySettings, state: StateBytes) -> None:
+        """Says where the own shard lies on disk. Raises CheckpointError with figures where it will not fit there."""
+        rank = self._session.place.rank
+        if rank not in self._on_disk:
+            return
         needed = state.of_slots(self._session.place.world_size)
-        if needed > memory.room_bytes:
-            raise CheckpointError(
-                f"they take {needed / 1e6:.0f} MB on this machine for rank {self._session.place.rank} (its part of "
-                f"{state.shared / 1e6:.0f} MB and {state.own / 1e6:.0f} MB of its own, two generations), and "
-                f"{memory.room_bytes / 1e6:.0f} MB are free in {memory.folder}. Free memory or use more machines"
-            )
-        return memory.folder
+        there = "its agent could not make a folder there"
+        if memory.folder is not None:
+            there = f"{memory.room_bytes / 1e6:.0f} MB are free in {memory.folder}"
+        figures = (
+            f"they take {needed / 1e6:.0f} MB on this machine for rank {rank} (its part of {state.shared / 1e6:.0f} MB "
+            f"and {state.own / 1e6:.0f} MB of its own, two generations), and {there}"
+        )
+        if memory.disk_folder is None or needed > memory.disk_room_bytes:
+            on_disk = f"{memory.disk_room_bytes / 1e6:.0f} MB on its disk"
+            raise CheckpointError(f"{figures}, {on_disk}. Free memory or use more machines")
+        text = (
+            f"checkpoints in memory: {figures}. They are files in {memory.disk_folder} instead, and cost that disk its"
+        )
+        self._session.notice(LEVEL_WARNING, f"{text} writes. Free memory or use more machines")
 
     def _make_room(self) -> bool:
         """Remove the shards of runs of another shape: a generation is complete without them, or cannot be while they
         are there. Also by the threads that write; whether there were any, as far as is known."""
         there, self._others_there = self._others_there, False
-        if there and self._memory is not None and self._memory.folder is not None:
+        if there and self._memory is not None:
             try:
-                remove_others(self._memory.folder, self._placement.here, self._session.place.world_size)
+                on_disk = self._on_disk & self._placement.own_here
+                kept = {shard: shard in on_disk for shard in self._placement.here}
+                self._memory.folders.remove_others(kept, self._session.place.world_size)
             except CheckpointError as error:
                 self._session.notice(LEVEL_WARNING, str(error))
         return there

@@ -319,11 +319,32 @@ def test_a_machine_with_little_room_holds_its_own_state_and_no_copy(tmp_path: Pa
     assert resumed_at(printed) >= 4
 
 
+def test_a_shard_without_room_in_memory_lies_on_its_machines_disk(tmp_path: Path, start: Start) -> None:
+    """1. Rank 1's machine has no room for its own part. 2. Nothing was kept in memory then, on no machine. 3. Now that
+    part lies on its disk, and nobody's copy lies there; all lose power, and go on from it. 4. Memory has room again:
+    the part is there, and what was on the disk is gone."""
+    job, spill = Job(tmp_path, start), tmp_path / "spill"
+    notices = job.killed(3, at_step=4, rooms={1: 1 << 20}, spill=spill)
+    assert any(f"They are files in {spill / 'node-1'} instead" in text for text in notices), notices
+    assert not [text for text in notices if "no checkpoints in memory" in text]
+    names: Sequence[set[str]] = [{path.name[:10] for path in job.shards(node)} for node in range(3)]
+    assert (names[1], {path.name[:10] for path in (spill / "node-1").iterdir()}) == (set(), {"shard-0001"})
+    assert names[0] | names[2] == {"shard-0000", "shard-0001", "shard-0002"}
+    for node in (0, 2):  # copies of it: what is on the disk is all there is
+        for path in job.shards(node):
+            if path.name.startswith("shard-0001"):
+                path.unlink()
+    printed = job.killed(3, at_step=8, spill=spill)
+    assert resumed_at("\n".join(job.log(rank) for rank in range(3))) >= 4, printed
+    assert {path.name[:10] for path in job.shards(1)} >= {"shard-0001"}
+    assert list((spill / "node-1").iterdir()) == []
+
+
 def test_one_machine_without_a_folder_means_disks_for_all(tmp_path: Path, start: Start) -> None:
     """All ranks look, meet and decide together, also those whose agent has nothing for them."""
     job = Job(tmp_path, start)
     _, notices = job.ended(2, without_memory={1})
-    assert any("the agent of rank 1 could not make a folder" in text for text in notices), notices
+    assert any("for rank 1" in text and "its agent could not make a folder there" in text for text in notices), notices
     assert any("another rank cannot write its part" in text for text in notices), notices
     assert max(job.checkpoints()) == STEPS
 

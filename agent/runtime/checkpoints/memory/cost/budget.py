@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import SLOTS
+from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import SLOTS
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 
 LAYOUT_BYTES: Final = 1 << 20

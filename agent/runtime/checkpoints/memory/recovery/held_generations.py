@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -17,13 +16,11 @@ from atoll.agent.runtime.checkpoints.memory.recovery.assembly import SharedState
 from atoll.agent.runtime.checkpoints.memory.recovery.deliveries import deliveries
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard
+from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ALL_SLOTS, MAX_FILES, ShardFolders
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import (
-    MAX_FILES,
-    SLOTS,
     Generation,
     Resumable,
     WholeShard,
-    file_name,
     whole_shards,
 )
 from atoll.agent.runtime.step.durable import OwnState
@@ -47,17 +44,17 @@ class Recovered:
 class HeldGenerations:
     """The generations that all ranks together hold. Methods are collective and give the same on every rank."""
 
-    def __init__(self, session: Session, folder: Path | None, model: Fingerprint) -> None:
-        """Look. A node's ranks share its folder, and the work of verifying it. Raises PeerLost."""
+    def __init__(self, session: Session, folders: ShardFolders, model: Fingerprint) -> None:
+        """Look. A node's ranks share its folders, and the work of verifying it. Raises PeerLost."""
         self._session, self._group = session, session.group
         self._wanted = Resumable(session.job, session.run, model)
         part = (session.place.local_rank, session.place.local_world_size)
         try:
-            found = whole_shards(folder, self._wanted, part, self._passed_over) if folder is not None else []
+            found = whole_shards(folders, self._wanted, part, self._passed_over)
         except CheckpointError as error:
             self._passed_over(str(error))
             found = []
-        self._folder = folder
+        self._folders = folders
         gathered = [encode(found)] if self._group is None else self._group.gather_bytes(encode(found))
         self._held = [self._decoded(rank, raw) for rank, raw in enumerate(gathered)]
         self._sources = sources(self._held)
@@ -184,12 +181,12 @@ class HeldGenerations:
         shard. Without those that cannot be read any more."""
         found = {}
         for rank, rows in enumerate(self._held):
-            if self._folder is None or self._machines[rank] != self._machines[self._rank]:
+            if self._machines[rank] != self._machines[self._rank]:
                 continue
             for held, index, slot in rows:
-                if held == generation and index not in found:
+                path = self._folders.path(index, generation.shards, slot)
+                if held == generation and index not in found and path is not None:
                     try:
-                        path = self._folder / file_name(index, generation.shards, slot)
                         found[index] = shard_file.sealed_part(shard_file.content_of(path))
                     except CheckpointError as error:
                         self._passed_over(str(error))
@@ -253,7 +250,7 @@ def decode(raw: bytes) -> Holdings:
         for run, step, shards, layout, shard, slot in rows:
             numbers = (run, step, shards, shard, slot)
             sound = all(type(number) is int and 0 <= number < 2**63 for number in numbers) and shard < shards
-            if not sound or slot >= SLOTS or not isinstance(layout, str):
+            if not sound or slot >= ALL_SLOTS or not isinstance(layout, str):
                 raise CheckpointError(f"{(*numbers, layout)!r:.200} is no shard")
             holdings.append((Generation(run, step, shards, layout), shard, slot))
         return holdings

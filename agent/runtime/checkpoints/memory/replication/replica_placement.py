@@ -39,11 +39,17 @@ class ReplicaPlacement:
         return owners(self.held_by, self.rank)
 
     @property
-    def here(self) -> frozenset[int]:
-        """Shards that lie on this node."""
+    def own_here(self) -> frozenset[int]:
+        """Of the ranks on this node, their own shards."""
         if not self.nodes:
             return frozenset(range(len(self.held_by)))
-        return on_node(self.nodes, self.held_by, self.nodes[self.rank])
+        return frozenset(rank for rank, node in enumerate(self.nodes) if node == self.nodes[self.rank])
+
+    @property
+    def here(self) -> frozenset[int]:
+        """Shards that lie on this node, its own and copies."""
+        own = self.own_here
+        return own | {owner for owner, ranks in enumerate(self.held_by) if own & set(ranks)}
 
     def fitted(self, room_bytes: Sequence[int], shard_bytes: Sequence[int]) -> tuple[ReplicaPlacement, list[str]]:
         """With copies only where they fit, and what became of the others, for people. room_bytes: by rank, for all that
@@ -106,9 +112,3 @@ def holders(nodes: Sequence[str], kept_by: Sequence[Sequence[int]]) -> list[tupl
 def owners(held_by: Sequence[tuple[int, ...]], rank: int) -> tuple[int, ...]:
     """Whose copies `rank` holds."""
     return tuple(owner for owner, ranks in enumerate(held_by) if rank in ranks)
-
-
-def on_node(nodes: Sequence[str], held_by: Sequence[tuple[int, ...]], node: str) -> frozenset[int]:
-    """The shards that lie on this node, its own and copies."""
-    own = {rank for rank, at in enumerate(nodes) if at == node}
-    return frozenset(own | {owner for owner, ranks in enumerate(held_by) if own & set(ranks)})

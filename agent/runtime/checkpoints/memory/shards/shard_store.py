@@ -1,25 +1,16 @@
-"""The files of one job in its agent's memory folder: shard-0002-of-0004-slot-1.mem.
-
-Two slots for each shard: the last complete generation, and the one that is being written. Which is which is said in
-the files themselves; names tell only the place, so that the next run writes where the last one did."""
+"""The whole shards of a job that lie on this machine, and the files that the next ones are written to."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from atoll.agent.runtime.checkpoints.disk.disk_errors import disk_errors
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, check_fits
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Shard, SlotFile, Unsealed
+from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import SLOTS, ShardFolders, place_of
 from atoll.errors import CheckpointError
-
-SLOTS: Final = 2
-MAX_FILES: Final = 4096
-_NAME: Final = re.compile(r"shard-(\d{4})-of-(\d{4})-slot-([01])\.mem")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,26 +37,7 @@ class WholeShard:
 
     @property
     def slot(self) -> int:
-        return int(self.path.stem[-1])
-
-
-def paths(folder: Path) -> list[Path]:
-    """Files of shards, in a fixed order."""
-    if not folder.is_dir():
-        return []
-    with disk_errors(f"listing {folder}"):
-        return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))[:MAX_FILES]
-
-
-def place_of(path: Path) -> tuple[int, int]:
-    """(shard, shards) as the name of a file of a shard says."""
-    match = _NAME.fullmatch(path.name)
-    assert match is not None  # `paths` gave it
-    return int(match[1]), int(match[2])
-
-
-def file_name(shard: int, shards: int, slot: int) -> str:
-    return f"shard-{shard:04d}-of-{shards:04d}-slot-{slot}.mem"
+        return place_of(self.path)[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +58,12 @@ class Resumable:
 
 
 def whole_shards(
-    folder: Path, wanted: Resumable, part: tuple[int, int], on_skip: Callable[[str], None]
+    folders: ShardFolders, wanted: Resumable, part: tuple[int, int], on_skip: Callable[[str], None]
 ) -> list[WholeShard]:
     """Whole shards that are wanted, every byte verified. part: (i, n): every n-th file from the i-th on, for who looks
     together with others. on_skip is told of files that cannot be used, and why."""
     found = []
-    for path in paths(folder)[part[0] :: part[1]]:
+    for path in folders.paths()[part[0] :: part[1]]:
         try:
             shard = shard_file.parse(shard_file.content_of(path))
             wanted.check(shard.header)
@@ -106,12 +78,11 @@ def whole_shards(
 class ShardFiles:
     """The two slots of one shard, for its writer."""
 
-    def __init__(
-        self, folder: Path, shard: int, shards: int, restored: Generation | None, make_room: Callable[[], bool]
-    ) -> None:
-        """restored: what this run began with; a slot that holds it is overwritten last. make_room: as for SlotFile."""
+    def __init__(self, slots: Sequence[Path], restored: Generation | None, make_room: Callable[[], bool]) -> None:
+        """slots: their paths. restored: what this run began with; a slot that holds it is overwritten last. make_room:
+        as for SlotFile."""
         self._make_room = make_room
-        self._paths = [folder / file_name(shard, shards, index) for index in range(SLOTS)]
+        self._paths = slots
         self._files: list[SlotFile | None] = [None] * SLOTS
         self._next = 0
         if restored is not None and self._paths[0].exists():
@@ -157,12 +128,3 @@ class CopyFiles:
 
     def close(self) -> None:
         self._files.close()
-
-
-def remove_others(folder: Path, kept: Collection[int], shards: int) -> None:
-    """Remove all but the shards `kept` of `shards`. Raises CheckpointError."""
-    with disk_errors(f"removing old shards in {folder}"):
-        for path in paths(folder):
-            match = _NAME.fullmatch(path.name)
-            if match is None or int(match[2]) != shards or int(match[1]) not in kept:
-                path.unlink(missing_ok=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import complete, decode, encode, sources
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation, WholeShard, file_name
+from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import file_name
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation, WholeShard
 from atoll.errors import CheckpointError
 
 OLD, NEW = Generation(1, 8, 2, "a"), Generation(1, 9, 2, "a")
@@ -48,7 +49,7 @@ def test_equal_steps_of_two_shapes_are_two_generations() -> None:
         json.dumps([[1, True, 2, "a", 0, 0]]).encode(),
         json.dumps([[1, 9, 2, ["a"], 0, 0]]).encode(),
         json.dumps([[1, 9, 2, "a", 0, 0]] * 5000).encode(),
-        json.dumps([[1, 9, 2, "a", 0, 2]]).encode(),
+        json.dumps([[1, 9, 2, "a", 0, 4]]).encode(),
         b"[" * 100_000,
         b" " * (2 << 20),
     ],

@@ -16,6 +16,7 @@ from atoll.agent.runtime.checkpoints.memory.recovery import held_generations
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, encode
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, SlotFile, Tail
+from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Resumable, whole_shards
 
 MODEL = Fingerprint({})
@@ -47,7 +48,7 @@ class Group:
 
     def __init__(self, folder: Path, wire: Callable[[Bytes], Bytes]) -> None:
         self._folder, self._wire = folder, wire
-        self._held = whole_shards(folder, Resumable("tiny", 5, MODEL), (0, 1), lambda why: None)
+        self._held = whole_shards(ShardFolders(folder), Resumable("tiny", 5, MODEL), (0, 1), lambda why: None)
 
     def gather_bytes(self, mine: bytes) -> list[bytes]:
         return [mine, encode(self._held)]
@@ -75,7 +76,7 @@ def newest_step(folder: Path, wire: Callable[[Bytes], Bytes], monkeypatch: pytes
         job="tiny", run=5, place=place, group=group, memory=memory, notice=lambda level, text: said.append(text)
     )
     monkeypatch.setattr(held_generations, "assembled", lambda state, *own: SimpleNamespace(header=state.header))
-    found = HeldGenerations(session, None, MODEL).newest((0, 0))
+    found = HeldGenerations(session, ShardFolders(None), MODEL).newest((0, 0))
     return found.checkpoint.header.step if found is not None else -1, said
 
 

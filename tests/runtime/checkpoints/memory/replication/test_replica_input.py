@@ -16,7 +16,8 @@ from atoll.agent.runtime.checkpoints.memory.replication.chunk import FileChunk
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
 from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import PAGE_BYTES
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles, paths
+from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys, generate
 
 RUN, TOTAL, DEADLINE_S = 3, PAGE_BYTES + 600, 20.0
@@ -32,7 +33,7 @@ class Holder:
         pairs = [generate() for _ in range(3)]
         public = dict(enumerate(one for _, one in pairs))
         own = [Keys(secret=secret, public=public[rank], of=public) for rank, (secret, _) in enumerate(pairs)]
-        copies = CopyFiles(ShardFiles(folder, 0, 3, None, lambda: False))
+        copies = CopyFiles(ShardFiles(ShardFolders(folder).slots(0, 3, on_disk=False), None, lambda: False))
         self.sender = ReplicaSender(
             run=RUN, rank=1, keys=own[1], incoming={0: copies}, limit_bytes=1 << 20, notify=lambda text: None
         )
@@ -57,7 +58,7 @@ class Holder:
     def dropped(self, why: str) -> None:
         self.wait(lambda: self.sender.dropped[why] > 0)
         assert self.sender.dropped.total() == 1, self.sender.dropped
-        assert (self.sender.done_step, paths(self.folder)) == (0, [])
+        assert (self.sender.done_step, ShardFolders(self.folder).paths()) == (0, [])
 
     def wait(self, what: Callable[[], bool]) -> None:
         ends_s = time.monotonic() + DEADLINE_S
@@ -82,7 +83,7 @@ def test_a_whole_copy_is_taken(holder: Holder) -> None:
     holder.send(BODY, 0)
     holder.send(HEAD, 600)
     holder.wait(lambda: holder.sender.done_step == 9)
-    (path,) = paths(holder.folder)
+    (path,) = ShardFolders(holder.folder).paths()
     assert path.read_bytes() == HEAD + BODY
 
 
@@ -119,7 +120,7 @@ def test_a_chunk_that_was_changed_on_the_way_is_dropped(holder: Holder, frame: i
     message[frame][place] ^= 1
     holder.socket.send_multipart(message)
     holder.wait(lambda: holder.sender.dropped.total() == 1)
-    assert paths(holder.folder) == []
+    assert ShardFolders(holder.folder).paths() == []
     holder.send(BODY, 0)
     holder.send(HEAD, 600)
     holder.wait(lambda: holder.sender.done_step == 9)
@@ -133,7 +134,7 @@ def test_an_older_step_never_takes_the_place_of_a_newer(holder: Holder) -> None:
     holder.send(bytes(601), 0, total=TOTAL + 1)
     holder.wait(lambda: holder.sender.dropped["makes no sense"] == 2)
     assert holder.sender.done_step == 9
-    (path,) = paths(holder.folder)
+    (path,) = ShardFolders(holder.folder).paths()
     assert path.read_bytes() == HEAD + BODY
 
 
@@ -145,7 +146,7 @@ def test_chunks_out_of_order_and_twice_make_no_copy_of_holes(holder: Holder) -> 
     holder.send(bytes(600), 0, step=10)  # so that all before it was looked at
     holder.wait(lambda: holder.sender._incoming[0].step == 10)
     assert holder.sender.done_step == 0
-    assert all(path.read_bytes()[:PAGE_BYTES] == bytes(PAGE_BYTES) for path in paths(holder.folder))
+    assert all(path.read_bytes()[:PAGE_BYTES] == bytes(PAGE_BYTES) for path in ShardFolders(holder.folder).paths())
 
 
 def test_what_was_recorded_and_is_sent_again_is_dropped(holder: Holder) -> None:
@@ -177,6 +178,6 @@ def test_noise_is_dropped_and_what_follows_it_is_taken(holder: Holder) -> None:
     holder.send(BODY, 0, step=step)
     holder.send(HEAD, 600, step=step)
     holder.wait(lambda: holder.sender.done_step == step)
-    newest = max(paths(holder.folder), key=lambda path: path.stat().st_mtime_ns)
+    newest = max(ShardFolders(holder.folder).paths(), key=lambda path: path.stat().st_mtime_ns)
     assert newest.read_bytes()[:TOTAL] == HEAD + BODY
     assert holder.sender.failed is None

@@ -9,7 +9,6 @@ from atoll.agent.runtime.checkpoints.memory.replication.replica_placement import
     ReplicaPlacement,
     fitted,
     holders,
-    on_node,
     owners,
 )
 
@@ -38,7 +37,9 @@ def test_copies_are_on_the_nodes_that_were_named_each_on_one_of_their_ranks(node
         assert all(rank in owners(placed, other) for other in ranks)
     for node in set(nodes):
         own = {rank for rank, at in enumerate(nodes) if at == node}
-        assert on_node(nodes, placed, node) == own | {o for rank in own for o in owners(placed, rank)}
+        assert ReplicaPlacement(min(own), tuple(nodes), tuple(placed)).here == own | {
+            o for rank in own for o in owners(placed, rank)
+        }
 
 
 def test_a_copy_that_does_not_fit_lies_where_there_is_room() -> None:

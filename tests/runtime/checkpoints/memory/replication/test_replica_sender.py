@@ -21,7 +21,8 @@ from atoll.agent.runtime.checkpoints.memory.replication.outgoing_replica import 
 from atoll.agent.runtime.checkpoints.memory.replication.pacing import USABLE
 from atoll.agent.runtime.checkpoints.memory.replication.replica_sender import ReplicaSender
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import PAGE_BYTES
-from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles, paths
+from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys, generate
 
 DEADLINE_S = 20.0
@@ -45,7 +46,7 @@ class Pair:
         wire: Callable[[str], Wire] | None = None,
     ) -> None:
         self.folder, self.said = folder, list[str]()
-        files = CopyFiles(ShardFiles(folder, 0, 2, None, lambda: False))
+        files = CopyFiles(ShardFiles(ShardFolders(folder).slots(0, 2, on_disk=False), None, lambda: False))
         self.holder = self._made(1, own, {0: files}, limit_bytes)
         self.sender = self._made(0, own, {}, limit_bytes)
         self.endpoints = [sender.bind("127.0.0.1") for sender in (self.sender, self.holder)]
@@ -108,11 +109,15 @@ def test_two_generations_stay_and_the_third_takes_the_place_of_the_first(pair: P
         sent = transfer(tmp_path, step, size)
         pair.sender.send(sent)
         pair.wait(lambda step=step: pair.holder.done_step == step)  # type: ignore[misc]
-        newest = [path for path in paths(pair.folder) if path.read_bytes()[:size] == sent.path.read_bytes()[:size]]
+        newest = [
+            path
+            for path in ShardFolders(pair.folder).paths()
+            if path.read_bytes()[:size] == sent.path.read_bytes()[:size]
+        ]
         assert len(newest) == 1
-        assert len(paths(pair.folder)) == min(step, 2)
+        assert len(ShardFolders(pair.folder).paths()) == min(step, 2)
     before = (tmp_path / "own-2").read_bytes()[:50_000]
-    assert sum(path.read_bytes()[:50_000] == before for path in paths(pair.folder)) == 1
+    assert sum(path.read_bytes()[:50_000] == before for path in ShardFolders(pair.folder).paths()) == 1
 
 
 def test_nothing_leaves_while_training_sends(pair: Pair, tmp_path: Path) -> None:
@@ -143,7 +148,7 @@ def test_a_copy_goes_on_where_it_broke_off(pair: Pair, tmp_path: Path) -> None:
     pair.sender.send(sent)
     pair.wait(lambda: pair.holder.done_step == 1)
     assert len(lost) == 3
-    assert paths(pair.folder)[0].read_bytes()[:2_000_000] == sent.path.read_bytes()[:2_000_000]
+    assert ShardFolders(pair.folder).paths()[0].read_bytes()[:2_000_000] == sent.path.read_bytes()[:2_000_000]
 
 
 def test_who_has_no_key_of_the_run_brings_nothing(tmp_path: Path) -> None:
@@ -155,7 +160,7 @@ def test_who_has_no_key_of_the_run_brings_nothing(tmp_path: Path) -> None:
     try:
         pair.sender.send(transfer(tmp_path, 1, 200_000))
         pair.wait(lambda: pair.holder.dropped["damaged, of another rank or seen before"] > 0)
-        assert paths(folder) == []
+        assert ShardFolders(folder).paths() == []
     finally:
         pair.close()
 
@@ -167,7 +172,7 @@ def test_a_copy_over_the_limit_is_not_begun(tmp_path: Path) -> None:
     try:
         pair.sender.send(transfer(tmp_path, 1, 200_000))
         pair.wait(lambda: pair.holder.dropped["makes no sense"] > 0)
-        assert (paths(folder), pair.holder.done_step) == ([], 0)
+        assert (ShardFolders(folder).paths(), pair.holder.done_step) == ([], 0)
     finally:
         pair.close()
 
@@ -246,7 +251,7 @@ def test_a_connection_that_breaks_costs_what_was_under_way(tmp_path: Path) -> No
         sent = transfer(tmp_path, 1, total)
         pair.sender.send(sent)
         pair.wait(lambda: pair.holder.done_step == 1)
-        assert paths(folder)[0].read_bytes()[:total] == sent.path.read_bytes()[:total]
+        assert ShardFolders(folder).paths()[0].read_bytes()[:total] == sent.path.read_bytes()[:total]
         assert len(pair.wire.uploaded) == 2
         assert sum(stored) == total  # what was there was not begun again
         assert pair.sender.sent_bytes > total
