@@ -241,6 +241,22 @@ class AsyncClient:
                 return
             await self.get(job)
 
+    async def curves(self, job: str, names: Sequence[str] = (), *, most_points: int = 0) -> list[pb.Curve]:
+        """What the script reported by run.report, as curves by step.
+
+        names: those alone; all where empty. most_points: of each, spread evenly; 0: all that are kept. Raises NotFound
+        for a name that was never reported.
+        """
+        request = pb.CurvesRequest(job=job, names=names, most_points=most_points)
+        breaks = self._leader.patience()
+        while True:
+            stream = self._leader.stream(f"curves of {job}", breaks, lambda stub, s: stub.Curves(request, timeout=s))
+            async with aclosing(stream):
+                found = [curve async for curve in stream]
+            if breaks.ended_well:
+                return found
+            await self.get(job)
+
     async def _has_ended(self, job: str) -> bool:
         return (await self.get(job)).phase in ENDED
 
@@ -310,6 +326,7 @@ class Client:
     placement = _awaited(AsyncClient.placement)
     admissions = _awaited(AsyncClient.admissions)
     nodes = _awaited(AsyncClient.nodes)
+    curves = _awaited(AsyncClient.curves)
     wait = _awaited(AsyncClient.wait)
     watch = _iterated(AsyncClient.watch)
     events = _iterated(AsyncClient.events)

@@ -87,3 +87,9 @@ class JobFailed(AtollError):
     """The job that was followed ended in failure."""
 
     exit_code = 1
+
+
+class JobCancelled(AtollError):
+    """The job that was followed was cancelled."""
+
+    exit_code = 6

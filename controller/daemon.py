@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch, LeaderEpochSettings
 from atoll.controller.services.agents import AgentServicer
+from atoll.controller.services.curves import CurveStore
 from atoll.controller.services.gate import AGENT_SERVICE, JOB_SERVICE, Gate, KnownLeader
 from atoll.controller.services.jobs import JobServicer
 from atoll.controller.services.logs import LogStore
@@ -73,9 +74,11 @@ async def serve(settings: ControllerSettings, stop: asyncio.Event) -> None:
         executor = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="bundles"))
         disk = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="logs"))
         known_leader, logs = KnownLeader(), LogStore(settings.data_dir / "logs")
+        curves = CurveStore(settings.data_dir / "curves.sqlite3")
+        stack.callback(lambda: disk.submit(curves.close))
         servicers = (
-            JobServicer(known_leader, logs, executor, disk),
-            AgentServicer(known_leader, logs, disk, token, identities=settings.tls is not None),
+            JobServicer(known_leader, logs, curves, executor, disk),
+            AgentServicer(known_leader, logs, curves, disk, token=token, identities=settings.tls is not None),
         )
         checker = health.HealthServicer()
         revocations = Revocations(settings.tls.ca) if settings.tls is not None else None
@@ -87,7 +90,7 @@ async def serve(settings: ControllerSettings, stop: asyncio.Event) -> None:
             settings=settings,
             store=store,
             known_leader=known_leader,
-            removed=lambda job: disk.submit(logs.remove, job),
+            removed=lambda job: (disk.submit(logs.remove, job), disk.submit(curves.remove, job)),
             checker=checker,
             address=address,
         )

@@ -18,6 +18,7 @@ from atoll.cli.commands import (
     export,
     install_etcd,
     jobs,
+    metrics,
     plan,
     profile,
     remove,
@@ -45,7 +46,7 @@ app = typer.Typer(
 _HELP: Final = (
     "Train one PyTorch model across islands of unequal devices.\n\n"
     "Exit codes: 0 ok, 1 job failed, 2 bad input, 3 controller unreachable, 4 not allowed, 5 no feasible plan, "
-    "124 timeout, 130 interrupted."
+    "6 job cancelled, 124 timeout, 130 interrupted."
 )
 
 
@@ -64,8 +65,12 @@ def root(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long to look for a leading controller.")
     ] = 10.0,
+    show_version: Annotated[bool, typer.Option("--version", help="Print Atoll's version.")] = False,
 ) -> None:
     """Keep the global options for the command that follows."""
+    if show_version:
+        version()
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), nl=False)
         raise typer.Exit(2)
@@ -97,6 +102,7 @@ app.command(rich_help_panel=_SEE)(jobs.status)
 app.command(rich_help_panel=_SEE)(streams.logs)
 app.command(rich_help_panel=_SEE)(streams.events)
 app.command(rich_help_panel=_SEE)(checkpoints.checkpoints)
+app.command(rich_help_panel=_SEE)(metrics.metrics)
 app.command(rich_help_panel=_SEE)(jobs.nodes)
 app.command(rich_help_panel=_SEE)(plan.plan)
 app.command(rich_help_panel=_SEE)(simulate.simulate)

@@ -1,4 +1,4 @@
-"""AgentService: the agents' streams. Thin: checks sizes and fields, passes on to sessions, progress and logs."""
+"""AgentService: the agents' streams. Thin: checks sizes and fields, passes on to sessions, progress, logs, curves."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from atoll.controller.services.checks import (
     check_strategy_message,
     check_telemetry,
 )
+from atoll.controller.services.curves import CurveStore
 from atoll.controller.services.gate import Context, KnownLeader, WrongToken, caller_name
 from atoll.controller.services.logs import LogStore, run
 from atoll.controller.state.records import Level
@@ -43,10 +44,17 @@ class AgentServicer(AgentServiceServicer):
     """token: what agents must present, None where nothing is asked. identities: whether they have certificates."""
 
     def __init__(
-        self, known_leader: KnownLeader, logs: LogStore, disk: Executor, token: str | None, identities: bool
+        self,
+        known_leader: KnownLeader,
+        logs: LogStore,
+        curves: CurveStore,
+        disk: Executor,
+        *,
+        token: str | None,
+        identities: bool,
     ) -> None:
         self._known_leader = known_leader
-        self._logs, self._disk = logs, disk
+        self._logs, self._curves, self._disk = logs, curves, disk
         self._token = token
         self._identities = identities
         self._warned: set[tuple[str, str]] = set()
@@ -142,8 +150,12 @@ class AgentServicer(AgentServiceServicer):
                     for sums in message.telemetry.sums:
                         epoch.progress.observe_sums(session.record.name, sums)
                     for worker in message.telemetry.workers:
-                        if _may_speak_for(epoch, session, worker.id) and epoch.progress.observe(worker):
+                        if not _may_speak_for(epoch, session, worker.id):
+                            continue
+                        if epoch.progress.observe(worker):
                             epoch.nudge()
+                        if worker.id.rank == 0 and worker.metrics and not session.output.full():
+                            session.output.put_nowait(worker)
                 case "inventory":
                     check_inventory(message.inventory)
                     session.inventory_taken(message.inventory)
@@ -160,9 +172,13 @@ class AgentServicer(AgentServiceServicer):
                     )
 
     async def _write_down(self, epoch: LeaderEpoch, session: AgentSession) -> None:
-        """Keep the output that came, one batch after the other. Beside `_listen`: no heartbeat waits for a disk."""
+        """Keep what came, one batch after the other. Beside `_listen`: no heartbeat waits for a disk."""
         while True:
-            await self._keep(epoch, session, await session.output.get())
+            match await session.output.get():
+                case pb.LogBatch() as batch:
+                    await self._keep(epoch, session, batch)
+                case pb.WorkerTelemetry() as worker:
+                    await self._keep_reported(epoch, worker)
 
     async def _keep(self, epoch: LeaderEpoch, session: AgentSession, batch: pb.LogBatch) -> None:
         """Write output down, then acknowledge it. What cannot be written stays with the agent, which repeats it."""
@@ -178,13 +194,24 @@ class AgentServicer(AgentServiceServicer):
                 kept = await run(self._disk, self._append, batch)
                 self._full = False
             except OSError as error:
-                if not self._full:
-                    self._full = True
-                    logger.error("logs cannot be kept: %s. Free space on the controller's disk", error)
-                    text = f"logs of workers cannot be kept: {error.strerror}. Free space on the controller's disk"
-                    epoch.reconciler.add_cluster_event(NewEvent(Level.ERROR, "notice", text))
+                self._cannot_keep(epoch, "logs of workers", error)
                 return
         session.send(pb.ControllerMessage(log_ack=pb.LogAck(id=batch.id, offset=kept)))
+
+    async def _keep_reported(self, epoch: LeaderEpoch, worker: pb.WorkerTelemetry) -> None:
+        """What rank 0's script reported; where it cannot be kept, the curves have a gap."""
+        try:
+            await run(self._disk, self._curves.add, worker.id.job, worker.id.run, time.time(), worker.metrics)
+        except OSError as error:
+            self._cannot_keep(epoch, "curves", error)
+
+    def _cannot_keep(self, epoch: LeaderEpoch, what: str, error: OSError) -> None:
+        """An event, once until logs can be written again."""
+        if not self._full:
+            self._full = True
+            logger.error("%s cannot be kept: %s. Free space on the controller's disk", what, error)
+            text = f"{what} cannot be kept: {error.strerror or error}. Free space on the controller's disk"
+            epoch.reconciler.add_cluster_event(NewEvent(Level.ERROR, "notice", text))
 
     def _append(self, batch: pb.LogBatch) -> int:
         return self._logs.rank(batch.id.job, batch.id.rank).append(batch.id.run, batch.offset, batch.data)

@@ -17,6 +17,7 @@ from atoll.controller.jobs.records.code_bundles import check_bundle
 from atoll.controller.jobs.records.ledger import JobState
 from atoll.controller.jobs.records.spec import spec_from_wire
 from atoll.controller.jobs.records.wire import event_to_wire
+from atoll.controller.services.curves import MAX_CURVES, CurveStore
 from atoll.controller.services.gate import Context, KnownLeader, caller
 from atoll.controller.services.inventory import checkpoints
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog, run
@@ -42,9 +43,11 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class JobServicer(JobServiceServicer):
     """Streams poll the memory of this process, four times a second: cheap, and nothing to miss."""
 
-    def __init__(self, known_leader: KnownLeader, logs: LogStore, executor: Executor, disk: Executor) -> None:
+    def __init__(
+        self, known_leader: KnownLeader, logs: LogStore, curves: CurveStore, executor: Executor, disk: Executor
+    ) -> None:
         self._known_leader = known_leader
-        self._logs, self._disk = logs, disk
+        self._logs, self._curves, self._disk = logs, curves, disk
         self._executor = executor
 
     async def Submit(self, request_iterator: AsyncIterator[pb.SubmitRequest], context: Context) -> pb.SubmitReply:
@@ -166,6 +169,20 @@ class JobServicer(JobServiceServicer):
             if not request.follow or (over and time.monotonic() - quiet_since_s > LAST_WORDS_S):
                 return
             await _next_poll(epoch)
+
+    async def Curves(self, request: pb.CurvesRequest, context: Context) -> None:  # type: ignore[override]
+        job = self._known_leader.leading().ledger.find(request.job).job.id
+        if len(request.names) > MAX_CURVES:
+            raise BadInput(f"names has {len(request.names)} entries, a job has at most {MAX_CURVES} curves")
+        names = await run(self._disk, self._curves.names, job)
+        if unknown := [name for name in request.names if name not in names]:
+            reported = ", ".join(names[:16]) or "nothing yet"
+            raise NotFound(f"job {job} reports no {unknown[0][:80]!r}, but {reported}")
+        for name in request.names or names:
+            kept = await run(self._disk, self._curves.read, job, name, request.most_points)
+            await context.write(
+                pb.Curve(name=name, steps=kept.steps, values=kept.values, runs=kept.runs, unix_s=kept.unix_s)
+            )
 
     def _find_readers(self, known: dict[int, _Reader], job: str, wanted: int | None, tail_lines: int) -> None:
         """Add those of ranks that have printed something since."""

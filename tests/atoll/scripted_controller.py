@@ -30,6 +30,7 @@ class Script:
     output: dict[tuple[int, int], bytes] = field(default_factory=dict)
     checkpoints: dict[str, pb.CheckpointsReply] = field(default_factory=dict)
     plans: pb.PlansReply = field(default_factory=pb.PlansReply)
+    curves: dict[str, pb.Curve] = field(default_factory=dict)
     nodes: pb.ListNodesReply = field(default_factory=pb.ListNodesReply)
     leader: str = ""
     refuse: grpc.StatusCode | None = None
@@ -171,6 +172,12 @@ class Servicer(JobServiceServicer):
             if over:
                 return
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def Curves(self, request: pb.CurvesRequest, context: Any) -> AsyncIterator[pb.Curve]:
+        await self._enter("Curves", context)
+        await self._job(request.job, context)
+        for name in request.names or sorted(self.script.curves):
+            yield self.script.curves[name]
 
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Any) -> pb.CheckpointsReply:
         await self._enter("Checkpoints", context)

@@ -20,6 +20,7 @@ STATUS = {
     "step": 1240,
     "plan": 3,
     "trained": False,
+    "view": None,
 }
 LAST = {
     "step": 1240,
@@ -107,6 +108,7 @@ JOB = {
         "total_batch": 0,
         "learning_rate_factor": 0.0,
         "predicted_step_s": 0.0,
+        "view": 0,
     },
     "checkpoint_step": 1200,
     "memory_step": 1239,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from atoll.cli.render import terminal, views, wire
 from atoll.cli.render.log_lines import LogLines
-from atoll.errors import DeadlineExceeded, JobFailed
+from atoll.errors import DeadlineExceeded, JobCancelled, JobFailed
 
 if TYPE_CHECKING:
     from atoll.client import AsyncClient
@@ -110,7 +110,7 @@ def culprit(job: Job) -> WorkerView | None:
 
 
 def verdict(job: Job) -> None:
-    """Say how it ended. Raises JobFailed unless it is done."""
+    """Say how it ended. Raises JobFailed or JobCancelled unless it is done."""
     from atoll.v1 import jobs_pb2 as pb
 
     if job.phase == pb.PHASE_DONE:
@@ -120,7 +120,7 @@ def verdict(job: Job) -> None:
     if job.phase == pb.PHASE_CANCELLED:
         why = "" if reason == "cancelled" else f": {reason}"
         on = f" It goes on, as a new job, with: atoll restore {job.id}" if job.checkpoint_step else ""
-        raise JobFailed(f"{job.id} was cancelled{why}.{on}")
+        raise JobCancelled(f"{job.id} was cancelled{why}.{on}")
     worker = culprit(job)
     who = ""
     if worker is not None:

@@ -58,7 +58,7 @@ class AgentSession:
         self.statuses: dict[WorkerKey, common_pb2.WorkerStatus] = {}
         self.memory_jobs: frozenset[str] = frozenset()
         self.samples: tuple[common_pb2.DeviceSample, ...] = ()
-        self.output: asyncio.Queue[agents_pb2.LogBatch] = asyncio.Queue(OUTPUT_BATCHES)
+        self.output: asyncio.Queue[agents_pb2.LogBatch | agents_pb2.WorkerTelemetry] = asyncio.Queue(OUTPUT_BATCHES)
         """Of its workers, not written down yet."""
         self.ended = asyncio.Event()
         self.why: AtollError | None = None

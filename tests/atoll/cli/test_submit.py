@@ -193,7 +193,7 @@ def test_a_cancelled_job_is_no_success(runner: CliRunner, controller: ScriptedCo
         controller.script.change("train-0000", phase=pb.PHASE_CANCELLED, reason="cancelled by its user")
 
     result = while_following(controller, happens, lambda: submit(runner, controller, "train.py", "-f"))
-    assert result.exit_code == 1
+    assert result.exit_code == 6
     assert "train-0000 was cancelled: cancelled by its user" in result.stderr
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.cli.render import views
 from atoll.cli.render.follow import PlainScreen, verdict
-from atoll.errors import JobFailed
+from atoll.errors import JobCancelled, JobFailed
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, Event, WorkerStatus
 from atoll.v1.jobs_pb2 import PHASE_CANCELLED, PHASE_FAILED, PHASE_RUNNING, Job, Recovery, WorkerView
 
@@ -57,7 +57,7 @@ def test_who_cancels_is_told_how_it_goes_on() -> None:
     ):
         made = job(checkpoint_step=checkpoint_step, reason="cancelled")
         made.phase = PHASE_CANCELLED
-        with pytest.raises(JobFailed) as told:
+        with pytest.raises(JobCancelled) as told:
             verdict(made)
         assert str(told.value) == f"vit-3f9a was cancelled.{on}"
 
