@@ -21,6 +21,9 @@ Scheme: TypeAlias = Literal["allreduce", "agsparse", "sparcml", "sparse-ps", "om
 SCHEMES: Final[tuple[Scheme, ...]] = ("allreduce", "agsparse", "sparcml", "sparse-ps", "omnireduce", "zen")
 """Of equal cost the first is chosen."""
 
+REFERENCE_BYTES: Final = 2
+"""Of an entry, to its value, where values are there once; of more than 65,536 distinct ones it is 4."""
+
 MAX_WORKERS: Final = 100_000
 
 _Density = Annotated[float, Field(ge=0, le=1)]
@@ -33,7 +36,8 @@ class SparseSchemeInput:
     """workers: n. entries: M, of the tensor; an entry is what has one index, so of an embedding a row.
     densities: share of the entries that are not zero in the sum of 1, 2, ... n workers' gradients. block_densities: the
     same of blocks of 256 neighbouring values. skew: the largest of n equal ranges' densities over the mean one.
-    value_bytes, index_bytes: of an entry. bandwidth: bytes a second, each way; latency: seconds of a round."""
+    value_bytes, index_bytes: of an entry. bandwidth: bytes a second, each way; latency: seconds of a round. distinct:
+    share of a worker's entries whose value is no repetition of another's of that worker."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
 
@@ -46,6 +50,7 @@ class SparseSchemeInput:
     bandwidth: Annotated[float, Field(ge=1, le=1e15)]
     latency: Annotated[float, Field(ge=0, le=1e6)]
     block_densities: _Densities | None = None
+    distinct: _Density = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +74,27 @@ def costs(given: SparseSchemeInput) -> dict[Scheme, float]:
     """Seconds on the busiest link, in the order of SCHEMES. n workers, M entries, v and x bytes of value and index:
 
     allreduce    2 (n - 1) / n M v / B + 2 (n - 1) L
-    agsparse     (n - 1) d_1 M (v + x) / B + (n - 1) L
-    sparcml      sum over k < log2 n of d_(2^k) M (v + x) / B, + log2(n) L, the logarithm rounded up
+    agsparse     (n - 1) d_1 M (u + x) / B + (n - 1) L
+    sparcml      sum over k < log2 n of d_(2^k) M (v + x) / B, the first with u, + log2(n) L, rounded up
     sparse-ps    (n - 1) / n skew (d_1 + d_n) M (v + x) / B + 2 L
     omnireduce   (n - 1) / n skew (b_1 + b_n) M v / B + 2 L
     zen          (n - 1) / n (d_1 M (v + x) + d_n M v + min(M / 8, d_n M x)) / B + 2 L
+
+    A worker's whole gradient has each distinct value once: u = min(v, distinct v + 2), 2 bytes for the reference to it.
+    What is split or summed repeats less, and is counted as if it did not.
     """
     n, d, b = given.workers, given.densities, given.block_densities
     values_s = given.entries * given.value_bytes / given.bandwidth
     indices_s = given.entries * given.index_bytes / given.bandwidth
+    own_s = min(values_s, given.distinct * values_s + given.entries * REFERENCE_BYTES / given.bandwidth) + indices_s
     both_s, bits_s = values_s + indices_s, given.entries / 8 / given.bandwidth
     others, rounds, latency_s = (n - 1) / n, (n - 1).bit_length(), given.latency
     found: dict[Scheme, float] = {
         "allreduce": 2 * others * values_s + 2 * (n - 1) * latency_s,
-        "agsparse": (n - 1) * d[0] * both_s + (n - 1) * latency_s,
-        "sparcml": sum(d[2**k - 1] for k in range(rounds)) * both_s + rounds * latency_s,
+        "agsparse": (n - 1) * d[0] * own_s + (n - 1) * latency_s,
+        "sparcml": (d[0] * own_s if rounds else 0.0)
+        + sum(d[2**k - 1] for k in range(1, rounds)) * both_s
+        + rounds * latency_s,
         "sparse-ps": others * given.skew * (d[0] + d[-1]) * both_s + 2 * latency_s,
     }
     if b is not None:

@@ -10,7 +10,8 @@ mean 152). --rtt-ms adds latency in a relay. Before each set of cells one TCP st
 Namespaces are removed at the end, and those of a laboratory that was killed by the next one.
 
 Methods: `local` (the same processes, each training alone on its share: the floor), `ddp`, `ddp-fp16`
-(fp16_compress_hook), `ddp-powersgd[:rank=R]` (one bucket: it hangs with several over gloo), Atoll's `dense` and
+(fp16_compress_hook), `ddp-powersgd[:rank=R]` (one bucket: it hangs with several over gloo), Atoll's `dense`,
+`zen[:scheme=S]` and
 `stale-sparse[:sparsity=R,staleness=S,values=V,selection=S,error_feedback=false,momentum=M,digest_every=N]`.
 All have the same initial weights, batch, learning rate and order of samples. Cells are measured in turn: all methods at
 a rate, then the next rate; --repeats goes through everything again.
@@ -29,6 +30,7 @@ Sets, the tables of docs/performance.md (--model, --workers, --rates, --methods,
     --set staleness   a step late against in step
     --set feedback    with and without error feedback
     --set momentum    moments of untouched blocks decayed when touched, or left alone as in the paper
+    --set sparse      gradients that are sparse by nature, by each scheme of `zen` and by gloo's all-gather
     --set memory      peak memory of every method
 """
 
@@ -54,7 +56,7 @@ from lab import cell, plot, tables, trace
 from lab.cell import Work
 from lab.machine import processor
 from lab.network import Network, refuse_without_tools
-from lab.options import MODELS, Rate, split_methods
+from lab.options import MODELS, SPARSE_MODELS, Rate, split_methods
 from lab.probe import probe
 from lab.results import Result, result
 from lab.sets import SETS, TARGETS, Experiment
@@ -86,7 +88,7 @@ def arguments() -> argparse.ArgumentParser:
         description="Methods of data parallelism over thin links, side by side. Needs root."
     )
     parser.add_argument("--set", choices=SETS, help="one of the tables of docs/performance.md")
-    parser.add_argument("--model", help=f"{', '.join(MODELS)}, separated by commas")
+    parser.add_argument("--model", help=f"{', '.join((*MODELS, *SPARSE_MODELS))}, separated by commas")
     parser.add_argument("--workers", help="numbers of workers, separated by commas")
     parser.add_argument("--rates", help="Mbit/s, `trace` or `none`, separated by commas")
     parser.add_argument("--methods", help="separated by commas, with options as NAME:OPTION=VALUE,OPTION=VALUE")
@@ -115,9 +117,10 @@ def wanted(options: argparse.Namespace) -> tuple[Experiment, float | None]:
         "max_s": options.max_s,
     }
     chosen = replace(chosen, **{name: value for name, value in given.items() if value is not None})
-    unknown = [model for model in chosen.models if model not in MODELS]
+    known = (*MODELS, *SPARSE_MODELS)
+    unknown = [model for model in chosen.models if model not in known]
     if unknown:
-        raise BadInput(f"there is no model {unknown[0]!r}; choose among {', '.join(MODELS)}")
+        raise BadInput(f"there is no model {unknown[0]!r}; choose among {', '.join(known)}")
     if any(not 1 <= workers <= 16 for workers in chosen.workers):
         raise BadInput(f"--workers {options.workers}: each must be 1 to 16")
     if chosen.steps < 2 or not chosen.max_s > 0 or options.repeats < 1 or options.batch < 0:
@@ -207,7 +210,7 @@ class Laboratory:
         for table in tables.tables(here, self._target(model)):
             self.console.print(table)
         if self.options.plot:
-            plot.draw(self.results, {name: self._target(name) for name in MODELS}, self.options.plot)
+            plot.draw(self.results, {name: self._target(name) for name in (*MODELS, *SPARSE_MODELS)}, self.options.plot)
 
 
 @contextmanager

@@ -92,6 +92,22 @@ def sum_coordinates(
         return _native.sum_coordinates(list(terms), units, width, of.seed, of.number, of.of_each, threads)
 
 
+class Rows(NamedTuple):
+    """Row k of the values is row reference[k] of those that are distinct, which are first found at first[0], ..."""
+
+    reference: NDArray[np.uint32]
+    first: NDArray[np.uint32]
+
+
+def distinct_rows(values: NDArray[np.float32]) -> Rows:
+    """Which rows of values, float32 [K, width], have the same bits. Where of the first thousand hardly one is there
+    twice, it looks no further, and none is said to be."""
+    reference, first = np.empty(len(values), np.uint32), np.empty(len(values), np.uint32)
+    with refusals("distinct_rows"):
+        found = _native.distinct_rows(values, values.shape[1], reference, first)
+    return Rows(reference, first[:found])
+
+
 def nonzero_units(dense: Any, width: int, threads: int = 0) -> NDArray[np.uint32]:
     """The units of which an entry is not zero, ascending; -0.0 is zero, NaN is not. dense: float32 on the CPU."""
     with refusals("nonzero_units"):

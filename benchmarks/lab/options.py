@@ -11,7 +11,8 @@ from typing import Final, TypeAlias
 from atoll.errors import BadInput
 
 Value: TypeAlias = float | int | bool | str
-MODELS: Final = ("mlp", "gpt", "words")
+MODELS: Final = ("mlp", "gpt", "words")  # those of the sets
+SPARSE_MODELS: Final = ("words-sparse", "table")  # whose gradients are
 
 
 def _switch(text: str) -> bool:
@@ -31,6 +32,7 @@ METHODS: Final[Mapping[str, Mapping[str, Callable[[str], Value]]]] = {
     "ddp-fp16": {},
     "ddp-powersgd": {"rank": int},
     "dense": {},
+    "zen": {"scheme": str},
     "stale-sparse": {
         "sparsity": float,
         "staleness": int,

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lab.options import MODELS
+from lab.options import MODELS, SPARSE_MODELS
 
-TARGETS: Final = {"mlp": 0.30, "gpt": 2.50, "words": 5.20}  # training loss, mean of 10 iterations
+# Training loss, mean of 10 iterations.
+TARGETS: Final = {"mlp": 0.30, "gpt": 2.50, "words": 5.20, "words-sparse": 5.20, "table": 1.0}
 BASELINES: Final = "ddp,ddp-fp16,ddp-powersgd"
 
 
@@ -53,6 +54,11 @@ SETS: Final[Mapping[str, Experiment]] = {
         "stale-sparse:sparsity=0.9,exchange=gradients,momentum=as-is,"
         "stale-sparse:sparsity=0.99,exchange=gradients,momentum=lazy,"
         "stale-sparse:sparsity=0.99,exchange=gradients,momentum=as-is",
+    ),
+    # Sparse gradients against the same workers with no network at all, by each scheme, and against gloo's all-gather.
+    "sparse": Experiment(
+        models=SPARSE_MODELS, workers=(2, 4), steps=60,
+        methods="local,ddp,zen,zen:scheme=zen,zen:scheme=agsparse,zen:scheme=sparcml,zen:scheme=sparse-ps",
     ),
     "memory": Experiment(models=MODELS, rates="1000", methods=f"local,{BASELINES},dense,stale-sparse", steps=30),
 }  # fmt: skip

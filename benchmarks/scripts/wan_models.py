@@ -1,8 +1,10 @@
-"""The three models of benchmarks/wan.py, about 25 M parameters each, with real data that ships inside packages.
+"""The models of benchmarks/wan.py, about 25 M parameters each, with real data that ships inside packages.
 
 mlp:   MNIST, 784-4096-4096-1280-10; SGD with momentum
 gpt:   bytes of English prose, 8 blocks of width 512, context 64; AdamW
 words: the next of 2,048 words from hashed 1-, 2- and 3-grams before it, 500,000 rows of 48 with dense gradients; SGD
+words-sparse: the same with sparse gradients; Adagrad
+table: the same, but which of 15 frequent words is next, or none of them: the table is all but 784 of its parameters
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +31,7 @@ from byte_gpt import ByteGPT
 
 CONTEXT: Final = 64
 WORDS: Final = 2048  # the last one stands for all that are rarer
+FEW_WORDS: Final = 16
 NGRAMS: Final = ((1,), (2,), (3,), (1, 2), (2, 3), (1, 2, 3))  # which of the words before, hashed together
 
 
@@ -70,11 +74,11 @@ def build_gpt(tiny: bool) -> nn.Module:
     return nn.Sequential(gpt, nn.Flatten(0, 1))
 
 
-def build_words(tiny: bool) -> nn.Module:
+def build_words(tiny: bool, *, sparse: bool = False, words: int = WORDS) -> nn.Module:
     rows, width = rows_and_width(tiny)
-    table = nn.EmbeddingBag(rows, width, mode="sum")
+    table = nn.EmbeddingBag(rows, width, mode="sum", sparse=sparse)
     nn.init.normal_(table.weight, std=0.1)
-    return nn.Sequential(table, nn.Linear(width, WORDS))
+    return nn.Sequential(table, nn.Linear(width, words))
 
 
 def rows_and_width(tiny: bool) -> tuple[int, int]:
@@ -90,8 +94,8 @@ def prose(tiny: bool) -> TensorDataset:
     )
 
 
-def grams(tiny: bool) -> TensorDataset:
-    """int32 [n, grams] rows of the table, int64 [n] the word that follows."""
+def grams(tiny: bool, words: int = WORDS) -> TensorDataset:
+    """int32 [n, grams] rows of the table, int64 [n] the word that follows, by its rank below words - 1."""
     spoken = re.findall(rb"[a-z']+", data.text()[: 100_000 if tiny else None].numpy().tobytes().lower())
     rank = {word: number for number, (word, _) in enumerate(Counter(spoken).most_common())}
     ids = np.fromiter((rank[word] for word in spoken), np.uint64, len(spoken))
@@ -102,7 +106,7 @@ def grams(tiny: bool) -> TensorDataset:
         for back in gram:
             mixed = (mixed ^ before[back]) * np.uint64(0x9E3779B97F4A7C15)  # wraps: a multiplicative hash
         rows[:, column] = (mixed >> np.uint64(32)) % np.uint64(rows_and_width(tiny)[0])
-    return TensorDataset(torch.from_numpy(rows), torch.from_numpy(np.minimum(ids[3:], WORDS - 1).astype(np.int64)))
+    return TensorDataset(torch.from_numpy(rows), torch.from_numpy(np.minimum(ids[3:], words - 1).astype(np.int64)))
 
 
 def flat_cross_entropy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -111,6 +115,10 @@ def flat_cross_entropy(output: torch.Tensor, targets: torch.Tensor) -> torch.Ten
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=5.0, fused=True)
+
+
+def adagrad(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(model.parameters(), lr=0.05)
 
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
@@ -127,4 +135,16 @@ TASKS: Final[Mapping[str, Task]] = {
     ),
     "gpt": Task(build_gpt, prose, flat_cross_entropy, adamw, batch=4, state_copies=2, held_out=64),
     "words": Task(build_words, grams, flat_cross_entropy, sgd, batch=256, state_copies=0, held_out=4096),
+    "words-sparse": Task(
+        partial(build_words, sparse=True), grams, flat_cross_entropy, adagrad, batch=256, state_copies=0, held_out=4096
+    ),
+    "table": Task(
+        partial(build_words, sparse=True, words=FEW_WORDS),
+        partial(grams, words=FEW_WORDS),
+        flat_cross_entropy,
+        adagrad,
+        batch=256,
+        state_copies=0,
+        held_out=4096,
+    ),
 }

@@ -38,6 +38,7 @@ from wan_models import TASKS
 import atoll
 from atoll.agent.runtime.data.sampler import EpochOrder
 from atoll.strategies.stale_sparse.settings import StaleSparse
+from atoll.strategies.zen.settings import Zen
 
 SEED: Final = 1  # of weights, order of samples, PowerSGD's first directions: the same for all methods
 EPOCHS: Final = 1_000_000  # more than any run has
@@ -202,6 +203,11 @@ def atoll_stale_sparse(method: Method) -> Prepare:
     return with_run(atoll.init(seed=SEED, strategy=StaleSparse(**chosen)))
 
 
+def atoll_zen(method: Method) -> Prepare:
+    chosen: dict[str, Any] = dict(method.options)
+    return with_run(atoll.init(seed=SEED, strategy=Zen(**chosen)))
+
+
 def with_run(run: atoll.Run) -> Prepare:
     def prepare(built: Built) -> Trained:
         whole = built.batch * run.world_size
@@ -230,6 +236,7 @@ METHODS: Final[Mapping[str, Callable[[Method], Prepare]]] = {
     "ddp-powersgd": ddp,
     "dense": atoll_dense,
     "stale-sparse": atoll_stale_sparse,
+    "zen": atoll_zen,
 }
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class SumTally:
     layouts: GradientLayout = GradientLayout.NONE
     units: int = 0  # that ranks had, each rank's counted
     blocks: int = 0  # of 256 entries that ranks had
+    distinct: int = 0  # values of units that ranks had, each rank's counted that are no repetition of another's
     goodput: float = math.inf  # bytes a second of the slowest link that was measured; inf: none was
     choice: int = 0  # rank 0's, of a scheme from the next pass on; 0: as it was
 
@@ -48,6 +49,7 @@ class SumTally:
             self.layouts | other.layouts,
             self.units + other.units,
             self.blocks + other.blocks,
+            self.distinct + other.distinct,
             min(self.goodput, other.goodput),
             max(self.choice, other.choice),
         )
@@ -120,6 +122,11 @@ def _nonzero_units(dense_NW: torch.Tensor) -> tuple[U32, torch.Tensor]:
         return unit_K, dense_NW[torch.from_numpy(unit_K.astype(np.int64))]
     at_K = (dense_NW != 0).any(dim=1).nonzero()[:, 0]
     return at_K.cpu().numpy().astype(np.uint32), dense_NW[at_K].cpu().float()
+
+
+def distinct_values(mine: Coordinates) -> int:
+    """Units whose value is no repetition of another's; of single entries none is told apart."""
+    return len(mine.unit) if mine.values.shape[1] == 1 else len(units.distinct_rows(mine.values).first)
 
 
 def to_gradient(sum_: Coordinates, like: torch.Tensor, out: Callable[[], torch.Tensor]) -> torch.Tensor | None:

@@ -1,16 +1,18 @@
 """A message between two ranks: coordinates of one partition of a tensor, in the form that takes the fewest bytes.
 
-A header, then the indices, then float32 values, little-endian. Everything of a message is checked against what its
-receiver knows before it is used."""
+A header, then the indices, then float32 values, little-endian. Where values of many units have the same bits, as in the
+gradient of a bag of embeddings, each is there once, behind a reference for each unit. Everything of a message is
+checked against what its receiver knows before it is used."""
 
 from __future__ import annotations
 
 import math
 import struct
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.errors import BadInput
 from atoll.kernels import units
@@ -19,8 +21,9 @@ from atoll.strategies.zen.coordinates import F32, U32, Coordinates, GradientLayo
 INDEX_BYTES: Final = 4
 VALUE_BYTES: Final = 4
 
-# form, layouts, choice; entries of a unit, units, partition; units and blocks that ranks had, goodput
-_HEADER: Final = struct.Struct("<BBBxIIIQQd")
+# form, layouts, choice; entries of a unit, units, partition, distinct values; units, blocks and distinct values that
+# ranks had, goodput
+_HEADER: Final = struct.Struct("<BBBxIIIIQQQd")
 HEADER_BYTES: Final = _HEADER.size
 
 
@@ -32,19 +35,18 @@ class Form(IntEnum):
     DENSE = 2
 
 
-def encode(part: Coordinates, shape: UnitShape, partition: int, member: U32 | None) -> memoryview:
+def encode(part: Coordinates, shape: UnitShape, partition: int, member: U32 | None, *, once: bool = True) -> memoryview:
     """member: all units of the partition, ascending, where both ends know them: the form is then the shortest, with
-    Zen's hash bitmap; None: COO."""
+    Zen's hash bitmap; None: COO. once: of values that repeat one is sent."""
     count, width = part.values.shape
-    form, index = Form.COO, part.unit.view(np.uint8)
+    form = Form.COO
     if member is not None and _index_bytes(Form.BITMAP, count, len(member)) < INDEX_BYTES * count:
         part = summed([part], shape) if _unordered(part.unit) else part
-        form, index = Form.DENSE, np.zeros(0, np.uint8)
-        if count < len(member):
-            form, index = Form.BITMAP, np.empty(units.bitmap_bytes(len(member)), np.uint8)
-            units.bitmap_encode(member, part.unit, index)
+        form = Form.DENSE if count == len(member) else Form.BITMAP
+    reference, values = _repeated(part.values) if once else (np.zeros(0, np.uint32), part.values)
+    index_bytes = _index_bytes(form, count, 0 if member is None else len(member))
+    payload = np.empty(HEADER_BYTES + index_bytes + reference.nbytes + values.nbytes, np.uint8)
     tally = part.tally
-    payload = np.empty(HEADER_BYTES + len(index) + VALUE_BYTES * part.values.size, np.uint8)
     _HEADER.pack_into(
         payload.data,
         0,
@@ -54,12 +56,19 @@ def encode(part: Coordinates, shape: UnitShape, partition: int, member: U32 | No
         width,
         count,
         partition,
+        len(values),
         tally.units,
         tally.blocks,
+        tally.distinct,
         tally.goodput,
     )
-    payload[HEADER_BYTES : HEADER_BYTES + len(index)] = index
-    payload[HEADER_BYTES + len(index) :] = part.values.reshape(-1).view(np.uint8)
+    index, behind = payload[HEADER_BYTES : HEADER_BYTES + index_bytes], payload[HEADER_BYTES + index_bytes :]
+    if form is Form.BITMAP:
+        units.bitmap_encode(member, part.unit, index)
+    elif form is Form.COO:
+        index[:] = part.unit.view(np.uint8)
+    behind[: reference.nbytes] = reference.view(np.uint8)
+    behind[reference.nbytes :] = values.reshape(-1).view(np.uint8)
     return payload.data
 
 
@@ -68,7 +77,7 @@ def decode(payload: bytes | memoryview, shape: UnitShape, partition: int, member
     where they are used: each has to be of the partition, and there once."""
     if len(payload) < HEADER_BYTES:
         raise BadInput(f"it has {len(payload)} bytes; its header alone has {HEADER_BYTES}")
-    said, layouts, choice, width, count, number, had, blocks, goodput = _HEADER.unpack_from(payload)
+    said, layouts, choice, width, count, number, distinct, had, blocks, rows, goodput = _HEADER.unpack_from(payload)
     if said > Form.DENSE or layouts > (GradientLayout.SPARSE | GradientLayout.DENSE) or not goodput > 0:
         raise BadInput(f"form {said}, layouts {layouts}, goodput {goodput} mean nothing")
     if (width, number) != (shape.width, partition):
@@ -79,11 +88,20 @@ def decode(payload: bytes | memoryview, shape: UnitShape, partition: int, member
     form, most = Form(said), shape.units if member is None else len(member)
     if count > most or (form is not Form.COO and member is None) or (form is Form.DENSE and count != most):
         raise BadInput(f"it says that {count} of at most {most} units are there, as {form.name}")
-    index_bytes = _index_bytes(form, count, most)
-    expected = HEADER_BYTES + index_bytes + VALUE_BYTES * count * width
+    if distinct > count or (distinct == 0) != (count == 0):
+        raise BadInput(f"it says that the values of {count} units are {distinct} distinct ones")
+    index_bytes, of_reference = _index_bytes(form, count, most), _reference_dtype(distinct)
+    reference_bytes = of_reference.itemsize * count if distinct < count else 0
+    expected = HEADER_BYTES + index_bytes + reference_bytes + VALUE_BYTES * distinct * width
     if len(payload) != expected:
         raise BadInput(f"its header says {expected} bytes, and it has {len(payload)}")
-    values: F32 = np.frombuffer(payload, "<f4", offset=HEADER_BYTES + index_bytes).reshape(count, width)
+    behind = HEADER_BYTES + index_bytes
+    values: F32 = np.frombuffer(payload, "<f4", offset=behind + reference_bytes).reshape(distinct, width)
+    if distinct < count:
+        reference = np.frombuffer(payload, of_reference, count, behind)
+        if int(reference.max()) >= distinct:
+            raise BadInput(f"a unit has value {int(reference.max())} of {distinct}, counted from 0")
+        values = values[reference]
     if form is Form.COO:
         unit: U32 = np.frombuffer(payload, "<u4", count, HEADER_BYTES)
     elif form is Form.DENSE or member is None:
@@ -91,12 +109,27 @@ def decode(payload: bytes | memoryview, shape: UnitShape, partition: int, member
     else:
         unit = np.empty(count, np.uint32)
         units.bitmap_decode(member, np.frombuffer(payload, np.uint8, index_bytes, HEADER_BYTES), unit)
-    return Coordinates(unit, values, SumTally(GradientLayout(layouts), had, blocks, goodput, choice))
+    return Coordinates(unit, values, SumTally(GradientLayout(layouts), had, blocks, rows, goodput, choice))
 
 
 def largest(shape: UnitShape) -> int:
     """Bytes that no message of a tensor exceeds."""
     return HEADER_BYTES + shape.units * (INDEX_BYTES + VALUE_BYTES * shape.width) + 1024 * VALUE_BYTES
+
+
+def _repeated(values_KW: F32) -> tuple[NDArray[np.unsignedinteger[Any]], F32]:
+    """Of each unit the place of its value, and the distinct values; no places where that takes no fewer bytes."""
+    count, width = values_KW.shape
+    if width > 1:
+        rows = units.distinct_rows(values_KW)
+        of_reference = _reference_dtype(len(rows.first))
+        if of_reference.itemsize * count + VALUE_BYTES * width * len(rows.first) < VALUE_BYTES * width * count:
+            return rows.reference.astype(of_reference), values_KW[rows.first]
+    return np.zeros(0, np.uint32), values_KW
+
+
+def _reference_dtype(distinct: int) -> np.dtype[np.unsignedinteger[Any]]:
+    return np.dtype("<u2") if distinct <= 1 << 16 else np.dtype("<u4")
 
 
 def _index_bytes(form: Form, count: int, members: int) -> int:

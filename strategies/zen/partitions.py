@@ -84,9 +84,9 @@ class EvenPartitions:
 
 def told(parts: list[Coordinates], mine: Coordinates) -> list[Coordinates]:
     """With their tallies, which add up to that of all."""
-    rest = replace(mine.tally, units=0, blocks=0)
+    rest = replace(mine.tally, units=0, blocks=0, distinct=0)
     counted = [replace(rest, units=len(part.unit)) for part in parts]
-    counted[0] = replace(counted[0], blocks=mine.tally.blocks)
+    counted[0] = replace(counted[0], blocks=mine.tally.blocks, distinct=mine.tally.distinct)
     return [part.with_tally(tally) for part, tally in zip(parts, counted, strict=True)]
 
 

@@ -157,12 +157,11 @@ def allreduce(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Co
     ranges = [_filled(part, split, number) for number, part in enumerate(split.split(mine))]
     for turn in range(2 * (n - 1)):
         leaving, coming = (me - turn) % n, (me - turn - 1) % n
-        circle.send(
-            after, _FIRST + turn, encode(ranges[leaving], shape, leaving, None if n == 1 else ranges[leaving].unit)
-        )
-        (message,) = yield circle.awaited(_FIRST + turn, [before])
+        message = encode(ranges[leaving], shape, leaving, ranges[leaving].unit, once=False)
+        circle.send(after, _FIRST + turn, message)
+        (taken,) = yield circle.awaited(_FIRST + turn, [before])
         try:
-            came = decode(message, shape, coming, ranges[coming].unit)
+            came = decode(taken, shape, coming, ranges[coming].unit)
         except BadInput as error:
             raise BadInput(f"rank {circle.ranks[before]} sent a message that cannot be: {error}") from error
         ranges[coming] = came if turn >= n - 1 else split.sum([came, ranges[coming]], [coming, coming])

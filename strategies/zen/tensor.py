@@ -29,12 +29,14 @@ EXACT: Final[tuple[Scheme, ...]] = ("agsparse", "sparcml", "sparse-ps", "zen")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one pass. densities: of one rank's units, and of all ranks'; blocks: the same of blocks, where known."""
+    """Of one pass. densities: of one rank's units, and of all ranks'; blocks: the same of blocks, where known.
+    distinct: share of a rank's units whose value is no repetition of another's."""
 
     densities: tuple[float, float]
     blocks: tuple[float, float] | None
     skew: float
     bandwidth: float
+    distinct: float = 1.0
 
 
 class SeparateTensor:
@@ -80,8 +82,9 @@ class SeparateTensor:
         own, of_all = measured.densities
         return (
             f"{self.name}: {own:.2%} of its {self.shape.units} units are in a rank's gradient and {of_all:.2%} in the "
-            f"sum of {workers}, skew {measured.skew:.1f}, {measured.bandwidth * 8e-6:.0f} Mbit/s: {best} takes "
-            f"{plan.costs[best] * 1e3:.3g} ms, {self.scheme} {plan.costs[self.scheme] * 1e3:.3g} ms"
+            f"sum of {workers}, {measured.distinct:.0%} of a rank's distinct, skew {measured.skew:.1f}, "
+            f"{measured.bandwidth * 8e-6:.0f} Mbit/s: {best} takes {plan.costs[best] * 1e3:.3g} ms, {self.scheme} "
+            f"{plan.costs[self.scheme] * 1e3:.3g} ms"
         )
 
     def _best(self, plan: SparseSchemePlan) -> Scheme:
@@ -103,6 +106,7 @@ def measured_of(sum_: Coordinates, shape: UnitShape, workers: int) -> Measured:
         blocks=(min(tally.blocks / (workers * blocks), 1.0), block_count(sum_) / blocks),
         skew=max(largest * workers / max(len(sum_.unit), 1), 1.0),
         bandwidth=tally.goodput if math.isfinite(tally.goodput) else UNKNOWN_BANDWIDTH,
+        distinct=min(tally.distinct / max(tally.units, 1), 1.0) if tally.distinct else 1.0,
     )
 
 
@@ -122,6 +126,7 @@ def _planner_input(workers: int, shape: UnitShape, measured: Measured) -> Sparse
         index_bytes=float(INDEX_BYTES),
         bandwidth=max(measured.bandwidth, 1.0),
         latency=ROUND_LATENCY_S,
+        distinct=measured.distinct,
     )
 
 

@@ -22,7 +22,7 @@ from atoll.sparse_scheme import Scheme
 from atoll.strategies.dense.fusion import fused_by_bytes
 from atoll.strategies.dense.worker import DenseReducer
 from atoll.strategies.zen.blocks import block_count
-from atoll.strategies.zen.coordinates import DTYPES, Coordinates, from_gradient, to_gradient
+from atoll.strategies.zen.coordinates import DTYPES, Coordinates, distinct_values, from_gradient, to_gradient
 from atoll.strategies.zen.mailbox import Mailbox
 from atoll.strategies.zen.messages import finite_or_unknown, largest
 from atoll.strategies.zen.partitions import hash_seeds
@@ -107,6 +107,7 @@ class ZenReducer:
         tally = replace(
             mine.tally,
             blocks=block_count(mine),
+            distinct=distinct_values(mine) if self._looks else 0,
             goodput=self._goodput() if self._looks else math.inf,
             choice=tensor.choice,
         )

@@ -245,3 +245,34 @@ def test_units_of_a_table_with_more_than_2_31_entries_are_addressed() -> None:
     found, sums = units.sum_coordinates([(unit, values), (unit[2:], values[:1])], 2**26, 64)
     assert found.tolist() == unit.tolist()
     assert (sums == values + np.array([[0], [0], [1]], np.float32) * values[0]).all()
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 64])
+@pytest.mark.parametrize(("count", "values"), [(0, 1), (1, 1), (33, 5), (1025, 800), (5000, 900)])
+def test_rows_of_the_same_bits_are_found(count: int, values: int, width: int) -> None:
+    """0.0 and -0.0 are two, and a NaN is one with itself."""
+    rng = np.random.default_rng(count)
+    several = rng.standard_normal((values, width)).astype(np.float32)
+    several[:3, -1] = np.array([0.0, -0.0, np.nan], np.float32)[: len(several)]
+    rows = several[rng.integers(0, values, count)]
+    found = units.distinct_rows(rows)
+    assert rows[found.first][found.reference].tobytes() == rows.tobytes()
+    assert len(found.first) == len({row.tobytes() for row in rows})
+    assert (np.diff(found.first.astype(np.int64)) > 0).all()
+
+
+def test_rows_that_hardly_repeat_at_first_are_not_looked_at_further() -> None:
+    rng = np.random.default_rng(0)
+    rows = np.concatenate([rng.standard_normal((1024, 4)), np.zeros((5000, 4))]).astype(np.float32)
+    found = units.distinct_rows(rows)
+    assert found.first.tolist() == found.reference.tolist() == list(range(6024))
+
+
+def test_rows_that_do_not_fit_are_refused() -> None:
+    reference, first = np.zeros(3, np.uint32), np.zeros(3, np.uint32)
+    with pytest.raises(ValueError, match="values has 8 entries, not 6"):
+        _native.distinct_rows(np.zeros((4, 2), np.float32), 2, reference, first)
+    with pytest.raises(ValueError, match="width = 0"):
+        _native.distinct_rows(np.zeros((4, 2), np.float32), 0, reference, first)
+    with pytest.raises(ValueError, match="reference and first share memory"):
+        _native.distinct_rows(np.zeros((3, 2), np.float32), 2, reference, reference)

@@ -9,6 +9,7 @@
 #include "../../bindings/gil.hpp"
 #include "../../bindings/hash_calls.hpp"
 #include "../hashing/murmur3.hpp"
+#include "../units/distinct_rows.hpp"
 #include "../units/unit_sum.hpp"
 #include "call_options.hpp"
 
@@ -133,6 +134,21 @@ nb::object find_nonzero_units(nb::handle dense_object, std::size_t width, int th
     return as_array(std::move(data), {found.size()});
 }
 
+std::size_t find_distinct_rows(nb::handle values_object, std::size_t width, nb::handle reference_object,
+                               nb::handle first_object) {
+    const Loaded values = required(values_object, "values", Access::read);
+    const Loaded reference = required(reference_object, "reference", Access::write, index_entries);
+    const Loaded first = required(first_object, "first", Access::write, index_entries);
+    if (width < 1) refuse("width = 0 is no row; pass 1 for single entries");
+    if (reference.entries >= UINT32_MAX) refuse("there are " + number(reference.entries) + " rows; split them");
+    check_entries(values, reference.entries * width, "it must hold the values of every row");
+    check_entries(first, reference.entries, "it must be as long as reference");
+    refuse_overlap({&values, &reference, &first});
+    const GilReleased released(values.entries);
+    return distinct_rows(values.data, reference.entries, width, reference.as<std::uint32_t>(),
+                         first.as<std::uint32_t>());
+}
+
 }  // namespace
 
 void bind_units(nb::module_& m) {
@@ -144,6 +160,7 @@ void bind_units(nb::module_& m) {
     m.def("bitmap_decode", decode_bitmap, "member"_a.none(), "bitmap"_a.none(), "unit"_a.none());
     m.def("sum_coordinates", sum_units_of, "terms"_a, "units"_a, "width"_a, "seed"_a = 0, "partitions"_a = 0,
           "partition"_a = std::vector<std::uint32_t>(), "threads"_a = 0);
+    m.def("distinct_rows", find_distinct_rows, "values"_a.none(), "width"_a, "reference"_a.none(), "first"_a.none());
     m.def("nonzero_units", find_nonzero_units, "dense"_a.none(), "width"_a, "threads"_a = 0);
 }
 

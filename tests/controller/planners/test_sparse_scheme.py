@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -53,6 +54,22 @@ def test_costs_of_four_workers_by_hand() -> None:
         }
     )
     assert plan_sparse_scheme(given_).scheme == "zen"
+
+
+def test_costs_where_a_workers_values_repeat_by_hand() -> None:
+    """A tenth of a worker's values are distinct, of 40 bytes: 4 for them and 2 for the reference to one. That counts
+    only where a whole gradient is sent; of 4 bytes half distinct ones, a reference is as long as what it saves."""
+    rows = of(4, densities=(0.1, 0.18, 0.24, 0.28), value_bytes=40.0, distinct=0.1)
+    once, found, plain = 4 + 2 + 4, costs(rows), costs(replace(rows, distinct=1.0))
+    assert found["agsparse"] == pytest.approx(3 * 100 * once)
+    assert found["sparcml"] == pytest.approx(100 * once + 180 * 44)
+    assert {name: found[name] for name in ("allreduce", "sparse-ps", "zen")} == {
+        name: plain[name] for name in ("allreduce", "sparse-ps", "zen")
+    }
+    assert plan_sparse_scheme(rows).scheme == "agsparse"
+    assert plan_sparse_scheme(replace(rows, distinct=1.0)).scheme == "zen"
+    entries = of(4, densities=(0.1, 0.18, 0.24, 0.28), distinct=0.5)
+    assert costs(entries) == pytest.approx(costs(replace(entries, distinct=1.0)))
 
 
 @given(inputs())

@@ -20,6 +20,7 @@ using namespace atoll_kernels;
 
 void check_sparse();    // sparse.cpp
 void check_exchange();  // exchange.cpp
+void check_units();     // units.cpp
 
 namespace {
 
@@ -127,6 +128,7 @@ int main(int argc, char** argv) {
         for (const std::size_t count : {1, 2, 4}) check_weighted_sum(n, 3, count);
     }
     check_sparse();
+    check_units();
     check_exchange();
     check_many_callers();
     const bool may_fork = argc < 2 || std::strcmp(argv[1], "--no-fork") != 0;

@@ -36,7 +36,7 @@ options = parser.parse_args()
 SAMPLES, BATCH = 96, 12
 run = atoll.init(seed=7)
 NAME = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}"
-HEADER = 40
+HEADER = 52
 
 
 class Model(nn.Module):

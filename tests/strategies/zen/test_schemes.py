@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Callable
 
@@ -26,7 +27,9 @@ def gradient(rank: int, shape: UnitShape, there: np.ndarray[tuple[int], np.dtype
     rng = np.random.default_rng(100 + rank)
     values = rng.standard_normal((len(there), shape.width)).astype(np.float32)
     mine = Coordinates(np.sort(there).astype(np.uint32), values)
-    return mine.with_tally(SumTally(SPARSE, len(there), block_count(mine), 1e6 * (rank + 1), 3 if rank == 0 else 0))
+    choice = 3 if rank == 0 else 0
+    tally = SumTally(SPARSE, len(there), block_count(mine), len(there), goodput=1e6 * (rank + 1), choice=choice)
+    return mine.with_tally(tally)
 
 
 def gradients(size: int, shape: UnitShape, density: float, seed: int = 0) -> list[Coordinates]:
@@ -177,20 +180,78 @@ def test_a_message_has_the_shortest_form(count: int, form_bytes: int) -> None:
         assert again.tally == part.tally
 
 
-FIELDS = struct.Struct("<BBBxIIIQQd")
+def repeating(count: int, distinct: int, width: int) -> Coordinates:
+    """Units whose values are of `distinct` ones, all of which are there."""
+    rng = np.random.default_rng(7)
+    which = np.arange(count) * distinct // count  # rows of a bag lie near each other
+    values = rng.standard_normal((distinct, width)).astype(np.float32)[which]
+    return Coordinates(np.sort(rng.choice(count * 3, count, replace=False)).astype(np.uint32), values)
+
+
+@pytest.mark.parametrize(
+    ("count", "distinct", "width", "reference"),
+    [(2000, 300, 48, 2), (2000, 1, 3, 2), (2, 1, 3, 2), (100_000, 70_000, 5, 4), (2000, 1999, 48, 0), (900, 300, 1, 0)],
+)
+def test_values_that_repeat_are_sent_once(count: int, distinct: int, width: int, reference: int) -> None:
+    """As in the gradient of a bag, where a sample's own words have the same. NaN and zeros by their bits; where a
+    reference takes no less than what it stands for, there is none."""
+    part, shape = repeating(count, distinct, width), UnitShape(3 * count, width)
+    if count > 1000:
+        part.values[:6] = np.array([np.nan, np.nan, 0.0, 0.0, -0.0, -0.0])[:, None]
+    there = len(np.unique(part.values.view(np.uint32), axis=0))
+    message = encode(part, shape, 0, None)
+    sent = there if reference else count
+    assert len(message) == HEADER_BYTES + (4 + reference) * count + 4 * width * sent
+    again = decode(message, shape, 0, None)
+    np.testing.assert_array_equal(again.unit, part.unit)
+    assert again.values.tobytes() == part.values.tobytes()
+
+
+@pytest.mark.parametrize("size", [2, 4, 5])
+@pytest.mark.parametrize("scheme", ["agsparse", "sparcml"])
+def test_bytes_of_values_that_repeat_are_what_the_formula_says(scheme: Scheme, size: int) -> None:
+    """All ranks have the same units, so what SparCML sums does not repeat less than what it is of."""
+    shape, mine = UnitShape(6000, 48), repeating(2000, 300, 48)
+    ran = run(scheme, shape, [mine] * size)
+    asked = SparseSchemeInput(
+        workers=size, entries=6000, densities=(1 / 3,) * size, skew=1.0, value_bytes=192.0, index_bytes=4.0,
+        bandwidth=1.0, latency=0.0, distinct=300 / 2000,
+    )  # fmt: skip
+    if scheme == "agsparse":
+        assert abs(max(ran.sent) / costs(asked)[scheme] - 1) < 0.05
+    else:
+        assert max(ran.sent) < costs(asked)[scheme] + 3 * HEADER_BYTES
+    assert costs(asked)[scheme] < costs(dataclasses.replace(asked, distinct=1.0))[scheme]
+    for sum_ in ran.sums:
+        np.testing.assert_array_equal(sum_.unit, mine.unit)
+        np.testing.assert_allclose(sum_.values, size * mine.values, rtol=1e-5)
+
+
+def test_a_reference_beyond_the_values_is_refused() -> None:
+    shape, part = UnitShape(6000, 48), repeating(2000, 300, 48)
+    message = bytearray(encode(part, shape, 0, None))
+    struct.pack_into("<H", message, HEADER_BYTES + 4 * 2000 + 2 * 7, 300)
+    with pytest.raises(BadInput, match="a unit has value 300 of 300"):
+        decode(bytes(message), shape, 0, None)
+
+
+FIELDS = struct.Struct("<BBBxIIIIQQQd")
 
 
 def changed(message: memoryview, **said: float) -> bytes:
-    names = ("form", "layouts", "choice", "width", "count", "partition", "units", "blocks", "goodput")
+    names = ("form", "layouts", "choice", "width", "count", "partition", "distinct", "units", "blocks", "of", "goodput")
     fields = dict(zip(names, FIELDS.unpack_from(message), strict=True)) | said
     return FIELDS.pack(*fields.values()) + bytes(message[HEADER_BYTES:])
 
 
 LIES: dict[str, tuple[Callable[[memoryview], bytes], str]] = {
-    "short": (lambda m: bytes(m[: HEADER_BYTES - 1]), "its header alone has 40"),
+    "short": (lambda m: bytes(m[: HEADER_BYTES - 1]), "its header alone has 52"),
     "cut": (lambda m: bytes(m[:-4]), "its header says .* bytes, and it has"),
     "more than it says": (lambda m: bytes(m) + bytes(4), "its header says .* bytes, and it has"),
-    "another count": (lambda m: changed(m, count=7), "its header says"),
+    "another count": (lambda m: changed(m, count=7), "its header says|7 units are"),
+    "more values than units": (lambda m: changed(m, distinct=2**32 - 1), "units are 4294967295 distinct"),
+    "no values": (lambda m: changed(m, distinct=0), "units are 0 distinct"),
+    "fewer values": (lambda m: changed(m, distinct=3), "its header says"),
     "more units than there are": (lambda m: changed(m, count=2**32 - 1), "at most"),
     "another width": (lambda m: changed(m, width=2), "units of 2 entries"),
     "another partition": (lambda m: changed(m, partition=2), "of partition 2"),

@@ -151,7 +151,7 @@ def test_dense_gradients_that_are_mostly_zero_go_the_sparse_way_once_that_was_me
     (notice,) = agent.notices
     assert re.match(
         r"gradients of table\.weight: 0\.\d\d% of its 20000 units are in a rank's gradient and 0\.\d\d% in the sum of "
-        r"2, skew 1\.0, 100 Mbit/s: \S+ takes \S+ ms, allreduce \S+ ms",
+        r"2, 100% of a rank's distinct, skew 1\.0, 100 Mbit/s: \S+ takes \S+ ms, allreduce \S+ ms",
         notice.text,
     ), notice
     sent = [sample.strategy_metrics["sent_bytes"] for sample in agent.steps[0]]
