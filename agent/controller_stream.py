@@ -213,7 +213,7 @@ class ControllerStream:
             devices=self._devices,
             ports=supervisor.ports.held,
             workers=supervisor.workers,
-            memory_jobs=supervisor.memory.jobs,
+            memory=supervisor.memory,
         )
         async with asyncio.timeout(REGISTER_DEADLINE_S):
             with suppress(asyncio.InvalidStateError):  # the stream is over: reading says why

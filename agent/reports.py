@@ -12,6 +12,7 @@ from typing import Final
 from atoll.agent.memory_limits import total_bytes
 from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor.machine import Phase, Worker
+from atoll.agent.supervisor.memory import MemoryFolders
 from atoll.agent.telemetry.devices import Device
 from atoll.message_limits import MAX_REASON, PROTOCOL
 from atoll.v1 import common_pb2
@@ -62,7 +63,7 @@ def register(
     devices: Sequence[Device],
     ports: Sequence[int],
     workers: Sequence[Worker],
-    memory_jobs: Sequence[str],
+    memory: MemoryFolders,
 ) -> Register:
     return Register(
         name=settings.name,
@@ -88,7 +89,8 @@ def register(
         protocol=PROTOCOL,
         unix_s=time.time(),
         version=version("atoll"),
-        memory_jobs=memory_jobs,
+        memory_jobs=memory.jobs,
+        checkpoint_memory_bytes=memory.most_bytes(),
         host=host_id(),
         rack=settings.rack,
     )

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from atoll.agent.memory_limits import available_bytes
+from atoll.agent.memory_limits import available_bytes, total_bytes
 from atoll.errors import BadInput
 from atoll.message_limits import JOB_ID
 from atoll.v1.worker_pb2 import Welcome
@@ -78,6 +78,10 @@ class MemoryFolders:
         folder = self.root / job
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
+
+    def most_bytes(self) -> int:
+        """For all jobs' checkpoints, with nothing else there."""
+        return min(shutil.disk_usage(self.root).total, int(_OF_AVAILABLE * total_bytes()))
 
     def room_bytes(self, job: str, workers: int) -> int:
         """For each of this many workers of the job: free, or what the job has already."""

@@ -14,7 +14,7 @@ from typing import Annotated, Final, TypeVar
 
 from pydantic import Field
 
-from atoll.controller.planners.schemas import Name, Schema
+from atoll.controller.planners.schemas import Bytes, Name, Schema
 
 Block = tuple[int, ...]
 """Machines by index, in the order of the ring."""
@@ -27,7 +27,8 @@ T = TypeVar("T")
 
 class Machine(Schema):
     """host, rack, island: names of what fails as one; None where it is not known, then taken for its own (an island:
-    one with all others that name none). link_bps: bits a second that leave it. memory_bytes: free for checkpoints."""
+    one with all others that name none). link_bps: bits a second that leave it. memory_bytes: free for checkpoints.
+    checkpoint_bytes: of its own checkpoint, where they differ."""
 
     name: Name | None = None
     host: Name | None = None
@@ -35,6 +36,7 @@ class Machine(Schema):
     island: Name | None = None
     link_bps: Annotated[float, Field(ge=1, le=1e15)] | None = None
     memory_bytes: Annotated[int, Field(ge=0, le=2**60)] | None = None
+    checkpoint_bytes: Bytes | None = None
 
 
 def require_nested(machines: Sequence[Machine]) -> None:
@@ -133,16 +135,12 @@ class Domains:
                 return bool(theirs - mine.keys()) and any(n > 1 and key not in theirs for key, n in mine.items())
         return False
 
-    def fatal(self, blocks: Sequence[Block]) -> Iterator[tuple[str, str]]:
-        """Level and name of every domain whose loss alone takes all replicas of some checkpoint."""
+    def fatal(self, holders: Sequence[Sequence[int]]) -> Iterator[tuple[str, str]]:
+        """Level and name of every domain whose loss alone takes all replicas of some checkpoint. holders: of each."""
         for level, what in enumerate(LEVELS):
-            keys = {
-                key
-                for block in blocks
-                for key, *others in held([self._keys[i][level] for i in block], self._replicas)
-                if key[0] == what and all(other == key for other in others)
-            }
-            yield from ((what, str(name)) for _, name in sorted(keys))
+            found = [{self._keys[i][level] for i in each} for each in holders]
+            names = {str(name) for keys in found if len(keys) == 1 for kind, name in keys if kind == what}
+            yield from ((what, name) for name in sorted(names))
 
 
 def _keys(i: int, machine: Machine) -> tuple[Key, Key, Key]:

@@ -8,7 +8,7 @@ that move little are ours.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -19,10 +19,13 @@ from atoll.controller.planners.recovery_probability import recovery_probabilitie
 from atoll.controller.planners.replacing import Previous, adapt
 from atoll.controller.planners.schemas import MAX_NODES, Bytes, Name, Schema
 from atoll.errors import BadInput, NoFeasiblePlan
+from atoll.replica_room import fitted
 
 MAX_REPLICAS: Final = 1000
 GENERATIONS: Final = 2
 """Of every replica: the last complete checkpoint and the one being written."""
+_PLENTY: Final = 2**62
+"""Bytes of a machine that does not say."""
 
 
 _Holders = Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_REPLICAS)]
@@ -50,7 +53,8 @@ class PlacementInput(Schema):
         if names and (twice := names.most_common(1)[0])[1] > 1:
             raise ValueError(f"machines name {twice[0]!r} twice. Give each machine once")
         require_nested(machines)
-        if self.checkpoint_bytes is None and any(machine.memory_bytes is not None for machine in machines):
+        sized = self.checkpoint_bytes is not None or all(one.checkpoint_bytes is not None for one in machines)
+        if not sized and any(machine.memory_bytes is not None for machine in machines):
             raise ValueError(
                 "field checkpoint_bytes is missing. Needed with memory_bytes: what one machine's checkpoint takes"
             )
@@ -63,7 +67,11 @@ class PlacementInput(Schema):
 @dataclass(frozen=True, slots=True)
 class PlacementPlan:
     """groups: machines by index; more of them than replicas are a ring, and then the strategy is "mixed". holders: of
-    each machine's checkpoint, itself first. recovery_probability: by the number of machines lost at once.
+    each machine's checkpoint, itself first. recovery_probability: by the number of machines lost at once; None where
+    replicas lie outside of their groups.
+
+    without_room: machine and holder of its group, for each replica that does not fit there: it lies on another one, or
+    nowhere; None where memory is not known. own_without_room: machines whose own does not fit.
 
     fatal_domains: host, rack or island whose loss alone takes some checkpoint out of memory; None where none is named.
     replication_s: of each group, from a step's end until all its replicas are sent, with nothing else on the links;
@@ -73,22 +81,24 @@ class PlacementPlan:
     groups: tuple[Block, ...]
     strategy: str
     holders: tuple[Block, ...]
-    recovery_probability: dict[str, float]
+    recovery_probability: dict[str, float] | None
     fatal_domains: dict[str, list[str]] | None = None
     replication_s: tuple[float | None, ...] | None = None
     moved: int | None = None
+    without_room: tuple[tuple[int, int], ...] | None = None
+    own_without_room: tuple[int, ...] | None = None
 
 
 def plan_placement(given: PlacementInput) -> PlacementPlan:
     """Blocks of each island, or of all machines where islands do not matter or are too small. O(N log N).
 
-    Raises BadInput, or NoFeasiblePlan where the replicas do not fit the free memory.
+    A replica lies elsewhere, or nowhere, where its holder's memory has no room. Raises BadInput, or NoFeasiblePlan
+    where none fits anywhere.
     """
     machines, replicas = given.each(), given.replicas
     if replicas > len(machines):
         have = "1 machine" if len(machines) == 1 else f"{len(machines)} machines"
         raise BadInput(f"replicas = {replicas} needs as many machines; there are {have}. Lower it")
-    _require_memory(given, machines)
     domains = Domains(machines, replicas, given.site_safe)
     previous = None if given.previous is None else Previous(_names(machines), given.previous)
     blocks: list[Block] = []
@@ -96,36 +106,50 @@ def plan_placement(given: PlacementInput) -> PlacementPlan:
         fresh = domains.blocks(pool)
         blocks += fresh if previous is None else adapt(pool, replicas, domains, previous, fresh)
     blocks = sorted((_from_smallest(block, replicas) for block in blocks), key=lambda b: (len(b) > replicas, b[0]))
-    holders = {each[0]: each for block in blocks for each in held(block, replicas)}
-    probabilities = recovery_probabilities([len(block) for block in blocks], replicas)
+    by_owner = {each[0]: each for block in blocks for each in held(block, replicas)}
+    grouped = [by_owner[i] for i in range(len(machines))]
+    holders = _with_room(given, machines, grouped)
+    stays = holders == grouped
+    probabilities = recovery_probabilities([len(block) for block in blocks], replicas) if stays else []
     return PlacementPlan(
         groups=tuple(blocks),
         strategy="mixed" if any(len(block) > replicas for block in blocks) else "group",
-        holders=tuple(holders[i] for i in range(len(machines))),
-        recovery_probability={str(k): p for k, p in enumerate(probabilities, 1)},
-        fatal_domains=_fatal(domains, blocks, machines),
-        replication_s=_replication_s(given, machines, blocks),
-        moved=None if previous is None else sum(map(previous.moved, holders.values())),
+        holders=tuple(holders),
+        recovery_probability={str(k): p for k, p in enumerate(probabilities, 1)} if stays else None,
+        fatal_domains=_fatal(domains, holders, machines),
+        replication_s=_replication_s(given, machines, blocks) if stays else None,
+        moved=None if previous is None else sum(map(previous.moved, holders)),
+        without_room=tuple((i, h) for i, each in enumerate(grouped) for h in each if h not in holders[i]) or None,
+        own_without_room=tuple(_short(given, machines)) or None,
     )
 
 
-def _require_memory(given: PlacementInput, machines: Sequence[Machine]) -> None:
-    """Every machine holds as many replicas as there are of its own checkpoint, in groups and in rings."""
-    if given.checkpoint_bytes is None:
-        return
-    one = GENERATIONS * given.checkpoint_bytes
-    short = [
-        (m.memory_bytes, i)
-        for i, m in enumerate(machines)
-        if m.memory_bytes is not None and m.memory_bytes < one * given.replicas
-    ]
-    if short:
-        free, i = min(short)
+def _with_room(given: PlacementInput, machines: Sequence[Machine], grouped: Sequence[Block]) -> list[Block]:
+    """The holders of each machine's checkpoint, itself first, as far as memory has room for them."""
+    if all(machine.memory_bytes is None for machine in machines):
+        return list(grouped)
+    room = [_PLENTY if machine.memory_bytes is None else machine.memory_bytes for machine in machines]
+    needed = [_needed(given, machine) for machine in machines]
+    found = fitted([each[1:] for each in grouped], range(len(machines)), room, needed)
+    if given.replicas > 1 and not any(found):
+        i = max(range(len(machines)), key=lambda one: room[one] - needed[one])
         raise NoFeasiblePlan(
-            f"{given.replicas} replicas in {GENERATIONS} generations of {given.checkpoint_bytes} bytes take "
-            f"{one * given.replicas} bytes of every machine; machines[{i}] has {free} free, and {len(short)} of "
-            f"{len(machines)} have too little. At most {free // one} replicas fit: lower replicas or free memory"
+            f"no machine has room for a replica of another's checkpoint: {GENERATIONS} generations of one take "
+            f"{min(needed)} bytes or more; machines[{i}] has {room[i]} free, of which its own take {needed[i]}. Free "
+            "memory, or use more machines"
         )
+    return [(i, *each) for i, each in enumerate(found)]
+
+
+def _short(given: PlacementInput, machines: Sequence[Machine]) -> Iterator[int]:
+    """Machines that have no room for their own checkpoint."""
+    for i, machine in enumerate(machines):
+        if machine.memory_bytes is not None and machine.memory_bytes < _needed(given, machine):
+            yield i
+
+
+def _needed(given: PlacementInput, machine: Machine) -> int:
+    return GENERATIONS * (machine.checkpoint_bytes or given.checkpoint_bytes or 0)
 
 
 def _names(machines: Sequence[Machine]) -> list[str]:
@@ -161,11 +185,11 @@ def _from_smallest(block: Block, replicas: int) -> Block:
     return block[at:] + block[:at]
 
 
-def _fatal(domains: Domains, blocks: Sequence[Block], machines: Sequence[Machine]) -> dict[str, list[str]] | None:
+def _fatal(domains: Domains, holders: Sequence[Block], machines: Sequence[Machine]) -> dict[str, list[str]] | None:
     if all(each.host is each.rack is each.island is None for each in machines):
         return None
     found: dict[str, list[str]] = {"host": [], "rack": [], "island": []}
-    for level, name in domains.fatal(blocks):
+    for level, name in domains.fatal(holders):
         found[level].append(name)
     return found
 

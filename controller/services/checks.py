@@ -30,6 +30,7 @@ MAX_CHECKPOINTS: Final = 256
 MAX_TROUBLES: Final = 16
 MAX_WORKERS: Final = 1024
 MAX_COUNT: Final = 2**40
+_PREPARED: Final = ("entries", "samples", "batch_size", "shared_bytes", "own_bytes")
 MAX_POINTS: Final = 16
 MAX_LOG_BYTES: Final = 256 * 1024
 MAX_WORK_PER_S: Final = 1e18
@@ -130,7 +131,7 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
             _text("telemetry.workers.notices.text", notice.text)
         if any(len(metrics.values) > MAX_METRICS for metrics in worker.metrics):
             raise BadInput(f"telemetry.workers.metrics.values has more than {MAX_METRICS} entries")
-        for field in ("entries", "samples", "batch_size") if worker.HasField("prepared") else ():
+        for field in _PREPARED if worker.HasField("prepared") else ():
             if (value := getattr(worker.prepared, field)) > MAX_COUNT:
                 raise BadInput(f"telemetry.workers.prepared.{field} = {value} must be at most {MAX_COUNT}")
         if worker.HasField("resumed") and (worker.resumed.tier not in TIERS or worker.resumed.step > MAX_COUNT):

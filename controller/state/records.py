@@ -145,13 +145,16 @@ class JobStatus(EtcdRecord):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLearned(EtcdRecord):
     """What earlier runs taught, for the next one. initial_batch: the script's own total batch, 0 before it is known.
-    trains: fingerprint of what its script prepared, empty before. adapted: what the controller decided last, for the
-    first plan of the next run. By "node/device": speeds, seconds per sample; learned_at, what those devices measured as
-    work_per_s then; standby, what the job leaves out."""
+    trains: fingerprint of what its script prepared, empty before. shared_bytes, own_bytes: of its state, of all ranks
+    and of each, 0 before. adapted: what the controller decided last, for the first plan of the next run. By
+    "node/device": speeds, seconds per sample; learned_at, what those devices measured as work_per_s then; standby, what
+    the job leaves out."""
 
     total_batch: int = 0
     initial_batch: int = field(default=0, metadata=LATER)
     trains: str = field(default="", metadata=LATER)
+    shared_bytes: int = field(default=0, metadata=LATER)
+    own_bytes: int = field(default=0, metadata=LATER)
     adapted: Adapted | None = field(default=None, metadata=LATER)
     speeds: Mapping[str, float] = field(default_factory=dict)
     learned_at: Mapping[str, float] = field(default_factory=dict, metadata=LATER)
@@ -297,6 +300,7 @@ class NodeRecord(EtcdRecord):
     version: str
     host: str = field(default="", metadata=LATER)
     rack: str = field(default="", metadata=LATER)
+    checkpoint_memory_bytes: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints import resume
 from atoll.agent.runtime.checkpoints.disk.folders import Moment
 from atoll.agent.runtime.checkpoints.disk.header import fingerprint
+from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
@@ -65,13 +66,17 @@ def restore(
     return Restored(header.step, resumed, found.generation)
 
 
-def prepared(model: nn.Module, loader: Loader[object], settings: LoaderSettings, fingerprint: str) -> Prepared:
+def prepared(
+    model: nn.Module, loader: Loader[object], settings: LoaderSettings, fingerprint: str, state: StateBytes
+) -> Prepared:
     """What the controller needs to know of what is trained."""
     return Prepared(
         entries=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         samples=loader.samples,
         batch_size=settings.batch_size,
         fingerprint=fingerprint,
+        shared_bytes=state.shared,
+        own_bytes=state.own,
     )
 
 

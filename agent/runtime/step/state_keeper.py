@@ -10,7 +10,7 @@ from torch import nn
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.last_save import save_last
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
-from atoll.agent.runtime.checkpoints.memory.cost.budget import size_of_state
+from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes, size_of_state
 from atoll.agent.runtime.checkpoints.restore import restore
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
@@ -43,6 +43,7 @@ class StateKeeper:
         self.saver = Saver(session, self._snapshot)
         self.memory = CheckpointTier(session, self._snapshot)
         self.shutdown = Shutdown(session, self._snapshot, self.saver, exchange, self._consistency)
+        self.bytes = StateBytes(0, 0)  # of checkpoints in memory, where there are any
         self.resumed: Resumed | None = None
         """The checkpoint from which this run went on."""
 
@@ -53,8 +54,8 @@ class StateKeeper:
         for name in self._tracked:
             self.restore_tracked(name)
         if self.saver.enabled:
-            size = size_of_state(self._model, self._optimizers, self._snapshot)
-            self.memory.start(restored.step, restored.generation, size)
+            self.bytes = size_of_state(self._model, self._optimizers, self._snapshot)
+            self.memory.start(restored.step, restored.generation, self.bytes)
 
     def restore_tracked(self, name: str) -> None:
         """Give a tracked object its state of the checkpoint from which this run went on."""

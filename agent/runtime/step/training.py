@@ -127,7 +127,7 @@ class Training:
         self._exchange.start(self.loader.position, self.loader.share, origin)
         self.state.start(self.loader.position)
         if session.link is not None:
-            session.link.outbox.prepared(prepared(self._model, self.loader, self._settings, trains))
+            session.link.outbox.prepared(prepared(self._model, self.loader, self._settings, trains, self.state.bytes))
         seed_step(session.seed, session.place.rank, self.loader.position.step)
 
     def begin_epoch(self, epoch: int) -> None:

@@ -71,6 +71,7 @@ class RunProgress:
     batch_size: int = 0  # of the whole job as its script gave it; 0 before it told
     samples: int = 0  # of its dataset
     trains: str = ""  # fingerprint of what it prepared
+    state_bytes: tuple[int, int] = (0, 0)  # of all ranks, of each
     checkpoint_step: int = 0
     memory_step: int = 0
     resumed: tuple[str, int] | None = None  # tier and step that it went on from
@@ -215,6 +216,7 @@ class ProgressBoard:
             found.batch_size, found.samples = telemetry.prepared.batch_size, telemetry.prepared.samples
             if telemetry.id.rank == 0:
                 found.trains = telemetry.prepared.fingerprint
+                found.state_bytes = (telemetry.prepared.shared_bytes, telemetry.prepared.own_bytes)
             found.estimators.observe_entries(telemetry.prepared.entries)
         for link in telemetry.links:
             if link.peer in rank.links or len(rank.links) < MAX_LINKS:

@@ -4,14 +4,15 @@ Pure."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from atoll.controller.planners.failure_domains import Machine
-from atoll.controller.planners.placement import PlacementInput, PlacementPlan
+from atoll.controller.planners.placement import GENERATIONS, PlacementInput, PlacementPlan
 from atoll.controller.planners.registry import PLACEMENT
-from atoll.controller.state.records import NodeRecord, PlacementRecord, RunMember
+from atoll.controller.state.records import JobLearned, NodeRecord, PlacementRecord, RunMember
 from atoll.jobspec import Checkpoint
 
 
@@ -23,11 +24,13 @@ def first_placement(
     *,
     before: PlacementRecord | None = None,
     links: Mapping[str, float] | None = None,
+    learned: JobLearned = JobLearned(),  # noqa: B008 - it cannot change
 ) -> PlacementRecord | None:
     """The placement that a run begins with; None where there is nothing to place.
 
     members: by rank. nodes: theirs, by name. before: of the run before, of which as little as may be is moved. links:
-    by island, bits per second to the others, where that was measured.
+    by island, bits per second to the others, where that was measured. learned: how large the job's state is, where that
+    is known. Raises NoFeasiblePlan where no machine's memory has room for a copy.
     """
     names = list(dict.fromkeys(member.node for member in members))
     replicas = min(wanted.memory_replicas, len(names))
@@ -36,7 +39,7 @@ def first_placement(
     asked: dict[str, Any] = {"site_safe": True} if wanted.site_safe else {}
     if before is not None:
         asked["previous"] = _by_name(before)
-    machines = _machines(names, nodes, links or {})
+    machines = _machines(members, nodes, links or {}, learned)
     decision = PLACEMENT.decide(PlacementInput(machines=machines, replicas=replicas, **asked))
     reason = _reason(names, decision.plan)
     return PlacementRecord(run=run, reason=reason, input=decision.input, output=decision.output)
@@ -54,16 +57,39 @@ def shared_hosts(placement: PlacementRecord) -> tuple[str, ...]:
     return tuple(found.get("host", ()))
 
 
+def without_room(placement: PlacementRecord) -> Iterator[str]:
+    """What has no room in the memory where it was to lie, for people."""
+    machines = json.loads(placement.input)["machines"]
+    output = json.loads(placement.output)
+
+    def figures(owner: int, holder: int) -> str:
+        takes = GENERATIONS * machines[owner]["checkpoint_bytes"] / 1e6
+        return f"({takes:.0f} MB); for checkpoints it has {machines[holder]['memory_bytes'] / 1e6:.0f} MB"
+
+    for machine in output.get("own_without_room") or ():
+        name = machines[machine]["name"]
+        shown = figures(machine, machine)
+        yield f"the memory of {name} has no room for its own checkpoints {shown}: they go to its disk"
+    for owner, holder in output.get("without_room") or ():
+        shown, instead = figures(owner, holder), len(output["holders"][owner]) > 1
+        whose = f"a copy of {machines[owner]['name']}'s checkpoints {shown}"
+        where = "it lies elsewhere" if instead else "there is none"
+        yield f"the memory of {machines[holder]['name']} has no room for {whose}: {where}"
+
+
 def is_same(placement: PlacementRecord, other: PlacementRecord) -> bool:
     """Whether the same machines hold the same."""
     return _by_name(placement) == _by_name(other)
 
 
-def _machines(names: Sequence[str], nodes: Mapping[str, NodeRecord], links: Mapping[str, float]) -> tuple[Machine, ...]:
+def _machines(
+    members: Sequence[RunMember], nodes: Mapping[str, NodeRecord], links: Mapping[str, float], learned: JobLearned
+) -> tuple[Machine, ...]:
     """A domain is named inside the one around it: users reuse names, and agents on one host may stand for islands."""
     first: dict[tuple[str, str, str], str] = {}
     found = []
-    for name in names:
+    of_rank = -(-learned.shared_bytes // len(members)) + learned.own_bytes
+    for name, ranks in Counter(member.node for member in members).items():
         node = nodes[name]
         machine: dict[str, Any] = {"name": name, "island": node.island}
         if node.rack:
@@ -72,6 +98,10 @@ def _machines(names: Sequence[str], nodes: Mapping[str, NodeRecord], links: Mapp
             machine["host"] = first.setdefault((node.island, node.rack, node.host), name)
         if node.island in links:
             machine["link_bps"] = float(f"{links[node.island]:.2g}")  # coarse: it swings
+        if of_rank:
+            machine["checkpoint_bytes"] = ranks * of_rank
+            if node.checkpoint_memory_bytes:
+                machine["memory_bytes"] = node.checkpoint_memory_bytes
         found.append(Machine(**machine))
     return tuple(found)
 

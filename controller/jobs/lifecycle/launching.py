@@ -10,7 +10,7 @@ from typing import Final
 
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.admission.growing import learned, stood_by
-from atoll.controller.jobs.agents.replica_placement import first_placement, is_same, shared_hosts
+from atoll.controller.jobs.agents.replica_placement import first_placement, is_same, shared_hosts, without_room
 from atoll.controller.jobs.lifecycle.observed import JobStep, NewEvent, ObservedJob, PassClock
 from atoll.controller.jobs.lifecycle.phases import advance
 from atoll.controller.jobs.lifecycle.policy import begun_with, planned_total
@@ -24,6 +24,7 @@ from atoll.controller.state.records import (
     RunRecord,
     WorkerExitKind,
 )
+from atoll.errors import NoFeasiblePlan
 
 _SECONDS: Final = re.compile(r"[\d.]+ s\b")
 
@@ -65,13 +66,23 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     started, told = _left_waiting(started, decision, places)
     where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
     nodes = {m.node: observed.nodes[m.node].record for m in run.members}
-    placement = first_placement(
-        number, run.members, nodes, job.spec.checkpoint, before=observed.plans.placement, links=observed.training.links
-    )
+    before, refused = observed.plans.placement, ""
+    try:
+        placement = first_placement(
+            number,
+            run.members,
+            nodes,
+            job.spec.checkpoint,
+            before=before,
+            links=observed.training.links,
+            learned=job.learned,
+        )
+    except NoFeasiblePlan as error:
+        placement, refused = None, f"no copies in memory of others' state: {error}"
     events = (
         NewEvent(Level.INFO, "phase", f"run {number}: {decision.reason} ({where})"),
         NewEvent(Level.INFO, "plan", f"plan 1 ({plan.planner}): {plan.reason}"),
-        *_placed_anew(observed.plans.placement, placement),
+        *([NewEvent(Level.WARNING, "plan", refused)] if refused else _placed_anew(before, placement)),
         *told,
     )
     return JobStep(started, run, plan, events, placement=placement)
@@ -79,7 +90,11 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
 
 def _placed_anew(before: PlacementRecord | None, now: PlacementRecord | None) -> Iterator[NewEvent]:
     """What is new in whose memory holds whose state; a restart on the same machines is silent."""
-    if now is None or (before is not None and is_same(before, now)):
+    if now is None:
+        return
+    said = set() if before is None else set(without_room(before))
+    yield from (NewEvent(Level.WARNING, "plan", text) for text in without_room(now) if text not in said)
+    if before is not None and is_same(before, now):
         return
     yield NewEvent(Level.INFO, "plan", f"placement: {now.reason}")
     hosts = shared_hosts(now)

@@ -133,9 +133,15 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
 def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...]]:
     """The job with what it trains, once that is known; told where its offline profile is of something else."""
     job, training = observed.job, observed.training
-    if not training.trains or training.trains == job.learned.trains:
+    if not training.trains:
         return observed, ()
-    observed = replace(observed, job=replace(job, learned=replace(job.learned, trains=training.trains)))
+    shared, own = training.state_bytes
+    known = replace(job.learned, trains=training.trains, shared_bytes=shared, own_bytes=own)
+    if known == job.learned:
+        return observed, ()
+    observed = replace(observed, job=replace(job, learned=known))
+    if training.trains == job.learned.trains:
+        return observed, ()
     profile = offline_profile(job.spec.adapt.profile) if job.spec.adapt.profile else None
     if profile is None or profile.is_of(training.trains):
         return observed, ()

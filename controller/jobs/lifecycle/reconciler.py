@@ -246,6 +246,7 @@ class Reconciler:
             batch_size=progress.batch_size,
             samples=progress.samples,
             trains=progress.trains,
+            state_bytes=progress.state_bytes,
             newest_step=progress.newest_step,
             stepped=progress.stepped,
             resumed=progress.resumed,

@@ -93,6 +93,7 @@ def node_from_wire(register: agents_pb2.Register) -> NodeRecord:
         version=register.version,
         host=register.host,
         rack=register.rack,
+        checkpoint_memory_bytes=register.checkpoint_memory_bytes,
     )
 
 

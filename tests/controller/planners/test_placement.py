@@ -126,9 +126,33 @@ def test_slow_links_are_put_together_so_that_fast_machines_wait_for_none() -> No
     assert plan([{}, *machines], 3, checkpoint_bytes=10**9)["replication_s"].count(None) == 1
 
 
-def test_replicas_that_do_not_fit_the_memory_are_refused_with_figures() -> None:
-    machines = [{"memory_bytes": 4_000_000_000}, {"memory_bytes": 3_999_999_999}]
-    with pytest.raises(NoFeasiblePlan, match=r"take 4000000000 bytes of every machine; machines\[1\] has 3999999999"):
+def test_one_short_machine_keeps_no_replica_of_others_and_the_rest_goes_on() -> None:
+    """1. One machine has room for its own alone. 2. The planner refused the whole placement for it. 3. Now what was to
+    lie there lies on the one with the most room, or nowhere, and both are told; domains are told as they are then."""
+    room = [4_000_000_000, 3_999_999_999, 4_000_000_000, 6_000_000_000]
+    machines = [{"host": name, "memory_bytes": free} for name, free in zip("abcd", room, strict=True)]
+    found = plan(machines, 2, checkpoint_bytes=1_000_000_000)
+    assert (found["groups"], found["without_room"]) == ([[0, 1], [2, 3]], [[0, 1]])
+    assert found["holders"] == [[0, 3], [1, 0], [2, 3], [3, 2]]
+    assert "recovery_probability" not in found
+    assert found["fatal_domains"]["host"] == []
+    nowhere = plan(machines[:2], 2, checkpoint_bytes=1_000_000_000)
+    assert (nowhere["holders"], nowhere["without_room"]) == ([[0], [1, 0]], [[0, 1]])
+    assert nowhere["fatal_domains"]["host"] == ["a"]
+
+
+def test_a_machine_without_room_for_its_own_is_named_and_holds_nothing() -> None:
+    sizes = [{"memory_bytes": 10, "checkpoint_bytes": 6}, *({"memory_bytes": 40, "checkpoint_bytes": 6},) * 3]
+    found = plan(sizes, 2)
+    assert found["own_without_room"] == [0]
+    assert all(0 not in each[1:] for each in found["holders"])
+    assert all(len(each) == 2 for each in found["holders"])
+
+
+def test_replicas_that_fit_in_no_memory_are_refused_with_figures() -> None:
+    machines = [{"memory_bytes": 3_999_999_999}, {"memory_bytes": 3_999_999_998}]
+    said = r"take 2000000000 bytes or more; machines\[0\] has 3999999999 free, of which its own take 2000000000"
+    with pytest.raises(NoFeasiblePlan, match=said):
         plan(machines, 2, checkpoint_bytes=1_000_000_000)
     assert plan(machines, 2, checkpoint_bytes=999_999_999)["strategy"] == "group"
     with pytest.raises(BadInput, match="checkpoint_bytes is missing"):

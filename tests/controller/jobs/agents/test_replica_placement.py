@@ -3,14 +3,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.controller.jobs.agents.replica_placement import first_placement, holders, is_same, shared_hosts
+from atoll.controller.jobs.agents.replica_placement import first_placement, holders, is_same, shared_hosts, without_room
 from atoll.controller.planners.registry import PLANNERS
-from atoll.controller.state.records import NodeRecord, PlanRecord, RunMember
+from atoll.controller.state.records import JobLearned, NodeRecord, PlanRecord, RunMember
+from atoll.errors import NoFeasiblePlan
 from atoll.jobspec import Checkpoint
 
+SEAT = RunMember(rank=0, node="a", device=0, node_rank=0, local_rank=0, local_world_size=1)
 TWO = Checkpoint(memory_replicas=2)
 
 
@@ -112,3 +115,30 @@ def test_whoever_comes_and_goes_every_state_has_its_copies_elsewhere(
         else:
             found = kept(before, *nodes)
             assert all(len(set(others) - {owner}) == copies for owner, others in found.items())
+
+
+def test_what_cannot_fit_is_known_before_the_run_begins() -> None:
+    """1. Run 1 told how large its state is, the agents what memory they have. 2. Run 2 was placed without either. 3.
+    Now the short machines keep nobody's copy, an event says where it went, and the input says why."""
+    nodes = tuple(
+        replace(node(name), checkpoint_memory_bytes=room)
+        for name, room in (("a", 500 << 20), ("b", 150 << 20), ("c", 500 << 20), ("d", 50 << 20))
+    )
+    members = [replace(SEAT, rank=i, node=n.name) for i, n in enumerate(nodes)]
+    by_name, learned = {n.name: n for n in nodes}, JobLearned(shared_bytes=40 << 20, own_bytes=40 << 20)
+    blind = first_placement(2, members, by_name, TWO)
+    assert blind is not None
+    assert list(without_room(blind)) == []
+    plan = first_placement(2, members, by_name, TWO, learned=learned)
+    assert plan is not None
+    assert kept(plan, *nodes) == {"a": ["c"], "b": ["a"], "c": ["a"], "d": ["c"]}
+    of_b, of_d = (f"(105 MB); for checkpoints it has {room} MB" for room in (157, 52))
+    assert list(without_room(plan)) == [
+        f"the memory of d has no room for its own checkpoints {of_d}: they go to its disk",
+        f"the memory of b has no room for a copy of a's checkpoints {of_b}: it lies elsewhere",
+        f"the memory of d has no room for a copy of c's checkpoints {of_d}: it lies elsewhere",
+    ]
+    assert PLANNERS["placement"].run_json(plan.input) == plan.output
+    small = {name: replace(one, checkpoint_memory_bytes=150 << 20) for name, one in by_name.items()}
+    with pytest.raises(NoFeasiblePlan, match="no machine has room for a replica"):
+        first_placement(2, members, small, TWO, learned=learned)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from made import changed, clock, job, node, observed, profile, run, spec, worker
@@ -90,3 +91,10 @@ def test_rank_0_says_what_trains() -> None:
 def test_what_a_profile_says_of_its_model_is_checked(model: dict[str, str], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         offline_profile(json.dumps(SURROGATE | {"model": model}))
+
+
+def test_how_large_the_state_is_is_learned_with_what_is_trained_and_told_nobody() -> None:
+    """The next run's placement knows it then."""
+    seen = view(profiled(), ONE)
+    step = next_step(replace(seen, training=replace(seen.training, state_bytes=(7_000, 300))), clock())
+    assert (step.job.learned.shared_bytes, step.job.learned.own_bytes, step.events) == (7_000, 300, ())

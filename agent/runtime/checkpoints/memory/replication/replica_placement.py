@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atoll.agent.runtime.api.session import Session
+from atoll.replica_room import fitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +68,6 @@ class ReplicaPlacement:
                     f"{self.nodes[holder]}, where rank {holder} has {room_bytes[holder] / 1e6:.0f} MB, and {where}"
                 )
         return replace(self, held_by=tuple(found)), said
-
-
-def fitted(
-    held_by: Sequence[Sequence[int]], nodes: Sequence[str], room_bytes: Sequence[int], shard_bytes: Sequence[int]
-) -> list[tuple[int, ...]]:
-    """`held_by` with what does not fit moved to the rank with the most room, on a machine that has none of that shard;
-    left out where there is none. A rank's own shard comes first. Pure, so all ranks find the same."""
-    left = [room - own for room, own in zip(room_bytes, shard_bytes, strict=True)]
-    found: list[list[int]] = [[] for _ in held_by]
-    homeless = []
-    for owner, ranks in enumerate(held_by):
-        for holder in ranks:
-            if left[holder] >= shard_bytes[owner]:
-                found[owner].append(holder)
-                left[holder] -= shard_bytes[owner]
-            else:
-                homeless.append(owner)
-    for owner in homeless:
-        taken = {nodes[rank] for rank in (owner, *found[owner])}
-        rooms = [(room, -rank) for rank, room in enumerate(left) if nodes[rank] not in taken]
-        room, holder = max(rooms, default=(-1, 0))
-        if room >= shard_bytes[owner]:
-            found[owner].append(-holder)
-            left[-holder] -= shard_bytes[owner]
-    return [tuple(each) for each in found]
 
 
 def holders(nodes: Sequence[str], kept_by: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
