@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import nn
 
@@ -27,7 +27,7 @@ class LiveWeights:
         *,
         additive: bool,
         required: Callable[[], int],
-        lost: Callable[[AtollError], NoReturn],
+        lost: Callable[[AtollError], None],
     ) -> None:
         """additive: others' updates are added to the weights, else the masters' values replace them. required: the sync
         round that a forward pass must have. lost: is told of a peer that is gone, inside a forward pass."""

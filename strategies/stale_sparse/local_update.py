@@ -98,11 +98,14 @@ class StaleSparseUpdate(ABC):
         names = [layer.name for layer in self._layers]
         self._channel.connect(self._exchange.engine, names)
 
-    def close(self) -> None:
+    def break_off(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         self._weights.close()
+
+    def close(self) -> None:
+        self.break_off()
         self._exchange.close(before_engine=self._channel.close)
 
     # --- the pass and the boundary

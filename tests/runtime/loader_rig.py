@@ -34,6 +34,7 @@ class AheadOfTime(DataLoader[Any]):
 
     def __init__(self, dataset: Dataset[Any], **options: Any) -> None:
         self.lead = options.pop("num_workers") * (options.pop("prefetch_factor") or 0)
+        options.pop("persistent_workers")
         options.pop("multiprocessing_context")
         super().__init__(dataset, **options)
 

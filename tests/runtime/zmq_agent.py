@@ -19,8 +19,9 @@ from held_ports import free_port
 
 from atoll.agent.runtime.transport.keys import generate
 from atoll.strategies.declaration import as_json
-from atoll.v1.agents_pb2 import DataKeys, Launch, Member, Notice
+from atoll.v1.agents_pb2 import DataKeys, Launch, Member, Notice, View, ViewMember
 from atoll.v1.common_pb2 import (
+    VIEW_STAGE_UNSPECIFIED,
     CheckpointPolicy,
     JobSpec,
     LinkSample,
@@ -28,6 +29,8 @@ from atoll.v1.common_pb2 import (
     Plan,
     StepSample,
     StrategyMessage,
+    ViewReport,
+    ViewStage,
     WorkerId,
 )
 from atoll.v1.worker_pb2 import Stop, SupervisorMessage, Welcome, WorkerMessage
@@ -137,6 +140,9 @@ class FakeAgent:
         self.without_memory: Collection[int] = ()  # ranks whose agent has no folder for them
         self.memory_steps: dict[int, int] = {}  # by rank
         self.answer_hello = True
+        self.makes_views = False  # workers that lose a peer wait for a view
+        self.stands: dict[int, list[ViewReport]] = {rank: [] for rank in range(world_size)}  # what each said, in order
+        self.said_at_s: dict[int, list[float]] = {rank: [] for rank in range(world_size)}  # monotonic, when
         self.steps: dict[int, list[StepSample]] = {rank: [] for rank in range(world_size)}
         self.metrics: dict[int, list[Metrics]] = {rank: [] for rank in range(world_size)}
         self.links: dict[int, dict[int, LinkSample]] = {rank: {} for rank in range(world_size)}  # the newest, by peer
@@ -182,6 +188,7 @@ class FakeAgent:
         *,
         total_batch: int = 0,
         learning_rate_factor: float = 0.0,
+        view: int = 0,
     ) -> Plan:
         return Plan(
             id=plan_id,
@@ -192,7 +199,49 @@ class FakeAgent:
             strategy_params=as_json(params or {}),
             total_batch=total_batch,
             learning_rate_factor=learning_rate_factor,
+            view=view,
         )
+
+    def send_view(
+        self,
+        number: int,
+        ranks: Sequence[int],
+        shares: Sequence[float],
+        *,
+        plan_id: int,
+        in_force: int = 1,
+        total_batch: int = 0,
+        meet_s: float = 15.0,
+        to: Sequence[int] = (),
+    ) -> None:
+        """Tell these workers of a view of `ranks`, at once; its members where nobody else is named."""
+        places = {member.rank: member for member in self._placed()}
+        members = [ViewMember(member=places.get(rank, Member(rank=rank)), has_state=True) for rank in ranks]
+        if self.keys:
+            for member, rank in zip(members, ranks, strict=True):
+                member.public_key = self.keys[0].public[rank]
+        view = View(
+            job=self.job,
+            run=self.run,
+            view=number,
+            members=members,
+            master_address="127.0.0.1",
+            master_port=free_port(),
+            plan=self.plan(plan_id, 0, shares, total_batch=total_batch, view=number),
+            meet_s=meet_s,
+            in_force=in_force,
+            reason="the test lost a worker",
+        )
+        for rank in to or ranks:
+            self.send(rank, SupervisorMessage(view=view))
+
+    def stands_at(self, rank: int) -> tuple[int, ViewStage.ValueType]:
+        """The view and the stage that this worker said last."""
+        said = self.stands[rank][-1:]
+        return (said[0].view, said[0].stage) if said else (0, VIEW_STAGE_UNSPECIFIED)
+
+    def wait_for_stage(self, view: int, stage: ViewStage.ValueType, *ranks: int) -> None:
+        self.wait_until(lambda: all(self.stands_at(rank) == (view, stage) for rank in ranks))
 
     def send_plan(self, plan_id: int, from_step: int, shares: Sequence[float], *ranks: int, **params: float) -> None:
         """To these ranks; to all where none is named."""
@@ -301,6 +350,9 @@ class FakeAgent:
                         router.send_multipart([identity, self._welcome(rank).SerializeToString()])
                 case "alive":
                     self.alive[rank] = (message.alive.step, message.alive.plan)
+                    if message.alive.HasField("view") and self.stands[rank][-1:] != [message.alive.view]:
+                        self.stands[rank].append(message.alive.view)
+                        self.said_at_s[rank].append(time.monotonic())
                     self.alive_count += 1
                 case "strategy":
                     self.asked.append((rank, message.strategy.body))
@@ -348,6 +400,7 @@ class FakeAgent:
                 self.params,
                 total_batch=self.total_batch,
                 learning_rate_factor=self.learning_rate_factor,
+                view=int(self.makes_views),
             ),
             members=self._placed(),
             keys=self.keys[rank] if self.keys else None,

@@ -21,7 +21,8 @@ from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.agent.runtime.agent_link.save_progress import progress
 from atoll.errors import BadInput, DeadlineExceeded
 from atoll.jobspec import check_shares
-from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage, WorkerId
+from atoll.v1.agents_pb2 import View
+from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage, ViewReport, WorkerId
 from atoll.v1.worker_pb2 import Alive, Hello, Stop, SupervisorMessage, Welcome, WorkerMessage
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
@@ -48,13 +49,17 @@ class AgentLink:
         self.outbox = Outbox()
         self.on_overdue: Callable[[Stop], None] | None = None
         self.on_strategy: Callable[[str], None] | None = None
+        self.on_view: Callable[[View], None] | None = None
         self.step, self.plan, self.trained = 0, 0, False  # what Alive says
         self.obeyed = False  # the training thread is carrying the stop out
         self._world_size = place.world_size
         self._stop: Stop | None = None
+        self._standing: ViewReport | None = None
+        self._newest_view: View | None = None
         self._overdue_s = math.inf  # monotonic
         self._plans: list[Plan] = []
         self._lock = threading.Lock()
+        self._told = threading.Condition()  # a view or a stop came
         self._asked: deque[str] = deque(maxlen=MAX_ASKED)  # for the strategy's controller half
         self._waking, self._woken = socket.socketpair()  # a ZeroMQ socket is its thread's alone
         for end in (self._waking, self._woken):
@@ -84,17 +89,43 @@ class AgentLink:
         """The agent's wish that this worker stops."""
         return self._stop
 
-    def take_plans(self) -> list[Plan]:
-        """Plans that came since the last call, in the order of their arrival, each checked."""
+    @property
+    def makes_views(self) -> bool:
+        """Whether those who launched this worker let a run go on without a lost one."""
+        return self.welcome.launch.plan.view >= 1
+
+    @property
+    def newest_view(self) -> View | None:
+        """The newest that came; None while that is the launch's."""
+        return self._newest_view
+
+    @property
+    def in_force(self) -> int:
+        """The newest view of the run that is in force, as far as this worker was told."""
+        return self._newest_view.in_force if self._newest_view is not None else 0
+
+    def stand(self, standing: ViewReport) -> None:
+        """How this worker stands towards the views of its run: told at once, and with every sign of life."""
+        self._standing = standing
+        self._wake()
+
+    def wait_for(self, told: Callable[[], bool], deadline_s: float) -> bool:
+        """Until a view or a stop that came makes this true; whether it did in time."""
+        with self._told:
+            return self._told.wait_for(told, deadline_s)
+
+    def take_plans(self, view: int = 1) -> list[Plan]:
+        """Plans of this view that came since the last call, in the order of their arrival, each checked. Those of older
+        ones are dropped, those of newer ones wait."""
         with self._lock:
-            plans, self._plans = self._plans, []
+            plans = [plan for plan in self._plans if _view_of(plan) == view]
+            self._plans = [plan for plan in self._plans if _view_of(plan) > view]
         return plans
 
     def tell_strategy(self, body: str) -> None:
         """To the controller half of the strategy, at once; lost where nobody is there. By any thread."""
         self._asked.append(body)
-        with suppress(BlockingIOError):  # woken already
-            self._waking.send(b"!")
+        self._wake()
 
     def close(self) -> None:
         """Send what is left and join the thread."""
@@ -105,6 +136,10 @@ class AgentLink:
             self._woken.close()
             self._context.destroy(linger=_FLUSH_MS)
 
+    def _wake(self) -> None:
+        with suppress(OSError):  # woken already, or closed
+            self._waking.send(b"!")
+
     def _meet(self, endpoint: AgentEndpoint, deadline_s: float) -> Welcome:
         hello = WorkerMessage(id=self.id, hello=Hello(pid=os.getpid(), secret=endpoint.secret))
         ends_s = time.monotonic() + deadline_s
@@ -114,6 +149,8 @@ class AgentLink:
                 message = self._receive()
                 if message is not None and message.HasField("welcome"):
                     self._check(message.welcome)
+                    if message.welcome.HasField("view"):
+                        self._take_view(message.welcome.view)
                     self._plans.extend(plan for plan in message.welcome.plans if self._acceptable(plan))
                     return message.welcome
                 if message is not None:
@@ -124,6 +161,7 @@ class AgentLink:
 
     def _run(self) -> None:
         alive_s = telemetry_s = -math.inf
+        said: ViewReport | None = None
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
@@ -138,8 +176,8 @@ class AgentLink:
             while self._asked:
                 self._send(WorkerMessage(id=self.id, strategy=StrategyMessage(body=self._asked.popleft())))
             now_s = time.monotonic()
-            if now_s - alive_s >= ALIVE_EVERY_S:
-                alive_s = now_s
+            if now_s - alive_s >= ALIVE_EVERY_S or self._standing is not said:
+                alive_s, said = now_s, self._standing
                 self._send(self._alive())
             if now_s - telemetry_s >= TELEMETRY_EVERY_S or self.outbox.urgent:
                 telemetry_s = now_s
@@ -157,6 +195,7 @@ class AgentLink:
             trained=self.trained,
             saving=progress.saving,
             saved_bytes=progress.own_bytes + progress.peer_bytes,
+            view=self._standing,
         )
         return WorkerMessage(id=self.id, alive=alive)
 
@@ -167,15 +206,31 @@ class AgentLink:
                     self._plans.append(message.plan)
             case "stop" if self._stop is None:
                 self._overdue_s = time.monotonic() + max(message.stop.grace_s, 0) / 2
-                self._stop = message.stop
+                with self._told:
+                    self._stop = message.stop
+                    self._told.notify_all()
+            case "view":
+                self._take_view(message.view)
             case "strategy" if self.on_strategy is not None:
                 self.on_strategy(message.strategy.body)
             case _:  # a second Welcome or Stop says nothing new
                 pass
 
+    def _take_view(self, view: View) -> None:
+        """One that is newer, or of the newest another word on what is in force."""
+        newest = self._newest_view
+        if (view.job, view.run) != (self.id.job, self.id.run) or view.view < (newest.view if newest is not None else 2):
+            return
+        with self._told:
+            self._newest_view = view
+            self._told.notify_all()
+        if self.on_view is not None and (newest is None or view.view > newest.view):
+            self.on_view(view)
+
     def _acceptable(self, plan: Plan) -> bool:
         try:
-            check_shares(plan.shares, self._world_size)
+            # Of a later view only who is in it knows how many there are; the schedule checks it then.
+            check_shares(plan.shares, self._world_size if _view_of(plan) == 1 else len(plan.shares))
             if plan.run != self.id.run or plan.id < 1:
                 raise BadInput(f"it needs run {self.id.run} and an id")
         except BadInput as error:
@@ -215,3 +270,7 @@ class AgentLink:
         telemetry = self.outbox.take(self.id)
         if telemetry is not None and not self._send(WorkerMessage(id=self.id, telemetry=telemetry)):
             self.outbox.lost(telemetry)
+
+
+def _view_of(plan: Plan) -> int:
+    return plan.view or 1

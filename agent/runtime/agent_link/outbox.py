@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 from atoll.agent.telemetry.buffer import TelemetryBuffer
@@ -16,6 +17,8 @@ class Outbox:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._buffer = TelemetryBuffer()
+        self._view = 1
+        self._earlier: deque[WorkerTelemetry] = deque()  # of earlier views
         self.urgent = False
         """The first step was done: a recovery ends with it."""
 
@@ -57,11 +60,25 @@ class Outbox:
             for sample in samples:
                 self._buffer.link(sample)
 
-    def take(self, id: WorkerId) -> WorkerTelemetry | None:
-        """As of TelemetryBuffer."""
+    def begin_view(self, view: int, id: WorkerId) -> None:
+        """What comes from now on is of this one."""
         with self._lock:
-            self.urgent = False
-            return self._buffer.take(id)
+            if (telemetry := self._take(id)) is not None:
+                self._earlier.append(telemetry)
+            self._view, self.urgent = view, True
+
+    def take(self, id: WorkerId) -> WorkerTelemetry | None:
+        """As of TelemetryBuffer; what is of an earlier view comes first, by itself."""
+        with self._lock:
+            telemetry = self._earlier.popleft() if self._earlier else self._take(id)
+            self.urgent = bool(self._earlier)
+            return telemetry
+
+    def _take(self, id: WorkerId) -> WorkerTelemetry | None:
+        telemetry = self._buffer.take(id)
+        if telemetry is not None:
+            telemetry.view = self._view
+        return telemetry
 
     def lost(self, telemetry: WorkerTelemetry) -> None:
         """What `take` gave could not be sent. Its steps count as dropped."""

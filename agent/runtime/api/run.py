@@ -29,11 +29,12 @@ from atoll.agent.runtime.step.randomness import seed_alike
 from atoll.agent.runtime.step.throttle import Throttle
 from atoll.agent.runtime.step.training import Training
 from atoll.agent.runtime.transport import process_groups
-from atoll.agent.runtime.transport.process_groups import COLLECTIVE_TIMEOUT_S, Group
+from atoll.agent.runtime.transport.process_groups import COLLECTIVE_TIMEOUT_S
 from atoll.errors import BadInput, PeerLost, SettingError
 from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings
 from atoll.telemetry_limits import MAX_METRICS
+from atoll.v1.agents_pb2 import Member
 from atoll.v1.common_pb2 import LEVEL_WARNING
 from atoll.v1.worker_pb2 import Stop
 
@@ -104,7 +105,7 @@ class Run:
         self._peer_lost = False
         self._ends = False  # `end_training` was called
         self._left_early = False  # in the loop over `epochs`, or gone from it
-        self._group: Group | None = None
+        self._session: Session
         self._link = AgentLink(place, place.agent) if place.agent is not None else None
         if self._link is not None:
             self._link.on_overdue = self._overdue
@@ -120,22 +121,22 @@ class Run:
     @property
     def rank(self) -> int:
         """This worker's number, 0 to world_size - 1."""
-        return self._place.rank
+        return self._session.place.rank
 
     @property
     def world_size(self) -> int:
-        """How many workers this run has. A later run of the same job may have more or fewer."""
-        return self._place.world_size
+        """How many workers train. It may change while the run goes on, and `rank` with it, between two batches."""
+        return self._session.place.world_size
 
     @property
     def local_rank(self) -> int:
         """This worker's number on its machine."""
-        return self._place.local_rank
+        return self._session.place.local_rank
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which prints and writes what shall be there once."""
-        return self._place.is_main
+        return self._session.place.is_main
 
     @property
     def device(self) -> torch.device:
@@ -325,6 +326,8 @@ class Run:
             values = {name: float(value) for name, value in metrics.items()}
         except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of many numbers
             raise BadInput(f"run.report takes single numbers, e.g. loss=loss.item(): {error}") from error
+        if self._training is not None and self._training.succession.broken is not None:
+            return  # of a batch that is trained again
         if self._link is not None:
             self._link.outbox.metrics(self.step, values)
         elif self.is_main:
@@ -342,9 +345,10 @@ class Run:
             self._link.close()
         if self._probe is not None:
             self._probe.close()
-        if self._group is not None and not stuck and self._shutdown_code is None:
-            self._group.close()
-            self._group = None
+        joined = getattr(self, "_session", None)  # not where joining failed
+        if joined is not None and joined.group is not None and not stuck and self._shutdown_code is None:
+            joined.group.close()
+            joined.group = None
         if _current is self:
             _current = None
 
@@ -353,6 +357,7 @@ class Run:
         timeout_s, speed = COLLECTIVE_TIMEOUT_S, 1.0
         first: PlannedStep | None = None
         memory: MemorySettings | None = None
+        members: tuple[Member, ...] = ()
         if link is not None:
             welcome, spec = link.welcome, link.welcome.launch.spec
             seed = spec.seed or seed
@@ -361,12 +366,13 @@ class Run:
             strategy = chosen.read_settings(spec.strategy_settings)
             first = planned_from_wire(welcome.launch.plan, chosen) if welcome.launch.plan.shares else None
             checkpoint = checkpoint_settings(welcome)
+            members = _in_order(welcome.launch.members, place.world_size)
             if spec.checkpoint.memory_replicas:  # on every rank alike
                 memory = MemorySettings(
                     folder=Path(welcome.memory_directory) if welcome.memory_directory else None,
                     room_bytes=welcome.memory_bytes,
-                    nodes=tuple(member.node for member in welcome.launch.members),
-                    kept_by=tuple(tuple(member.holders) for member in welcome.launch.members),
+                    nodes=tuple(member.node for member in members),
+                    kept_by=tuple(tuple(member.holders) for member in members),
                     disk_folder=Path(welcome.spill_directory) if welcome.spill_directory else None,
                     disk_room_bytes=welcome.spill_bytes,
                 )
@@ -374,7 +380,7 @@ class Run:
         device = _choose_device(place)
         sync = torch.cuda.synchronize if device.type == "cuda" else None
         try:
-            self._group = process_groups.join(place, device)
+            group = process_groups.join(place, device, abortable=link is not None and link.makes_views)
         except PeerLost as error:
             self._leave_without_peer(error)
         return Session(
@@ -386,12 +392,14 @@ class Run:
             strategy=strategy,
             checkpoint=checkpoint,
             first=first,
-            group=self._group,
+            group=group,
             collective_timeout_s=timeout_s,
             link=link,
             throttle=Throttle(speed, sync),
             memory=memory,
             probe=self._probe,
+            members=members,
+            keys=link.welcome.launch.keys if link is not None and link.welcome.launch.HasField("keys") else None,
         )
 
     def _prepared(self, what: str) -> Training:
@@ -411,7 +419,7 @@ class Run:
     def _leave_without_peer(self, error: PeerLost) -> NoReturn:
         """Before training began there is nothing to save."""
         self._peer_lost = True
-        exits.say(f"rank {self.rank} lost a peer before training ({error}); exit code {exit_codes.PEER_LOST}")
+        exits.say(f"rank {self._place.rank} lost a peer before training ({error}); exit code {exit_codes.PEER_LOST}")
         raise exits.WorkerExit(exit_codes.PEER_LOST)
 
     def _overdue(self, stop: Stop) -> None:
@@ -419,7 +427,7 @@ class Run:
         if self._training is not None:
             self._training.state.shutdown.overdue(stop.grace_s / 4)
         exits.say(
-            f"rank {self.rank} was asked to stop before training began ({stop.reason}); "
+            f"rank {self._place.rank} was asked to stop before training began ({stop.reason}); "
             f"exit code {exit_codes.PEER_LOST}"
         )
         exits.end_now(exit_codes.PEER_LOST)
@@ -440,6 +448,15 @@ class Run:
         self.close()
         if code is not None or stuck:
             exits.end_now(1 if code is None else code)
+
+
+def _in_order(members: Sequence[Member], world_size: int) -> tuple[Member, ...]:
+    """By rank. Raises BadInput where one is missing; where none are given, nobody said."""
+    found = sorted(members, key=lambda member: member.rank)
+    if found and [member.rank for member in found] != list(range(world_size)):
+        ranks = [member.rank for member in found][:8]
+        raise BadInput(f"the launch names ranks {ranks} of a run of {world_size}; each once")
+    return tuple(found)
 
 
 def _choose_device(place: WorkerPlace) -> torch.device:

@@ -16,6 +16,7 @@ from atoll.agent.runtime.step.probe import Probe
 from atoll.agent.runtime.step.throttle import Throttle
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.strategies.declaration import StrategySettings
+from atoll.v1.agents_pb2 import DataKeys, Member
 from atoll.v1.common_pb2 import Level
 from atoll.v1.worker_pb2 import Welcome
 
@@ -57,9 +58,12 @@ class MemorySettings:
         return ShardFolders(self.folder, self.disk_folder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Session:
-    """One worker's membership in its run. `group` is None in a run of one, `link` where there is no agent."""
+    """One worker's membership in its run. `group` is None in a run of one, `link` where there is no agent.
+
+    What is of a view is replaced with it, by the training thread: `view`, `place`, `members`, `keys`, `group` and
+    `memory`."""
 
     place: WorkerPlace
     device: torch.device
@@ -75,6 +79,9 @@ class Session:
     throttle: Throttle
     memory: MemorySettings | None = None
     probe: Probe | None = None  # of `atoll profile`, which then says what is trained
+    view: int = 1  # which membership of the run this is
+    members: tuple[Member, ...] = ()  # by rank in it, where the controller said so
+    keys: DataKeys | None = None  # likewise
 
     def notice(self, level: Level.ValueType, text: str) -> None:
         """Tell people: in this worker's output, and through the agent in the job's events."""

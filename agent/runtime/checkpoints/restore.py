@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
@@ -40,10 +41,7 @@ def restore(
     if directory is None:
         return Restored()
     found = resume.find(session, directory, fingerprint(model.state_dict()))
-    shared = resume.shares_directory_of_main(session.group, directory, session.run)
-    writes = session.place.is_main or (session.place.local_rank == 0 and not shared)
-    everywhere = session.group is not None and all(sees for (sees,) in session.group.gather_rows([shared]))
-    writers = session.place.world_size if everywhere else 1
+    writes, writers = work_of(session, directory)
     if found is None:
         saver.begin(writes=writes, writers=writers, step=0, on_disk=None)
         _report_resumed(session, "start", 0)
@@ -64,6 +62,14 @@ def restore(
     _compare_seed(session, header.seed, loader)
     _report_resumed(session, "memory" if from_memory else "disk", header.step)
     return Restored(header.step, resumed, found.generation)
+
+
+def work_of(session: Session, directory: Path) -> tuple[bool, int]:
+    """Whether this rank writes ordinary checkpoints, and how many write each together. Collective; raises PeerLost."""
+    shared = resume.shares_directory_of_main(session.group, directory, session.run)
+    writes = session.place.is_main or (session.place.local_rank == 0 and not shared)
+    everywhere = session.group is not None and all(sees for (sees,) in session.group.gather_rows([shared]))
+    return writes, session.place.world_size if everywhere else 1
 
 
 def prepared(

@@ -72,13 +72,20 @@ class Saver:
     def begin(self, *, writes: bool, writers: int = 1, step: int, on_disk: Moment | None) -> None:
         """writes: whether ordinary checkpoints are this rank's. writers: ranks that reach one directory, if all do.
         step: where training begins; on_disk: what of that is saved."""
-        self._writes = writes
-        self._writers = writers if self._snapshot.durable.rolling() is None else 1  # else states differ
+        self.share_work(writes=writes, writers=writers)
         self._seen_step = step
         self._done_step = on_disk.step if on_disk is not None else 0
         self._began_with = frozenset() if on_disk is None else frozenset([on_disk])
-        settings = self._session.checkpoint
-        if settings.store and settings.directory is not None and self._session.place.is_main:
+        if self._uploader is not None and (on_disk is not None or self._session.run > 1):
+            self._uploader.wake()  # an emergency's may not have been uploaded, and older runs are fenced there
+
+    def share_work(self, *, writes: bool, writers: int) -> None:
+        """Among the ranks of a view: as in `begin`."""
+        self._writes = writes
+        self._writers = writers if self._snapshot.durable.rolling() is None else 1  # else states differ
+        self._awaited = None  # of ranks that may be gone
+        settings, is_main = self._session.checkpoint, self._session.place.is_main
+        if settings.store and settings.directory is not None and is_main and self._uploader is None:
             self._uploader = Uploader(
                 settings.store,
                 settings.directory,
@@ -87,8 +94,6 @@ class Saver:
                 keep_every_steps=settings.keep_every_steps,
                 notify=self._session.notice,
             )
-            if on_disk is not None or self._session.run > 1:
-                self._uploader.wake()  # an emergency's may not have been uploaded, and older runs are fenced there
 
     def due(self, step: int) -> bool:
         """Whether an ordinary checkpoint belongs to this boundary, on every rank alike."""
@@ -140,6 +145,10 @@ class Saver:
         """Raises CheckpointError, naming the key, if a state dict holds what no checkpoint can."""
         if self._directory is not None:
             self._packed(copy=False)
+
+    def loaded(self) -> LoadedCheckpoint:
+        """The last boundary's state, for a rank that lacks it. Its tensors are live on a CPU."""
+        return LoadedCheckpoint(*self._packed(copy=self._session.device.type != "cpu"))
 
     def store_received(self, checkpoint: LoadedCheckpoint) -> None:
         """Keep what came from another machine, so that losing that one loses nothing."""

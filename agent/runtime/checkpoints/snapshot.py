@@ -78,6 +78,23 @@ class Snapshot:
         else:
             self._buffers = {name: buffer.detach().clone() for name, buffer in present.items()}
 
+    def hold(self) -> None:
+        """From now on also large tensors of what is tracked are kept: it may move without a whole update."""
+        self._tracked_states = {name: _copied(state, large=True) for name, state in self._tracked_states.items()}
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """After `hold`: what `take` kept, as it was; in the memory where it is, for captured graphs know that."""
+        for name, held in self._held:
+            if (kept := self._buffers.get(name)) is not None:
+                _put_into(held, name.rpartition(".")[2], kept)
+        for group, kept_group in zip(self._optimizer.param_groups, self._groups, strict=True):
+            for key, value in kept_group.items():
+                _put_into(group, key, _copied(value))
+        for name, tracked in self._tracked.items():
+            if name in self._tracked_states:
+                tracked.load_state_dict(_copied(self._tracked_states[name], large=True))
+
     def header(self, session: Session, model: Fingerprint) -> Header:
         """Of the boundary that was taken."""
         assert self.position is not None
@@ -167,13 +184,22 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
 
 
-def _copied(value: Any) -> Any:
-    """A deep copy that shares large tensors: averages of weights move with optimizer.step(), when no copy is needed."""
+def _put_into(place: dict[str, Any], key: str, kept: Any) -> None:
+    live = place.get(key)
+    if isinstance(live, torch.Tensor) and isinstance(kept, torch.Tensor) and _alike(live, kept):
+        live.copy_(kept)
+    else:
+        place[key] = kept.clone() if isinstance(kept, torch.Tensor) else kept
+
+
+def _copied(value: Any, *, large: bool = False) -> Any:
+    """A deep copy that shares large tensors unless asked: averages of weights move with optimizer.step(), when no copy
+    is needed."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone() if value.numel() == 1 else value
+        return value.detach().clone() if large or value.numel() == 1 else value
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _copied(item, large=large) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [_copied(item) for item in value]
+        items = [_copied(item, large=large) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return copy.deepcopy(value)

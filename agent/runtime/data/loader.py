@@ -121,6 +121,7 @@ class Loader(Generic[BatchT]):
         self._handed_out = False  # `current` is being trained on: not complete yet
         self._shown_again: tuple[BatchSlice, list[int]] | None = None  # all that the next pass hands out
         self._exhausted = False  # the last iteration came to its epoch's end
+        self._rewound = False  # the iteration goes on elsewhere
         self._pass = 0
         self._persistent = settings.persistent_workers and settings.num_workers > 0
         self._pinned = settings.pin_memory and torch.cuda.is_available()
@@ -176,6 +177,19 @@ class Loader(Generic[BatchT]):
         self._shown_again = None
         self._exhausted = False
 
+    def rewind(self, position: Position, rank: int) -> None:
+        """By `boundary`: the iteration under way goes on here, as this rank of those that the schedule knows. Worker
+        processes stay. Raises BadInput where `position` is of another epoch, and not where the next one begins."""
+        if position.epoch == self.position.epoch + 1 and position.consumed == 0:
+            position = Position(self.position.epoch, self.samples, position.step)  # what follows the loop runs first
+        if position.epoch != self.position.epoch or position.consumed > self.samples:
+            raise BadInput(f"{position} is in another epoch than {self.position}, where the script is")
+        self.current, self._handed_out = None, False
+        self.position = position
+        self._slicer.rank, self._seeds = rank, (self._seeds[0], rank)
+        self._shown_again = None
+        self._rewound = True
+
     def show_again(self) -> None:
         """At an epoch's end: the next pass hands out the batch that led here once more, and nothing else."""
         made = self._slicer.slice_ending(self.position)
@@ -204,7 +218,7 @@ class Loader(Generic[BatchT]):
             collate_fn=settings.collate_fn if rows is None else as_is,
             pin_memory=self._pinned,
             prefetch_factor=_prefetched(settings),
-            persistent_workers=self._persistent,
+            persistent_workers=settings.num_workers > 0,  # an iteration that is rewound keeps them
             worker_init_fn=settings.worker_init_fn,
             multiprocessing_context=_context(multiprocessing_context) if settings.num_workers > 0 else None,
             generator=self._generator,
@@ -222,7 +236,8 @@ class Loader(Generic[BatchT]):
                 self._complete()
                 self._boundary()
                 self.current = None
-                if batches is None:
+                if batches is None or self._rewound:
+                    self._rewound = False
                     batches = self._start()
                 batch = next(batches, _END)
                 if batch is _END and self._ahead:

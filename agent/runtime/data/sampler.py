@@ -75,7 +75,7 @@ class BatchSlicer:
         self._order = order
         self._global_batch = global_batch
         self._drop_last = drop_last
-        self._rank = rank
+        self.rank = rank
         self._schedule = schedule
         self._min_local_batch = min_local_batch
         self._last_split: tuple[int, Sequence[float], list[int]] = (0, (), [])
@@ -92,7 +92,7 @@ class BatchSlicer:
         """This rank's share of a whole batch in `step`: its samples there, or one where it would have none."""
         counts = self._split(self.batch_at(step), self._schedule.planned_at(step).shares)
         at_least_one = [max(count, 1) for count in counts]
-        return at_least_one[self._rank] / sum(at_least_one)
+        return at_least_one[self.rank] / sum(at_least_one)
 
     def batches_left(self, position: Position) -> int:
         """Of the epoch, if no other plan comes."""
@@ -116,9 +116,9 @@ class BatchSlicer:
     def _slice(self, position: Position, total: int) -> tuple[BatchSlice, list[int]]:
         start, share = position.consumed, self.share_at(position.step)
         counts = self._split(total, self._schedule.planned_at(position.step).shares)
-        local = counts[self._rank]
+        local = counts[self.rank]
         batch_slice = BatchSlice(position.step, position.epoch, start, total, local, local / total, share)
-        begin = start + sum(counts[: self._rank])
+        begin = start + sum(counts[: self.rank])
         if local == 0:
             # A rank without samples still takes part in the collectives, which needs a backward pass.
             begin, local = start, min(self._min_local_batch, total)

@@ -37,11 +37,13 @@ class BackwardPass:
         own_norms: Callable[[], Norms] | None,
     ) -> None:
         """own: what this rank knows. muted: whether nothing counts of what the script does now. if_lost: around what
-        needs the others. own_norms: after a pass, of this rank's own gradients; None: those of all are combined."""
+        needs the others; sets `broken` where the run goes on without one. own_norms: after a pass, of this rank's own
+        gradients; None: those of all are combined."""
         self._session, self._loader, self._schedule = session, loader, schedule
-        self._clock, self._exchange = clock, exchange
+        self._clock, self.exchange = clock, exchange
         self._own, self._muted, self._if_lost, self._own_norms = own, muted, if_lost, own_norms
         self.open = False
+        self.broken = False  # passes are for show: a peer was lost, and the next view is not there yet
         self.gradients_pending = False  # a backward pass since the last optimizer.step()
         self.local = False  # the passes that begin now are
         self.unsent = False  # the last one was: other ranks lack what p.grad has
@@ -52,6 +54,9 @@ class BackwardPass:
         batch = self._loader.current
         if batch is None:
             raise BadInput("run.backward outside the loop over the loader: there is no batch that is being trained")
+        if self.broken:
+            self.gradients_pending, self.unsent = True, self.local
+            return
         if self.open:
             raise BadInput("an earlier backward pass failed half-way; the other ranks wait for the rest of it")
         self._note_waits()
@@ -67,9 +72,9 @@ class BackwardPass:
             local=self.local,
         )
         with self._if_lost():
-            self._exchange.begin(opened, own)
+            self.exchange.begin(opened, own)
         self.norms = Norms()
-        self.gradients_pending = self.open = True
+        self.gradients_pending, self.open = True, not self.broken
         self.unsent = self.local
 
     def begin_from_hook(self) -> None:
@@ -86,11 +91,26 @@ class BackwardPass:
         """The user's backward pass raised. Alone, he may skip this batch and go on."""
         self.open = self._session.group is not None
 
+    def break_pass(self) -> None:
+        """A peer is gone: this pass, and those up to the next view, are for show."""
+        self.broken, self.open = True, False
+        self.exchange.break_off()
+
+    def resume(self, exchange: StepExchange) -> None:
+        """At a boundary whose update is whole: passes count again, and go by this exchange."""
+        self.broken = self.open = self.gradients_pending = self.unsent = False
+        self.exchange = exchange
+
     def end(self) -> None:
+        if self.broken:
+            return
         throttle = self._session.throttle
         throttle.pay()
+        combined = Norms()
         with self._if_lost():
-            combined = self._exchange.end()
+            combined = self.exchange.end()
+        if self.broken:
+            return
         self.norms = combined if self._own_norms is None else self._own_norms()
         self._note_waits()
         self._clock.backward_ends()
@@ -99,6 +119,6 @@ class BackwardPass:
 
     def _note_waits(self) -> None:
         """What the training thread waited for others since it was last asked."""
-        waited_s = self._exchange.waited()
+        waited_s = self.exchange.waited()
         self._session.throttle.waited(waited_s)
         self._clock.waited(waited_s)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -51,7 +51,9 @@ class StepEvents:
 
     open_pass: Callable[[], None]  # a gradient came and no pass is open: the user called loss.backward() himself
     gradients_leave: Callable[[], None]  # the next ones are about to
-    lost: Callable[[AtollError], NoReturn]
+    lost: Callable[[AtollError], None]
+    """Does not return where the worker leaves for it. Where the run goes on without the peer it does: what the script
+    does up to its next batch counts for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,9 @@ class StepPhases(Protocol):
 
     def waited(self) -> float:
         """Seconds the training thread waited for others since the last call."""
+
+    def break_off(self) -> None:
+        """A peer is gone in the middle of the step: nothing but `close` is called any more, and hooks do nothing."""
 
     def clip(self, max_norm: float) -> bool:
         """Whether the next combined update is clipped later than this, by the strategy. False: p.grad holds it."""

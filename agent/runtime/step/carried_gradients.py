@@ -20,6 +20,7 @@ class CarriedGradients:
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._came: set[int] = set()  # id(parameter) with gradients that no optimizer has applied yet
         self._carried: set[int] = set()  # of them, those from before the last whole update
+        self._whole: frozenset[int] = frozenset()  # that had come when it was
         self._accumulated: dict[int, str] = {}  # of those again, the names of which got more on top
         several = len(optimizers) > 1
         trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad] if several else []
@@ -27,7 +28,12 @@ class CarriedGradients:
 
     def whole(self) -> None:
         """At a boundary: a checkpoint may be taken."""
-        self._carried = set(self._came)
+        self._carried, self._whole = set(self._came), frozenset(self._came)
+
+    def go_back(self) -> None:
+        """To the last whole update."""
+        self._came, self._carried = set(self._whole), set(self._whole)
+        self._accumulated.clear()
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Its step() begins. Raises BadInput where a part of its gradients was carried."""

@@ -31,4 +31,6 @@ class OneWorker:
     def clip(self, max_norm: float) -> bool:
         return False
 
+    def break_off(self) -> None: ...
+
     def close(self) -> None: ...

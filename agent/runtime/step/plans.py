@@ -26,7 +26,7 @@ class Plans:
 
     def take(self) -> None:
         """What came since the last call."""
-        for plan in self._session.link.take_plans() if self._session.link is not None else ():
+        for plan in self._session.link.take_plans(self._session.view) if self._session.link is not None else ():
             try:
                 self._schedule.add(plan.id, plan.from_step, planned_from_wire(plan, self._strategy))
             except BadInput as error:

@@ -65,7 +65,7 @@ class ReducedGradients(OneWorker):
         self._sampled = self._local = self._all_have_parts = False
         self._local_sqnorms: list[torch.Tensor | float] = []
         self._sent_bytes = 0
-        self._open = False
+        self._open = self._broken = False
         self._local_passes = LocalPasses([one for one in model.parameters() if one.requires_grad], self._opens)
         self._hooks = [
             slot.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, slot))  # type: ignore[no-untyped-call]
@@ -152,6 +152,11 @@ class ReducedGradients(OneWorker):
         """Since the run began."""
         return self._sent_bytes
 
+    def break_off(self) -> None:
+        self._broken = True
+        self._under_way.clear()
+        self._busy(False)
+
     def close(self) -> None:
         """Take the hooks off the model again."""
         for hook in self._hooks:
@@ -161,13 +166,13 @@ class ReducedGradients(OneWorker):
 
     def _opens(self) -> None:
         """A gradient comes; the user may have called loss.backward() himself."""
-        if not self._open:
+        if not (self._open or self._broken):
             self._events.open_pass()
 
     @torch.no_grad()
     def _on_gradient(self, slot: Slot, parameter: torch.Tensor) -> None:
         self._opens()
-        if self._local:
+        if self._local or self._broken:
             return
         gradient = parameter.grad
         assert gradient is not None  # the hook runs after it was accumulated
@@ -184,7 +189,7 @@ class ReducedGradients(OneWorker):
     @torch.no_grad()
     def _on_separate(self, piece: Separate, parameter: torch.Tensor) -> None:
         self._opens()
-        if self._local:
+        if self._local or self._broken:
             return
         gradient = parameter.grad
         assert gradient is not None  # the hook runs after it was accumulated
@@ -198,7 +203,7 @@ class ReducedGradients(OneWorker):
     def _launch_complete(self) -> None:
         """What has all its gradients leaves, in order."""
         try:
-            while self._next < len(self._pieces) and self._pieces[self._next].missing == 0:
+            while not self._broken and self._next < len(self._pieces) and self._pieces[self._next].missing == 0:
                 self._launch(self._pieces[self._next])
         except PeerLost as error:
             self._events.lost(error)

@@ -17,12 +17,16 @@ class ScaledSteps:
     """torch has no hook for it, so while one of these lives, the method of the class is wrapped."""
 
     def __init__(
-        self, optimizers: Sequence[torch.optim.Optimizer], left_out: Callable[[torch.optim.Optimizer], None]
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        left_out: Callable[[torch.optim.Optimizer], None],
+        for_show: Callable[[], bool],
     ) -> None:
-        """left_out: called at the end of a GradScaler.step(optimizer) with one of these that made no update."""
+        """left_out: called at the end of a GradScaler.step(optimizer) with one of these that made no update. for_show:
+        whether what the script does counts for nothing: then a GradScaler learns nothing from it."""
         self._stepped = False
         self._hooks = [one.register_step_post_hook(self._note_step) for one in optimizers]
-        self._wrapped = GradScaler.step
+        self._wrapped, self._wrapped_update = GradScaler.step, GradScaler.update
 
         @functools.wraps(self._wrapped)
         def step(scaler: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -32,10 +36,19 @@ class ScaledSteps:
                 left_out(optimizer)
             return made
 
+        @functools.wraps(self._wrapped_update)
+        def update(scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
+            before = scaler.state_dict() if for_show() else {}
+            self._wrapped_update(scaler, *args, **kwargs)
+            if before:
+                scaler.load_state_dict(before)
+
         GradScaler.step = step  # type: ignore[assignment, method-assign]
+        GradScaler.update = update  # type: ignore[assignment, method-assign]
 
     def close(self) -> None:
         GradScaler.step = self._wrapped  # type: ignore[method-assign]
+        GradScaler.update = self._wrapped_update  # type: ignore[method-assign]
         for hook in self._hooks:
             hook.remove()
 

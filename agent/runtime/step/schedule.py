@@ -61,6 +61,18 @@ class PlanSchedule:
             elif known is not None and known != plan:
                 raise BadInput(f"plan {plan_id} arrived twice with different content; a plan never changes")
 
+    def begin_view(self, world_size: int, plan_id: int, planned: PlannedStep, step: int) -> None:
+        """From `step` on there are so many workers, and this plan is their first; what waited was for others. Raises
+        BadInput for what they cannot train: then nothing holds."""
+        with self._lock:
+            self.world_size = world_size
+            plan = _Plan(plan_id, step, self._checked(plan_id, step, planned))
+            if (refused := why_refused(plan.planned, world_size, self._samples)) is not None:
+                raise BadInput(f"plan {plan_id} of {world_size} workers cannot be trained: {refused}")
+            self._waiting.clear()
+            self._newest = self._agreed = plan_id
+            self._put(plan, step)
+
     def newest_contiguous(self) -> int:
         """The highest n such that plans 1..n are here; what this rank brings to the agreement."""
         with self._lock:

@@ -29,7 +29,7 @@ class Shutdown:
         self, session: Session, snapshot: Snapshot, saver: Saver, exchange: StepExchange, consistency: Consistency
     ) -> None:
         self._session, self._snapshot, self._saver = session, snapshot, saver
-        self._exchange, self._durable, self._consistency = exchange, exchange.durable, consistency
+        self.exchange, self._consistency = exchange, consistency
         self.updated = False  # an optimizer.step() since the last snapshot, which no longer tells the whole state
         self.code: int | None = None  # the exit code, once it is decided
 
@@ -37,7 +37,7 @@ class Shutdown:
         """A trial of `atoll profile` has seen enough, on all ranks at once."""
         if self._session.group is not None:
             self._session.group.barrier()
-        self._exchange.leave()
+        self.exchange.leave()
         probe.end()
         self._leave(exit_codes.FINISHED)
 
@@ -47,7 +47,7 @@ class Shutdown:
         self._obey()
         reporter.finish()
         where = self._saver.save()
-        self._exchange.leave()
+        self.exchange.leave()
         reason = link.stop.reason if link is not None and link.stop is not None else "another worker was asked to"
         exits.say(f"rank {self._session.place.rank} stops after step {step}: {reason}{_as_words(where)}")
         self._leave(exit_codes.DRAINED)
@@ -57,8 +57,8 @@ class Shutdown:
         `updated_to`, where the strategy's is whole."""
         self._consistency.begin_update()
         self._obey()
-        self._durable.freeze()
-        if self.updated and self._durable.survives_update and updated_to is not None:
+        self.exchange.durable.freeze()
+        if self.updated and self.exchange.durable.survives_update and updated_to is not None:
             self._snapshot.take(updated_to)
             self.updated = False
         where = None if self.updated else self._saver.save_in_emergency()
@@ -66,10 +66,17 @@ class Shutdown:
         exits.say(f"rank {rank} lost a peer in step {step} ({why}){_as_words(where)}; exit code {exit_codes.PEER_LOST}")
         self._leave(exit_codes.PEER_LOST)
 
+    def left_out(self, why: str) -> NoReturn:
+        """The run goes on without this worker, and has the state."""
+        self._consistency.begin_update()
+        self._obey()
+        exits.say(f"rank {self._session.place.rank} is left out of the run: {why}")
+        self._leave(exit_codes.DRAINED)
+
     def overdue(self, timeout_s: float) -> None:
         """By the link thread: the training thread does not come to its boundary. Save what the last one left."""
         with self._consistency.frozen(timeout_s) as may_read:
-            self._durable.freeze()
+            self.exchange.durable.freeze()
             where = self._saver.save_in_emergency() if may_read else None
             trained = self._session.link is not None and self._session.link.trained
             how = "does so after training, before the script's end" if trained else "is stuck"

@@ -11,7 +11,7 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.last_save import save_last
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
 from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes, size_of_state
-from atoll.agent.runtime.checkpoints.restore import restore
+from atoll.agent.runtime.checkpoints.restore import restore, work_of
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
@@ -38,11 +38,12 @@ class StateKeeper:
         exchange: StepExchange,
     ) -> None:
         self._session, self._model, self._optimizers, self._tracked = session, model, optimizers, tracked
-        self._snapshot = Snapshot(model, as_one(optimizers), tracked, exchange.durable)
+        self.snapshot = Snapshot(model, as_one(optimizers), tracked, exchange.durable)
         self._consistency = Consistency()
-        self.saver = Saver(session, self._snapshot)
-        self.memory = CheckpointTier(session, self._snapshot)
-        self.shutdown = Shutdown(session, self._snapshot, self.saver, exchange, self._consistency)
+        self.saver = Saver(session, self.snapshot)
+        self.memory = CheckpointTier(session, self.snapshot)
+        self.shutdown = Shutdown(session, self.snapshot, self.saver, exchange, self._consistency)
+        self._goes_on = session.link is not None and session.link.makes_views
         self.bytes = StateBytes(0, 0)  # of checkpoints in memory, where there are any
         self.resumed: Resumed | None = None
         """The checkpoint from which this run went on."""
@@ -54,8 +55,20 @@ class StateKeeper:
         for name in self._tracked:
             self.restore_tracked(name)
         if self.saver.enabled:
-            self.bytes = size_of_state(self._model, self._optimizers, self._snapshot)
+            self.bytes = size_of_state(self._model, self._optimizers, self.snapshot)
             self.memory.start(restored.step, restored.generation, self.bytes)
+
+    def begin_view(self, exchange: StepExchange, step: int) -> None:
+        """Collective: other members go on with the state as it is, from `step`. Raises PeerLost."""
+        self.shutdown.exchange = exchange
+        self.snapshot.durable = exchange.durable
+        self.memory.close()
+        self.memory = CheckpointTier(self._session, self.snapshot)
+        directory = self._session.checkpoint.directory
+        if directory is not None:
+            writes, writers = work_of(self._session, directory)
+            self.saver.share_work(writes=writes, writers=writers)
+            self.memory.start(step, None, self.bytes)
 
     def restore_tracked(self, name: str) -> None:
         """Give a tracked object its state of the checkpoint from which this run went on."""
@@ -68,7 +81,7 @@ class StateKeeper:
     def start(self, position: Position) -> None:
         """Training begins at `position`. Raises CheckpointError if a state dict holds what no checkpoint can."""
         if self.saver.enabled:
-            self._snapshot.take(position)
+            self.snapshot.take(position)
             self.saver.check_packable()
 
     def change_begins(self) -> None:
@@ -86,9 +99,10 @@ class StateKeeper:
         there."""
         self._consistency.begin_update()
         self.shutdown.updated = False
-        if self.saver.enabled and snapshot:
+        if snapshot and (self.saver.enabled or self._goes_on):
             self.change_begins()
-            self._snapshot.take(position)
+            self.snapshot.take(position)
+        if snapshot and self.saver.enabled:
             if to_disk:
                 self.saver.at_boundary(position.step)
             complete = self.memory.at_boundary(agreed.memory)

@@ -28,7 +28,7 @@ from atoll.agent.runtime.step.durable import Origin
 from atoll.agent.runtime.step.gradients import refuse_sparse_modules
 from atoll.agent.runtime.step.phases import OneWorker
 from atoll.agent.runtime.step.reduction import ReducedGradients
-from atoll.agent.runtime.transport.channel import Channel
+from atoll.agent.runtime.transport.channel import LINGER_S, Channel
 from atoll.agent.runtime.transport.proposals import ReducedProposals
 from atoll.strategies import registry
 from atoll.strategies.declaration import load
@@ -61,6 +61,7 @@ class StepExchange:
         the first pass. Raises BadInput for what the strategy cannot train."""
         self._channel = Channel(session, busy)
         strategy = registry.of(session.strategy)
+        self._name = strategy.name
         context = WorkerContext(
             session=session,
             settings=session.strategy,
@@ -98,6 +99,11 @@ class StepExchange:
     def combines(self) -> bool:
         """Whether every step has the gradient of the whole batch, or an engine of its own."""
         return self._reduced is not None or self.engine is not None
+
+    @property
+    def why_not_in_place(self) -> str | None:
+        """Why the run cannot go on without a peer that was lost in a step, by the strategy; None where it can."""
+        return None if self.engine is None and self._local is None else f"strategy {self._name} starts again"
 
     @property
     def flush_changes(self) -> bool:
@@ -186,15 +192,20 @@ class StepExchange:
         """What this rank's connections carried since the run began."""
         return self._channel.link_samples()
 
+    def break_off(self) -> None:
+        """A peer is gone: what is under way counts for nothing, and nothing but `close` is called any more."""
+        self._phases.break_off()
+
     def leave(self) -> None:
         """All training is done, or all ranks stop at this boundary: peers need nothing more of this one."""
         self._channel.leave()
 
-    def close(self) -> None:
+    def close(self, *, broken: bool = False) -> None:
+        """broken: a peer is gone, and others wait for nothing of this rank."""
         self._phases.close()
         if self.engine is not None:
             self.engine.close()
-        self._channel.close()
+        self._channel.close(linger_s=0.0 if broken else LINGER_S)
 
     def _bytes_so_far(self) -> int:
         return self._channel.sent_bytes() + (self._reduced.sent_bytes() if self._reduced is not None else 0)

@@ -15,7 +15,8 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.restore import prepared
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, sample_count
-from atoll.agent.runtime.data.sampler import BatchSlice, after
+from atoll.agent.runtime.data.sampler import BatchSlice, Position, after
+from atoll.agent.runtime.membership.succession import Succession
 from atoll.agent.runtime.step.agreement import Agreed
 from atoll.agent.runtime.step.backward import NORMS_EVERY_STEPS, BackwardPass
 from atoll.agent.runtime.step.batch_statistics import batch_statistics_layers, name_drop_last
@@ -71,15 +72,7 @@ class Training:
         model.to(session.device)
         self._clock = StepClock(marks_of(session.device))
         self._reporter = StepReporter(session.link.outbox) if session.link is not None else Silent()
-        self._agreed = Agreed(self._schedule.newest_contiguous(), False)
-        events = StepEvents(
-            open_pass=lambda: self._backward.begin_from_hook(),  # noqa: PLW0108 - there is none yet
-            gradients_leave=lambda: self._backward.gradients_leave(),  # noqa: PLW0108 - there is none yet
-            lost=self.lost,
-        )
-        self._exchange = StepExchange(
-            session, model, optimizers, events=events, busy=self._links_busy, agreed=self._agreed
-        )
+        self._exchange = self._new_exchange()
         self._muted = MutedSteps(session.probe)
         self._halves: HalfBatches | None = None
         if session.link is not None and not self._exchange.combines:
@@ -92,7 +85,7 @@ class Training:
             self._exchange,
             own=self._own,
             muted=self._muted,
-            if_lost=self._shut_down_if_lost,
+            if_lost=self._broken_if_lost,
             own_norms=self._halves.take if self._halves is not None else None,
         )
         self.state = StateKeeper(session, model, optimizers, tracked, self._exchange)
@@ -100,7 +93,19 @@ class Training:
         self._learning_rates = {optimizer: LearningRate(optimizer) for optimizer in optimizers}
         self._others = OtherOptimizers(model, optimizers)
         self._carried = CarriedGradients(model, optimizers)
-        self._scaled_steps = ScaledSteps(optimizers, self._update_left_out)
+        self.succession = Succession(
+            session,
+            model,
+            optimizers,
+            tracked,
+            loader=self.loader,
+            schedule=self._schedule,
+            state=self.state,
+            rebuild=self._begin_view,
+        )
+        self._scaled_steps = ScaledSteps(
+            optimizers, self._update_left_out, for_show=lambda: self.succession.broken is not None
+        )
         self._hooks = [
             *(optimizer.register_step_pre_hook(self._before_update) for optimizer in optimizers),
             *(optimizer.register_step_post_hook(self._after_update) for optimizer in optimizers),
@@ -132,6 +137,7 @@ class Training:
 
     def begin_epoch(self, epoch: int) -> None:
         """Go on with this epoch, or start it; at the very end of it after a resume, show its last batch again."""
+        self.succession.abandon("the script left its loop over the loader")
         if self._session.link is not None:
             self._session.link.trained = False  # there may be a second loop
         self.loader.begin_epoch(epoch)
@@ -166,7 +172,8 @@ class Training:
             raise BadInput("the strategy has no engine of its own: call run.backward(loss) and optimizer.step()")
         self._backward.begin()
         assert taken is not None  # or begin had refused
-        with self._shut_down_if_lost():
+        loss = torch.zeros(())
+        with self._broken_if_lost():
             loss = engine.step(batch, taken)
         self._backward.end()
         return loss
@@ -186,7 +193,7 @@ class Training:
         if not self._backward.gradients_pending:
             raise BadInput("run.clip_grad_norm before run.backward: there is no gradient to clip yet")
         self._refuse_unsent("run.clip_grad_norm")
-        if self._exchange.clip(max_norm):
+        if self.succession.broken is None and self._exchange.clip(max_norm):
             if parameters is not None:
                 raise BadInput("the strategy clips the whole update; call run.clip_grad_norm without parameters")
             return None
@@ -199,12 +206,14 @@ class Training:
                 "run.synchronize between run.backward and optimizer.step(); call it after the step. A script that "
                 "accumulates gradients has to step at its epoch's last batch too: `if ... or run.last_batch:`"
             )
+        self.succession.abandon("run.synchronize needs all ranks")
         self.state.change_begins()
         with self._shut_down_if_lost():
             self._exchange.flush()
 
     def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
         """All ranks together: each of these numbers added up over them."""
+        self.succession.abandon("run.sum needs all ranks")
         if self._session.group is not None:
             with self._shut_down_if_lost():
                 numbers = self._session.group.sum_numbers(numbers)
@@ -224,6 +233,7 @@ class Training:
 
     def finish(self) -> None:
         """All epochs are done: wait until every rank has come here, then a last checkpoint, which all wait for."""
+        self.succession.abandon("the script left its loop over the loader")
         self._boundary(last=True)
         self.state.change_begins()
         with self._shut_down_if_lost():
@@ -255,6 +265,34 @@ class Training:
             self._halves.close()
         self._exchange.close()
 
+    # --- the views of the run
+
+    def _new_exchange(self) -> StepExchange:
+        """With the members that the session names."""
+        events = StepEvents(
+            open_pass=lambda: self._backward.begin_from_hook(),  # noqa: PLW0108 - there is none yet
+            gradients_leave=lambda: self._backward.gradients_leave(),  # noqa: PLW0108 - there is none yet
+            lost=self.lost,
+        )
+        self._agreed = Agreed(self._schedule.newest_contiguous(), False)
+        return StepExchange(
+            self._session,
+            self._model,
+            self._optimizers,
+            events=events,
+            busy=self._links_busy,
+            agreed=self._agreed,
+        )
+
+    def _begin_view(self, position: Position) -> None:
+        """Collective: go on with other members, all of which have the same state. Raises PeerLost."""
+        self._exchange.close(broken=True)
+        self._exchange = self._new_exchange()
+        self._backward.resume(self._exchange)
+        self._carried.go_back()
+        self.state.begin_view(self._exchange, position.step)
+        self._exchange.start(position, self.loader.share, None)
+
     # --- the boundary
 
     def _boundary(self, *, last: bool = False) -> None:
@@ -264,6 +302,9 @@ class Training:
         lap = self._clock.boundary_begins()
         for rate in self._learning_rates.values():
             rate.restore()  # of an optimizer.step() that raised
+        if not last and self.succession.at_boundary(pending=self._backward.gradients_pending):
+            self._clock.boundary_ends()
+            return
         self._end_step(lap)
         step = self.loader.position.step
         self._advance_trial(step)
@@ -271,6 +312,7 @@ class Training:
             self._agree(step)
         if self._session.link is not None:
             self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
+        self.succession.trains(step)
         if not self._backward.gradients_pending:  # while accumulating, the last whole update is what counts
             self._carried.whole()
             self._keep_state(step, last=last)
@@ -353,7 +395,10 @@ class Training:
 
     # --- the update
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def _before_update(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """What its step is called with, where that is something else."""
+        if self.succession.broken is not None:
+            return self.succession.broken.in_place_of(optimizer, args, kwargs)
         self._carried.check(optimizer)
         self._refuse_unsent("optimizer.step()")
         self.state.update_begins()
@@ -364,9 +409,11 @@ class Training:
                 self._exchange.before_update()
             except AtollError as error:
                 rate.restore()
-                if isinstance(error, PeerLost | DeadlineExceeded):
-                    self.lost(error)
-                raise
+                if not isinstance(error, PeerLost | DeadlineExceeded):
+                    raise
+                self.lost(error)
+                return self._before_update(optimizer, args, kwargs)
+        return None
 
     def _refuse_unsent(self, what: str) -> None:
         if self._backward.unsent:
@@ -376,6 +423,9 @@ class Training:
             )
 
     def _after_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self.succession.broken is not None:
+            self.succession.broken.updated, self._backward.gradients_pending = True, False
+            return
         self._carried.applied(optimizer)
         self._backward.gradients_pending = False
         self.state.shutdown.updated = True
@@ -388,7 +438,7 @@ class Training:
 
     def _update_left_out(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients overflowed: an update that moves nothing, for the others wait for this rank's part of it."""
-        self._before_update(optimizer)
+        self._before_update(optimizer, (optimizer,), {})
         self._learning_rates[optimizer].restore()
         self._after_update(optimizer)
 
@@ -399,11 +449,29 @@ class Training:
         try:
             yield
         except PeerLost as error:
+            self._exchange.check_alike()
+            self.succession.unable("it was lost outside of a step", error)
+            self._leave(error)
+
+    @contextmanager
+    def _broken_if_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except PeerLost as error:
             self.lost(error)
 
-    def lost(self, error: AtollError) -> NoReturn:
-        """A peer is gone. Save what is whole, and leave. Raises BadInput where it is not gone but waits for what this
-        rank's script does not do."""
+    def lost(self, error: AtollError) -> None:
+        """A peer is gone in a step. Where the run may go on without it, what the script does up to its next batch
+        counts for nothing; else save what is whole, and leave. Raises BadInput where it is not gone but waits for
+        what this rank's script does not do."""
         self._exchange.check_alike()
+        if not self.succession.possible:
+            self._leave(error)
+        why = "an epoch's last batch was shown again" if self._muted() else self._exchange.why_not_in_place
+        self.succession.lose(error, mid_step=why)
+        self._backward.break_pass()
+
+    def _leave(self, error: AtollError) -> NoReturn:
+        """Save what is whole, and end."""
         batch = self.loader.current
         self.state.shutdown.lost(error, self.loader.position.step, after(batch) if batch is not None else None)

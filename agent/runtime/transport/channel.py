@@ -142,9 +142,10 @@ class Channel:
         if self._transport is not None:
             self._transport.goodbye()
 
-    def close(self) -> None:
+    def close(self, *, linger_s: float = LINGER_S) -> None:
+        """linger_s: how long what waits to leave may do so."""
         if self._transport is not None:
-            self._transport.close(linger_s=LINGER_S)
+            self._transport.close(linger_s=linger_s)
 
     def _broadcast(self, kind: Kind, number: int, payload: bytes) -> None:
         if self._transport is not None:

@@ -11,7 +11,6 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.transport.keys import Keys, generate
 from atoll.agent.runtime.transport.process_groups import own_address_towards
 from atoll.agent.runtime.transport.topology import Member, members_of
-from atoll.errors import BadInput
 
 ISLAND_VARIABLE: Final = "ATOLL_ISLAND"
 
@@ -19,16 +18,12 @@ ISLAND_VARIABLE: Final = "ATOLL_ISLAND"
 def members(session: Session) -> Sequence[Member]:
     """Every rank's island and node. Under an agent as the controller says; by hand each network namespace of each
     host is a node, and an island of its own unless ATOLL_ISLAND names one. Collective there; raises PeerLost."""
-    launch = session.link.welcome.launch if session.link is not None else None
-    if launch is not None and launch.members:
-        found = {member.rank: (member.island or member.node, member.node) for member in launch.members}
+    if session.members:
+        by_rank = [(member.island or member.node, member.node) for member in session.members]
     else:
         node = f"{socket.gethostname()}/{os.stat('/proc/self/ns/net').st_ino}"
         mine = (os.environ.get(ISLAND_VARIABLE, node), node)
-        found = dict(enumerate(_gathered(session, mine)))
-    if sorted(found) != list(range(session.place.world_size)):
-        raise BadInput(f"the launch names ranks {sorted(found)[:8]} of a run of {session.place.world_size}; each once")
-    by_rank = [found[rank] for rank in range(len(found))]
+        by_rank = _gathered(session, mine)
     return members_of([node for _, node in by_rank], [island for island, _ in by_rank])
 
 
@@ -45,10 +40,9 @@ def data_keys(session: Session) -> Keys:
 
     Keys made by hand keep others from reading along; they cannot keep out who takes part in the rendezvous."""
     assert session.group is not None
-    launch = session.link.welcome.launch if session.link is not None else None
-    if launch is not None and launch.HasField("keys"):
-        public = dict(enumerate(launch.keys.public))
-        return Keys(secret=launch.keys.secret, public=public[session.place.rank], of=public)
+    if session.keys is not None:
+        public = dict(enumerate(session.keys.public))
+        return Keys(secret=session.keys.secret, public=public[session.place.rank], of=public)
     secret, own = generate()
     return Keys(secret=secret, public=own, of=dict(enumerate(session.group.gather_bytes(own))))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import reduce
@@ -21,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from atoll.agent.routes import address_towards, interface_of
 from atoll.agent.runtime.agent_link.place import WorkerPlace
+from atoll.agent.runtime.transport.gloo_sockets import GlooSockets, open_sockets
 from atoll.errors import BadInput, PeerLost
 
 # torch's own default is 30 minutes, for which a run with a dead peer would only look busy.
@@ -51,6 +53,29 @@ class Group:
     def __init__(self, rank: int, world_size: int, data: dist.ProcessGroup, control: dist.ProcessGroup) -> None:
         self.rank, self.world_size = rank, world_size
         self.data, self.control = data, control
+        self._sockets: GlooSockets | None = None
+
+    def hold_sockets(self, before: Collection[int]) -> None:
+        """Collective: from now on `abort` ends what is under way. before: inodes of sockets that are not the group's.
+        Raises PeerLost."""
+        self._sockets = GlooSockets(
+            before, lambda mine: {int(port) for port in b",".join(self.gather_bytes(_listed(mine))).split(b",") if port}
+        )
+
+    def abort(self) -> None:
+        """Collectives under way fail, here and on the peers, and none succeeds after this. By any thread."""
+        if self._sockets is not None:
+            self._sockets.end()
+        if torch.cuda.is_available() and (data := getattr(self, "data", None)) is not None:  # gloo's does nothing
+            data.abort()
+
+    def close_within(self, deadline_s: float) -> bool:
+        """`close` after `abort`: whether everything that was under way has come back by then."""
+        self.abort()
+        closing = threading.Thread(target=self.close, name="atoll-group-end", daemon=True)
+        closing.start()
+        closing.join(deadline_s)
+        return not closing.is_alive()
 
     def expect_answers_within(self, seconds: float) -> None:
         """From now on a collective that takes longer has failed."""
@@ -61,6 +86,10 @@ class Group:
         """End the groups and join their threads. Only where no collective is under way: this waits for those.
 
         A gloo thread that is left when the interpreter ends can abort the process (it asks for the GIL in vain)."""
+        if not hasattr(self, "data"):
+            return  # closed already
+        if self._sockets is not None:
+            self._sockets.close()
         del self.data, self.control  # whose destructors join the threads; torch holds the only other references
         dist.destroy_process_group()
 
@@ -155,23 +184,48 @@ class Group:
         self.gather_rows([0])
 
 
-def join(place: WorkerPlace, device: torch.device) -> Group | None:
-    """Meet the other ranks; None where there are none. Raises PeerLost if one does not come."""
+def _listed(ports: Sequence[int]) -> bytes:
+    return ",".join(map(str, ports)).encode()
+
+
+def join(
+    place: WorkerPlace, device: torch.device, *, within_s: float = START_TIMEOUT_S, abortable: bool = False
+) -> Group | None:
+    """Meet the other ranks; None where there are none. Raises PeerLost if one does not come.
+
+    abortable: `Group.abort` shall end what is under way; on all ranks alike."""
     if place.world_size == 1:
         return None
     own = own_address_towards(place.master_address)
     if own is not None and (interface := interface_of(own)) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # gloo asks the host's name otherwise, often 127.0.1.1
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a lost peer then raises; it aborts the process otherwise
-    timeout = timedelta(seconds=START_TIMEOUT_S)
+    timeout = timedelta(seconds=within_s)
     with collective(f"rank {place.rank} waited for the {place.world_size} workers of its run to meet"):
         store, rank, world_size = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
+        before = open_sockets()
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         control = dist.new_group(backend="gloo", timeout=timeout)
     data = dist.group.WORLD
     assert data is not None
-    return Group(rank, world_size, data, control)
+    group = Group(rank, world_size, data, control)
+    if abortable:
+        group.hold_sockets(before)
+    return group
+
+
+def join_again(place: WorkerPlace, port: int, device: torch.device, *, within_s: float) -> Group | None:
+    """As `join`, with the members of a later view at `port` of its master; the group before is closed. Raises
+    PeerLost."""
+    where = {"RANK": place.rank, "WORLD_SIZE": place.world_size, "MASTER_ADDR": place.master_address}
+    os.environ.update({name: str(value) for name, value in {**where, "MASTER_PORT": port}.items()})
+    try:
+        return join(place, device, within_s=within_s, abortable=True)
+    except PeerLost:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        raise
 
 
 def own_address_towards(address: str) -> str | None:

@@ -1,0 +1,55 @@
+"""The standing of a worker towards the views of its run, as it tells the controller: stage, step and times."""
+
+from __future__ import annotations
+
+import time
+
+from atoll.agent.runtime.api.session import Session
+from atoll.message_limits import MAX_REASON
+from atoll.v1.common_pb2 import ViewReport, ViewStage, ViewTimes
+
+
+class Standing:
+    """Used by the training thread alone; the link's tells it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._noticed_s = 0.0
+        self._times: ViewTimes | None = None
+        self._stage: ViewStage.ValueType | None = None
+
+    @property
+    def times(self) -> ViewTimes | None:
+        """Of the way into the view that is formed, or was last."""
+        return self._times
+
+    def noticed(self) -> None:
+        """The view is broken, or left."""
+        self._noticed_s, self._times = time.monotonic(), ViewTimes()
+
+    def came_to(self, what: str) -> None:
+        """The first time counts: a view may be formed several times."""
+        if self._times is not None and not getattr(self._times, what):
+            setattr(self._times, what, max(time.monotonic() - self._noticed_s, 1e-6))
+
+    def say(self, stage: ViewStage.ValueType, step: int, *, view: int = 0, reason: str = "") -> None:
+        """view: 0 is the one that it is in."""
+        self._stage = stage
+        if self._session.link is not None:
+            self._session.link.stand(
+                ViewReport(
+                    view=view or self._session.view,
+                    stage=stage,
+                    step=step,
+                    reason=reason[:MAX_REASON],
+                    times=self._times,
+                )
+            )
+
+    def trains(self, stage: ViewStage.ValueType, step: int, trained: bool) -> None:
+        """At a boundary. trained: a step of the view is complete."""
+        if trained and self._times is not None and not self._times.first_step_s:
+            self.came_to("first_step_s")
+            self._stage = None
+        if self._stage != stage:
+            self.say(stage, step)

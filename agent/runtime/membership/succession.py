@@ -1,0 +1,284 @@
+"""Takes a worker from one view of its run into the next, with its process, model, optimizers, loader and graphs.
+
+The state that counts is that of the last boundary whose update was whole. Ranks may be one update apart there, and no
+more: an update needs every rank's part of the gradient, and who is ahead by one waits for the others' next part. So who
+has made the last update has the state of all, and who has not, for its part of that step never came back, takes it
+from there (`_level`). Who is not of a view that all have met in can complete no step, and so has no later state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NoReturn
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.agent_link.link import AgentLink
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.disk import transfer
+from atoll.agent.runtime.checkpoints.resume import Resumed
+from atoll.agent.runtime.checkpoints.snapshot import Tracked
+from atoll.agent.runtime.data.loader import Loader
+from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.membership.broken_step import LONGEST_PASSES, BrokenStep, why_not
+from atoll.agent.runtime.membership.standing import Standing
+from atoll.agent.runtime.membership.view import View, read_view
+from atoll.agent.runtime.step.optimizers import as_one
+from atoll.agent.runtime.step.planned_step import planned_from_wire
+from atoll.agent.runtime.step.schedule import PlanSchedule
+from atoll.agent.runtime.step.state_keeper import StateKeeper
+from atoll.agent.runtime.transport import process_groups
+from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
+from atoll.strategies import registry
+from atoll.v1 import agents_pb2
+from atoll.v1.common_pb2 import (
+    LEVEL_INFO,
+    VIEW_STAGE_BROKEN,
+    VIEW_STAGE_FAILED,
+    VIEW_STAGE_FORMING,
+    VIEW_STAGE_TRAINING,
+    VIEW_STAGE_UNABLE,
+)
+
+STANDS_STILL_S: Final = 120.0
+"""How long it waits for the next view, or for a stop."""
+COMES_BACK_S: Final = 5.0
+"""Within which collectives that were aborted come back."""
+
+
+class Succession:
+    """Used by the training thread alone, but for `_on_view`."""
+
+    def __init__(
+        self,
+        session: Session,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        tracked: Mapping[str, Tracked],
+        *,
+        loader: Loader[object],
+        schedule: PlanSchedule,
+        state: StateKeeper,
+        rebuild: Callable[[Position], None],
+    ) -> None:
+        """rebuild: collective; makes anew what exchanges steps with the members that the session names, from this
+        position on. It raises PeerLost."""
+        self._session, self._model, self._optimizers, self._tracked = session, model, optimizers, tracked
+        self._loader, self._schedule, self._state, self._rebuild = loader, schedule, state, rebuild
+        self._strategy = registry.of(session.strategy)
+        self._standing = Standing(session)
+        self._launched = session.place
+        self._trains_from = -1  # the first step in this view
+        self.broken: BrokenStep | None = None
+        """What the script does counts for nothing."""
+        if (link := session.link) is not None and link.makes_views:
+            link.on_view = self._on_view
+
+    @property
+    def possible(self) -> bool:
+        """Whether the run may go on in place at all."""
+        return self._session.link is not None and self._session.link.makes_views
+
+    def lose(self, error: AtollError, *, mid_step: str | None) -> None:
+        """A peer is gone inside a step: what the script does up to its next batch counts for nothing. Returns if the
+        run may go on without it; else the worker leaves. mid_step: why not, from who knows the step."""
+        if self.broken is not None:
+            return
+        self._standing.noticed()
+        self._end_group()
+        if (why := mid_step or why_not(self._optimizers, self._tracked)) is not None:
+            self._unable(why, error)
+        self.broken = BrokenStep(
+            self._model, self._optimizers, self._state.snapshot, whole=not self._state.shutdown.updated
+        )
+        self._standing.say(VIEW_STAGE_BROKEN, self._step, reason=str(error))
+
+    def unable(self, why: str, error: AtollError) -> None:
+        """This loss cannot be gone on from in place. The caller leaves."""
+        if self.possible:
+            self._standing.say(VIEW_STAGE_UNABLE, self._step, reason=f"{why}: {error}")
+
+    def at_boundary(self, *, pending: bool) -> bool:
+        """Go into the next view where that is due. pending: gradients wait for an update. Returns whether the batch
+        that follows is for show, because the script's update is still to come."""
+        newest = self._newest()
+        if self.broken is None and (newest is None or newest.at_boundary):
+            return False
+        if self.broken is None and pending:
+            self.lose(PeerLost("a newer view came"), mid_step=None)
+        if self.broken is None or self.broken.updated:
+            self._go_on()
+            return False
+        self.broken.passes += 1
+        if self._loader.batches_left == 0 or self.broken.passes > LONGEST_PASSES:
+            self.abandon("gradients wait for an update that does not come before the epoch's end")
+        return True
+
+    def abandon(self, why: str) -> None:
+        """The script does something else than to go on with its batches: a broken pass cannot be trained again."""
+        if self.broken is not None:
+            self._unable(why, PeerLost("a peer was lost"))
+
+    def _go_on(self) -> None:
+        """At a boundary: into the next view, however many it takes. Does not return where there is none for this
+        worker."""
+        if self.broken is None:
+            self._standing.noticed()
+            self._end_group()
+            self._standing.say(VIEW_STAGE_BROKEN, self._step, reason="a newer view came")
+        self._standing.came_to("aborted_s")
+        tried = self._session.view
+        while True:
+            wire = self._next(tried)
+            self._standing.came_to("told_s")
+            tried = wire.view
+            try:
+                self._form(read_view(wire, self._link.id.rank, self._launched))
+            except (PeerLost, DeadlineExceeded) as error:
+                self._standing.say(VIEW_STAGE_FAILED, self._step, view=tried, reason=str(error))
+                self._end_group()
+            except (BadInput, CheckpointError) as error:
+                self._end_group()
+                self._unable(str(error), error)
+            else:
+                return
+
+    def trains(self, step: int) -> None:
+        """At a boundary."""
+        if self.possible:
+            self._standing.trains(VIEW_STAGE_TRAINING, step, trained=0 <= self._trains_from < step)
+
+    # --- the next view
+
+    def _next(self, tried: int) -> agents_pb2.View:
+        """One newer than `tried`, once it is there. Leaves on a stop, and where none comes."""
+        link = self._link
+
+        def told() -> bool:
+            return link.stop is not None or (link.newest_view is not None and link.newest_view.view > tried)
+
+        if not link.wait_for(told, STANDS_STILL_S):
+            self._leave(PeerLost(f"no newer view than {tried} came within {STANDS_STILL_S:.0f} s"))
+        if link.stop is not None:
+            self._leave(PeerLost(f"asked to stop while it waited for the view after {tried}: {link.stop.reason}"))
+        assert link.newest_view is not None
+        return link.newest_view
+
+    def _form(self, view: View) -> None:
+        """Raises PeerLost or DeadlineExceeded where a member is not there, BadInput or CheckpointError where this
+        worker cannot train in it."""
+        session = self._session
+        if view.place is None:
+            self._state.shutdown.left_out(view.reason)
+        self._standing.say(VIEW_STAGE_FORMING, self._step, view=view.number)
+        group = process_groups.join_again(view.place, view.port, session.device, within_s=view.meet_s)
+        self._enter(view, group)
+        self._standing.came_to("met_s")
+        own = self._state.snapshot.position if self.broken is not None else self._loader.position
+        assert own is not None  # a boundary came before the first pass
+        position = self._level(
+            own, counts=view.has_state[view.place.rank] and (self.broken is None or self.broken.whole)
+        )
+        self._schedule.begin_view(
+            view.place.world_size, view.plan.id, planned_from_wire(view.plan, self._strategy), position.step
+        )
+        self._loader.rewind(position, view.place.rank)
+        if group is not None:
+            group.broadcast_tensors(list(self._model.buffers()))
+            group.expect_answers_within(session.collective_timeout_s)
+        self._rebuild(self._loader.position)
+        self.broken = None
+        self._trains_from = position.step
+        self._standing.came_to("agreed_s")
+
+    def _enter(self, view: View, group: process_groups.Group | None) -> None:
+        session, link = self._session, self._link
+        assert view.place is not None
+        session.view, session.place, session.group = view.number, view.place, group
+        session.members = view.members
+        if session.keys is not None:
+            session.keys = agents_pb2.DataKeys(secret=session.keys.secret, public=view.keys)
+        if session.memory is not None:
+            session.memory = replace(
+                session.memory,
+                nodes=tuple(member.node for member in view.members),
+                kept_by=tuple(tuple(member.holders) for member in view.members),
+            )
+        link.outbox.begin_view(view.number, link.id)
+
+    def _level(self, own: Position, *, counts: bool) -> Position:
+        """All members have the newest state that counts; where this one goes on with it. Collective."""
+        group = self._session.group
+        mine = (int(counts), own.step, own.epoch, own.consumed)
+        rows = [list(mine)] if group is None else group.gather_rows(mine)
+        source = newest(rows)
+        if source is None:
+            raise BadInput("no member has the state of a whole step; it is in a checkpoint")
+        behind = [rank for rank, row in enumerate(rows) if not row[0] or row[1] < rows[source][1]]
+        if self.broken is not None:
+            self.broken.put_back()
+        if not behind:
+            return own
+        assert group is not None  # or it were behind itself
+        here = group.rank
+        sent = group.broadcast_bytes(transfer.pack(self._state.saver.loaded()) if here == source else None, source)
+        if here not in behind:
+            return own
+        _, step, epoch, consumed = rows[source]
+        self._session.notice(LEVEL_INFO, f"rank {here} takes the state of step {step} from rank {source}")
+        self._take_over(sent)
+        return Position(epoch, consumed, step)
+
+    def _take_over(self, sent: bytes) -> None:
+        resumed = Resumed(transfer.unpack(sent))
+        resumed.restore(self._model, as_one(self._optimizers))
+        for name, tracked in self._tracked.items():
+            resumed.restore_tracked(name, tracked)
+        self._state.snapshot.take(resumed.position)
+        if self.broken is not None:
+            self.broken = BrokenStep(self._model, self._optimizers, self._state.snapshot, whole=True)
+
+    # --- leaving
+
+    def _end_group(self) -> None:
+        """Leave the view's collectives for good."""
+        group = self._session.group
+        if group is not None and not group.close_within(COMES_BACK_S):
+            late = PeerLost(f"a collective did not come back within {COMES_BACK_S:.0f} s of being aborted")
+            self._unable(str(late), late)
+
+    def _unable(self, why: str, error: AtollError) -> NoReturn:
+        self.unable(why, error)
+        self._leave(PeerLost(f"{error}; it cannot go on in place: {why}"))
+
+    def _leave(self, error: PeerLost) -> NoReturn:
+        self._state.shutdown.lost(error, self._loader.position.step, None)
+
+    def _on_view(self, view: agents_pb2.View) -> None:
+        """By the link's thread: what waits for a peer that is left out is not to wait any longer."""
+        group = self._session.group
+        if view.view > self._session.view and not view.at_boundary and group is not None:
+            group.abort()
+
+    def _newest(self) -> agents_pb2.View | None:
+        """Newer than the one it is in."""
+        newest = self._link.newest_view if self._session.link is not None else None
+        return newest if newest is not None and newest.view > self._session.view else None
+
+    @property
+    def _link(self) -> AgentLink:
+        assert self._session.link is not None
+        return self._session.link
+
+    @property
+    def _step(self) -> int:
+        position = self._state.snapshot.position
+        return position.step if position is not None else 0
+
+
+def newest(rows: Sequence[Sequence[int]]) -> int | None:
+    """Whose state holds: the lowest rank of those with the highest step. rows: by rank (whether it counts, step, ...).
+    None where none counts. Pure."""
+    there = [(-row[1], rank) for rank, row in enumerate(rows) if row[0]]
+    return min(there)[1] if there else None
