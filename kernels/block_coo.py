@@ -3,7 +3,8 @@
 A payload is the indices, then the values, little-endian, without a header: how many units, of which tensor and in which
 formats is for the message around it. Indices are "plain" (uint32), "delta" (gaps in LEB128: mostly one byte each at a
 sparsity of 99 %, against four) or "none" (both ends have them from `atoll.kernels.compress.random_blocks`). Values are
-"float32", "float16" or "bfloat16". A unit is a block of 16 entries (width=16) or a single one (width=1).
+"float32"; "float16" or "bfloat16"; "int8" or "int4", with a bfloat16 scale for each 16 values; or "int2", sign and one of
+two magnitudes for each 512. A unit is a block of 16 entries (width=16) or a single one (width=1).
 
 index: uint32 or int32 [K], ascending; values: float32 [K, width]. `entries` is the tensor's length. Whatever does not
 fit raises `BadInput`.
@@ -18,7 +19,7 @@ from atoll.kernels import _native
 from atoll.kernels.refusals import refusals
 
 Indices = Literal["none", "plain", "delta"]
-Values = Literal["float32", "float16", "bfloat16"]
+Values = Literal["float32", "float16", "bfloat16", "int8", "int4", "int2"]
 
 
 def payload_bound(count: int, *, width: int = 16, indices: Indices = "delta", value_format: Values = "float32") -> int:
@@ -40,7 +41,7 @@ def encode(
 ) -> int:
     """Write a payload to the start of out (uint8, `payload_bound` bytes or more); return its length in bytes.
 
-    residual: float32 [entries] or None. A 16-bit format rounds to the nearest (and what is beyond its range to its
+    residual: float32 [entries] or None. Formats but float32 round (and what is beyond a 16-bit one's range becomes its
     largest number); what that takes away is added to the residual, so that what is sent plus the residual stays what
     it was. The sender must apply what it sent: decode its own payload, or ranks will differ.
     """

@@ -38,7 +38,8 @@ Exchange = Literal["gradients", "updates"]
 
 
 class Outgoing(NamedTuple):
-    """A message to send. kind: 0, this rank's part for its mates; 1, its island's sum for the other islands."""
+    """A message to send. kind: 0, this rank's part for its mates; 1, its island's sum for the other islands; 7, the same
+    for the owner of the tensor; 8, the owner's total for everybody."""
 
     kind: int
     sync_round: int
@@ -47,6 +48,8 @@ class Outgoing(NamedTuple):
     count: int  # type: ignore[assignment]  # a tuple has a method of this name
     """Blocks in the payload."""
     payload: bytes
+    to: int
+    """The rank that it is for; -1: all that messages of its kind are for."""
 
 
 class Change(NamedTuple):
@@ -58,8 +61,10 @@ class Change(NamedTuple):
 
 
 class RecentPart(NamedTuple):
-    """A part that this rank sent of a tensor: index uint32 [k], values float32 [k, 16], after the wire's rounding."""
+    """A part that this rank sent of a tensor, or, as its owner, a total (kind 8): index uint32 [k], values
+    float32 [k, 16], after the wire's rounding."""
 
+    kind: int
     sync_round: int
     tensor: int
     index: NDArray[np.uint32]  # type: ignore[assignment]
@@ -107,6 +112,8 @@ class ExchangeEngine:
     error_feedback=False). Where a rank's weight changes, what it has not sent yet counts as the new one says. Moments,
     accumulation and clipping belong to each rank's own optimizer and are refused. What live weights of 16 bits lose
     where others' updates are added is remembered, in float32 [n], and counts as if they had it.
+    every: only each so-many-th round of a tensor is exchanged, which is the tensor's `turn`; the others are counted and
+    change nothing, so that a few tensors leave in every round. Exchanging updates alone.
     """
 
     def __init__(
@@ -122,11 +129,12 @@ class ExchangeEngine:
         seed: int = 0,
         first_round: int = 0,
         exchange: Exchange = "gradients",
+        every: int = 1,
     ) -> None:
         with _refusals("ExchangeEngine"):
             self._native = _native.ExchangeEngine(
                 rank, [list(island) for island in islands], threads, values, selection, error_feedback, digest_every,
-                seed, first_round, exchange,
+                seed, first_round, exchange, every,
             )  # fmt: skip
         # Threads must not compute on memory that the end of the interpreter takes away.
         self._finalizer = weakref.finalize(self, self._native.close)
@@ -143,6 +151,9 @@ class ExchangeEngine:
         last_step: Any = None,
         live: Any = None,
         group: int = 0,
+        turn: int = 0,
+        owner: int | None = None,
+        owner_sum: Any = None,
     ) -> int:
         """Take in a tensor of n entries; returns its number: 0, 1, ... All ranks add the same ones in the same order.
 
@@ -151,10 +162,15 @@ class ExchangeEngine:
         begin as zeros. Without error feedback the residual is never touched and may be None.
         last_step: int32 [ceil(n / 16)], zeros, or None: moments of blocks that an update missed are decayed later.
         live: float32, float16 or bfloat16 [n], the model's own weights, written by `fetch` alone; None: the caller
-        keeps the copy and takes `changes`. group: index into `apply`'s groups.
+        keeps the copy and takes `changes`. group: index into `apply`'s groups. turn: the rounds in which the tensor is
+        exchanged are turn, turn + every, ...
+        owner: exchanging updates, index of an island whose leader alone gets the islands' sums; it adds them to its
+        owner_sum, float32 [n], zeros, which is what the masters are behind the sums by, and sends everybody the heaviest
+        blocks of that, which the masters take. Given on the owner's leader, and there alone. None: every island's sum
+        goes to every other.
         """
         with _refusals("add_tensor"):
-            return self._native.add_tensor(order, rule, master, residual, first, second, last_step, live, group)
+            return self._native.add_tensor(order, rule, master, residual, first, second, last_step, live, group, turn, owner, owner_sum)
 
     def close(self) -> None:
         """Let running tasks finish, drop the others and join the threads. Waiters get `BadInput`. Repeatable."""
@@ -267,15 +283,19 @@ class ExchangeEngine:
         with _refusals("accumulate"):
             self._native.accumulate(sync_round)
 
-    def sum_updates(self, sync_round: int, weight: float, k_blocks: Sequence[int]) -> None:
+    def sum_updates(
+        self, sync_round: int, weight: float, k_blocks: Sequence[int], owner_blocks: Sequence[int] | None = None
+    ) -> None:
         """Exchanging updates: `compress_live` of every tensor that was added with live, and order that the masters take
         the sum of all ranks' updates.
 
         sync_round: ascends by 1. weight: in (0, 1], of this rank's, as for `compress_live`. k_blocks: one for each
         tensor, as for `compress`; of those added without live, which `compress_live` hands in, it is not looked at.
+        owner_blocks: as many of a tensor that this rank owns go back at most; None: as k_blocks. A tensor whose turn it
+        is not is left out, with live or without.
         """
         with _refusals("sum_updates"):
-            self._native.sum_updates(sync_round, weight, list(k_blocks))
+            self._native.sum_updates(sync_round, weight, list(k_blocks), list(owner_blocks or k_blocks))
 
     def fetch(self, tensors: Sequence[int], sync_round: int, deadline_s: float) -> tuple[int, int, float]:
         """Wait until every tensor has been applied or accumulated up to `sync_round`, then bring live up to date.
@@ -334,7 +354,8 @@ class ExchangeEngine:
             self._native.resume()
 
     def recent_parts(self) -> list[RecentPart]:
-        """The parts that this rank sent in the newest 4 rounds of each tensor, oldest round first."""
+        """The parts, and as an owner the totals, that this rank sent in the newest 4 rounds of each tensor, oldest round
+        first."""
         with _refusals("recent_parts"):
             return [RecentPart._make(row) for row in self._native.recent_parts()]
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "../cpu/codec/wire_values.hpp"
 #include "../cpu/optimizer/sparse_optimizer.hpp"
 #include "buffers.hpp"
 
@@ -99,6 +100,16 @@ Format format_named(const std::string& name, const char* what,
         names += (names.empty() ? "" : ", ") + std::string(text);
     }
     refuse(std::string(what) + " = '" + name + "' is not known; pass one of " + names);
+}
+
+inline WireValues wire_values_named(const std::string& name, const char* what) {
+    return format_named<WireValues>(name, what,
+                                    {{"float32", WireValues::float32},
+                                     {"float16", WireValues::float16},
+                                     {"bfloat16", WireValues::bfloat16},
+                                     {"int8", WireValues::int8},
+                                     {"int4", WireValues::int4},
+                                     {"int2", WireValues::int2}});
 }
 
 inline Live live_of(const Loaded& live) {

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from atoll.strategies.declaration import Metric, Strategy
+from atoll.strategies.declaration import Strategy
+from atoll.strategies.shared_masters.metrics import METRICS
 from atoll.strategies.stale_sparse.plan import StaleSparsePlan
 from atoll.strategies.stale_sparse.settings import StaleSparse
 
@@ -15,14 +16,7 @@ STRATEGY: Final = Strategy(
     summary="the heaviest blocks travel while the next step runs: for islands with thin links between them",
     settings=StaleSparse,
     plan_parameters=StaleSparsePlan,
-    metrics=(
-        Metric("sparsity", "share", "of the entries, left out of this step", "newest"),
-        Metric("stall_s", "s", "forward passes waiting for updates", "share of the step"),
-        Metric("fresh_share", "share", "of layers that ran with the newest update"),
-        Metric("sent_bytes", "bytes", "that left on the wire in this step"),
-        Metric("select_s", "s", "of the training processors for choosing what is sent", "share of the step"),
-        Metric("apply_s", "s", "of the training processors for summing and applying what came", "share of the step"),
-    ),
+    metrics=METRICS,
     exchanges=True,
     worker="atoll.strategies.stale_sparse.worker:build",
     simulator="atoll.strategies.stale_sparse.simulate:StaleSparseSteps",

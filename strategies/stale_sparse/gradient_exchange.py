@@ -16,19 +16,21 @@ from atoll.agent.runtime.step.durable import OwnState
 from atoll.agent.runtime.step.gradients import refuse_second, refuse_sparse
 from atoll.agent.runtime.step.local_passes import LocalPasses
 from atoll.errors import BadInput
-from atoll.strategies.stale_sparse.layout import Layer, adopt_optimizer_state, flat_view, lay_out_for_gradients
-from atoll.strategies.stale_sparse.local_update import StaleSparseUpdate
+from atoll.strategies.shared_masters.layout import Layer, flat_view
+from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate
+from atoll.strategies.shared_masters.terms import Terms
+from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
 from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.taken import TakenGradient
 
 
-class GradientExchange(StaleSparseUpdate):
+class GradientExchange(MastersUpdate):
     """A sync round is a backward pass that is not local: without run.no_sync an accumulation is several."""
 
     flush_changes = False
 
-    def __init__(self, context: WorkerContext, settings: StaleSparse) -> None:
+    def __init__(self, context: WorkerContext, settings: StaleSparse, terms: Terms, density: DensityOf) -> None:
         """Raises BadInput for what cannot be trained so."""
         if len(context.optimizers) > 1:
             raise BadInput(
@@ -38,7 +40,7 @@ class GradientExchange(StaleSparseUpdate):
         self._only = context.optimizers[0]
         self._rates = Rates(self._only)
         layers = lay_out_for_gradients(context.model, self._only, self._rates, lazy=settings.momentum == "lazy")
-        super().__init__(context, settings, layers, "engine" if settings.error_feedback else "none")
+        super().__init__(context, terms, density, layers, "engine" if settings.error_feedback else "none")
         self._taken = [TakenGradient.like(layer.parameter) for layer in layers]
         self._resolved = 0  # sync rounds whose update was ordered, or carried over to the next
         self._weight, self._clip_norm = 0.0, 0.0
@@ -54,7 +56,7 @@ class GradientExchange(StaleSparseUpdate):
         return adopt_optimizer_state(self._layers, self._only, self._rates)
 
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
-        if self._settings.error_feedback:
+        if self._terms.error_feedback:
             for state in states:
                 for layer in self._layers:
                     assert layer.residual is not None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from atoll.errors import BadInput
+from atoll.kernels.exchange_engine import Rule
 
-Rule = Literal["sgd", "nesterov", "adam", "adamw"]
 GroupRates = tuple[float, float, float, float, float]  # lr, weight decay, momentum or beta1, beta2, epsilon
 
 

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
+from atoll.strategies.declaration import PlanParameters
+from atoll.strategies.shared_masters.local_update import MastersUpdate
+from atoll.strategies.shared_masters.terms import Density, Terms
+from atoll.strategies.shared_masters.update_exchange import UpdateExchange
 from atoll.strategies.stale_sparse.gradient_exchange import GradientExchange
+from atoll.strategies.stale_sparse.plan import StaleSparsePlan
 from atoll.strategies.stale_sparse.settings import StaleSparse
-from atoll.strategies.stale_sparse.update_exchange import UpdateExchange
+
+
+def density_of(sparsity: float, ranks: int) -> Density:
+    """The ranks share what is sent (StellaTrain, section 6); with nothing left out each sends all."""
+    return Density(sparsity, (1 - sparsity) / ranks if sparsity > 0 else 1.0)
 
 
 def build(context: WorkerContext) -> WorkerHalf:
     """Raises BadInput for what cannot be trained so."""
-    settings = context.settings
+    settings, ranks = context.settings, context.session.place.world_size
     assert isinstance(settings, StaleSparse)
-    update = (UpdateExchange if settings.exchange == "updates" else GradientExchange)(context, settings)
+    terms = Terms(
+        exchange=settings.exchange,
+        values=settings.values,
+        selection=settings.selection,
+        staleness=settings.staleness,
+        digest_every=settings.digest_every,
+        error_feedback=settings.error_feedback and settings.exchange == "gradients",
+    )
+
+    def density(params: PlanParameters | None) -> Density:
+        planned = params.sparsity if isinstance(params, StaleSparsePlan) else None
+        return density_of(settings.sparsity if planned is None else planned, ranks)
+
+    update: MastersUpdate
+    if settings.exchange == "updates":
+        update = UpdateExchange(context, terms, density)
+    else:
+        update = GradientExchange(context, settings, terms, density)
     return WorkerHalf(update, durable=update.state, measures=update.tally)

@@ -55,10 +55,15 @@ class Job:
         self.engines = [ExchangeEngine(rank=rank, islands=islands, **settings) for rank in ranks]
         for engine, mine in zip(self.engines, self.of, strict=True):
             for order, tensors in enumerate(mine):
-                assert engine.add_tensor(order=order, rule=rule, **self.buffers(tensors)) == order
+                buffers = self.buffers(tensors) | self.route(engine, order)
+                assert engine.add_tensor(order=order, rule=rule, **buffers) == order
 
     def buffers(self, tensors: Tensors) -> dict[str, Any]:
         return vars(tensors)
+
+    def route(self, engine: ExchangeEngine, tensor: int) -> dict[str, Any]:
+        """When a tensor is exchanged, and who owns it."""
+        return {}
 
     def __enter__(self) -> Self:
         return self
@@ -72,8 +77,12 @@ class Job:
 
     def receivers(self, sender: int, message: Outgoing) -> list[int]:
         mine = self.island_of(sender)
+        if message.to >= 0:
+            return [message.to]
         if message.kind == 0:
             return [rank for rank in self.islands[mine] if rank != sender]
+        if message.kind == 8:
+            return [rank for island in self.islands for rank in island if rank != sender]
         return [rank for k, island in enumerate(self.islands) if k != mine for rank in island]
 
     def deliver(self, sender: int, message: Outgoing, receiver: int) -> str | None:

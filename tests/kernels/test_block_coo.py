@@ -110,7 +110,7 @@ def test_every_16_bit_number_is_rounded_as_torch_does() -> None:
 
 
 @pytest.mark.parametrize("indices", INDICES)
-@pytest.mark.parametrize("value_format", list(FORMATS))
+@pytest.mark.parametrize("value_format", [*FORMATS, "int8", "int4", "int2"])
 def test_a_payload_of_any_other_length_is_refused(indices: Indices, value_format: Values) -> None:
     index, values = update(1025)
     layout = {"indices": indices, "value_format": value_format}

@@ -336,7 +336,7 @@ def test_what_makes_no_sense_is_refused() -> None:
             engine.accumulate(0)
         with pytest.raises(BadInput, match="apply makes no sense .*; call sum_updates"):
             engine.apply(0, 1, [(1.0, 0.0, 0.0, 0.0, 0.0)])
-        with pytest.raises(BadInput, match="k_blocks has 2 entries, but there are 1 tensors"):
+        with pytest.raises(BadInput, match="k_blocks has 2 entries and owner_blocks 2, but there are 1 tensors"):
             engine.sum_updates(0, 1.0, [1, 1])
         with pytest.raises(BadInput, match="k_blocks = 0"):
             engine.sum_updates(0, 1.0, [0])

@@ -37,6 +37,7 @@ class UpdateJob(Job):
         self.start = [master.double().clone() for master in self.masters(0)]
         self.did = [[torch.zeros(n, dtype=torch.float64) for n in sizes] for _ in self.ranks]
         self.parts: dict[tuple[int, int, int], torch.Tensor] = {}  # by rank, round, tensor; dense
+        self.totals: dict[tuple[int, int], torch.Tensor] = {}  # by round and tensor; dense
         self.wire: list[tuple[int, Outgoing, int]] = []
 
     def weigh(self, shares: Sequence[float]) -> None:
@@ -61,12 +62,15 @@ class UpdateJob(Job):
             else:
                 mine.live += scale * chance.to(mine.live.dtype)
             self.did[rank][tensor] += mine.live.double() - before
-            if self.by_hand:
+            if self.by_hand and self.is_due(tensor, sync_round):
                 engine.compress_live(sync_round, tensor, mine.live.clone(), self.weights[rank], k_blocks)
         engine.sum_updates(sync_round, self.weights[rank], [k_blocks] * len(self.sizes))
         self.sync_round[rank] += 1
         if wait:
             self.compute(rank)
+
+    def is_due(self, tensor: int, sync_round: int) -> bool:
+        return True
 
     def compute(self, rank: int) -> None:
         """Let a rank compute what it can, note its parts, and put its messages on the wire."""
@@ -75,6 +79,9 @@ class UpdateJob(Job):
         for part in engine.recent_parts():
             dense = torch.zeros(-(-self.sizes[part.tensor] // 16), 16, dtype=torch.float64)
             dense[part.index.astype(np.int64)] = torch.from_numpy(part.values).double()
+            if part.kind == 8:
+                self.totals[part.sync_round, part.tensor] = dense.view(-1)[: self.sizes[part.tensor]]
+                continue
             self.parts[rank, part.sync_round, part.tensor] = dense.view(-1)[: self.sizes[part.tensor]]
         for message in engine.take_outgoing(10_000):
             self.wire += [(rank, message, receiver) for receiver in self.receivers(rank, message)]
@@ -85,7 +92,7 @@ class UpdateJob(Job):
         if why == "round too far ahead":
             self.wire.append((sender, message, receiver))
         else:
-            assert why is None
+            assert why is None, why
             self.compute(receiver)
 
     def drain(self) -> None:

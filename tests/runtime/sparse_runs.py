@@ -17,10 +17,12 @@ Tensors = dict[str, torch.Tensor]
 LR = 0.01  # of stale_train.py
 
 
-def sparse(out: Path, world_size: int, *, start: Start, run: int = 1, **settings: Any) -> FakeAgent:
-    """An agent whose job is one of strategy stale-sparse."""
+def sparse(
+    out: Path, world_size: int, *, start: Start, run: int = 1, strategy: str = "stale-sparse", **settings: Any
+) -> FakeAgent:
+    """An agent whose job is one of this strategy."""
     agent = FakeAgent(out, run=run, world_size=world_size, start=start)
-    agent.spec.strategy = "stale-sparse"
+    agent.spec.strategy = strategy
     agent.spec.strategy_settings = as_json(settings)
     return agent
 

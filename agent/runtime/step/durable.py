@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from atoll.agent.runtime.checkpoints.disk.header import Header
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
+OWNER_SUM: Final = "owner sum: "
+"""Stands before a layer's name where what is told beside residuals is the sum that its owner keeps."""
+
 
 @dataclass(frozen=True, slots=True)
 class OwnState:
@@ -23,6 +26,7 @@ class OwnState:
     rank: int
     residual: Mapping[str, torch.Tensor]  # what it had not sent yet, by layer, float32 [N]
     optimizer: Mapping[str, Any] | None  # state_dict, where each rank had its own and it is not in the checkpoint
+    owner_sums: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of layers that it owned, float32 [N]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class RollingState(Protocol):
         """id(parameter) of those that have a master."""
 
     def residuals(self) -> Mapping[str, int]:
-        """Entries, by layer, of what this rank has not sent."""
+        """Entries, by layer, of what this rank has not sent; by OWNER_SUM and the layer of the sums it keeps as owner."""
 
     def capture(self, parts: Sequence[Part], residuals: Mapping[str, Floats]) -> None:
         """At a boundary: from now on `parts`, and this rank's residuals, are captured as of this moment."""

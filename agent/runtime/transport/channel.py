@@ -153,7 +153,7 @@ class Channel:
 
     def _hear(self, frame: Frame) -> str | None:
         match frame.kind:
-            case Kind.PART | Kind.SUM:
+            case Kind.PART | Kind.SUM | Kind.TO_OWNER | Kind.FROM_OWNER:
                 return self._hear_part(frame)
             case Kind.DIRECT:
                 return self._deliver(frame)

@@ -28,7 +28,8 @@ _EMPTY_TAKES: Final = 16  # in a row from a source that says it has something: i
 
 
 class OutgoingPayload(Protocol):
-    """A payload that the engine wants to have sent (atoll.kernels.exchange_engine.Outgoing). kind: 0 part, 1 sum."""
+    """A payload that the engine wants to have sent (atoll.kernels.exchange_engine.Outgoing). kind: that of a frame. to:
+    the rank that it is for, -1 for where frames of its kind go."""
 
     @property
     def kind(self) -> int: ...
@@ -42,6 +43,8 @@ class OutgoingPayload(Protocol):
     def count(self) -> int: ...
     @property
     def payload(self) -> bytes | memoryview: ...
+    @property
+    def to(self) -> int: ...
 
 
 class Source(Protocol):
@@ -227,13 +230,12 @@ class Loop:
             self._empty_takes = 0
             (out,) = taken
             kind = Kind(out.kind)
-            origin = me.island if kind is Kind.SUM else me.rank
+            origin = me.rank if kind is Kind.PART else me.island
             header = encode(
                 Frame(kind, self._run, out.sync_round, out.tensor, out.order, origin, out.count, out.payload)
             )
-            self._send(
-                self._topology.routes(kind), EncodedFrame(kind, out.sync_round, out.order, header, out.payload), now_s
-            )
+            receivers = self._topology.routes(kind) if out.to < 0 else (out.to,)
+            self._send(receivers, EncodedFrame(kind, out.sync_round, out.order, header, out.payload), now_s)
             if self._full:
                 return
 

@@ -74,7 +74,7 @@ class Topology:
         return (*self.mates, *self.leaders)
 
     def routes(self, kind: Kind) -> tuple[int, ...]:
-        """Where a message of my own goes; one that is DIRECT says so itself."""
+        """Where a message of my own goes; one that is DIRECT or TO_OWNER says so itself."""
         match kind:
             case Kind.PART:
                 return self.mates
@@ -85,11 +85,11 @@ class Topology:
 
     def relays(self, kind: Kind, sender: int) -> tuple[int, ...]:
         """Where a message goes on to that the peer `sender` brought."""
-        if not self.me.leader or kind in {Kind.PART, Kind.HELLO, Kind.DIRECT}:
+        if not self.me.leader or kind in {Kind.PART, Kind.HELLO, Kind.DIRECT, Kind.TO_OWNER}:
             return ()
         if self.members[sender].island != self.me.island:
             return self.mates
-        return () if kind is Kind.SUM else self.leaders
+        return () if kind in {Kind.SUM, Kind.FROM_OWNER} else self.leaders
 
     def accepts(self, kind: Kind, origin: int, sender: int) -> bool:
         """Whether the peer `sender` may bring a message of `origin`: a mate speaks for itself, a leader for its island,
@@ -101,10 +101,13 @@ class Topology:
                 return mate and origin == sender
             case Kind.HELLO | Kind.DIRECT:
                 return origin == sender
-            case Kind.SUM if mate:
-                return sender == self.my_leader and origin != self.me.island and origin < self.islands
-            case Kind.SUM:
+            case Kind.SUM | Kind.FROM_OWNER if mate:
+                of_another = origin != self.me.island or kind is Kind.FROM_OWNER
+                return sender == self.my_leader and of_another and origin < self.islands
+            case Kind.SUM | Kind.FROM_OWNER:
                 return origin == there.island
+            case Kind.TO_OWNER:
+                return not mate and origin == there.island
         if origin == sender:
             return True
         if origin >= len(self.members):

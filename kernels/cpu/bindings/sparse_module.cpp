@@ -101,10 +101,7 @@ Layout checked_layout(const std::string& indices, const std::string& values, std
     return {format_named<IndexFormat>(
                 indices, "indices",
                 {{"none", IndexFormat::none}, {"plain", IndexFormat::plain}, {"delta", IndexFormat::delta}}),
-            format_named<ValueFormat>(values, "value_format",
-                                      {{"float32", ValueFormat::float32},
-                                       {"float16", ValueFormat::float16},
-                                       {"bfloat16", ValueFormat::bfloat16}}),
+            wire_values_named(values, "value_format"),
             width, entries};
 }
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -15,8 +16,6 @@ namespace atoll_kernels {
 namespace {
 
 constexpr std::size_t longest_number = 5;
-
-std::size_t value_bytes(ValueFormat format) { return format == ValueFormat::float32 ? 4 : 2; }
 
 std::size_t unit_count(const Layout& layout) { return (layout.entries + layout.width - 1) / layout.width; }
 
@@ -49,49 +48,13 @@ const unsigned char* read_deltas(const unsigned char* at, const unsigned char* e
     return at;
 }
 
-template <float largest, std::uint16_t narrow(float)>
-void write_narrow(const float* values, std::size_t count, unsigned char* out) {
-    for (std::size_t i = 0; i < count; ++i) {
-        const std::uint16_t bits = narrow(std::clamp(values[i], -largest, largest));
-        std::memcpy(out + 2 * i, &bits, sizeof bits);
-    }
-}
-
-template <float widen(std::uint16_t)>
-void read_narrow(const unsigned char* in, std::size_t count, float* values) {
-    for (std::size_t i = 0; i < count; ++i) {
-        std::uint16_t bits;
-        std::memcpy(&bits, in + 2 * i, sizeof bits);
-        values[i] = widen(bits);
-    }
-}
-
-void write_values(ValueFormat format, const float* values, std::size_t count, unsigned char* out) {
-    if (count == 0) return;
-    switch (format) {
-        case ValueFormat::float32: std::memcpy(out, values, count * sizeof(float)); break;
-        case ValueFormat::float16: write_narrow<largest_float16, to_float16>(values, count, out); break;
-        case ValueFormat::bfloat16: write_narrow<largest_bfloat16, to_bfloat16>(values, count, out); break;
-    }
-}
-
-void read_values(ValueFormat format, const unsigned char* in, std::size_t count, float* values) {
-    if (count == 0) return;
-    switch (format) {
-        case ValueFormat::float32: std::memcpy(values, in, count * sizeof(float)); break;
-        case ValueFormat::float16: read_narrow<from_float16>(in, count, values); break;
-        case ValueFormat::bfloat16: read_narrow<from_bfloat16>(in, count, values); break;
-    }
-}
-
 void return_rounding(const Layout& layout, const Units& units, const unsigned char* written, float* residual) {
-    std::vector<float> sent(layout.width);
+    const auto sent = std::make_unique_for_overwrite<float[]>(units.count * layout.width);
+    read_values(layout.values, written, units.count * layout.width, sent.get());
     for (std::size_t k = 0; k < units.count; ++k) {
-        const float* const values = units.values + k * layout.width;
-        read_values(layout.values, written + k * layout.width * 2, layout.width, sent.data());
-        const std::size_t begin = units.index[k] * layout.width;
+        const std::size_t at = k * layout.width, begin = units.index[k] * layout.width;
         const std::size_t n = std::min(layout.width, layout.entries - begin);
-        for (std::size_t i = 0; i < n; ++i) residual[begin + i] += values[i] - sent[i];
+        for (std::size_t i = 0; i < n; ++i) residual[begin + i] += units.values[at + i] - sent[at + i];
     }
 }
 
@@ -155,7 +118,7 @@ std::size_t largest_payload(const Layout& layout, std::size_t count) {
     const std::size_t index_bytes = layout.indices == IndexFormat::plain   ? 4
                                     : layout.indices == IndexFormat::delta ? longest_number
                                                                            : 0;
-    return count * (index_bytes + layout.width * value_bytes(layout.values));
+    return count * index_bytes + wire_bytes(layout.values, count * layout.width);
 }
 
 std::size_t encode(const Layout& layout, const Units& units, unsigned char* out, float* residual) {
@@ -166,13 +129,13 @@ std::size_t encode(const Layout& layout, const Units& units, unsigned char* out,
     }
     if (layout.indices == IndexFormat::delta) at = write_deltas(units, at);
     write_values(layout.values, units.values, units.count * layout.width, at);
-    if (residual != nullptr && layout.values != ValueFormat::float32) return_rounding(layout, units, at, residual);
-    return static_cast<std::size_t>(at - out) + units.count * layout.width * value_bytes(layout.values);
+    if (residual != nullptr && layout.values != WireValues::float32) return_rounding(layout, units, at, residual);
+    return static_cast<std::size_t>(at - out) + wire_bytes(layout.values, units.count * layout.width);
 }
 
 const char* decode(const Layout& layout, const unsigned char* payload, std::size_t bytes, std::size_t count,
                    std::uint32_t* index, float* values) {
-    const std::size_t values_count = count * layout.width, tail = values_count * value_bytes(layout.values);
+    const std::size_t values_count = count * layout.width, tail = wire_bytes(layout.values, values_count);
     const std::size_t index_end = unit_count(layout);
     if (bytes < tail) return "is too short for its values";
     const std::size_t head = bytes - tail;

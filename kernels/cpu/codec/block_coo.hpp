@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "half.hpp"
+#include "wire_values.hpp"
 
 // Sparse updates on the wire: indices and values, nothing else. How many units, of which tensor and in which formats
 // is for the message's header. Little-endian, the indices first:
@@ -11,14 +11,14 @@
 //   delta   count numbers in LEB128 (7 bits a byte, the lowest first, at most 5 bytes): the first index, then each
 //           index minus the one before minus 1
 //   none    nothing: both ends have the indices from random_blocks
-// then the values, count * width of float32, float16 or bfloat16. width is 16 for blocks, 1 for elements.
+// then the values, count * width of them as in wire_values.hpp. width is 16 for blocks, 1 for elements.
 namespace atoll_kernels {
 
 enum class IndexFormat { none, plain, delta };
 
 struct Layout {
     IndexFormat indices;
-    ValueFormat values;
+    WireValues values;
     std::size_t width;
     std::size_t entries;  // of the tensor: indices are below ceil(entries / width)
 };
@@ -31,9 +31,8 @@ struct Units {
 
 std::size_t largest_payload(const Layout& layout, std::size_t count);
 
-// Writes at most largest_payload bytes to `out` and returns how many. A 16-bit format rounds to the nearest, and what
-// is beyond its range to its largest number; `residual` (float32 [entries]; may be null) gets what was taken away
-// added.
+// Writes at most largest_payload bytes to `out` and returns how many; `residual` (float32 [entries]; may be null) gets
+// what formats other than float32 took away added.
 std::size_t encode(const Layout& layout, const Units& units, unsigned char* out, float* residual);
 
 // Reads exactly `bytes` bytes, whatever they are, into index [count] (unused for none) and values [count * width].

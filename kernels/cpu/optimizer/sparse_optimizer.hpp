@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../codec/block_coo.hpp"
+#include "../codec/half.hpp"
 #include "../select/compress.hpp"
 
 // Optimizers that touch only the blocks an update has: the work is proportional to what was sent.

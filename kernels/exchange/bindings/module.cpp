@@ -1,5 +1,6 @@
 #include "module.hpp"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -43,14 +44,15 @@ void bind_exchange_engine(nb::module_& m) {
             "__init__",
             [](P* self, int rank, std::vector<std::vector<int>> islands, int threads, const std::string& values,
                const std::string& selection, bool error_feedback, std::int64_t digest_every, std::uint64_t seed,
-               std::int64_t first_round, const std::string& exchange) {
+               std::int64_t first_round, const std::string& exchange, std::int64_t every) {
                 new (self) P(checked_settings(rank, std::move(islands), threads, values, selection, error_feedback,
-                                              digest_every, seed, first_round, exchange));
+                                              digest_every, seed, first_round, exchange, every));
             },
             "rank"_a, "islands"_a, "threads"_a, "values"_a, "selection"_a, "error_feedback"_a, "digest_every"_a,
-            "seed"_a, "first_round"_a, "exchange"_a)
+            "seed"_a, "first_round"_a, "exchange"_a, "every"_a)
         .def("add_tensor", &P::add_tensor, "order"_a, "rule"_a, "master"_a.none(), "residual"_a.none(),
-             "first"_a.none(), "second"_a.none(), "last_step"_a.none(), "live"_a.none(), "group"_a)
+             "first"_a.none(), "second"_a.none(), "last_step"_a.none(), "live"_a.none(), "group"_a, "turn"_a,
+             "owner"_a.none(), "owner_sum"_a.none())
         .def("close", &P::close)
         .def("fileno", &P::fileno)
         .def("compress", &P::compress, "sync_round"_a, "tensor"_a, "gradient"_a.none(), "weight"_a, "k_blocks"_a)
@@ -64,7 +66,7 @@ void bind_exchange_engine(nb::module_& m) {
         .def("snapshot_residual", &P::snapshot_residual, "sync_round"_a, "tensor"_a, "live"_a.none(), "out"_a.none())
         .def("await_snapshot", &P::await_snapshot, "tensors"_a, "sync_round"_a, "deadline_s"_a)
         .def("accumulate", &P::accumulate, "sync_round"_a)
-        .def("sum_updates", &P::sum_updates, "sync_round"_a, "weight"_a, "k_blocks"_a)
+        .def("sum_updates", &P::sum_updates, "sync_round"_a, "weight"_a, "k_blocks"_a, "owner_blocks"_a)
         .def("fetch", &P::fetch, "tensors"_a, "sync_round"_a, "deadline_s"_a)
         .def("changes", &P::changes, "tensors"_a, "sync_round"_a, "deadline_s"_a)
         .def("versions", &P::versions)

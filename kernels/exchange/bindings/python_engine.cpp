@@ -70,7 +70,9 @@ void PythonEngine::close() {
 
 std::size_t PythonEngine::add_tensor(std::int64_t order, const std::string& rule_name, nb::handle master_object,
                                      nb::handle residual_object, nb::handle first_object, nb::handle second_object,
-                                     nb::handle last_step_object, nb::handle live_object, std::int64_t group) {
+                                     nb::handle last_step_object, nb::handle live_object, std::int64_t group,
+                                     std::int64_t turn, std::optional<std::size_t> owner,
+                                     nb::handle owner_sum_object) {
     ExchangeEngine& engine = core();
     const Rule rule = format_named<Rule>(
         rule_name, "rule",
@@ -81,23 +83,25 @@ std::size_t PythonEngine::add_tensor(std::int64_t order, const std::string& rule
     Loaded second(second_object, "second", Access::write);
     Loaded last_step(last_step_object, "last_step", Access::write, step_entries);
     Loaded live(live_object, "live", Access::write, live_entries);
+    Loaded owner_sum(owner_sum_object, "owner_sum", Access::write);
     const bool adaptive = rule == Rule::adam || rule == Rule::adamw;
     if ((rule != Rule::sgd && !first.given()) || (adaptive && !second.given()))
         refuse("rule '" + rule_name + "' needs its moments; pass buffers of zeros, as long as master");
     if (!residual.given() && engine.feeds_back())
         refuse("residual is None, but error feedback is on; pass a buffer of zeros, as long as master");
-    for (const Loaded* buffer : {&residual, &first, &second, &live})
+    for (const Loaded* buffer : {&residual, &first, &second, &live, &owner_sum})
         check_entries(*buffer, master.entries, "it must be as long as master");
     check_entries(last_step, block_count(master.entries), "it must have one entry for each block of master");
     if (block_count(master.entries) > std::size_t{1} << 32)
         refuse("master has " + number(master.entries) + " entries, more than indices of 32 bits reach; split it");
-    refuse_overlap({&master, &residual, &first, &second, &last_step, &live});
+    refuse_overlap({&master, &residual, &first, &second, &last_step, &live, &owner_sum});
     const Parameters parameters{
         master.data,   first.data,    adaptive ? second.data : nullptr, last_step.as<std::int32_t>(),
         live_of(live), master.entries};
     const std::size_t number = engine.add_tensor({checked_small(order, "order"), rule, parameters, residual.data,
-                                                  static_cast<std::size_t>(checked_natural(group, "group"))});
-    for (Loaded* buffer : {&master, &residual, &first, &second, &last_step, &live})
+                                                  static_cast<std::size_t>(checked_natural(group, "group")), turn,
+                                                  owner, owner_sum.data});
+    for (Loaded* buffer : {&master, &residual, &first, &second, &last_step, &live, &owner_sum})
         owned_.push_back(std::move(*buffer));
     return number;
 }
@@ -224,12 +228,16 @@ void PythonEngine::apply(std::int64_t sync_round, std::int64_t number, const std
     engine.apply(sync_round, std::move(step));
 }
 
-void PythonEngine::sum_updates(std::int64_t sync_round, double weight, const std::vector<std::int64_t>& k_blocks) {
+void PythonEngine::sum_updates(std::int64_t sync_round, double weight, const std::vector<std::int64_t>& k_blocks,
+                               const std::vector<std::int64_t>& owner_blocks) {
     ExchangeEngine& engine = core();
-    std::vector<std::size_t> checked;
-    checked.reserve(k_blocks.size());
-    for (const std::int64_t k : k_blocks) checked.push_back(checked_k_blocks(k));
-    engine.sum_updates(sync_round, checked_share(weight), checked);
+    const auto checked = [](const std::vector<std::int64_t>& blocks) {
+        std::vector<std::size_t> all;
+        all.reserve(blocks.size());
+        for (const std::int64_t k : blocks) all.push_back(checked_k_blocks(k));
+        return all;
+    };
+    engine.sum_updates(sync_round, checked_share(weight), checked(k_blocks), checked(owner_blocks));
 }
 
 // Returns how many seconds it took.
@@ -282,7 +290,7 @@ nb::list PythonEngine::take_outgoing(std::size_t limit) {
     for (const Outgoing& message : core().take_outgoing(limit)) {
         const nb::bytes payload(message.payload->data.get(), message.payload->bytes);
         rows.append(nb::make_tuple(static_cast<int>(message.kind), message.urgency.sync_round, message.tensor,
-                                   message.urgency.order, message.count, payload));
+                                   message.urgency.order, message.count, payload, message.to));
     }
     return rows;
 }
@@ -290,12 +298,15 @@ nb::list PythonEngine::take_outgoing(std::size_t limit) {
 nb::object PythonEngine::deliver(int kind, std::uint64_t origin, std::uint64_t sync_round, std::uint64_t tensor,
                                  std::uint64_t count, nb::handle payload_object) {
     ExchangeEngine& engine = core();
-    if (kind != 0 && kind != 1) refuse("kind = " + std::to_string(kind) + " is neither 0 (part) nor 1 (sum)");
+    const auto sent = static_cast<MessageKind>(kind);
+    if (sent != MessageKind::part && sent != MessageKind::sum && sent != MessageKind::to_owner &&
+        sent != MessageKind::from_owner)
+        refuse("kind = " + std::to_string(kind) + " is none of 0 (part), 1 (sum), 7 (to owner) and 8 (from owner)");
     const Loaded payload = required(payload_object, "payload", Access::read, byte_entries);
     const char* why;
     {
         const GilReleased released(payload.entries);
-        why = engine.deliver(kind == 0 ? MessageKind::part : MessageKind::sum, origin, sync_round, tensor, count,
+        why = engine.deliver(sent, origin, sync_round, tensor, count,
                              payload.as<unsigned char>(), payload.entries);
     }
     return why == nullptr ? nb::none() : nb::object(nb::str(why));
@@ -325,7 +336,7 @@ nb::list PythonEngine::recent_parts() {
     nb::list rows;
     for (OwnPart& own : parts) {
         const nb::tuple arrays = as_arrays(std::move(own.part));
-        rows.append(nb::make_tuple(own.sync_round, own.tensor, arrays[0], arrays[1]));
+        rows.append(nb::make_tuple(static_cast<int>(own.kind), own.sync_round, own.tensor, arrays[0], arrays[1]));
     }
     return rows;
 }

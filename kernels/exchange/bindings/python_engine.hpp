@@ -42,7 +42,8 @@ class PythonEngine {
 
     std::size_t add_tensor(std::int64_t order, const std::string& rule_name, nb::handle master_object,
                            nb::handle residual_object, nb::handle first_object, nb::handle second_object,
-                           nb::handle last_step_object, nb::handle live_object, std::int64_t group);
+                           nb::handle last_step_object, nb::handle live_object, std::int64_t group, std::int64_t turn,
+                           std::optional<std::size_t> owner, nb::handle owner_sum_object);
     void close();
     int fileno() { return core().event(); }
     void compress(std::int64_t sync_round, std::size_t tensor, nb::handle gradient_object, double weight,
@@ -60,7 +61,8 @@ class PythonEngine {
     void apply(std::int64_t sync_round, std::int64_t number, const std::vector<Hyperparameters5>& groups, bool maximize,
                double clip_norm);
     void accumulate(std::int64_t sync_round) { core().accumulate(sync_round); }
-    void sum_updates(std::int64_t sync_round, double weight, const std::vector<std::int64_t>& k_blocks);
+    void sum_updates(std::int64_t sync_round, double weight, const std::vector<std::int64_t>& k_blocks,
+                     const std::vector<std::int64_t>& owner_blocks);
     nb::tuple fetch(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s);
     nb::tuple changes(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s);
     std::vector<std::int64_t> versions() { return core().versions(); }

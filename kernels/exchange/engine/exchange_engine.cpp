@@ -35,7 +35,9 @@ ExchangeEngine::Tensor::Tensor(std::size_t tensor, const TensorSettings& setting
       weights(settings.parameters),
       weights_version(all.first_round - 1),
       rounding(settings.parameters.n),
-      rounds(islands, all.first_round) {}
+      owner_sum(settings.owner_sum),
+      owner_selector(all.selection, settings.owner_sum, settings.parameters.n),
+      rounds(islands, all.first_round, {all.every, settings.turn, settings.owner}) {}
 
 ExchangeEngine::ExchangeEngine(Settings settings)
     : settings_(std::move(settings)),
@@ -44,6 +46,8 @@ ExchangeEngine::ExchangeEngine(Settings settings)
       queue_(settings_.threads, [this](const std::string& what) { break_down(what); }) {
     if (settings_.updates && settings_.error_feedback)
         refuse("error_feedback is on, but exchanging updates it is in the live weights themselves; pass False");
+    if (!settings_.updates && settings_.every != 1)
+        refuse("every = " + text(settings_.every) + " makes no sense exchanging gradients; pass 1");
 }
 
 void ExchangeEngine::close() {
@@ -81,6 +85,7 @@ std::size_t ExchangeEngine::add_tensor(const TensorSettings& settings) {
     check_open();
     if (begun_) refuse("add_tensor came after the first round; add every tensor before compress, apply and deliver");
     if (settings_.updates) check_tensor_of_updates(settings);
+    check_owner(settings);
     tensors_.push_back(std::make_unique<Tensor>(tensors_.size(), settings, settings_, islands_));
     return tensors_.size() - 1;
 }
@@ -312,13 +317,14 @@ std::vector<OwnPart> ExchangeEngine::recent_parts() const {
         check_open();
         for (const auto& tensor : tensors_) {
             for (const Own& part : tensor->recent) own.emplace_back(tensor.get(), part);
+            for (const Own& total : tensor->recent_totals) own.emplace_back(tensor.get(), total);
         }
     }
     const auto earlier = [](const auto& a, const auto& b) { return a.second.sync_round < b.second.sync_round; };
     std::stable_sort(own.begin(), own.end(), earlier);
     std::vector<OwnPart> parts;
     for (const auto& [tensor, part] : own) {
-        OwnPart& mine = parts.emplace_back(part.sync_round, tensor->number, Part());
+        OwnPart& mine = parts.emplace_back(part.kind, part.sync_round, tensor->number, Part());
         read(format_of(*tensor, part.sync_round), *part.payload, part.count, mine.part);  // this rank wrote it
     }
     return parts;

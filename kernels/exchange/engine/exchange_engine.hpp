@@ -41,13 +41,14 @@ struct Settings {
     int rank;
     std::vector<std::vector<int>> islands;
     int threads;
-    ValueFormat values;
+    WireValues values;
     SelectionRule selection;
     bool error_feedback;
     std::int64_t digest_every;  // 0: never
     std::uint64_t seed;
     std::int64_t first_round;
     bool updates;  // what is exchanged: false gradients, true each rank's own updates
+    std::int64_t every = 1;  // rounds between two of one tensor's; in those between, its masters stay as they are
 };
 
 struct TensorSettings {
@@ -56,6 +57,9 @@ struct TensorSettings {
     Parameters parameters;
     float* residual;  // may be null without error feedback
     std::size_t group;
+    std::int64_t turn = 0;             // the tensor's rounds are turn, turn + every, ...
+    std::optional<std::size_t> owner;  // the island that sums; none: everybody
+    float* owner_sum = nullptr;        // [n] on the owner's leader: what the masters are behind the sums by
 };
 
 struct ParameterGroup {
@@ -81,6 +85,7 @@ struct Change {
 };
 
 struct OwnPart {
+    MessageKind kind;  // part, or from_owner
     std::int64_t sync_round;
     std::size_t tensor;
     Part part;
@@ -126,8 +131,10 @@ class ExchangeEngine {
     void apply(std::int64_t sync_round, OptimizerStep step);
     void accumulate(std::int64_t sync_round);  // none: its sums are added to the next round's
     // Exchanging updates: the masters take the sum of the ranks', this one's times `weight` in (0, 1]. Compresses the
-    // own live weights of every tensor that has them; k_blocks is one for each tensor.
-    void sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks);
+    // own live weights of every tensor that has them; k_blocks is one for each tensor, and owner_blocks what its owner
+    // sends back.
+    void sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks,
+                     std::span<const std::size_t> owner_blocks);
 
     // True when all of `tensors` are at `sync_round` or later, false if one is not at `until`. Throws PeerIsLost after
     // fail.
@@ -178,6 +185,7 @@ class ExchangeEngine {
 
   private:
     struct Own {
+        MessageKind kind;
         std::int64_t sync_round;
         std::size_t count;
         SharedPayload payload;
@@ -202,6 +210,8 @@ class ExchangeEngine {
         // Used where updates are exchanged.
         PendingUpdates pending;
         LiveRounding rounding;
+        float* const owner_sum;  // null: this rank does not own the tensor
+        Selector owner_selector;
         float weight = 1;  // of this rank's updates in the masters, in the round that was compressed last
         StateSnapshot snapshot;
 
@@ -209,7 +219,8 @@ class ExchangeEngine {
         RoundTracker rounds;
         std::deque<std::pair<std::int64_t, Gradient>> gradients;  // waiting to be compressed, oldest first
         bool compressing = false;
-        std::deque<Own> recent;
+        std::deque<Own> recent, recent_totals;
+        std::size_t owner_blocks = 1;
         SharedPart accumulated;  // of rounds without an update
         SharedPart total;        // of the round after the version, while the norm of all is awaited
     };
@@ -230,6 +241,7 @@ class ExchangeEngine {
     void check_order(std::int64_t sync_round) const;
     void check_step(const OptimizerStep& step) const;
     void check_tensor_of_updates(const TensorSettings& settings) const;
+    void check_owner(const TensorSettings& settings) const;
     void note_copy(std::int64_t sync_round, Tensor& tensor, const Gradient& live);
     const char* refusal(MessageKind kind, std::uint64_t origin, std::uint64_t sync_round, std::uint64_t tensor,
                         std::uint64_t count, std::size_t bytes) const;
@@ -242,7 +254,7 @@ class ExchangeEngine {
     void push(const Tensor& tensor, std::int64_t sync_round, TaskQueue::Task task);
     void push_compress(Tensor& tensor);
     void send(MessageKind kind, const Tensor& tensor, std::int64_t sync_round, std::size_t count,
-              SharedPayload payload);
+              SharedPayload payload, int to = Outgoing::everyone);
     void part_is_here(Tensor& tensor, std::int64_t sync_round, std::size_t place, EncodedPart own);
     void own_sum_is_here(Tensor& tensor, std::int64_t sync_round, EncodedPart sum);
     void reduce_if_ready(Tensor& tensor);
@@ -256,8 +268,9 @@ class ExchangeEngine {
     void run_read(Tensor& tensor, MessageKind kind, std::size_t origin, std::int64_t sync_round, std::size_t count,
                   const Payload& payload);
     void run_sum(Tensor& tensor, std::int64_t sync_round, Scratch& scratch);
+    void run_own(Tensor& tensor, std::int64_t sync_round, const std::vector<SharedPart>& sums, Scratch& scratch);
     void run_reduce(Tensor& tensor, std::int64_t sync_round, const std::vector<SharedPart>& sums, Scratch& scratch);
-    // total null: accumulated
+    // total null: accumulated, or of a round that is not the tensor's
     void advance(Tensor& tensor, const RoundUpdate& round_update, std::int64_t sync_round, const Units* total);
     Hyperparameters hyperparameters_of(const Tensor& tensor, const RoundUpdate& round_update) const;
 

@@ -16,7 +16,7 @@ RoundTracker::Open& RoundTracker::open(std::int64_t sync_round) {
     const auto [at, is_new] = open_.try_emplace(sync_round);
     if (is_new) {
         const std::size_t mates = islands_->mates().size(), islands = islands_->members.size();
-        at->second = {std::vector<Entry>(mates), std::vector<Entry>(islands), mates, islands, false};
+        at->second = {std::vector<Entry>(mates), std::vector<Entry>(islands), mates, islands, {}, false};
     }
     return at->second;
 }
@@ -30,19 +30,27 @@ const char* RoundTracker::refusal(MessageKind kind, std::uint64_t origin, std::u
     const bool part = kind == MessageKind::part;
     const std::size_t place = part ? place_of(origin) : origin;
     const std::size_t end = part ? islands_->mates().size() : islands_->members.size();
-    if (place >= end || place == (part ? islands_->place : islands_->mine)) return "from nobody";
+    if (place >= end) return "from nobody";
+    if (kind == MessageKind::from_owner) {
+        if (route_.owner != place || owns()) return "not from its owner";
+    } else {
+        if (place == (part ? islands_->place : islands_->mine)) return "from nobody";
+        const bool for_leader = route_.owner.has_value() && !islands_->leads();
+        if (part ? for_leader : kind == MessageKind::to_owner ? !owns() : route_.owner.has_value())
+            return "not for this rank";
+    }
     const std::int64_t newest = compressed_ + rounds_ahead;
     if (newest < 0 || sync_round > static_cast<std::uint64_t>(newest)) return "round too far ahead";
     const auto signed_round = static_cast<std::int64_t>(sync_round);
     if (signed_round <= version_) return "old round";
+    if (!is_due(signed_round)) return "not its turn";
     const Open* const known = find(signed_round);
-    if (known != nullptr && (part ? known->parts : known->sums)[place].claimed) return "twice";
-    return nullptr;
+    return known != nullptr && entry(*known, kind, place).claimed ? "twice" : nullptr;
 }
 
 void RoundTracker::claim(MessageKind kind, std::uint64_t origin, std::int64_t sync_round) {
-    Open& at = open(sync_round);
-    (kind == MessageKind::part ? at.parts[place_of(origin)] : at.sums[origin]).claimed = true;
+    const std::size_t place = kind == MessageKind::part ? place_of(origin) : origin;
+    entry(open(sync_round), kind, place).claimed = true;
 }
 
 bool RoundTracker::put_part(std::int64_t sync_round, std::size_t place, SharedPart part) {
@@ -57,23 +65,48 @@ bool RoundTracker::put_sum(std::int64_t sync_round, std::size_t island, SharedPa
     return --at.sums_missing == 0;
 }
 
+void RoundTracker::put_total(std::int64_t sync_round, SharedPart total) {
+    open(sync_round).total = {true, std::move(total)};
+}
+
 std::vector<SharedPart> RoundTracker::take_parts(std::int64_t sync_round) {
     std::vector<SharedPart> parts;
     for (Entry& entry : open(sync_round).parts) parts.push_back(std::exchange(entry.part, nullptr));
     return parts;
 }
 
-bool RoundTracker::next_is_complete() const {
-    const Open* const next = find(version_ + 1);
-    return next != nullptr && next->sums_missing == 0 && !next->taken;
-}
-
-std::vector<SharedPart> RoundTracker::take_next_sums() {
-    Open& next = open(version_ + 1);
-    next.taken = true;
+std::vector<SharedPart> RoundTracker::take_sums(Open& next) {
     std::vector<SharedPart> sums;
     for (Entry& entry : next.sums) sums.push_back(std::exchange(entry.part, nullptr));
     return sums;
+}
+
+bool RoundTracker::owner_may_total() const {
+    if (!owns()) return false;
+    const Open* const next = find(version_ + 1);
+    return next != nullptr && next->sums_missing == 0 && !next->sums_taken;
+}
+
+std::vector<SharedPart> RoundTracker::take_owned_sums() {
+    Open& next = open(version_ + 1);
+    next.sums_taken = true;
+    return take_sums(next);
+}
+
+bool RoundTracker::next_is_complete() const {
+    if (taken_ > version_) return false;
+    if (!is_due(version_ + 1)) return true;
+    const Open* const next = find(version_ + 1);
+    if (next == nullptr) return false;
+    return route_.owner.has_value() ? next->total.part != nullptr : next->sums_missing == 0;
+}
+
+std::vector<SharedPart> RoundTracker::take_next_sums() {
+    taken_ = version_ + 1;
+    if (!is_due(taken_)) return {};
+    Open& next = open(taken_);
+    if (route_.owner.has_value()) return {std::exchange(next.total.part, nullptr)};
+    return take_sums(next);
 }
 
 void RoundTracker::close_next() { open_.erase(++version_); }
@@ -81,7 +114,13 @@ void RoundTracker::close_next() { open_.erase(++version_); }
 std::vector<std::string> RoundTracker::missing() const {
     std::vector<std::string> missing;
     const Open* const next = find(version_ + 1);
+    if (taken_ > version_ || !is_due(version_ + 1)) return missing;
     note_missing_parts(next, missing);
+    if (route_.owner.has_value() && !owns()) {
+        if (next != nullptr && next->total.part != nullptr) return {};
+        missing.push_back("total of island " + std::to_string(*route_.owner) + ", its owner, is missing");
+        return missing;
+    }
     for (std::size_t island = 0; island < islands_->members.size(); ++island) {
         if (island != islands_->mine && (next == nullptr || next->sums[island].part == nullptr))
             missing.push_back("sum of island " + std::to_string(island) + " is missing");
@@ -93,6 +132,7 @@ std::vector<std::string> RoundTracker::missing() const {
 void RoundTracker::note_missing_parts(const Open* next, std::vector<std::string>& missing) const {
     if (compressed_ <= version_)
         missing.push_back("part of rank " + std::to_string(islands_->rank) + ", this one, is missing (not compressed)");
+    if (route_.owner.has_value() && !islands_->leads()) return;
     if (next != nullptr && next->parts_missing == 0) return;  // the parts themselves are in the sum already
     for (std::size_t place = 0; place < islands_->mates().size(); ++place) {
         if (place == islands_->place || (next != nullptr && next->parts[place].part != nullptr)) continue;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,13 @@
 #include "islands.hpp"
 
 namespace atoll_kernels {
+
+// How a tensor's rounds go: those after `turn` by a multiple of `every` are exchanged, the others are only counted. With
+// an owner, that island's leader alone takes the islands' sums, and everybody its total.
+struct Route {
+    std::int64_t every = 1, turn = 0;
+    std::optional<std::size_t> owner;
+};
 
 // The sync rounds of one tensor: what has come for which, what is missing, how far its weights are. Pure: no thread, no
 // clock.
@@ -22,8 +30,16 @@ class RoundTracker {
     // the staleness; the rest is for what waits in queues.
     static constexpr std::int64_t rounds_ahead = 4;
 
-    RoundTracker(const Islands& islands, std::int64_t first_round)
-        : islands_(&islands), version_(first_round - 1), compressed_(first_round - 1) {}
+    RoundTracker(const Islands& islands, std::int64_t first_round, Route route)
+        : islands_(&islands),
+          route_(route),
+          version_(first_round - 1),
+          compressed_(first_round - 1),
+          taken_(first_round - 1) {}
+
+    std::optional<std::size_t> owner() const { return route_.owner; }
+    bool owns() const { return route_.owner == islands_->mine && islands_->leads(); }
+    bool is_due(std::int64_t sync_round) const { return sync_round % route_.every == route_.turn; }
 
     std::int64_t version() const { return version_; }        // the round closed last
     std::int64_t compressed() const { return compressed_; }  // the newest round that this rank began
@@ -38,13 +54,20 @@ class RoundTracker {
     // Notes what came from this rank's mate in `place` of the island. True when the island's parts are complete.
     bool put_part(std::int64_t sync_round, std::size_t place, SharedPart part);
     bool put_sum(std::int64_t sync_round, std::size_t island, SharedPart sum);
+    void put_total(std::int64_t sync_round, SharedPart total);
 
     std::size_t place_of(std::uint64_t rank) const;
 
     // In rank order; they are forgotten here.
     std::vector<SharedPart> take_parts(std::int64_t sync_round);
 
-    // The round after the version, if its sums are complete and nobody took them yet; in island order.
+    // Whether this rank owns the tensor, the sums of the round after the version are complete, and nobody took them
+    // yet; in island order.
+    bool owner_may_total() const;
+    std::vector<SharedPart> take_owned_sums();
+
+    // The same of what the masters take in that round: its sums in island order, its owner's total, or, where it is not
+    // due, nothing.
     bool next_is_complete() const;
     std::vector<SharedPart> take_next_sums();
 
@@ -62,15 +85,24 @@ class RoundTracker {
     struct Open {
         std::vector<Entry> parts, sums;
         std::size_t parts_missing, sums_missing;
-        bool taken = false;
+        Entry total;
+        bool sums_taken = false;
     };
 
     Open& open(std::int64_t sync_round);
     const Open* find(std::int64_t sync_round) const;
     void note_missing_parts(const Open* next, std::vector<std::string>& missing) const;
 
+    static auto& entry(auto& of, MessageKind kind, std::size_t place) {
+        if (kind == MessageKind::from_owner) return of.total;
+        return (kind == MessageKind::part ? of.parts : of.sums)[place];
+    }
+    std::vector<SharedPart> take_sums(Open& next);
+
     const Islands* islands_;
+    Route route_;
     std::int64_t version_, compressed_;
+    std::int64_t taken_;  // the newest round that was taken
     std::map<std::int64_t, Open> open_;
 };
 

@@ -1,6 +1,7 @@
 // The tasks, and how one follows from another: compress -> (parts of the island are here) -> sum -> (sums of all
 // islands are here, the round's update is ordered) -> reduce, which totals and updates. With clipping the update waits
-// for all totals.
+// for all totals. Of a tensor with an owner: (sums of all islands are at the owner) -> own -> (its total is here) ->
+// reduce.
 #include <cmath>
 #include <utility>
 
@@ -39,7 +40,7 @@ void ExchangeEngine::run_compress(Tensor& tensor, Scratch& scratch) {
     stats_.found_blocks += own.selection.found;
     stats_.nonfinite_blocks += own.selection.nonfinite;
     stats_.all_blocks += block_count(tensor.weights.entries());
-    tensor.recent.push_back({sync_round, own.encoded.part->count, own.encoded.payload});
+    tensor.recent.push_back({MessageKind::part, sync_round, own.encoded.part->count, own.encoded.payload});
     if (tensor.recent.size() > recent_rounds) tensor.recent.pop_front();
     tensor.compressing = !tensor.gradients.empty();
     if (tensor.compressing) push_compress(tensor);
@@ -48,14 +49,17 @@ void ExchangeEngine::run_compress(Tensor& tensor, Scratch& scratch) {
 }
 
 void ExchangeEngine::send(MessageKind kind, const Tensor& tensor, std::int64_t sync_round, std::size_t count,
-                          SharedPayload payload) {
+                          SharedPayload payload, int to) {
     stats_.payload_bytes += payload->bytes;
-    outbox_.put({kind, tensor.number, count, std::move(payload), {sync_round, tensor.order, 0}});
+    outbox_.put({kind, tensor.number, count, std::move(payload), {sync_round, tensor.order, 0}, to});
 }
 
 void ExchangeEngine::part_is_here(Tensor& tensor, std::int64_t sync_round, std::size_t place, EncodedPart own) {
     const bool mine = place == islands_.place;
-    if (mine && !islands_.alone()) send(MessageKind::part, tensor, sync_round, own.part->count, own.payload);
+    if (tensor.rounds.owner().has_value() && !islands_.leads())  // the leader alone needs it
+        return send(MessageKind::part, tensor, sync_round, own.part->count, own.payload, islands_.mates().front());
+    if (mine && !islands_.alone() && !tensor.rounds.owner().has_value())
+        send(MessageKind::part, tensor, sync_round, own.part->count, own.payload);
     if (!tensor.rounds.put_part(sync_round, place, own.part)) return;
     if (islands_.alone()) {
         tensor.rounds.take_parts(sync_round);
@@ -75,15 +79,21 @@ void ExchangeEngine::run_read(Tensor& tensor, MessageKind kind, std::size_t orig
     const double read_s = processor_s() - begun_s;
     const std::lock_guard<std::mutex> lock(mutex_);
     stats_.sum_s += read_s;
-    const bool is_part = kind == MessageKind::part;
+    const bool is_part = kind == MessageKind::part, is_total = kind == MessageKind::from_owner;
     if (wrong != nullptr) {
         give_up((is_part ? "rank " : "island ") + std::to_string(origin) + " sent a damaged " +
-                    (is_part ? "part" : "sum") + " of tensor " + std::to_string(tensor.number) + " for sync round " +
+                    (is_part    ? "part"
+                     : is_total ? "total"
+                                : "sum") +
+                    " of tensor " + std::to_string(tensor.number) + " for sync round " +
                     std::to_string(sync_round) + ": the payload of " + std::to_string(payload.bytes) + " bytes for " +
                     std::to_string(count) + " of " + std::to_string(format.blocks()) + " blocks " + wrong,
                 true);
     } else if (is_part) {
         part_is_here(tensor, sync_round, tensor.rounds.place_of(origin), {std::move(part), nullptr});
+    } else if (is_total) {
+        tensor.rounds.put_total(sync_round, std::move(part));
+        reduce_if_ready(tensor);
     } else if (tensor.rounds.put_sum(sync_round, origin, std::move(part))) {
         reduce_if_ready(tensor);
     }
@@ -115,7 +125,7 @@ void ExchangeEngine::run_sum(Tensor& tensor, std::int64_t sync_round, Scratch& s
     } else {
         sum = encode_part(format_of(tensor, sync_round), units, nullptr, scratch);
     }
-    if (settings_.updates && islands_.leads() && settings_.values != ValueFormat::float32) {
+    if (settings_.updates && islands_.leads() && settings_.values != WireValues::float32) {
         auto lost = std::make_shared<const Part>(minus(units, sum.part->units()));
         const std::lock_guard<std::mutex> residual_lock(tensor.residual_mutex);
         const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
@@ -129,18 +139,65 @@ void ExchangeEngine::run_sum(Tensor& tensor, std::int64_t sync_round, Scratch& s
 }
 
 void ExchangeEngine::own_sum_is_here(Tensor& tensor, std::int64_t sync_round, EncodedPart sum) {
-    if (islands_.leads() && !islands_.single())
+    const std::optional<std::size_t> owner = tensor.rounds.owner();
+    if (owner.has_value() && !tensor.rounds.owns()) {
+        if (islands_.leads())
+            send(MessageKind::to_owner, tensor, sync_round, sum.part->count, std::move(sum.payload),
+                 islands_.members[*owner].front());
+        return;
+    }
+    if (!owner.has_value() && islands_.leads() && !islands_.single())
         send(MessageKind::sum, tensor, sync_round, sum.part->count, std::move(sum.payload));
     if (tensor.rounds.put_sum(sync_round, islands_.mine, std::move(sum.part))) reduce_if_ready(tensor);
 }
 
 void ExchangeEngine::reduce_if_ready(Tensor& tensor) {
     const std::int64_t sync_round = tensor.rounds.version() + 1;
-    if (!tensor.rounds.next_is_complete() || !round_updates_.contains(sync_round)) return;
+    const auto round_update = round_updates_.find(sync_round);
+    if (round_update == round_updates_.end()) return;
+    if (tensor.rounds.owner_may_total()) {
+        const auto sums = std::make_shared<const std::vector<SharedPart>>(tensor.rounds.take_owned_sums());
+        return push(tensor, sync_round, [this, &tensor, sync_round, sums](Scratch& scratch) {
+            run_own(tensor, sync_round, *sums, scratch);
+        });
+    }
+    if (!tensor.rounds.next_is_complete()) return;
+    if (!tensor.rounds.is_due(sync_round)) {
+        (void)tensor.rounds.take_next_sums();
+        return push(tensor, sync_round, [this, &tensor, &done = round_update->second, sync_round](Scratch&) {
+            advance(tensor, done, sync_round, nullptr);
+        });
+    }
     auto sums = std::make_shared<std::vector<SharedPart>>(tensor.rounds.take_next_sums());
     if (tensor.accumulated != nullptr) sums->insert(sums->begin(), std::exchange(tensor.accumulated, nullptr));
     push(tensor, sync_round,
          [this, &tensor, sync_round, sums](Scratch& scratch) { run_reduce(tensor, sync_round, *sums, scratch); });
+}
+
+// The owner's sum keeps what the masters are behind by; everybody gets the heaviest blocks of it.
+void ExchangeEngine::run_own(Tensor& tensor, std::int64_t sync_round, const std::vector<SharedPart>& sums,
+                             Scratch& scratch) {
+    std::unique_lock<std::mutex> state_lock(mutex_);
+    const std::size_t k_blocks = tensor.owner_blocks;
+    state_lock.unlock();
+    const double begun_s = processor_s();
+    const Units units = sums.size() == 1 ? sums.front()->units() : sum_of(sums, scratch);
+    EncodedPart total;
+    {
+        const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
+        tensor.snapshot.before(sync_round);
+        add_to(tensor.owner_sum, tensor.weights.entries(), units);
+        const Gradient nothing_new{nullptr, ValueFormat::float32, 0, k_blocks, {}};
+        total = tensor.owner_selector.select(nothing_new, format_of(tensor, sync_round), scratch).encoded;
+    }
+    const double sum_s = processor_s() - begun_s;
+    state_lock.lock();
+    stats_.sum_s += sum_s;
+    tensor.recent_totals.push_back({MessageKind::from_owner, sync_round, total.part->count, total.payload});
+    if (tensor.recent_totals.size() > recent_rounds) tensor.recent_totals.pop_front();
+    send(MessageKind::from_owner, tensor, sync_round, total.part->count, std::move(total.payload));
+    tensor.rounds.put_total(sync_round, std::move(total.part));
+    reduce_if_ready(tensor);
 }
 
 void ExchangeEngine::run_reduce(Tensor& tensor, std::int64_t sync_round, const std::vector<SharedPart>& sums,

@@ -51,19 +51,46 @@ void ExchangeEngine::check_tensor_of_updates(const TensorSettings& settings) con
         "None for residual, first, second and last_step");
 }
 
-void ExchangeEngine::sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks) {
+void ExchangeEngine::check_owner(const TensorSettings& settings) const {
+    if (settings.turn < 0 || settings.turn >= settings_.every)
+        refuse("turn = " + std::to_string(settings.turn) + " is not in 0.." + std::to_string(settings_.every - 1));
+    if (!settings.owner.has_value()) {
+        if (settings.owner_sum != nullptr) refuse("owner_sum makes no sense without an owner; pass None");
+        return;
+    }
+    if (!settings_.updates) refuse("an owner makes no sense exchanging gradients; pass None");
+    if (*settings.owner >= islands_.members.size())
+        refuse("owner = " + std::to_string(*settings.owner) + " is none of the " +
+               std::to_string(islands_.members.size()) + " islands");
+    const bool mine = *settings.owner == islands_.mine && islands_.leads();
+    if (mine != (settings.owner_sum != nullptr))
+        refuse(mine ? "this rank owns the tensor, but owner_sum is None; pass a buffer of zeros, as long as master"
+                    : "owner_sum is given, but the tensor is another's; pass None");
+}
+
+void ExchangeEngine::sum_updates(std::int64_t sync_round, float weight, std::span<const std::size_t> k_blocks,
+                                 std::span<const std::size_t> owner_blocks) {
     const std::lock_guard<std::mutex> lock(mutex_);
     check_order(sync_round);
     if (!settings_.updates) refuse("sum_updates makes no sense exchanging gradients; call apply");
-    if (k_blocks.size() != tensors_.size()) {
-        refuse("k_blocks has " + std::to_string(k_blocks.size()) + " entries, but there are " +
-               std::to_string(tensors_.size()) + " tensors; pass one for each");
+    if (k_blocks.size() != tensors_.size() || owner_blocks.size() != tensors_.size()) {
+        refuse("k_blocks has " + std::to_string(k_blocks.size()) + " entries and owner_blocks " +
+               std::to_string(owner_blocks.size()) + ", but there are " + std::to_string(tensors_.size()) +
+               " tensors; pass one for each");
     }
-    const auto has_live = [](const auto& tensor) { return tensor->weights.has_live(); };
-    for (const auto& tensor : tensors_ | std::views::filter(has_live)) check_compress(sync_round, *tensor);
-    for (const auto& tensor : tensors_ | std::views::filter(has_live)) {
+    const auto begins = [sync_round](const auto& tensor) {  // here, not in compress
+        return tensor->weights.has_live() || !tensor->rounds.is_due(sync_round);
+    };
+    for (const auto& tensor : tensors_ | std::views::filter(begins)) check_compress(sync_round, *tensor);
+    for (const auto& tensor : tensors_) {
+        tensor->owner_blocks = owner_blocks[tensor->number];
+        if (!begins(tensor)) continue;
         const Live& live = tensor->weights.live();
-        begin_compress(sync_round, *tensor, {live.data, live.format, weight, k_blocks[tensor->number], {}, true});
+        if (tensor->rounds.is_due(sync_round)) {
+            begin_compress(sync_round, *tensor, {live.data, live.format, weight, k_blocks[tensor->number], {}, true});
+        } else {
+            tensor->rounds.begin_round();
+        }
     }
     order_round_update(sync_round, {});
 }

@@ -33,7 +33,7 @@ EncodedPart encode_part(const Format& format, const Units& units, float* residua
     unsigned char* const out = scratch.bytes.of(largest_payload(format.layout, units.count));
     const std::size_t bytes = encode(format.layout, units, out, residual);
     SharedPayload payload = copied(out, bytes);
-    if (format.layout.values == ValueFormat::float32) return {copied(units), std::move(payload)};
+    if (format.layout.values == WireValues::float32) return {copied(units), std::move(payload)};
     Part part;
     read(format, *payload, units.count, part);  // nothing can be wrong with what was just written
     return {std::make_shared<const Part>(std::move(part)), std::move(payload)};
@@ -65,6 +65,13 @@ Units sum_of(const std::vector<SharedPart>& inputs, Scratch& scratch) {
         for (std::size_t i = 0; i < entries; ++i) values[i] = std::clamp(values[i], -largest, largest);
     }
     return {index, values, count};
+}
+
+void add_to(float* to, std::size_t entries, const Units& units) {
+    for (std::size_t k = 0; k < units.count; ++k) {
+        const std::size_t begin = units.index[k] * block_entries, end = std::min(entries, begin + block_entries);
+        for (std::size_t i = begin; i < end; ++i) to[i] += units.values[k * block_entries + i - begin];
+    }
 }
 
 Part plus(const Units& a, const Units& b, float factor) {

@@ -11,7 +11,9 @@
 // Parts, which travel and are added up: sparse blocks of one tensor in one sync round.
 namespace atoll_kernels {
 
-enum class MessageKind { part = 0, sum = 1 };  // of one rank, of an island
+// part: of one rank, for its island. sum: of an island, for all others. Where a tensor has an owner, an island's sum goes
+// to_owner, and what the masters take comes from_owner. The numbers are those of frames.
+enum class MessageKind { part = 0, sum = 1, to_owner = 7, from_owner = 8 };
 
 struct Part {
     std::unique_ptr<std::uint32_t[]> index;  // ascending
@@ -80,6 +82,9 @@ const char* read(const Format& format, const Payload& payload, std::size_t count
 Units sum_of(const std::vector<SharedPart>& inputs, Scratch& scratch);
 
 SharedPart copied(const Units& units);
+
+// to [entries] += units.
+void add_to(float* to, std::size_t entries, const Units& units);
 
 // a + factor * b.
 Part plus(const Units& a, const Units& b, float factor);

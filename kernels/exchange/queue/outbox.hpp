@@ -10,11 +10,14 @@
 namespace atoll_kernels {
 
 struct Outgoing {
+    static constexpr int everyone = -1;  // whom messages of this kind are for
+
     MessageKind kind;
     std::size_t tensor;
     std::size_t count;
     SharedPayload payload;
     Urgency urgency;
+    int to = everyone;  // or one rank
 };
 
 // The messages that wait to be sent, and an eventfd that can be polled for it. One caller at a time.

@@ -4,8 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "../../cpu/select/compress.hpp"
-
 namespace atoll_kernels {
 
 void StateSnapshot::capture() {
@@ -17,10 +15,7 @@ void ResidualSnapshot::capture() {
 }
 
 void ResidualSnapshot::add(const Units& lost) {
-    for (std::size_t k = 0; k < lost.count; ++k) {
-        const std::size_t begin = lost.index[k] * block_entries, end = std::min(entries_, begin + block_entries);
-        for (std::size_t i = begin; i < end; ++i) out_[i] += lost.values[k * block_entries + i - begin];
-    }
+    add_to(out_, entries_, lost);
 }
 
 }  // namespace atoll_kernels

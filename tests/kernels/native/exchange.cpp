@@ -45,11 +45,14 @@ Clock::time_point soon() { return Clock::now() + std::chrono::seconds(60); }
 
 struct Rank {
     std::size_t number;
-    std::vector<Floats> master, residual, first, live;
+    std::int64_t every = 1;
+    std::vector<Floats> master, residual, first, live, owner_sum;
     std::vector<std::size_t> tensors;
     std::unique_ptr<ExchangeEngine> engine;
 
-    Rank(std::size_t rank, SelectionRule selection, ValueFormat values, bool updates) : number(rank) {
+    // owned: tensors have owners, and are exchanged in every second round.
+    Rank(std::size_t rank, SelectionRule selection, WireValues values, bool updates, bool owned)
+        : number(rank), every(owned ? 2 : 1) {
         engine.reset(new ExchangeEngine({.rank = static_cast<int>(rank),
                                          .islands = islands,
                                          .threads = 3,
@@ -59,9 +62,10 @@ struct Rank {
                                          .digest_every = 3,
                                          .seed = 7,
                                          .first_round = 0,
-                                         .updates = updates}));
+                                         .updates = updates,
+                                         .every = every}));
         for (const std::size_t n : sizes) {
-            for (std::vector<Floats>* const buffers : {&master, &residual, &first, &live}) buffers->emplace_back(n);
+            for (std::vector<Floats>* const buffers : {&master, &residual, &first, &live, &owner_sum}) buffers->emplace_back(n);
             float* const own_live = updates && keeps_live(tensors.size()) ? nullptr : live.back().data();
             const Parameters parameters{master.back().data(),
                                         updates ? nullptr : first.back().data(),
@@ -69,8 +73,14 @@ struct Rank {
                                         nullptr,
                                         {own_live, ValueFormat::float32},
                                         n};
-            tensors.push_back(engine->add_tensor({static_cast<std::int64_t>(tensors.size()), Rule::sgd, parameters,
-                                                  updates ? nullptr : residual.back().data(), 0}));
+            TensorSettings settings{static_cast<std::int64_t>(tensors.size()), Rule::sgd, parameters,
+                                    updates ? nullptr : residual.back().data(), 0, 0, {}, nullptr};
+            if (owned) {
+                settings.turn = settings.order % 2;
+                settings.owner = tensors.size() / 2 % 2;
+                if (number == *settings.owner * 2) settings.owner_sum = owner_sum.back().data();
+            }
+            tensors.push_back(engine->add_tensor(settings));
         }
     }
 
@@ -137,11 +147,12 @@ struct Rank {
                 const auto moved =
                     random_floats(sizes[tensor], static_cast<std::uint32_t>(number * 1000 + sync_round * 10));
                 for (std::size_t i = 0; i < moved->size(); ++i) live[tensor][i] += (*moved)[i];
-                if (!keeps_live(tensor)) continue;
+                if (!keeps_live(tensor) || (every == 2 && sync_round % 2 != static_cast<std::int64_t>(tensor % 2)))
+                    continue;
                 const auto copy = std::make_shared<const Floats>(live[tensor]);
                 engine->compress(sync_round, tensor, {copy->data(), ValueFormat::float32, weight, 9, copy, true});
             }
-            engine->sum_updates(sync_round, weight, k_blocks);
+            engine->sum_updates(sync_round, weight, k_blocks, k_blocks);
             if (sync_round % 5 != 3) fetch(sync_round - 1);
             if (sync_round % 5 == 4) {
                 expect(engine->quiesce(soon()), "tasks did not end", number);
@@ -168,8 +179,12 @@ struct Network {
         for (const Outgoing& message : from.engine->take_outgoing(8)) {
             const std::size_t island = from.number / 2;
             const bool part = message.kind == MessageKind::part;
+            const bool total = message.kind == MessageKind::from_owner;
             for (const auto& to : ranks) {
-                if (to->number == from.number || (to->number / 2 == island) != part) continue;
+                const bool here = message.to == Outgoing::everyone
+                                      ? total || (to->number / 2 == island) == part
+                                      : static_cast<std::size_t>(message.to) == to->number;
+                if (to->number == from.number || !here) continue;
                 const char* const why = to->engine->deliver(
                     message.kind, part ? from.number : island, static_cast<std::uint64_t>(message.urgency.sync_round),
                     message.tensor, message.count, message.payload->data.get(), message.payload->bytes);
@@ -179,10 +194,11 @@ struct Network {
     }
 };
 
-std::vector<std::unique_ptr<Rank>> new_ranks(SelectionRule selection, ValueFormat values, bool updates = false) {
+std::vector<std::unique_ptr<Rank>> new_ranks(SelectionRule selection, WireValues values, bool updates = false,
+                                             bool owned = false) {
     std::vector<std::unique_ptr<Rank>> ranks;
     for (std::size_t rank = 0; rank < 4; ++rank)
-        ranks.push_back(std::make_unique<Rank>(rank, selection, values, updates));
+        ranks.push_back(std::make_unique<Rank>(rank, selection, values, updates, owned));
     return ranks;
 }
 
@@ -196,8 +212,8 @@ void train_all(std::vector<std::unique_ptr<Rank>>& ranks, void (Rank::*train)())
     carrier.join();
 }
 
-void check_updates(SelectionRule selection, ValueFormat values) {
-    auto ranks = new_ranks(selection, values, true);
+void check_updates(SelectionRule selection, WireValues values, bool owned) {
+    auto ranks = new_ranks(selection, values, true, owned);
     train_all(ranks, &Rank::train_updates);
     for (const auto& rank : ranks) {
         expect(rank->master == ranks[0]->master, "the masters differ", rank->number);
@@ -212,7 +228,7 @@ void check_updates(SelectionRule selection, ValueFormat values) {
     }
 }
 
-void check_training(SelectionRule selection, ValueFormat values) {
+void check_training(SelectionRule selection, WireValues values) {
     auto ranks = new_ranks(selection, values);
     train_all(ranks, &Rank::train);
     const std::vector<Digest> digests = ranks[0]->engine->take_digests();
@@ -227,7 +243,7 @@ void check_training(SelectionRule selection, ValueFormat values) {
 
 void check_stop_in_the_middle() {
     for (int turn = 0; turn < 10; ++turn) {
-        auto ranks = new_ranks(SelectionRule::threshold, ValueFormat::float16);
+        auto ranks = new_ranks(SelectionRule::threshold, WireValues::float16);
         Rank& rank = *ranks[0];
         bool lost = false;
         std::thread waiter([&] {
@@ -249,7 +265,7 @@ void check_stop_in_the_middle() {
 void check_damaged() {
     std::mt19937 generator(3);
     for (int turn = 0; turn < 300; ++turn) {
-        auto ranks = new_ranks(turn % 2 == 0 ? SelectionRule::threshold : SelectionRule::random, ValueFormat::float16);
+        auto ranks = new_ranks(turn % 2 == 0 ? SelectionRule::threshold : SelectionRule::random, WireValues::float16);
         const std::size_t bytes = generator() % 80, count = generator() % 3;
         const std::unique_ptr<unsigned char[]> payload(new unsigned char[bytes]);
         for (std::size_t i = 0; i < bytes; ++i) payload[i] = static_cast<unsigned char>(generator());
@@ -261,11 +277,13 @@ void check_damaged() {
 }  // namespace
 
 void check_exchange() {
-    check_training(SelectionRule::threshold, ValueFormat::float16);
-    check_training(SelectionRule::topk, ValueFormat::float32);
-    check_training(SelectionRule::random, ValueFormat::bfloat16);
-    check_updates(SelectionRule::threshold, ValueFormat::float16);
-    check_updates(SelectionRule::random, ValueFormat::float32);
+    check_training(SelectionRule::threshold, WireValues::float16);
+    check_training(SelectionRule::topk, WireValues::float32);
+    check_training(SelectionRule::random, WireValues::bfloat16);
+    check_updates(SelectionRule::threshold, WireValues::float16, false);
+    check_updates(SelectionRule::random, WireValues::float32, false);
+    check_updates(SelectionRule::threshold, WireValues::int2, true);
+    check_updates(SelectionRule::topk, WireValues::int4, true);
     check_stop_in_the_middle();
     check_damaged();
 }

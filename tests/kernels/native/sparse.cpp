@@ -122,7 +122,8 @@ void check_wire(std::size_t n) {
     random_blocks(3, blocks, count, index.data());
     const Floats values = random_floats(count * block_entries, 4);
     for (const IndexFormat indices : {IndexFormat::plain, IndexFormat::delta}) {
-        for (const ValueFormat format : {ValueFormat::float32, ValueFormat::float16, ValueFormat::bfloat16}) {
+        for (const WireValues format : {WireValues::float32, WireValues::float16, WireValues::bfloat16,
+                                        WireValues::int8, WireValues::int4, WireValues::int2}) {
             const Layout layout{indices, format, block_entries, n};
             Floats residual(n), decoded(values.size());
             const std::unique_ptr<unsigned char[]> out(new unsigned char[largest_payload(layout, count)]);
@@ -141,7 +142,7 @@ void check_noise() {
     std::mt19937 generator(5);
     for (int turn = 0; turn < 3000; ++turn) {
         const std::size_t bytes = generator() % 200, count = generator() % 12, width = generator() % 2 != 0 ? 1 : 16;
-        const Layout layout{static_cast<IndexFormat>(generator() % 3), static_cast<ValueFormat>(generator() % 3), width,
+        const Layout layout{static_cast<IndexFormat>(generator() % 3), static_cast<WireValues>(generator() % 6), width,
                             generator() % 1000};
         const std::unique_ptr<unsigned char[]> noise(new unsigned char[bytes]);
         for (std::size_t i = 0; i < bytes; ++i) noise[i] = static_cast<unsigned char>(generator());

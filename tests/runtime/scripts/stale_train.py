@@ -23,7 +23,7 @@ from torch import nn
 
 import atoll
 from atoll.agent.runtime.checkpoints.memory.cost import cadence
-from atoll.strategies.stale_sparse.rolling import RollingMasters
+from atoll.strategies.shared_masters.rolling import RollingMasters
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
@@ -78,6 +78,7 @@ def keep(what: str) -> None:
     shaped = {layer.name: layer.shaped for layer in update._layers}
     state = {
         "residuals": {name: shaped[name](flat).clone() for name, flat in update.state.residuals().items()},
+        "owner_sums": {name: shaped[name](flat).clone() for name, flat in update.state.owner_sums().items()},
         "masters": {layer.name: layer.shaped(layer.master).clone() for layer in update._layers},
         "live": {name: one.detach().clone() for name, one in model.named_parameters()},
         "summed": summed,

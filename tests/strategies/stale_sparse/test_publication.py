@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.strategies.stale_sparse import publication
-from atoll.strategies.stale_sparse.publication import add_blocks, write_blocks
+from atoll.strategies.shared_masters import publication
+from atoll.strategies.shared_masters.publication import add_blocks, write_blocks
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

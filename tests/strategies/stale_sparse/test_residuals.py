@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
-from atoll.strategies.stale_sparse import residuals
+from atoll.strategies.shared_masters import residuals
 
 NO_FLUSHES: Any = SimpleNamespace(counts={}, given={})
 

@@ -18,7 +18,7 @@ from atoll.strategies.stale_sparse.settings import MAX_SPARSITY, StaleSparse
         ({"staleness": 2}, "staleness = 2 should be less than or equal to 1"),
         ({"staleness": True}, "staleness = True should be a valid integer"),
         ({"selection": "some"}, "selection = 'some' should be 'threshold', 'topk' or 'random'"),
-        ({"values": "int8"}, "values = 'int8'"),
+        ({"values": "int3"}, "values = 'int3'"),
         ({"momentum": "none"}, "momentum = 'none'"),
         ({"exchange": "weights"}, "exchange = 'weights' should be 'updates' or 'gradients'"),
         ({"error_feedback": False}, 'error_feedback = False has no meaning with exchange = "updates"'),

@@ -17,7 +17,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.live_state import pieces_of, 
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard, Tail
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RESIDUAL
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
-from atoll.agent.runtime.step.durable import OwnState
+from atoll.agent.runtime.step.durable import OWNER_SUM, OwnState
 from atoll.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
@@ -112,15 +112,19 @@ def assembled(state: SharedState, whose: int = 0, own: Bytes | None = None) -> L
 
 def own_state(state: SharedState, rank: int, own: Bytes) -> OwnState:
     """What only `rank` had, of its verified own bytes. Raises CheckpointError."""
-    residual = {
+    told = {
         name.removeprefix(RESIDUAL): tensor
         for name, tensor in _tensors(state.tails[rank].own, own).items()
         if name.startswith(RESIDUAL)
     }
+    residual = {name: tensor for name, tensor in told.items() if not name.startswith(OWNER_SUM)}
+    sums = {name.removeprefix(OWNER_SUM): tensor for name, tensor in told.items() if name not in residual}
     listed = {name: (DTYPE_NAMES[one.dtype], list(one.shape)) for name, one in residual.items()}
     if residual and listed != state.masters():
         raise CheckpointError(f"what rank {rank} had not sent is of other tensors than the model's")
-    return OwnState(rank, residual, None)  # its optimizer's state came with the checkpoint
+    if any(residual[name].shape != one.shape for name, one in sums.items() if name in residual) or sums.keys() - residual:
+        raise CheckpointError(f"what rank {rank} summed as owner is of other tensors than the model's")
+    return OwnState(rank, residual, None, sums)  # its optimizer's state came with the checkpoint
 
 
 def _empty(entries: Sequence[tuple[str, str, list[int]]], written: int) -> Tensors:

@@ -29,7 +29,7 @@ from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.durable import Floats, NothingBeside, Part
 from atoll.errors import CheckpointError
-from atoll.strategies.stale_sparse.layout import Layer, lay_out_for_updates
+from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates
 
 RANKS = 3
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from atoll.errors import BadInput
 from atoll.kernels.compress import block_count
+from atoll.kernels.exchange_engine import Rule
 from atoll.kernels.pages import use_huge_pages
-from atoll.strategies.stale_sparse.optimizer_rules import Rates, Rule
 
 MAX_ENTRIES: Final = 2**31  # of one tensor: a residual or moment of more is beyond what one kernel call takes
 LIVE_TYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
@@ -33,6 +33,8 @@ class Layer:
     second: torch.Tensor | None
     last_step: torch.Tensor | None  # [blocks]: the update that touched a block last; None: moments are left as they are
     number: int = field(default=-1)  # in the exchange engine
+    turn: int = 0  # the sync rounds in which it is exchanged, modulo `Terms.every`
+    owner_sum: torch.Tensor | None = None  # where this rank owns it: what masters are behind the ranks' sums by
 
     @property
     def blocks(self) -> int:
@@ -49,9 +51,9 @@ class Layer:
     def on_cpu(self) -> bool:
         return self.parameter.device.type == "cpu"
 
-    def k_blocks(self, sparsity: float, world_size: int) -> int:
-        """Blocks that each rank sends: (1 - sparsity) of all, over the ranks (StellaTrain, section 6), 1 at least."""
-        return max(1, round((1 - sparsity) * self.blocks / world_size)) if sparsity > 0 else self.blocks
+    def k_blocks(self, share: float) -> int:
+        """So many of its blocks, 1 at least."""
+        return max(1, round(share * self.blocks)) if share < 1 else self.blocks
 
     def shaped(self, flat: torch.Tensor) -> torch.Tensor:
         """A view of `flat` with the parameter's shape and order in memory."""
@@ -69,39 +71,6 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
-def lay_out_for_gradients(
-    model: nn.Module, optimizer: torch.optim.Optimizer, rates: Rates, *, lazy: bool
-) -> list[Layer]:
-    """Every parameter that is trained, with fresh masters, residuals and moments. lazy: with last_step.
-
-    Raises BadInput for parameters that cannot be flattened."""
-    groups = {id(one): index for index, group in enumerate(optimizer.param_groups) for one in group["params"]}
-    layers: list[Layer] = []
-    for name, parameter in _trained(model):
-        group = groups[id(parameter)]
-        moments = rates.moments(group)
-        master = _master(name, parameter)
-        layers.append(
-            Layer(
-                name=name,
-                parameter=parameter,
-                order=len(layers),
-                group=group,
-                rule=rates.rules[group],
-                master=master,
-                residual=_zeros(master.numel()),
-                first=_zeros(master.numel()) if moments.first is not None else None,
-                second=_zeros(master.numel()) if moments.second is not None else None,
-                last_step=(
-                    torch.zeros(block_count(master.numel()), dtype=torch.int32)
-                    if lazy and moments.first is not None
-                    else None
-                ),
-            )
-        )
-    return layers
-
-
 def lay_out_for_updates(model: nn.Module) -> list[Layer]:
     """Every parameter that is trained, with a fresh master; all of one group, whose rule is to subtract.
 
@@ -113,57 +82,39 @@ def lay_out_for_updates(model: nn.Module) -> list[Layer]:
             order=order,
             group=0,
             rule="sgd",
-            master=_master(name, parameter),
+            master=master_of(name, parameter),
             residual=None,
             first=None,
             second=None,
             last_step=None,
         )
-        for order, (name, parameter) in enumerate(_trained(model))
+        for order, (name, parameter) in enumerate(trained(model))
     ]
 
 
-def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that are trained, by name, each once."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.numel() > 0:
             yield name, parameter
 
 
-def _master(name: str, parameter: nn.Parameter) -> torch.Tensor:
+def master_of(name: str, parameter: nn.Parameter) -> torch.Tensor:
+    """A fresh master, flat, float32. Raises BadInput for a parameter that cannot be flattened."""
     flat = flat_view(parameter)
     if flat is None or parameter.dtype not in LIVE_TYPES or parameter.numel() >= MAX_ENTRIES:
         raise BadInput(
             f"parameter {name} is {parameter.dtype}, {parameter.numel()} entries, strides {parameter.stride()}; "
-            "strategy stale-sparse needs dense float32, float16 or bfloat16 memory of less than 2^31 entries"
+            "an exchange of sparse parts needs dense float32, float16 or bfloat16 memory of less than 2^31 entries"
         )
-    return _zeros(flat.numel()).copy_(flat)
+    return zeros(flat.numel()).copy_(flat)
 
 
-def _zeros(entries: int) -> torch.Tensor:
+def zeros(entries: int) -> torch.Tensor:
     """float32 [entries] on huge pages where the system has them: updates touch blocks all over, a page or more each."""
     zeros = torch.zeros(entries)
     use_huge_pages(zeros)
     return zeros
-
-
-def adopt_optimizer_state(layers: Sequence[Layer], optimizer: torch.optim.Optimizer, rates: Rates) -> int:
-    """Begin with the moments that the optimizer has (of a checkpoint), and let its state be the layers' own memory, so
-    that optimizer.state_dict() tells it. Returns how many updates were made before."""
-    made = 0
-    for layer in layers:
-        names = rates.moments(layer.group)
-        state = optimizer.state[layer.parameter]
-        for name, mine in ((names.first, layer.first), (names.second, layer.second)):
-            if name is None or mine is None:
-                continue
-            saved = state.get(name)
-            if isinstance(saved, torch.Tensor):
-                layer.shaped(mine).copy_(saved)
-            state[name] = layer.shaped(mine)
-        if layer.rule in ("adam", "adamw"):
-            made = max(made, int(state.get("step", 0)))
-            state["step"] = torch.tensor(float(made))
-    return made
 
 
 def own_module_layers(model: nn.Module, layers: Sequence[Layer]) -> list[tuple[nn.Module, list[Layer]]]:

@@ -4,6 +4,9 @@ Every rank keeps its own on its own machine: a residual is as large as the model
 next run's ranks take over what they find, each rank's exactly once. In an emergency ranks may have been in different
 sync rounds: parts that the chosen checkpoint does not contain yet go back into the residual of who had sent them.
 
+With owners, each keeps its sums there too, and the totals that it sent last. A part that its owner has in its sum is no
+residual again, though the masters lack it; a total that they lack is in the sum again.
+
 A flush hands everything over at once, and ranks may be lost in the middle of one. So each counts its flushes, as the
 checkpoint does, and keeps what it gave into the last until all ranks are known to have it."""
 
@@ -28,10 +31,11 @@ from atoll.agent.runtime.checkpoints.disk.listing import CheckpointFolder
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.step.durable import Origin, OwnState
+from atoll.agent.runtime.transport.frames import Kind
 from atoll.errors import CheckpointError
 from atoll.kernels.exchange_engine import RecentPart
-from atoll.strategies.stale_sparse.layout import Layer
-from atoll.strategies.stale_sparse.publication import add_blocks
+from atoll.strategies.shared_masters.layout import Layer
+from atoll.strategies.shared_masters.publication import add_blocks
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 FOLDER: Final = "residuals"
@@ -79,11 +83,20 @@ class FlushLog:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerSums:
+    """What a rank keeps as owner, by layer, after sync round `versions`."""
+
+    sums: Mapping[str, torch.Tensor]
+    versions: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class _Contained:
     """What the checkpoint that a run goes on from has of the run before, by layer."""
 
-    versions: Mapping[str, int]  # the last sync round: parts of later ones were not applied and are residuals again
+    versions: Mapping[str, int]  # the last sync round
     flushes: Mapping[str, int]  # how many
+    summed: Mapping[str, int]  # the last sync round that is there or in its owner's sum: later parts are residuals again
 
 
 def as_rows(layers: Sequence[Layer], parts: Sequence[RecentPart]) -> list[dict[str, Any]]:
@@ -91,6 +104,7 @@ def as_rows(layers: Sequence[Layer], parts: Sequence[RecentPart]) -> list[dict[s
     names = {layer.number: layer.name for layer in layers}
     return [
         {
+            "total": part.kind == Kind.FROM_OWNER,
             "pass": part.sync_round,
             "name": names[part.tensor],
             "index": torch.from_numpy(part.index.astype(np.int32)),
@@ -103,6 +117,7 @@ def as_rows(layers: Sequence[Layer], parts: Sequence[RecentPart]) -> list[dict[s
 def pack(
     held: Mapping[str, torch.Tensor],
     parts: Sequence[Mapping[str, Any]],
+    sums: OwnerSums,
     optimizer: Mapping[str, Any] | None,
     flushes: FlushLog,
     *,
@@ -110,6 +125,7 @@ def pack(
 ) -> Packed:
     """This rank's residuals and the parts it sent last. copy: own memory, for who writes while training goes on."""
     state = {"owed": dict(held), "parts": list(parts), "optimizer": optimizer}
+    state |= {"owner_sums": dict(sums.sums), "versions": {name: sums.versions[name] for name in sums.sums}}
     return pack_state({**state, "flushes": dict(flushes.counts), "given": dict(flushes.given)}, copy=copy)
 
 
@@ -142,15 +158,20 @@ def take_over(session: Session, origin: Origin, sizes: Mapping[str, int]) -> lis
     versions, flushes = (
         dict(zip(sizes, origin.shared.get(what, none).tolist(), strict=True)) for what in ("versions", "flushes")
     )
-    contained = _Contained(versions, flushes)
-    states = []
+    states, whole = [], []
     for old, owner in enumerate(_shared_out(held, origin.world_size)):
         if owner == rank:
-            state = _read(found[old], contained, sizes, skipped)
-            states += [state] if state is not None else []
+            state = _whole(found[old], sizes, skipped)
+            whole += [(found[old], state)] if state is not None else []
         elif owner is None and session.place.is_main:
             text = f"the residual of rank {old} of run {origin.run} is lost with its machine; training goes on"
             session.notice(LEVEL_WARNING, text)
+    summed = [max((state["versions"].get(name, -1) for _, state in whole), default=-1) for name in sizes]
+    rows = session.group.gather_rows(summed) if session.group is not None else [summed]
+    newest = {name: max(versions[name], *seen) for name, *seen in zip(sizes, *rows, strict=True)}
+    contained = _Contained(versions, flushes, newest)
+    for one, state in whole:
+        states.append(_read(one, state, contained, skipped))
     return states
 
 
@@ -180,30 +201,48 @@ def _shared_out(held: Sequence[Sequence[int]], ranks: int) -> list[int | None]:
     return owners
 
 
-def _read(
-    found: _Found, contained: _Contained, sizes: Mapping[str, int], on_skip: Callable[[str], None]
-) -> OwnState | None:
-    """The residual of a rank of the run before; None, told to on_skip, where it cannot be used.
+def _whole(found: _Found, sizes: Mapping[str, int], on_skip: Callable[[str], None]) -> dict[str, Any] | None:
+    """What a rank of the run before kept, checked; None, told to on_skip, where it cannot be used.
 
     sizes: entries by layer."""
     try:
         checkpoint: LoadedCheckpoint = files.read(found.path)
-        state = unpack_state(checkpoint.tensors, checkpoint.scalars)
-        residual: dict[str, torch.Tensor] = state["owed"]
-        if {name: tuple(tensor.shape) for name, tensor in residual.items()} != {
-            name: (size,) for name, size in sizes.items()
-        }:
+        state: dict[str, Any] = {"flushes": {}, "given": {}, "owner_sums": {}, "versions": {}}
+        state |= unpack_state(checkpoint.tensors, checkpoint.scalars)
+        if _shapes(state["owed"]) != {name: (size,) for name, size in sizes.items()} or any(
+            part["name"] not in sizes for part in state["parts"]
+        ):
             raise CheckpointError("it is of another model")
-        for name, missed in residual.items():
-            behind = contained.flushes[name] - state.get("flushes", {}).get(name, 0)
-            if behind > 0:
-                missed.zero_()  # another rank finished the flush that this one was lost in, and so has all of it
-            elif behind < 0:
-                missed.add_(state["given"][name])
-        for part in state["parts"]:
-            if part["pass"] > contained.versions[part["name"]]:
-                add_blocks(residual[part["name"]], part["index"].numpy(), part["values"].numpy())
-        return OwnState(found.rank, residual, state["optimizer"])
+        if _shapes(state["owner_sums"]) != {name: (sizes[name],) for name in state["versions"]}:
+            raise CheckpointError("its owner's sums are of another model")
+        return state
     except (CheckpointError, KeyError) as error:
         on_skip(f"the residual of rank {found.rank} cannot be read from {found.path}: {error}")
         return None
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _read(found: _Found, state: Mapping[str, Any], contained: _Contained, on_skip: Callable[[str], None]) -> OwnState:
+    """What `_whole` gave, as of the checkpoint that the run goes on from."""
+    residual: dict[str, torch.Tensor] = state["owed"]
+    sums: dict[str, torch.Tensor] = state["owner_sums"]
+    for name, missed in residual.items():
+        behind = contained.flushes[name] - state["flushes"].get(name, 0)
+        if behind > 0:
+            missed.zero_()  # another rank finished the flush that this one was lost in, and so has all of it
+            if name in sums:
+                sums[name].zero_()
+        elif behind < 0:
+            missed.add_(state["given"][name])
+        elif state["versions"].get(name, contained.versions[name]) < contained.versions[name]:
+            sums[name].zero_()  # it is not known which of it the masters took since
+            on_skip(f"what rank {found.rank} had summed of {name} is of an earlier step than the checkpoint, and lost")
+    for part in state["parts"]:
+        name, is_total = part["name"], part.get("total", False)
+        if part["pass"] > (contained.versions if is_total else contained.summed)[name]:
+            into = sums if is_total else residual
+            add_blocks(into[name], part["index"].numpy(), part["values"].numpy())
+    return OwnState(found.rank, residual, state["optimizer"], sums)

@@ -4,7 +4,8 @@ nobody waits for it.
 At a boundary this rank has put everything into round n, and its masters cannot be newer: that takes its next part. So
 masters, and moments that follow them, are asked for as of round n: the engine copies each tensor when the round has
 come, or right before a later round changes it. This rank's residuals after its part of round n are read at once.
-Together they are one consistent cut: masters of round n, every rank's residuals, and nothing in flight between."""
+Together they are one consistent cut: masters of round n, every rank's residuals, owners' sums after their totals of it,
+and nothing in flight between."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Literal
 
+import numpy as np
 import torch
 
-from atoll.agent.runtime.step.durable import Bytes, Floats, Part
+from atoll.agent.runtime.step.durable import OWNER_SUM, Bytes, Floats, Part
 from atoll.errors import DeadlineExceeded, PeerLost
-from atoll.strategies.stale_sparse.exchange import LayerExchange
-from atoll.strategies.stale_sparse.layout import Layer
+from atoll.strategies.shared_masters.exchange import LayerExchange
+from atoll.strategies.shared_masters.layout import Layer
 
 ResidualPlace = Literal["live", "engine", "none"]
 """Where a rank's residuals are: in its live weights, in memory that the engine changes, nowhere."""
@@ -46,7 +48,12 @@ class RollingMasters:
         return {id(layer.parameter) for layer in self._layers}
 
     def residuals(self) -> Mapping[str, int]:
-        return {layer.name: layer.master.numel() for layer in self._layers} if self._place != "none" else {}
+        if self._place == "none":
+            return {}
+        own = {layer.name: layer.master.numel() for layer in self._layers}
+        return own | {
+            f"{OWNER_SUM}{layer.name}": layer.master.numel() for layer in self._layers if layer.owner_sum is not None
+        }
 
     def capture(self, parts: Sequence[Part], residuals: Mapping[str, Floats]) -> None:
         self._number, self._residuals = self._newest(), residuals
@@ -59,6 +66,9 @@ class RollingMasters:
             for kind, tensor in _buffers(layer).items():
                 wanted = by_name.get(f"{kind}.{layer.name}", [])
                 ranges += [(tensor.view(torch.uint8).numpy()[one.begin : one.end], one.into) for one in wanted]
+            if layer.owner_sum is not None:
+                into = residuals[f"{OWNER_SUM}{layer.name}"].view(np.uint8)
+                ranges.append((layer.owner_sum.view(torch.uint8).numpy(), into))
             self._exchange.engine.snapshot(self._number, layer.number, ranges)
         if self._place == "engine":
             self._capture_residuals(self._layers)

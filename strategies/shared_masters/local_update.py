@@ -1,4 +1,4 @@
-"""The LocalUpdate of strategy `stale-sparse`: what both kinds of exchange share.
+"""The LocalUpdate of ranks that share masters: what both kinds of exchange have in common.
 
 A sync round is what all ranks exchange once, numbered from 1 within a run. A layer's forward pre-hook waits until round
 n - staleness is in its weights and takes a newer one if it is there."""
@@ -6,8 +6,8 @@ n - staleness is in its weights and takes a newer one if it is there."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
@@ -15,31 +15,35 @@ from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
 from atoll.agent.runtime.step.durable import Origin, OwnState
 from atoll.agent.runtime.step.optimizers import as_one
-from atoll.strategies.stale_sparse.exchange import LayerExchange
-from atoll.strategies.stale_sparse.layout import Layer
-from atoll.strategies.stale_sparse.live_weights import LiveWeights
-from atoll.strategies.stale_sparse.measures import Tally
-from atoll.strategies.stale_sparse.plan import StaleSparsePlan
-from atoll.strategies.stale_sparse.rolling import ResidualPlace
-from atoll.strategies.stale_sparse.settings import StaleSparse
-from atoll.strategies.stale_sparse.state import StaleSparseState
+from atoll.strategies.declaration import PlanParameters
+from atoll.strategies.shared_masters.exchange import LayerExchange
+from atoll.strategies.shared_masters.layout import Layer
+from atoll.strategies.shared_masters.live_weights import LiveWeights
+from atoll.strategies.shared_masters.measures import Tally
+from atoll.strategies.shared_masters.owners import check_one_worker_each
+from atoll.strategies.shared_masters.rolling import ResidualPlace
+from atoll.strategies.shared_masters.state import MastersState
+from atoll.strategies.shared_masters.terms import Density, Terms
 
 
-class StaleSparseUpdate(ABC):
+DensityOf: TypeAlias = Callable[[PlanParameters | None], Density]
+"""Of what a plan says; None: of the settings alone."""
+
+
+class MastersUpdate(ABC):
     """All methods run on the training thread."""
 
     flush_changes: bool  # of the exchange
 
     def __init__(
-        self, context: WorkerContext, settings: StaleSparse, layers: list[Layer], place: ResidualPlace
+        self, context: WorkerContext, terms: Terms, density: DensityOf, layers: list[Layer], place: ResidualPlace
     ) -> None:
-        """place: of this rank's residuals."""
+        """density: how much is sent, as a plan's parameters say. place: of this rank's residuals."""
         self._events, self._channel = context.events, context.channel
         self._session, self._optimizer = context.session, as_one(context.optimizers)
-        self._settings = settings
-        self._world_size = context.session.place.world_size
+        self._terms, self._density_of = terms, density
         self._layers = layers
-        self.lag = settings.staleness
+        self.lag = terms.staleness
         self._round = 0  # sync rounds that this rank put everything into
         self._first_step = 0
         self._share = 1.0  # of this rank, of a whole batch
@@ -47,17 +51,19 @@ class StaleSparseUpdate(ABC):
         self._exchange = LayerExchange(layers, context.session.collective_timeout_s)
         shared = 0 if context.session.device.type == "cuda" else max(1, torch.get_num_threads())
         self.tally = Tally([layer.name for layer in layers], self._take_counts, shared)
-        self.state = StaleSparseState(context.session, self._exchange, self._optimizer, place, lambda: self._ordered)
+        self.state = MastersState(context.session, self._exchange, self._optimizer, place, lambda: self._ordered)
         self._weights = LiveWeights(
             context.model,
             self._exchange,
             self.tally,
-            additive=self._settings.exchange == "updates",
+            additive=terms.exchange == "updates",
             required=lambda: self._required,
             lost=context.events.lost,
         )
         self._k_blocks: list[int] = []
-        self._set_sparsity(self._settings.sparsity)
+        self._owner_blocks: list[int] = []
+        self._density: Density | None = None
+        self._set_density(density(None))
         self._hooks: list[Any] = []
 
     # --- what the kinds of exchange differ in
@@ -92,7 +98,10 @@ class StaleSparseUpdate(ABC):
         self._first_step, self._share = position.step, share
         self.state.take_over_masters(shared)
         self.state.updates = max(self._adopt_optimizer(), int(shared.get("updates", 0)))
-        self._exchange.start(self._session, self._settings, self._channel.islands())
+        islands = self._channel.islands()
+        if self._terms.owners:
+            check_one_worker_each(islands)
+        self._exchange.start(self._session, self._terms, islands)
         resumed = origin if "versions" in shared else None
         self._adopt_residuals(self.state.take_over_residuals(resumed) if resumed is not None else [])
         names = [layer.name for layer in self._layers]
@@ -114,8 +123,7 @@ class StaleSparseUpdate(ABC):
         self._muted = opened.muted or opened.batch.step < self._first_step
         self._open = True
         if not self._muted:
-            planned = opened.params.sparsity if isinstance(opened.params, StaleSparsePlan) else None
-            self._set_sparsity(self._settings.sparsity if planned is None else planned)
+            self._set_density(self._density_of(opened.params))
             self._weights.backward_begins()
 
     def backward_done(self) -> None:
@@ -141,12 +149,13 @@ class StaleSparseUpdate(ABC):
     @property
     def _required(self) -> int:
         """The sync round that the next forward must have (StellaTrain, section 3.3: never older)."""
-        return max(0, min(self._round - self._settings.staleness, self._ordered))
+        return max(0, min(self._round - self._terms.staleness, self._ordered))
 
-    def _set_sparsity(self, sparsity: float) -> None:
-        if not self._k_blocks or sparsity != self.tally.sparsity:
-            self.tally.sparsity = sparsity
-            self._k_blocks = [layer.k_blocks(sparsity, self._world_size) for layer in self._layers]
+    def _set_density(self, density: Density) -> None:
+        if density != self._density:
+            self._density, self.tally.sparsity = density, density.sparsity
+            self._k_blocks = [layer.k_blocks(density.sent) for layer in self._layers]
+            self._owner_blocks = [layer.k_blocks(density.returned) for layer in self._layers]
 
     def _take_counts(self) -> Mapping[str, float]:
         return self._exchange.engine.take_stats()._asdict()

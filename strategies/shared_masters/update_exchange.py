@@ -26,20 +26,20 @@ from atoll.agent.runtime.step.durable import OwnState
 from atoll.agent.runtime.step.gradients import refuse_sparse
 from atoll.agent.runtime.transport.process_groups import collective
 from atoll.errors import BadInput
-from atoll.strategies.stale_sparse.layout import Layer, lay_out_for_updates
-from atoll.strategies.stale_sparse.local_update import StaleSparseUpdate
-from atoll.strategies.stale_sparse.settings import StaleSparse
+from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates
+from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate
+from atoll.strategies.shared_masters.terms import Terms
 
 
-class UpdateExchange(StaleSparseUpdate):
+class UpdateExchange(MastersUpdate):
     """A sync round is what all optimizers did in a batch. Any of torch's optimizers, several too, gradient clipping and
     scalers work as they do alone."""
 
     flush_changes = True
 
-    def __init__(self, context: WorkerContext, settings: StaleSparse) -> None:
+    def __init__(self, context: WorkerContext, terms: Terms, density: DensityOf) -> None:
         """Raises BadInput for what cannot be trained so."""
-        super().__init__(context, settings, lay_out_for_updates(context.model), "live")
+        super().__init__(context, terms, density, lay_out_for_updates(context.model), "live")
         self._factor = 1.0  # of this pass's gradients
         self._accumulated = False  # a pass since the last update
         self._updated = False  # since the last sync round
@@ -50,6 +50,7 @@ class UpdateExchange(StaleSparseUpdate):
 
     @torch.no_grad()
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
+        self._adopt_sums(states)
         for layer in self._layers:
             residuals = [state.residual[layer.name] for state in states]
             self._exchange.set_live(layer, torch.stack(residuals).sum(0) if residuals else None, self._share)
@@ -57,19 +58,44 @@ class UpdateExchange(StaleSparseUpdate):
             if state.rank == self._session.place.rank and state.optimizer is not None:
                 self._optimizer.load_state_dict(dict(state.optimizer))
 
+    def _adopt_sums(self, states: Sequence[OwnState]) -> None:
+        """Where every rank has those of the very layers that it owns, it goes on with them; else the masters take all of
+        them in full."""
+        own = self.state.owner_sums()
+        found = {name: one for state in states for name, one in state.owner_sums.items()}
+        group = self._session.group
+        mine = [int(bool(found)), int(found.keys() == own.keys())]
+        rows = group.gather_rows(mine) if group is not None else [mine]
+        if not any(there for there, _ in rows):
+            return
+        if all(same for _, same in rows):
+            for name, one in own.items():
+                one.copy_(found[name])
+            return
+        for layer in self._layers:
+            together = found.get(layer.name, torch.zeros_like(layer.master)).clone()
+            if group is not None:
+                with collective("handing over what owners summed"):
+                    dist.all_reduce(together, group=group.control)
+            layer.master -= together
+
     @torch.no_grad()
     def flush(self) -> None:
-        """Send all residuals, in full: the model that is left is the same on every rank."""
+        """Send all residuals and what owners still keep, in full: the model that is left is the same on every rank."""
         self.state.rolling().finish_capture()
         group, flushes = self._session.group, self.state.flushes
         for layer in self._layers:
             given = self.state.residual(layer)
+            if layer.owner_sum is not None:
+                given += layer.owner_sum
             together = given.clone()
             if group is not None:
                 with collective("sending residuals"):
                     dist.all_reduce(together, group=group.control)
             with flushes.flushing(layer.name, given):
                 layer.master -= together
+                if layer.owner_sum is not None:
+                    layer.owner_sum.zero_()
                 self._exchange.set_live(layer, None, self._share)
         if group is not None:
             group.barrier()  # now nobody can go on from a state without it
@@ -105,9 +131,9 @@ class UpdateExchange(StaleSparseUpdate):
         self._round += 1
         self.state.updates += 1
         self._accumulated = False
-        self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks)
+        self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._owner_blocks)
         for layer in self._layers:
-            if not self._exchange.on_cpu(layer):
+            if not self._exchange.on_cpu(layer) and self._round % self._terms.every == layer.turn:
                 self._exchange.copy_from_gpu(layer, self._round, layer.live, self._later(layer))
 
     def clip(self, max_norm: float) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost
-from atoll.strategies.stale_sparse.exchange import LayerExchange
-from atoll.strategies.stale_sparse.layout import Layer, own_module_layers
-from atoll.strategies.stale_sparse.measures import Tally
-from atoll.strategies.stale_sparse.publication import add_blocks, write_blocks
+from atoll.strategies.shared_masters.exchange import LayerExchange
+from atoll.strategies.shared_masters.layout import Layer, own_module_layers
+from atoll.strategies.shared_masters.measures import Tally
+from atoll.strategies.shared_masters.publication import add_blocks, write_blocks
 
 
 class LiveWeights:

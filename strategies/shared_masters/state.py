@@ -1,4 +1,4 @@
-"""The durable state of strategy `stale-sparse`: masters that all ranks share, residuals that are each rank's own."""
+"""The durable state of ranks that share masters: these, residuals that are each rank's own, and owners' sums."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.step.durable import Origin, OwnState
 from atoll.agent.runtime.step.optimizers import OptimizerState
-from atoll.strategies.stale_sparse import residuals
-from atoll.strategies.stale_sparse.exchange import LayerExchange
-from atoll.strategies.stale_sparse.layout import Layer
-from atoll.strategies.stale_sparse.residuals import FlushLog
-from atoll.strategies.stale_sparse.rolling import ResidualPlace, RollingMasters
+from atoll.strategies.shared_masters import residuals
+from atoll.strategies.shared_masters.exchange import LayerExchange
+from atoll.strategies.shared_masters.layout import Layer
+from atoll.strategies.shared_masters.residuals import FlushLog, OwnerSums
+from atoll.strategies.shared_masters.rolling import ResidualPlace, RollingMasters
 
 FREEZE_DEADLINE_S: Final = 5.0
 
 
-class StaleSparseState:
+class MastersState:
     """A Durable, on either kind of exchange."""
 
     survives_update = True
@@ -69,9 +69,12 @@ class StaleSparseState:
         directory = self._session.checkpoint.directory
         if directory is None or self._place == "none":
             return None
-        parts = residuals.as_rows(self._exchange.layers, self._exchange.engine.recent_parts())
+        layers, engine = self._exchange.layers, self._exchange.engine
+        parts = residuals.as_rows(layers, engine.recent_parts())
         optimizer = self._optimizer.state_dict() if self._place == "live" else None
-        packed = residuals.pack(self.residuals(), parts, optimizer, self.flushes, copy=copy)
+        versions = {layer.name: version for layer, version in zip(layers, engine.versions(), strict=True)}
+        sums = OwnerSums(self.owner_sums(), versions)
+        packed = residuals.pack(self.residuals(), parts, sums, optimizer, self.flushes, copy=copy)
         return partial(residuals.write, directory, header, self._session.place.rank, packed)
 
     def rolling(self) -> RollingMasters:
@@ -82,6 +85,10 @@ class StaleSparseState:
         if self._place == "live":
             return {layer.name: self.residual(layer) for layer in self._exchange.layers}
         return {layer.name: layer.residual for layer in self._exchange.layers if layer.residual is not None}
+
+    def owner_sums(self) -> Mapping[str, torch.Tensor]:
+        """What masters are behind the ranks' sums by, of layers that this rank owns; float32 [N]."""
+        return {layer.name: layer.owner_sum for layer in self._exchange.layers if layer.owner_sum is not None}
 
     def residual(self, layer: Layer) -> torch.Tensor:
         """Of live weights: what this rank's are ahead of the master and was not sent."""

@@ -9,9 +9,10 @@ import torch
 
 from atoll.agent.runtime.api.session import Session
 from atoll.kernels.exchange_engine import ExchangeEngine
-from atoll.strategies.stale_sparse.layout import Layer
-from atoll.strategies.stale_sparse.offload import Offload
-from atoll.strategies.stale_sparse.settings import StaleSparse
+from atoll.strategies.shared_masters.layout import Layer, zeros
+from atoll.strategies.shared_masters.offload import Offload
+from atoll.strategies.shared_masters.owners import shared_out
+from atoll.strategies.shared_masters.terms import Terms
 
 
 class LayerExchange:
@@ -31,22 +32,28 @@ class LayerExchange:
         assert self._engine is not None  # start came first
         return self._engine
 
-    def start(self, session: Session, settings: StaleSparse, islands: Sequence[Sequence[int]]) -> None:
-        """islands: ranks, each once. Layers get their numbers."""
+    def start(self, session: Session, terms: Terms, islands: Sequence[Sequence[int]]) -> None:
+        """islands: ranks, each once. Layers get their numbers, turns and owners."""
         self._engine = engine = ExchangeEngine(
             rank=session.place.rank,
             islands=islands,
             threads=max(1, torch.get_num_threads()),
-            values=settings.values,
-            selection=settings.selection,
-            # Of updates it is in the live weights.
-            error_feedback=settings.error_feedback and settings.exchange == "gradients",
-            digest_every=settings.digest_every if session.place.world_size > 1 else 0,
+            values=terms.values,
+            selection=terms.selection,
+            error_feedback=terms.error_feedback,
+            digest_every=terms.digest_every if session.place.world_size > 1 else 0,
             seed=session.seed % 2**63,
             first_round=1,
-            exchange=settings.exchange,
+            exchange=terms.exchange,
+            every=terms.every,
         )
-        for layer in self.layers:
+        owned = terms.owners and len(islands) > 1
+        entries = [layer.master.numel() for layer in self.layers]
+        routes = shared_out(entries, terms.every, len(islands))
+        for layer, (turn, owner) in zip(self.layers, routes, strict=True):
+            layer.turn = turn
+            if owned and islands[owner][0] == session.place.rank:
+                layer.owner_sum = zeros(layer.master.numel())
             layer.number = engine.add_tensor(
                 order=layer.order,
                 rule=layer.rule,
@@ -57,6 +64,9 @@ class LayerExchange:
                 last_step=layer.last_step,
                 live=layer.live if layer.on_cpu else None,
                 group=layer.group,
+                turn=turn,
+                owner=owner if owned else None,
+                owner_sum=layer.owner_sum,
             )
         if session.device.type == "cuda":
             self._offload = Offload(session.device)

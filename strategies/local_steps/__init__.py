@@ -1,0 +1,23 @@
+"""Strategy `local-steps`: every island moves on at once by its own updates; differences of a few bits go through owners.
+
+docs/strategies.md has what it does, docs/performance.md what it learns for a byte."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from atoll.strategies.declaration import Strategy
+from atoll.strategies.local_steps.plan import LocalStepsPlan
+from atoll.strategies.local_steps.settings import LocalSteps
+from atoll.strategies.shared_masters.metrics import METRICS
+
+STRATEGY: Final = Strategy(
+    name="local-steps",
+    summary="islands move on by themselves and exchange differences of few bits through owners: most learnt for a byte",
+    settings=LocalSteps,
+    plan_parameters=LocalStepsPlan,
+    metrics=METRICS,
+    exchanges=True,
+    worker="atoll.strategies.local_steps.worker:build",
+    view="atoll.strategies.local_steps.view:status",
+)

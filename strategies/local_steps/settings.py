@@ -1,0 +1,32 @@
+"""StrategySettings of strategy `local-steps`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from atoll.strategies.declaration import Flag, StrategySettings
+
+SentShare: TypeAlias = Annotated[float, Field(ge=0.0001, le=1)]
+
+
+class LocalSteps(StrategySettings):
+    """Each island trains on at once by its own optimizer; what it is ahead of the shared masters goes in few bits to
+    owners, who send back what the masters lack. Raises SettingError when made."""
+
+    density: Annotated[SentShare, Flag("SHARE", "of its entries that an island sends of what is due, e.g. 0.2")] = 0.2
+    """share of its entries that an island sends of what is due, 0.0001 to 1; owners send back twice as much at most"""
+
+    every: Annotated[int, Field(ge=1, le=1000), Flag("STEPS", "between two exchanges of one entry, e.g. 10")] = 1
+    """steps between two exchanges of one entry; in each step an equal part of the model is due"""
+
+    values: Literal["int2", "int4", "int8", "float16", "bfloat16", "float32"] = "int2"
+    """what values are rounded to on the wire: `int8` and `int4` with a scale for each 16, `int2` is a sign and one of two
+    magnitudes; what rounding takes away stays in the residual"""
+
+    staleness: Annotated[int, Field(ge=0, le=3)] = 1
+    """steps that others' updates may be late"""
+
+    digest_every: Annotated[int, Field(ge=1, lt=2**32)] = 100
+    """steps between comparisons of all workers' weights"""

@@ -1,0 +1,16 @@
+"""The numbers that workers which share masters report of every step."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from atoll.strategies.declaration import Metric
+
+METRICS: Final = (
+    Metric("sparsity", "share", "of the entries, left out of this step", "newest"),
+    Metric("stall_s", "s", "forward passes waiting for updates", "share of the step"),
+    Metric("fresh_share", "share", "of layers that ran with the newest update"),
+    Metric("sent_bytes", "bytes", "that left on the wire in this step"),
+    Metric("select_s", "s", "of the training processors for choosing what is sent", "share of the step"),
+    Metric("apply_s", "s", "of the training processors for summing and applying what came", "share of the step"),
+)

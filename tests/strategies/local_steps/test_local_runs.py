@@ -1,0 +1,160 @@
+"""Whole runs of strategy local-steps: real worker processes, an island each, their own sockets between them. What was
+trained is in the masters, in a residual, or in an owner's sum: nothing else is right. Each test is a story."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sparse_runs import (
+    Tensors,
+    check_alike,
+    check_every_sample_once,
+    check_nothing_was_lost,
+    equal,
+    kept,
+    sparse,
+    together,
+)
+from zmq_agent import FakeAgent, Start
+
+from atoll.agent.runtime.checkpoints.disk import listing
+
+pytestmark = pytest.mark.timeout(120)
+
+SETTINGS = {"density": 0.1, "digest_every": 3}
+
+
+def local(out: Path, ranks: int, *, start: Start, run: int = 1, **settings: Any) -> FakeAgent:
+    agent = sparse(out, ranks, start=start, run=run, strategy="local-steps", **{**SETTINGS, **settings})
+    agent.place([f"node-{rank}" for rank in range(ranks)], [f"island-{rank}" for rank in range(ranks)])
+    return agent
+
+
+def left(states: Sequence[dict[str, Any]]) -> Tensors:
+    """What masters lack: residuals and owners' sums, over all ranks."""
+    residuals, sums = together(states, "residuals"), together(states, "owner_sums")
+    return {name: one + sums.get(name, torch.zeros_like(one)) for name, one in residuals.items()}
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("values", ["int2", "float32"])
+def test_all_islands_end_with_the_same_model_and_all_that_was_trained(
+    start: Start, tmp_path: Path, every: int, values: str
+) -> None:
+    """1. Three islands train 27 steps, every step or every fourth exchanged. 2. Digests agree on the way, all end with
+    the same bits, and after the flush at the end all gradients are in them."""
+    with local(tmp_path, 3, start=start, every=every, values=values) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 3, agent.said()
+        assert not agent.notices
+        assert all(not link.dropped for links in agent.links.values() for link in links.values())
+    begun, ended = ([kept(tmp_path, 1, rank, what) for rank in range(3)] for what in ("begin", "end"))
+    masters = check_alike(ended, "masters")
+    assert equal(check_alike(ended, "live"), masters)
+    gradients = together(ended, "summed")
+    check_nothing_was_lost(check_alike(begun, "masters"), masters, gradients, left(ended), "updates")
+    assert {name for state in ended for name in state["owner_sums"]} == set(masters)
+
+
+@pytest.mark.parametrize("after", [3, 2])
+def test_drained_and_resumed_by_as_many_or_fewer_nothing_is_lost(start: Start, tmp_path: Path, after: int) -> None:
+    """1. Three islands are asked to stop and end with 85: residuals are left, and owners' sums. 2. As many go on: each
+    has its own again. 3. Two go on: residuals are shared out, and what owners had summed is in the masters."""
+    with local(tmp_path, 3, start=start, run=1) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--await-stop-at", "5")
+        agent.send_stop_in(5, rank=0)
+        assert agent.exit_codes() == [85] * 3, agent.said()
+    with local(tmp_path, after, start=start, run=2) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * after, agent.said()
+        assert not agent.notices
+    first = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
+    begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(after)] for what in ("begin", "end"))
+    assert any(one.any() for state in first for one in state["owner_sums"].values())
+    for state, before in zip(begun, first, strict=False):
+        if after == 3:
+            assert equal(state["owner_sums"], before["owner_sums"])
+        else:
+            assert not any(one.any() for one in state["owner_sums"].values())
+    assert equal(check_alike(begun, "masters"), check_alike(first, "masters")) == (after == 3)
+    check_every_sample_once(tmp_path, epochs=3)
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    check_nothing_was_lost(origin, check_alike(begun, "masters"), together(first, "summed"), left(begun), "updates")
+    gradients = together([*first, *second], "summed")
+    check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, left(second), "updates")
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_killed_island_costs_its_own_and_no_part_counts_twice(start: Start, tmp_path: Path, every: int) -> None:
+    """1. Rank 2 of three is killed in step 13; its gradients were all zero, and it owned a share. 2. The others save
+    what they have, though each was in another round. 3. Two go on: of what the survivors trained everything is there
+    that was not on its way to the dead owner or in its sum, and nothing twice."""
+    with local(tmp_path, 3, start=start, run=1, every=every, values="float32") as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--silent-rank", "1", "--raise-at", "13")
+        assert agent.workers[1].wait(timeout=30) == -signal.SIGKILL, agent.said()
+        assert agent.exit_codes() == [75, -signal.SIGKILL, 75], agent.said()
+        assert listing.newest(agent.job_directory)[0].step in {13, 14, 15}
+    with local(tmp_path, 2, start=start, run=2, every=every, values="float32") as agent:
+        agent.start_workers("stale_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 2, agent.said()
+        (lost,) = [notice.text for notice in agent.notices]
+        assert lost.startswith("the residual of rank 1 of run 1 is lost")
+    first = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]
+    begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(2)] for what in ("begin", "end"))
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    dead: Tensors = kept(tmp_path, 1, 1, "begin")["owner_sums"]
+    masters, rest, gradients = check_alike(begun, "masters"), left(begun), together(first, "summed")
+    survived = [name for name in masters if name not in dead]
+    assert 0 < len(survived) < len(masters)
+    of = [{name: one[name] for name in survived} for one in (origin, masters, gradients, rest)]
+    check_nothing_was_lost(of[0], of[1], of[2], of[3], "updates")
+    check_alike(second, "masters")
+
+
+def test_all_machines_lose_power_and_memory_has_residuals_and_owners_sums(start: Start, tmp_path: Path) -> None:
+    """1. Nobody waits for the others' updates, some are always under way. 2. SIGKILL for all after a step is in memory.
+    3. The next run goes on from there: every gradient up to that step is in the masters, in a residual, or in the sum of
+    an owner, who is the same. 4. It ends, and that holds again."""
+
+    def placed(run: int) -> FakeAgent:
+        agent = local(tmp_path, 3, start=start, run=run)
+        agent.own_directories, agent.memory = True, tmp_path / "memory"
+        agent.spec.checkpoint.memory_replicas, agent.spec.checkpoint.every_steps = 1, 0
+        return agent
+
+    with placed(1) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--keep-sums", "--sleep-s", "0.1")
+        agent.lose_power(5)
+    with placed(2) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 3, agent.said()
+    begun, ended = ([kept(tmp_path, 2, rank, what) for rank in range(3)] for what in ("begin", "end"))
+    step = begun[0]["step"]
+    assert step >= 5
+    assert any(one.any() for state in begun for one in state["owner_sums"].values())
+    origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+    paths = [tmp_path / f"run-1-rank-{rank}.sums-{step}" for rank in range(3)]
+    first = [{"summed": torch.load(path, weights_only=True)} for path in paths]
+    check_nothing_was_lost(origin, check_alike(begun, "masters"), together(first, "summed"), left(begun), "updates")
+    gradients = together([*first, *ended], "summed")
+    check_nothing_was_lost(origin, check_alike(ended, "masters"), gradients, left(ended), "updates")
+
+
+def test_a_flipped_bit_of_a_master_stops_the_run_and_names_the_tensor(start: Start, tmp_path: Path) -> None:
+    with local(tmp_path, 2, start=start) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--flip-at", "8")
+        assert 0 not in agent.exit_codes()
+        assert "differ" in agent.said()
+
+
+def test_two_workers_of_an_island_beside_another_are_refused(start: Start, tmp_path: Path) -> None:
+    with local(tmp_path, 3, start=start) as agent:
+        agent.place(["a", "a", "b"], ["west", "west", "east"])
+        agent.start_workers("stale_train.py", str(tmp_path))
+        assert 0 not in agent.exit_codes()
+        assert "an island has the workers 0, 1, and strategy local-steps takes one worker an island" in agent.said()

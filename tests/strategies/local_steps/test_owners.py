@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import BadInput
+from atoll.strategies.shared_masters.owners import check_one_worker_each, shared_out
+
+
+@given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 5), st.integers(1, 6))
+def test_turns_and_owners_carry_about_as_much(entries: list[int], every: int, owners: int) -> None:
+    """No turn has more than another by more than the largest layer, nor has an owner in a turn."""
+    routes = shared_out(entries, every, owners)
+    largest = max(entries, default=0)
+    turns = [sum(n for n, (turn, _) in zip(entries, routes, strict=True) if turn == one) for one in range(every)]
+    assert max(turns) - min(turns) <= largest
+    for turn in range(every):
+        loads = [sum(n for n, route in zip(entries, routes, strict=True) if route == (turn, o)) for o in range(owners)]
+        assert max(loads) - min(loads) <= largest
+
+
+def test_all_owners_get_some_of_layers_alike() -> None:
+    assert sorted(owner for _, owner in shared_out([5] * 8, 2, 4)) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_an_island_of_several_workers_is_refused_by_name() -> None:
+    """Their steps would have to be exact among themselves, which is not there; on one island it is as stale-sparse is."""
+    check_one_worker_each([[0, 1, 2]])
+    check_one_worker_each([[0], [1]])
+    with pytest.raises(BadInput, match="an island has the workers 1, 2, and strategy local-steps takes one worker"):
+        check_one_worker_each([[0], [1, 2]])
