@@ -61,6 +61,7 @@ class Outgoing:
     sync_round: int = 0
     order: int = 0
     count: int = 1
+    to: int = -1
 
 
 class Source:

@@ -3,8 +3,8 @@
 A payload is the indices, then the values, little-endian, without a header: how many units, of which tensor and in which
 formats is for the message around it. Indices are "plain" (uint32), "delta" (gaps in LEB128: mostly one byte each at a
 sparsity of 99 %, against four) or "none" (both ends have them from `atoll.kernels.compress.random_blocks`). Values are
-"float32"; "float16" or "bfloat16"; "int8" or "int4", with a bfloat16 scale for each 16 values; or "int2", sign and one of
-two magnitudes for each 512. A unit is a block of 16 entries (width=16) or a single one (width=1).
+"float32"; "float16" or "bfloat16"; "int8" or "int4", with a bfloat16 scale for each 16 values; or "int2", sign and one
+of two magnitudes for each 512. A unit is a block of 16 entries (width=16) or a single one (width=1).
 
 index: uint32 or int32 [K], ascending; values: float32 [K, width]. `entries` is the tensor's length. Whatever does not
 fit raises `BadInput`.

@@ -38,8 +38,8 @@ Exchange = Literal["gradients", "updates"]
 
 
 class Outgoing(NamedTuple):
-    """A message to send. kind: 0, this rank's part for its mates; 1, its island's sum for the other islands; 7, the same
-    for the owner of the tensor; 8, the owner's total for everybody."""
+    """A message to send. kind: 0, this rank's part for its mates; 1, its island's sum for the other islands; 7, the
+    same for the owner of the tensor; 8, the owner's total for everybody."""
 
     kind: int
     sync_round: int
@@ -165,12 +165,13 @@ class ExchangeEngine:
         keeps the copy and takes `changes`. group: index into `apply`'s groups. turn: the rounds in which the tensor is
         exchanged are turn, turn + every, ...
         owner: exchanging updates, index of an island whose leader alone gets the islands' sums; it adds them to its
-        owner_sum, float32 [n], zeros, which is what the masters are behind the sums by, and sends everybody the heaviest
-        blocks of that, which the masters take. Given on the owner's leader, and there alone. None: every island's sum
-        goes to every other.
+        owner_sum, float32 [n], zeros, what the masters are behind the sums by, and sends everybody the heaviest blocks
+        of that, which the masters take. Given on the owner's leader alone. None: every sum goes to all islands.
         """
         with _refusals("add_tensor"):
-            return self._native.add_tensor(order, rule, master, residual, first, second, last_step, live, group, turn, owner, owner_sum)
+            return self._native.add_tensor(
+                order, rule, master, residual, first, second, last_step, live, group, turn, owner, owner_sum
+            )
 
     def close(self) -> None:
         """Let running tasks finish, drop the others and join the threads. Waiters get `BadInput`. Repeatable."""
@@ -354,8 +355,8 @@ class ExchangeEngine:
             self._native.resume()
 
     def recent_parts(self) -> list[RecentPart]:
-        """The parts, and as an owner the totals, that this rank sent in the newest 4 rounds of each tensor, oldest round
-        first."""
+        """The parts, and as an owner the totals, that this rank sent in the newest 4 rounds of each tensor, oldest
+        round first."""
         with _refusals("recent_parts"):
             return [RecentPart._make(row) for row in self._native.recent_parts()]
 

@@ -17,7 +17,7 @@ QUESTIONS = {"How", "What", "When", "Where", "Whether", "Which", "Who", "Whom", 
 
 RECORDED: dict[str, set[str]] = {
     "agent/runtime/checkpoints/memory/shards/shard_state.py": {"owed"},
-    "strategies/stale_sparse/residuals.py": {"held back", "owed"},
+    "strategies/shared_masters/residuals.py": {"held back", "owed"},
 }
 """Retired words in names that files of users have: they stay as long as those are read."""
 

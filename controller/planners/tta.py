@@ -103,7 +103,7 @@ class TtaInput(Schema):
     entries: TotalBatch
     surrogate: Surrogate
     samples: TotalBatch
-    value_bytes: Annotated[int, Field(ge=1, le=8)] = 2
+    value_bytes: Annotated[int | float, Field(gt=0, le=8)] = 2
     balance: Annotated[float, Field(ge=0, le=1e3)] = 0.1
     totals: tuple[TotalBatch, TotalBatch] | None = None
     sparsity_cost: Annotated[SparsityCost, Field(alias="rate_cost")] = SparsityCost(seconds=0.0, sparsity=0.0)

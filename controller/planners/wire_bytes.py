@@ -23,7 +23,7 @@ class UpdateTraffic:
     without devices has none of it and no traffic. bandwidth_J: bytes a second, each way."""
 
     entries: int
-    value_bytes: int
+    value_bytes: float
     part_J: F64
     bandwidth_J: F64
 

@@ -1,4 +1,4 @@
-"""Strategy `local-steps`: every island moves on at once by its own updates; differences of a few bits go through owners.
+"""Strategy `local-steps`: islands move on at once by their own updates; differences of few bits go through owners.
 
 docs/strategies.md has what it does, docs/performance.md what it learns for a byte."""
 

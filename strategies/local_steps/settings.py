@@ -22,8 +22,8 @@ class LocalSteps(StrategySettings):
     """steps between two exchanges of one entry; in each step an equal part of the model is due"""
 
     values: Literal["int2", "int4", "int8", "float16", "bfloat16", "float32"] = "int2"
-    """what values are rounded to on the wire: `int8` and `int4` with a scale for each 16, `int2` is a sign and one of two
-    magnitudes; what rounding takes away stays in the residual"""
+    """what values are rounded to on the wire: `int8` and `int4` with a scale for each 16, `int2` is a sign and one of
+    two magnitudes; what rounding takes away stays in the residual"""
 
     staleness: Annotated[int, Field(ge=0, le=3)] = 1
     """steps that others' updates may be late"""

@@ -8,7 +8,7 @@ from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
-from atoll.strategies.shared_masters.terms import Density, Terms
+from atoll.strategies.shared_masters.options import Density, ExchangeOptions
 from atoll.strategies.shared_masters.update_exchange import UpdateExchange
 
 RETURNED: Final = 2.0
@@ -23,7 +23,7 @@ def build(context: WorkerContext) -> WorkerHalf:
     """Raises BadInput for what cannot be trained so."""
     settings = context.settings
     assert isinstance(settings, LocalSteps)
-    terms = Terms(
+    options = ExchangeOptions(
         exchange="updates",
         values=settings.values,
         selection="threshold",
@@ -37,5 +37,5 @@ def build(context: WorkerContext) -> WorkerHalf:
         planned = params.density if isinstance(params, LocalStepsPlan) else None
         return density_of(settings.density if planned is None else planned)
 
-    update = UpdateExchange(context, terms, density)
+    update = UpdateExchange(context, options, density)
     return WorkerHalf(update, durable=update.state, measures=update.tally)

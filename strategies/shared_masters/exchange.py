@@ -11,8 +11,8 @@ from atoll.agent.runtime.api.session import Session
 from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.strategies.shared_masters.layout import Layer, zeros
 from atoll.strategies.shared_masters.offload import Offload
+from atoll.strategies.shared_masters.options import ExchangeOptions
 from atoll.strategies.shared_masters.owners import shared_out
-from atoll.strategies.shared_masters.terms import Terms
 
 
 class LayerExchange:
@@ -32,24 +32,24 @@ class LayerExchange:
         assert self._engine is not None  # start came first
         return self._engine
 
-    def start(self, session: Session, terms: Terms, islands: Sequence[Sequence[int]]) -> None:
+    def start(self, session: Session, options: ExchangeOptions, islands: Sequence[Sequence[int]]) -> None:
         """islands: ranks, each once. Layers get their numbers, turns and owners."""
         self._engine = engine = ExchangeEngine(
             rank=session.place.rank,
             islands=islands,
             threads=max(1, torch.get_num_threads()),
-            values=terms.values,
-            selection=terms.selection,
-            error_feedback=terms.error_feedback,
-            digest_every=terms.digest_every if session.place.world_size > 1 else 0,
+            values=options.values,
+            selection=options.selection,
+            error_feedback=options.error_feedback,
+            digest_every=options.digest_every if session.place.world_size > 1 else 0,
             seed=session.seed % 2**63,
             first_round=1,
-            exchange=terms.exchange,
-            every=terms.every,
+            exchange=options.exchange,
+            every=options.every,
         )
-        owned = terms.owners and len(islands) > 1
+        owned = options.owners and len(islands) > 1
         entries = [layer.master.numel() for layer in self.layers]
-        routes = shared_out(entries, terms.every, len(islands))
+        routes = shared_out(entries, options.every, len(islands))
         for layer, (turn, owner) in zip(self.layers, routes, strict=True):
             layer.turn = turn
             if owned and islands[owner][0] == session.place.rank:

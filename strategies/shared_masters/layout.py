@@ -33,7 +33,7 @@ class Layer:
     second: torch.Tensor | None
     last_step: torch.Tensor | None  # [blocks]: the update that touched a block last; None: moments are left as they are
     number: int = field(default=-1)  # in the exchange engine
-    turn: int = 0  # the sync rounds in which it is exchanged, modulo `Terms.every`
+    turn: int = 0  # the sync rounds in which it is exchanged, modulo `ExchangeOptions.every`
     owner_sum: torch.Tensor | None = None  # where this rank owns it: what masters are behind the ranks' sums by
 
     @property

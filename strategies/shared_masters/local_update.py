@@ -20,11 +20,10 @@ from atoll.strategies.shared_masters.exchange import LayerExchange
 from atoll.strategies.shared_masters.layout import Layer
 from atoll.strategies.shared_masters.live_weights import LiveWeights
 from atoll.strategies.shared_masters.measures import Tally
+from atoll.strategies.shared_masters.options import Density, ExchangeOptions
 from atoll.strategies.shared_masters.owners import check_one_worker_each
 from atoll.strategies.shared_masters.rolling import ResidualPlace
 from atoll.strategies.shared_masters.state import MastersState
-from atoll.strategies.shared_masters.terms import Density, Terms
-
 
 DensityOf: TypeAlias = Callable[[PlanParameters | None], Density]
 """Of what a plan says; None: of the settings alone."""
@@ -36,14 +35,19 @@ class MastersUpdate(ABC):
     flush_changes: bool  # of the exchange
 
     def __init__(
-        self, context: WorkerContext, terms: Terms, density: DensityOf, layers: list[Layer], place: ResidualPlace
+        self,
+        context: WorkerContext,
+        options: ExchangeOptions,
+        density: DensityOf,
+        layers: list[Layer],
+        place: ResidualPlace,
     ) -> None:
         """density: how much is sent, as a plan's parameters say. place: of this rank's residuals."""
         self._events, self._channel = context.events, context.channel
         self._session, self._optimizer = context.session, as_one(context.optimizers)
-        self._terms, self._density_of = terms, density
+        self._options, self._density_of = options, density
         self._layers = layers
-        self.lag = terms.staleness
+        self.lag = options.staleness
         self._round = 0  # sync rounds that this rank put everything into
         self._first_step = 0
         self._share = 1.0  # of this rank, of a whole batch
@@ -56,7 +60,7 @@ class MastersUpdate(ABC):
             context.model,
             self._exchange,
             self.tally,
-            additive=terms.exchange == "updates",
+            additive=options.exchange == "updates",
             required=lambda: self._required,
             lost=context.events.lost,
         )
@@ -99,9 +103,9 @@ class MastersUpdate(ABC):
         self.state.take_over_masters(shared)
         self.state.updates = max(self._adopt_optimizer(), int(shared.get("updates", 0)))
         islands = self._channel.islands()
-        if self._terms.owners:
+        if self._options.owners:
             check_one_worker_each(islands)
-        self._exchange.start(self._session, self._terms, islands)
+        self._exchange.start(self._session, self._options, islands)
         resumed = origin if "versions" in shared else None
         self._adopt_residuals(self.state.take_over_residuals(resumed) if resumed is not None else [])
         names = [layer.name for layer in self._layers]
@@ -149,7 +153,7 @@ class MastersUpdate(ABC):
     @property
     def _required(self) -> int:
         """The sync round that the next forward must have (StellaTrain, section 3.3: never older)."""
-        return max(0, min(self._round - self._terms.staleness, self._ordered))
+        return max(0, min(self._round - self._options.staleness, self._ordered))
 
     def _set_density(self, density: Density) -> None:
         if density != self._density:

@@ -1,4 +1,4 @@
-"""Which layer is exchanged when, and who owns it. Pure."""
+"""Turns and owners of layers: when each is exchanged, and through whom. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from atoll.errors import BadInput
 
 def shared_out(entries: Sequence[int], every: int, owners: int) -> list[tuple[int, int]]:
     """Of each layer its turn, below `every`, and its owner, below `owners`: turns carry about as many entries each, and
-    so do the owners in each turn. The largest first, to whoever has least (longest processing time first; Graham, 1969).
-    The same on all ranks."""
+    so do the owners in each turn. The largest first, to whoever has least (longest processing time first; Graham,
+    1969). The same on all ranks."""
     found = [(0, 0)] * len(entries)
     of_turn = [0] * every
     of_owner = [[0] * owners for _ in range(every)]
@@ -25,11 +25,11 @@ def shared_out(entries: Sequence[int], every: int, owners: int) -> list[tuple[in
 
 
 def check_one_worker_each(islands: Sequence[Sequence[int]]) -> None:
-    """Raises BadInput where there are several islands and one has several workers, whose steps would have to be exact."""
+    """Raises BadInput of several islands where one has several workers, whose steps would have to be exact."""
     for island in islands:
         if len(islands) > 1 and len(island) > 1:
             raise BadInput(
-                f"an island has the workers {', '.join(map(str, island))}, and strategy local-steps takes one worker an "
-                "island where there are several islands. Name an island for each (atoll agent --island, ATOLL_ISLAND), or "
-                "use strategy stale-sparse, whose workers of one island sum what they send"
+                f"an island has the workers {', '.join(map(str, island))}, and strategy local-steps takes one an "
+                "island, where there are several. Name an island for each (atoll agent --island, ATOLL_ISLAND), or use "
+                "strategy stale-sparse, whose workers of one island sum what they send"
             )

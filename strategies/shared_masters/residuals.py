@@ -96,7 +96,9 @@ class _Contained:
 
     versions: Mapping[str, int]  # the last sync round
     flushes: Mapping[str, int]  # how many
-    summed: Mapping[str, int]  # the last sync round that is there or in its owner's sum: later parts are residuals again
+    summed: Mapping[
+        str, int
+    ]  # the last sync round that is there or in its owner's sum: later parts are residuals again
 
 
 def as_rows(layers: Sequence[Layer], parts: Sequence[RecentPart]) -> list[dict[str, Any]]:

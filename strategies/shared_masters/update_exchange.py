@@ -28,7 +28,7 @@ from atoll.agent.runtime.transport.process_groups import collective
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates
 from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate
-from atoll.strategies.shared_masters.terms import Terms
+from atoll.strategies.shared_masters.options import ExchangeOptions
 
 
 class UpdateExchange(MastersUpdate):
@@ -37,9 +37,9 @@ class UpdateExchange(MastersUpdate):
 
     flush_changes = True
 
-    def __init__(self, context: WorkerContext, terms: Terms, density: DensityOf) -> None:
+    def __init__(self, context: WorkerContext, options: ExchangeOptions, density: DensityOf) -> None:
         """Raises BadInput for what cannot be trained so."""
-        super().__init__(context, terms, density, lay_out_for_updates(context.model), "live")
+        super().__init__(context, options, density, lay_out_for_updates(context.model), "live")
         self._factor = 1.0  # of this pass's gradients
         self._accumulated = False  # a pass since the last update
         self._updated = False  # since the last sync round
@@ -59,8 +59,8 @@ class UpdateExchange(MastersUpdate):
                 self._optimizer.load_state_dict(dict(state.optimizer))
 
     def _adopt_sums(self, states: Sequence[OwnState]) -> None:
-        """Where every rank has those of the very layers that it owns, it goes on with them; else the masters take all of
-        them in full."""
+        """Where every rank has those of the very layers that it owns, it goes on with them; else the masters take all
+        of them in full."""
         own = self.state.owner_sums()
         found = {name: one for state in states for name, one in state.owner_sums.items()}
         group = self._session.group
@@ -133,7 +133,7 @@ class UpdateExchange(MastersUpdate):
         self._accumulated = False
         self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._owner_blocks)
         for layer in self._layers:
-            if not self._exchange.on_cpu(layer) and self._round % self._terms.every == layer.turn:
+            if not self._exchange.on_cpu(layer) and self._round % self._options.every == layer.turn:
                 self._exchange.copy_from_gpu(layer, self._round, layer.live, self._later(layer))
 
     def clip(self, max_norm: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from atoll.controller.deciding.first import least_batch
@@ -35,6 +35,11 @@ USED: Final = 0.6
 can follow: a sparsity that just fits stalls (docs/simulator.md). Over-estimates hurt more (StellaTrain, section 6)."""
 
 
+VALUE_BYTES: Final[Mapping[str, float]] = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1.125, "int4": 0.625, "int2": 0.2578125,
+}  # fmt: skip
+"""Of a value on the wire, with its part of scales (kernels/cpu/codec/wire_values.hpp)."""
+
 PRIOR: Final = Surrogate(
     sparsities=(0.97, 0.99, 0.995, 0.999, 0.9999),
     batches=(1.0, 2.0**30),
@@ -49,7 +54,7 @@ class StaleSparseController:
     """Of one job. See atoll.controller.deciding.controller_half."""
 
     def __init__(self, settings: StaleSparse) -> None:
-        self._value_bytes = 4 if settings.values == "float32" else 2
+        self._value_bytes = VALUE_BYTES[settings.values]
         self._prior = _prior_from(settings.sparsity)
 
     def estimator(self) -> SparsityCostEstimator:
@@ -98,7 +103,7 @@ def _prior_from(sparsity: float) -> Surrogate:
     return Surrogate(sparsities=sparsities, batches=PRIOR.batches, extra=extra)
 
 
-def _ask(given: Given, ranks: Sequence[RankProfile], value_bytes: int, convergence: Surrogate) -> TtaInput | None:
+def _ask(given: Given, ranks: Sequence[RankProfile], value_bytes: float, convergence: Surrogate) -> TtaInput | None:
     profile = given.profile
     islands = sorted(set(given.islands)) or [""]
     total = sum(rank.local_batch for rank in ranks)

@@ -18,7 +18,7 @@ from atoll.agent.runtime.step.local_passes import LocalPasses
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.layout import Layer, flat_view
 from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate
-from atoll.strategies.shared_masters.terms import Terms
+from atoll.strategies.shared_masters.options import ExchangeOptions
 from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
 from atoll.strategies.stale_sparse.settings import StaleSparse
@@ -30,7 +30,9 @@ class GradientExchange(MastersUpdate):
 
     flush_changes = False
 
-    def __init__(self, context: WorkerContext, settings: StaleSparse, terms: Terms, density: DensityOf) -> None:
+    def __init__(
+        self, context: WorkerContext, settings: StaleSparse, options: ExchangeOptions, density: DensityOf
+    ) -> None:
         """Raises BadInput for what cannot be trained so."""
         if len(context.optimizers) > 1:
             raise BadInput(
@@ -40,7 +42,7 @@ class GradientExchange(MastersUpdate):
         self._only = context.optimizers[0]
         self._rates = Rates(self._only)
         layers = lay_out_for_gradients(context.model, self._only, self._rates, lazy=settings.momentum == "lazy")
-        super().__init__(context, terms, density, layers, "engine" if settings.error_feedback else "none")
+        super().__init__(context, options, density, layers, "engine" if settings.error_feedback else "none")
         self._taken = [TakenGradient.like(layer.parameter) for layer in layers]
         self._resolved = 0  # sync rounds whose update was ordered, or carried over to the next
         self._weight, self._clip_norm = 0.0, 0.0
@@ -56,7 +58,7 @@ class GradientExchange(MastersUpdate):
         return adopt_optimizer_state(self._layers, self._only, self._rates)
 
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
-        if self._terms.error_feedback:
+        if self._options.error_feedback:
             for state in states:
                 for layer in self._layers:
                     assert layer.residual is not None

@@ -35,8 +35,8 @@ class StaleSparse(StrategySettings):
     """how blocks are chosen: by a threshold that adapts, exactly (`topk`), or at random (the same on all ranks)"""
 
     values: Literal["float16", "bfloat16", "float32", "int8", "int4", "int2"] = "float16"
-    """what the chosen values are rounded to on the wire: `int8` and `int4` with a scale for each 16, `int2` is a sign and
-    one of two magnitudes; what rounding takes away stays in the residual"""
+    """what the chosen values are rounded to on the wire: `int8` and `int4` with a scale for each 16, `int2` is a sign
+    and one of two magnitudes; what rounding takes away stays in the residual"""
 
     digest_every: Annotated[int, Field(ge=1, lt=2**32)] = 100
     """rounds between comparisons of all workers' weights"""

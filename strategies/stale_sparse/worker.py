@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.shared_masters.local_update import MastersUpdate
-from atoll.strategies.shared_masters.terms import Density, Terms
+from atoll.strategies.shared_masters.options import Density, ExchangeOptions
 from atoll.strategies.shared_masters.update_exchange import UpdateExchange
 from atoll.strategies.stale_sparse.gradient_exchange import GradientExchange
 from atoll.strategies.stale_sparse.plan import StaleSparsePlan
@@ -21,7 +21,7 @@ def build(context: WorkerContext) -> WorkerHalf:
     """Raises BadInput for what cannot be trained so."""
     settings, ranks = context.settings, context.session.place.world_size
     assert isinstance(settings, StaleSparse)
-    terms = Terms(
+    options = ExchangeOptions(
         exchange=settings.exchange,
         values=settings.values,
         selection=settings.selection,
@@ -36,7 +36,7 @@ def build(context: WorkerContext) -> WorkerHalf:
 
     update: MastersUpdate
     if settings.exchange == "updates":
-        update = UpdateExchange(context, terms, density)
+        update = UpdateExchange(context, options, density)
     else:
-        update = GradientExchange(context, settings, terms, density)
+        update = GradientExchange(context, settings, options, density)
     return WorkerHalf(update, durable=update.state, measures=update.tally)

@@ -57,7 +57,11 @@ def test_what_cannot_be_meant_for_this_rank_is_refused(change: dict[str, Any], r
     with Job([[0, 1], [2]], [160, 160], first_round=5) as job:
         job.compress(5, 2)
         message = sent(job, 1)[0]
-        frame = {"kind": 0, "origin": 1, **{k: v for k, v in message._asdict().items() if k not in ("kind", "order")}}
+        frame = {
+            "kind": 0,
+            "origin": 1,
+            **{k: v for k, v in message._asdict().items() if k not in ("kind", "order", "to")},
+        }
         assert job.engines[0].deliver(**(frame | change)) == reason
         assert job.engines[0].deliver(**frame) is None
         assert job.engines[0].deliver(**frame) == "twice"

@@ -77,9 +77,9 @@ class OwnedJob(UpdateJob):
 def test_whatever_comes_when_masters_are_equal_and_nothing_is_lost(
     islands: list[list[int]], k_blocks: int, seed: int, every: int, **how: Any
 ) -> None:
-    """1. Ranks round, messages arrive late, early and in any order. 2. At each moment live is what it did plus what came
-    from owners less what it sent. 3. In the end all masters have the same bits, and masters, residuals and owners' sums
-    together have all that was done."""
+    """1. Ranks round, messages arrive late, early and in any order. 2. At each moment live is what it did plus what
+    came from owners less what it sent. 3. In the end all masters have the same bits, and masters, residuals and owners'
+    sums together have all that was done."""
     choice = random.Random(seed)
     alone = all(len(island) == 1 for island in islands)  # in an island a leader takes back what rounding its sum loses
     with OwnedJob(islands, SIZES, every=every, digest_every=3, **how) as job:

@@ -16,7 +16,9 @@ FEW_BITS: list[Values] = ["int8", "int4", "int2"]
 BYTES = {"int8": 16 + 2, "int4": 8 + 2, "int2": 4}  # of a block of 16; of int2 beside 4 bytes for each 32 blocks
 
 
-def there_and_back(values_KB: torch.Tensor, entries: int, value_format: Values) -> tuple[torch.Tensor, int, torch.Tensor]:
+def there_and_back(
+    values_KB: torch.Tensor, entries: int, value_format: Values
+) -> tuple[torch.Tensor, int, torch.Tensor]:
     """What a receiver sees of all blocks [K, 16], the payload's bytes, and what is left in a residual of zeros."""
     index = np.arange(len(values_KB), dtype=np.uint32)
     layout = {"indices": "none", "value_format": value_format}

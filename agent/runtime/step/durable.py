@@ -67,7 +67,7 @@ class RollingState(Protocol):
         """id(parameter) of those that have a master."""
 
     def residuals(self) -> Mapping[str, int]:
-        """Entries, by layer, of what this rank has not sent; by OWNER_SUM and the layer of the sums it keeps as owner."""
+        """Entries, by layer, of what this rank has not sent; and by OWNER_SUM and layer of the sums it keeps."""
 
     def capture(self, parts: Sequence[Part], residuals: Mapping[str, Floats]) -> None:
         """At a boundary: from now on `parts`, and this rank's residuals, are captured as of this moment."""

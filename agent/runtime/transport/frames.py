@@ -37,7 +37,9 @@ class Kind(IntEnum):
     GOODBYE = 4  # this rank leaves on purpose
     HELLO = 5  # first on each connection, between the transports only
     DIRECT = 6  # from one rank to one of its peers, and no further; origin: the rank
-    TO_OWNER = 7  # an island's sum of one tensor, from its leader to that of the island that owns it; origin: the island
+    TO_OWNER = (
+        7  # an island's sum of one tensor, from its leader to that of the island that owns it; origin: the island
+    )
     FROM_OWNER = 8  # what all masters of a tensor take, from its owner's leader; origin: the owner's island
 
 

@@ -36,6 +36,7 @@ class Out(NamedTuple):
     order: int
     count: int
     payload: bytes
+    to: int = -1
 
 
 class Source:

@@ -118,8 +118,8 @@ def test_a_killed_island_costs_its_own_and_no_part_counts_twice(start: Start, tm
 
 def test_all_machines_lose_power_and_memory_has_residuals_and_owners_sums(start: Start, tmp_path: Path) -> None:
     """1. Nobody waits for the others' updates, some are always under way. 2. SIGKILL for all after a step is in memory.
-    3. The next run goes on from there: every gradient up to that step is in the masters, in a residual, or in the sum of
-    an owner, who is the same. 4. It ends, and that holds again."""
+    3. The next run goes on from there: every gradient up to that step is in the masters, in a residual, or in the sum
+    of an owner, who is the same. 4. It ends, and that holds again."""
 
     def placed(run: int) -> FakeAgent:
         agent = local(tmp_path, 3, start=start, run=run)
@@ -157,4 +157,4 @@ def test_two_workers_of_an_island_beside_another_are_refused(start: Start, tmp_p
         agent.place(["a", "a", "b"], ["west", "west", "east"])
         agent.start_workers("stale_train.py", str(tmp_path))
         assert 0 not in agent.exit_codes()
-        assert "an island has the workers 0, 1, and strategy local-steps takes one worker an island" in agent.said()
+        assert "an island has the workers 0, 1, and strategy local-steps takes one an island" in agent.said()

@@ -25,8 +25,8 @@ def test_all_owners_get_some_of_layers_alike() -> None:
 
 
 def test_an_island_of_several_workers_is_refused_by_name() -> None:
-    """Their steps would have to be exact among themselves, which is not there; on one island it is as stale-sparse is."""
+    """Their steps would have to be exact among themselves. On one island they are as stale-sparse's."""
     check_one_worker_each([[0, 1, 2]])
     check_one_worker_each([[0], [1]])
-    with pytest.raises(BadInput, match="an island has the workers 1, 2, and strategy local-steps takes one worker"):
+    with pytest.raises(BadInput, match="an island has the workers 1, 2, and strategy local-steps takes one an island"):
         check_one_worker_each([[0], [1, 2]])

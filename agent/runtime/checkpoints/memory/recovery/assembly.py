@@ -122,7 +122,10 @@ def own_state(state: SharedState, rank: int, own: Bytes) -> OwnState:
     listed = {name: (DTYPE_NAMES[one.dtype], list(one.shape)) for name, one in residual.items()}
     if residual and listed != state.masters():
         raise CheckpointError(f"what rank {rank} had not sent is of other tensors than the model's")
-    if any(residual[name].shape != one.shape for name, one in sums.items() if name in residual) or sums.keys() - residual:
+    if (
+        any(residual[name].shape != one.shape for name, one in sums.items() if name in residual)
+        or sums.keys() - residual
+    ):
         raise CheckpointError(f"what rank {rank} summed as owner is of other tensors than the model's")
     return OwnState(rank, residual, None, sums)  # its optimizer's state came with the checkpoint
 

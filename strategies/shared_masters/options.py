@@ -1,4 +1,4 @@
-"""What a strategy asks of the exchange that its ranks share masters by."""
+"""Options that a strategy sets for the exchange that its ranks share masters by."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.kernels.exchange_engine import Exchange, Selection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class ExchangeOptions:
     """For the whole run."""
 
     exchange: Exchange

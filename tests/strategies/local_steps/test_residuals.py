@@ -1,0 +1,126 @@
+"""Residuals on disk between two runs, also those that an earlier release wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
+from atoll.agent.runtime.step.durable import OwnState
+from atoll.agent.runtime.transport.frames import Kind
+from atoll.kernels.exchange_engine import RecentPart
+from atoll.strategies.shared_masters import residuals
+from atoll.strategies.shared_masters.residuals import OwnerSums
+
+NO_SUMS = OwnerSums({}, {})
+NO_FLUSHES: Any = SimpleNamespace(counts={}, given={})
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+def write(
+    directory: Path,
+    step: int,
+    value: float,
+    rank: int = 0,
+    *,
+    parts: Sequence[Mapping[str, Any]] = (),
+    sums: OwnerSums = NO_SUMS,
+) -> None:
+    header = Header(
+        job="tiny", run=1, step=step, epoch=0, consumed=0, loader_step=step, world_size=2, seed=7, model=Fingerprint({})
+    )
+    packed = residuals.pack({"layer": torch.full((3,), value)}, parts, sums, None, NO_FLUSHES, copy=True)
+    residuals.write(directory, header, rank, packed)
+
+
+def own(directory: Path, step: int, told: list[str], shared: Mapping[str, torch.Tensor]) -> dict[int, OwnState]:
+    """What one rank alone takes over of two, by rank, as the next run goes on from `step`."""
+    session: Any = SimpleNamespace(
+        place=SimpleNamespace(rank=0, is_main=True),
+        group=None,
+        checkpoint=SimpleNamespace(directory=directory),
+        notice=lambda level, text: told.append(text),
+    )
+    origin: Any = SimpleNamespace(run=1, step=step, world_size=2, shared=shared)
+    found = residuals.take_over(session, origin, {"layer": 3})
+    return {one.rank: one for one in found}
+
+
+def taken_over(directory: Path, step: int, told: list[str]) -> dict[int, float]:
+    """The first value of each residual."""
+    return {rank: float(one.residual["layer"][0]) for rank, one in own(directory, step, told, {}).items()}
+
+
+def part(sync_round: int, value: float, *, total: bool = False) -> dict[str, Any]:
+    kind = Kind.FROM_OWNER if total else Kind.PART
+    index, values = np.zeros(1, np.uint32), np.full((1, 16), value, np.float32)
+    layer: Any = SimpleNamespace(number=0, name="layer")
+    return residuals.as_rows([layer], [RecentPart(kind, sync_round, 0, index, values)])[0]
+
+
+def test_those_of_the_first_release_are_taken_over(tmp_path: Path, told: list[str]) -> None:
+    """1. Both ranks wrote step 10 in `held-back`. 2. Rank 0 wrote step 11 with this release. 3. The next run takes of
+    each rank what is nearest to its checkpoint."""
+    write(tmp_path, 10, 1.0, rank=0)
+    write(tmp_path, 10, 2.0, rank=1)
+    (tmp_path / residuals.FOLDER).rename(tmp_path / "held-back")
+    assert taken_over(tmp_path, 10, told) == {0: 1.0, 1: 2.0}
+    write(tmp_path, 11, 3.0, rank=0)
+    assert taken_over(tmp_path, 11, told) == {0: 3.0, 1: 2.0}
+    assert taken_over(tmp_path, 10, told) == {0: 1.0, 1: 2.0}
+    assert told == []
+
+
+def test_those_of_the_first_release_go_once_as_many_are_written(tmp_path: Path) -> None:
+    write(tmp_path, 10, 1.0)
+    (tmp_path / residuals.FOLDER).rename(tmp_path / "held-back")
+    former = tmp_path / "held-back" / "rank-0"
+    write(tmp_path, 11, 2.0)
+    assert former.is_dir()
+    write(tmp_path, 12, 3.0)
+    assert not former.exists()
+
+
+def test_one_that_is_not_there_is_told_of(tmp_path: Path, told: list[str]) -> None:
+    write(tmp_path, 10, 1.0, rank=1)
+    assert taken_over(tmp_path, 10, told) == {1: 1.0}
+    assert ["rank 0" in text for text in told] == [True]
+
+
+def of_round(number: int) -> dict[str, torch.Tensor]:
+    return {"versions": torch.tensor([number]), "flushes": torch.tensor([0])}
+
+
+def test_a_part_that_its_owner_has_is_no_residual_again(tmp_path: Path, told: list[str]) -> None:
+    """1. The checkpoint has round 7 of a layer. Rank 1, its owner, is at round 8 already. 2. Rank 0's part of round 8
+    is in the owner's sum and stays there; that of round 9 is rank 0's again. 3. The masters lack the total of round 8:
+    it is in the sum again."""
+    write(tmp_path, 10, 1.0, rank=0, parts=[part(7, 10.0), part(8, 20.0), part(9, 40.0)])
+    sums = OwnerSums({"layer": torch.full((3,), 5.0)}, {"layer": 8})
+    write(tmp_path, 10, 2.0, rank=1, parts=[part(7, 0.25, total=True), part(8, 0.5, total=True)], sums=sums)
+    found = own(tmp_path, 10, told, of_round(7))
+    assert found[0].residual["layer"].tolist() == [41.0] * 3
+    assert found[1].residual["layer"].tolist() == [2.0] * 3
+    assert found[1].owner_sums["layer"].tolist() == [5.5] * 3
+    assert found[0].owner_sums == {}
+    assert told == []
+
+
+def test_a_sum_that_is_older_than_the_checkpoint_is_lost_aloud(tmp_path: Path, told: list[str]) -> None:
+    """The owner was killed and left what it wrote a step before: the masters took some of it since, and nobody knows
+    which."""
+    write(tmp_path, 9, 1.0, rank=0, sums=OwnerSums({"layer": torch.full((3,), 5.0)}, {"layer": 6}))
+    write(tmp_path, 9, 2.0, rank=1)
+    found = own(tmp_path, 9, told, of_round(7))
+    assert not found[0].owner_sums["layer"].any()
+    assert ["rank 0 had summed of layer" in text for text in told] == [True]
