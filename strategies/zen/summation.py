@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from atoll.agent.runtime.transport.channel import Channel
 from atoll.errors import BadInput
 from atoll.strategies.zen.coordinates import Coordinates, summed
 from atoll.strategies.zen.mailbox import Mailbox
@@ -41,11 +40,17 @@ class Sum:
             raise BadInput(f"{self.tensor.name}: {error}") from error
 
 
+class Sender(Protocol):
+    """What takes messages to other ranks: a run's Channel, or its Transport."""
+
+    def send(self, to: int, number: int, tensor: int, count: int, payload: memoryview, /) -> None: ...
+
+
 class Summation:
     """All methods run on the training thread."""
 
     def __init__(
-        self, channel: Channel, mailbox: Mailbox, islands: Sequence[Sequence[int]], rank: int, seeds: Sequence[int]
+        self, channel: Sender, mailbox: Mailbox, islands: Sequence[Sequence[int]], rank: int, seeds: Sequence[int]
     ) -> None:
         self._channel, self._mailbox, self._rank, self._seeds = channel, mailbox, rank, seeds
         own = next(tuple(ranks) for ranks in islands if rank in ranks)
