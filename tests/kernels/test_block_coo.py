@@ -258,8 +258,8 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         block_coo.encode(index, values, 48, out, residual=torch.zeros(47))
     with pytest.raises(BadInput, match="width = 3 is not 16"):
         block_coo.encode(index, values, 48, out, width=3)
-    with pytest.raises(BadInput, match="value_format = 'int8' is not known; pass one of float32, float16, bfloat16"):
-        block_coo.payload_bound(1, value_format="int8")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="value_format = 'int3' is not known; pass one of float32, float16, bfloat16"):
+        block_coo.payload_bound(1, value_format="int3")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="indices\\[1\\] does not ascend"):
         block_coo.sum_units([index, index[::-1].copy()], [values, values], np.zeros(4, np.uint32), torch.zeros(4, 16))
     with pytest.raises(BadInput, match="2 indices but 1 values"):

@@ -192,7 +192,7 @@ def test_payloads_may_be_any_bytes_and_are_copied() -> None:
         ({"islands": [[0], []]}, "islands has one without a rank"),
         ({"rank": 5}, "rank = 5 is in no island"),
         ({"threads": 0}, "threads = 0 is not in 1..256"),
-        ({"values": "int8"}, "values = 'int8' is not known"),
+        ({"values": "int3"}, "values = 'int3' is not known"),
         ({"selection": "best"}, "selection = 'best' is not known"),
         ({"digest_every": -1}, "digest_every = -1 is negative"),
         ({"first_round": -1}, "first_round = -1 is negative"),
@@ -240,7 +240,7 @@ def test_arguments_that_cannot_work_are_named_and_change_nothing() -> None:
         refused("tensor 0 has a live buffer", engine.changes, [0], 0, 1)
         refused("tensor = 9 is not one of", engine.fetch, [9], 0, 1)
         refused("deadline_s = nan is not a time", engine.fetch, [0], 0, torch.nan)
-        refused("kind = 2 is neither 0", engine.deliver, 2, 1, 0, 0, 0, b"")
+        refused("kind = 2 is none of 0", engine.deliver, 2, 1, 0, 0, 0, b"")
         refused("payload is None", engine.deliver, 1, 1, 0, 0, 0, None)
         refused("incompatible function arguments", engine.deliver, 1, -1, 0, 0, 0, b"")
         assert engine.versions() == [-1, -1]
