@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final
 
@@ -40,7 +41,7 @@ def encode(part: Coordinates, shape: UnitShape, partition: int, member: U32 | No
     Zen's hash bitmap; None: COO. once: of values that repeat one is sent."""
     count, width = part.values.shape
     form = Form.COO
-    if member is not None and _index_bytes(Form.BITMAP, count, len(member)) < INDEX_BYTES * count:
+    if member is not None and bitmap_pays(count, len(member)):
         part = summed([part], shape) if _unordered(part.unit) else part
         form = Form.DENSE if count == len(member) else Form.BITMAP
     reference, values = _repeated(part.values) if once else (np.zeros(0, np.uint32), part.values)
@@ -72,8 +73,16 @@ def encode(part: Coordinates, shape: UnitShape, partition: int, member: U32 | No
     return payload.data
 
 
-def decode(payload: bytes | memoryview, shape: UnitShape, partition: int, member: U32 | None) -> Coordinates:
-    """Raises BadInput where the message says another thing than it is, or not what was expected. Units are looked at
+def bitmap_pays(count: int, members: float) -> bool:
+    """Whether a bitmap of so many members is shorter than the indices of so many units."""
+    return members < 8 * INDEX_BYTES * count
+
+
+def decode(
+    payload: bytes | memoryview, shape: UnitShape, partition: int, members: Callable[[], U32] | None
+) -> Coordinates:
+    """members: gives all units of the partition, ascending, which a message with a bitmap needs; None: it has none.
+    Raises BadInput where the message says another thing than it is, or not what was expected. Units are looked at
     where they are used: each has to be of the partition, and there once."""
     if len(payload) < HEADER_BYTES:
         raise BadInput(f"it has {len(payload)} bytes; its header alone has {HEADER_BYTES}")
@@ -85,7 +94,9 @@ def decode(payload: bytes | memoryview, shape: UnitShape, partition: int, member
             f"it has units of {width} entries, of partition {number}: units of {shape.width} of partition "
             f"{partition} were expected"
         )
-    form, most = Form(said), shape.units if member is None else len(member)
+    form = Form(said)
+    member = None if members is None or form is Form.COO else members()
+    most = shape.units if member is None else len(member)
     if count > most or (form is not Form.COO and member is None) or (form is Form.DENSE and count != most):
         raise BadInput(f"it says that {count} of at most {most} units are there, as {form.name}")
     if distinct > count or (distinct == 0) != (count == 0):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Protocol
@@ -15,6 +15,7 @@ import numpy as np
 from atoll.errors import BadInput
 from atoll.kernels import units
 from atoll.strategies.zen.coordinates import U32, Coordinates, UnitShape, summed
+from atoll.strategies.zen.messages import bitmap_pays
 
 
 class Partitions(Protocol):
@@ -26,8 +27,11 @@ class Partitions(Protocol):
     def split(self, mine: Coordinates) -> list[Coordinates]:
         """The units of each partition. What counts the units is told of each, the rest of the tally of the first."""
 
-    def members(self, partition: int) -> U32 | None:
-        """All units of a partition, ascending; None: messages have indices."""
+    def listed(self, partition: int, count: int) -> U32 | None:
+        """All units of a partition, ascending, for a message with so many of them; None: it has indices."""
+
+    def lister(self, partition: int) -> Callable[[], U32] | None:
+        """Gives all units of a partition, ascending; None: messages have indices."""
 
     def sum(self, terms: Sequence[Coordinates], of_each: Sequence[int]) -> Coordinates:
         """In the terms' order, each of the partition that is said of it. Raises BadInput where a unit is not."""
@@ -56,6 +60,13 @@ class HashPartitions:
     def members(self, partition: int) -> U32:
         return self._members[partition]
 
+    def listed(self, partition: int, count: int) -> U32 | None:
+        """Nothing is listed where a bitmap would hardly be shorter: of a table with 2^31 rows it is 8 GB."""
+        return self.members(partition) if bitmap_pays(count, 0.9 * self.shape.units / self._count) else None
+
+    def lister(self, partition: int) -> Callable[[], U32]:
+        return partial(self.members, partition)
+
     def sum(self, terms: Sequence[Coordinates], of_each: Sequence[int]) -> Coordinates:
         return summed(list(terms), self.shape, units.PartitionsOf(self._seeds[0], self._count, of_each))
 
@@ -71,7 +82,10 @@ class EvenPartitions:
         at = np.searchsorted(mine.unit, np.array(self.bounds, np.uint64)).tolist()
         return told([Coordinates(mine.unit[a:b], mine.values[a:b]) for a, b in pairwise(at)], mine)
 
-    def members(self, partition: int) -> None:
+    def listed(self, partition: int, count: int) -> None:
+        return None
+
+    def lister(self, partition: int) -> None:
         return None
 
     def sum(self, terms: Sequence[Coordinates], of_each: Sequence[int]) -> Coordinates:

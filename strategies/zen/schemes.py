@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from atoll.errors import BadInput
 from atoll.kernels import units
 from atoll.sparse_scheme import Scheme
 from atoll.strategies.zen.blocks import BLOCK_ENTRIES, from_blocks, to_blocks
-from atoll.strategies.zen.coordinates import Coordinates, UnitShape, summed, total
+from atoll.strategies.zen.coordinates import U32, Coordinates, UnitShape, summed, total
 from atoll.strategies.zen.messages import decode, encode
 from atoll.strategies.zen.partitions import EvenPartitions, HashPartitions, Partitions
 
@@ -63,7 +64,7 @@ class Circle:
     ) -> Coordinates:
         """Raises BadInput naming the rank."""
         try:
-            return decode(message, shape, partition, None if of is None else of.members(partition))
+            return decode(message, shape, partition, None if of is None else of.lister(partition))
         except BadInput as error:
             raise BadInput(f"rank {self.ranks[place]} sent a message that cannot be: {error}") from error
 
@@ -84,14 +85,15 @@ def served(circle: Circle, split: Partitions, mine: Coordinates) -> Summing:
     pushed in the order of ranks, and from which all pull the sum."""
     me, parts = circle.me, split.split(mine)
     for place in circle.others:
-        circle.send(place, _FIRST, encode(parts[place], split.shape, place, split.members(place)))
+        member = split.listed(place, len(parts[place].unit))
+        circle.send(place, _FIRST, encode(parts[place], split.shape, place, member))
     pushed = dict(zip(circle.others, (yield circle.awaited(_FIRST, circle.others)), strict=True))
     terms = [
         parts[me] if place == me else circle.read(place, pushed[place], split.shape, me, split)
         for place in range(circle.size)
     ]
     own = split.sum(terms, [me] * circle.size)
-    message = encode(own, split.shape, me, split.members(me))
+    message = encode(own, split.shape, me, split.listed(me, len(own.unit)))
     for place in circle.others:
         circle.send(place, _SECOND, message)
     pulled = dict(zip(circle.others, (yield circle.awaited(_SECOND, circle.others)), strict=True))
@@ -161,13 +163,17 @@ def allreduce(circle: Circle, shape: UnitShape, hashed: HashPartitions, mine: Co
         circle.send(after, _FIRST + turn, message)
         (taken,) = yield circle.awaited(_FIRST + turn, [before])
         try:
-            came = decode(taken, shape, coming, ranges[coming].unit)
+            came = decode(taken, shape, coming, partial(_units_of, ranges[coming]))
         except BadInput as error:
             raise BadInput(f"rank {circle.ranks[before]} sent a message that cannot be: {error}") from error
         ranges[coming] = came if turn >= n - 1 else split.sum([came, ranges[coming]], [coming, coming])
     values_NW = np.concatenate([one.values for one in ranges])
     there_K = units.nonzero_units(values_NW, shape.width)
     return Coordinates(there_K, values_NW[there_K], total(one.tally for one in ranges))
+
+
+def _units_of(part: Coordinates) -> U32:
+    return part.unit
 
 
 def _filled(part: Coordinates, split: EvenPartitions, number: int) -> Coordinates:
