@@ -189,6 +189,7 @@ class ControllerStream:
     async def _connect(self, address: str, supervisor: Supervisor) -> None:
         """One stream, from its first to its last message. Always raises."""
         supervisor.address = await local_address(self._settings.address, address)
+        supervisor.shards.listen(supervisor.address)
         channel = open_channel(address, self._settings.tls)
         call: Call | None = None
         try:
@@ -214,6 +215,7 @@ class ControllerStream:
             ports=supervisor.ports.held,
             workers=supervisor.workers,
             memory=supervisor.memory,
+            shards=supervisor.shards,
         )
         async with asyncio.timeout(REGISTER_DEADLINE_S):
             with suppress(asyncio.InvalidStateError):  # the stream is over: reading says why
@@ -282,6 +284,10 @@ class ControllerStream:
             case "drop_memory":
                 incoming.check_job("drop_memory.job", message.drop_memory.job)
                 supervisor.drop_memory(message.drop_memory.job)
+            case "serve_shards":
+                incoming.check_serve_shards(message.serve_shards)
+                asked = message.serve_shards
+                supervisor.shards.allow(asked.job, asked.run, asked.public)
             case "take_inventory":
                 incoming.check_take_inventory(message.take_inventory)
                 supervisor.take_inventory(message.take_inventory)

@@ -8,10 +8,10 @@ from typing import Final
 from atoll import jobspec
 from atoll.errors import BadInput
 from atoll.jobspec import MAX_REPLICAS, MAX_WORKERS
-from atoll.message_limits import HOST, JOB_ID, MAX_TEXT
+from atoll.message_limits import HOST, JOB_ID, MAX_HOLDERS, MAX_TEXT
 from atoll.strategies import registry
 from atoll.strategies.declaration import MAX_JSON_BYTES
-from atoll.v1.agents_pb2 import Launch, Member, PlanForJob, Registered, StopWorkers, TakeInventory, View
+from atoll.v1.agents_pb2 import Launch, Member, PlanForJob, Registered, ServeShards, StopWorkers, TakeInventory, View
 from atoll.v1.common_pb2 import Plan, StrategyMessage, WorkerId
 from atoll.worker_key import WorkerKey
 
@@ -60,6 +60,7 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     _need(launch.node_rank < launch.world_size, "node_rank", launch.node_rank, "must be below world_size")
     _need(launch.device in devices, "device", launch.device, f"is not one of this node's: {sorted(devices)}")
     _check_meeting(launch.master_address, launch.master_port)
+    _check_outside(launch)
     spec = jobspec.from_wire(launch.spec)
     check_plan("plan", launch.plan, key.run, launch.world_size - launch.HasField("joins"))
     strategy = registry.find(spec.strategy)
@@ -117,6 +118,16 @@ def each_worker(launch: Launch) -> list[Launch]:
     return parts
 
 
+def _check_outside(launch: Launch) -> None:
+    count = len(launch.outside)
+    _need(count <= MAX_HOLDERS, "outside", f"{count} nodes", f"must be at most {MAX_HOLDERS}")
+    for one in launch.outside:
+        _text("outside.node", one.node)
+        _need(HOST.fullmatch(one.address) is not None, "outside.address", one.address, "must be a host")
+        _need(1024 <= one.port <= 65535, "outside.port", one.port, "must be 1024 to 65535")
+        _need(len(one.public_key) == KEY_BYTES, "outside.public_key", len(one.public_key), f"must be {KEY_BYTES} bytes")
+
+
 def _check_exchange(launch: Launch) -> None:
     """Who the workers of the run are, and their keys; of those only sizes are ever named."""
     ranks = [member.rank for member in launch.members]
@@ -141,6 +152,14 @@ def _check_members(members: Sequence[Member]) -> None:
         kept_by = list(member.holders)
         sound = len(set(kept_by)) == len(kept_by) < MAX_REPLICAS and all(node < nodes for node in kept_by)
         _need(sound, "members.holders", kept_by[:16], f"must be fewer than {MAX_REPLICAS} of {nodes} nodes")
+
+
+def check_serve_shards(message: ServeShards) -> None:
+    check_job("serve_shards.job", message.job)
+    _need(message.run >= 1, "serve_shards.run", message.run, "must be at least 1")
+    sizes = {len(key) for key in message.public}
+    _need(len(message.public) <= MAX_WORKERS, "serve_shards.public", len(message.public), f"at most {MAX_WORKERS}")
+    _need(sizes == {KEY_BYTES}, "serve_shards.public", sizes, f"must be {KEY_BYTES} bytes each")
 
 
 def check_take_inventory(asked: TakeInventory) -> None:

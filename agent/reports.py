@@ -13,6 +13,7 @@ from atoll.agent.memory_limits import total_bytes
 from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor.machine import Phase, Worker
 from atoll.agent.supervisor.memory import MemoryFolders
+from atoll.agent.supervisor.shard_server import ShardServer
 from atoll.agent.telemetry.devices import Device
 from atoll.message_limits import MAX_REASON, PROTOCOL
 from atoll.v1 import common_pb2
@@ -64,6 +65,7 @@ def register(
     ports: Sequence[int],
     workers: Sequence[Worker],
     memory: MemoryFolders,
+    shards: ShardServer,
 ) -> Register:
     return Register(
         name=settings.name,
@@ -91,6 +93,8 @@ def register(
         version=version("atoll"),
         memory_jobs=memory.jobs,
         checkpoint_memory_bytes=memory.most_bytes(),
+        shards_port=shards.port,
+        shards_key=shards.public_key,
         host=host_id(),
         rack=settings.rack,
     )

@@ -178,8 +178,9 @@ class Spec(EtcdRecord):
 
     @property
     def exchanges(self) -> bool:
-        """Whether workers send each other more than collectives do: updates, or copies of their state."""
-        return registry.find(self.strategy).exchanges or (self.checkpoint.memory_replicas > 1 and self.max_workers > 1)
+        """Whether workers need keys for what they send beside collectives: updates, copies of their state, and what
+        they ask of agents that hold some of it."""
+        return registry.find(self.strategy).exchanges or self.checkpoint.memory_replicas > 0
 
 
 _SPEC: Final = TypeAdapter(Spec)

@@ -12,6 +12,11 @@ MAX_REASON: Final = 500
 MAX_TEXT: Final = 4096
 """Characters of any other text in a message."""
 
+MAX_SHARD_PIECE: Final = 1 << 20
+"""Bytes of a shard that an agent sends at a time."""
+MAX_HOLDERS: Final = 64
+"""Machines outside of a run that its launch names, for what they hold of its state."""
+
 JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")

@@ -78,7 +78,7 @@ def shards_in(folders: ShardFolders) -> list[HeldShard]:
         number, shards, _ = place_of(path)
         held = HeldShard(shard=number, shards=shards)
         try:
-            tail = shard_file.glance(path)
+            tail = shard_file.glance(path).tail
             held.run, held.step = Moment(int(tail.header["run"]), int(tail.header["step"]))
             held.age_s = _age_s(path)
             held.bytes = path.stat().st_size

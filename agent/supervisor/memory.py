@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from atoll.agent.memory_limits import available_bytes, total_bytes
+from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
 from atoll.errors import BadInput
 from atoll.message_limits import JOB_ID
 from atoll.v1.worker_pb2 import Welcome
@@ -92,6 +93,10 @@ class MemoryFolders:
         """The same of the disk."""
         free = shutil.disk_usage(self.spill.parent).free
         return (int(_OF_DISK * free) + _held_bytes(self.spill / job)) // workers
+
+    def shard_folders(self, job: str) -> ShardFolders:
+        """Where the job's shards are; empty for what is no job."""
+        return ShardFolders(self.root / job, self.spill / job) if JOB_ID.fullmatch(job) else ShardFolders(None)
 
     def drop(self, job: str) -> None:
         """Nobody will ask for it again."""

@@ -52,6 +52,7 @@ from atoll.agent.supervisor.logs import Logs, LogStream
 from atoll.agent.supervisor.memory import MemoryFolders
 from atoll.agent.supervisor.output import Captured, OutputPump
 from atoll.agent.supervisor.process import WorkerProcess, out_of_memory_kills
+from atoll.agent.supervisor.shard_server import ShardServer
 from atoll.agent.supervisor.strategy_messages import StrategyMessages
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
@@ -115,6 +116,7 @@ class Supervisor:
         self._pids = settings.state_dir / "pids"
         self._pids.mkdir(exist_ok=True)
         self.memory = MemoryFolders(settings.state_dir)
+        self.shards = ShardServer(self.memory.shard_folders)
         self._code = CodeStore(settings.state_dir / "code", fetch)
         self._inventories: deque[Inventory] = deque()
         self._inventory_taker = InventoryTaker(
@@ -164,6 +166,7 @@ class Supervisor:
         """Its checkpoints in memory, once none of its workers is here."""
         if not self._lives(job):  # the controller says it again
             self.memory.drop(job)
+            self.shards.drop(job)
 
     def _lives(self, job: str) -> bool:
         return any(worker.key.job == job and worker.phase is not machine.Phase.EXITED for worker in self.workers)
@@ -229,6 +232,7 @@ class Supervisor:
         self._socket.close()
         self.ports.close()
         self._inventory_taker.close()
+        self.shards.close()
         self.memory.close()
 
     async def _tick(self) -> None:

@@ -30,6 +30,7 @@ MAX_CHECKPOINTS: Final = 256
 MAX_TROUBLES: Final = 16
 MAX_WORKERS: Final = 1024
 MAX_COUNT: Final = 2**40
+SHARDS_KEY_BYTES: Final = 32
 _PREPARED: Final = ("entries", "samples", "batch_size", "shared_bytes", "own_bytes")
 MAX_POINTS: Final = 16
 MAX_LOG_BYTES: Final = 256 * 1024
@@ -40,6 +41,10 @@ _KINDS: Final = ("cuda", "cpu")
 
 def check_register(register: agents_pb2.Register) -> None:
     """Raises BadInput naming the field."""
+    port, key = register.shards_port, register.shards_key
+    if port and not (1024 <= port <= 65535 and len(key) == SHARDS_KEY_BYTES):
+        told = f"register.shards_port = {port} with a key of {len(key)} bytes"
+        raise BadInput(f"{told} must be 1024 to 65535 with {SHARDS_KEY_BYTES} bytes")
     if register.protocol != PROTOCOL:
         raise BadInput(
             f"register.protocol = {register.protocol}: this controller speaks {PROTOCOL}. "

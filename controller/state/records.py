@@ -301,6 +301,8 @@ class NodeRecord(EtcdRecord):
     host: str = field(default="", metadata=LATER)
     rack: str = field(default="", metadata=LATER)
     checkpoint_memory_bytes: int = field(default=0, metadata=LATER)
+    shards_port: int = field(default=0, metadata=LATER)
+    shards_key: str = field(default="", metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from test_failures import check_every_sample_once
 
 from atoll.agent.supervisor.memory import root_of
 from atoll.v1 import jobs_pb2 as pb
+from atoll.v1.common_pb2 import CheckpointPolicy
 
 SLOW = "--step-s=0.1"  # of which one percent is more than writing costs
 
@@ -139,6 +140,40 @@ def test_stale_sparse_goes_on_from_memory_when_all_its_workers_are_killed(cluste
     assert before.memory_step <= step <= last_step(out, 1) + 1
     assert "held back" not in cluster.story(job)
     check_every_sample_once(out, samples=600, epochs=1)
+
+
+def test_a_machine_outside_of_the_new_run_serves_what_it_holds(cluster: Cluster, tmp_path: Path) -> None:
+    """1. Two of three machines train; each keeps its own part alone, nothing is on disk. 2. All workers are killed, and
+    machine 1 comes back so slow that the third takes its place. 3. The new run lacks machine 1's part and began anew;
+    now its agent, which has no part in the run, serves it: the job goes on from memory."""
+    out, calm = tmp_path / "out", tmp_path / "calm"
+    cluster.controller()
+    for name, speed in (("agent-0", 1.0), ("agent-1", 1.0), ("agent-2", 0.5)):
+        cluster.agent(name, speed)
+    cluster.wait_for_nodes(3)
+    alone: dict[str, Any] = {"split": "even", "checkpoint": CheckpointPolicy(memory_replicas=1)}
+    job = cluster.submit("tiny.py", f"--out={out}", SLOW, "--epochs=2", workers=(2, 2), **alone)
+    before = in_memory(cluster, job, 8)
+    assert {worker.node for worker in before.workers} == {"agent-0", "agent-1"}
+    pids = {worker.node: worker.status.pid for worker in before.workers}
+    for pid in pids.values():
+        kill(pid, signal.SIGSTOP)
+    cluster.kill("agent-1")
+    kill(pids["agent-0"])
+    wait_until("no worker is left", lambda: not any(alive(pid) for pid in pids.values()), 5)
+    cluster.agent("agent-1", 0.05)
+    again = cluster.wait_for(job, "run 2 that trains", lambda j: j.run == 2 and j.memory_step > before.memory_step)
+    assert {worker.node for worker in again.workers} == {"agent-0", "agent-2"}, cluster.story(job)
+    ((step, where),) = resumed_at(cluster, job)
+    assert (step >= before.memory_step, where) == (True, ", from memory"), cluster.story(job)
+    told = "come from the memory of agent-1, which has no part in this run"
+    wait_until("that is told", lambda: told in cluster.story(job), 20)
+    hurry(out)
+    assert cluster.wait_for_end(job).phase == pb.PHASE_DONE
+    check_every_sample_once(out, samples=600, epochs=2)
+    undisturbed = cluster.submit("tiny.py", f"--out={calm}", "--step-s=0", "--epochs=2", workers=(2, 2), **alone)
+    assert cluster.wait_for_end(undisturbed).phase == pb.PHASE_DONE
+    assert final(out) == final(calm)
 
 
 def test_killed_agent_leaves_its_jobs_memory_to_the_next_one_and_strangers_go(cluster: Cluster, tmp_path: Path) -> None:

@@ -20,7 +20,13 @@ from atoll.agent.runtime.agent_link import exits
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.api.inputs import listed_optimizers, one_module
-from atoll.agent.runtime.api.session import CheckpointSettings, MemorySettings, Session, checkpoint_settings
+from atoll.agent.runtime.api.session import (
+    CheckpointSettings,
+    MemorySettings,
+    Session,
+    checkpoint_settings,
+    memory_settings,
+)
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
 from atoll.agent.runtime.step.planned_step import PlannedStep, planned_from_wire
@@ -367,15 +373,7 @@ class Run:
             first = planned_from_wire(welcome.launch.plan, chosen) if welcome.launch.plan.shares else None
             checkpoint = checkpoint_settings(welcome)
             members = _in_order(welcome.launch.members, place.world_size)
-            if spec.checkpoint.memory_replicas:  # on every rank alike
-                memory = MemorySettings(
-                    folder=Path(welcome.memory_directory) if welcome.memory_directory else None,
-                    room_bytes=welcome.memory_bytes,
-                    nodes=tuple(member.node for member in members),
-                    kept_by=tuple(tuple(member.holders) for member in members),
-                    disk_folder=Path(welcome.spill_directory) if welcome.spill_directory else None,
-                    disk_room_bytes=welcome.spill_bytes,
-                )
+            memory = memory_settings(welcome, members)
         seed_alike(seed)
         device = _choose_device(place)
         sync = torch.cuda.synchronize if device.type == "cuda" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from atoll.agent.runtime.step.probe import Probe
 from atoll.agent.runtime.step.throttle import Throttle
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.strategies.declaration import StrategySettings
-from atoll.v1.agents_pb2 import DataKeys, Member
+from atoll.v1.agents_pb2 import DataKeys, Member, ShardHolder
 from atoll.v1.common_pb2 import Level
 from atoll.v1.worker_pb2 import Welcome
 
@@ -52,6 +53,7 @@ class MemorySettings:
     kept_by: tuple[tuple[int, ...], ...]  # by rank, the nodes that hold copies, as positions in the order of nodes
     disk_folder: Path | None = None  # for what has no room in memory; None: it has no place
     disk_room_bytes: int = 0
+    outside: tuple[ShardHolder, ...] = ()  # agents of other machines that hold shards of the job
 
     @property
     def folders(self) -> ShardFolders:
@@ -113,3 +115,19 @@ def checkpoint_settings(welcome: Welcome) -> CheckpointSettings:
 def _in_store(directory: str, job: str) -> str:
     """The URL of the job's checkpoints; empty where the directory is none."""
     return "/".join([directory.rstrip("/"), *([job] if job else [])]) if "://" in directory else ""
+
+
+def memory_settings(welcome: Welcome, members: Sequence[Member]) -> MemorySettings | None:
+    """members: by rank. None where the job has no checkpoints in memory: on every rank alike."""
+    launch = welcome.launch
+    if not launch.spec.checkpoint.memory_replicas:
+        return None
+    return MemorySettings(
+        folder=Path(welcome.memory_directory) if welcome.memory_directory else None,
+        room_bytes=welcome.memory_bytes,
+        nodes=tuple(member.node for member in members),
+        kept_by=tuple(tuple(member.holders) for member in members),
+        disk_folder=Path(welcome.spill_directory) if welcome.spill_directory else None,
+        disk_room_bytes=welcome.spill_bytes,
+        outside=tuple(launch.outside),
+    )

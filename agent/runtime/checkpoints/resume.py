@@ -82,6 +82,7 @@ def find(session: Session, directory: Path, model: Fingerprint) -> Recovered | N
     remembered = HeldGenerations(session, session.memory.folders, model) if session.memory is not None else None
     if remembered is not None:
         newest = _newest_on_disk(session, directory, remote)
+        remembered.bring(newest)
         if (found := remembered.newest(newest)) is not None:
             return found
     remote.bring(lambda: _newest_on_disk(session, directory))

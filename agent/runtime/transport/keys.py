@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,6 +10,7 @@ import zmq
 from zmq.utils import z85
 
 from atoll.errors import BadInput
+from atoll.v1.agents_pb2 import DataKeys
 
 KEY_BYTES: Final = 32
 _ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
@@ -41,6 +42,12 @@ def generate() -> tuple[bytes, bytes]:
     return z85.decode(secret), z85.decode(public)
 
 
+def keys_of(handed_out: DataKeys, rank: int) -> Keys:
+    """Those that the controller handed out to this rank."""
+    public = dict(enumerate(handed_out.public))
+    return Keys(secret=handed_out.secret, public=public[rank], of=public)
+
+
 def secure_server(socket: zmq.Socket[bytes], keys: Keys) -> None:
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, z85.encode(keys.secret))
@@ -55,23 +62,24 @@ def secure_client(socket: zmq.Socket[bytes], keys: Keys, rank: int) -> None:
 
 
 class Gatekeeper:
-    """Answers ZeroMQ's question who may connect: the ranks of this run, by their keys. Owned by the wire's thread."""
+    """Answers ZeroMQ's question who may connect, for all sockets of a context. Owned by their thread."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name_of: Callable[[bytes], str | None]) -> None:
+        """name_of: by a public key, whose it is; None: nobody's who may. As user id it is with each message."""
         self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
         self.socket.bind(_ZAP_ADDRESS)
         self.refused = 0
-        self._rank_of = {key: rank for rank, key in keys.of.items()}
+        self._name_of = name_of
 
     def answer(self) -> None:
-        """One question; the user id of an admitted connection is its rank."""
+        """One question."""
         parts = self.socket.recv_multipart(zmq.NOBLOCK)
-        rank = None
+        name = None
         if len(parts) == _ZAP_PARTS and parts[0] == b"1.0" and parts[2] == ZAP_DOMAIN and parts[5] == b"CURVE":
-            rank = self._rank_of.get(parts[6])
+            name = self._name_of(parts[6])
         request = parts[1] if len(parts) > 1 else b""
-        if rank is None:
+        if name is None:
             self.refused += 1
-            self.socket.send_multipart([b"1.0", request, b"400", b"not a rank of this run", b"", b""])
+            self.socket.send_multipart([b"1.0", request, b"400", b"not of this run", b"", b""])
         else:
-            self.socket.send_multipart([b"1.0", request, b"200", b"", str(rank).encode(), b""])
+            self.socket.send_multipart([b"1.0", request, b"200", b"", name.encode(), b""])

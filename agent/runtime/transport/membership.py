@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.transport.keys import Keys, generate
+from atoll.agent.runtime.transport.keys import Keys, generate, keys_of
 from atoll.agent.runtime.transport.process_groups import own_address_towards
 from atoll.agent.runtime.transport.topology import Member, members_of
 
@@ -41,8 +41,7 @@ def data_keys(session: Session) -> Keys:
     Keys made by hand keep others from reading along; they cannot keep out who takes part in the rendezvous."""
     assert session.group is not None
     if session.keys is not None:
-        public = dict(enumerate(session.keys.public))
-        return Keys(secret=session.keys.secret, public=public[session.place.rank], of=public)
+        return keys_of(session.keys, session.place.rank)
     secret, own = generate()
     return Keys(secret=secret, public=own, of=dict(enumerate(session.group.gather_bytes(own))))
 

@@ -79,7 +79,7 @@ class Transport:
         ):
             router.setsockopt(option, value)
         if self._keys is not None:
-            self._gatekeeper = Gatekeeper(self._context, self._keys)
+            self._gatekeeper = Gatekeeper(self._context, {key: str(rank) for rank, key in self._keys.of.items()}.get)
             secure_server(router, self._keys)
         self._router = router
         name = f"ipc://@atoll-{self._run}-{self._topology.me.rank}-{secrets.token_hex(16)}"

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 from atoll.controller.deciding.controller_half import controller_half
@@ -43,6 +44,7 @@ from atoll.controller.jobs.records import wire
 from atoll.controller.jobs.records.ledger import JobState, Ledger
 from atoll.controller.state.records import JobPhase, Level, NodeRecord, RunRecord, WorkerExitKind
 from atoll.errors import Conflict, LeadershipLost, StoreUnavailable
+from atoll.message_limits import MAX_HOLDERS
 
 logger = logging.getLogger(__name__)
 
@@ -342,6 +344,11 @@ class Reconciler:
                 session.send_unless_recent(action, lambda: wire.drop_memory(action), now_s)
             case LaunchWorkers() if state and state.run and state.plans:
                 run, common = state.run, self._common_launch(state, state.run)
+                for holder in self._outside(run):
+                    topic = ("serve shards", run.job, run.run)
+                    self._sessions.connected[holder.name].send_unless_recent(
+                        topic, lambda: wire.serve_shards(run), now_s
+                    )
                 session.send_unless_recent(action, lambda: wire.launch(common, run, action.ranks), now_s)
             case SendPlan() if state:
                 session.plans_sent[action.job, action.run] = action.plan
@@ -352,9 +359,21 @@ class Reconciler:
     def _common_launch(self, state: JobState, run: RunRecord) -> bytes:
         key = (run.job, run.run)
         if self._last_launch is None or self._last_launch[0] != key:
-            common = wire.launch_of_all(state.job, run, state.plans[0], state.placement, reveal=self._reveal)
+            common = wire.launch_of_all(
+                state.job, run, state.plans[0], state.placement, outside=self._outside(run), reveal=self._reveal
+            )
             self._last_launch = (key, common)
         return self._last_launch[1]
+
+    def _outside(self, run: RunRecord) -> list[NodeRecord]:
+        """Nodes with shards of the job in memory and no part in the run, that serve them."""
+        nodes = {member.node for member in run.members}
+        there = (
+            session.record
+            for name, session in sorted(self._sessions.connected.items())
+            if run.data_seed and run.job in session.memory_jobs and name not in nodes and session.record.shards_port
+        )
+        return list(islice(there, MAX_HOLDERS))
 
     def _plan_message(self, state: JobState, action: SendPlan) -> bytes:
         """Made once for all nodes: a plan for a thousand ranks has a thousand shares."""

@@ -94,6 +94,8 @@ def node_from_wire(register: agents_pb2.Register) -> NodeRecord:
         host=register.host,
         rack=register.rack,
         checkpoint_memory_bytes=register.checkpoint_memory_bytes,
+        shards_port=register.shards_port,
+        shards_key=register.shards_key.hex(),
     )
 
 
@@ -137,10 +139,17 @@ def level_from_wire(level: int) -> Level:
 
 
 def launch_of_all(
-    job: JobRecord, run: RunRecord, first: PlanRecord, placement: PlacementRecord | None, *, reveal: bool
+    job: JobRecord,
+    run: RunRecord,
+    first: PlanRecord,
+    placement: PlacementRecord | None,
+    *,
+    outside: Sequence[NodeRecord] = (),
+    reveal: bool,
 ) -> bytes:
     """What the launches of a run have in common, serialised: with a thousand ranks it has as many members, keys and
-    shares, so it is made once. reveal: with the values of the job's secrets."""
+    shares, so it is made once. outside: nodes with shards of the job and no part in the run. reveal: with the values of
+    the job's secrets."""
     common = agents_pb2.Launch(
         world_size=len(run.members),
         master_address=run.master_address,
@@ -151,6 +160,12 @@ def launch_of_all(
     if run.data_seed:
         common.members.extend(_members(run, placement))
         common.keys.public.extend(public_keys(run.data_seed, run.job, run.run, len(run.members)))
+        common.outside.extend(
+            agents_pb2.ShardHolder(
+                node=one.name, address=one.address, port=one.shards_port, public_key=bytes.fromhex(one.shards_key)
+            )
+            for one in outside
+        )
     return agents_pb2.ControllerMessage(launch=common).SerializeToString()
 
 
@@ -179,6 +194,13 @@ def launch(common: bytes, run: RunRecord, ranks: Sequence[int]) -> bytes:
 def _secret(run: RunRecord, rank: int) -> bytes:
     """Empty where workers send each other nothing but collectives."""
     return private_key(run.data_seed, run.job, run.run, rank) if run.data_seed else b""
+
+
+def serve_shards(run: RunRecord) -> bytes:
+    """Serialised, as it goes to all who hold shards of the job and have no part in the run."""
+    keys = public_keys(run.data_seed, run.job, run.run, len(run.members))
+    asked = agents_pb2.ServeShards(job=run.job, run=run.run, public=keys)
+    return agents_pb2.ControllerMessage(serve_shards=asked).SerializeToString()
 
 
 def plan_for_job(job: str, plan: PlanRecord) -> bytes:

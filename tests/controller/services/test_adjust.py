@@ -66,9 +66,11 @@ async def test_launches_carry_the_runs_members_and_each_rank_its_own_key(etcd: s
     await asyncio.gather(a.disconnect(), b.disconnect())
 
 
-async def test_a_dense_job_has_neither_members_nor_keys_nor_a_sparsity(etcd: str, head: Controller) -> None:
+async def test_a_dense_job_without_checkpoints_in_memory_has_neither_members_nor_keys_nor_a_sparsity(
+    etcd: str, head: Controller
+) -> None:
     a = await FakeAgent("a").connect(head.address)
-    job = await head.submit()
+    job = await head.submit(checkpoint=common_pb2.CheckpointPolicy(memory_replicas=0))
     await head.phase(job, pb.PHASE_RUNNING)
     launch = a.launches[0]
     assert (len(launch.members), launch.HasField("keys"), launch.plan.strategy_params) == (0, False, "")

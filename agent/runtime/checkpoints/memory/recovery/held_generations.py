@@ -14,6 +14,7 @@ from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
 from atoll.agent.runtime.checkpoints.disk.transfer import MAX_BYTES, LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.memory.recovery.assembly import SharedState, assembled, own_state
 from atoll.agent.runtime.checkpoints.memory.recovery.deliveries import deliveries
+from atoll.agent.runtime.checkpoints.memory.recovery.outside_shards import fetch_outside
 from atoll.agent.runtime.checkpoints.memory.shards import shard_file
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard
 from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ALL_SLOTS, MAX_FILES, ShardFolders
@@ -58,6 +59,17 @@ class HeldGenerations:
         gathered = [encode(found)] if self._group is None else self._group.gather_bytes(encode(found))
         self._held = [self._decoded(rank, raw) for rank, raw in enumerate(gathered)]
         self._sources = sources(self._held)
+
+    def bring(self, newer_than: tuple[int, int]) -> None:
+        """Have the shards come here that the run lacks of a generation above `newer_than`, (run, step), from agents
+        that hold them and have no part in it. Raises PeerLost."""
+        if (memory := self._session.memory) is not None:
+            fetched = fetch_outside(self._session, memory, self._wanted, self._sources, newer_than)
+            gathered = [encode(fetched)] if self._group is None else self._group.gather_bytes(encode(fetched))
+            self._held = [
+                [*had, *self._decoded(r, raw)] for r, (had, raw) in enumerate(zip(self._held, gathered, strict=True))
+            ]
+            self._sources = sources(self._held)
 
     def newest(self, newer_than: tuple[int, int]) -> Recovered | None:
         """The newest generation of which every shard is there, if its (run, step) is above `newer_than`. Raises

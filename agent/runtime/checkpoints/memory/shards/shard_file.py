@@ -103,6 +103,15 @@ class Shard:
     own: Bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What a file says of itself, its data not read. bytes: those that count."""
+
+    tail: Tail
+    layout_digest: str
+    bytes: int
+
+
 class SlotFile:
     """The writer's end of one file. Not thread-safe; close() is idempotent."""
 
@@ -283,7 +292,7 @@ def parse(content: Bytes, *, own: bool = True, own_unread: bool = False) -> Shar
     return Shard(header, tail, layout, layout_digest.hex(), data, own_data)
 
 
-def glance(path: Path) -> Tail:
+def glance(path: Path) -> Glance:
     """What the file says it is of, from its head and tail: its data is not read, so it may still be damaged. Raises
     Unsealed where its writer is not done, CheckpointError."""
     with disk_errors(f"reading {path}"), path.open("rb", buffering=0) as file:
@@ -292,14 +301,14 @@ def glance(path: Path) -> Tail:
             raise Unsealed("it is being written, or its writer ended before it was whole")
         if len(head) < _HEAD.size + _SEAL.size or head[_HEAD.size :] != xxhash.xxh3_128_digest(head[: _HEAD.size]):
             raise CheckpointError("its head does not match the hash behind it")
-        _, _, own_bytes, data_bytes, tail_bytes, own_at, _, tail_digest = _HEAD.unpack(head[: _HEAD.size])
+        _, _, own_bytes, data_bytes, tail_bytes, own_at, layout, tail_digest = _HEAD.unpack(head[: _HEAD.size])
         if tail_bytes > MAX_JSON_BYTES:
             raise CheckpointError("the sizes in its head make no sense")
         file.seek(own_at + own_bytes + data_bytes)
         raw = file.read(tail_bytes)
     if xxhash.xxh3_128_digest(raw) != tail_digest:
         raise CheckpointError("its tail is not what was written")
-    return Tail.from_json(raw)
+    return Glance(Tail.from_json(raw), layout.hex(), own_at + own_bytes + data_bytes + tail_bytes)
 
 
 def bounds(total: int, shard: int, shards: int) -> tuple[int, int]:
