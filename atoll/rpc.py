@@ -30,6 +30,10 @@ from atoll.ports import DEFAULT_PORT
 
 logger = logging.getLogger(__name__)
 
+# While grpcio deallocates a server that was never started (its port is in use), it logs that server at DEBUG. A handler
+# that keeps records keeps freed memory then, and some later garbage collection ends the process with SIGSEGV.
+logging.getLogger("grpc._cython.cygrpc").setLevel(logging.INFO)
+
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 CODE_CHUNK_BYTES: Final = 1024 * 1024
 MAX_CODE_BYTES: Final = 8 * 1024 * 1024

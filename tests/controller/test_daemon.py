@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -300,6 +303,51 @@ async def test_two_controllers_do_not_share_a_data_folder_or_a_port(etcd: str, t
         same_port = ControllerSettings(data_dir=tmp_path / "two", etcd=(etcd,), listen=head.address)
         with pytest.raises(SettingError, match="the port is in use"):
             await serve(same_port, asyncio.Event())
+
+
+REFUSED_BESIDE_A_COLLECTING_HANDLER = """
+import asyncio, gc, logging, pathlib, sys
+from atoll.controller.daemon import serve
+from atoll.controller.settings import ControllerSettings
+from atoll.errors import SettingError
+
+class Keeping(logging.Handler):
+    records = []
+    def emit(self, record):
+        self.records.append(record)
+
+logging.basicConfig(level=logging.DEBUG, handlers=[Keeping()])
+
+async def refused():
+    try:
+        chosen = ControllerSettings(data_dir=pathlib.Path(sys.argv[1]), listen=sys.argv[2], etcd=("127.0.0.1:1",))
+        await serve(chosen, asyncio.Event())
+    except SettingError:
+        return True
+    return False
+
+print(asyncio.run(refused()))
+gc.collect()
+for record in Keeping.records:
+    record.getMessage()
+"""
+
+
+def test_a_controller_that_cannot_listen_leaves_no_freed_memory_to_the_log(tmp_path: Path) -> None:
+    """1. A controller's port is in use: its gRPC server is never started. 2. grpcio logs that server at DEBUG while it
+    is deallocated. 3. A handler that keeps records kept it, and the next garbage collection was a SIGSEGV, in this
+    process or, where its memory had been used again, much later in another's test."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        listen = f"127.0.0.1:{held.getsockname()[1]}"
+        ended = subprocess.run(
+            [sys.executable, "-c", REFUSED_BESIDE_A_COLLECTING_HANDLER, str(tmp_path), listen],
+            env={**os.environ, "PYTHONMALLOC": "debug"},  # freed memory does not look alive
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
 
 
 async def test_health_tells_alive_from_leading(etcd: str, tmp_path: Path) -> None:
