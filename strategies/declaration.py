@@ -115,9 +115,16 @@ class Scheduler(Protocol):
     """What answers the messages of a run's workers, in the controller: pure, time is an argument. A run that another
     controller takes over has a new one, which knows nothing."""
 
+    @property
+    def due_s(self) -> float | None:
+        """When `passed` is to be called at the latest, by the clock of `heard`; None: not before another message."""
+
     def heard(self, rank: int, message: Any, now_s: float) -> Iterable[tuple[int, Declared]]:
         """Answers by rank, of this worker or others. message: of the type that the strategy registered. now_s: of a
         monotonic clock."""
+
+    def passed(self, now_s: float) -> Iterable[tuple[int, Declared]]:
+        """Answers that were due by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

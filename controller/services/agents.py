@@ -261,8 +261,7 @@ def _answer(epoch: LeaderEpoch, session: AgentSession, message: common_pb2.Strat
     if state is None or state.run is None or not _may_speak_for(epoch, session, message.id):
         return
     for node, answer in epoch.relay.answers(state.job, state.run, message, time.monotonic()):
-        if other := epoch.sessions.connected.get(node):
-            other.send(answer)
+        epoch.sessions.send(node, answer)
 
 
 async def _talk(session: AgentSession, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Jobs of strategy stale-sparse through the real command, controller and agents."""
+"""Jobs of strategies stale-sparse and groups through the real command, controller and agents."""
 
 from __future__ import annotations
 
@@ -117,3 +117,28 @@ def test_wrong_settings_are_refused_in_words(cluster: Cluster, tmp_path: Path) -
         assert len(refused.stderr.strip().splitlines()) == 1, refused.stderr
     assert atoll(cluster, "cancel", dense).returncode == 0
     cluster.wait_for_end(dense)
+
+
+def test_unequal_workers_are_grouped_by_the_controller_and_train_every_sample_once(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """1. Of three workers one is three times slower. 2. The controller answers their signals, also when a window ends:
+    the fast two average without the slow one, which trains less. 3. Every sample counts once an epoch."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0, 1.0])
+    script = (str(SCRIPTS / "rounds.py"), "--workers", "3", "--strategy", "groups")
+    job = submitted(cluster, *script, "--", f"--out={out}", "--slow-rank=2")
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run) == (pb.PHASE_DONE, 1), cluster.story(job)
+    metrics = ended.progress.strategy_metrics
+    assert 1 / 3 < metrics["group_share"] < 1
+    assert "strategy groups: grouping scheduled  groups of " in atoll(cluster, "status", job).stdout
+    told = [[json.loads(line) for line in (out / f"rank-{rank}.jsonl").read_text().splitlines()] for rank in range(3)]
+    assert [line["loss"] for line in told[0]] == [line["loss"] for line in told[2]]
+    for epoch in range(3):
+        counted = Counter(
+            sample for lines in told for line in lines if line["epoch"] == epoch for sample in line["ids"]
+        )
+        assert counted == Counter(range(360))
+    trained = [sum(len(line["ids"]) for line in lines) for lines in told]
+    assert trained[2] < min(trained[:2])

@@ -16,6 +16,11 @@ class StrategyChannel:
     def __init__(self, link: AgentLink | None, strategy: Strategy) -> None:
         self._link, self._strategy = link, strategy
 
+    @property
+    def answers(self) -> bool:
+        """Whether there may be a controller half at all."""
+        return self._link is not None
+
     def tell(self, message: Declared) -> None:
         """By any thread. message: of the type that the strategy registered."""
         if self._link is not None:

@@ -13,12 +13,13 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from atoll import exit_codes
 from atoll.agent.runtime.agent_link import exits
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.place import WorkerPlace
+from atoll.agent.runtime.api.engine_inputs import engine_parts, round_settings
 from atoll.agent.runtime.api.inputs import listed_optimizers, one_module
 from atoll.agent.runtime.api.session import (
     CheckpointSettings,
@@ -29,6 +30,7 @@ from atoll.agent.runtime.api.session import (
 )
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
+from atoll.agent.runtime.step.capabilities import EngineParts
 from atoll.agent.runtime.step.planned_step import PlannedStep, planned_from_wire
 from atoll.agent.runtime.step.probe import Probe
 from atoll.agent.runtime.step.randomness import seed_alike
@@ -200,8 +202,6 @@ class Run:
         given. scheduler: short for track("scheduler", scheduler); several are "scheduler_0", "scheduler_1" and so on.
         Returns (model, optimizer, loader). Raises BadInput for what cannot be trained, CheckpointError for a checkpoint
         of another model."""
-        if self._training is not None:
-            raise BadInput("run.prepare was called already. Models that train together go into one call, as a tuple")
         if isinstance(dataset, DataLoader):
             settings = LoaderSettings.from_dataloader(dataset, batch_size)
         elif batch_size is None:
@@ -216,22 +216,61 @@ class Run:
                 collate_fn=collate_fn,
                 pin_memory=pin_memory,
             )
-        settings.check(self.world_size)
-        together = one_module(model)
-        optimizers = listed_optimizers(together, optimizer)
         schedulers = scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]
         for place, one in enumerate(schedulers):
             if one is not None:
                 self.track("scheduler" if len(schedulers) == 1 else f"scheduler_{place}", one)
+        training = self._start(settings, model, optimizer)
+        return model, optimizer, training.loader
+
+    def prepare_pipeline(  # noqa: PLR0917 - in the order of `prepare`
+        self,
+        model: nn.Module,
+        optimizer_factory: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+        loss: Callable[[Any, Any], torch.Tensor],
+        dataset: Dataset[Any],
+        batch_size: int,
+        micro_batches: int = 1,
+        *,
+        round_batches: int = 64,
+        shuffle: bool = True,
+        collate_fn: Callable[[list[Any]], Any] = default_collate,
+    ) -> tuple[Callable[[Any], torch.Tensor], Loader[Any]]:
+        """In place of `prepare`, under strategy `groups`: each worker trains a replica at its own pace. Once per run.
+
+        optimizer_factory: called with the model's parameters. loss: of what the model gave and the targets, the mean.
+        dataset: gives (inputs, targets). batch_size: samples of one update of one replica. micro_batches: that a batch
+        is split into, each by itself through the model. round_batches: updates of a round, in the mean over the
+        replicas; the loader gives rounds, at whose ends all replicas are equal and checkpoints are taken.
+        Returns (train_round, loader): `loss = train_round(each)` for what the loader gives. Raises BadInput."""
+        parts = engine_parts(
+            dataset, loss, collate_fn, batch_size=batch_size, micro_batches=micro_batches, shuffle=shuffle
+        )
+        settings = round_settings(parts, round_batches, self.world_size)
+        training = self._start(settings, model, optimizer_factory(model.to(self.device).parameters()), parts)
+        return training.step, training.loader
+
+    def _start(
+        self,
+        settings: LoaderSettings,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        parts: EngineParts | None = None,
+    ) -> Training:
+        if self._training is not None:
+            raise BadInput("run.prepare was called already. Models that train together go into one call, as a tuple")
+        settings.check(self.world_size)
+        together = one_module(model)
+        optimizers = listed_optimizers(together, optimizer)
         if self._probe is not None:
             settings = self._probe.begin(settings, together, optimizers)
-        training = Training(self._session, together, optimizers, settings, self._tracked)
+        training = Training(self._session, together, optimizers, settings, self._tracked, engine_parts=parts)
         try:
             training.start()
         except PeerLost as error:
             self._leave_without_peer(error)
         self._training = training
-        return model, optimizer, training.loader
+        return training
 
     def track(self, name: str, tracked: Tracked) -> None:
         """Keep this in checkpoints too: a scheduler, a gradient scaler, an average of weights.

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
 from atoll.agent.runtime.api.session import Session
@@ -175,10 +176,16 @@ class LocalUpdate(StepPhases, Protocol):
 class Engine(Protocol):
     """Owns the whole step."""
 
+    def start(self) -> None:
+        """All ranks are equal; training begins. Collective; raises PeerLost."""
+
     def step(self, batch: Any, taken: BatchSlice) -> torch.Tensor:
         """Forward pass, backward pass and optimizer.step() for this rank's part of a global batch.
 
         batch: what the loader gave. Returns the mean loss over this rank's part, []. Raises PeerLost."""
+
+    def rewind(self) -> bool:
+        """After a step that raised: put model and optimizer back to where it began. False: they cannot be."""
 
     def close(self) -> None: ...
 
@@ -196,6 +203,18 @@ class Measures(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What an engine trains with in the script's place, and on what."""
+
+    dataset: Dataset[Any]
+    shuffle: bool
+    batch_size: int  # samples of one update of one replica
+    micro_batches: int  # that a batch is split into: each by itself through the model
+    loss: Callable[[Any, Any], torch.Tensor]  # (what the model gave, targets) -> mean over them
+    collate_fn: Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
     """What a strategy's worker half is built from."""
 
@@ -206,6 +225,7 @@ class WorkerContext:
     events: StepEvents
     channel: Channel  # for frames and proposals between ranks, from `LocalUpdate.start` on
     scheduler: StrategyChannel  # to the strategy's controller half
+    engine_parts: EngineParts | None = None  # None: the script makes forward pass, backward pass and update
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.agreement import Agreed, Agreement, ProposalExchange
 from atoll.agent.runtime.step.capabilities import (
     Engine,
+    EngineParts,
     LocalUpdate,
     Norms,
     Pass,
@@ -30,6 +31,7 @@ from atoll.agent.runtime.step.phases import OneWorker
 from atoll.agent.runtime.step.reduction import ReducedGradients
 from atoll.agent.runtime.transport.channel import LINGER_S, Channel
 from atoll.agent.runtime.transport.proposals import ReducedProposals
+from atoll.errors import BadInput
 from atoll.strategies import registry
 from atoll.strategies.declaration import load
 from atoll.v1.common_pb2 import LinkSample
@@ -56,9 +58,11 @@ class StepExchange:
         events: StepEvents,
         busy: Callable[[bool], None],
         agreed: Agreed,
+        engine_parts: EngineParts | None,
     ) -> None:
         """busy: told when training fills the links, and when it does no more; on any thread. agreed: what holds before
-        the first pass. Raises BadInput for what the strategy cannot train."""
+        the first pass. engine_parts: where the script leaves the step to an engine. Raises BadInput for what the
+        strategy cannot train."""
         self._channel = Channel(session, busy)
         strategy = registry.of(session.strategy)
         self._name = strategy.name
@@ -70,12 +74,18 @@ class StepExchange:
             events=events,
             channel=self._channel,
             scheduler=StrategyChannel(session.link, strategy),
+            engine_parts=engine_parts,
         )
         half: WorkerHalf = load(strategy.worker)(context)
         group = session.group
         self.durable, self._measures = half.durable, half.measures
         self._local = half.capability if isinstance(half.capability, LocalUpdate) else None
         self.engine = half.capability if isinstance(half.capability, Engine) else None
+        if engine_parts is not None and self.engine is None:
+            raise BadInput(
+                f"run.prepare_pipeline needs a strategy with an engine of its own, and {strategy.name} has none. Use "
+                'strategy "groups", or run.prepare'
+            )
         if not isinstance(half.capability, SeparateReducer):
             refuse_sparse_modules(model)
         self._reducer: TensorReducer | None = None
@@ -118,6 +128,8 @@ class StepExchange:
             self._local.start(position, share, origin)
         elif self._reducer is not None:
             self._reducer.start()
+        elif self.engine is not None:
+            self.engine.start()
 
     def expect_local(self) -> None:
         """The next passes may be local."""
@@ -146,7 +158,8 @@ class StepExchange:
 
     def after_update(self) -> None:
         self._phases.after_update()
-        self._agreement.updated()
+        if self.engine is None:  # which makes as many in a step as it likes
+            self._agreement.updated()
 
     def clip(self, max_norm: float) -> bool:
         """Whether the strategy clips the next combined update itself. False: p.grad holds it, clip that."""

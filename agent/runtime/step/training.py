@@ -20,7 +20,7 @@ from atoll.agent.runtime.membership.succession import Succession
 from atoll.agent.runtime.step.agreement import Agreed
 from atoll.agent.runtime.step.backward import NORMS_EVERY_STEPS, BackwardPass
 from atoll.agent.runtime.step.batch_statistics import batch_statistics_layers, name_drop_last
-from atoll.agent.runtime.step.capabilities import StepEvents
+from atoll.agent.runtime.step.capabilities import EngineParts, StepEvents
 from atoll.agent.runtime.step.carried_gradients import CarriedGradients
 from atoll.agent.runtime.step.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.step.fingerprint import fingerprint_of
@@ -53,8 +53,11 @@ class Training:
         optimizers: Sequence[torch.optim.Optimizer],
         settings: LoaderSettings,
         tracked: Mapping[str, Tracked],
+        *,
+        engine_parts: EngineParts | None = None,
     ) -> None:
-        self._session = session
+        """engine_parts: where the script calls `step` in place of its own passes and updates."""
+        self._session, self._engine_parts = session, engine_parts
         if layers := batch_statistics_layers(model):
             settings = replace(settings, min_local_batch=2)
         self._model, self._optimizers, self._settings, self._tracked = model, optimizers, settings, tracked
@@ -173,8 +176,12 @@ class Training:
         self._backward.begin()
         assert taken is not None  # or begin had refused
         loss = torch.zeros(())
-        with self._broken_if_lost():
+        try:
             loss = engine.step(batch, taken)
+        except PeerLost as error:
+            if engine.rewind():
+                self.state.shutdown.updated = False
+            self.lost(error)
         self._backward.end()
         return loss
 
@@ -282,6 +289,7 @@ class Training:
             events=events,
             busy=self._links_busy,
             agreed=self._agreed,
+            engine_parts=self._engine_parts,
         )
 
     def _begin_view(self, position: Position) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.transport import membership
+from atoll.agent.runtime.transport import membership, topology
 from atoll.agent.runtime.transport.digests import Digests
 from atoll.agent.runtime.transport.endpoint import Endpoint
 from atoll.agent.runtime.transport.frames import Frame, Kind
@@ -42,7 +42,8 @@ class FrameEngine(Source, FrameReceiver, Protocol):
 class Channel:
     """Owns the transport of one run; in a run of one worker there is none, and nothing is sent.
 
-    `islands` and then `connect` come once, before anything else. Methods run on the training thread."""
+    `islands` or `all_connected`, and then `connect`, come once, before anything else. Methods run on the training
+    thread."""
 
     def __init__(self, session: Session, busy: Callable[[bool], None]) -> None:
         """busy: told when something begins to wait for links, and when nothing does any more; on any thread."""
@@ -60,6 +61,12 @@ class Channel:
         """The ranks of each island, ascending. Collective; raises PeerLost."""
         self._members = membership.members(self._session)
         return membership.islands(self._members)
+
+    def all_connected(self) -> None:
+        """In place of `islands`: every rank is everyone's direct peer, between islands too. Collective; raises
+        PeerLost."""
+        nodes = [member.node for member in membership.members(self._session)]
+        self._members = topology.members_of(nodes, [""] * len(nodes))
 
     def connect(self, engine: FrameEngine, tensors: Sequence[str]) -> None:
         """Collective: all ranks meet here, and frames flow from now on. tensors: names, by the engine's numbers.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import reduce
 from operator import add
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,12 +47,22 @@ def _cause(error: RuntimeError) -> str:
     return re.sub(r"^\[[^]]*\]\s*", "", first_line).partition(". This is")[0][:300]
 
 
+class Counters(Protocol):
+    """Of the rendezvous: rank 0 keeps them."""
+
+    def add(self, key: str, amount: int, /) -> int:
+        """The new value."""
+
+
 class Group:
     """The workers of this run. `data` carries tensors where they live, `control` small CPU tensors beside them."""
 
-    def __init__(self, rank: int, world_size: int, data: dist.ProcessGroup, control: dist.ProcessGroup) -> None:
+    def __init__(
+        self, rank: int, world_size: int, data: dist.ProcessGroup, control: dist.ProcessGroup, store: Counters
+    ) -> None:
         self.rank, self.world_size = rank, world_size
         self.data, self.control = data, control
+        self._store = store
         self._sockets: GlooSockets | None = None
 
     def hold_sockets(self, before: Collection[int]) -> None:
@@ -180,6 +190,11 @@ class Group:
                 if received.data_ptr() != tensor.data_ptr():
                     tensor.detach().copy_(received)
 
+    def claim(self, what: str) -> int:
+        """The next number of `what`, from 0: no other rank gets the same. Raises PeerLost."""
+        with collective(f"rank {self.rank} asked for its next {what}"):
+            return int(self._store.add(f"atoll/{what}", 1)) - 1
+
     def barrier(self) -> None:
         self.gather_rows([0])
 
@@ -209,7 +224,7 @@ def join(
         control = dist.new_group(backend="gloo", timeout=timeout)
     data = dist.group.WORLD
     assert data is not None
-    group = Group(rank, world_size, data, control)
+    group = Group(rank, world_size, data, control, store)
     if abortable:
         group.hold_sockets(before)
     return group

@@ -219,6 +219,11 @@ class AgentSessions:
         self.remembered.pop(name, None)
         self._changed()
 
+    def send(self, node: str, message: agents_pb2.ControllerMessage) -> None:
+        """To this node's agent; lost where it is not connected."""
+        if session := self.connected.get(node):
+            session.send(message)
+
     def leave(self, session: AgentSession) -> None:
         """The stream is over. Its last report is kept."""
         name = session.record.name

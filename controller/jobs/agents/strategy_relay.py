@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from atoll.controller.state.records import JobRecord, RunRecord
 from atoll.errors import BadInput
 from atoll.strategies import registry
-from atoll.strategies.declaration import Scheduler, as_json, load, read
+from atoll.strategies.declaration import Declared, Scheduler, as_json, load, read
 from atoll.v1 import agents_pb2, common_pb2
 
 logger = logging.getLogger(__name__)
 
+Answer = tuple[str, agents_pb2.ControllerMessage]
+
 
 @dataclass(slots=True)
 class _Scheduled:
-    run: int
+    run: RunRecord
     scheduler: Scheduler
     complained: bool = False
+
+    def wire(self, answers: Iterable[tuple[int, Declared]]) -> Iterator[Answer]:
+        for rank, answer in answers:
+            id = common_pb2.WorkerId(job=self.run.job, run=self.run.run, rank=rank)
+            wire = common_pb2.StrategyMessage(id=id, body=as_json(answer.said()))
+            yield self.run.members[rank].node, agents_pb2.ControllerMessage(strategy=wire)
 
 
 class StrategyRelay:
@@ -27,18 +37,20 @@ class StrategyRelay:
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Scheduled] = {}
+        self._heard = asyncio.Event()  # something may be due sooner than `run` waits for
 
     def answers(
         self, job: JobRecord, run: RunRecord, message: common_pb2.StrategyMessage, now_s: float
-    ) -> Iterator[tuple[str, agents_pb2.ControllerMessage]]:
+    ) -> Iterator[Answer]:
         """By node. A message of an older run, or one that its strategy does not know, has none."""
         strategy = registry.find(job.spec.strategy)
         if message.id.run != run.run or strategy.message is None or not strategy.scheduler:
             return
         known = self._jobs.get(job.id)
-        if known is None or known.run < run.run:
+        if known is None or known.run.run < run.run or len(known.run.members) != len(run.members):
             settings = strategy.settings.model_validate(dict(job.spec.strategy_settings))
-            known = self._jobs[job.id] = _Scheduled(run.run, load(strategy.scheduler)(settings, len(run.members)))
+            known = self._jobs[job.id] = _Scheduled(run, load(strategy.scheduler)(settings, len(run.members)))
+        known.run = run
         try:
             told = read(strategy.message, message.body, f"message of strategy {strategy.name}")
         except BadInput as error:
@@ -46,10 +58,28 @@ class StrategyRelay:
                 known.complained = True
                 logger.warning("%s run %d rank %d: dropped: %s", job.id, run.run, message.id.rank, error)
             return
-        for rank, answer in known.scheduler.heard(message.id.rank, told, now_s):
-            id = common_pb2.WorkerId(job=job.id, run=run.run, rank=rank)
-            wire = common_pb2.StrategyMessage(id=id, body=as_json(answer.said()))
-            yield run.members[rank].node, agents_pb2.ControllerMessage(strategy=wire)
+        yield from known.wire(known.scheduler.heard(message.id.rank, told, now_s))
+        self._heard.set()
+
+    async def run(self, send: Callable[[str, agents_pb2.ControllerMessage], None]) -> None:
+        """Gives the answers that become due with time, until cancelled."""
+        while True:
+            for node, answer in self._passed(time.monotonic()):
+                send(node, answer)
+            self._heard.clear()
+            dues = [one.scheduler.due_s for one in self._jobs.values()]
+            due_s = min((each for each in dues if each is not None), default=None)
+            try:
+                async with asyncio.timeout(None if due_s is None else max(due_s - time.monotonic(), 0.0)):
+                    await self._heard.wait()
+            except TimeoutError:
+                pass
 
     def drop(self, job: str) -> None:
         self._jobs.pop(job, None)
+
+    def _passed(self, now_s: float) -> Iterator[Answer]:
+        for one in list(self._jobs.values()):
+            due_s = one.scheduler.due_s
+            if due_s is not None and due_s <= now_s:
+                yield from one.wire(one.scheduler.passed(now_s))

@@ -100,6 +100,7 @@ class LeaderEpoch:
                 group.create_task(self.reconciler.run(), name="reconciler")
                 group.create_task(self.ledger.follow(), name="ledger-watch")
                 group.create_task(self.sessions.watch(), name="sessions-watch")
+                group.create_task(self.relay.run(self.sessions.send), name="strategy-relay")
         except* LeadershipLost as lost:
             raise LeadershipLost(str(lost.exceptions[0])) from lost
         finally:

@@ -47,6 +47,11 @@ class MicroBatches:
         self._optimizer.zero_grad()
         return torch.stack(losses).sum().detach()
 
+    def start(self) -> None: ...
+
+    def rewind(self) -> bool:
+        return False
+
     def close(self) -> None:
         self.closed = True
 

@@ -27,3 +27,8 @@ class ToyScheduler:
     def heard(self, rank: int, message: ToyMessage, now_s: float) -> Iterable[tuple[int, ToyMessage]]:
         answer = ToyMessage(answer=self._rounds * (message.question or 0))
         return [(rank, answer), ((rank + 1) % self._world_size, answer)]
+
+    due_s = None
+
+    def passed(self, now_s: float) -> Iterable[tuple[int, ToyMessage]]:
+        return []

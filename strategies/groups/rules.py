@@ -1,0 +1,123 @@
+"""Rules by which ready replicas are grouped, of those that SDPipe's is compared with. Pure: time is given."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+EARLIER: Final = 8  # iterations of a replica from which its next one is predicted
+
+Members = tuple[int, ...]
+
+
+class GroupRule(Protocol):
+    """Of one round of one stage. Methods return the groups that were formed."""
+
+    @property
+    def due_s(self) -> float | None:
+        """When `passed` is to be called, at the latest."""
+
+    def ready(self, replica: int, now_s: float) -> list[Members]: ...
+
+    def done(self, replica: int, now_s: float) -> list[Members]:
+        """It trains no more in this round."""
+
+    def passed(self, now_s: float) -> list[Members]: ...
+
+
+@dataclass
+class ArrivalTimes:
+    """When replicas will be ready, from how long their last iterations took. Over all rounds."""
+
+    took_s: dict[int, deque[float]] = field(default_factory=dict)
+    began_s: dict[int, float] = field(default_factory=dict)
+
+    def ready(self, replica: int, now_s: float) -> None:
+        if (began_s := self.began_s.pop(replica, None)) is not None:
+            self.took_s.setdefault(replica, deque(maxlen=EARLIER)).append(now_s - began_s)
+
+    def goes_on(self, replica: int, now_s: float) -> None:
+        self.began_s[replica] = now_s
+
+    def iteration_s(self) -> float | None:
+        """The median replica's; None before two of them were measured."""
+        medians = [statistics.median(took) for took in self.took_s.values()]
+        return statistics.median(medians) if len(medians) > 1 else None
+
+    def expected(self, replica: int) -> tuple[float, float] | None:
+        """When it is ready, and by when it surely is if it does as before."""
+        took, began_s = self.took_s.get(replica), self.began_s.get(replica)
+        if not took or began_s is None:
+            return None
+        return began_s + statistics.median(took), began_s + 1.05 * max(took)
+
+
+class RandomPairs:
+    """AD-PSGD's: each averages with a partner drawn at random, and waits for it."""
+
+    due_s: float | None = None
+
+    def __init__(self, replicas: int, seed: int) -> None:
+        self._live = set(range(replicas))
+        self._wants: dict[int, int] = {}  # of those that wait, in the order in which they came
+        self._draw = random.Random(seed)
+
+    def ready(self, replica: int, now_s: float) -> list[Members]:
+        if replica not in self._live:
+            return []
+        wanted_by = next((other for other, wants in self._wants.items() if wants == replica), None)
+        return self._paired(replica, wanted_by if wanted_by is not None else self._drawn(replica))
+
+    def done(self, replica: int, now_s: float) -> list[Members]:
+        self._live.discard(replica)
+        self._wants.pop(replica, None)
+        waiting = [other for other, wants in self._wants.items() if wants == replica]
+        for other in waiting:
+            del self._wants[other]
+        return [group for other in waiting for group in self._paired(other, self._drawn(other))]
+
+    def passed(self, now_s: float) -> list[Members]:
+        return []
+
+    def _drawn(self, replica: int) -> int:
+        return self._draw.choice(sorted(self._live - {replica}) or [replica])
+
+    def _paired(self, replica: int, partner: int) -> list[Members]:
+        if partner == replica:
+            return [(replica,)]  # nobody else is left
+        if partner not in self._wants:
+            self._wants[replica] = partner
+            return []
+        del self._wants[partner]
+        return [(min(replica, partner), max(replica, partner))]
+
+
+class Static:
+    """Fixed groups of neighbours: each waits for its own."""
+
+    due_s: float | None = None
+
+    def __init__(self, replicas: int, size: int) -> None:
+        self._groups = [set(range(first, min(first + size, replicas))) for first in range(0, replicas, size)]
+        self._ready: set[int] = set()
+
+    def ready(self, replica: int, now_s: float) -> list[Members]:
+        self._ready.add(replica)
+        return self._whole()
+
+    def done(self, replica: int, now_s: float) -> list[Members]:
+        self._ready.discard(replica)
+        for group in self._groups:
+            group.discard(replica)
+        return self._whole()
+
+    def passed(self, now_s: float) -> list[Members]:
+        return []
+
+    def _whole(self) -> list[Members]:
+        whole = [tuple(sorted(group)) for group in self._groups if group and group <= self._ready]
+        self._ready.difference_update(*whole)
+        return whole

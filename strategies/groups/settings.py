@@ -1,0 +1,28 @@
+"""StrategySettings of strategy `groups`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from atoll.strategies.declaration import StrategySettings
+
+
+class Groups(StrategySettings):
+    """Local updates, averaged in groups of replicas that are ready at the same time; all together at a round's end."""
+
+    grouping: Literal["scheduled", "all", "pairs", "static"] = "scheduled"
+    """who averages after a local update: `scheduled` whoever is ready in the same window (SDPipe); the others are what
+    it is compared with: `all` (all-reduce in every iteration), `pairs` (each with a random partner, AD-PSGD), `static`
+    (fixed groups)"""
+
+    window_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    """with `scheduled`: the longest that a ready replica waits for others, but where groups must connect; 0: an
+    iteration's time divided by the number of replicas"""
+
+    history: Annotated[int, Field(ge=1, le=1000)] = 10
+    """with `scheduled`: so many groups in a row connect all replicas"""
+
+    group_size: Annotated[int, Field(ge=2, le=1024)] = 2
+    """with `static`: replicas of a group"""

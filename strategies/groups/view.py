@@ -1,0 +1,20 @@
+"""The line of `atoll status` about strategy `groups`."""
+
+from __future__ import annotations
+
+from atoll.strategies.declaration import Shown
+from atoll.strategies.groups.settings import Groups
+
+
+def status(shown: Shown) -> list[str]:
+    """'grouping scheduled', 'groups of 75 % of the replicas', 'waiting 3.1 %', '1.9 MB sent in a round'."""
+    assert isinstance(shown.settings, Groups)
+    parts = [f"grouping {shown.settings.grouping}"]
+    if not shown.metrics:
+        return parts
+    return [
+        *parts,
+        f"groups of {100 * shown.metrics.get('group_share', 0.0):.0f} % of the replicas",
+        f"waiting {100 * shown.metrics.get('wait_share', 0.0):.1f} %",
+        f"{shown.metrics.get('sent_bytes', 0.0) / 1e6:.1f} MB sent in a round",
+    ]

@@ -1,0 +1,227 @@
+"""Whole runs of strategy groups: real worker processes, the real scheduler behind an agent. Each test is a story."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from zmq_agent import FakeAgent, Start
+
+from atoll.strategies.declaration import as_json, read
+from atoll.strategies.groups.messages import GroupsMessage
+from atoll.strategies.groups.scheduler import GroupScheduler
+from atoll.strategies.groups.settings import Groups
+from atoll.v1.common_pb2 import StrategyMessage
+from atoll.v1.worker_pb2 import SupervisorMessage
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Scheduling:
+    """The scheduler behind an agent, with a thread for what becomes due, as a controller has one. Can be taken away."""
+
+    def __init__(self, agent: FakeAgent, settings: Groups) -> None:
+        self._agent, self._settings = agent, settings
+        self._scheduler = GroupScheduler(settings, agent.world_size)
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self.away = False
+        self.lost: set[tuple[int, int]] = set()  # (rank, signal): this answer does not arrive
+        self.groups: list[GroupsMessage] = []
+        agent.answers = self._answers
+        self._thread = threading.Thread(target=self._run, name="scheduling")
+
+    def __enter__(self) -> Scheduling:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def another(self) -> None:
+        """Another controller leads, which knows nothing."""
+        with self._lock:
+            self._scheduler = GroupScheduler(self._settings, self._agent.world_size)
+        self.away = False
+
+    def _answers(self, rank: int, body: str) -> list[tuple[int, str]]:
+        if self.away:
+            return []
+        with self._lock:
+            message = read(GroupsMessage, body, "message")
+            return self._told(self._scheduler.heard(rank, message, time.monotonic()))
+
+    def _run(self) -> None:
+        while not self._closing.wait(0.002):
+            if self.away:
+                continue
+            with self._lock:
+                due_s = self._scheduler.due_s
+                now_s = time.monotonic()
+                told = self._told(self._scheduler.passed(now_s)) if due_s is not None and due_s <= now_s else []
+            for rank, body in told:
+                self._agent.send(rank, SupervisorMessage(strategy=StrategyMessage(body=body)))
+
+    def _told(self, answers: Any) -> list[tuple[int, str]]:
+        told = []
+        for rank, answer in answers:
+            if answer.group:
+                self.groups.append(answer)
+            if (rank, answer.signal) not in self.lost:
+                told.append((rank, as_json(answer.said())))
+        return told
+
+
+def groups(out: Path, world_size: int, *, start: Start, run: int = 1, **settings: Any) -> FakeAgent:
+    """An agent whose job is one of strategy groups."""
+    agent = FakeAgent(out, run=run, world_size=world_size, start=start)
+    agent.spec.strategy, agent.spec.strategy_settings = "groups", as_json(settings)
+    agent.place([f"n{rank}" for rank in range(world_size)], [f"i{rank % 2}" for rank in range(world_size)])
+    return agent
+
+
+def rounds(out: Path, rank: int, run: int = 1) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / f"run-{run}-rank-{rank}.jsonl").read_text().splitlines()]
+
+
+def ended_alike(out: Path, world_size: int, run: int = 1) -> dict[str, Any]:
+    """The state that all ranks ended with, which is the same on all, bit for bit."""
+    states = [torch.load(out / f"run-{run}-rank-{rank}.end", weights_only=True) for rank in range(world_size)]
+    for state in states[1:]:
+        for name, one in states[0]["model"].items():
+            assert torch.equal(one, state["model"][name]) or not one.is_floating_point(), name
+        for number, kept in states[0]["optimizer"]["state"].items():
+            for name, one in kept.items():
+                assert torch.equal(one, state["optimizer"]["state"][number][name]), (number, name)
+    return dict(states[0])
+
+
+def samples_of_epochs(out: Path, world_size: int, epochs: int, samples: int = 192, run: int = 1) -> None:
+    """Each sample was trained once an epoch, by whomever."""
+    counted = Counter(
+        index for rank in range(world_size) for line in rounds(out, rank, run) for index in line["samples"]
+    )
+    assert counted == dict.fromkeys(range(samples), epochs)
+
+
+@pytest.mark.parametrize("grouping", ["scheduled", "all", "pairs", "static"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_replicas_of_unequal_speed_train_every_sample_once_and_end_alike(
+    start: Start, tmp_path: Path, grouping: Any, optimizer: str
+) -> None:
+    """1. Four replicas, one three times slower, on two islands. 2. By every rule each sample is trained once an epoch,
+    all ranks tell the same losses, and end with the same weights and moments to the bit. 3. Where nobody waits for the
+    slow one in every iteration it trains less than the others."""
+    settings = Groups(grouping=grouping)
+    arguments = ["--update-s=0.02", "--slow-rank=2", f"--optimizer={optimizer}"]
+    with groups(tmp_path, 4, start=start, grouping=grouping) as agent, Scheduling(agent, settings) as scheduling:
+        agent.start_workers("groups_train.py", str(tmp_path), *arguments)
+        assert agent.exit_codes() == [0] * 4, agent.said()
+    ended_alike(tmp_path, 4)
+    samples_of_epochs(tmp_path, 4, epochs=2)
+    told = [[line["loss"] for line in rounds(tmp_path, rank)] for rank in range(4)]
+    assert told[0] == told[1] == told[2] == told[3]
+    assert told[0][-1] < told[0][0]
+    counts = [sum(len(line["samples"]) for line in rounds(tmp_path, rank)) for rank in range(4)]
+    sizes = {len(answer.members) for answer in scheduling.groups}
+    if grouping == "scheduled":
+        assert counts[2] < min(counts[0], counts[1], counts[3])
+    if grouping in {"pairs", "static"}:
+        assert sizes <= {1, 2}
+        assert 2 in sizes
+    if grouping == "all":
+        assert max(sizes) == 4
+
+
+def test_without_a_controller_replicas_train_alone_until_the_rounds_end(start: Start, tmp_path: Path) -> None:
+    """1. The controller goes away in the middle: after 3 s nobody waits for it any more. 2. Another leads, and answers
+    what is asked from then on. 3. Nothing was lost, and all end alike."""
+    with groups(tmp_path, 3, start=start) as agent, Scheduling(agent, Groups()) as scheduling:
+        agent.start_workers("groups_train.py", str(tmp_path), "--update-s=0.02", "--epochs=10")
+        agent.wait_for_step(5)
+        scheduling.away = True
+        before = len(scheduling.groups)
+        agent.wait_for_step(max(agent.alive[0][0], 5) + 6)
+        assert len(scheduling.groups) <= before + 1  # one was under way
+        before = len(scheduling.groups)
+        scheduling.another()
+        agent.wait_until(lambda: len(scheduling.groups) > before)
+        assert agent.exit_codes() == [0] * 3, agent.said()
+    ended_alike(tmp_path, 3)
+    samples_of_epochs(tmp_path, 3, epochs=10)
+
+
+def test_an_all_reduce_in_every_iteration_trains_what_one_process_trains(start: Start, tmp_path: Path) -> None:
+    """Two replicas with 4 samples each that always average together, against one process with 8: the same losses but
+    for the order in which numbers are added up."""
+    for name, world_size, batch in (("alone", 1, 8), ("together", 2, 4)):
+        (tmp_path / name).mkdir()
+        agent = groups(tmp_path / name, world_size, start=start, grouping="all")
+        with agent, Scheduling(agent, Groups(grouping="all")):
+            agent.start_workers("groups_train.py", str(tmp_path / name), "--plain", f"--batch={batch}")
+            assert agent.exit_codes() == [0] * world_size, agent.said()
+    alone, together = (ended_alike(tmp_path / name, size) for name, size in (("alone", 1), ("together", 2)))
+    for name, weights in alone["model"].items():
+        torch.testing.assert_close(together["model"][name], weights, rtol=1e-5, atol=1e-6)
+    told = [[line["loss"] for line in rounds(tmp_path / name, 0)] for name in ("alone", "together")]
+    assert told[0] == pytest.approx(told[1], rel=1e-5)
+
+
+def test_an_answer_that_one_member_never_gets_leaves_it_out_for_all(start: Start, tmp_path: Path) -> None:
+    """1. Rank 1's third signal is answered with a group of all, and the answer is lost, however often it is asked for.
+    2. After 3 s rank 1 goes on and declines; ranks 0 and 2 average without it, both. 3. All end alike."""
+    agent = groups(tmp_path, 3, start=start, grouping="all")
+    with agent, Scheduling(agent, Groups(grouping="all")) as scheduling:
+        scheduling.lost.add((1, 3))
+        agent.start_workers("groups_train.py", str(tmp_path), "--round-batches=8", "--tell-groups")
+        assert agent.exit_codes() == [0] * 3, agent.said()
+    ended_alike(tmp_path, 3)
+    samples_of_epochs(tmp_path, 3, epochs=2)
+    averaged = [(tmp_path / f"run-1-rank-{rank}.groups").read_text().splitlines() for rank in range(3)]
+    assert averaged[0][2] == averaged[2][2] == "0 3 [0, 2]"  # round, group, members
+    assert "0 3 " not in "".join(averaged[1])
+    assert averaged[0][:2] == averaged[1][:2] == averaged[2][:2] == ["0 1 [0, 1, 2]", "0 2 [0, 1, 2]"]
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_a_member_killed_around_an_average_costs_its_round(start: Start, tmp_path: Path, when: str) -> None:
+    """1. Rank 1 is killed in round 2: before it sends, after its first messages of an average, or with the average
+    made. 2. Whatever the others made of it, they go back to the round's beginning, save that, and leave. 3. The next
+    run goes on from there: every sample counts once, and all end alike."""
+    with groups(tmp_path, 3, start=start) as agent, Scheduling(agent, Groups()):
+        agent.start_workers("groups_train.py", str(tmp_path), f"--die=1:2:{when}")
+        assert agent.exit_codes() == [75, -9, 75], agent.said()
+    assert [line["round"] for line in rounds(tmp_path, 0)] == [0, 1]
+    with groups(tmp_path, 2, start=start, run=2) as agent, Scheduling(agent, Groups()):
+        agent.start_workers("groups_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 2, agent.said()
+    assert rounds(tmp_path, 0, run=2)[0]["round"] == 2
+    ended_alike(tmp_path, 2, run=2)
+    lines = [line for run, size in ((1, 3), (2, 2)) for rank in range(size) for line in rounds(tmp_path, rank, run)]
+    counted = Counter(index for line in lines for index in line["samples"])
+    assert counted == dict.fromkeys(range(192), 2)
+
+
+def test_what_cannot_be_is_refused_by_name(start: Start, tmp_path: Path) -> None:
+    for flaw, said in (
+        ("--micro-batches=3", "batch_size = 4 cannot be split into 3 micro-batches of equal size"),
+        ("--optimizer=adagrad", "cannot average what Adagrad keeps. Use SGD, Adam or AdamW"),
+        ("--optimizer=amsgrad", "cannot average the state of amsgrad or dampening"),
+        ("--flaw=triples", "dataset or collate_fn have to give (inputs, targets), and gave a list of 3"),
+        ("--flaw=losses", "the loss has shape (4, 2); it must be one number"),
+        ("--flaw=prepare", "call run.prepare_pipeline in place of run.prepare"),
+        ("--flaw=bfloat16", "averages float32, and 0.weight is torch.bfloat16"),
+    ):
+        out = tmp_path / flaw.strip("-")
+        out.mkdir()
+        with groups(out, 1, start=start) as agent:
+            agent.start_workers("groups_train.py", str(out), flaw)
+            assert agent.exit_codes() == [1], flaw
+            assert said in agent.said()

@@ -1,0 +1,109 @@
+"""The vector that is averaged, and Adam's second moments of a group."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from atoll.strategies.groups.averaging import alike, shares_of, weighted_mean
+from atoll.strategies.groups.replica_state import MEAN, REMOVED, ReplicaState
+
+
+def replicas(count: int, adam: bool) -> list[tuple[nn.Module, torch.optim.Optimizer, ReplicaState]]:
+    torch.manual_seed(1)
+    first = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    made = []
+    for _ in range(count):
+        model = copy.deepcopy(first)
+        optimizer: torch.optim.Optimizer
+        if adam:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        else:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        made.append((model, optimizer, ReplicaState(model, optimizer)))
+    return made
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_a_state_goes_into_another_replica_bit_for_bit(adam: bool) -> None:
+    (model, optimizer, state), (other, other_optimizer, other_state) = replicas(2, adam)
+    for seed in range(3):
+        train(model, optimizer, seed)
+    other_state.write(state.read(), 1.0)
+    assert np.array_equal(other_state.read(), state.read())
+    for one, its in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, its)
+    train(model, optimizer, 9)
+    train(other, other_optimizer, 9)
+    assert np.array_equal(other_state.read(), state.read())  # moments and steps went along
+
+
+def test_the_average_of_all_is_the_mean_bit_for_bit() -> None:
+    """Of states in slices, as members average them, against the whole vectors' mean."""
+    states = [np.random.default_rng(seed).normal(size=1001).astype(np.float32) for seed in range(3)]
+    weights = [8.0, 8.0, 16.0]
+    whole = weighted_mean(states, weights)
+    for cut in (1, 333, 1000):
+        sliced = [weighted_mean([one[part] for one in states], weights) for part in (slice(cut), slice(cut, None))]
+        assert np.array_equal(np.concatenate(sliced), whole)
+    np.testing.assert_allclose(whole, np.average(states, axis=0, weights=weights), rtol=1e-5, atol=1e-6)
+    assert np.array_equal(weighted_mean([states[0]], [4.0]), states[0])
+
+
+def test_weights_of_zero_count_alike_and_unequal_ones_as_fewer_replicas() -> None:
+    assert shares_of([0.0, 0.0]) == [0.5, 0.5]
+    assert alike([4.0, 4.0, 4.0]) == pytest.approx(3)
+    assert alike([1.0, 0.0]) == 1
+    assert 1 < alike([3.0, 1.0]) < 2
+
+
+def test_going_back_to_a_rounds_beginning_restores_every_bit() -> None:
+    ((model, optimizer, state),) = replicas(1, adam=True)
+    train(model, optimizer, 0)
+    state.write(state.read(), 4.0)
+    kept, before = state.copy(), copy.deepcopy(optimizer.state_dict())
+    for seed in range(1, 4):
+        train(model, optimizer, seed)
+    state.restore(kept)
+    for number, entry in optimizer.state_dict()["state"].items():
+        for name, one in entry.items():
+            assert torch.equal(one, before["state"][number][name]), name
+
+
+def test_second_moments_of_a_group_have_the_variance_of_its_mean_gradient() -> None:
+    """1. Four replicas see gradients of mean 1 and standard deviation 2, and average after each update. 2. Their v is
+    that of one that sees the mean of the four: 1 + 4 / 4. Averaged as they are it would stay 1 + 4; and with a fourth
+    of the variance left of what the average before had left, it would go to 1."""
+    beta_2, count = 0.9, 4
+    generator = torch.Generator().manual_seed(5)
+    parameters = [nn.Parameter(torch.zeros(20_000)) for _ in range(count)]
+    made = []
+    for parameter in parameters:
+        model = nn.Module()
+        model.weight = parameter
+        optimizer = torch.optim.Adam([parameter], lr=0.0, betas=(0.9, beta_2))
+        made.append((optimizer, ReplicaState(model, optimizer)))
+    for _ in range(120):
+        for parameter, (optimizer, _) in zip(parameters, made, strict=True):
+            parameter.grad = 1 + 2 * torch.randn(parameter.shape, generator=generator)
+            optimizer.step()
+        mean = weighted_mean([state.read() for _, state in made], [1.0] * count)
+        for _, state in made:
+            state.write(mean, float(count))
+    kept = made[0][0].state[parameters[0]]
+    assert (kept["exp_avg_sq"] >= 0).all()
+    # The running mean itself varies: of E[s^2] = 1 + its variance, as with a batch of all.
+    assert kept["exp_avg_sq"].mean().item() == pytest.approx(2.0, rel=0.05)
+    assert (kept["exp_avg_sq"] + kept[REMOVED]).mean().item() == pytest.approx(5.0, rel=0.02)
+    assert kept[MEAN].mean().item() == pytest.approx(1.0, rel=0.02)

@@ -1,0 +1,125 @@
+"""The scheduler's answers to signals that come, come late, come twice or never; and what it is compared with."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from atoll.strategies.groups.messages import GroupsMessage
+from atoll.strategies.groups.rules import ArrivalTimes, GroupRule, RandomPairs, Static
+from atoll.strategies.groups.scheduler import GroupScheduler, Scheduled
+from atoll.strategies.groups.settings import Groups
+
+
+def signal(number: int, round_: int = 0, ended: tuple[int, ...] = ()) -> GroupsMessage:
+    return GroupsMessage(round=round_, signal=number, ended=list(ended))
+
+
+def test_a_repeated_signal_gets_its_answer_again_and_an_older_one_nothing() -> None:
+    scheduler = GroupScheduler(Groups(grouping="all"), 2)
+    assert list(scheduler.heard(0, signal(1), 0.0)) == []
+    ((rank, waits),) = scheduler.heard(0, signal(1), 0.5)
+    assert (rank, waits.waits, waits.group) == (0, True, 0)
+    answers = dict(scheduler.heard(1, signal(1), 1.0))
+    assert {rank: answer.members for rank, answer in answers.items()} == {0: [0, 1], 1: [0, 1]}
+    assert list(scheduler.heard(0, signal(1), 1.5)) == [(0, answers[0])]
+    assert list(scheduler.heard(0, signal(2), 2.0)) == []
+    assert list(scheduler.heard(0, signal(1), 2.5)) == []
+
+
+def test_who_is_done_is_not_waited_for_also_where_only_another_knows() -> None:
+    """1. Rank 2 is done, and what it said was lost. 2. Rank 0 has rank 2's part of the round's end, and says so with
+    its repeated signal: it and rank 1 go on."""
+    scheduler = GroupScheduler(Groups(grouping="all"), 3)
+    scheduler.heard(0, signal(1), 0.0)
+    scheduler.heard(1, signal(1), 0.0)
+    answers = list(scheduler.heard(0, signal(1, ended=(2,)), 0.5))
+    assert sorted({(rank, tuple(answer.members)) for rank, answer in answers}) == [(0, (0, 1)), (1, (0, 1))]
+    assert list(scheduler.heard(2, GroupsMessage(round=0, done=True), 1.0)) == []
+
+
+def test_a_new_round_forgets_the_last_and_late_messages_of_it_are_dropped() -> None:
+    scheduler = GroupScheduler(Groups(grouping="all"), 2)
+    scheduler.heard(0, signal(1), 0.0)
+    scheduler.heard(1, GroupsMessage(round=0, done=True), 0.0)
+    scheduler.heard(0, signal(2, round_=1), 1.0)
+    assert list(scheduler.heard(1, signal(1), 1.5)) == []  # of round 0
+    answers = list(scheduler.heard(1, signal(1, round_=1), 2.0))
+    assert {(answer.round, answer.group) for _, answer in answers} == {(1, 1)}
+
+
+def rules(replicas: int) -> list[GroupRule]:
+    return [
+        Scheduled(replicas, 1, 0.0, ArrivalTimes()),
+        Scheduled(replicas, 3, 0.0, ArrivalTimes()),
+        RandomPairs(replicas, seed=3),
+        Static(replicas, 2),
+    ]
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
+@given(st.integers(1, 7), st.integers(0, 3), st.integers(0, 1000))
+def test_by_every_rule_everyone_is_answered_once_whoever_is_done_when(replicas: int, which: int, seed: int) -> None:
+    """Replicas become ready and done in any order. Each signal is in one group; when nobody trains, nobody waits."""
+    rule, draw = rules(replicas)[which], random.Random(seed)
+    left = {replica: draw.randint(0, 5) for replica in range(replicas)}
+    training, waiting = set(left), set[int]()
+    for now in itertools.count():
+        if not training:
+            break
+        replica = draw.choice(sorted(training))
+        training.remove(replica)
+        if left[replica] == 0:
+            formed = rule.done(replica, float(now))
+        else:
+            left[replica] -= 1
+            waiting.add(replica)
+            formed = rule.ready(replica, float(now))
+        if rule.due_s is not None and (draw.random() < 0.5 or not training):
+            formed = [*formed, *rule.passed(now + 0.5)]
+        for group in formed:
+            assert waiting.issuperset(group)
+            waiting.difference_update(group)
+            training.update(group)
+    assert not waiting
+
+
+def trained_in(rule: Scheduled, arrivals: ArrivalTimes, times: list[float], until_s: float) -> int:
+    """Iterations of all, in simulated time: as planner `groups` replays it, with the rule's own windows."""
+    ends = dict(enumerate(times))
+    trained = 0
+    while True:
+        replica = min(ends, key=lambda one: ends[one], default=None)
+        due_s = rule.due_s
+        if replica is not None and (due_s is None or ends[replica] <= due_s):
+            now_s = ends.pop(replica)
+            if now_s > until_s:
+                return trained
+            trained += 1
+            arrivals.ready(replica, now_s)
+            formed = rule.ready(replica, now_s)
+        else:
+            assert due_s is not None
+            now_s = due_s
+            formed = rule.passed(now_s)
+        for group in formed:
+            for member in group:
+                arrivals.goes_on(member, now_s)
+                ends[member] = now_s + times[member]
+
+
+@pytest.mark.parametrize(
+    ("times", "least"), [([1.0, 1.0, 1.0, 3.05], 2.4), ([1.0] * 4, 1.0), ([1.0, 1.02, 1.5, 2.1], 1.5)]
+)
+def test_windows_are_not_kept_open_for_who_cannot_come(times: list[float], least: float) -> None:
+    """How many times the iterations of an all-reduce. With windows of a fourth of an iteration, as published, three
+    equal replicas wait for the fourth in vain each time, and have 2.1."""
+    until_s = 400.0
+    arrivals = ArrivalTimes()
+    trained = trained_in(Scheduled(4, 10, 0.0, arrivals), arrivals, times, until_s)
+    assert trained >= least * 4 * (until_s // max(times))
