@@ -7,6 +7,7 @@
 #include "device.hpp"
 #include "device_type.hpp"
 #include "reduce.hpp"
+#include "hashing_module.hpp"
 #include "sparse_module.hpp"
 
 namespace nb = nanobind;
@@ -37,4 +38,5 @@ NB_MODULE(_cuda, m) {
     m.def("squared_norm", squared_norm, "x"_a.none(), "stream"_a);
     m.def("weighted_sum", weighted_sum, "out"_a.none(), "inputs"_a.none(), "weights"_a.none(), "stream"_a);
     ak::bind_sparse_cuda(m);
+    ak::bind_hashing_cuda(m);
 }
