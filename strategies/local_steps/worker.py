@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
-from atoll.strategies.declaration import PlanParameters
-from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
 from atoll.strategies.shared_masters.options import Density, ExchangeOptions
 from atoll.strategies.shared_masters.update_exchange import UpdateExchange
@@ -33,9 +31,6 @@ def build(context: WorkerContext) -> WorkerHalf:
         every=settings.every,
     )
 
-    def density(params: PlanParameters | None) -> Density:
-        planned = params.density if isinstance(params, LocalStepsPlan) else None
-        return density_of(settings.density if planned is None else planned)
-
-    update = UpdateExchange(context, options, density)
+    density = density_of(settings.density)
+    update = UpdateExchange(context, options, lambda _: density)
     return WorkerHalf(update, durable=update.state, measures=update.tally)

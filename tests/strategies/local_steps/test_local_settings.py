@@ -6,7 +6,6 @@ import atoll
 from atoll.errors import SettingError
 from atoll.strategies import registry
 from atoll.strategies.declaration import Shown
-from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
 from atoll.strategies.local_steps.view import status
 from atoll.strategies.local_steps.worker import density_of
@@ -41,7 +40,6 @@ def test_owners_send_back_twice_as_much_and_never_more_than_all() -> None:
 def test_status_says_how_much_is_sent_and_what_it_costs() -> None:
     settings = LocalSteps(every=10)
     assert status(Shown(settings=settings, planned=None, metrics={})) == ["20.0 % sent every 10 steps, int2"]
-    planned = LocalStepsPlan(density=0.05)
     metrics = {"sparsity": 0.95, "stall_share": 0.031}
-    said = status(Shown(settings=LocalSteps(), planned=planned, metrics=metrics))
+    said = status(Shown(settings=LocalSteps(density=0.05), planned=None, metrics=metrics))
     assert said == ["5.0 % sent, int2", "stall 3.1 % of the step"]
