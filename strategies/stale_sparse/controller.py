@@ -195,7 +195,8 @@ def _predicted(given: Given, ranks: Sequence[RankProfile], now: TtaPlan, planned
 
 
 def _factor(given: Given, total: int) -> float:
-    """Without the gradients' noise AdaScale has nothing to go by: the square root lies between its bounds."""
+    """By the square root, with which the offline profile measured what batches cost (docs/adaptation.md says why the
+    noise that is measured decides nothing here)."""
     if given.policy.rule == "none" or not given.policy.initial_batch:
         return 1.0
     return math.sqrt(total / given.policy.initial_batch)

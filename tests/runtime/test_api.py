@@ -307,12 +307,15 @@ class Wrapper(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.inner.step()
+        if closure is not None:
+            closure()
 
 
 def test_an_optimizer_that_was_not_prepared_may_not_move_the_model(runs: list[atoll.Run]) -> None:
     """1. A wrapper moves the model by the optimizer inside it, which is its own business. 2. The script makes the inner
-    one anew, and steps that: nothing would save its moments, so it is refused. 3. One of other parameters is nobody's
-    business."""
+    one anew, and steps that: nothing would save its moments, so it is refused. 3. So it is where
+    the wrapper's own step raised before, which had left the door open. 4. One of other parameters is nobody's business.
+    """
     run = atoll.init()
     runs.append(run)
     model, other = nn.Linear(4, 1), nn.Linear(1, 1)
@@ -326,6 +329,9 @@ def test_an_optimizer_that_was_not_prepared_may_not_move_the_model(runs: list[at
             wrapper.step()
             moved = model.bias.item()
             assert moved != before
+            with pytest.raises(ZeroDivisionError):
+                wrapper.step(lambda: 1 // 0)
+            moved = model.bias.item()
             with pytest.raises(
                 BadInput, match=r"a Adam that run\.prepare was not given is about to move parameter weight"
             ):

@@ -171,34 +171,37 @@ class ReducedGradients(OneWorker):
 
     @torch.no_grad()
     def _on_gradient(self, slot: Slot, parameter: torch.Tensor) -> None:
-        self._opens()
-        if self._local or self._broken:
+        if (gradient := self._came(slot, parameter)) is None:
             return
-        gradient = parameter.grad
-        assert gradient is not None  # the hook runs after it was accumulated
-        refuse_second(slot.name, slot.came)
         refuse_sparse(slot.name, gradient)
-        if self._sampled and self._weight > 0:  # a sample at weight 0 says nothing, and may be NaN
-            self._local_sqnorms.append(squared_norm(gradient))
+        self._sample(gradient)
         scale_into(slot.view, gradient, self._weight)
         parameter.grad = slot.view
-        slot.came = True
         slot.bucket.missing -= 1
         self._launch_complete()
 
     @torch.no_grad()
     def _on_separate(self, piece: Separate, parameter: torch.Tensor) -> None:
+        if (gradient := self._came(piece, parameter)) is None:
+            return
+        piece.gradient = coalesced(gradient)
+        self._sample(piece.gradient)
+        self._launch_complete()
+
+    def _came(self, one: Slot | Separate, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The gradient that a hook was called for; None in a pass of which nothing leaves. Raises BadInput."""
         self._opens()
         if self._local or self._broken:
-            return
+            return None
         gradient = parameter.grad
         assert gradient is not None  # the hook runs after it was accumulated
-        refuse_second(piece.name, piece.came)
-        piece.gradient = coalesced(gradient)
-        if self._sampled and self._weight > 0:
-            self._local_sqnorms.append(squared_norm(piece.gradient))
-        piece.came = True
-        self._launch_complete()
+        refuse_second(one.name, one.came)
+        one.came = True
+        return gradient
+
+    def _sample(self, gradient: torch.Tensor) -> None:
+        if self._sampled and self._weight > 0:  # a sample at weight 0 says nothing, and may be NaN
+            self._local_sqnorms.append(squared_norm(gradient))
 
     def _launch_complete(self) -> None:
         """What has all its gradients leaves, in order."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from atoll.cli.commands import strategy_options
 from atoll.errors import BadInput
 
 Standby = Annotated[int | None, typer.Option(metavar="N", help="Free devices kept to take the places of lost ones.")]
@@ -39,6 +40,30 @@ Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="With --follow: stop following then (exit code 124).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout; JSON lines with --follow.")]
+
+
+def flags(context: typer.Context) -> dict[str, Any]:
+    """What was given of a job's fields, by their names; None where it was left out. Raises BadInput."""
+    given = context.params
+    return {
+        "name": given["name"],
+        "script": str(given["script"]) if given["script"] else None,
+        "args": tuple(given["args"]) if given["args"] else None,
+        "workers": given["workers"],
+        "standby": given["standby"],
+        "workdir": str(given["workdir"]) if given["workdir"] else None,
+        "env": given["env"],
+        "secrets": given["secret"],
+        "checkpoint.every_steps": given["checkpoint_every"],
+        "checkpoint.directory": given["checkpoint_dir"],
+        "checkpoint.keep": given["keep"],
+        "checkpoint.keep_every_steps": given["keep_every"],
+        "max_restarts": given["max_restarts"],
+        "split": given["split"],
+        "seed": given["seed"],
+        "adapt.batch": batch_range("--adapt-batch", given["adapt_batch"]),
+        **strategy_options.given(context),
+    }
 
 
 def batch_range(option: str, text: str | None) -> tuple[int, int] | None:

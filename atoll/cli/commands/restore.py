@@ -10,7 +10,7 @@ import typer
 
 from atoll.checkpoints import sources
 from atoll.cli.commands import job_options as options
-from atoll.cli.commands import strategy_options, submit
+from atoll.cli.commands import submit
 from atoll.cli.commands.checkpoints import SourceName, StepNumber
 from atoll.cli.render import terminal
 from atoll.errors import BadInput
@@ -56,25 +56,7 @@ def restore(
     atoll restore s3://bucket/vit/vit-3f9a --script train.py --workers 4
     """
     wanted = sources.parse(source, step)
-    flags = {
-        "name": name,
-        "script": str(script) if script else None,
-        "args": tuple(args) if args else None,
-        "workers": workers,
-        "standby": standby,
-        "workdir": str(workdir) if workdir else None,
-        "env": env,
-        "secrets": secret,
-        "checkpoint.every_steps": checkpoint_every,
-        "checkpoint.directory": checkpoint_dir,
-        "checkpoint.keep": keep,
-        "checkpoint.keep_every_steps": keep_every,
-        "max_restarts": max_restarts,
-        "split": split,
-        "seed": seed,
-        "adapt.batch": options.batch_range("--adapt-batch", adapt_batch),
-        **strategy_options.given(context),
-    }
+    flags = options.flags(context)
     own_code = script is not None or config is not None
     if not wanted.job and not own_code:
         raise BadInput(f"{source} says nothing of the code. Give it with --script train.py, or with --config")

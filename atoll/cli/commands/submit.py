@@ -13,7 +13,6 @@ import typer
 
 from atoll.cli import connection
 from atoll.cli.commands import job_options as options
-from atoll.cli.commands import strategy_options
 from atoll.cli.render import terminal
 from atoll.errors import BadInput
 from atoll.exit_codes import INTERRUPTED
@@ -62,25 +61,7 @@ def submit(
 
     The code is executed on every node it is placed on.
     """
-    flags = {
-        "name": name,
-        "script": str(script) if script else None,
-        "args": tuple(args) if args else None,
-        "workers": workers,
-        "standby": standby,
-        "workdir": str(workdir) if workdir else None,
-        "env": env,
-        "secrets": secret,
-        "checkpoint.every_steps": checkpoint_every,
-        "checkpoint.directory": checkpoint_dir,
-        "checkpoint.keep": keep,
-        "checkpoint.keep_every_steps": keep_every,
-        "max_restarts": max_restarts,
-        "split": split,
-        "seed": seed,
-        "adapt.batch": options.batch_range("--adapt-batch", adapt_batch),
-        **strategy_options.given(context),
-    }
+    flags = options.flags(context)
     job, bundle = prepare(config, flags)
     spec = job.to_spec(bundle.script, os.environ)
     hand_over(context, lambda client: client.submit(spec, bundle.data), follow, timeout, as_json=as_json)
