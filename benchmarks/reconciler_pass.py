@@ -84,7 +84,7 @@ class MemoryStore(StateStore):
     async def grant_lease(self, ttl_s: int) -> int:
         return 1
 
-    async def refresh_lease(self, lease: int) -> float:
+    def refresh_lease(self, lease: int, timeout_s: float) -> float:
         return 60.0
 
     async def revoke_lease(self, lease: int) -> None: ...

@@ -11,8 +11,9 @@ import logging
 from contextlib import aclosing
 from typing import Final
 
+from atoll.controller.state.renewal import LeaseRenewal
 from atoll.controller.state.store import Absent, Deleted, Entry, Fence, Put, StateStore
-from atoll.errors import AtollError, Conflict, NotFound, StoreUnavailable
+from atoll.errors import Conflict, NotFound, StoreUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -29,20 +30,22 @@ class Leadership:
         self._store = store
         self._lease = lease
         self._ttl_s = ttl_s
-        self._task = asyncio.create_task(self._hold(renewed_s), name="leadership")
+        self._renewal = LeaseRenewal(store.refresh_lease, lease, ttl_s, renewed_s)
+        self._task = asyncio.create_task(self._hold(), name="leadership")
 
     async def resign(self) -> None:
         """Stop leading and let another lead at once. May be called twice."""
         self._task.cancel()
         await asyncio.wait({self._task})
+        await self._renewal.stop()
         try:
             await self._store.revoke_lease(self._lease)
         except StoreUnavailable as error:
             logger.warning("%s; another controller can lead in at most %d s", error, self._ttl_s)
 
-    async def _hold(self, renewed_s: float) -> None:
-        """Renew the lease and watch the key until either says that it is over."""
-        renewing = asyncio.create_task(self._renew(renewed_s), name="leadership-renew")
+    async def _hold(self) -> None:
+        """Until the lease is renewed no more, or the key is gone."""
+        renewing = asyncio.create_task(self._renewal.ended(), name="leadership-renewal")
         watching = asyncio.create_task(self._until_gone(), name="leadership-watch")
         try:
             done, _ = await asyncio.wait({renewing, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -53,29 +56,6 @@ class Leadership:
             renewing.cancel()
             watching.cancel()
             await asyncio.gather(renewing, watching, return_exceptions=True)
-
-    async def _renew(self, renewed_s: float) -> str:
-        """Renew at a third of the time to live. Returns why it cannot go on."""
-        loop = asyncio.get_running_loop()  # its clock is monotonic
-        wait_until_s = renewed_s + self._ttl_s / 3
-        while True:
-            ends_s = renewed_s + self._ttl_s
-            asked_s = loop.time()
-            try:
-                async with asyncio.timeout_at(ends_s):
-                    await asyncio.sleep(wait_until_s - asked_s)
-                    asked_s = loop.time()
-                    await self._store.refresh_lease(self._lease)
-            except TimeoutError:
-                return f"its lease could not be renewed for {self._ttl_s} s"
-            except NotFound as error:
-                return str(error)
-            except AtollError as error:
-                logger.warning("%s; this controller leads for %.1f s more", error, ends_s - loop.time())
-                wait_until_s = loop.time() + min(_RETRY_S, self._ttl_s / 10)
-            else:
-                renewed_s = asked_s  # counted from before the question: never later than etcd counts
-                wait_until_s = renewed_s + self._ttl_s / 3
 
     async def _until_gone(self) -> str:
         await until_gone(self._store, self.fence)

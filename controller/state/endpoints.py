@@ -117,6 +117,23 @@ class Endpoints:
                         raise
             await self.pause(pause_s)
 
+    def call_blocking(self, attempt: Callable[[LeaseStub, float], T], doing: str, timeout_s: float) -> T:
+        """Carry out what may be repeated over a connection of its own, for a thread: none of the event loop's parts
+        takes part. The members are asked in turn. Raises what `translate` makes of the last error."""
+        deadline = time.monotonic() + min(timeout_s, self.timeout_s)
+        preferred = self._preferred
+        addresses = [member.address for member in (*self._members[preferred:], *self._members[:preferred])]
+        for index, address in enumerate(addresses):
+            left_s = max(deadline - time.monotonic(), 0.001) / (len(addresses) - index)
+            channel = _blocking_channel(address, self._tls)
+            try:
+                return attempt(LeaseStub(channel), left_s)
+            except grpc.RpcError as error:
+                failed, asked = error, address
+            finally:
+                channel.close()
+        raise translate(failed, doing, asked, True, self._encrypted) from failed
+
     async def pause(self, seconds: float) -> None:
         """Wait, but not longer than until `close`."""
         try:
@@ -166,20 +183,25 @@ def _member(address: str, credentials: grpc.ChannelCredentials | None) -> EtcdMe
     return EtcdMember(target, channel, KVStub(channel), LeaseStub(channel), WatchStub(channel))
 
 
+def _blocking_channel(target: str, tls: Tls | None) -> grpc.Channel:
+    if tls is None:
+        return grpc.insecure_channel(target, options=_OPTIONS)
+    return grpc.secure_channel(target, _credentials(tls), options=_OPTIONS)
+
+
 _TRANSIENT: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _NEVER_REACHED: Final = ("failed to connect to all addresses", "etcdserver: no leader", "DNS resolution failed")
 
 
-def never_reached(error: grpc.aio.AioRpcError) -> bool:
+def never_reached(error: Any) -> bool:
     """Whether the request surely had no effect: never sent, or refused before anything was proposed."""
     details = error.details() or ""
     return error.code() is grpc.StatusCode.UNAVAILABLE and any(reason in details for reason in _NEVER_REACHED)
 
 
-def translate(
-    error: grpc.aio.AioRpcError, doing: str, address: str, repeatable: bool, encrypted: bool = True
-) -> AtollError:
-    """What an error of etcd means. The only place that knows etcd's codes and texts."""
+def translate(error: Any, doing: str, address: str, repeatable: bool, encrypted: bool = True) -> AtollError:
+    """What an error of etcd means. The only place that knows etcd's codes and texts. error: grpc's, of either of its
+    interfaces; they share no class that has codes."""
     details = (error.details() or error.code().name).removeprefix("etcdserver: ")
     where = f"{doing}: etcd at {address}"
     match error.code():

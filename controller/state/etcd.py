@@ -6,8 +6,6 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
-import grpc.aio
-
 from atoll.controller.state.endpoints import HAS_LEADER, Endpoints, EtcdMember
 from atoll.controller.state.store import (
     Absent,
@@ -27,6 +25,7 @@ from atoll.controller.state.watch import entry_of, prefix_end, watch
 from atoll.errors import BadInput, Conflict, LeadershipLost, NotFound, StoreUnavailable
 from atoll.rpc import Tls
 from atoll.v1 import etcd_pb2 as wire
+from atoll.v1.etcd_pb2_grpc import LeaseStub
 
 logger = logging.getLogger(__name__)
 
@@ -89,20 +88,15 @@ class EtcdStore:
         reply = await self.endpoints.call(attempt, "granting a lease", repeatable=True)
         return int(reply.ID)
 
-    async def refresh_lease(self, lease: int) -> float:
+    def refresh_lease(self, lease: int, timeout_s: float) -> float:
         doing = f"refreshing lease {lease:x}"
 
-        async def attempt(member: EtcdMember, timeout_s: float) -> Any:
-            call = member.lease.LeaseKeepAlive(timeout=timeout_s, metadata=HAS_LEADER)
-            try:
-                await call.write(wire.LeaseKeepAliveRequest(ID=lease))
-                await call.done_writing()
-                return await call.read()
-            finally:
-                call.cancel()
+        def attempt(stub: LeaseStub, timeout_s: float) -> wire.LeaseKeepAliveResponse | None:
+            requests = iter([wire.LeaseKeepAliveRequest(ID=lease)])
+            return next(stub.LeaseKeepAlive(requests, timeout=timeout_s, metadata=HAS_LEADER), None)
 
-        reply = await self.endpoints.call(attempt, doing, repeatable=True)
-        if reply is grpc.aio.EOF:
+        reply = self.endpoints.call_blocking(attempt, doing, timeout_s)
+        if reply is None:
             raise StoreUnavailable(f"{doing}: etcd ended the call without an answer")
         if reply.TTL <= 0:
             raise NotFound(f"{doing}: it has expired, and its keys are gone")

@@ -126,8 +126,9 @@ class StateStore(Protocol):
         """A new lease; its keys vanish when it is not refreshed for `ttl_s` seconds. Returns its id."""
         ...
 
-    async def refresh_lease(self, lease: int) -> float:
-        """Start the lease's time again. Returns the seconds it has now. Raises NotFound when it has expired."""
+    def refresh_lease(self, lease: int, timeout_s: float) -> float:
+        """Start the lease's time again. Returns the seconds it has now. Raises NotFound when it has expired. Blocks for
+        `timeout_s` at most, so it is for a thread: who leads must not depend on how busy an event loop is."""
         ...
 
     async def revoke_lease(self, lease: int) -> None:

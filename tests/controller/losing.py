@@ -48,8 +48,13 @@ class LosingAnswers:
     async def grant_lease(self, ttl_s: int) -> int:
         return await self._answer("granting a lease", self._inner.grant_lease(ttl_s))
 
-    async def refresh_lease(self, lease: int) -> float:
-        return await self._answer("refreshing a lease", self._inner.refresh_lease(lease))
+    def refresh_lease(self, lease: int, timeout_s: float) -> float:
+        self._calls += 1
+        left_s = self._inner.refresh_lease(lease, timeout_s)
+        if self._calls == self._at:
+            self.lost = "refreshing a lease"
+            raise StoreUnavailable(f"{self.lost}: the answer was lost")
+        return left_s
 
     async def revoke_lease(self, lease: int) -> None:
         await self._answer("revoking a lease", self._inner.revoke_lease(lease))

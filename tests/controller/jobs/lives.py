@@ -76,8 +76,8 @@ class Breaking:
     async def grant_lease(self, ttl_s: int) -> int:
         return await self._inner.grant_lease(ttl_s)
 
-    async def refresh_lease(self, lease: int) -> float:
-        return await self._inner.refresh_lease(lease)
+    def refresh_lease(self, lease: int, timeout_s: float) -> float:
+        return self._inner.refresh_lease(lease, timeout_s)
 
     async def revoke_lease(self, lease: int) -> None:
         await self._inner.revoke_lease(lease)

@@ -15,8 +15,9 @@ from etcd_server import EtcdServer
 from atoll.controller.state.election import Election, Leadership
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.keys import LEADER
+from atoll.controller.state.renewal import LeaseRenewal
 from atoll.controller.state.store import Absent, Change, Condition, Delete, Fence, Put
-from atoll.errors import LeadershipLost, StoreUnavailable
+from atoll.errors import LeadershipLost, NotFound, StoreUnavailable
 
 
 def candidate(store: EtcdStore, name: bytes, ttl_s: int) -> Election:
@@ -69,6 +70,31 @@ async def test_a_leader_renews_its_lease_for_as_long_as_it_leads(store: EtcdStor
     assert not leadership.lost.is_set()
     await store.commit([Put("/atoll/a", b"")], fence=leadership.fence)
     await leadership.resign()
+
+
+async def test_an_event_loop_that_is_busy_past_the_ttl_costs_no_leadership(store: EtcdStore) -> None:
+    """1. A leader's event loop has work for three times its lease. 2. Renewals were among what waited for the loop, so
+    the lease ran out and another led. A thread renews it, whatever the loop does."""
+    leadership = await lead(candidate(store, b"one", 1))
+    busy_until_s = time.monotonic() + 3
+    while time.monotonic() < busy_until_s:
+        sum(range(10_000))  # holds the loop, and the interpreter as well
+    await asyncio.sleep(0.5)
+    assert not leadership.lost.is_set()
+    await store.commit([Put("/atoll/a", b"")], fence=leadership.fence)
+    await leadership.resign()
+
+
+async def test_an_event_loop_that_stands_still_is_no_leader_however_well_its_thread_reaches_etcd(
+    store: EtcdStore,
+) -> None:
+    lease = await store.grant_lease(1)
+    renewal = LeaseRenewal(store.refresh_lease, lease, 1, time.monotonic(), still_s=1.5)
+    time.sleep(4)  # noqa: ASYNC251 - that is the fault
+    assert await renewal.ended() == "this controller's event loop stood still for 1.5 s"
+    with pytest.raises(NotFound):
+        store.refresh_lease(lease, 3)
+    await renewal.stop()
 
 
 async def test_a_leader_whose_lease_ended_is_told_and_its_writes_are_refused(store: EtcdStore) -> None:
@@ -152,7 +178,7 @@ PAUSED_LEADER = """
     from atoll.controller.state.etcd import EtcdStore
     from atoll.controller.state.keys import LEADER
     from atoll.controller.state.store import Put
-    from atoll.errors import LeadershipLost, StoreUnavailable
+    from atoll.errors import LeadershipLost, NotFound, StoreUnavailable
 
     async def main():
         store = EtcdStore([sys.argv[1]], None)

@@ -196,7 +196,7 @@ async def test_no_endpoints_and_nonsense_endpoints_are_bad_input() -> None:
 async def test_a_lease_takes_its_keys_along_when_it_expires(store: EtcdStore) -> None:
     lease = await store.grant_lease(1)
     await store.commit([Put("/atoll/node", b"x", lease)])
-    assert await store.refresh_lease(lease) == 1
+    assert store.refresh_lease(lease, 3) == 1
     entry = await store.read("/atoll/node")
     assert entry is not None
     assert entry.lease == lease
@@ -206,7 +206,7 @@ async def test_a_lease_takes_its_keys_along_when_it_expires(store: EtcdStore) ->
             break
     assert await store.read("/atoll/node") is None
     with pytest.raises(NotFound, match="expired"):
-        await store.refresh_lease(lease)
+        store.refresh_lease(lease, 3)
     with pytest.raises(NotFound, match="lease not found"):
         await store.commit([Put("/atoll/node", b"x", lease)])
 

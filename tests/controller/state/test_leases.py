@@ -105,7 +105,7 @@ async def test_a_forgotten_lease_is_not_refreshed(store: EtcdStore) -> None:
         assert not keeper._due
     await store.revoke_lease(lease)
     with pytest.raises(NotFound):
-        await store.refresh_lease(lease)
+        store.refresh_lease(lease, 3)
 
 
 async def test_the_keeper_ends_when_its_store_is_closed(etcd: str) -> None:
