@@ -62,6 +62,7 @@ class Cluster:
             device=torch.device("cpu"),
             job="recover",
             run=run,
+            view=1,
             seed=1,
             group=group,
             checkpoint=CheckpointSettings(directory=machine / "disk", every_steps=0, keep=1),

@@ -21,6 +21,7 @@ from atoll.agent.runtime.transport.keys import generate
 from atoll.strategies.declaration import as_json
 from atoll.v1.agents_pb2 import DataKeys, Launch, Member, Notice, View, ViewMember
 from atoll.v1.common_pb2 import (
+    VIEW_STAGE_TRAINING,
     VIEW_STAGE_UNSPECIFIED,
     CheckpointPolicy,
     JobSpec,
@@ -141,6 +142,8 @@ class FakeAgent:
         self.memory_steps: dict[int, int] = {}  # by rank
         self.answer_hello = True
         self.makes_views = False  # workers that lose a peer wait for a view
+        self._view = View()
+        self._view_to: Sequence[int] = ()
         self.stands: dict[int, list[ViewReport]] = {rank: [] for rank in range(world_size)}  # what each said, in order
         self.said_at_s: dict[int, list[float]] = {rank: [] for rank in range(world_size)}  # monotonic, when
         self.steps: dict[int, list[StepSample]] = {rank: [] for rank in range(world_size)}
@@ -232,8 +235,16 @@ class FakeAgent:
             in_force=in_force,
             reason="the test lost a worker",
         )
-        for rank in to or ranks:
+        self._view, self._view_to = view, tuple(to or ranks)
+        for rank in self._view_to:
             self.send(rank, SupervisorMessage(view=view))
+
+    def put_in_force(self) -> None:
+        """The view that was sent last, once all its members train in it."""
+        self.wait_for_stage(self._view.view, VIEW_STAGE_TRAINING, *(one.member.rank for one in self._view.members))
+        self._view.in_force = self._view.view
+        for rank in self._view_to:
+            self.send(rank, SupervisorMessage(view=self._view))
 
     def stands_at(self, rank: int) -> tuple[int, ViewStage.ValueType]:
         """The view and the stage that this worker said last."""

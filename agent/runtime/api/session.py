@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -20,6 +21,9 @@ from atoll.strategies.declaration import StrategySettings
 from atoll.v1.agents_pb2 import DataKeys, Member, ShardHolder
 from atoll.v1.common_pb2 import Level
 from atoll.v1.worker_pb2 import Welcome
+
+VIEW_BITS: Final = 40
+"""Of 64: a job has fewer runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,16 @@ class Session:
     view: int = 1  # which membership of the run this is
     members: tuple[Member, ...] = ()  # by rank in it, where the controller said so
     keys: DataKeys | None = None  # likewise
+
+    @property
+    def incarnation(self) -> int:
+        """The run, and in its upper bits the view where that is not the first: what is of another one is refused."""
+        return self.run | (self.view - 1) << VIEW_BITS
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the view is, as far as this worker was told: only then its checkpoints count."""
+        return self.view == 1 or (self.link is not None and self.link.in_force >= self.view)
 
     def notice(self, level: Level.ValueType, text: str) -> None:
         """Tell people: in this worker's output, and through the agent in the job's events."""

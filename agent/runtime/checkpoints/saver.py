@@ -31,6 +31,8 @@ LAST_WAIT_S: Final = 600.0
 RETRY_FOR_S: Final = 300.0
 """How long a disk that refuses the last checkpoint is tried again: somebody may free space meanwhile."""
 RETRY_S: Final = 5.0
+IN_FORCE_S: Final = 60.0
+IN_FORCE_TURN_S: Final = 0.1
 Packed = tuple[Header, Mapping[str, torch.Tensor], Any]  # header, tensors, scalars
 
 
@@ -196,6 +198,8 @@ class Saver:
 
     def _start(self, directory: Path, step: int) -> None:
         if self._under_way is not None:
+            if self._under_way.is_alive() and not self._session.in_force:
+                return  # it waits for that, and training does not
             self._under_way.join(timeout=LONGEST_WAIT_S)
             if self._under_way.is_alive():
                 text = f"checkpoint at step {step} left out: the one before is still being written; save less often"
@@ -236,10 +240,20 @@ class Saver:
         copied: dict[str, torch.Tensor] = {}
         with progress.writing():
             well = part is not None and self._attempt(lambda: copied.update(part.tensors()), step)
+            if not self._attempt(self._await_in_force, step):
+                return
             if own is not None:
                 self._attempt(own, step)
             if part is not None and well and self._attempt(lambda: self._write_part(directory, part, copied), step):
                 self._tidy(directory)
+
+    def _await_in_force(self) -> None:
+        """Another view may yet be proposed in place of this one, whose members then know nothing of its steps. Raises
+        CheckpointError."""
+        link, session, ends_s = self._session.link, self._session, time.monotonic() + IN_FORCE_S
+        while link is not None and not link.wait_for(lambda: session.in_force, IN_FORCE_TURN_S):
+            if self._leaving.is_set() or time.monotonic() > ends_s:
+                raise CheckpointError(f"view {session.view} of the run did not come into force meanwhile")
 
     def _write_part(self, directory: Path, part: _Part, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raises CheckpointError."""
@@ -296,6 +310,8 @@ class Saver:
     def _save_boundary(self, directory: Path, step: int, *, writes: bool) -> Path | None:
         """Of the last boundary: what is this rank's alone, then, if it writes, what all have alike. Raises
         CheckpointError when both were tried."""
+        if not self._session.in_force:
+            raise CheckpointError(f"view {self._session.view} of the run is not in force, as far as this worker knows")
         failed: CheckpointError | None = None
         path: Path | None = None
         with progress.writing():

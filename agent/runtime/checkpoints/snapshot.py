@@ -101,6 +101,7 @@ class Snapshot:
         return Header(
             job=session.job,
             run=session.run,
+            view=session.view,
             step=self.position.step,
             epoch=self.position.epoch,
             consumed=self.position.consumed,

@@ -136,8 +136,9 @@ class Succession:
             try:
                 self._form(read_view(wire, self._link.id.rank, self._launched))
             except (PeerLost, DeadlineExceeded) as error:
-                self._standing.say(VIEW_STAGE_FAILED, self._step, view=tried, reason=str(error))
                 self._end_group()
+                if not self._told(tried):  # else that comes next
+                    self._standing.say(VIEW_STAGE_FAILED, self._step, view=tried, reason=str(error))
             except (BadInput, CheckpointError) as error:
                 self._end_group()
                 self._unable(str(error), error)
@@ -154,16 +155,17 @@ class Succession:
     def _next(self, tried: int) -> agents_pb2.View:
         """One newer than `tried`, once it is there. Leaves on a stop, and where none comes."""
         link = self._link
-
-        def told() -> bool:
-            return link.stop is not None or (link.newest_view is not None and link.newest_view.view > tried)
-
-        if not link.wait_for(told, STANDS_STILL_S):
+        if not link.wait_for(lambda: self._told(tried), STANDS_STILL_S):
             self._leave(PeerLost(f"no newer view than {tried} came within {STANDS_STILL_S:.0f} s"))
         if link.stop is not None:
             self._leave(PeerLost(f"asked to stop while it waited for the view after {tried}: {link.stop.reason}"))
         assert link.newest_view is not None
         return link.newest_view
+
+    def _told(self, tried: int) -> bool:
+        """Of a newer view than that, or of a stop."""
+        newest = self._link.newest_view
+        return self._link.stop is not None or (newest is not None and newest.view > tried)
 
     def _form(self, view: View) -> None:
         """Raises PeerLost or DeadlineExceeded where a member is not there, BadInput or CheckpointError where this
@@ -172,7 +174,13 @@ class Succession:
         if view.place is None:
             self._state.shutdown.left_out(view.reason)
         self._standing.say(VIEW_STAGE_FORMING, self._step, view=view.number)
-        group = process_groups.join_again(view.place, view.port, session.device, within_s=view.meet_s)
+        group = process_groups.join_again(
+            view.place,
+            view.port,
+            session.device,
+            within_s=view.meet_s,
+            given_up=lambda wait_s: self._link.wait_for(lambda: self._told(view.number), wait_s),
+        )
         self._enter(view, group)
         self._standing.came_to("met_s")
         own = self._state.snapshot.position if self.broken is not None else self._loader.position

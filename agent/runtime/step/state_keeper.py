@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.disk import fence
 from atoll.agent.runtime.checkpoints.last_save import save_last
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
 from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes, size_of_state
@@ -66,6 +67,7 @@ class StateKeeper:
         self.memory = CheckpointTier(self._session, self.snapshot)
         directory = self._session.checkpoint.directory
         if directory is not None:
+            fence.take(directory, self._session.run, self._session.view)
             writes, writers = work_of(self._session, directory)
             self.saver.share_work(writes=writes, writers=writers)
             self.memory.start(step, None, self.bytes)

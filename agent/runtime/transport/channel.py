@@ -92,7 +92,7 @@ class Channel:
         self._transport = Transport(
             session.place.rank,
             self._members,
-            run=session.run,
+            run=session.incarnation,
             keys=membership.data_keys(session),
             host=membership.host(session),
             deadline_s=deadline_s,

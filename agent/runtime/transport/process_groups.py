@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
+import time
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import reduce
 from operator import add
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,8 @@ from atoll.errors import BadInput, PeerLost
 COLLECTIVE_TIMEOUT_S: Final = 300.0
 # Until training begins, peers fetch code, import torch and read checkpoints, on slow disks too. Dead ones show at once.
 START_TIMEOUT_S: Final = 300.0
+MEETING_TURN_S: Final = 0.01
+CONNECT_S: Final = 1.0
 BROADCAST_BYTES: Final = 64 * 1024 * 1024  # at a time, so that the timeout is for this much on a thin link
 
 
@@ -203,44 +207,83 @@ def _listed(ports: Sequence[int]) -> bytes:
     return ",".join(map(str, ports)).encode()
 
 
-def join(
-    place: WorkerPlace, device: torch.device, *, within_s: float = START_TIMEOUT_S, abortable: bool = False
-) -> Group | None:
+def join(place: WorkerPlace, device: torch.device, *, abortable: bool = False) -> Group | None:
     """Meet the other ranks; None where there are none. Raises PeerLost if one does not come.
 
     abortable: `Group.abort` shall end what is under way; on all ranks alike."""
     if place.world_size == 1:
         return None
+    timeout = timedelta(seconds=START_TIMEOUT_S)
+    with collective(f"rank {place.rank} waited for the {place.world_size} workers of its run to meet"):
+        store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
+    return _made(place, device, store, START_TIMEOUT_S, abortable=abortable)
+
+
+def join_again(
+    place: WorkerPlace, port: int, device: torch.device, *, within_s: float, given_up: Callable[[float], bool]
+) -> Group | None:
+    """As `join`, with the members of a later view at `port` of its master; the group before is closed. given_up: waits
+    for so long; whether the meeting is not to be waited for any more. Raises PeerLost."""
+    where = {"RANK": place.rank, "WORLD_SIZE": place.world_size, "MASTER_ADDR": place.master_address}
+    os.environ.update({name: str(value) for name, value in {**where, "MASTER_PORT": port}.items()})
+    if place.world_size == 1:
+        return None
+    ends_s = time.monotonic() + within_s
+    what = f"at {place.master_address}:{port}, where {place.world_size} members of the view meet"
+
+    def until(there: Callable[[], bool]) -> None:
+        while not there():
+            if given_up(MEETING_TURN_S) or time.monotonic() > ends_s:
+                raise PeerLost(f"rank {place.rank} did not meet everyone {what}")
+
+    if not place.is_main:  # torch's store tries again only after most of a second
+        until(lambda: _listens_at(place.master_address, port))
+    with collective(what):
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            place.master_address,
+            port,
+            place.world_size,
+            place.is_main,
+            timeout=timedelta(seconds=within_s),
+            wait_for_workers=False,
+        )
+        store.set(f"here/{place.rank}", "")
+        everyone = [f"here/{rank}" for rank in range(place.world_size)]
+        until(lambda: store.check(everyone))
+    try:
+        return _made(place, device, store, max(ends_s - time.monotonic(), 1.0), abortable=True)
+    except PeerLost:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        raise
+
+
+def _made(place: WorkerPlace, device: torch.device, store: Any, within_s: float, *, abortable: bool) -> Group:
+    """The group of those who meet at this store of torch's."""
     own = own_address_towards(place.master_address)
     if own is not None and (interface := interface_of(own)) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # gloo asks the host's name otherwise, often 127.0.1.1
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a lost peer then raises; it aborts the process otherwise
     timeout = timedelta(seconds=within_s)
     with collective(f"rank {place.rank} waited for the {place.world_size} workers of its run to meet"):
-        store, rank, world_size = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
         before = open_sockets()
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
         control = dist.new_group(backend="gloo", timeout=timeout)
     data = dist.group.WORLD
     assert data is not None
-    group = Group(rank, world_size, data, control, store)
+    group = Group(place.rank, place.world_size, data, control, store)
     if abortable:
         group.hold_sockets(before)
     return group
 
 
-def join_again(place: WorkerPlace, port: int, device: torch.device, *, within_s: float) -> Group | None:
-    """As `join`, with the members of a later view at `port` of its master; the group before is closed. Raises
-    PeerLost."""
-    where = {"RANK": place.rank, "WORLD_SIZE": place.world_size, "MASTER_ADDR": place.master_address}
-    os.environ.update({name: str(value) for name, value in {**where, "MASTER_PORT": port}.items()})
+def _listens_at(address: str, port: int) -> bool:
     try:
-        return join(place, device, within_s=within_s, abortable=True)
-    except PeerLost:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        raise
+        socket.create_connection((address, port), timeout=CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def own_address_towards(address: str) -> str | None:

@@ -23,7 +23,7 @@ from atoll.agent.runtime.step.durable import NothingBeside
 
 def session_of(rank: int, world_size: int, directory: Path, said: list[str]) -> Any:
     return SimpleNamespace(
-        job="tiny", run=1, seed=7, link=None, device=torch.device("cpu"),
+        job="tiny", run=1, view=1, in_force=True, seed=7, link=None, device=torch.device("cpu"),
         place=SimpleNamespace(rank=rank, world_size=world_size, is_main=rank == 0),
         notice=lambda level, text: said.append(text),
         checkpoint=SimpleNamespace(directory=directory, every_steps=4, keep=3, keep_every_steps=0, store=""),

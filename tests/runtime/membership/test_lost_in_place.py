@@ -5,15 +5,13 @@ What is compared with: the same loss, after which the survivors end and a second
 
 from __future__ import annotations
 
-import json
-import signal
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from in_place_runs import FIRST, folder, lines, same
 from zmq_agent import FakeAgent, Start
 
 from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_TRAINING
@@ -21,24 +19,6 @@ from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_TRAINING
 pytestmark = pytest.mark.timeout(240)
 
 BATCHES, SAMPLES = 9, 100  # of an epoch
-KILLED = -signal.SIGKILL
-FIRST = (6.0, 4.0, 2.0)
-Line = dict[str, Any]
-
-
-def lines(out: Path, rank: int) -> list[Line]:
-    """What this rank wrote of each batch, the last time where it trained one again."""
-    by_step = {}
-    for text in (out / f"rank-{rank}.jsonl").read_text().splitlines():
-        line = json.loads(text)
-        by_step[line["step"]] = line
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def folder(parent: Path, name: str) -> Path:
-    path = parent / name
-    path.mkdir()
-    return path
 
 
 def survivors(lost: int) -> list[int]:
@@ -56,6 +36,7 @@ def go_on_in_place(out: Path, start: Start, lost: int, *arguments: str) -> FakeA
         agent.start_workers("in_place.py", str(out), *arguments)
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, *survivors(lost))
         agent.send_view(2, survivors(lost), shares_of(lost), plan_id=2)
+        agent.put_in_force()
         codes = agent.exit_codes(90)
         assert [codes[rank] for rank in survivors(lost)] == [0, 0], agent.said()
     return agent
@@ -71,16 +52,6 @@ def start_again(out: Path, start: Start, lost: int, *arguments: str) -> None:
         agent.shares = shares_of(lost)
         agent.start_workers("in_place.py", str(out), *arguments, "--kill-at", "never")
         assert agent.exit_codes(90) == [0, 0], agent.said()
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
 
 
 def check(in_place: Path, again: Path, lost: int, epochs: int = 3) -> None:

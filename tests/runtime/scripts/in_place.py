@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import atoll
+from atoll.errors import PeerLost
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
@@ -32,6 +33,7 @@ parser.add_argument("--per-batch", action="store_true", help="the scheduler step
 parser.add_argument("--untracked", action="store_true", help="the run does not know the scheduler")
 parser.add_argument("--own-backward", action="store_true")
 parser.add_argument("--compile", action="store_true")
+parser.add_argument("--behind", type=int, default=-1, help="this rank does not hear of the kill step's gradients")
 parser.add_argument("--sleep-s", type=float, default=0.0)
 parser.add_argument("--workers", type=int, default=0, help="of the loader")
 options = parser.parse_args()
@@ -64,6 +66,20 @@ def dies_here(step: int, where: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP if options.stop_in_place else signal.SIGKILL)
 
 
+def miss_the_end() -> None:
+    """As if the last part of the kill step's sum had not come back here, though it did at the others."""
+    exchange = run._prepared("the test")._exchange
+    whole = exchange.end
+
+    def end() -> Any:
+        norms = whole()
+        if run.step == options.kill_step:
+            raise PeerLost("the test took it away")
+        return norms
+
+    exchange.end = end  # type: ignore[method-assign]
+
+
 def main() -> None:
     def model_of() -> nn.Module:
         return Counting(nn.Linear(8, 16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 1))
@@ -84,6 +100,8 @@ def main() -> None:
         scheduler=None if options.untracked else schedulers,
         num_workers=options.workers,
     )
+    if me == options.behind:
+        miss_the_end()
     compiled: list[Any] = [torch.compile(one, backend="aot_eager") if options.compile else one for one in models]
     for one in models:
         one[0].weight.register_hook(lambda _: dies_here(run.step, "backward"))

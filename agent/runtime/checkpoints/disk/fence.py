@@ -1,7 +1,7 @@
 """Keeps an older run's workers, which may live on unseen, from publishing beside a newer one's.
 
-`DIRECTORY/fence` holds the newest run that wrote or read there; it is compared and raised under a lock. On shared file
-systems the lock must reach all nodes (NFS 4 does)."""
+`DIRECTORY/fence` holds the newest run that wrote or read there, and of that run the newest view; they are compared and
+raised under a lock. On shared file systems the lock must reach all nodes (NFS 4 does)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ LOCK_DEADLINE_S: Final = 30.0
 _POLL_S: Final = 0.01
 
 
-def take(directory: Path, run: int) -> None:
-    """Make `run` the newest of this directory (made if absent): what older runs publish from now on is refused.
+def take(directory: Path, run: int, view: int = 1) -> None:
+    """Make `view` of `run` the newest of this directory (made if absent): what older ones publish from now on is
+    refused.
 
     Raises CheckpointError if a newer run has it, the lock is not free in time, or the disk refuses."""
     with locked(directory):
-        raise_fence(directory, run)
+        raise_fence(directory, run, view)
 
 
 @contextmanager
@@ -41,31 +42,42 @@ def locked(directory: Path, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[Non
         os.close(lock)
 
 
-def raise_fence(directory: Path, run: int) -> None:
+def raise_fence(directory: Path, run: int, view: int = 1) -> None:
     """As `take`, by who holds the lock."""
-    newest = newest_run(directory)
+    newest, newest_view = _newest(directory)
+    if newest == run and newest_view > view:
+        raise CheckpointError(
+            f"view {view} of run {run} was fenced by its view {newest_view}, which has taken {directory}. This worker "
+            "was left out of it; it must end"
+        )
     if newest > run:
         raise CheckpointError(
             f"run {run} was fenced by run {newest}, which has taken {directory}. This worker is of an older "
             "run; it must end"
         )
-    if newest < run:
-        replace_file(directory / "fence", f"{run}\n".encode())
+    if (newest, newest_view) < (run, view):
+        replace_file(directory / "fence", (f"{run} {view}" if view > 1 else f"{run}").encode() + b"\n")
 
 
 def newest_run(directory: Path) -> int:
     """That has taken this directory; -1 where none has. Raises CheckpointError."""
+    return _newest(directory)[0]
+
+
+def _newest(directory: Path) -> tuple[int, int]:
+    """Run and view."""
     path = directory / "fence"
     try:
         with disk_errors(f"reading {path}"), path.open("rb") as file:
             text = file.read(64)
     except CheckpointError as error:
         if isinstance(error.__cause__, FileNotFoundError):
-            return -1
+            return -1, 1
         raise
-    if not text.strip().isdigit():
+    numbers = text.split()
+    if not (1 <= len(numbers) <= 2 and all(one.isdigit() for one in numbers)):
         raise CheckpointError(f"{path} holds {text!r}, not a run number. Remove it when no worker uses {directory}")
-    return int(text)
+    return int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 1
 
 
 def _acquire(lock: int, directory: Path, deadline_s: float) -> None:

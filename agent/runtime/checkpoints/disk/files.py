@@ -55,7 +55,9 @@ def write(
         content = write_state(folder / STATE_FILE, serialized(tensors))
         return manifest.to_bytes(Manifest(header, scalars, {STATE_FILE: content}))
 
-    return _publish(directory, Moment(header.run, header.step), header.run if as_run is None else as_run, fill)
+    return _publish(
+        directory, Moment(header.run, header.step), (header.run, header.view) if as_run is None else (as_run, 1), fill
+    )
 
 
 def adopt(directory: Path, sealed: bytes, parts: Callable[[str], Iterator[memoryview]], as_run: int) -> Path:
@@ -71,14 +73,14 @@ def adopt(directory: Path, sealed: bytes, parts: Callable[[str], Iterator[memory
                 raise CheckpointError(f"{name} of {found.header.name} is damaged: {difference}")
         return sealed
 
-    return _publish(directory, Moment(found.header.run, found.header.step), as_run, fill)
+    return _publish(directory, Moment(found.header.run, found.header.step), (as_run, 1), fill)
 
 
-def _publish(directory: Path, moment: Moment, writer_run: int, fill: Callable[[Path], bytes]) -> Path:
-    """fill: writes the state files into a folder and returns the manifest."""
+def _publish(directory: Path, moment: Moment, writer: tuple[int, int], fill: Callable[[Path], bytes]) -> Path:
+    """writer: its run and view. fill: writes the state files into a folder and returns the manifest."""
     final = directory / moment.name
     with locked(directory):
-        raise_fence(directory, writer_run)
+        raise_fence(directory, *writer)
         sweep(directory, moment)
         if is_whole(final):
             return final
@@ -89,7 +91,7 @@ def _publish(directory: Path, moment: Moment, writer_run: int, fill: Callable[[P
             with disk_errors(f"writing checkpoint {final} ({free_bytes(directory)} bytes free)"):
                 write_sealed(temporary / MANIFEST_FILE, fill(temporary))
             with locked(directory):
-                raise_fence(directory, writer_run)
+                raise_fence(directory, *writer)
                 publish(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)  # gone if it was published; what stays is swept later

@@ -57,6 +57,7 @@ class Header:
     world_size: int  # of the run that wrote it; any other may go on from it
     seed: int
     model: Fingerprint
+    view: int = 1  # of that run
     format: int = FORMAT
     created_by: str = field(default_factory=lambda: f"atoll {version('atoll')}")
 
@@ -77,14 +78,15 @@ class Header:
             raise CheckpointError(
                 f"it has format {data.get('format')!r} (by {data.get('created_by')!r}); this version reads {FORMAT}"
             )
-        numbers = {name: data.get(name) for name in _NUMBERS}
+        numbers: dict[str, Any] = {name: data.get(name) for name in _NUMBERS}
+        numbers["view"] = data.get("view", 1)  # it came later
         for name, value in numbers.items():
             if type(value) is not int or not 0 <= value < (2**64 if name == "seed" else 2**63):
                 raise CheckpointError(f"{name} = {value!r} in its header is not a whole number of 0 or more")
         if not isinstance(data.get("job"), str) or not isinstance(data.get("created_by"), str):
             raise CheckpointError("job or created_by is missing in its header")
         model = _fingerprint_from_json(data.get("model"))
-        return Header(job=data["job"], created_by=data["created_by"], model=model, **{n: data[n] for n in _NUMBERS})
+        return Header(job=data["job"], created_by=data["created_by"], model=model, **numbers)
 
 
 def check_fits(header: Header, model: Fingerprint) -> None:
@@ -100,7 +102,7 @@ def check_fits(header: Header, model: Fingerprint) -> None:
     )
 
 
-_NUMBERS: Final = ("run", "step", "epoch", "consumed", "loader_step", "world_size", "seed")
+_NUMBERS: Final = ("run", "step", "epoch", "consumed", "loader_step", "world_size", "seed", "view")
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -67,7 +67,7 @@ def write(
     fenced by a newer one, the disk refuses, or the shards are of different states."""
     final, moment = directory / header.name, Moment(header.run, header.step)
     with locked(directory):
-        raise_fence(directory, header.run)
+        raise_fence(directory, header.run, header.view)
         sweep(directory, moment)
         if is_whole(final):
             return None
@@ -82,7 +82,7 @@ def write(
                 body |= {"header": header.to_json(), "scalars": scalars}
             replace_file(_part_of(folder, share.shard), manifest.sealed(body))  # whole as soon as others see it
         with locked(directory):
-            raise_fence(directory, header.run)
+            raise_fence(directory, header.run, header.view)
             with disk_errors(f"publishing checkpoint {final}"):
                 return _publish_if_last(folder, final, share)
     finally:

@@ -76,3 +76,17 @@ def test_the_lock_passes_to_the_next_who_waits(tmp_path: Path) -> None:
         order.append("second")
     thread.join()
     assert order == ["first", "first again", "second"]
+
+
+def test_an_older_view_of_a_run_is_fenced_as_an_older_run_is(tmp_path: Path) -> None:
+    """1. View 2 of run 4 takes the directory. 2. Who was left behind in view 1 is refused, by name; view 2 and run 5
+    are not."""
+    take(tmp_path, 4)
+    take(tmp_path, 4, 2)
+    with pytest.raises(CheckpointError, match="view 1 of run 4 was fenced by its view 2"):
+        take(tmp_path, 4)
+    with pytest.raises(CheckpointError, match="run 3 was fenced by run 4"):
+        take(tmp_path, 3, 9)
+    take(tmp_path, 4, 2)
+    take(tmp_path, 5)
+    assert (tmp_path / "fence").read_text() == "5\n"

@@ -30,7 +30,7 @@ def test_a_generation_that_begins_as_the_one_before_is_told_is_written_too(
     said: list[str] = []
     place = SimpleNamespace(rank=0, world_size=1, local_rank=0, local_world_size=1, is_main=True)
     session: Any = SimpleNamespace(
-        job="tiny", run=1, seed=7, place=place, group=None, device=torch.device("cpu"),
+        job="tiny", run=1, view=1, seed=7, place=place, group=None, device=torch.device("cpu"),
         memory=MemorySettings(folder=tmp_path, room_bytes=1 << 30, nodes=(), kept_by=()),
         notice=lambda level, text: said.append(text),
     )  # fmt: skip

@@ -26,7 +26,7 @@ def connected_sender(
     here. Collective; raises PeerLost."""
     assert session.group is not None
     sender = ReplicaSender(
-        run=session.run,
+        run=session.incarnation,
         rank=session.place.rank,
         keys=data_keys(session),
         incoming=incoming,
