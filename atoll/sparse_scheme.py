@@ -9,6 +9,7 @@ links and a latency for each round.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal, TypeAlias
@@ -20,6 +21,9 @@ from atoll.errors import BadInput
 Scheme: TypeAlias = Literal["allreduce", "agsparse", "sparcml", "sparse-ps", "omnireduce", "zen"]
 SCHEMES: Final[tuple[Scheme, ...]] = ("allreduce", "agsparse", "sparcml", "sparse-ps", "omnireduce", "zen")
 """Of equal cost the first is chosen."""
+
+EXACT: Final[tuple[Scheme, ...]] = ("agsparse", "sparcml", "sparse-ps", "zen")
+"""Schemes that keep a unit of which every entry is zero: optimizers for sparse gradients change such a unit too."""
 
 REFERENCE_BYTES: Final = 2
 """Of an entry, to its value, where values are there once; of more than 65,536 distinct ones it is 4."""
@@ -59,6 +63,14 @@ class SparseSchemePlan:
 
     scheme: Scheme
     costs: Mapping[Scheme, float]
+
+
+def densities_between(first: float, last: float, workers: int) -> tuple[float, ...]:
+    """Of the sums of 1 ... n workers, of which the first and the last are known: d_k = d_1 k^a."""
+    if workers == 1 or not first > 0:
+        return (first,) * workers
+    exponent = math.log(max(last / first, 1.0)) / math.log(workers)
+    return tuple(min(first * k**exponent, 1.0) for k in range(1, workers + 1))
 
 
 def plan_sparse_scheme(given: SparseSchemeInput) -> SparseSchemePlan:

@@ -137,6 +137,29 @@ class OverlapSection(Section):
         return self
 
 
+class SparseSection(Section):
+    """`[sparse]`: tables whose gradients are sparse, put together, of strategy zen. Their entries are among the
+    model's."""
+
+    rows: _Count
+    width: _Count
+    density: _Share
+    """Of the rows, those in one rank's gradient; between islands, in an island's."""
+
+    density_of_all: _Share
+    """Of the rows, those in the sum of all ranks."""
+
+    skew: Annotated[StrictFloat | StrictInt, Field(ge=1, le=1e5, allow_inf_nan=False)] = 1.0
+    distinct: _Share = 1.0
+    """Of a rank's rows, those whose gradient is no repetition of another's."""
+
+    @model_validator(mode="after")
+    def _grows(self) -> SparseSection:
+        if self.density_of_all < self.density:
+            raise ValueError(f"density_of_all = {self.density_of_all:g} must be at least density = {self.density:g}")
+        return self
+
+
 class LearningSection(Section):
     """`[learning]`: what a sample is worth. Progress is counted in samples of the initial batch."""
 
@@ -197,6 +220,7 @@ class Scenario(Section):
     changes: Annotated[tuple[ChangeSection, ...], Field(max_length=_MAX_ENTRIES)] = ()
     overlap: OverlapSection = OverlapSection()
     learning: LearningSection = LearningSection()
+    sparse: SparseSection | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -223,6 +247,10 @@ class Scenario(Section):
         if self.entries is None and self.model is None:
             raise ValueError("a scenario needs entries (trained parameters) or a model")
         steps: type[StrategySteps] = load(registry.find(self.strategy).simulator)
+        if steps.needs_sparse and self.sparse is None:
+            raise ValueError(f"strategy = {self.strategy!r} needs [sparse]: rows, width, density, density_of_all")
+        if self.sparse is not None and self.entries is not None and self.sparse.rows * self.sparse.width > self.entries:
+            raise ValueError(f"sparse has more entries than the model's {self.entries}")
         if steps.needs_extra and self.learning.extra is None:
             raise ValueError(f"strategy = {self.strategy!r} needs [learning.extra]: what compression costs")
         return self

@@ -53,6 +53,9 @@ class StrategySteps(Protocol):
     needs_extra: ClassVar[bool]
     """Whether a scenario has to say with [learning.extra] what a sample is worth."""
 
+    needs_sparse: ClassVar[bool]
+    """Whether a scenario has to say with [sparse] which gradients are."""
+
     def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
         """island_of: by rank."""
 

@@ -24,6 +24,7 @@ class DenseSteps:
     """See atoll.controller.simulator.strategy_steps."""
 
     needs_extra: ClassVar = False
+    needs_sparse: ClassVar = False
 
     def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
         self._entries, self._given = cluster.entries, cluster.scenario.overlap

@@ -29,6 +29,7 @@ class StaleSparseSteps:
     atoll.controller.simulator.strategy_steps."""
 
     needs_extra: ClassVar = True
+    needs_sparse: ClassVar = False
 
     def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
         self._entries, self._surrogate = cluster.entries, cluster.surrogate

@@ -20,5 +20,6 @@ STRATEGY: Final = Strategy(
     ),
     exchanges=True,
     worker="atoll.strategies.zen.worker:build",
+    simulator="atoll.strategies.zen.simulate:ZenSteps",
     view="atoll.strategies.zen.view:status",
 )

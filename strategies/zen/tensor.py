@@ -11,7 +11,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from atoll.sparse_scheme import SCHEMES, Scheme, SparseSchemeInput, SparseSchemePlan, plan_sparse_scheme
+from atoll.sparse_scheme import (
+    EXACT,
+    SCHEMES,
+    Scheme,
+    SparseSchemeInput,
+    SparseSchemePlan,
+    densities_between,
+    plan_sparse_scheme,
+)
 from atoll.strategies.zen.blocks import BLOCK_ENTRIES, block_count
 from atoll.strategies.zen.coordinates import Coordinates, UnitShape
 from atoll.strategies.zen.messages import INDEX_BYTES, VALUE_BYTES
@@ -23,8 +31,6 @@ EVERY_ROUNDS: Final = 10
 UNKNOWN_BANDWIDTH: Final = 12_500_000.0
 """Bytes a second, until a link was measured: 100 Mbit/s."""
 ROUND_LATENCY_S: Final = 0.0005
-EXACT: Final[tuple[Scheme, ...]] = ("agsparse", "sparcml", "sparse-ps", "zen")
-"""Schemes that keep a unit of which every entry is zero: optimizers for sparse gradients change such a unit too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +125,8 @@ def _planner_input(workers: int, shape: UnitShape, measured: Measured) -> Sparse
     return SparseSchemeInput(
         workers=workers,
         entries=shape.units,
-        densities=between(*measured.densities, workers),
-        block_densities=between(*measured.blocks, workers) if measured.blocks is not None else None,
+        densities=densities_between(*measured.densities, workers),
+        block_densities=densities_between(*measured.blocks, workers) if measured.blocks is not None else None,
         skew=measured.skew,
         value_bytes=float(VALUE_BYTES * shape.width),
         index_bytes=float(INDEX_BYTES),
@@ -128,11 +134,3 @@ def _planner_input(workers: int, shape: UnitShape, measured: Measured) -> Sparse
         latency=ROUND_LATENCY_S,
         distinct=measured.distinct,
     )
-
-
-def between(first: float, last: float, workers: int) -> tuple[float, ...]:
-    """Densities of the sums of 1 ... n ranks, of which the first and the last were measured: d_k = d_1 k^a."""
-    if workers == 1 or not first > 0:
-        return (first,) * workers
-    exponent = math.log(max(last / first, 1.0)) / math.log(workers)
-    return tuple(min(first * k**exponent, 1.0) for k in range(1, workers + 1))
