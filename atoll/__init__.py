@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from atoll.agent.runtime.api.run import Run, init
+    from atoll.strategies.compressed.settings import Compressed
     from atoll.strategies.dense.settings import Dense
     from atoll.strategies.groups.settings import Groups
     from atoll.strategies.local_steps.settings import LocalSteps
     from atoll.strategies.stale_sparse.settings import StaleSparse
     from atoll.strategies.zen.settings import Zen
 
-__all__ = ["Dense", "Groups", "LocalSteps", "Run", "StaleSparse", "Zen", "init"]
+__all__ = ["Compressed", "Dense", "Groups", "LocalSteps", "Run", "StaleSparse", "Zen", "init"]
 
 
 def __getattr__(name: str) -> object:

@@ -53,6 +53,8 @@ class Rig:
         self.last_step = torch.zeros(self.blocks, dtype=torch.int32, device=device)
         room = sent + sent // 20 + 1  # what a threshold finds is never exactly what the sparsity leaves
         self.room = torch.zeros(room, dtype=torch.int32, device=device), torch.zeros(room * 16, device=device)
+        wide = room * 16
+        self.element_room = torch.zeros(wide, dtype=torch.int32, device=device), torch.zeros(wide, device=device)
 
     def normal(self, entries: int, seed: int) -> torch.Tensor:
         return torch.empty(entries).normal_(generator=torch.Generator().manual_seed(seed)).to(self.device)
@@ -69,8 +71,11 @@ class Operation:
     bytes_moved: Callable[[Rig], int]
 
 
-def selection(name: str, call: Callable[[Rig], object]) -> Operation:
-    return Operation(name, call, lambda rig: [rig.residual, *rig.room], lambda rig: 12 * rig.entries)
+def selection(name: str, call: Callable[[Rig], object], width: int) -> Operation:
+    def results(rig: Rig) -> list[torch.Tensor]:
+        return [rig.residual, *(rig.room if width == 16 else rig.element_room)]
+
+    return Operation(name, call, results, lambda rig: 12 * rig.entries)
 
 
 def momentum_step(rig: Rig) -> object:
@@ -95,9 +100,20 @@ OPERATIONS = [
     selection(
         "threshold_block, feedback",
         lambda rig: compress.threshold_block(rig.gradient, rig.residual, rig.block_v, *rig.room),
+        16,
     ),
-    selection("topk_block, feedback", lambda rig: compress.topk_block(rig.gradient, rig.residual, *rig.room)),
-    selection("random_block, feedback", lambda rig: compress.random_block(rig.gradient, rig.residual, 7, *rig.room)),
+    selection(
+        "threshold_element, feedback",
+        lambda rig: compress.threshold_element(rig.gradient, rig.residual, rig.element_v, *rig.element_room),
+        1,
+    ),
+    selection("topk_block, feedback", lambda rig: compress.topk_block(rig.gradient, rig.residual, *rig.room), 16),
+    selection(
+        "topk_element, feedback", lambda rig: compress.topk_element(rig.gradient, rig.residual, *rig.element_room), 1
+    ),
+    selection(
+        "random_block, feedback", lambda rig: compress.random_block(rig.gradient, rig.residual, 7, *rig.room), 16
+    ),
     Operation(
         "sgd_blocks, momentum, lazy decay, bfloat16 live copy",
         momentum_step,

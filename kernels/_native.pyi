@@ -34,7 +34,28 @@ def difference_block(
     *,
     portable: bool = False,
 ) -> tuple[int, int, int]: ...
+def threshold_element(
+    gradient: object,
+    residual: object,
+    weight: float,
+    threshold: float,
+    index: object,
+    values: object,
+    threads: int = 0,
+    *,
+    portable: bool = False,
+) -> tuple[int, int, int]: ...
 def topk_block(
+    gradient: object,
+    residual: object,
+    weight: float,
+    index: object,
+    values: object,
+    threads: int = 0,
+    *,
+    portable: bool = False,
+) -> tuple[int, int, int]: ...
+def topk_element(
     gradient: object,
     residual: object,
     weight: float,
@@ -55,6 +76,12 @@ def random_block(
     *,
     portable: bool = False,
 ) -> tuple[int, int, int]: ...
+def sign_encode(
+    values: object, bits: object, scales: object, two_sided: bool, threads: int = 0, *, portable: bool = False
+) -> None: ...
+def sign_add(
+    bits: object, scales: object, out: object, two_sided: bool, threads: int = 0, *, portable: bool = False
+) -> None: ...
 def random_blocks(seed: int, blocks: int, index: object) -> None: ...
 def sample_scores(gradient: object, residual: object, weight: float, seed: int, scores: object) -> None: ...
 def payload_bound(count: int, width: int, indices: str, value_format: str) -> int: ...

@@ -6,12 +6,13 @@ exactly. A block is 16 entries, one cache line, counted from the tensor's start;
 A shorter last block is emitted padded with zeros.
 
 A block whose score is not finite is never chosen: its old residual stays, this step's gradient of it is dropped, and it
-is counted in `nonfinite`. (A score is also not finite where 16 magnitudes add up beyond float32.)
+is counted in `nonfinite`. (A score is also not finite where 16 magnitudes add up beyond float32.) Element-wise
+selections treat single entries so.
 
 Shapes: N entries, K = index's length, the capacity. gradient, residual: float32 [N], any alignment; the residual is
-updated in place, None turns error feedback off. index: uint32 or int32 [K]; values: float32 [K, 16]. Only the first
-`chosen` of both are written; indices ascend. The result has the same bits for every number of threads and on every
-processor. `threads` is as for `atoll.kernels.squared_norm`. Whatever does not fit raises
+updated in place, None turns error feedback off. index: uint32 or int32 [K]; values: float32 [K, 16] for blocks, [K] for
+elements. Only the first `chosen` of both are written; indices ascend. The result has the same bits for every number of
+threads and on every processor. `threads` is as for `atoll.kernels.squared_norm`. Whatever does not fit raises
 `BadInput` and changes nothing.
 
 On a CUDA device all buffers of a call are of that device, the work is queued on torch's current stream, and the bits
@@ -30,7 +31,7 @@ BLOCK_ENTRIES = 16
 
 
 class Selection(NamedTuple):
-    """The outcome of one selection, in blocks."""
+    """The outcome of one selection, in blocks or elements."""
 
     chosen: int
     """Written to index and values."""
@@ -58,6 +59,18 @@ def threshold_block(
         return Selection(*_native.threshold_block(gradient, residual, weight, threshold, index, values, threads))
 
 
+def threshold_element(
+    gradient: Any, residual: Any, threshold: float, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
+) -> Selection:
+    """The entries whose magnitude exceeds threshold: vanilla threshold-v."""
+    with refusals("threshold_element"):
+        if (queue := cuda_queue(gradient)) is not None:
+            return Selection(
+                *queue.kernels.threshold_element(gradient, residual, weight, threshold, index, values, queue.stream)
+            )
+        return Selection(*_native.threshold_element(gradient, residual, weight, threshold, index, values, threads))
+
+
 def topk_block(
     gradient: Any, residual: Any, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
 ) -> Selection:
@@ -68,6 +81,17 @@ def topk_block(
         if (queue := cuda_queue(gradient)) is not None:
             return Selection(*queue.kernels.topk_block(*call, queue.stream))
         return Selection(*_native.topk_block(*call, threads))
+
+
+def topk_element(
+    gradient: Any, residual: Any, index: Any, values: Any, *, weight: float = 1.0, threads: int = 0
+) -> Selection:
+    """The K entries of the largest magnitude; of equals the first, and never a zero."""
+    with refusals("topk_element"):
+        call = gradient, residual, weight, index, values
+        if (queue := cuda_queue(gradient)) is not None:
+            return Selection(*queue.kernels.topk_element(*call, queue.stream))
+        return Selection(*_native.topk_element(*call, threads))
 
 
 def random_block(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from atoll.controller.estimators.bandwidth import BandwidthEstimator
 from atoll.controller.estimators.noise import NoiseEstimator
@@ -14,6 +14,7 @@ from atoll.step_estimators.estimates import RankEstimate
 from atoll.step_estimators.observed import ObservedStep
 from atoll.step_estimators.rank import RankEstimator
 from atoll.step_estimators.sums import NormSums, SyncSums, norms_of, sync_of
+from atoll.strategies.declaration import Declared
 
 _STALL_EVERY_S: Final = 0.5
 """How often all ranks are asked how long they wait: a thousand of them report their links every second."""
@@ -27,6 +28,15 @@ class StepEstimator(Protocol):
         ...
 
     def estimate(self) -> object: ...
+
+
+@runtime_checkable
+class MessageEstimator(StepEstimator, Protocol):
+    """A StepEstimator whose strategy's workers also tell it in messages what no step says."""
+
+    def hear(self, rank: int, told: Declared) -> None:
+        """told: of the type that the strategy registered."""
+        ...
 
 
 class RunEstimators:
@@ -57,6 +67,11 @@ class RunEstimators:
             self.observe_norms(observed.step, norms)
         if self._of_strategy is not None:
             self._of_strategy.observe(rank, observed)
+
+    def hear(self, rank: int, told: Declared) -> None:
+        """A message of a worker to its strategy."""
+        if isinstance(self._of_strategy, MessageEstimator):
+            self._of_strategy.hear(rank, told)
 
     def observe_rank(self, rank: int, estimate: RankEstimate) -> None:
         """What its machine makes of all steps of a rank; older ones change nothing."""

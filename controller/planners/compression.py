@@ -88,7 +88,7 @@ def plan_compression(given: CompressionInput) -> CompressionPlan:
     """An option for each tensor with a short iteration. Exact where all choices can be tried (some 100,000 for six
     tensors), else by local search; no longer than one option for all tensors, or two by size. Deterministic."""
     choice, end_s = timeline(given.tensors, given.options).search(TASKS_SEARCHED)
-    free = timeline(given.tensors, tuple(_free(option) for option in given.options))
+    free = timeline(given.tensors, tuple(free_of_computing(option) for option in given.options))
     bound_s = min(free.search(TASKS_SEARCHED_FREE)[1], free.end_s(choice), end_s)
     names = tuple(given.options[option].name for option in choice)
     return CompressionPlan(names, given.forward_s + end_s, given.forward_s + bound_s)
@@ -107,7 +107,8 @@ def timeline(tensors: Sequence[TensorTimes], options: Sequence[Option]) -> Timel
     )
 
 
-def _free(option: Option) -> Option:
+def free_of_computing(option: Option) -> Option:
+    """The same where only links take time."""
     return Option(
         name=option.name,
         tasks=tuple(

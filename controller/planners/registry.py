@@ -22,6 +22,7 @@ from atoll.controller.planners.optperf import OptPerfInput, plan_optperf
 from atoll.controller.planners.placement import PlacementInput, plan_placement
 from atoll.controller.planners.schemas import canonical, read
 from atoll.controller.planners.stages import StagesInput, plan_stages
+from atoll.controller.planners.tensor_groups import GroupingPlan, plan_grouping
 from atoll.controller.planners.tta import TtaInput, plan_tta
 from atoll.sparse_scheme import SparseSchemeInput, plan_sparse_scheme
 
@@ -164,6 +165,13 @@ FUSION: Final = Planner(
     FusionInput,
     plan_fusion,
 )
+TENSOR_GROUPS: Final[Planner[CompressionInput, GroupingPlan]] = Planner(
+    "tensor-groups",
+    "which tensors are synchronised as one, and how: compression and fusion in turns",
+    COMPRESSION.example,
+    CompressionInput,
+    plan_grouping,
+)
 STAGES: Final = Planner(
     "stages",
     "which layers of a model each device of a pipeline holds",
@@ -196,6 +204,6 @@ PLANNERS: Final[Mapping[str, Planner[Any, Any]]] = {
     planner.name: planner
     for planner in (
         *(EVEN, INVERSE_TIME, OPTPERF, GNS, GOODPUT, TTA, ADMISSION, PLACEMENT, CHUNKS),
-        *(COMPRESSION, FUSION, STAGES, GROUPS, SPARSE_SCHEME),
+        *(COMPRESSION, FUSION, TENSOR_GROUPS, STAGES, GROUPS, SPARSE_SCHEME),
     )
 }

@@ -260,6 +260,11 @@ def _answer(epoch: LeaderEpoch, session: AgentSession, message: common_pb2.Strat
     state = epoch.ledger.jobs.get(message.id.job)
     if state is None or state.run is None or not _may_speak_for(epoch, session, message.id):
         return
+    try:
+        epoch.progress.hear(state.job.spec.strategy, message)
+    except BadInput as error:
+        logger.warning("%s run %d rank %d: dropped: %s", state.job.id, state.run.run, message.id.rank, error)
+        return
     for node, answer in epoch.relay.answers(state.job, state.run, message, time.monotonic()):
         epoch.sessions.send(node, answer)
 

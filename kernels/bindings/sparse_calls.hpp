@@ -47,7 +47,7 @@ struct SelectionCall {
     Chosen to;
 
     SelectionCall(int device_type, nb::handle gradient_object, nb::handle residual_object, double weight,
-                  nb::handle index_object, nb::handle values_object)
+                  nb::handle index_object, nb::handle values_object, std::size_t width)
         : gradient(required(gradient_object, "gradient", Access::read, float32_entries, device_type)),
           residual(residual_object, "residual", Access::write, float32_entries, device_type),
           index(required(index_object, "index", Access::write, index_entries, device_type)),
@@ -55,8 +55,8 @@ struct SelectionCall {
           from{gradient.data, residual.data, checked_weight(weight), gradient.entries},
           to{index.as<std::uint32_t>(), values.data, index.entries} {
         check_entries(residual, gradient.entries, "it must be as long as gradient");
-        check_entries(values, index.entries * block_entries, "it must hold 16 values for each index that has room");
-        if (block_count(from.n) > std::size_t{1} << 32)
+        check_entries(values, index.entries * width, "it must hold the values of every index there is room for");
+        if ((from.n + width - 1) / width > std::size_t{1} << 32)
             refuse("gradient has " + number(from.n) + " entries, more than indices of 32 bits reach; split it");
         check_apart({&gradient, &residual, &index, &values});
     }

@@ -8,6 +8,7 @@
 #include "device_type.hpp"
 #include "reduce.hpp"
 #include "hashing_module.hpp"
+#include "signs_module.hpp"
 #include "sparse_module.hpp"
 
 namespace nb = nanobind;
@@ -39,4 +40,5 @@ NB_MODULE(_cuda, m) {
     m.def("weighted_sum", weighted_sum, "out"_a.none(), "inputs"_a.none(), "weights"_a.none(), "stream"_a);
     ak::bind_sparse_cuda(m);
     ak::bind_hashing_cuda(m);
+    ak::bind_signs_cuda(m);
 }

@@ -16,11 +16,11 @@ Queue queue_of(const Loaded& buffer, std::uintptr_t stream) { return {buffer.dev
 using Threshold = Selection (*)(const Source&, float, const Chosen&, const Queue&);
 using TopK = Selection (*)(const Source&, const Chosen&, const Queue&);
 
-template <Threshold kernel>
+template <Threshold kernel, std::size_t width>
 nb::tuple select_above(nb::handle gradient, nb::handle residual, double weight, double threshold, nb::handle index,
                        nb::handle values, std::uintptr_t stream) {
     const float narrow = checked_threshold(threshold);
-    const SelectionCall call(cuda, gradient, residual, weight, index, values);
+    const SelectionCall call(cuda, gradient, residual, weight, index, values, width);
     Selection selection;
     {
         const GilReleased released(always);
@@ -29,10 +29,10 @@ nb::tuple select_above(nb::handle gradient, nb::handle residual, double weight, 
     return as_tuple(selection);
 }
 
-template <TopK kernel>
+template <TopK kernel, std::size_t width>
 nb::tuple select_top(nb::handle gradient, nb::handle residual, double weight, nb::handle index, nb::handle values,
                      std::uintptr_t stream) {
-    const SelectionCall call(cuda, gradient, residual, weight, index, values);
+    const SelectionCall call(cuda, gradient, residual, weight, index, values, width);
     Selection selection;
     {
         const GilReleased released(always);
@@ -43,7 +43,7 @@ nb::tuple select_top(nb::handle gradient, nb::handle residual, double weight, nb
 
 nb::tuple select_random(nb::handle gradient, nb::handle residual, double weight, std::uint64_t seed, nb::handle index,
                         nb::handle values, std::uintptr_t stream) {
-    const SelectionCall call(cuda, gradient, residual, weight, index, values);
+    const SelectionCall call(cuda, gradient, residual, weight, index, values, block_entries);
     Selection selection;
     {
         const GilReleased released(always);
@@ -94,10 +94,14 @@ void scatter_blocks(nb::handle live_object, nb::handle index_object, nb::handle 
 }  // namespace
 
 void bind_sparse_cuda(nb::module_& m) {
-    m.def("threshold_block", select_above<threshold_block_cuda>, "gradient"_a.none(),
+    m.def("threshold_block", select_above<threshold_block_cuda, block_entries>, "gradient"_a.none(),
           "residual"_a.none(), "weight"_a, "threshold"_a, "index"_a.none(), "values"_a.none(), "stream"_a);
-    m.def("topk_block", select_top<topk_block_cuda>, "gradient"_a.none(), "residual"_a.none(),
+    m.def("threshold_element", select_above<threshold_element_cuda, 1>, "gradient"_a.none(), "residual"_a.none(),
+          "weight"_a, "threshold"_a, "index"_a.none(), "values"_a.none(), "stream"_a);
+    m.def("topk_block", select_top<topk_block_cuda, block_entries>, "gradient"_a.none(), "residual"_a.none(),
           "weight"_a, "index"_a.none(), "values"_a.none(), "stream"_a);
+    m.def("topk_element", select_top<topk_element_cuda, 1>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
+          "index"_a.none(), "values"_a.none(), "stream"_a);
     m.def("random_block", select_random, "gradient"_a.none(), "residual"_a.none(), "weight"_a, "seed"_a,
           "index"_a.none(), "values"_a.none(), "stream"_a);
     m.def("random_blocks", fill_random_blocks, "seed"_a, "blocks"_a, "index"_a.none(), "stream"_a);

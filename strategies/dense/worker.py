@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
+from atoll.agent.runtime.step.durable import Origin
 from atoll.agent.runtime.transport.process_groups import Group, collective
 from atoll.strategies.dense.fusion import fused_by_bytes
 
@@ -23,7 +24,7 @@ class DenseReducer:
     def __init__(self, group: Group | None) -> None:
         self._group = group
 
-    def start(self) -> None: ...
+    def start(self, origin: Origin | None) -> None: ...
 
     def fuse(self, parameters: Sequence[nn.Parameter]) -> list[list[int]]:
         return fused_by_bytes(parameters)

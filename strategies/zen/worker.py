@@ -17,6 +17,7 @@ from atoll.agent.runtime.step.capabilities import (
     WorkerContext,
     WorkerHalf,
 )
+from atoll.agent.runtime.step.durable import Origin
 from atoll.agent.runtime.step.gradients import scale_into
 from atoll.sparse_scheme import Scheme
 from atoll.strategies.dense.fusion import fused_by_bytes
@@ -77,7 +78,7 @@ class ZenReducer:
     def separate(self, piece: Sequence[int]) -> bool:
         return piece[0] in self._tensors
 
-    def start(self) -> None:
+    def start(self, origin: Origin | None) -> None:
         if not self._tensors:
             return
         islands, tensors = self._channel.islands(), self._tensors.values()

@@ -142,3 +142,33 @@ def test_unequal_workers_are_grouped_by_the_controller_and_train_every_sample_on
         assert counted == Counter(range(360))
     trained = [sum(len(line["ids"]) for line in lines) for lines in told]
     assert trained[2] < min(trained[:2])
+
+
+def test_a_compressed_job_is_planned_by_what_its_workers_measured_and_explained(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """1. Workers tell what their tensors, their link and compression cost. 2. The controller's plan says which tensors
+    are one group and how they go; it holds on all workers from one step on. 3. `atoll plans` says why, and its planner
+    derives it again. 4. Every sample counts once."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 0.6])
+    settings = tmp_path / "job" / "job.toml"  # what is beside it travels with the job
+    settings.parent.mkdir()
+    settings.write_text('strategy = "compressed"\n[compressed]\nalgorithm = "ef-sign"\nmin_bytes = 0\n')
+    tiny = (str(SCRIPTS / "tiny.py"), "--name", "compressed", "--workers", "2", "--config", str(settings))
+    job = submitted(cluster, *tiny, "--", f"--out={out}", "--epochs=6", "--step-s=0.03")
+    cluster.wait_for(job, "a plan that groups tensors", lambda j: '"groups"' in j.plan.strategy_params)
+    cluster.wait_for(job, "steps under it", lambda j: all(w.last.plan >= j.plan.id for w in j.workers))
+    plans = json.loads(atoll(cluster, "plans", job, "--json").stdout)["plans"]
+    grouped = next(one for one in plans if one["plan"]["planner"] == "tensor-groups")
+    assert "groups" in grouped["plan"]["reason"]
+    assert "predicted" in grouped["plan"]["reason"]
+    again = subprocess.run(
+        [*ATOLL, "plan", "tensor-groups"], input=grouped["input"], capture_output=True, text=True, check=True
+    )
+    assert again.stdout.strip() == grouped["output"]
+    assert "EF-sign" in atoll(cluster, "status", job).stdout
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run, ended.checkpoint_step) == (pb.PHASE_DONE, 1, 300), cluster.story(job)
+    for steps in trained_samples(out).values():
+        assert Counter(sample for batch in steps.values() for sample in batch) == Counter(range(600))

@@ -21,13 +21,17 @@ SIZES = [0, 1, 15, 16, 17, 31, 32, 33, 1023, 1025, 2**20 + 1]
 F32 = NDArray[np.float32]
 NATIVE = {
     "threshold_block": lambda g, r, i, v, **how: _native.threshold_block(g, r, 0.75, 8.0, i, v, **how),
+    "threshold_element": lambda g, r, i, v, **how: _native.threshold_element(g, r, 0.75, 1.0, i, v, **how),
     "topk_block": lambda g, r, i, v, **how: _native.topk_block(g, r, 0.75, i, v, **how),
+    "topk_element": lambda g, r, i, v, **how: _native.topk_element(g, r, 0.75, i, v, **how),
     "random_block": lambda g, r, i, v, **how: _native.random_block(g, r, 0.75, 5, i, v, **how),
 }
 
 SELECT: dict[str, Callable[..., Selection]] = {
     "threshold_block": lambda g, r, i, v: compress.threshold_block(g, r, 8.0, i, v, weight=0.75),
+    "threshold_element": lambda g, r, i, v: compress.threshold_element(g, r, 1.0, i, v, weight=0.75),
     "topk_block": lambda g, r, i, v: compress.topk_block(g, r, i, v, weight=0.75),
+    "topk_element": lambda g, r, i, v: compress.topk_element(g, r, i, v, weight=0.75),
     "random_block": lambda g, r, i, v: compress.random_block(g, r, 5, i, v, weight=0.75),
 }
 
@@ -38,8 +42,8 @@ def normal(entries: int, seed: int = 0) -> torch.Tensor:
     return cpu.to(torch.get_default_device())
 
 
-def room(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.full((count,), -1, dtype=torch.int32), torch.full((count, BLOCK_ENTRIES), torch.nan)
+def room(count: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.full((count,), -1, dtype=torch.int32), torch.full((count, width), torch.nan)
 
 
 def padded_blocks(x: torch.Tensor) -> torch.Tensor:
@@ -53,8 +57,9 @@ def scores(v: torch.Tensor) -> torch.Tensor:
 
 def emitted(entries: int, index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The emitted values at their places in a tensor of zeros."""
-    out = torch.zeros(block_count(entries) * BLOCK_ENTRIES)
-    out.view(-1, BLOCK_ENTRIES)[index.long()] = values
+    width = values.shape[1] if values.ndim == 2 else 1
+    out = torch.zeros(-(-entries // width) * width)
+    out.reshape(-1, width)[index.long()] = values.reshape(-1, width)
     assert not out[entries:].any(), "the padding is not zeros"
     return out[:entries]
 
@@ -70,7 +75,7 @@ def test_blocks_above_the_threshold_move_out_and_the_rest_stays(entries: int, we
     gradient, residual = normal(entries), normal(entries, seed=1)
     expected = residual + torch.tensor(weight) * gradient
     threshold = float(scores(expected).quantile(0.7)) + 1e-4 if 0 < entries < 10**6 else 14.0
-    index, values = room(block_count(entries))
+    index, values = room(block_count(entries), BLOCK_ENTRIES)
     selection = compress.threshold_block(gradient, residual, threshold, index, values, weight=weight)
     chosen = (scores(expected) > threshold).nonzero()[:, 0]
     assert selection == Selection(len(chosen), len(chosen), 0)
@@ -82,11 +87,26 @@ def test_blocks_above_the_threshold_move_out_and_the_rest_stays(entries: int, we
 
 @pytest.mark.parametrize("entries", SIZES)
 @pytest.mark.usefixtures("everywhere")
+def test_entries_above_the_threshold_move_out_and_the_rest_stays(entries: int) -> None:
+    gradient, residual = normal(entries), normal(entries, seed=1)
+    expected = residual + gradient
+    index, values = room(entries, 1)
+    selection = compress.threshold_element(gradient, residual, 2.0, index, values)
+    chosen = (expected.abs() > 2.0).nonzero()[:, 0]
+    assert selection == Selection(len(chosen), len(chosen), 0)
+    assert index[: len(chosen)].tolist() == chosen.tolist()
+    assert same_bits(values[: len(chosen), 0], expected[chosen])
+    assert not residual[chosen].any()
+    assert (emitted(entries, chosen, values[: len(chosen)]) + residual == expected).all()
+
+
+@pytest.mark.parametrize("entries", SIZES)
+@pytest.mark.usefixtures("everywhere")
 def test_the_best_blocks_are_those_of_torch_topk(entries: int) -> None:
     gradient, residual = normal(entries), normal(entries, seed=1)
     expected = residual + gradient
     count = block_count(entries) // 3
-    index, values = room(count)
+    index, values = room(count, BLOCK_ENTRIES)
     selection = compress.topk_block(gradient, residual, index, values)
     chosen = scores(expected).topk(count).indices.sort().values
     assert selection.chosen == count
@@ -95,14 +115,31 @@ def test_the_best_blocks_are_those_of_torch_topk(entries: int) -> None:
     assert (emitted(entries, chosen, values) + residual == expected).all()
 
 
+@pytest.mark.parametrize("entries", SIZES)
+@pytest.mark.usefixtures("everywhere")
+def test_the_best_entries_are_those_of_torch_topk(entries: int) -> None:
+    gradient, residual = normal(entries), normal(entries, seed=1)
+    expected = residual + gradient
+    count = entries // 10
+    index, values = room(count, 1)
+    assert compress.topk_element(gradient, residual, index, values).chosen == count
+    # Equal magnitudes are common in 2^20 float32, and torch takes any of them: compare what they are worth.
+    assert expected[index.long()].abs().sort().values.tolist() == expected.abs().topk(count).values.flip(0).tolist()
+    assert (index[1:] > index[:-1]).all()
+    assert (emitted(entries, index, values) + residual == expected).all()
+
+
 @pytest.mark.usefixtures("everywhere")
 def test_of_equals_the_first_are_chosen_and_zeros_never() -> None:
     gradient = torch.zeros(160)
     gradient[[5, 20, 40, 100]] = torch.tensor([1.0, -2.0, 2.0, 2.0])
-    index, values = room(2)
+    index, values = room(2, BLOCK_ENTRIES)
     assert compress.topk_block(gradient, None, index, values) == Selection(2, 4, 0)
     assert index.tolist() == [1, 2]
-    index, values = room(9)
+    index, values = room(3, 1)
+    assert compress.topk_element(gradient, None, index, values) == Selection(3, 4, 0)
+    assert (index.tolist(), values[:, 0].tolist()) == ([20, 40, 100], [-2.0, 2.0, 2.0])
+    index, values = room(9, BLOCK_ENTRIES)
     assert compress.topk_block(gradient, None, index, values) == Selection(4, 4, 0)
 
 
@@ -112,7 +149,7 @@ def test_random_blocks_need_no_indices_on_the_wire(entries: int) -> None:
     gradient, residual = normal(entries), normal(entries, seed=1)
     expected = residual + gradient
     count = block_count(entries) // 4
-    index, values = room(count)
+    index, values = room(count, BLOCK_ENTRIES)
     assert compress.random_block(gradient, residual, 42, index, values).chosen == count
     receivers = torch.zeros(count, dtype=torch.int32)
     compress.random_blocks(42, block_count(entries), receivers)
@@ -135,13 +172,14 @@ def test_every_block_is_drawn_about_as_often_as_any_other() -> None:
 @pytest.mark.parametrize("entries", [0, 1, 17, 1025, 2**20 + 1])
 @pytest.mark.parametrize("feedback", [True, False])
 def test_the_bits_do_not_depend_on_threads_or_processor(kind: str, entries: int, feedback: bool) -> None:
+    width = 1 if "element" in kind else BLOCK_ENTRIES
     gradient = normal(entries, seed=3)
     if entries > 100:
         gradient[50] = torch.inf
     results = set()
     for how in ({"threads": 1}, {"threads": 2}, {"threads": 7}, {"portable": True}, {"portable": True, "threads": 3}):
         residual = normal(entries, seed=4) if feedback else None
-        index, values = room(block_count(entries) // 3)
+        index, values = room(-(-entries // width) // 3, width)
         values.zero_()
         selection = NATIVE[kind](gradient, residual, index, values, **how)
         buffers = [index, values] if residual is None else [index, values, residual]
@@ -153,13 +191,13 @@ def test_the_bits_do_not_depend_on_threads_or_processor(kind: str, entries: int,
 @pytest.mark.parametrize("kind", list(SELECT))
 @pytest.mark.usefixtures("everywhere")
 def test_misaligned_slices_touch_nothing_around_them(kind: str, offset: int) -> None:
-    entries = 1025
+    width, entries = 1 if "element" in kind else BLOCK_ENTRIES, 1025
     gradient, residual = (torch.full((entries + 32,), torch.nan) for _ in range(2))
     inside = slice(offset, offset + entries)
     gradient[inside], residual[inside] = normal(entries, 1), normal(entries, 2)
     plain_residual = residual[inside].clone()
-    index, values = room(20)
-    plain_index, plain_values = room(20)
+    index, values = room(20, width)
+    plain_index, plain_values = room(20, width)
     selection = SELECT[kind](gradient[inside], residual[inside], index, values)
     assert SELECT[kind](gradient[inside].clone(), plain_residual, plain_index, plain_values) == selection
     assert selection[2] == 0
@@ -172,7 +210,7 @@ def test_misaligned_slices_touch_nothing_around_them(kind: str, offset: int) -> 
 @pytest.mark.usefixtures("everywhere")
 def test_a_full_output_leaves_the_rest_in_the_residual_and_tells_the_true_count() -> None:
     gradient, residual = torch.ones(1600), torch.zeros(1600)
-    index, values = room(30)
+    index, values = room(30, BLOCK_ENTRIES)
     assert compress.threshold_block(gradient, residual, 1.0, index, values) == Selection(30, 100, 0)
     assert index.tolist() == list(range(30))
     assert residual.sum() == 70 * 16
@@ -194,24 +232,45 @@ def test_a_block_that_is_not_finite_is_counted_and_keeps_its_old_residual(bad: f
         compress.topk_block,
     ):
         residual = old.clone()
-        index, values = room(65)
+        index, values = room(65, BLOCK_ENTRIES)
         assert select(gradient, residual, index, values) == Selection(64, 64, 1)
         assert block not in index[:64].tolist()
         assert same_bits(residual[inside], old[inside])
         assert values[:64].isfinite().all()
         assert not residual[: inside.start].any()
     residual = old.clone()
-    index, values = room(65)
+    index, values = room(65, BLOCK_ENTRIES)
     assert compress.random_block(gradient, residual, 1, index, values) == Selection(65, 65, 1)
     assert not values[block].any()
     assert same_bits(residual[inside], old[inside])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", ["threshold", "topk"])
+@pytest.mark.usefixtures("everywhere")
+def test_an_entry_that_is_not_finite_costs_nothing_but_itself(kind: str, bad: float) -> None:
+    gradient, residual = normal(1000), normal(1000, seed=1)
+    gradient[77] = bad
+    old = residual.clone()
+    index, values = room(1000, 1)
+    selection = (
+        compress.threshold_element(gradient, residual, 0.0, index, values)
+        if kind == "threshold"
+        else compress.topk_element(gradient, residual, index, values)
+    )
+    assert selection == Selection(999, 999, 1)
+    assert 77 not in index[:999].tolist()
+    assert residual[77] == old[77]
+    assert residual.count_nonzero() == 1
+    without_feedback = compress.topk_element(gradient, None, index, values)
+    assert without_feedback == Selection(999, 999, 1)
 
 
 @pytest.mark.usefixtures("everywhere")
 def test_a_sum_beyond_float32_counts_as_not_finite() -> None:
     gradient = torch.full((32,), 1.0)
     gradient[:16] = 3e38
-    index, values = room(2)
+    index, values = room(2, BLOCK_ENTRIES)
     assert compress.threshold_block(gradient, torch.zeros(32), 0.0, index, values) == Selection(1, 1, 1)
     assert index[0] == 1
 
@@ -221,7 +280,7 @@ def test_minus_zero_is_zero_and_the_smallest_numbers_count() -> None:
     gradient = torch.zeros(48)
     gradient[:16] = -0.0
     gradient[20] = 1e-45
-    index, values = room(3)
+    index, values = room(3, BLOCK_ENTRIES)
     assert compress.threshold_block(gradient, torch.zeros(48), 0.0, index, values) == Selection(1, 1, 0)
     assert index[0] == 1
     assert values[0, 4] == torch.tensor(1e-45)
@@ -231,7 +290,7 @@ def test_minus_zero_is_zero_and_the_smallest_numbers_count() -> None:
 def test_without_a_residual_nothing_but_the_outputs_is_written() -> None:
     gradient = normal(1000)
     before = gradient.clone()
-    index, values = room(63)
+    index, values = room(63, BLOCK_ENTRIES)
     selection = compress.threshold_block(gradient, None, 12.0, index, values, weight=0.5)
     assert selection.chosen == (scores(gradient * 0.5) > 12.0).sum()
     selection = compress.threshold_block(gradient, None, 6.0, index, values, weight=0.5)
@@ -272,19 +331,20 @@ def test_what_is_emitted_and_what_stays_are_exactly_what_came_in(
     old = data.draw(arrays(np.float32, len(gradient), elements=finite))
     with np.errstate(over="ignore", invalid="ignore"):
         expected = old + np.float32(weight) * gradient
-    residual, units = old.copy(), block_count(len(gradient))
-    index, values = np.zeros(units, np.uint32), np.zeros((units, BLOCK_ENTRIES), np.float32)
-    taken, found, nonfinite = compress.threshold_block(gradient, residual, threshold, index, values, weight=weight)
-    assert taken == found <= units - nonfinite
-    sent = np.zeros(units * BLOCK_ENTRIES, np.float32)
-    sent.reshape(-1, BLOCK_ENTRIES)[index[:taken]] = values[:taken]
-    together = sent[: len(gradient)] + residual
-    took = np.repeat(np.isin(np.arange(units), index[:taken]), BLOCK_ENTRIES)[: len(gradient)]
-    assert not residual[took].any()
-    assert np.isfinite(together).all()
-    changed = together == expected
-    assert (changed | (together == old)).all(), "an entry is neither the new sum nor the old residual"
-    assert (~changed).sum() <= nonfinite * BLOCK_ENTRIES
+    for width, select in ((BLOCK_ENTRIES, compress.threshold_block), (1, compress.threshold_element)):
+        residual, units = old.copy(), -(-len(gradient) // width)
+        index, values = np.zeros(units, np.uint32), np.zeros((units, width), np.float32)
+        taken, found, nonfinite = select(gradient, residual, threshold, index, values, weight=weight)
+        assert taken == found <= units - nonfinite
+        sent = np.zeros(units * width, np.float32)
+        sent.reshape(-1, width)[index[:taken]] = values[:taken]
+        together = sent[: len(gradient)] + residual
+        took = np.repeat(np.isin(np.arange(units), index[:taken]), width)[: len(gradient)]
+        assert not residual[took].any()
+        assert np.isfinite(together).all()
+        changed = together == expected
+        assert (changed | (together == old)).all(), "an entry is neither the new sum nor the old residual"
+        assert (~changed).sum() <= nonfinite * width
 
 
 @pytest.mark.parametrize(
@@ -299,6 +359,7 @@ def test_what_is_emitted_and_what_stays_are_exactly_what_came_in(
         (lambda g, r, i, v: compress.threshold_block(g.double(), r, 1.0, i, v), "gradient is float64, not float32"),
         (lambda g, r, i, v: compress.threshold_block(None, r, 1.0, i, v), "gradient is None; pass a float32"),
         (lambda g, r, i, v: compress.topk_block(g, r, i, v, weight=float("inf")), "weight = inf is not finite"),
+        (compress.topk_element, "values has 32 entries, not 2"),
         (lambda g, r, i, v: compress.random_block(g, r, -1, i, v), "random_block"),
         (lambda g, r, i, v: compress.random_blocks(1, 1, i), "index has room for 2 but there are only 1 blocks"),
         (lambda g, r, i, v: compress.sample_scores(g, r, 1, v), "scores has room for 32 but there are only 2"),
@@ -308,7 +369,7 @@ def test_what_is_emitted_and_what_stays_are_exactly_what_came_in(
 @pytest.mark.usefixtures("everywhere")
 def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(call: Callable[..., Any], says: str) -> None:
     gradient, residual = torch.ones(32), torch.ones(32)
-    index, values = room(2)
+    index, values = room(2, BLOCK_ENTRIES)
     with pytest.raises(BadInput, match=says):
         call(gradient, residual, index, values)
     assert gradient.eq(1).all()
@@ -319,4 +380,4 @@ def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(call: Callable
 
 def test_more_threads_than_the_pool_may_have_are_refused() -> None:
     with pytest.raises(BadInput, match="threads = 300 is not in"):
-        compress.topk_block(torch.ones(32), None, *room(2), threads=300)
+        compress.topk_block(torch.ones(32), None, *room(2, BLOCK_ENTRIES), threads=300)

@@ -15,7 +15,9 @@ from atoll.kernels.compress import BLOCK_ENTRIES, block_count
 SIZES = [1, 16, 17, 1025, 4097, 2**17 + 3]
 SELECTIONS: dict[str, tuple[object, ...]] = {
     "threshold_block": (0.7, 12.0),
+    "threshold_element": (0.7, 1.5),
     "topk_block": (0.7,),
+    "topk_element": (0.7,),
     "random_block": (0.7, 2**63 + 5),
 }
 RULES = ["sgd", "momentum", "nesterov", "adam", "adamw"]
@@ -33,11 +35,12 @@ def bits(*buffers: torch.Tensor | None) -> Bits:
 
 def selected(where: Kernels, name: str, entries: int, capacity: int, shift: int) -> Bits:
     """Effects of one call on buffers that begin `shift` entries into their memory."""
+    width = 1 if "element" in name else BLOCK_ENTRIES
     gradient, residual = normal(entries + shift, 1), normal(entries + shift, 2)
     gradient[shift + entries // 2] = torch.inf
     gradient, residual = gradient.to(where.device)[shift:], residual.to(where.device)[shift:]
     index = torch.full((capacity,), -1, dtype=torch.int32, device=where.device)
-    values = torch.full((capacity, BLOCK_ENTRIES), 7.0, device=where.device)
+    values = torch.full((capacity, width), 7.0, device=where.device)
     selection = where.call(name, gradient, residual, *SELECTIONS[name], index, values)
     chosen = selection[0]
     return *selection, *bits(index[:chosen], values[:chosen], residual)
@@ -47,7 +50,7 @@ def selected(where: Kernels, name: str, entries: int, capacity: int, shift: int)
 @pytest.mark.parametrize("entries", SIZES)
 @pytest.mark.parametrize("name", list(SELECTIONS))
 def test_a_selection_has_the_cpus_bits(twin: Kernels, name: str, entries: int, shift: int) -> None:
-    units = block_count(entries)
+    units = entries if "element" in name else block_count(entries)
     for capacity in {1, units // 7, units}:
         expected = selected(CPU, name, entries, capacity, shift)
         assert selected(twin, name, entries, capacity, shift) == expected
@@ -57,11 +60,11 @@ def test_a_selection_has_the_cpus_bits(twin: Kernels, name: str, entries: int, s
 def test_a_selection_without_feedback_has_the_cpus_bits(twin: Kernels, name: str) -> None:
     gradient = normal(5000, 3)
     gradient[77] = torch.nan
-    results = []
+    width, results = 1 if "element" in name else BLOCK_ENTRIES, []
     for where in (CPU, twin):
         index, values = (
             torch.zeros(40, dtype=torch.int32, device=where.device),
-            torch.zeros(40, BLOCK_ENTRIES, device=where.device),
+            torch.zeros(40, width, device=where.device),
         )
         chosen = where.call(name, gradient.to(where.device), None, *SELECTIONS[name], index, values)
         results.append((chosen, *bits(index[: chosen[0]], values[: chosen[0]])))
@@ -69,16 +72,16 @@ def test_a_selection_without_feedback_has_the_cpus_bits(twin: Kernels, name: str
 
 
 def test_ties_and_small_numbers_are_chosen_as_on_the_cpu(twin: Kernels) -> None:
-    """The score of the k-th is one of thousands of equals; zeros and subnormal numbers are among them."""
-    gradient = torch.tensor([0.0, 1e-42, -1.0, 1.0, 0.0]).repeat(4000).repeat_interleave(BLOCK_ENTRIES)
+    """The k-th magnitude is one of thousands of equals; zeros and subnormal numbers are among them."""
+    gradient = torch.tensor([0.0, 1e-42, -1.0, 1.0, 0.0]).repeat(4000)
     for k in (0, 1, 3999, 8000, 8001, 12000, 12001, 20000):
         results = []
         for where in (CPU, twin):
             index, values = (
                 torch.zeros(k, dtype=torch.int32, device=where.device),
-                torch.zeros(k, BLOCK_ENTRIES, device=where.device),
+                torch.zeros(k, 1, device=where.device),
             )
-            selection = where.call("topk_block", gradient.to(where.device), None, 1.0, index, values)
+            selection = where.call("topk_element", gradient.to(where.device), None, 1.0, index, values)
             chosen = selection[0]
             results.append((selection, *bits(index[:chosen], values[:chosen])))
         assert results[0] == results[1]

@@ -77,8 +77,9 @@ class SeparateReduction:
 class TensorReducer(Protocol):
     """The gradient of the whole batch, the same on every rank, in this step."""
 
-    def start(self) -> None:
-        """All ranks are equal; training begins. Collective; raises PeerLost."""
+    def start(self, origin: Origin | None) -> None:
+        """All ranks are equal; training goes on, of the checkpoint `origin` where there is one. Collective; raises
+        PeerLost."""
 
     def fuse(self, parameters: Sequence[nn.Parameter]) -> list[list[int]]:
         """Which gradients are reduced in one piece: indices into `parameters`, each once, of one dtype and device, in
@@ -97,6 +98,15 @@ class TensorReducer(Protocol):
         sum is there, on any thread."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class RegroupingReducer(TensorReducer, Protocol):
+    """A TensorReducer whose pieces a plan may change."""
+
+    def regroup(self, params: PlanParameters) -> bool:
+        """Before a pass begins, with what its plan says, on every rank the same: whether `fuse` gives other pieces
+        from now on."""
 
 
 @runtime_checkable

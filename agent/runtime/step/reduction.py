@@ -18,6 +18,7 @@ from atoll.agent.runtime.step.capabilities import (
     Norms,
     Pass,
     Reduction,
+    RegroupingReducer,
     SeparateReducer,
     SeparateReduction,
     StepEvents,
@@ -48,12 +49,10 @@ class ReducedGradients(OneWorker):
     ) -> None:
         """busy: told when gradients fill the links, and when nothing of them is under way; on any thread. gather: gives
         what all ranks say, by rank."""
+        self._model = model
         self._reducer, self._events, self._busy, self._gather = reducer, events, busy, gather
-        self._pieces = lay_out(model, reducer)
-        self._buckets = [piece for piece in self._pieces if isinstance(piece, Bucket)]
-        self._separate = [piece for piece in self._pieces if isinstance(piece, Separate)]
+        self._lay_out()
         self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
-        self._models = 1 + max((bucket.model for bucket in self._buckets), default=0)
         self._next = 0  # of the pieces, the first that has not left
         self._under_way: list[tuple[Bucket | Separate, Reduction | SeparateReduction]] = []
         devices = [parameter.device for parameter in model.parameters() if parameter.requires_grad]
@@ -66,15 +65,11 @@ class ReducedGradients(OneWorker):
         self._local_sqnorms: list[torch.Tensor | float] = []
         self._sent_bytes = 0
         self._open = self._broken = False
-        self._local_passes = LocalPasses([one for one in model.parameters() if one.requires_grad], self._opens)
+        trained = [one for one in model.parameters() if one.requires_grad]
+        self._local_passes = LocalPasses(trained, self._opens)
         self._hooks = [
-            slot.parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, slot))  # type: ignore[no-untyped-call]
-            for bucket in self._buckets
-            for slot in bucket.slots
-        ]
-        self._hooks += [
-            piece.parameter.register_post_accumulate_grad_hook(partial(self._on_separate, piece))  # type: ignore[no-untyped-call]
-            for piece in self._separate
+            one.register_post_accumulate_grad_hook(self._on_parameter)  # type: ignore[no-untyped-call]
+            for one in trained
         ]
 
     def expect_local(self) -> None:
@@ -95,6 +90,8 @@ class ReducedGradients(OneWorker):
         if self._local:
             return
         self._local_sqnorms.clear()
+        if isinstance(self._reducer, RegroupingReducer) and self._reducer.regroup(opened.params):
+            self._lay_out()
         self._reducer.begin(opened)
         self._times.begin()
         self._next = 0
@@ -164,40 +161,41 @@ class ReducedGradients(OneWorker):
         self._local_passes.close()
         self._reducer.close()
 
+    def _lay_out(self) -> None:
+        """The pieces that the reducer fuses now."""
+        self._pieces = lay_out(self._model, self._reducer)
+        self._buckets = [piece for piece in self._pieces if isinstance(piece, Bucket)]
+        self._separate = [piece for piece in self._pieces if isinstance(piece, Separate)]
+        self._models = 1 + max((bucket.model for bucket in self._buckets), default=0)
+        self._places: dict[int, Slot | Separate] = {  # of each parameter, by its id
+            **{id(slot.parameter): slot for bucket in self._buckets for slot in bucket.slots},
+            **{id(piece.parameter): piece for piece in self._separate},
+        }
+
     def _opens(self) -> None:
         """A gradient comes; the user may have called loss.backward() himself."""
         if not (self._open or self._broken):
             self._events.open_pass()
 
     @torch.no_grad()
-    def _on_gradient(self, slot: Slot, parameter: torch.Tensor) -> None:
-        if (gradient := self._came(slot, parameter)) is None:
-            return
-        refuse_sparse(slot.name, gradient)
-        self._sample(gradient)
-        scale_into(slot.view, gradient, self._weight)
-        parameter.grad = slot.view
-        slot.bucket.missing -= 1
-        self._launch_complete()
-
-    @torch.no_grad()
-    def _on_separate(self, piece: Separate, parameter: torch.Tensor) -> None:
-        if (gradient := self._came(piece, parameter)) is None:
-            return
-        piece.gradient = coalesced(gradient)
-        self._sample(piece.gradient)
-        self._launch_complete()
-
-    def _came(self, one: Slot | Separate, parameter: torch.Tensor) -> torch.Tensor | None:
-        """The gradient that a hook was called for; None in a pass of which nothing leaves. Raises BadInput."""
-        self._opens()
+    def _on_parameter(self, parameter: torch.Tensor) -> None:
+        self._opens()  # which may lay out the pieces anew
         if self._local or self._broken:
-            return None
-        gradient = parameter.grad
+            return
+        place, gradient = self._places[id(parameter)], parameter.grad
         assert gradient is not None  # the hook runs after it was accumulated
-        refuse_second(one.name, one.came)
-        one.came = True
-        return gradient
+        refuse_second(place.name, place.came)
+        if isinstance(place, Slot):
+            refuse_sparse(place.name, gradient)
+            self._sample(gradient)
+            scale_into(place.view, gradient, self._weight)
+            parameter.grad = place.view
+            place.bucket.missing -= 1
+        else:
+            place.gradient = coalesced(gradient)
+            self._sample(place.gradient)
+        place.came = True
+        self._launch_complete()
 
     def _sample(self, gradient: torch.Tensor) -> None:
         if self._sampled and self._weight > 0:  # a sample at weight 0 says nothing, and may be NaN

@@ -127,7 +127,7 @@ class StepExchange:
         if self._local is not None:
             self._local.start(position, share, origin)
         elif self._reducer is not None:
-            self._reducer.start()
+            self._reducer.start(origin)
         elif self.engine is not None:
             self.engine.start()
 

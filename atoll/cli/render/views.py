@@ -187,8 +187,9 @@ def pins_text(job: Job) -> str:
 
 
 def params_text(text: str) -> list[str]:
-    """Plan parameters of a strategy: 'sparsity 0.995'."""
-    return [f"{name} {value}" for name, value in json.loads(text or "{}").items()]
+    """Plan parameters of a strategy: 'sparsity 0.995', '12 groups' where they are many."""
+    said = json.loads(text or "{}").items()
+    return [f"{len(value)} {name}" if isinstance(value, list) else f"{name} {value}" for name, value in said]
 
 
 def plan_row(decided: DecidedPlan) -> tuple[str, ...]:

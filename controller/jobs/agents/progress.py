@@ -20,6 +20,7 @@ from atoll.controller.state.records import Level, RunRecord
 from atoll.controller.state.recovery import CommitRecord
 from atoll.step_estimators.wire import estimate_from_wire, norms_from_wire, step_from_wire, syncs_from_wire
 from atoll.strategies import registry
+from atoll.strategies.declaration import read
 from atoll.telemetry_limits import MAX_LINKS, MAX_METRICS
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
 
@@ -229,6 +230,13 @@ class ProgressBoard:
         self._observe_dropped(found, rank, telemetry)
         self._observe_words(found, telemetry)
         return found.stepped and not stepped
+
+    def hear(self, strategy: str, message: common_pb2.StrategyMessage) -> None:
+        """What a worker told its strategy. Of a run that is not current: nothing happens. Raises BadInput."""
+        declared, found = registry.find(strategy), self.of(message.id.job, message.id.run)
+        if found is not None and declared.message is not None:
+            told = read(declared.message, message.body, f"message of strategy {strategy}")
+            found.estimators.hear(message.id.rank, told)
 
     def observe_sums(self, node: str, sums: agents_pb2.StepSums) -> None:
         """What a node's workers measured together, already checked. Of a run that is not current, or not of this node:

@@ -8,6 +8,7 @@
 #include "../reduce/squared_norm.hpp"
 #include "../reduce/weighted_sum.hpp"
 #include "call_options.hpp"
+#include "signs_module.hpp"
 #include "sparse_module.hpp"
 #include "units_module.hpp"
 
@@ -56,6 +57,7 @@ NB_MODULE(_native, m) {
           nb::kw_only(), "portable"_a = false);
     ak::bind_sparse(m);
     ak::bind_units(m);
+    ak::bind_signs(m);
     ak::bind_exchange_engine(m);
     ak::bind_planning(m);
     m.def("cpu_features", cpu_features);

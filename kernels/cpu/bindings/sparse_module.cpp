@@ -20,12 +20,12 @@ using namespace nb::literals;
 using Threshold = Selection (*)(const Source&, float, const Chosen&, int, Path);
 using TopK = Selection (*)(const Source&, const Chosen&, int, Path);
 
-template <Threshold kernel>
+template <Threshold kernel, std::size_t width>
 nb::tuple select_above(nb::handle gradient, nb::handle residual, double weight, double threshold, nb::handle index,
                        nb::handle values, int threads, bool portable) {
     const int checked = checked_threads(threads);
     const float narrow = checked_threshold(threshold);
-    const SelectionCall call(cpu, gradient, residual, weight, index, values);
+    const SelectionCall call(cpu, gradient, residual, weight, index, values, width);
     Selection selection;
     {
         const GilReleased released(call.from.n);
@@ -34,11 +34,11 @@ nb::tuple select_above(nb::handle gradient, nb::handle residual, double weight, 
     return as_tuple(selection);
 }
 
-template <TopK kernel>
+template <TopK kernel, std::size_t width>
 nb::tuple select_top(nb::handle gradient, nb::handle residual, double weight, nb::handle index, nb::handle values,
                      int threads, bool portable) {
     const int checked = checked_threads(threads);
-    const SelectionCall call(cpu, gradient, residual, weight, index, values);
+    const SelectionCall call(cpu, gradient, residual, weight, index, values, width);
     Selection selection;
     {
         const GilReleased released(call.from.n);
@@ -71,7 +71,7 @@ nb::tuple select_difference(nb::handle master_object, nb::handle live_object, do
 nb::tuple select_random(nb::handle gradient, nb::handle residual, double weight, std::uint64_t seed, nb::handle index,
                         nb::handle values, int threads, bool portable) {
     const int checked = checked_threads(threads);
-    const SelectionCall call(cpu, gradient, residual, weight, index, values);
+    const SelectionCall call(cpu, gradient, residual, weight, index, values, block_entries);
     Selection selection;
     {
         const GilReleased released(call.from.n);
@@ -221,12 +221,16 @@ std::size_t update_blocks(nb::handle master, nb::handle first, nb::handle second
 }  // namespace
 
 void bind_sparse(nb::module_& m) {
-    m.def("threshold_block", select_above<threshold_block>, "gradient"_a.none(), "residual"_a.none(),
+    m.def("threshold_block", select_above<threshold_block, block_entries>, "gradient"_a.none(), "residual"_a.none(),
           "weight"_a, "threshold"_a, "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(),
           "portable"_a = false);
     m.def("difference_block", select_difference, "master"_a.none(), "live"_a.none(), "scale"_a, "threshold"_a,
           "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
-    m.def("topk_block", select_top<topk_block>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
+    m.def("threshold_element", select_above<threshold_element, 1>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
+          "threshold"_a, "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
+    m.def("topk_block", select_top<topk_block, block_entries>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
+          "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
+    m.def("topk_element", select_top<topk_element, 1>, "gradient"_a.none(), "residual"_a.none(), "weight"_a,
           "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);
     m.def("random_block", select_random, "gradient"_a.none(), "residual"_a.none(), "weight"_a, "seed"_a,
           "index"_a.none(), "values"_a.none(), "threads"_a = 0, nb::kw_only(), "portable"_a = false);

@@ -18,6 +18,31 @@ Selection threshold_block(const Source& from, float threshold, const Chosen& to,
         [&](std::size_t block, float* values) { take_block(from, block, values); });
 }
 
+Selection threshold_element(const Source& from, float threshold, const Chosen& to, int threads, Path path) {
+    constexpr std::size_t words = scan_entries / 64;
+    const std::size_t chunks = scan_count(from.n);
+    const std::unique_ptr<std::uint64_t[]> above(new std::uint64_t[chunks * words]);
+    ChunkPlaces places(chunks);
+    std::atomic<std::size_t> nonfinite{0};
+    const auto gather = [&](std::size_t chunk, std::size_t place) {
+        const std::size_t count = std::min(scan_entries, from.n - chunk * scan_entries);
+        take_set_bits(above.get() + chunk * words, (count + 63) / 64, chunk * scan_entries, place, to.capacity,
+                      [&](std::size_t i, std::size_t at) {
+                          to.index[at] = static_cast<std::uint32_t>(i);
+                          to.values[at] = take_entry(from, i);
+                      });
+    };
+    auto work = [&](std::size_t chunk) {
+        const std::size_t first = chunk * scan_entries, count = std::min(scan_entries, from.n - first);
+        const ElementCounts counts =
+            scan_elements(from, first, count, threshold, above.get() + chunk * words, nullptr, path);
+        nonfinite.fetch_add(counts.nonfinite, std::memory_order_relaxed);
+        places.scanned(chunk, counts.above, gather);
+    };
+    for_each_chunk(chunks, threads, work);
+    return {std::min(places.total(), to.capacity), places.total(), nonfinite.load()};
+}
+
 void random_blocks(std::uint64_t seed, std::size_t blocks, std::size_t count, std::uint32_t* index) {
     for (std::size_t k = 0; k < count; ++k) index[k] = random_block_of_interval(seed, k, blocks, count);
 }

@@ -25,6 +25,16 @@ struct BlockKeys {
     }
 };
 
+struct ElementKeys {
+    const Source& from;
+    const std::uint64_t* nonfinite;
+    std::size_t count;
+    std::uint32_t operator()(std::size_t i) const {
+        if ((nonfinite[i / 64] >> (i % 64) & 1) != 0) return 0;
+        return std::bit_cast<std::uint32_t>(entry(from, i)) & 0x7fffffff;
+    }
+};
+
 struct Cutoff {
     std::uint32_t key;  // units above it are chosen
     std::size_t ties;   // and so many of those that equal it
@@ -122,6 +132,26 @@ Selection topk_block(const Source& from, const Chosen& to, int threads, Path pat
                     [&](std::size_t block, std::size_t at) {
                         to.index[at] = static_cast<std::uint32_t>(block);
                         take_block(from, block, to.values + at * block_entries);
+                    });
+}
+
+Selection topk_element(const Source& from, const Chosen& to, int threads, Path path) {
+    constexpr std::size_t words = scan_entries / 64;
+    const std::size_t chunks = scan_count(from.n);
+    const std::unique_ptr<std::uint64_t[]> bad(new std::uint64_t[chunks * words]);
+    std::atomic<std::size_t> nonfinite{0};
+    auto work = [&](std::size_t chunk) {
+        std::uint64_t above[words];
+        const std::size_t first = chunk * scan_entries;
+        nonfinite += scan_elements(from, first, std::min(scan_entries, from.n - first), 0.0F, above,
+                                   bad.get() + chunk * words, path)
+                         .nonfinite;
+    };
+    for_each_chunk(chunks, threads, work);
+    return take_top(ElementKeys{from, bad.get(), from.n}, to.capacity, nonfinite.load(), threads,
+                    [&](std::size_t i, std::size_t at) {
+                        to.index[at] = static_cast<std::uint32_t>(i);
+                        to.values[at] = take_entry(from, i);
                     });
 }
 

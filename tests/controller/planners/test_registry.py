@@ -16,6 +16,7 @@ MUST_SAY = {"gns": "noise_scale", "admission": "verdicts", "placement": "holders
 MUST_SAY |= {
     "compression": "options",
     "fusion": "groups",
+    "tensor-groups": "sizes",
     "stages": "cuts",
     "groups": "iterations",
     "sparse-scheme": "costs",

@@ -33,8 +33,8 @@ def bits(tensors: dict[str, torch.Tensor]) -> bytes:
 
 def check_all_ranks_have(run: atoll.Run, tensors: dict[str, torch.Tensor]) -> None:
     """Every rank's are bit-identical to this one's. Collective."""
-    if run._group is not None:
-        said = run._group.gather_bytes(bits(tensors))
+    if run._session.group is not None:
+        said = run._session.group.gather_bytes(bits(tensors))
         assert all(one == said[0] for one in said), [rank for rank, one in enumerate(said) if one != said[0]]
 
 

@@ -1,0 +1,10 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace atoll_kernels {
+
+// Adds the codec of signs to the module.
+void bind_signs(nanobind::module_& m);
+
+}  // namespace atoll_kernels

@@ -1,0 +1,48 @@
+"""Gradients as signs: a bit for each entry, and a mean magnitude or two for each block of 1,024.
+
+Source: EF-signSGD (Karimireddy et al., 2019) with the blocks of Zheng et al., 2019; with two means 1-bit SGD (Seide et
+al., 2014).
+
+values, out: float32 [N]. bits: uint8 [ceil(N / 8)], little-endian, set where an entry is below zero. scales: float32
+[B] for B = ceil(N / 1024), or [B, 2] for two means: of what is not below zero, and of what is. All buffers of a call
+are on one device; on a CUDA device it returns once the work is queued on torch's current stream. The bits are the same
+for every number of threads and on every device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.kernels import _native
+from atoll.kernels.cuda_device import cuda_queue
+from atoll.kernels.refusals import refusals
+
+SIGN_BLOCK = 1024
+
+
+def sign_blocks(entries: int) -> int:
+    """How many blocks so many entries make."""
+    return -(-entries // SIGN_BLOCK)
+
+
+def sign_bytes(entries: int) -> int:
+    """Of the bits of so many entries."""
+    return -(-entries // 8)
+
+
+def sign_encode(values: Any, bits: Any, scales: Any, *, two_sided: bool, threads: int = 0) -> None:
+    """Write bits and scales; `values`, all finite, become what these leave out."""
+    with refusals("sign_encode"):
+        if (queue := cuda_queue(values)) is not None:
+            queue.kernels.sign_encode(values, bits, scales, two_sided, queue.stream)
+        else:
+            _native.sign_encode(values, bits, scales, two_sided, threads)
+
+
+def sign_add(bits: Any, scales: Any, out: Any, *, two_sided: bool, threads: int = 0) -> None:
+    """Add what bits and scales stand for to `out`."""
+    with refusals("sign_add"):
+        if (queue := cuda_queue(out)) is not None:
+            queue.kernels.sign_add(bits, scales, out, two_sided, queue.stream)
+        else:
+            _native.sign_add(bits, scales, out, two_sided, threads)

@@ -1,0 +1,29 @@
+"""Strategy `compressed`: gradients are compressed with error feedback, which, where and how sent as a plan says.
+
+Source: Espresso and Cupcake (Wang, 2023). docs/strategies.md has the guarantees and their limits."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from atoll.strategies.compressed.measured import MeasuredCosts
+from atoll.strategies.compressed.plan import CompressedPlan
+from atoll.strategies.compressed.settings import Compressed
+from atoll.strategies.declaration import Metric, Strategy
+
+STRATEGY: Final = Strategy(
+    name="compressed",
+    summary="`dense`, but gradients are compressed where that is sooner: for links too thin for whole gradients",
+    settings=Compressed,
+    plan_parameters=CompressedPlan,
+    message=MeasuredCosts,
+    metrics=(
+        Metric("compression", "share", "bytes of messages, of those of whole gradients"),
+        Metric("stall_s", "s", "waiting for others' gradients", "share of the step"),
+        Metric("sent_bytes", "bytes", "that left on the wire in this step"),
+    ),
+    exchanges=True,
+    worker="atoll.strategies.compressed.worker:build",
+    controller="atoll.strategies.compressed.controller:CompressedController",
+    view="atoll.strategies.compressed.view:status",
+)

@@ -1,0 +1,183 @@
+"""Measures what a plan rests on: compression at the run's start, links every hundred passes, tensors by their hooks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from atoll.agent.runtime.step.capabilities import WorkerContext
+from atoll.strategies.compressed.algorithms import compressor_of
+from atoll.strategies.compressed.compressors import CodePlace, Compressor
+from atoll.strategies.compressed.dense_codes import Float16
+from atoll.strategies.compressed.exchange import GroupExchange
+from atoll.strategies.compressed.layout import GRADIENT_BYTES, TensorLayout
+from atoll.strategies.compressed.measured import MAX_ROWS, MeasuredCosts
+from atoll.strategies.compressed.options import TensorGroup, Way
+from atoll.strategies.compressed.settings import Compressed
+from atoll.strategies.compressed.sums import GroupGradient, RankCircle
+from atoll.strategies.compressed.timing import PassTimes
+from atoll.strategies.dense.worker import DenseReducer
+
+TELL_EVERY_ROUNDS: Final = 20
+LINK_EVERY_ROUNDS: Final = 100
+SMALL: Final = 1_024
+LARGE: Final = 1 << 18
+"""Entries that calibration compresses: a line through both is the cost."""
+PROBE_ENTRIES: Final = 1 << 16
+REPEATS: Final = 3
+SHOWN_SHARE: Final = 2.576
+"""Standard deviations beyond which lies one percent of what is normal: so large calibration's entries are against the
+threshold of `threshold`."""
+
+Cost = list[float]
+
+
+class Measuring:
+    """All methods run on the training thread; `start` and `between_passes` are collective."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        layout: TensorLayout,
+        compressor: Compressor,
+        device: torch.device,
+        times: PassTimes,
+    ) -> None:
+        self._session, self._scheduler = context.session, context.scheduler
+        assert isinstance(context.settings, Compressed)
+        self._settings, self._layout, self._compressor = context.settings, layout, compressor
+        self._device, self._times = device, times
+        self._costs: dict[str, Cost] = {}
+        self._rounds = 0
+
+    def start(self, exchange: GroupExchange, circle: RankCircle, next_round: Callable[[], None]) -> None:
+        """next_round: what is exchanged from now on is of another round, on all ranks."""
+        self._exchange, self._circle, self._next_round = exchange, circle, next_round
+        if self._session.group is None:
+            return
+        for name, device in (("device", self._device), ("cpu", torch.device("cpu"))):
+            self._costs[f"compress_{name}"], self._costs[f"decompress_{name}"] = self._calibrate(device)
+        self._measure_links()
+
+    def between_passes(self) -> None:
+        self._rounds += 1
+        if self._rounds % LINK_EVERY_ROUNDS == 0:
+            self._measure_links()
+            self._times.forget()
+
+    def regrouped(self) -> None:
+        self._times.forget()
+
+    def tell(self, groups: Sequence[TensorGroup]) -> None:
+        """At a pass's end."""
+        backward_s = self._times.backward_s
+        if self._rounds % TELL_EVERY_ROUNDS or backward_s is None:
+            return
+        layout = self._layout
+        place = CodePlace(0, 0, layout.shapes, self._settings.density)
+        self._scheduler.tell(
+            MeasuredCosts(
+                tensors=rows_of(layout, backward_s),
+                rest_s=self._times.rest_s,
+                iteration_s=self._times.iteration_s,
+                groups=len(groups),
+                workers=len(self._circle.ranks),
+                algorithm=self._settings.algorithm,
+                divisible=self._compressor.divisible,
+                ratio=self._compressor.ratio(place, layout.entries),
+                **self._costs,
+            )
+        )
+
+    # --- compression
+
+    def _calibrate(self, device: torch.device) -> tuple[Cost, Cost]:
+        """Of compression and decompression there; on a GPU's behalf with the copies that it takes."""
+        compressor = compressor_of(self._settings, LARGE, self._session.seed)
+        small, large = (self._timed(compressor, entries, device) for entries in (SMALL, LARGE))
+        costs = [line(SMALL, one_s, LARGE, other_s) for one_s, other_s in zip(small, large, strict=True)]
+        return costs[0], costs[1]
+
+    def _timed(self, compressor: Compressor, entries: int, device: torch.device) -> tuple[float, float]:
+        """Seconds to compress and to decompress so many."""
+        generator = torch.Generator().manual_seed(1)
+        deviation = self._settings.threshold / SHOWN_SHARE if self._settings.algorithm == "threshold" else 1e-3
+        given = torch.randn(entries, generator=generator).mul_(deviation).to(self._device)
+        side = round(entries**0.5)
+        place = CodePlace(0, 0, ((side, side),), self._settings.density)
+        compressing_s, adding_s = [], []
+        for _ in range(REPEATS):
+            begun_s = self._now_s()
+            value, residual = given.to(device), torch.zeros_like(given).to(device)
+            payload = compressor.compress(value, residual, place)
+            residual.to(self._device)
+            compressed_s = self._now_s()
+            out = torch.zeros(entries, device=device)
+            compressor.decompress(payload.data, out, place)
+            out.to(self._device)
+            compressing_s.append(compressed_s - begun_s)
+            adding_s.append(self._now_s() - compressed_s)
+        return min(compressing_s), min(adding_s)
+
+    def _now_s(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.monotonic()
+
+    # --- links
+
+    def _measure_links(self) -> None:
+        entries = max(min(PROBE_ENTRIES, self._layout.entries), 2)
+        posted = (len(self._circle.ranks) - 1) * entries * 2
+        small_s, large_s = self._exchanged_s(1), self._exchanged_s(entries)
+        self._costs["link"] = [small_s, max(large_s - small_s, 0.0) / max(posted, 1)]
+        small_s, large_s = self._allreduced_s(1), self._allreduced_s(entries)
+        self._costs["allreduce"] = [small_s, max(large_s - small_s, 0.0) / (entries * GRADIENT_BYTES)]
+
+    def _exchanged_s(self, entries: int) -> float:
+        """Seconds in which all ranks have exchanged so many half-precision entries; the least of a few times, as a rank
+        may begin late."""
+        found = []
+        for _ in range(REPEATS):
+            self._next_round()
+            value = torch.ones(entries)
+            mine = GroupGradient(CodePlace(0, 0), value, torch.zeros(entries), np.zeros(0, np.float32), value)
+            way = Way(compressed=True, compress="cpu")
+            begun_s = time.monotonic()
+            group = self._exchange.submit(0, self._circle, Float16(), mine, way=way, ended=lambda _: None)
+            self._exchange.finish(group, self._session.collective_timeout_s)
+            found.append(time.monotonic() - begun_s)
+        return min(found)
+
+    def _allreduced_s(self, entries: int) -> float:
+        reducer, found = DenseReducer(self._session.group), []
+        ones = torch.ones(entries, device=self._device)
+        for _ in range(REPEATS):
+            begun_s = self._now_s()
+            reducer.reduce(ones, 0, lambda _: None).wait()
+            found.append(self._now_s() - begun_s)
+        return min(found)
+
+
+def line(small: int, small_s: float, large: int, large_s: float) -> Cost:
+    """[alpha, beta]: seconds for entries of GRADIENT_BYTES each are alpha + beta * bytes."""
+    beta = max(large_s - small_s, 0.0) / ((large - small) * GRADIENT_BYTES)
+    return [max(small_s - beta * small * GRADIENT_BYTES, 0.0), beta]
+
+
+def rows_of(layout: TensorLayout, backward_s: Sequence[float]) -> list[list[int]]:
+    """As `MeasuredCosts.tensors`: with more tensors than rows, neighbours together, of equal numbers."""
+    count = len(layout.names)
+    step = -(-count // MAX_ROWS)
+    return [
+        [
+            min(begin + step, count) - begin,
+            layout.size(begin, min(begin + step, count)) * GRADIENT_BYTES,
+            round(1e6 * sum(backward_s[begin : begin + step])),
+        ]
+        for begin in range(0, count, step)
+    ]

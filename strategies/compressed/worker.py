@@ -1,0 +1,220 @@
+"""Strategy `compressed`'s worker half: groups of gradients are compressed by one call and sent as one message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from atoll.agent.runtime.api.inputs import SeveralModels
+from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
+from atoll.agent.runtime.step.clock import marks_of
+from atoll.agent.runtime.step.durable import Origin
+from atoll.errors import BadInput
+from atoll.strategies.compressed.algorithms import compressor_of, density_at
+from atoll.strategies.compressed.compressors import CodePlace
+from atoll.strategies.compressed.exchange import ExchangedGroup, GroupExchange
+from atoll.strategies.compressed.layout import GRADIENT_BYTES, TensorLayout
+from atoll.strategies.compressed.mailbox import GroupMailbox
+from atoll.strategies.compressed.measuring import Measuring
+from atoll.strategies.compressed.messages import HEADER_BYTES
+from atoll.strategies.compressed.options import TensorGroup, Way
+from atoll.strategies.compressed.plan import CompressedPlan
+from atoll.strategies.compressed.residuals import FlatResiduals
+from atoll.strategies.compressed.settings import Compressed
+from atoll.strategies.compressed.state import CompressedState
+from atoll.strategies.compressed.sums import GroupGradient, RankCircle
+from atoll.strategies.compressed.timing import EVERY_ROUNDS, PassTimes
+from atoll.strategies.declaration import PlanParameters
+from atoll.strategies.dense.worker import DenseReducer
+from atoll.v1.common_pb2 import LEVEL_WARNING
+
+
+def build(context: WorkerContext) -> WorkerHalf:
+    """Raises BadInput for a model on several devices."""
+    reducer = CompressedReducer(context)
+    return WorkerHalf(reducer, durable=reducer.state, measures=reducer)
+
+
+class CompressedReducer:
+    """A RegroupingReducer and its Measures. All methods run on the training thread."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        assert isinstance(context.settings, Compressed)
+        self._session, self._channel, self._settings = context.session, context.channel, context.settings
+        self._dense = DenseReducer(context.session.group)
+        if isinstance(context.model, SeveralModels):
+            raise BadInput("strategy compressed trains one model; several go with strategy dense")
+        trained = [(name, one) for name, one in context.model.named_parameters() if one.requires_grad]
+        trained.reverse()
+        self._layout = TensorLayout.of([name for name, _ in trained], [one for _, one in trained])
+        devices = {one.device for _, one in trained}
+        if len(devices) > 1:
+            raise BadInput(
+                f"strategy compressed takes models on one device; this one's parameters are on {len(devices)}: "
+                f"{', '.join(sorted(map(str, devices)))}"
+            )
+        self._device = devices.pop() if devices else torch.device("cpu")
+        self._compressor = compressor_of(context.settings, self._layout.entries, context.session.seed)
+        self._residuals = FlatResiduals(self._layout, self._device)
+        self.state = CompressedState(context.session, self._residuals, self._layout, self._compressor)
+        self._times = PassTimes([one for _, one in trained], marks_of(self._device))
+        self._measuring = Measuring(context, self._layout, self._compressor, self._device, self._times)
+        self._groups = self._layout.by_size(context.settings.min_bytes, Way(compressed=True))
+        self._planned: list[TensorGroup] | None = None
+        self._exchange = GroupExchange(self._channel, self._mailbox)
+        self._circle: RankCircle | None = None
+        self._round = 0
+        self._density = context.settings.density
+        self._opened = False  # the pass under way counts
+        self._next = 0  # of the groups, the one that comes next
+        self._left = 0  # groups whose sum is not here yet
+        self._posted = self._wire_bytes = self._plain_bytes = 0
+
+    # --- a TensorReducer
+
+    def start(self, origin: Origin | None) -> None:
+        islands = self._channel.islands()
+        self._circle = RankCircle.of(islands, self._session.place.rank)
+        self._channel.connect_receiver(self._exchange.mailbox, self._layout.names)
+        self._exchange.start()
+        self.state.take_over(origin)
+        self._measuring.start(self._exchange, self._circle, self._next_round)
+
+    def fuse(self, parameters: Sequence[nn.Parameter]) -> list[list[int]]:
+        return [list(range(group.begin, group.end)) for group in self._groups]
+
+    def regroup(self, params: PlanParameters) -> bool:
+        planned = params.as_groups() if isinstance(params, CompressedPlan) else None  # started by hand there is none
+        if planned is None or planned == self._planned:
+            return False
+        self._planned = planned
+        if planned[-1].end != len(self._layout.names):
+            self._session.notice(
+                LEVEL_WARNING,
+                f"a plan groups {planned[-1].end} tensors, and the model has {len(self._layout.names)}: groups stay",
+            )
+            return False
+        before, self._groups = self._groups, self._layout.allowed(planned)
+        self._measuring.regrouped()
+        return before != self._groups
+
+    def begin(self, opened: Pass) -> None:
+        self._residuals.open()
+        self._measuring.between_passes()
+        self._next_round()
+        self._next = self._left = 0
+        self._posted = 0
+        self._opened = not opened.muted
+        self._density = density_at(self._settings, opened.batch.step)
+        self._times.begin(looked_at=self._round % EVERY_ROUNDS == 0)
+
+    def reduce(self, flat_N: torch.Tensor, exact: int, ended: Callable[[object], None]) -> Reduction:
+        with self._times.own_work():
+            return self._reduce(flat_N, exact, ended)
+
+    def close(self) -> None:
+        self._times.close()
+        self._exchange.close()
+
+    # --- Measures
+
+    def take_step(self, stall_s: float, sent_bytes: int) -> Mapping[str, float]:
+        wire, self._wire_bytes = self._wire_bytes, 0
+        plain, self._plain_bytes = self._plain_bytes, 0
+        return {"compression": wire / plain if plain else 1.0, "stall_s": stall_s, "sent_bytes": sent_bytes}
+
+    def statistics(self) -> Mapping[str, float]:
+        squares = [float(one.square().sum()) for one in self._residuals.by_name().values()]
+        return {"residual_norm": math.sqrt(sum(squares))}
+
+    def _next_round(self) -> None:
+        self._round += 1
+        self._exchange.begin(self._round)
+
+    # --- one group
+
+    def _reduce(self, flat_N: torch.Tensor, exact: int, ended: Callable[[object], None]) -> Reduction:
+        entries = len(flat_N) - exact
+        group = self._groups[self._next]
+        self._next += 1
+        self._left += 1
+        if not group.way.compressed:
+            if (left_out := self._residuals.drain(group)) is not None:
+                flat_N[:entries].add_(left_out)
+            reduction = self._dense.reduce(flat_N, exact, ended)
+            self._plain_bytes += entries * GRADIENT_BYTES
+            self._wire_bytes += entries * GRADIENT_BYTES
+            return Reduction(partial(self._finish_dense, reduction), reduction.sent_bytes)
+        under_way, residual = self._submit(group, flat_N, entries, ended)
+        return Reduction(partial(self._finish, under_way, flat_N, entries, residual), 0)
+
+    def _submit(
+        self, group: TensorGroup, flat_N: torch.Tensor, entries: int, ended: Callable[[object], None]
+    ) -> tuple[ExchangedGroup, torch.Tensor]:
+        assert self._circle is not None  # of `start`
+        layout = self._layout
+        self._clip(group, flat_N)
+        value, residual = flat_N[:entries].float(), self._residuals.begin(group)
+        place = CodePlace(self._round, layout.first[group.begin], layout.shapes[group.begin : group.end], self._density)
+        counts = flat_N[entries:].float().cpu().numpy().astype(np.float32)
+        # On a GPU the CPU's part works on copies; on processors everything is in the same memory.
+        value, own_residual = (one.cpu() if group.way.compress == "cpu" else one for one in (value, residual))
+        out = (
+            value
+            if group.way.decompress == group.way.compress or self._device.type == "cpu"
+            else (
+                torch.empty(entries)
+                if group.way.decompress == "cpu"
+                else flat_N.new_empty(entries, dtype=torch.float32)
+            )
+        )
+        mine = GroupGradient(place, value, own_residual, counts, out)
+        under_way = self._exchange.submit(group.begin, self._circle, self._compressor, mine, way=group.way, ended=ended)
+        self._plain_bytes += entries * GRADIENT_BYTES
+        return under_way, residual
+
+    def _clip(self, group: TensorGroup, flat_N: torch.Tensor) -> None:
+        """Each tensor's part by itself, to its share of the norm: norms of n equal parts add up to sqrt(n) times one
+        (Deep Gradient Compression, Section 3.2)."""
+        if not self._settings.clip_norm or self._settings.algorithm != "dgc":
+            return
+        most = self._settings.clip_norm / math.sqrt(self._session.place.world_size)
+        for index in range(group.begin, group.end):
+            first = self._layout.first[group.begin]
+            part = flat_N[self._layout.first[index] - first : self._layout.first[index + 1] - first]
+            norm = part.float().norm()
+            if bool(norm > most) and bool(norm.isfinite()):
+                part.mul_(most / norm)
+
+    def _finish(self, under_way: ExchangedGroup, flat_N: torch.Tensor, entries: int, residual: torch.Tensor) -> None:
+        counts = self._exchange.finish(under_way, self._session.collective_timeout_s)
+        mine = under_way.sum.mine
+        if mine.out_N.data_ptr() != flat_N.data_ptr():
+            flat_N[:entries].copy_(mine.out_N)
+        if mine.residual_N.data_ptr() != residual.data_ptr():
+            residual.copy_(mine.residual_N)
+        flat_N[entries:].copy_(torch.from_numpy(counts))
+        self._wire_bytes += under_way.sum.payload_bytes
+        self._done()
+
+    def _finish_dense(self, reduction: Reduction) -> None:
+        reduction.wait()
+        self._done()
+
+    def _done(self) -> None:
+        self._left -= 1
+        if self._left == 0 and self._next == len(self._groups):
+            self._residuals.complete = self._opened
+            self._times.combined()
+            self._measuring.tell(self._groups)
+
+    def _mailbox(self, changed: Callable[[], None]) -> GroupMailbox:
+        layout, ranks, tensors = self._layout, self._session.place.world_size, len(self._layout.names)
+        beside = HEADER_BYTES + 4 * tensors + 64  # of a message, but entries; they take eight bytes at most
+        largest = [ranks * (8 * layout.size(index, tensors) + beside) for index in range(tensors)]
+        return GroupMailbox(layout.names, largest, changed)

@@ -1,0 +1,144 @@
+"""A small model under strategy compressed, by AdamW.
+
+OUT/run-N-rank-R.jsonl has a line for each batch; OUT/run-N-rank-R.end (torch.save) the weights, OUT/run-N-rank-R.left
+what this rank left out, and OUT/run-N-rank-R.sums what its gradients added up to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import atoll
+from atoll.agent.runtime.transport.channel import Channel
+
+parser = argparse.ArgumentParser()
+parser.add_argument("out", type=Path)
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work per step")
+parser.add_argument("--linear", action="store_true", help="gradients do not depend on the weights; plain SGD")
+parser.add_argument("--bad", default="", help="STEP:VALUE: an entry of rank 1's gradient in this step")
+parser.add_argument("--fault", default="", help="STEP:STAGE:WHAT of rank 1: before it sends, it is killed or lies")
+parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
+options = parser.parse_args()
+
+SAMPLES, BATCH = 96, 12
+run = atoll.init(seed=7)
+NAME = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}"
+
+
+def data() -> torch.utils.data.TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return torch.utils.data.TensorDataset(
+        torch.randn(SAMPLES, 20, generator=generator),
+        torch.randn(SAMPLES, 4, generator=generator),
+        torch.arange(SAMPLES),
+    )
+
+
+def lying(payload: memoryview, what: str) -> bytes:
+    """Offsets are of the header: form, counts, first entry, entries; behind it counts, then a count of indices."""
+    message = bytearray(payload)
+    if what == "too much":
+        message += bytes(10**6)
+    elif what == "entries":
+        struct.pack_into("<Q", message, 16, 10**9)
+    elif what == "form":
+        message[0] = 9
+    elif what == "longer":
+        message += bytes(8)
+    elif what == "outside":
+        (counts,) = struct.unpack_from("<I", message, 4)
+        (there,) = struct.unpack_from("<I", message, 24 + 4 * counts)
+        struct.pack_into("<I", message, 24 + 4 * counts + 4 * there, 2**31)
+    elif what == "short":
+        message = message[:10]
+    else:
+        raise ValueError(what)
+    return bytes(message)
+
+
+@contextmanager
+def faulty() -> Iterator[None]:
+    """Rank 1 sends something else, or dies, where --fault says."""
+    if run.rank != 1 or not options.fault:
+        yield
+        return
+    step, stage, what = options.fault.split(":")
+    real = Channel.send
+
+    def send(  # noqa: PLR0917 - as Channel.send
+        self: Channel, to: int, number: int, tensor: int, count: int, payload: Any
+    ) -> None:
+        if (run.step, count) == (int(step), int(stage)):
+            if what == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            payload = lying(memoryview(payload), what)
+        real(self, to, number, tensor, count, payload)
+
+    Channel.send = send  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Channel.send = real  # type: ignore[method-assign]
+
+
+torch.manual_seed(7)
+model = nn.Linear(20, 4) if options.linear else nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 4))
+optimizer: torch.optim.Optimizer = (
+    torch.optim.SGD(model.parameters(), lr=1.0) if options.linear else torch.optim.AdamW(model.parameters(), lr=0.01)
+)
+model, optimizer, loader = run.prepare(model, optimizer, data(), batch_size=BATCH)
+weight = next(iter(model.parameters()))
+
+
+def spoil(gradient: torch.Tensor) -> torch.Tensor | None:
+    """Before it is accumulated."""
+    if options.bad and run.rank == 1 and run.step == int(options.bad.split(":")[0]):
+        gradient = gradient.clone()
+        gradient.view(-1)[3] = float(options.bad.split(":")[1])
+        return gradient
+    return None
+
+
+weight.register_hook(spoil)  # type: ignore[no-untyped-call]
+try:
+    with faulty():
+        for _ in run.epochs(options.epochs):
+            for inputs, targets, samples in loader:
+                if run.step == options.await_stop_at and run.is_main:
+                    while run._session.link is not None and run._session.link.stop is None:
+                        time.sleep(0.005)
+                outputs = model(inputs)
+                loss = (
+                    (outputs * torch.linspace(-1, 1, 4)).sum(dim=1).mean()
+                    if options.linear
+                    else nn.functional.mse_loss(outputs, targets)
+                )
+                run.backward(loss)
+                if options.bad and run.step == int(options.bad.split(":")[0]):
+                    assert weight.grad is not None
+                    odd = (~weight.grad.isfinite()).sum().item()
+                    assert odd == 1, f"{odd} entries are not finite on rank {run.rank}"
+                    weight.grad.nan_to_num_(0.0, 0.0, 0.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                line = {"step": run.step, "samples": samples.tolist(), "loss": loss.item()}
+                with (options.out / f"{NAME}.jsonl").open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+                time.sleep(options.sleep_s)
+finally:
+    torch.save({name: one.detach() for name, one in model.named_parameters()}, options.out / f"{NAME}.end")
+    if run._training is not None and hasattr(run._training._exchange.durable, "_residuals"):
+        left = run._training._exchange.durable._residuals.by_name()
+        torch.save({name: one.clone() for name, one in left.items()}, options.out / f"{NAME}.left")

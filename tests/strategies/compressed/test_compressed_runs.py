@@ -1,0 +1,184 @@
+"""Whole runs of strategy compressed: real worker processes, their own sockets between them. Each test is a story."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from held_ports import free_port
+from sparse_runs import Tensors
+from zmq_agent import FakeAgent, Start, torchrun_like
+
+from atoll.strategies.compressed.measured import MeasuredCosts
+from atoll.strategies.declaration import as_json
+
+pytestmark = pytest.mark.timeout(120)
+LARGEST = {"algorithm": "dgc", "density": 0.2, "min_bytes": 0}
+
+
+@pytest.mark.parametrize("islands", [(), ("west", "west", "east")], ids=["one", "two"])
+def test_every_algorithm_trains_alike_on_all_ranks_and_loses_nothing(start: Start, islands: tuple[str, ...]) -> None:
+    """By each algorithm, unequal and empty shares, accumulation: ranks end with the same bits. Where the gradient does
+    not depend on the weights, what arrived and what all ranks still keep are what dense sends."""
+    world_size = len(islands) or 2
+    ports = ",".join(str(free_port()) for _ in range(30))
+    codes = torchrun_like(
+        "compressed_cases.py", ports, world_size=world_size, islands=islands, start=start, deadline_s=100
+    )
+    assert codes == [0] * world_size
+
+
+def compressed(out: Path, world_size: int, *, start: Start, run: int = 1, **settings: Any) -> FakeAgent:
+    """An agent whose job is one of strategy compressed."""
+    agent = FakeAgent(out, run=run, world_size=world_size, start=start)
+    agent.spec.strategy, agent.spec.strategy_settings = "compressed", as_json(settings)
+    return agent
+
+
+def ended(out: Path, run: int, world_size: int) -> Tensors:
+    """The weights that all ranks ended with, which are the same on all."""
+    kept: list[Tensors] = [
+        torch.load(out / f"run-{run}-rank-{rank}.end", weights_only=True) for rank in range(world_size)
+    ]
+    for weights in kept:
+        for name, one in weights.items():
+            assert torch.equal(one, kept[0][name]), name
+    return kept[0]
+
+
+def undisturbed(out: Path, start: Start, *arguments: str, world_size: int = 2, **settings: Any) -> Tensors:
+    out.mkdir()
+    with compressed(out, world_size, start=start, **settings) as agent:
+        agent.start_workers("compressed_train.py", str(out), *arguments)
+        assert agent.exit_codes() == [0] * world_size, agent.said()
+    return ended(out, 1, world_size)
+
+
+def test_plans_group_the_tensors_on_all_ranks_from_one_step_on(start: Start, tmp_path: Path) -> None:
+    """1. Two islands of two, unequal shares. 2. A plan makes one group of all tensors, divisible and on the CPU, a
+    later one of two that are not compressed. 3. Ranks end with the same weights, each step tells what left, and what
+    workers measured is told."""
+    with compressed(tmp_path, 4, start=start, **LARGEST) as agent:
+        agent.place(["a", "a", "b", "c"], ["west", "west", "east", "east"])
+        agent.shares = (1.0, 2.0, 1.0, 1.0)
+        agent.start_workers("compressed_train.py", str(tmp_path), "--sleep-s", "0.05", "--epochs", "12")
+        agent.wait_for_step(5)
+        planned: dict[str, Any] = {"ways": ["cpu/cpu/divisible"], "groups": [[4, 0]]}
+        agent.send_plan(2, 0, (3.0, 1.0, 1.0, 0.001), **planned)
+        agent.wait_until(lambda: any(sample.plan == 2 for sample in agent.steps[0]))
+        agent.wait_for_step(agent.steps[0][-1].step + 3)
+        agent.send_plan(3, 0, (1.0, 1.0, 1.0, 1.0), ways=["none"], groups=[[1, 0], [3, 0]])  # type: ignore[arg-type]
+        assert agent.exit_codes() == [0] * 4, agent.said()
+    ended(tmp_path, 1, 4)
+    by_plan: dict[int, set[float]] = {}
+    for rank in range(4):
+        assert [sample.step for sample in agent.steps[rank]] == list(range(96))
+        for sample in agent.steps[rank]:
+            by_plan.setdefault(sample.plan, set()).add(round(sample.strategy_metrics["compression"], 2))
+    assert set(by_plan) == {1, 2, 3}
+    assert max(by_plan[3]) == 1.0
+    assert {round(one) for one in by_plan[2]} <= {0, 1}
+    told = [MeasuredCosts.model_validate_json(body) for _, body in agent.asked]
+    assert told
+    assert sum(row[0] for row in told[0].tensors) == 4
+    assert sum(row[1] for row in told[0].tensors) == 4 * (20 * 64 + 64 + 64 * 4 + 4)
+
+
+def test_a_plan_of_another_model_changes_nothing_and_is_told(start: Start, tmp_path: Path) -> None:
+    with compressed(tmp_path, 2, start=start, **LARGEST) as agent:
+        agent.params = {"ways": ["none"], "groups": [[7, 0]]}
+        agent.start_workers("compressed_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0, 0], agent.said()
+    assert any("a plan groups 7 tensors, and the model has 4" in notice.text for notice in agent.notices)
+
+
+@pytest.mark.parametrize(("stage", "way"), [(1, "device/device/indivisible"), (2, "cpu/device/divisible")])
+def test_a_rank_killed_in_an_exchange_costs_one_step_and_its_residual_goes_on(
+    start: Start, tmp_path: Path, stage: int, way: str
+) -> None:
+    """1. Rank 1 is killed before it sends in step 5. 2. The other saves what it has and ends with 75. 3. The next run
+    goes on from there; every sample counted once."""
+    params = {"ways": [way], "groups": [[4, 0]]}
+    with compressed(tmp_path, 2, start=start, **LARGEST) as agent:
+        agent.params = params
+        agent.start_workers("compressed_train.py", str(tmp_path), "--fault", f"5:{stage}:die")
+        assert agent.exit_codes(deadline_s=30.0) == [75, -9], agent.said()
+    with compressed(tmp_path, 2, start=start, run=2, **LARGEST) as agent:
+        agent.params = params
+        agent.start_workers("compressed_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0, 0], agent.said()
+        assert agent.said().count("goes on from step 5\n") == 2
+    ended(tmp_path, 2, 2)
+    trained: Counter[tuple[int, int]] = Counter()
+    for path in tmp_path.glob("run-*.jsonl"):
+        for line in map(json.loads, path.read_text().splitlines()):
+            trained.update((line["step"] // 8, sample) for sample in line["samples"])
+    assert trained == Counter((epoch, sample) for epoch in range(3) for sample in range(96))
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_residuals_are_handed_over_to_another_number_of_workers(start: Start, tmp_path: Path, after: int) -> None:
+    """1. Two workers train and are stopped in step 9. 2. So many go on. 3. The gradient does not depend on the weights:
+    what all weights moved and what all ranks keep at the end are what an undisturbed run's are together."""
+    undisturbed(tmp_path / "undisturbed", start, "--linear", **LARGEST)
+    with compressed(tmp_path, 2, start=start, **LARGEST) as agent:
+        agent.start_workers("compressed_train.py", str(tmp_path), "--linear", "--await-stop-at", "9")
+        agent.send_stop_in(9, 0)
+        assert agent.exit_codes() == [85, 85], agent.said()
+    with compressed(tmp_path, after, start=start, run=2, **LARGEST) as agent:
+        agent.start_workers("compressed_train.py", str(tmp_path), "--linear")
+        assert agent.exit_codes() == [0] * after, agent.said()
+    whole = sums(tmp_path / "undisturbed", 1, 2)
+    handed = sums(tmp_path, 2, after)
+    torch.testing.assert_close(handed, whole, rtol=1e-4, atol=1e-4)
+
+
+def sums(out: Path, run: int, world_size: int) -> Tensors:
+    """Weights as if all that was left out had been sent."""
+    weights = dict(ended(out, run, world_size))
+    for rank in range(world_size):
+        if (path := out / f"run-{run}-rank-{rank}.left").exists():
+            for name, left in torch.load(path, weights_only=True).items():
+                weights[name] = weights[name] - left.view(weights[name].shape)
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("3:1:too much", "of which no message has more than"),
+        ("3:1:outside", "its indices do not ascend, or reach beyond the last of"),
+        ("3:1:entries", "it has 1000000000 entries from"),
+        ("3:1:form", "form 9 means nothing"),
+        ("3:1:longer", "bytes of compressed entries, and"),
+        ("3:1:short", "its header alone has"),
+    ],
+)
+def test_a_peer_that_lies_ends_the_run_with_a_clear_error(start: Start, tmp_path: Path, fault: str, says: str) -> None:
+    """Rank 1 sends what cannot be. Rank 0 says so and ends; rank 1 loses its peer. Nobody waits for ever."""
+    with compressed(tmp_path, 2, start=start, **LARGEST) as agent:
+        agent.start_workers("compressed_train.py", str(tmp_path), "--fault", fault)
+        assert agent.exit_codes() == [1, 75], agent.said()
+        assert re.search(f"rank 1 sent a message that cannot be: .*{says}", agent.said()), agent.said()
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize("way", ["device/device/indivisible", "cpu/cpu/divisible"])
+def test_what_is_not_finite_arrives_on_all_ranks_in_the_same_step_and_harms_no_residual(
+    start: Start, tmp_path: Path, value: str, way: str
+) -> None:
+    """Rank 1's gradient has one such entry in step 4. The script sees that one on each rank, mends it there, and goes
+    on with finite weights."""
+    with compressed(tmp_path, 2, start=start, **LARGEST) as agent:
+        agent.params = {"ways": [way], "groups": [[4, 0]]}
+        agent.start_workers("compressed_train.py", str(tmp_path), "--bad", f"4:{value}")
+        assert agent.exit_codes() == [0, 0], agent.said()
+    assert all(one.isfinite().all() for one in ended(tmp_path, 1, 2).values())
+    for rank in range(2):
+        left = torch.load(tmp_path / f"run-1-rank-{rank}.left", weights_only=True)
+        assert all(one.isfinite().all() for one in left.values())

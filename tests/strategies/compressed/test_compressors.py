@@ -1,0 +1,155 @@
+"""Every algorithm: what a payload stands for and what it leaves out are together what came in, and what is left out is
+less than that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.errors import BadInput
+from atoll.strategies.compressed.algorithms import compressor_of, density_at
+from atoll.strategies.compressed.compressors import CodePlace, Compressor, aggregate
+from atoll.strategies.compressed.settings import Compressed
+from atoll.strategies.compressed.sparse_codes import random_places
+
+SHAPES = ((40, 30), (7,), (), (5, 4, 3), (1, 9))
+ENTRIES = sum(int(np.prod(shape)) for shape in SHAPES)
+SETTINGS = {
+    "float16": Compressed(algorithm="float16"),
+    "random-k": Compressed(algorithm="random-k", density=0.1),
+    "dgc": Compressed(algorithm="dgc", density=0.1),
+    "ef-sign": Compressed(algorithm="ef-sign"),
+    "one-bit": Compressed(algorithm="one-bit"),
+    "threshold": Compressed(algorithm="threshold", threshold=1.0),
+    "power": Compressed(algorithm="power", rank=3),
+}
+EVERY = pytest.mark.parametrize("name", list(SETTINGS))
+
+
+def made(name: str) -> Compressor:
+    return compressor_of(SETTINGS[name], ENTRIES, seed=5)
+
+
+def at(round_: int = 1, first: int = 0, *, shapes: tuple[tuple[int, ...], ...] = SHAPES) -> CodePlace:
+    return CodePlace(round_, first, shapes, 0.1)
+
+
+def normal(seed: int, entries: int = ENTRIES, scale: float = 1.0) -> torch.Tensor:
+    return scale * torch.randn(entries, generator=torch.Generator().manual_seed(seed))
+
+
+@EVERY
+@pytest.mark.parametrize("scale", [1e-30, 1e-4, 1.0, 1e6])
+def test_nothing_is_lost(name: str, scale: float) -> None:
+    """decoded + residual = value + residual before, to a rounding of the larger."""
+    compressor, residual = made(name), normal(2, scale=scale)
+    for round_ in range(1, 5):
+        value, before = normal(10 + round_, scale=scale), residual.clone()
+        payload = compressor.compress(value, residual, at(round_))
+        decoded = torch.zeros(ENTRIES)
+        compressor.decompress(payload.data, decoded, at(round_))
+        torch.testing.assert_close(decoded + residual, before + value, rtol=1e-5, atol=1e-5 * scale * 10)
+
+
+@EVERY
+def test_it_is_a_contraction(name: str) -> None:
+    """|v - C(v)|^2 <= (1 - delta) |v|^2: of random-k in the mean over rounds, of the others each time. Error feedback
+    converges for such (Stich et al., 2018; Karimireddy et al., 2019)."""
+    left, whole = 0.0, 0.0
+    for round_ in range(1, 40):
+        value, residual = normal(round_), torch.zeros(ENTRIES)
+        made(name).compress(value, residual, at(round_))
+        one, all_ = float(residual.square().sum()), float(value.square().sum())
+        assert one < all_ or name == "random-k"
+        left, whole = left + one, whole + all_
+    assert left < 0.95 * whole
+
+
+@EVERY
+def test_residuals_stay_bounded_and_everything_arrives_in_time(name: str) -> None:
+    """The same gradient in each step: after enough of them the mean of what arrived is that gradient."""
+    compressor, residual, arrived = made(name), torch.zeros(ENTRIES), torch.zeros(ENTRIES)
+    value, steps = normal(3), 200
+    for round_ in range(1, steps + 1):
+        payload = compressor.compress(value, residual, at(round_))
+        compressor.decompress(payload.data, arrived, at(round_))
+    assert float((arrived / steps - value).norm()) < 0.15 * float(value.norm())
+
+
+@EVERY
+def test_decoding_has_the_same_bits_in_any_process_and_any_order_of_ranks_is_kept(name: str) -> None:
+    """Decoders that never compressed, as other ranks' are; aggregate adds in the order that it is given."""
+    payloads = [made(name).compress(normal(seed), torch.zeros(ENTRIES), at(7)) for seed in range(3)]
+    first, second, by_hand = (torch.full((ENTRIES,), 9.0) for _ in range(3))
+    aggregate([one.data for one in payloads], made(name), first, at(7))
+    aggregate([one.data for one in payloads], made(name), second, at(7))
+    by_hand.zero_()
+    for one in payloads:
+        made(name).decompress(one.data, by_hand, at(7))
+    assert torch.equal(first, second)
+    assert torch.equal(first, by_hand)
+
+
+@EVERY
+@pytest.mark.parametrize("entries", [1, 7, 1023, 1025])
+def test_any_number_of_entries(name: str, entries: int) -> None:
+    value, residual, place = normal(1, entries), torch.zeros(entries), at(shapes=((entries,),))
+    compressor, decoded = made(name), torch.zeros(entries)
+    payload = compressor.compress(value, residual, place)
+    compressor.decompress(payload.data, decoded, place)
+    torch.testing.assert_close(decoded + residual, value, rtol=1e-5, atol=1e-5)
+
+
+@EVERY
+@pytest.mark.parametrize("change", [-1, 1, 4])
+def test_a_payload_of_another_length_is_refused(name: str, change: int) -> None:
+    payload = made(name).compress(normal(1), torch.zeros(ENTRIES), at())
+    wrong = np.concatenate([payload, np.zeros(change, np.uint8)]) if change > 0 else payload[:change]
+    with pytest.raises(BadInput):
+        made(name).decompress(wrong.data, torch.zeros(ENTRIES), at())
+
+
+def test_indices_that_cannot_be_are_refused() -> None:
+    for index in ([5, 5], [6, 5], [0, ENTRIES], [0, 2**31]):
+        payload = np.concatenate(
+            [np.array([2], "<u4").view(np.uint8), np.array(index, "<u4").view(np.uint8), np.zeros(8, np.uint8)]
+        )
+        with pytest.raises(BadInput, match="its indices do not ascend, or reach beyond the last"):
+            made("dgc").decompress(payload.data, torch.zeros(ENTRIES), at())
+
+
+def test_momentum_is_corrected_and_masked_where_it_was_sent() -> None:
+    """u = m u + g, r = r + u; of what was sent both are zero after it. A sum that others' gradients are in has none."""
+    compressor = compressor_of(Compressed(algorithm="dgc", density=0.5, momentum=0.5), 4, seed=1)
+    residual, place = torch.zeros(4), CodePlace(1, 0, ((4,),), 0.5)
+    compressor.compress(torch.tensor([4.0, 3.0, 1.0, 2.0]), residual, place)
+    assert residual.tolist() == [0, 0, 1, 2]
+    compressor.compress(torch.zeros(4), residual, place)
+    assert residual.tolist() == [0, 0, 0, 0]  # 1 + 0.5, 2 + 1: the largest now
+    sum_, left = torch.tensor([4.0, 3.0, 1.0, 2.0]), torch.zeros(4)
+    compressor.compress(sum_, left, CodePlace(1, 0, ((4,),), 0.5, own=False))
+    assert left.tolist() == [0, 0, 1, 2]
+
+
+def test_the_density_of_dgc_falls_while_it_warms_up() -> None:
+    settings = Compressed(algorithm="dgc", density=0.001, warmup_steps=100)
+    falling = [density_at(settings, step) for step in range(0, 120, 10)]
+    assert falling[0] == 0.25
+    assert falling[:11] == sorted(falling[:11], reverse=True)
+    assert falling[10:] == [0.001, 0.001]
+    assert density_at(Compressed(algorithm="random-k", density=0.001, warmup_steps=100), 0) == 0.001
+
+
+def test_random_places_are_different_everywhere_and_each_comes_up() -> None:
+    seen = np.zeros(50, np.int64)
+    for round_ in range(400):
+        places = random_places(50, 7, (3, round_))
+        assert len(set(places.tolist())) == 7
+        assert places.tolist() == sorted(places.tolist())
+        assert places[0] >= 0
+        assert places[-1] < 50
+        seen[places] += 1
+    assert seen.min() > 25
+    assert random_places(5, 5, (1,)).tolist() == [0, 1, 2, 3, 4]
+    assert random_places(0, 0, (1,)).tolist() == []
