@@ -109,10 +109,9 @@ class GroupScheduler:
         for members in formed:
             self._groups += 1
             signals = [self._replicas[member].signal for member in members]
+            alike = GroupsMessage(round=self._round, group=self._groups, members=list(members), signals=signals)
             for member, signal in zip(members, signals, strict=True):
-                answer = GroupsMessage(
-                    round=self._round, signal=signal, group=self._groups, members=list(members), signals=signals
-                )
+                answer = alike.model_copy(update={"signal": signal})  # checked once
                 self._replicas[member].answer = answer
                 self._arrivals.goes_on(member, now_s)
                 answers.append((member, answer))
