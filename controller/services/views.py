@@ -11,6 +11,7 @@ from atoll.controller.jobs.agents.progress import RunProgress
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
 from atoll.controller.jobs.lifecycle.observed import ObservedNode
 from atoll.controller.jobs.lifecycle.policy import pins_of
+from atoll.controller.jobs.membership.members import joiners, members_of
 from atoll.controller.jobs.records import wire
 from atoll.controller.jobs.records.ledger import JobState
 from atoll.controller.state.records import (
@@ -18,7 +19,9 @@ from atoll.controller.state.records import (
     JobPhase,
     PlacementRecord,
     PlanRecord,
+    RunMember,
 )
+from atoll.controller.state.views import ViewCause
 from atoll.strategies.declaration import as_json
 from atoll.v1 import common_pb2, jobs_pb2
 from atoll.worker_key import WorkerKey
@@ -57,6 +60,8 @@ def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
         ),
         standby=[*_kept_free(epoch, job.id), *_standby(epoch, state)],
         recovery=wire.recovery_to_wire(run.recovery) if run and run.recovery else None,
+        view=job.status.view,
+        membership=_membership(state),
     )
 
 
@@ -104,7 +109,8 @@ def _kept_free(epoch: LeaderEpoch, job: str) -> list[jobs_pb2.Standby]:
 def _standby(epoch: LeaderEpoch, state: JobState) -> list[jobs_pb2.Standby]:
     """Devices that are there and wait. A job that is over has none, nor one that takes no more workers."""
     job = state.job
-    trains = {f"{m.node}/{m.device}" for m in state.run.members} if state.run and job.status.phase.active else set()
+    members = _present(state) if job.status.phase.active else []
+    trains = {f"{member.node}/{member.device}" for member in members}
     if job.status.phase.ended or len(trains) >= job.spec.max_workers:
         return []
     waiting = []
@@ -115,21 +121,39 @@ def _standby(epoch: LeaderEpoch, state: JobState) -> list[jobs_pb2.Standby]:
     return waiting
 
 
+def _membership(state: JobState) -> str:
+    newest = state.views[-1] if state.views and state.job.status.phase.active else None
+    if newest is None or newest.cause is ViewCause.LAUNCH:
+        return ""
+    return f"{newest.state.lower().replace('_', ' ')}, {len(newest.ranks)} workers: {newest.reason}"
+
+
+def _present(state: JobState) -> list[RunMember]:
+    """The members of the newest view by position, then those who are to join it."""
+    if state.run is None:
+        return []
+    newest = state.views[-1] if state.views else None
+    return [*members_of(state.run, newest), *(joiners(state.run, newest) if newest is not None else ())]
+
+
 def _workers(epoch: LeaderEpoch, state: JobState) -> list[jobs_pb2.WorkerView]:
     run = state.run
     assert run is not None
     progress = epoch.progress.of(run.job, run.run)
-    shares = state.plans[-1].shares if state.plans else (1.0,) * len(run.members)
+    newest, members = state.views[-1] if state.views else None, _present(state)
+    positions = {member.rank: position for position, member in enumerate(members_of(run, newest))}
+    shares = state.plans[-1].shares if state.plans else (1.0,) * len(positions)
     total = sum(shares)
     views, links_left = [], MAX_LINKS
-    for member, share in zip(run.members, shares, strict=True):
+    for member in members:
+        position = positions.get(member.rank)
         key = WorkerKey(run.job, run.run, member.rank)
         if member.exit:
             status = wire.exit_to_wire(key, member.exit)
         else:
             known = epoch.sessions.status(member.node, key)
             status = known or common_pb2.WorkerStatus(id=key.to_wire())
-        rank = progress.ranks.get(member.rank) if progress else None
+        rank = progress.ranks.get(progress.positions.get(member.rank, -1)) if progress else None
         links = sorted(rank.links.values(), key=lambda link: link.peer)[:links_left] if rank else []
         links_left -= len(links)
         views.append(
@@ -138,7 +162,7 @@ def _workers(epoch: LeaderEpoch, state: JobState) -> list[jobs_pb2.WorkerView]:
                 node=member.node,
                 device=member.device,
                 status=status,
-                share=share / total,
+                share=shares[position] / total if position is not None else 0.0,
                 last=rank.last if rank else None,
                 links=links,
                 dropped_steps=rank.dropped_steps if rank else 0,

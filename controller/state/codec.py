@@ -21,6 +21,7 @@ from atoll.controller.state.records import (
     RunRecord,
 )
 from atoll.controller.state.recovery import CommitRecord
+from atoll.controller.state.views import ViewRecord
 from atoll.errors import BadInput, SettingError
 from atoll.etcd_record import EtcdRecord
 
@@ -35,6 +36,7 @@ _KINDS: Final[tuple[type[EtcdRecord], ...]] = (
     AdmissionRecord,
     NodeRecord,
     EventRecord,
+    ViewRecord,
 )
 _ADAPTERS: Final[dict[type[EtcdRecord], TypeAdapter[Any]]] = {kind: TypeAdapter(kind) for kind in _KINDS}
 

@@ -63,6 +63,16 @@ def placements_prefix(job_id: str) -> str:
     return f"/atoll/placements/{_segment('job id', job_id)}/"
 
 
+def view(job_id: str, run_number: int, view_number: int) -> str:
+    return f"{views_prefix(job_id, run_number)}{_number('view', view_number, 6)}"
+
+
+def views_prefix(job_id: str, run_number: int | None = None) -> str:
+    """Views of one run, or of all runs of a job."""
+    prefix = f"/atoll/views/{_segment('job id', job_id)}/"
+    return prefix if run_number is None else f"{prefix}{_number('run', run_number, 6)}/"
+
+
 def commit(job_id: str) -> str:
     return f"/atoll/commits/{_segment('job id', job_id)}"
 

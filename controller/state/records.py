@@ -110,7 +110,7 @@ class Standby(EtcdRecord):
 class Growth(EtcdRecord):
     """How fast a job was when it last took devices in, until it is known whether they helped.
 
-    run: the last one without them. added: "node/device". workers: of that run. samples_per_s: of it, at total_batch
+    run, view: the last without them. added: "node/device". workers: of that run. samples_per_s: of it, at total_batch
     samples a step, with the relative standard error `error`.
     """
 
@@ -120,16 +120,19 @@ class Growth(EtcdRecord):
     samples_per_s: float
     total_batch: int
     error: float
+    view: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus(EtcdRecord):
-    """Where a job stands. run: the number of its newest run, 0 before the first. checkpoint_step, memory_step: of the
-    newest on disk and in memory. events, admissions: how many were written."""
+    """Where a job stands. run: the number of its newest run, 0 before the first; view: of that run's newest view, 0
+    where it has none. checkpoint_step, memory_step: of the newest on disk and in memory. events, admissions: how many
+    were written."""
 
     phase: JobPhase = JobPhase.QUEUED
     reason: str = ""
     run: int = 0
+    view: int = field(default=0, metadata=LATER)
     restarts: int = 0
     retry_delay_s: float = 0.0
     ended_unix_s: float = 0.0
@@ -164,13 +167,14 @@ class JobLearned(EtcdRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPins(EtcdRecord):
-    """What a user pinned, for this run and later ones: empty and 0 where nothing is. shares are of the ranks of run
-    `run`."""
+    """What a user pinned, for this run and later ones: empty and 0 where nothing is. shares are of the members of view
+    `view` of run `run`."""
 
     strategy_params: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)
     total_batch: int = field(default=0, metadata=LATER)
     shares: tuple[float, ...] = field(default=(), metadata=LATER)
     run: int = field(default=0, metadata=LATER)
+    view: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +243,7 @@ class PlanRecord(EtcdRecord):
     measured_s: how long the slowest rank computed a step when this was decided; 0 where nothing was measured yet.
     strategy_params: what it tells the job's strategy. total_batch: 0 for the script's own;
     learning_rate_factor: times what the script set, 0 for 1. predicted_s: of a step with it; 0 where nothing was.
+    view: whose members its shares are of, by position.
     """
 
     run: int
@@ -254,16 +259,18 @@ class PlanRecord(EtcdRecord):
     total_batch: int = field(default=0, metadata=LATER)
     learning_rate_factor: float = field(default=0.0, metadata=LATER)
     predicted_s: float = field(default=0.0, metadata=LATER)
+    view: int = field(default=1, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRecord(EtcdRecord):
-    """The machines of a run that hold copies of whose state: `atoll plan placement < input` gives `output`."""
+    """The machines of a view that hold copies of whose state: `atoll plan placement < input` gives `output`."""
 
     run: int
     reason: str
     input: str
     output: str
+    view: int = field(default=1, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from atoll.etcd_record import LATER, EtcdRecord
 class CommitRecord(EtcdRecord):
     """The newest generation of which every shard of all ranks is complete in memory, with the copies that are due.
 
-    shards: of run `run`, whose placement says which machines hold them. step: the first that is not in it.
+    shards: of view `view` of run `run`, whose placement says which machines hold them. step: the first that is not in
+    it.
     """
 
     job: str
@@ -19,6 +20,7 @@ class CommitRecord(EtcdRecord):
     step: int
     shards: int
     unix_s: float
+    view: int = field(default=1, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,9 @@ class ViewCause(StrEnum):
 class ViewRecord(EtcdRecord):
     """One view of run `run`. ranks: its members by position; `has_state`: those whose state counts.
 
-    lost, joined: "rank 1 on b", against the last view in force. plan: the id of its first plan. at_boundary: it is gone
-    to from a step boundary. step: the one that it began with, once it is in force. why: of its present state.
+    wanted: so many workers the run is meant to have; where it has fewer, others join. lost, joined:
+    "rank 1 on b", against the last view in force. plan: the id of its first plan. at_boundary: it is gone to from a
+    step boundary. step: the one that it began with, once it is in force. why: of its present state.
 
     Wall clocks, for people, 0 where it has not come to that: seen_unix_s, the last sign of life of what was lost, or
     when a joiner was ready; proposed_unix_s, forming_unix_s, in_force_unix_s, its states; stepped_unix_s, its first
@@ -48,6 +49,7 @@ class ViewRecord(EtcdRecord):
     master_address: str
     master_port: int
     plan: int
+    wanted: int
     at_boundary: bool = False
     lost: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()

@@ -99,19 +99,22 @@ def test_frozen_leader_is_left_by_its_agents_and_by_users(cluster: Cluster) -> N
 
 
 def test_agent_killed_with_its_workers_job_shrinks_and_grows_again(cluster: Cluster, tmp_path: Path) -> None:
+    """1. One of two machines vanishes: the other trains on alone, in place. 2. It comes back: the run grows, which is
+    its second."""
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
-    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=20", workers=(1, 2))
+    work = ("--step-s=0.002", "--sample-s=0.003")  # of which two machines do half each
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=20", *work, workers=(1, 2))
     before = cluster.wait_for(job, "two workers that train", lambda j: len(j.workers) == 2 and j.progress.step >= 10)
     worker = next(w.status.pid for w in before.workers if w.node == "agent-1")
     cluster.kill("agent-1")
     wait_until("no worker outlives its agent", lambda: not alive(worker), 5)
     cluster.wait_for(
-        job, "training on one", lambda j: j.run == 2 and len(j.workers) == 1 and j.progress.step > before.progress.step
+        job, "training on one", lambda j: len(j.workers) == 1 and j.progress.step > before.progress.step + 5
     )
     cluster.restart("agent-1")
-    grown = cluster.wait_for(job, "two workers again", lambda j: j.run == 3 and len(j.workers) == 2)
-    cluster.wait_for_step(job, grown.progress.step + 10, run=3)
+    grown = cluster.wait_for(job, "two workers again", lambda j: j.run == 2 and len(j.workers) == 2)
+    cluster.wait_for_step(job, grown.progress.step + 10, run=2)
     hurry(out)
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.restarts) == (pb.PHASE_DONE, 0), cluster.story(job)

@@ -71,6 +71,8 @@ def status_lines(job: Job, now_s: float) -> list[str]:
         + f"{_by(job.submitted_by)}, "
         + (f"took {duration(lived_s)}" if job.ended_unix_s else f"run {job.run}, restarts {job.restarts}"),
     ]
+    if job.membership:
+        lines.append(f"view {job.view} of run {job.run} is {printable(job.membership)}")
     if job.cancelled_by:
         lines.append(f"cancel was asked for{_by(job.cancelled_by)}")
     if job.progress.step or job.progress.metrics:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from atoll.controller.jobs.agents.orphans import holding, orphans_of
 from atoll.controller.jobs.agents.sessions import AgentSession
 from atoll.controller.jobs.lifecycle.start import FreeDevice
+from atoll.controller.jobs.membership.members import holding_devices, limited_to
 from atoll.controller.jobs.records.ledger import JobState
 from atoll.controller.state.records import JobRecord, NodeRecord, RunRecord
 
@@ -52,8 +53,16 @@ def find_free(
     since_s: since when devices are free, by node and index, as far as is known.
     """
     runs = holding((s.job, s.run) for s in states.values())
-    held = {(m.node, m.device) for run in runs.values() for m in run.members}
+    views = {s.job.id: s.views[-1] if s.views else None for s in states.values()}
+    held = {(m.node, m.device) for job, run in runs.items() for m in holding_devices(run, views[job])}
     used_ports = {(run.members[0].node, run.master_port) for run in runs.values()}
+    used_ports |= {(runs[job].members[v.ranks[0]].node, v.master_port) for job, v in views.items() if v and job in runs}
+    lived_on = {
+        (name, runs[key.job].members[key.rank].device)
+        for name, session in connected.items()
+        for key, worker in session.workers.items()
+        if worker.exit is None and key.job in runs and key.rank < len(runs[key.job].members)
+    }
     devices: list[FreeDevice] = []
     ports: dict[str, tuple[int, ...]] = {}
     for name, session in connected.items():
@@ -61,12 +70,17 @@ def find_free(
             continue
         ports[name] = tuple(port for port in session.ports if (name, port) not in used_ports)
         for d in session.record.devices:
-            if (name, d.index) not in held:
+            if (name, d.index) not in held and (name, d.index) not in lived_on:
                 began_s = max(since_s.get((name, d.index), now_s), session.began_s)
                 devices.append(FreeDevice(name, d.index, d.kind, d.speed, began_s, d.work_per_s))
     oldest_first = sorted(states.values(), key=lambda s: s.created)
     nodes = {name: session.record for name, session in connected.items()}
-    return FreeDevices(devices, ports, kept_free(((s.job, s.run) for s in oldest_first), devices, nodes))
+    return FreeDevices(devices, ports, kept_free(((s.job, _now(s)) for s in oldest_first), devices, nodes))
+
+
+def _now(state: JobState) -> RunRecord | None:
+    """The run with the members of its newest view."""
+    return limited_to(state.run, state.views[-1]) if state.run is not None and state.views else state.run
 
 
 def kept_free(

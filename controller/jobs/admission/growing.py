@@ -58,11 +58,13 @@ _NUMBERS: Final = re.compile(r"[\d.]+(e[+-]?\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAssessment:
-    """What comes of it. `cause`: why the run should stop, in words `text`, if it should. `admission`: the planner's
+    """What comes of it. `cause`: why the run should change, in words `text`, if it should; `names`: devices that it
+    should take in, or leave out. `admission`: the planner's
     word, where it changed something."""
 
     job: JobRecord
     cause: Cause | None = None
+    names: tuple[str, ...] = ()
     text: str = ""
     events: tuple[NewEvent, ...] = ()
     judged: bool = False
@@ -134,7 +136,7 @@ def _offered(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], 
     )
     standby = {name: standby for name, standby in job.learned.standby.items() if name not in take}
     job = replace(job, learned=replace(job.learned, growth=_growth(observed, run, take), standby=standby))
-    assessment = DeviceAssessment(job=job, cause=Cause.GROW, text=text, events=events, judged=True)
+    assessment = DeviceAssessment(job=job, cause=Cause.GROW, names=tuple(take), text=text, events=events, judged=True)
     return _recorded(assessment, run, clock, found.planned, _verdicts(found)) if found.planned else assessment
 
 
@@ -276,7 +278,7 @@ def _growth(observed: ObservedJob, run: RunRecord, added: Sequence[str]) -> Grow
     """What to hold the larger run against; None where this one is not measured. Who is still on trial stays on it."""
     profile, trial = observed.training.profile, observed.job.learned.growth
     if trial is not None:
-        return replace(trial, run=run.run, added=(*trial.added, *added))
+        return replace(trial, run=run.run, view=_view(observed), added=(*trial.added, *added))
     if profile is None or not _measured(observed):
         return None
     return Growth(
@@ -286,7 +288,12 @@ def _growth(observed: ObservedJob, run: RunRecord, added: Sequence[str]) -> Grow
         samples_per_s=profile.total_batch / profile.step_s,
         total_batch=profile.total_batch,
         error=_error(profile),
+        view=_view(observed),
     )
+
+
+def _view(observed: ObservedJob) -> int:
+    return observed.views.newest.view if observed.views.newest is not None else 0
 
 
 def _error(profile: Profile) -> float:
@@ -311,7 +318,7 @@ def _is_steady(observed: ObservedJob, run: RunRecord, clock: PassClock) -> bool:
 def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
     """Holds a run that took devices in against the one before, once it is steady."""
     job, growth, profile = observed.job, observed.job.learned.growth, observed.training.profile
-    if growth is None or run.run <= growth.run:
+    if growth is None or (run.run, _view(observed)) <= (growth.run, growth.view):
         return DeviceAssessment(job=job)
     compared = replace(job, learned=replace(job.learned, growth=None))
     added = {f"{m.node}/{m.device}": m.rank for m in run.members if f"{m.node}/{m.device}" in growth.added}
@@ -332,7 +339,7 @@ def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Device
         return DeviceAssessment(job=compared, events=(NewEvent(Level.WARNING, "admission", text),))
     left = tuple(name for name in growth.added if name in added and name not in dropped)
     if left:
-        growth = replace(growth, run=run.run, added=left)
+        growth = replace(growth, run=run.run, view=_view(observed), added=left)
         compared = replace(job, learned=replace(job.learned, growth=growth))
     return _sent_back(observed, run, compared, dropped, f"the run was slower with it: {rates} measured")
 
@@ -364,7 +371,7 @@ def _sent_back(
     new = {name: Standby(reason=why, work_per_s=work.get(name, 0.0), slowed=left) for name in names}
     job, events = stood_by(job, new, names)
     text = f"shrinking from {len(run.members)} to {left} workers: faster without {', '.join(names[:8])}"
-    return DeviceAssessment(job=job, cause=Cause.SHRINK, text=text, events=events, judged=True)
+    return DeviceAssessment(job=job, cause=Cause.SHRINK, names=tuple(names), text=text, events=events, judged=True)
 
 
 # A worker that costs more than it brings

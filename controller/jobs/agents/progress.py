@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from atoll.controller.deciding.controller_half import ControllerHalf
@@ -15,9 +15,11 @@ from atoll.controller.estimators.observed import ObservedLink
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.estimators.run import RunEstimators
 from atoll.controller.jobs.lifecycle.observed import NewEvent
+from atoll.controller.jobs.membership.members import members_of
 from atoll.controller.jobs.records.wire import level_from_wire
 from atoll.controller.state.records import Level, RunRecord
 from atoll.controller.state.recovery import CommitRecord
+from atoll.controller.state.views import ViewRecord
 from atoll.step_estimators.wire import estimate_from_wire, norms_from_wire, step_from_wire, syncs_from_wire
 from atoll.strategies import registry
 from atoll.strategies.declaration import read
@@ -53,10 +55,13 @@ class Waited:
 
 @dataclass(slots=True)
 class RunProgress:
-    """Of one run; a newer run begins with nothing. `islands`: by rank. `steps`: (heard, seconds) of rank 0's newest
+    """Of one view of a run; a newer run begins with nothing. All ranks here are positions in the view, but the peers of
+    links; `positions`: by rank in the run. `islands`: by position. `steps`: (heard, seconds) of rank 0's newest
     steps, `steps_of`: the seconds alone by plan; `waits`: of the newest steps of all ranks."""
 
     run: int
+    view: int = 1
+    positions: Mapping[int, int] = field(default_factory=dict)
     islands: Mapping[int, str] = field(default_factory=dict)
     nodes: frozenset[str] = frozenset()
     ranks: dict[int, RankProgress] = field(default_factory=dict)
@@ -109,9 +114,17 @@ class RunProgress:
         It counts when all ranks have agreed in a step that their shards are complete with the copies that are due; each
         of them then reports its step. So what any of them reports is true of all.
         """
-        if self.memory_step == 0 or (before is not None and (before.run, before.step) >= (run.run, self.memory_step)):
+        now = (run.run, self.view, self.memory_step)
+        if self.memory_step == 0 or (before is not None and (before.run, before.view, before.step) >= now):
             return None
-        return CommitRecord(job=run.job, run=run.run, step=self.memory_step, shards=len(run.members), unix_s=unix_s)
+        return CommitRecord(
+            job=run.job,
+            run=run.run,
+            view=self.view,
+            step=self.memory_step,
+            shards=len(self.positions),
+            unix_s=unix_s,
+        )
 
     def measured_s(self, plan: int) -> float:
         """Median of rank 0's steps under this plan; 0 where none were heard of."""
@@ -170,22 +183,38 @@ class RunProgress:
 
 
 class ProgressBoard:
-    """Progress by job. Messages of runs other than the newest one seen are dropped."""
+    """Progress by job. Messages of other runs than the newest one seen are dropped, and of other views of it than the
+    one in force."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._runs: dict[str, RunProgress] = {}
 
-    def begin(self, run: RunRecord, half: Callable[[], ControllerHalf | None] = lambda: None) -> RunProgress:
-        """The progress of this run; what an older one left is gone. half: of the job's strategy."""
-        found = self._runs.get(run.job)
-        if found is None or found.run < run.run:
-            made = half()
-            found = self._runs[run.job] = RunProgress(
-                run.run,
-                islands={member.rank: member.island for member in run.members},
-                nodes=frozenset(member.node for member in run.members),
+    def begin(
+        self,
+        run: RunRecord,
+        half: Callable[[], ControllerHalf | None] = lambda: None,
+        *,
+        view: ViewRecord | None = None,
+    ) -> RunProgress:
+        """The progress of this run; what an older one left is gone. half: of the job's strategy. view: in force, or the
+        run's first; of what was measured in an older one only what is of the whole job is kept."""
+        found, number = self._runs.get(run.job), view.view if view is not None else 1
+        if found is None or (found.run, found.view) < (run.run, number):
+            made, members = half(), members_of(run, view)
+            before = found if found is not None and found.run == run.run else RunProgress(run.run)
+            found = self._runs[run.job] = replace(
+                before,
+                view=number,
+                positions={member.rank: position for position, member in enumerate(members)},
+                islands={position: member.island for position, member in enumerate(members)},
+                nodes=frozenset(member.node for member in members),
+                ranks={},
                 estimators=RunEstimators(made.estimator() if made else None),
+                memory_step=0,
+                resumed=None,
+                _profile=None,
+                _profiled_s=0.0,
             )
         return found
 
@@ -203,19 +232,22 @@ class ProgressBoard:
         found = self.of(telemetry.id.job, telemetry.id.run)
         if found is None:
             return False
+        position = found.positions.get(telemetry.id.rank)
+        if position is None or (telemetry.view or 1) != found.view:
+            return False
         stepped = found.stepped
-        rank = found.ranks.setdefault(telemetry.id.rank, RankProgress())
+        rank = found.ranks.setdefault(position, RankProgress())
         now_s, estimated = self._clock(), telemetry.HasField("estimate")
         for sample in telemetry.steps:
             if rank.last is not None and sample.step <= rank.last.step:
                 continue
             rank.last = sample
-            found.observe_step(telemetry.id.rank, sample, now_s, estimated=estimated)
+            found.observe_step(position, sample, now_s, estimated=estimated)
         if estimated:
-            found.estimators.observe_rank(telemetry.id.rank, estimate_from_wire(telemetry.estimate))
+            found.estimators.observe_rank(position, estimate_from_wire(telemetry.estimate))
         if telemetry.HasField("prepared"):
             found.batch_size, found.samples = telemetry.prepared.batch_size, telemetry.prepared.samples
-            if telemetry.id.rank == 0:
+            if position == 0:
                 found.trains = telemetry.prepared.fingerprint
                 found.state_bytes = (telemetry.prepared.shared_bytes, telemetry.prepared.own_bytes)
             found.estimators.observe_entries(telemetry.prepared.entries)
@@ -223,8 +255,12 @@ class ProgressBoard:
             if link.peer in rank.links or len(rank.links) < MAX_LINKS:
                 rank.links[link.peer] = link
         if telemetry.links:
-            links = [ObservedLink(peer=k.peer, sent_bytes=k.sent_bytes, busy_s=k.busy_s) for k in telemetry.links]
-            found.estimators.observe_links(telemetry.id.rank, found.islands, links, now_s)
+            links = [
+                ObservedLink(peer=found.positions[k.peer], sent_bytes=k.sent_bytes, busy_s=k.busy_s)
+                for k in telemetry.links
+                if k.peer in found.positions
+            ]
+            found.estimators.observe_links(position, found.islands, links, now_s)
         if telemetry.HasField("resumed"):
             found.resumed = found.resumed or (telemetry.resumed.tier, telemetry.resumed.step)
         self._observe_dropped(found, rank, telemetry)
@@ -242,7 +278,7 @@ class ProgressBoard:
         """What a node's workers measured together, already checked. Of a run that is not current, or not of this node:
         nothing happens."""
         found = self.of(sums.job, sums.run)
-        if found is None or node not in found.nodes:
+        if found is None or node not in found.nodes or (sums.view or 1) != found.view:
             return
         for step, sync in syncs_from_wire(sums):
             found.estimators.observe_sync(step, sync)
@@ -268,7 +304,11 @@ class ProgressBoard:
 
     def _observe_words(self, found: RunProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
         for metrics in telemetry.metrics:
-            if telemetry.id.rank == 0 and metrics.step >= found.metrics_step and len(metrics.values) <= MAX_METRICS:
+            if (
+                found.positions.get(telemetry.id.rank) == 0
+                and metrics.step >= found.metrics_step
+                and len(metrics.values) <= MAX_METRICS
+            ):
                 found.metrics_step = metrics.step
                 found.metrics = dict(metrics.values)
         found.checkpoint_step = max(found.checkpoint_step, telemetry.checkpoint_step)

@@ -10,10 +10,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from atoll.controller.jobs.lifecycle.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker
 from atoll.controller.jobs.records.wire import worker_from_wire
+from atoll.controller.jobs.records.wire_views import standing_from_wire
 from atoll.controller.state.records import NodeRecord
 from atoll.errors import AtollError, Conflict, ControllerUnreachable
 from atoll.v1 import agents_pb2, common_pb2
@@ -63,6 +65,7 @@ class AgentSession:
         self.ended = asyncio.Event()
         self.why: AtollError | None = None
         self.plans_sent: dict[tuple[str, int], int] = {}
+        self.views_sent: dict[tuple[str, int], tuple[int, int]] = {}
         self._outbox: deque[Queued] = deque()
         self._filled = asyncio.Event()
         self._sent_s: dict[object, float] = {}
@@ -144,13 +147,10 @@ class AgentSession:
         raw: dict[WorkerKey, common_pb2.WorkerStatus] = {}
         for status in statuses:
             key = WorkerKey.of(status.id)
-            workers[key], raw[key] = worker_from_wire(status), status
+            workers[key], raw[key] = _with_standing(status), status
         offered = tuple(ports)
         changed = offered != self.ports or workers.keys() != self.workers.keys()
-        changed = changed or any(
-            (worker.phase, worker.uses_atoll) != (self.workers[key].phase, self.workers[key].uses_atoll)
-            for key, worker in workers.items()
-        )
+        changed = changed or any(_gist(worker) != _gist(self.workers[key]) for key, worker in workers.items())
         self.workers, self.statuses, self.ports = workers, raw, offered
         return changed
 
@@ -158,6 +158,17 @@ class AgentSession:
         """The newest samples of all the node's devices; nothing where there is nothing new."""
         own = {device.index for device in self.record.devices}
         self.samples = tuple(sample for sample in samples if sample.index in own) or self.samples
+
+
+def _with_standing(status: common_pb2.WorkerStatus) -> ObservedWorker:
+    return replace(worker_from_wire(status), standing=standing_from_wire(status))
+
+
+def _gist(worker: ObservedWorker) -> tuple[object, ...]:
+    """What of a worker calls for a pass where it changed."""
+    if (word := worker.standing) is None:
+        return worker.phase, worker.uses_atoll
+    return worker.phase, worker.uses_atoll, word.view, word.stage, word.way.first_step_s > 0
 
 
 def _observe(session: AgentSession) -> ObservedNode:

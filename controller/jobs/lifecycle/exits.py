@@ -18,6 +18,7 @@ from atoll.controller.jobs.lifecycle.observed import (
     PassClock,
     WorkerPhase,
 )
+from atoll.controller.jobs.membership.observed_views import ViewStage
 from atoll.controller.state.records import ExitRecord, JobPhase, Level, RunMember, RunRecord, WorkerExitKind
 from atoll.worker_key import WorkerKey
 
@@ -65,6 +66,8 @@ def _exit_of(observed: ObservedJob, run: RunRecord, member: RunMember, clock: Pa
         worker = node.workers.get(WorkerKey(run.job, run.run, member.rank))
         if worker is not None:
             return worker.exit if worker.phase is WorkerPhase.EXITED else None
+        if _is_yet_to_join(observed, member):
+            return None
         return _exit_of_absent(observed, member, node)
     stopping_s = clock.now_s - observed.since_s if observed.job.status.phase is JobPhase.STOPPING else 0.0
     if observed.job.cancel and stopping_s >= CANCEL_DEADLINE_S:
@@ -81,12 +84,23 @@ def _exit_of(observed: ObservedJob, run: RunRecord, member: RunMember, clock: Pa
 
 
 def _parted(observed: ObservedJob, run: RunRecord, node: ObservedNode | None, clock: PassClock) -> bool:
-    """Whether a fenced run need not wait for a lease: its workers and the controller have lost the node alike. Should
-    it live, it is alone, and a newer run's fence keeps what it writes apart."""
-    if observed.job.status.phase is not JobPhase.STOPPING or (silence_s := silent_s(node, clock)) is None:
+    """Whether a lease need not be waited for: its workers and the controller have lost the node alike. Should it live,
+    it is alone, and the fence of a newer run or view keeps what it writes apart."""
+    if node is None or node.connected or (silence_s := silent_s(node, clock)) is None or silence_s <= PARTED_S:
         return False
-    peers_noticed = any(m.exit is not None and m.exit.kind is WorkerExitKind.PEER_LOST for m in run.members)
-    return peers_noticed and silence_s > PARTED_S
+    if observed.job.status.phase is JobPhase.STOPPING:
+        return any(m.exit is not None and m.exit.kind is WorkerExitKind.PEER_LOST for m in run.members)
+    newest = observed.views.newest
+    others = [observed.workers[rank] for rank in newest.ranks if rank in observed.workers] if newest is not None else []
+    return bool(others) and all(one.standing is not None and one.standing.stage is ViewStage.BROKEN for one in others)
+
+
+def _is_yet_to_join(observed: ObservedJob, member: RunMember) -> bool:
+    """Whether it is no wonder that an agent does not know the worker: it was in no view, and is launched until it is
+    there."""
+    if observed.job.status.phase is not JobPhase.RUNNING or not observed.views.kept:
+        return False
+    return all(member.rank not in view.ranks for view in observed.views.kept)
 
 
 def _exit_of_absent(observed: ObservedJob, member: RunMember, node: ObservedNode) -> ExitRecord | None:

@@ -16,6 +16,7 @@ from atoll.controller.jobs.lifecycle.phases import advance
 from atoll.controller.jobs.lifecycle.policy import begun_with, planned_total
 from atoll.controller.jobs.lifecycle.recovery import recovery_at_launch
 from atoll.controller.jobs.lifecycle.start import StartDecision, StartRequest, decide_start
+from atoll.controller.jobs.membership.members import limited_to
 from atoll.controller.state.records import (
     JobPhase,
     JobRecord,
@@ -24,6 +25,7 @@ from atoll.controller.state.records import (
     RunRecord,
     WorkerExitKind,
 )
+from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 from atoll.errors import NoFeasiblePlan
 
 _SECONDS: Final = re.compile(r"[\d.]+ s\b")
@@ -32,13 +34,14 @@ _SECONDS: Final = re.compile(r"[\d.]+ s\b")
 def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     """The job's next run where its devices are there; else the job with what it waits for."""
     job = observed.job
+    last_run = limited_to(observed.run, observed.views.newest) if observed.run else None
     wanted = StartRequest(
         min_workers=job.spec.min_workers,
         max_workers=job.spec.max_workers,
         since_s=observed.since_s,
         retry_delay_s=job.status.retry_delay_s,
-        seats=tuple(Counter(m.node for m in observed.run.members).items()) if observed.run else (),
-        survivors=_survivors(observed.run),
+        seats=tuple(Counter(m.node for m in last_run.members).items()) if last_run else (),
+        survivors=_survivors(last_run),
         standby=job.learned.standby,
         learned=learned(job, observed.devices.free),
         total_batch=planned_total(job) or job.learned.total_batch,
@@ -55,14 +58,14 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         master_port=decision.master_port,
         began_unix_s=clock.unix_s,
         data_seed=observed.data_seed,
-        recovery=recovery_at_launch(observed.run, decision.members, clock),
+        recovery=recovery_at_launch(last_run, decision.members, clock),
     )
     free = {(device.node, device.index): device for device in observed.devices.free}
     taken = [free[m.node, m.device] for m in run.members]
     places = [Place(d.node, d.index, d.speed, d.work_per_s) for d in taken]
     plan = begun_with(job, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch))
     started = advance(job, JobPhase.STARTING, decision.reason, clock.unix_s)
-    started = replace(started, status=replace(started.status, run=number, retry_delay_s=0.0))
+    started = replace(started, status=replace(started.status, run=number, view=1, retry_delay_s=0.0))
     started, told = _left_waiting(started, decision, places)
     where = ", ".join(f"{m.node}/{m.device}" for m in run.members[:16])
     nodes = {m.node: observed.nodes[m.node].record for m in run.members}
@@ -85,7 +88,28 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         *([NewEvent(Level.WARNING, "plan", refused)] if refused else _placed_anew(before, placement)),
         *told,
     )
-    return JobStep(started, run, plan, events, placement=placement)
+    return JobStep(started, run, plan, events, placement=placement, views=(_first_view(run, clock),))
+
+
+def _first_view(run: RunRecord, clock: PassClock) -> ViewRecord:
+    """The launch's, in force once all its workers say that they train."""
+    ranks = tuple(member.rank for member in run.members)
+    return ViewRecord(
+        job=run.job,
+        run=run.run,
+        view=1,
+        state=ViewState.FORMING,
+        cause=ViewCause.LAUNCH,
+        reason=f"run {run.run} was launched",
+        ranks=ranks,
+        has_state=ranks,
+        master_address=run.master_address,
+        master_port=run.master_port,
+        plan=1,
+        wanted=len(ranks),
+        proposed_unix_s=clock.unix_s,
+        forming_unix_s=clock.unix_s,
+    )
 
 
 def _placed_anew(before: PlacementRecord | None, now: PlacementRecord | None) -> Iterator[NewEvent]:

@@ -279,5 +279,6 @@ def _pinned(job: JobRecord, asked: Pins, unpin: Collection[str]) -> JobRecord:
         total_batch=asked.total_batch or (0 if "total-batch" in unpin else kept.total_batch),
         shares=shares,
         run=job.status.run if shares else 0,
+        view=job.status.view if shares else 0,
     )
     return replace(job, pinned=pinned)

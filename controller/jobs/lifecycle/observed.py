@@ -10,6 +10,7 @@ from typing import Final, TypeAlias
 
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.lifecycle.start import FreeDevice
+from atoll.controller.jobs.membership.observed_views import ObservedViews, WorkerStanding
 from atoll.controller.state.records import (
     AdmissionRecord,
     ExitRecord,
@@ -20,6 +21,7 @@ from atoll.controller.state.records import (
     PlanRecord,
     RunRecord,
 )
+from atoll.controller.state.views import ViewRecord
 from atoll.worker_key import WorkerKey
 
 START_DEADLINE_S: Final = 60.0
@@ -47,7 +49,7 @@ class WorkerPhase(Enum):
 @dataclass(frozen=True, slots=True)
 class ObservedWorker:
     """A worker as its agent reported it; `exit` is set where `phase` is EXITED. `trained`: its loop over the epochs is
-    over."""
+    over. `standing`: its word about the views of its run, None of one that says nothing of them."""
 
     phase: WorkerPhase
     step: int = 0
@@ -55,6 +57,7 @@ class ObservedWorker:
     uses_atoll: bool = False
     exit: ExitRecord | None = None
     trained: bool = False
+    standing: WorkerStanding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ class ObservedJob:
     plans: ObservedPlans = ObservedPlans()
     training: ObservedTraining = ObservedTraining()
     devices: ObservedDevices = ObservedDevices()
+    views: ObservedViews = field(default_factory=ObservedViews)
     data_seed: str = field(default="", repr=False)
     workers: Mapping[int, ObservedWorker] = field(init=False, repr=False, compare=False)
     """Of `run`, by rank: those that the nodes tell of on which they belong, and that are there."""
@@ -167,21 +171,37 @@ def _workers_of(run: RunRecord, nodes: Mapping[str, ObservedNode]) -> dict[int, 
 
 @dataclass(frozen=True, slots=True)
 class LaunchWorkers:
-    """Of one run, those of a node that are to start: one message, whatever their number."""
+    """Of one run, those of a node that are to start: one message, whatever their number. joins: beside the view that
+    is, to be taken into a later one; then it is one worker."""
 
     node: str
     job: str
     run: int
     ranks: tuple[int, ...]
+    joins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StopRun:
+    """ranks: these alone, and the run goes on; empty: all of it, and of older ones."""
+
     node: str
     job: str
     run: int
     grace_s: float
     reason: str
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SendView:
+    """The newest view, and the newest that is in force."""
+
+    node: str
+    job: str
+    run: int
+    view: int
+    in_force: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +224,7 @@ class DropMemory:
     job: str
 
 
-Action: TypeAlias = LaunchWorkers | StopRun | ForgetWorker | SendPlan | DropMemory
+Action: TypeAlias = LaunchWorkers | StopRun | ForgetWorker | SendPlan | SendView | DropMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +238,8 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobStep:
-    """What one pass calls for, of a job. `job`, `run`, `plan` and `placement` are what to write, where they changed;
-    actions are sent after that is written. `held`: devices that the job waits with, kept from jobs behind it.
+    """What one pass calls for, of a job. `job`, `run`, `plan`, `placement` and `views` are what to write, where they
+    changed; actions are sent after that is written. `held`: devices that the job waits with, kept from jobs behind it.
     `judged`: free devices were assessed. `admission`: what was decided about them, where that is news."""
 
     job: JobRecord
@@ -231,3 +251,4 @@ class JobStep:
     judged: bool = False
     placement: PlacementRecord | None = None
     admission: AdmissionRecord | None = None
+    views: tuple[ViewRecord, ...] = ()

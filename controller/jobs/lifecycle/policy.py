@@ -30,8 +30,9 @@ def policy_of(job: JobRecord, samples: int = 0) -> Policy:
 
 
 def pins_of(job: JobRecord) -> Pins:
-    """Shares count only in the run whose ranks they were given for."""
-    shares = job.pinned.shares if job.pinned.run == job.status.run else ()
+    """Shares count only in the view whose members they were given for."""
+    same = (job.pinned.run, job.pinned.view) == (job.status.run, job.status.view)
+    shares = job.pinned.shares if same else ()
     return Pins(strategy_params=job.pinned.strategy_params, total_batch=job.pinned.total_batch, shares=shares)
 
 

@@ -23,6 +23,7 @@ from atoll.controller.jobs.lifecycle.failures import (
     start_deadline_s,
 )
 from atoll.controller.jobs.lifecycle.launching import begin_run
+from atoll.controller.jobs.lifecycle.learned import with_learned
 from atoll.controller.jobs.lifecycle.observed import (
     LEFT_EARLY_S,
     JobStep,
@@ -32,10 +33,16 @@ from atoll.controller.jobs.lifecycle.observed import (
     WorkerPhase,
 )
 from atoll.controller.jobs.lifecycle.phases import advance
-from atoll.controller.jobs.lifecycle.policy import adapted_by, policy_of
+from atoll.controller.jobs.lifecycle.policy import policy_of
 from atoll.controller.jobs.lifecycle.recovery import close_recovery, recovery_at_end, recovery_at_fence
+from atoll.controller.jobs.membership import joining
+from atoll.controller.jobs.membership.life import move_view
+from atoll.controller.jobs.membership.members import by_position, joiners, limited_to, members_of
+from atoll.controller.jobs.membership.next_view import left_out, next_view
+from atoll.controller.jobs.membership.proposing import ViewStep
 from atoll.controller.jobs.records.offline_profile import offline_profile
 from atoll.controller.state.records import Cause, JobPhase, JobRecord, Level, PlanRecord, RunRecord, WorkerExitKind
+from atoll.controller.state.views import ViewCause, ViewState
 
 LOST_GRACE_S: Final = 3.0
 GRACE_S: Final[Mapping[Cause, float]] = {Cause.GROW: 10.0, Cause.SHRINK: 10.0, Cause.CANCEL: 2.0}
@@ -85,13 +92,18 @@ def _starting(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobSte
 
 
 def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep:
-    job = observed.job
-    if all(m.exit and m.exit.kind is WorkerExitKind.FINISHED for m in run.members):
-        text = f"all {len(run.members)} ranks finished"
+    job, members = observed.job, members_of(run, observed.views.newest)
+    if all(m.exit and m.exit.kind is WorkerExitKind.FINISHED for m in members):
+        text = f"all {len(members)} ranks finished"
         ended = replace(run, ended_unix_s=clock.unix_s, why=text)
-        return _moved(advance(_learned(observed, job), JobPhase.DONE, text, clock.unix_s), ended)
+        return _moved(advance(with_learned(observed, job), JobPhase.DONE, text, clock.unix_s), ended)
+    if not job.cancel and not (change := next_view(observed, run, clock)).nothing:
+        return _changed(observed, run, change, clock)
     if stop := _must_stop(observed, run, clock) or _left_early(observed, run, clock):
         return stop
+    run, joined = joining.replacements(observed, run, clock)
+    if joined:
+        return JobStep(job, run, events=joined)
     if has_recovered(job, clock.now_s - observed.since_s, observed.training.newest_step):
         last = job.status.last_failure
         back = f"its {job.spec.max_restarts} restarts are back" if job.status.restarts else "its losses count anew"
@@ -99,6 +111,8 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
         job = replace(job, status=replace(job.status, restarts=0, last_failure=last and replace(last, times=1)))
         return JobStep(job, run, events=(NewEvent(Level.INFO, "notice", text),))
     assessment = _assess(observed, run, clock)
+    if assessment.cause is not None and joining.can_change(observed, run):
+        return _in_place(observed, run, assessment, clock)
     if assessment.cause is not None:
         stop = _stop(replace(observed, job=assessment.job), run, assessment.cause, assessment.text, clock)
         return replace(stop, events=(*assessment.events, *stop.events), judged=True, admission=assessment.admission)
@@ -109,7 +123,7 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
         sent = tuple(
             orders.plans(replace(observed, plans=replace(observed.plans, issued=(*observed.plans.issued, plan))), run)
         )  # now: another pass takes its time
-        learned = _learned(observed, assessment.job)
+        learned = with_learned(observed, assessment.job)
         return JobStep(
             learned,
             run,
@@ -119,7 +133,12 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
             judged=assessment.judged,
             admission=assessment.admission,
         )
-    actions = tuple(orders.plans(observed, run))
+    actions = (
+        *orders.views(observed, run),
+        *orders.plans(observed, run),
+        *joining.launches(observed, run),
+        *joining.stops(observed, run, clock),
+    )
     return JobStep(
         assessment.job,
         run,
@@ -157,41 +176,86 @@ def _recognised(observed: ObservedJob) -> tuple[ObservedJob, tuple[NewEvent, ...
 def _assess(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
     """At free devices, where the run could take some in: its workers all live and can stop at a step boundary, of
     which there is one more to come."""
-    workers = [observed.workers.get(m.rank) for m in run.members if not m.exit]
+    newest = observed.views.newest
+    members = members_of(run, newest)
+    workers = [observed.workers.get(m.rank) for m in members if not m.exit]
     able = [worker for worker in workers if worker is not None and worker.uses_atoll and not worker.trained]
-    if len(able) < len(run.members):
+    if len(able) < len(members) or _is_changing(observed, run):
         return DeviceAssessment(job=observed.job)
-    return assess_devices(observed, run, clock)
+    return assess_devices(observed, by_position(run, newest), clock)
+
+
+def _is_changing(observed: ObservedJob, run: RunRecord) -> bool:
+    """Whether a view of the run is under way, or a worker that is to join."""
+    newest = observed.views.newest
+    if newest is None:
+        return False
+    pending = newest.state is not ViewState.IN_FORCE and newest.cause is not ViewCause.LAUNCH
+    return pending or bool(joiners(run, newest))
+
+
+def _changed(observed: ObservedJob, run: RunRecord, change: ViewStep, clock: PassClock) -> JobStep:
+    """The run's views in their next state; or the run fenced, where it cannot go on in place."""
+    if change.again:
+        text = _blamed(observed, run) or change.again
+        stop = _stop(observed, run, Cause.LOSS, text, clock)
+        why = NewEvent(Level.INFO, "membership", f"run {run.run} does not go on in place: {change.again}")
+        return replace(stop, events=(why, *stop.events))
+    return JobStep(
+        change.job or observed.job,
+        run,
+        change.plan,
+        change.events,
+        placement=change.placement,
+        views=change.views,
+    )
+
+
+def _in_place(observed: ObservedJob, run: RunRecord, assessment: DeviceAssessment, clock: PassClock) -> JobStep:
+    """Devices are taken in, or left out, without an end of the run."""
+    observed, newest = replace(observed, job=assessment.job), observed.views.newest
+    assert newest is not None
+    if assessment.cause is Cause.GROW:
+        taken = [device for device in observed.devices.free if device.name in assessment.names]
+        run, events = joining.with_joiners(observed, run, newest, taken)
+        step = JobStep(observed.job, run, events=events)
+    else:
+        change = left_out(observed, run, assessment.names, assessment.text, clock)
+        step = _changed(observed, run, change, clock)
+    return replace(step, events=(*assessment.events, *step.events), judged=True, admission=assessment.admission)
 
 
 def _replan(observed: ObservedJob, clock: PassClock) -> PlanRecord | None:
     current, training = observed.plans.newest, observed.training
     if current is None or training.profile is None or not training.profile_is_news or observed.run is None:
         return None
-    return next_plan(
+    if observed.views.newest is not None and observed.views.newest.view != current.view:
+        return None
+    plan = next_plan(
         Given(
             now_s=clock.now_s,
             planned_s=observed.plans.planned_s,
             current=current,
             profile=training.profile,
-            policy=policy_of(_learned(observed, observed.job), training.samples),
-            islands=tuple(m.island for m in observed.run.members),
+            policy=policy_of(with_learned(observed, observed.job), training.samples),
+            islands=tuple(m.island for m in members_of(observed.run, observed.views.newest)),
         )
     )
+    return None if plan is None else replace(plan, view=current.view)
 
 
 def _must_stop(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep | None:
     """Cancelled, or a worker ended in some other way than by finishing."""
     if observed.job.cancel:
         return _stop(observed, run, Cause.CANCEL, "cancelled", clock)
-    if text := _blamed(run):
+    if text := _blamed(observed, run):
         return _stop(observed, run, Cause.LOSS, text, clock)
     return None
 
 
-def _blamed(run: RunRecord) -> str:
-    """Whose end ended the run, as far as is known; empty where all finished."""
-    if (found := root_cause(run.members)) is None:
+def _blamed(observed: ObservedJob, run: RunRecord) -> str:
+    """Whose end ended the run, as far as is known, of those in its newest view; empty where all finished."""
+    if (found := root_cause(members_of(run, observed.views.newest))) is None:
         return ""
     member, exit = found
     return f"rank {member.rank} on {member.node} {in_words(exit)}"
@@ -200,11 +264,12 @@ def _blamed(run: RunRecord) -> str:
 def _left_early(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep | None:
     """A rank of Atoll's training finished while others still train. Who has trained, and the ranks of a plain script,
     may end when they like: rank 0 may evaluate for long."""
-    finished = [m.rank for m in run.members if m.exit]
+    members = members_of(run, observed.views.newest)
+    finished = [m.rank for m in members if m.exit]
     if not finished or observed.finished_since_s is None or clock.now_s - observed.finished_since_s <= LEFT_EARLY_S:
         return None
     workers = observed.workers
-    others = (workers[m.rank] for m in run.members if not m.exit and m.rank in workers)
+    others = (workers[m.rank] for m in members if not m.exit and m.rank in workers)
     if not any(worker.uses_atoll and not worker.trained for worker in others):
         return None
     return _stop(observed, run, Cause.LEFT_EARLY, left_early_text(finished), clock)
@@ -216,9 +281,10 @@ def _stopping(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobSte
         run = replace(run, cause=Cause.CANCEL, grace_s=_grace_s(job, Cause.CANCEL), why="cancelled")
     if any(m.exit is None for m in run.members):
         return JobStep(job, run, actions=tuple(orders.stops(observed, run)))
-    run = replace(run, recovery=recovery_at_end(observed, run, _blamed(run), clock))
-    verdict = judge(job, run)
-    moved = advance(_learned(observed, job), verdict.after, verdict.reason, clock.unix_s)
+    trained = limited_to(run, observed.views.newest)
+    run = replace(run, recovery=recovery_at_end(observed, trained, _blamed(observed, run), clock))
+    verdict = judge(job, replace(trained, recovery=run.recovery))
+    moved = advance(with_learned(observed, job), verdict.after, verdict.reason, clock.unix_s)
     status = replace(
         moved.status,
         restarts=job.status.restarts + (verdict.counts and verdict.after is JobPhase.QUEUED),
@@ -231,9 +297,11 @@ def _stopping(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobSte
 
 def _stop(observed: ObservedJob, run: RunRecord, cause: Cause, text: str, clock: PassClock) -> JobStep:
     """Fence the run in the transaction that decides to stop it; the stops go out on the next pass."""
-    recovery = recovery_at_fence(observed, run, cause, text, clock)
+    recovery = recovery_at_fence(observed, limited_to(run, observed.views.newest), cause, text, clock)
+    over = (view for view in observed.views.kept if view.state is not ViewState.ABANDONED)
+    views = tuple(move_view(view, ViewState.ABANDONED, "the run is stopped", clock.unix_s) for view in over)
     fenced = replace(run, fenced=True, cause=cause, grace_s=_grace_s(observed.job, cause), why=text, recovery=recovery)
-    return _moved(advance(observed.job, JobPhase.STOPPING, text, clock.unix_s), fenced)
+    return replace(_moved(advance(observed.job, JobPhase.STOPPING, text, clock.unix_s), fenced), views=views)
 
 
 def _grace_s(job: JobRecord, cause: Cause) -> float:
@@ -247,32 +315,3 @@ def _moved(job: JobRecord, run: RunRecord | None) -> JobStep:
     if job.status.phase is JobPhase.STOPPING and run is not None and run.cause not in (Cause.GROW, Cause.CANCEL):
         level = Level.WARNING
     return JobStep(job, run, events=(NewEvent(level, "phase", f"{job.status.phase.lower()}: {job.status.reason}"),))
-
-
-def _learned(observed: ObservedJob, job: JobRecord) -> JobRecord:
-    """The job with what its current run taught about devices, for the first plan of the next run."""
-    if observed.run is None:
-        return job
-    places = {m.rank: f"{m.node}/{m.device}" for m in observed.run.members}
-    training = observed.training
-    ranks = training.profile.ranks if training.profile else {}
-    measured = {
-        places[rank]: known.compute_s / known.local_batch
-        for rank, known in ranks.items()
-        if rank in places and known.local_batch
-    }
-    work = {f"{name}/{d.index}": d.work_per_s for name, node in observed.nodes.items() for d in node.record.devices}
-    learned = replace(
-        job.learned,
-        speeds={**job.learned.speeds, **measured},
-        learned_at={**job.learned.learned_at, **{name: work.get(name, 0.0) for name in measured}},
-        total_batch=training.total_batch or job.learned.total_batch,
-        initial_batch=training.batch_size or job.learned.initial_batch,
-        adapted=adapted_by(observed.plans.newest) if observed.plans.newest else job.learned.adapted,
-    )
-    status = replace(
-        job.status,
-        checkpoint_step=max(training.checkpoint_step, job.status.checkpoint_step),
-        memory_step=training.memory_step or job.status.memory_step,
-    )
-    return replace(job, learned=learned, status=status)

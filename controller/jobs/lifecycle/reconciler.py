@@ -36,13 +36,17 @@ from atoll.controller.jobs.lifecycle.observed import (
     ObservedTraining,
     PassClock,
     SendPlan,
+    SendView,
     StopRun,
 )
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.start import FreeDevice
-from atoll.controller.jobs.records import wire
+from atoll.controller.jobs.membership.members import members_of
+from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewStage
+from atoll.controller.jobs.records import wire, wire_views
 from atoll.controller.jobs.records.ledger import JobState, Ledger
 from atoll.controller.state.records import JobPhase, Level, NodeRecord, RunRecord, WorkerExitKind
+from atoll.controller.state.views import ViewState
 from atoll.errors import Conflict, LeadershipLost, StoreUnavailable
 from atoll.message_limits import MAX_HOLDERS
 
@@ -90,6 +94,7 @@ class Reconciler:
         self._ranks_a_pass = self._ranks_left = RANKS_A_PASS
         self._last_launch: tuple[tuple[str, int], bytes] | None = None
         self._last_plan: tuple[tuple[str, int, int], bytes] | None = None
+        self._last_view: tuple[tuple[str, int, int, int], bytes] | None = None
 
     def nudge(self) -> None:
         """Make a pass soon: something happened."""
@@ -172,7 +177,7 @@ class Reconciler:
                 if found is None:
                     return
                 state = found
-            before = (state.job, state.run)
+            before = (state.job, state.run, state.views)
             step = next_step(self._observe(state, free), self._pass_clock())
             await self._ledger.write(state, step)
             if step.judged:
@@ -187,7 +192,7 @@ class Reconciler:
                 return
             if before[0].status.phase is JobPhase.QUEUED and state.run:
                 free.take(state.run)
-            if (state.job, state.run) == before and step.plan is None:
+            if (state.job, state.run, state.views) == before and step.plan is None:
                 break
         if state.run:
             notices = self._progress.take_notices(state.job.id, state.run.run)
@@ -214,7 +219,7 @@ class Reconciler:
         job, run = state.job, state.run
         waiting, nodes = job.status.phase is JobPhase.QUEUED, {m.node for m in run.members} if run else set()
         may_take = waiting or (job.status.phase is JobPhase.RUNNING and free.devices and self._may_grow(state))
-        return ObservedJob(
+        observed = ObservedJob(
             job=job,
             run=run,
             nodes=self._sessions.nodes() if waiting else self._sessions.nodes_named(nodes),
@@ -224,8 +229,29 @@ class Reconciler:
             plans=ObservedPlans(state.plans, state.placement, state.planned_s, self._sent(run)),
             training=self._training(state),
             devices=ObservedDevices(free=free.offered_to(job.id) if may_take else (), ports=free.ports),
+            views=self._views(state),
             data_seed=new_seed() if waiting and job.spec.exchanges else "",
         )
+        state.broken_since_s = self._broken_since_s(state, observed)
+        return replace(observed, views=replace(observed.views, broken_since_s=state.broken_since_s))
+
+    def _views(self, state: JobState) -> ObservedViews:
+        run, sent = state.run, {}
+        for name in {m.node for m in run.members} if run else ():
+            if run is not None and (session := self._sessions.connected.get(name)) is not None:
+                sent[name] = session.views_sent.get((run.job, run.run), (0, 0))
+        return ObservedViews(state.views, state.view_since_s, None, state.joining_since_s, sent)
+
+    def _broken_since_s(self, state: JobState, observed: ObservedJob) -> float | None:
+        """Since when some member of the newest view says that it is broken."""
+        newest = state.views[-1] if state.views else None
+        standings = (worker.standing for worker in observed.workers.values())
+        broken = newest is not None and any(
+            one is not None and one.stage is ViewStage.BROKEN and one.view == newest.view for one in standings
+        )
+        if not broken:
+            return None
+        return self._clock() if state.broken_since_s is None else state.broken_since_s
 
     def _sent(self, run: RunRecord | None) -> dict[str, int]:
         """By node, the newest plan that its present stream carried; the first came with the launch."""
@@ -239,7 +265,11 @@ class Reconciler:
         if run is None or not job.status.phase.active:
             links = self._links(state) if job.status.phase is JobPhase.QUEUED else {}
             return ObservedTraining(links=links, memory_step=memory_step)
-        progress = self._progress.begin(run, lambda: controller_half(job.spec.strategy, job.spec.strategy_settings))
+        in_force = (view for view in reversed(state.views) if view.state is ViewState.IN_FORCE)
+        view = next(in_force, state.views[0] if state.views else None)
+        progress = self._progress.begin(
+            run, lambda: controller_half(job.spec.strategy, job.spec.strategy_settings), view=view
+        )
         profile, news = self._profile(run, progress) if job.status.phase is not JobPhase.STARTING else (None, False)
         return ObservedTraining(
             profile=profile,
@@ -275,7 +305,10 @@ class Reconciler:
 
     def _may_grow(self, state: JobState) -> bool:
         """One run grows at a time, and not while a job that could start here waits for the devices."""
-        if state.run is None or len(state.run.members) >= state.job.spec.max_workers:
+        if (
+            state.run is None
+            or len(members_of(state.run, state.views[-1] if state.views else None)) >= state.job.spec.max_workers
+        ):
             return False
         devices = sum(len(s.record.devices) for s in self._sessions.connected.values())
         for other in self._ledger.jobs.values():
@@ -342,6 +375,12 @@ class Reconciler:
                 session.send_unless_recent(action, lambda: wire.forget(action), now_s)
             case DropMemory():
                 session.send_unless_recent(action, lambda: wire.drop_memory(action), now_s)
+            case LaunchWorkers(joins=True) if state and state.run and state.plans and state.views:
+                known, [rank] = _views_of(state, state.run), action.ranks
+                job, reveal = state.job, self._reveal
+                session.send_unless_recent(
+                    action, lambda: wire_views.launch_to_join(job, known, rank, reveal=reveal), now_s
+                )
             case LaunchWorkers() if state and state.run and state.plans:
                 run, common = state.run, self._common_launch(state, state.run)
                 for holder in self._outside(run):
@@ -353,6 +392,10 @@ class Reconciler:
             case SendPlan() if state:
                 session.plans_sent[action.job, action.run] = action.plan
                 session.send(self._plan_message(state, action))
+            case SendView() if state and state.run and state.plans:
+                session.views_sent[action.job, action.run] = (action.view, action.in_force)
+                message = self._view_message(state, state.run, action)
+                session.send_unless_recent(action, lambda: message, now_s)
             case _:
                 logger.error("job %s has no plan to launch %s with", state and state.job.id, action)
 
@@ -375,6 +418,13 @@ class Reconciler:
         )
         return list(islice(there, MAX_HOLDERS))
 
+    def _view_message(self, state: JobState, run: RunRecord, action: SendView) -> bytes:
+        """Made once for all nodes, as plans are."""
+        key = (action.job, action.run, action.view, action.in_force)
+        if self._last_view is None or self._last_view[0] != key:
+            self._last_view = (key, wire_views.newest_view(_views_of(state, run)))
+        return self._last_view[1]
+
     def _plan_message(self, state: JobState, action: SendPlan) -> bytes:
         """Made once for all nodes: a plan for a thousand ranks has a thousand shares."""
         key = (action.job, action.run, action.plan)
@@ -382,6 +432,10 @@ class Reconciler:
             plan = next(p for p in state.plans if p.id == action.plan)
             self._last_plan = (key, wire.plan_for_job(action.job, plan))
         return self._last_plan[1]
+
+
+def _views_of(state: JobState, run: RunRecord) -> wire_views.RunViews:
+    return wire_views.RunViews(run=run, views=state.views, plans=state.plans, placement=state.placement)
 
 
 def _joined(node: NodeRecord) -> str:

@@ -41,6 +41,7 @@ from atoll.controller.state.store import (
     StateStore,
     Unchanged,
 )
+from atoll.controller.state.views import ViewRecord
 from atoll.errors import BadInput, Conflict, NotFound, StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -54,12 +55,13 @@ COMMITS_AT_ONCE: Final = 64
 
 @dataclass(slots=True)
 class JobState:
-    """A job with its newest run, that run's placement and plans, and what is complete in memory. `revision` and
+    """A job with its newest run, that run's placement, plans and views, and what is complete in memory. `revision` and
     `created` are etcd's, of the job's key.
 
     The rest is this controller's own: since when the phase lasts, since when a rank has finished, when the newest
-    plan was issued, when free devices were last assessed (monotonic). `stale`: a write had an unknown outcome, so
-    read before the next one.
+    plan was issued, when free devices were last assessed, since when the newest view is in its state, since when a
+    worker says that it is broken, since when the newest joiner is there (monotonic). `stale`: a write had an unknown
+    outcome, so read before the next one.
     """
 
     job: JobRecord
@@ -68,11 +70,15 @@ class JobState:
     since_s: float
     run: RunRecord | None = None
     plans: tuple[PlanRecord, ...] = ()
+    views: tuple[ViewRecord, ...] = ()
     placement: PlacementRecord | None = None
     commit: CommitRecord | None = None
     finished_since_s: float | None = None
     planned_s: float = 0.0
     judged_s: float = -math.inf
+    view_since_s: float = 0.0
+    broken_since_s: float | None = None
+    joining_since_s: float = 0.0
     stale: bool = False
 
 
@@ -174,6 +180,7 @@ class Ledger:
             run = await self._read_run(job)
             plans = await self.plans(job.id, job.status.run) if run else []
             placement = await self.placement(job.id, job.status.run) if run else None
+            views = await self._read_views(job) if run else ()
             commit = await self._read_commit(job.id)
         except BadInput as error:
             if self.unreadable.get(name) != str(error):
@@ -184,10 +191,14 @@ class Ledger:
         self.unreadable.pop(name, None)
         before = self.jobs.get(name)
         state = JobState(job, entry.mod_revision, entry.create_revision, self._clock(), run)
-        state.plans, state.placement, state.commit = tuple(plans), placement, commit
+        state.plans, state.placement, state.commit, state.views = tuple(plans), placement, commit, views
+        state.view_since_s = state.joining_since_s = self._clock()
         if before and (before.job.status.phase, before.job.status.run) == (job.status.phase, job.status.run):
             state.since_s, state.finished_since_s = before.since_s, before.finished_since_s
             state.planned_s, state.judged_s = before.planned_s, before.judged_s
+            state.broken_since_s, state.joining_since_s = before.broken_since_s, before.joining_since_s
+            if before.views[-1:] == views[-1:]:
+                state.view_since_s = before.view_since_s
         self.jobs[name] = state
 
     async def _read_run(self, job: JobRecord) -> RunRecord | None:
@@ -198,6 +209,10 @@ class Ledger:
         if entry is None:
             raise BadInput(f"etcd key {key} is missing, though job {job.id} is in run {job.status.run}")
         return decode(RunRecord, key, entry.value)
+
+    async def _read_views(self, job: JobRecord) -> tuple[ViewRecord, ...]:
+        snapshot = await self.store.read_prefix(keys.views_prefix(job.id, job.status.run))
+        return tuple(decode(ViewRecord, key, entry.value) for key, entry in sorted(snapshot.entries.items()))
 
     async def nodes_of(self, job: str, run: int) -> tuple[str, ...]:
         """The node of each rank of a run that is over, as etcd has it; empty of one that it does not have."""
@@ -245,6 +260,9 @@ class Ledger:
         if step.plan is not None:
             changes.append(Put(keys.plan(job.id, step.plan.run, step.plan.id), encode(step.plan)))
             changes += retention.outlived_by_plan(job.id, step.plan)
+        for view in step.views:
+            changes.append(Put(keys.view(job.id, view.run, view.view), encode(view)))
+            changes += retention.outlived_by_view(view)
         if (admission := step.admission) is not None:
             changes.append(Put(keys.admission(job.id, admission.id), encode(admission)))
             changes += retention.outlived_by_admission(job.id, admission.id)
@@ -259,8 +277,9 @@ class Ledger:
         except Conflict:
             await self.reread(job.id)
             raise
-        if job.status.run != state.job.status.run:
+        if job.status.run != state.job.status.run or step.placement is not None:
             state.placement = step.placement
+        self._mirror_views(state, job, run, step.views)
         self._mirror(state, job, run, step.plan, revision)
 
     async def commit(self, complete: Sequence[CommitRecord]) -> None:
@@ -284,6 +303,19 @@ class Ledger:
             state.plans = retention.kept(issued)
             state.planned_s = now_s
         state.job, state.run = job, run or state.run
+
+    def _mirror_views(
+        self, state: JobState, job: JobRecord, run: RunRecord | None, changed: Sequence[ViewRecord]
+    ) -> None:
+        now_s = self._clock()
+        if state.run is None or (run is not None and len(run.members) != len(state.run.members)):
+            state.joining_since_s = now_s
+        if job.status.run != state.job.status.run:
+            state.views, state.broken_since_s = (), None
+        if changed:
+            merged = {view.view: view for view in (*state.views, *changed)}
+            state.views = retention.kept_views([merged[number] for number in sorted(merged)])
+            state.view_since_s = now_s
 
     def _event_changes(self, job: str, run: int, before: int, events: Sequence[NewEvent]) -> list[Change]:
         changes: list[Change] = []

@@ -11,11 +11,13 @@ from typing import Final
 from atoll.controller.state import keys
 from atoll.controller.state.records import JobRecord, PlanRecord
 from atoll.controller.state.store import Change, Delete, DeletePrefix
+from atoll.controller.state.views import ViewRecord
 
 KEPT_ENDED_JOBS: Final = 100
 KEPT_EVENTS: Final = 1000
 KEPT_ADMISSIONS: Final = 100
 KEPT_RUNS: Final = 64
+KEPT_VIEWS: Final = 64
 KEPT_PLANS: Final = 200
 """The newest of a run, beside its first, which launches carry. A worker takes plans in order, none left out: one that
 lacks more than these was silent for so long that it counts as lost."""
@@ -29,6 +31,7 @@ def all_of(job: JobRecord) -> list[Change]:
         DeletePrefix(keys.runs_prefix(job.id)),
         DeletePrefix(keys.plans_prefix(job.id)),
         DeletePrefix(keys.placements_prefix(job.id)),
+        DeletePrefix(keys.views_prefix(job.id)),
         DeletePrefix(keys.admissions_prefix(job.id)),
         DeletePrefix(keys.events_prefix(job.id)),
         Delete(keys.commit(job.id)),
@@ -36,11 +39,22 @@ def all_of(job: JobRecord) -> list[Change]:
 
 
 def outlived_by_run(job: str, run: int) -> list[Change]:
-    """Removes what goes when this run begins: an old run with its plans and its placement."""
+    """Removes what goes when this run begins: an old run with its plans, its placement and its views."""
     old = run - KEPT_RUNS
     if old < 1:
         return []
-    return [Delete(keys.run(job, old)), DeletePrefix(keys.plans_prefix(job, old)), Delete(keys.placement(job, old))]
+    return [
+        Delete(keys.run(job, old)),
+        DeletePrefix(keys.plans_prefix(job, old)),
+        Delete(keys.placement(job, old)),
+        DeletePrefix(keys.views_prefix(job, old)),
+    ]
+
+
+def outlived_by_view(view: ViewRecord) -> list[Change]:
+    """Removes what goes when this view is proposed: an old one of its run, which is long abandoned."""
+    old = view.view - KEPT_VIEWS
+    return [Delete(keys.view(view.job, view.run, old))] if old > 0 else []
 
 
 def outlived_by_plan(job: str, plan: PlanRecord) -> list[Change]:
@@ -57,6 +71,11 @@ def outlived_by_admission(job: str, admission: int) -> list[Change]:
 def outlived_by_event(job: str, sequence: int) -> list[Change]:
     old = sequence - KEPT_EVENTS
     return [Delete(keys.event(job, old))] if old > 0 else []
+
+
+def kept_views(views: Sequence[ViewRecord]) -> tuple[ViewRecord, ...]:
+    """Of all views of a run, oldest first, those that etcd still has."""
+    return tuple(views[-KEPT_VIEWS:])
 
 
 def kept(plans: Sequence[PlanRecord]) -> tuple[PlanRecord, ...]:

@@ -106,6 +106,7 @@ def device_to_wire(device: DeviceRecord) -> common_pb2.Device:
 def plan_to_wire(plan: PlanRecord) -> common_pb2.Plan:
     return common_pb2.Plan(
         id=plan.id,
+        view=plan.view,
         run=plan.run,
         from_step=plan.from_step,
         shares=plan.shares,
@@ -219,7 +220,9 @@ def _members(run: RunRecord, placement: PlacementRecord | None) -> list[agents_p
 
 def stop(action: StopRun) -> agents_pb2.ControllerMessage:
     return agents_pb2.ControllerMessage(
-        stop=agents_pb2.StopWorkers(job=action.job, run=action.run, grace_s=action.grace_s, reason=action.reason)
+        stop=agents_pb2.StopWorkers(
+            job=action.job, run=action.run, grace_s=action.grace_s, reason=action.reason, ranks=action.ranks
+        )
     )
 
 

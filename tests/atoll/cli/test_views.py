@@ -90,3 +90,9 @@ def test_a_long_reason_is_cut_for_a_terminal_alone() -> None:
     made = job(reason="rank 0 on a failed: " + 20 * "because ")
     assert views.job_row(made, now_s=160.0)[-1] == made.reason
     assert len(views.job_row(made, now_s=160.0, brief=True)[-1]) == 72
+
+
+def test_status_shows_the_view_that_a_run_goes_on_in() -> None:
+    assert "view" not in said(job(view=1))
+    changed = job(view=2, membership="in force, 2 workers: rank 1 on b was killed")
+    assert "view 2 of run 2 is in force, 2 workers: rank 1 on b was killed" in said(changed).splitlines()

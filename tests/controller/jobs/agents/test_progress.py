@@ -26,7 +26,7 @@ def test_an_epochs_short_last_batch_is_no_measure_of_speed_nor_of_the_total_batc
 def test_metrics_of_a_strategy_are_summed_up_as_it_declares_them() -> None:
     """Seconds as a share of the step, shares as a mean over the ranks, sparsity as rank 0's newest."""
     board = ProgressBoard(clock=lambda: 10.0)
-    progress = board.begin(run("a", job="vit-1234"))
+    progress = board.begin(run("a", "b", job="vit-1234"))
     for rank, stall_s, fresh in ((0, 0.1, 1.0), (1, 0.3, 0.5)):
         numbers = {"stall_s": stall_s, "fresh_share": fresh, "sparsity": 0.9 + rank / 100}
         sample = StepSample(step=4, total_batch=8, step_s=1.0, strategy_metrics=numbers)

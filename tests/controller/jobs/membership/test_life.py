@@ -20,6 +20,7 @@ VIEW = ViewRecord(
     master_address="127.0.0.1",
     master_port=20000,
     plan=4,
+    wanted=3,
 )
 
 

@@ -42,6 +42,7 @@ def test_all_that_a_worker_needs_of_a_plan_is_sent() -> None:
         total_batch=96,
         learning_rate_factor=1.5,
         predicted_step_s=0.25,
+        view=1,
     )
 
 

@@ -1,0 +1,145 @@
+"""Workers that join a run which trains: in the stead of lost ones, or because a device makes it faster. Pure.
+
+They are launched beside the view that is, and are in none until they say that they are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from atoll.controller.jobs.lifecycle.observed import Action, LaunchWorkers, NewEvent, ObservedJob, PassClock, StopRun
+from atoll.controller.jobs.lifecycle.start import FreeDevice
+from atoll.controller.jobs.membership.members import joiners, members_of, seat
+from atoll.controller.jobs.membership.observed_views import ViewStage
+from atoll.controller.state.records import Level, RunMember, RunRecord
+from atoll.controller.state.views import ViewRecord, ViewState
+from atoll.jobspec import MAX_WORKERS
+
+JOIN_S: Final = 300.0
+"""From its launch until a joiner is ready: it imports, builds its model, fetches state; training does not wait."""
+FAILED_JOINERS: Final = 8
+"""Workers of a run that were to join and ended before: then no more are tried."""
+AGAIN_S: Final = 10.0
+"""A device whose joiner has failed is left alone for so long."""
+LEAVE_S: Final = 10.0
+"""Who is not in the view in force has left by then, or is stopped."""
+
+
+def replacements(observed: ObservedJob, run: RunRecord, clock: PassClock) -> tuple[RunRecord, tuple[NewEvent, ...]]:
+    """The run with workers launched in the stead of those that it lost, where devices are free for them."""
+    newest = observed.views.newest
+    if newest is None or observed.views.in_force is None or newest.state is ViewState.ABANDONED:
+        return run, ()
+    if not _take_in(observed, run, newest):
+        return run, ()
+    coming = joiners(run, newest)
+    missing = newest.wanted - len(newest.ranks) - len(coming)
+    if missing <= 0 or any(worker.trained for worker in observed.workers.values()):
+        return run, ()
+    return with_joiners(observed, run, newest, _best_first(observed, run, clock)[:missing])
+
+
+def with_joiners(
+    observed: ObservedJob, run: RunRecord, newest: ViewRecord, devices: Sequence[FreeDevice]
+) -> tuple[RunRecord, tuple[NewEvent, ...]]:
+    """The run with a worker on each of these devices, that is to join."""
+    if not devices or len(run.members) + len(devices) > MAX_WORKERS:
+        return run, ()
+    if len(_failed(observed, run)) >= FAILED_JOINERS:
+        return run, ()
+    members, added = list(run.members), []
+    for device in devices:
+        island = observed.nodes[device.node].record.island if device.node in observed.nodes else ""
+        member = seat(replace(run, members=tuple(members)), device, island)
+        members.append(member)
+        added.append(member)
+    names = ", ".join(f"rank {m.rank} on {m.node}/{m.device}" for m in added[:8])
+    text = f"run {run.run}: {names} starts beside view {newest.view}, to join it"
+    return replace(run, members=tuple(members)), (NewEvent(Level.INFO, "membership", text),)
+
+
+def _best_first(observed: ObservedJob, run: RunRecord, clock: PassClock) -> list[FreeDevice]:
+    """Of the run's kind: those that it had before, then the fastest."""
+    had = {f"{member.node}/{member.device}" for member in run.members}
+    failed = {f"{member.node}/{member.device}" for member in _failed(observed, run)}
+    kinds = {
+        device.kind
+        for member in run.members
+        if member.node in observed.nodes
+        for device in observed.nodes[member.node].record.devices
+        if device.index == member.device
+    }
+    standby = observed.job.learned.standby
+    fit = [
+        device
+        for device in observed.devices.free
+        if device.kind in kinds
+        and device.name not in standby
+        and not (device.name in failed and clock.now_s - device.since_s < AGAIN_S)
+    ]
+    return sorted(fit, key=lambda device: (device.name not in had, -device.work_per_s, -device.speed, device.name))
+
+
+def _failed(observed: ObservedJob, run: RunRecord) -> list[RunMember]:
+    """Those that were to join and ended without having been in a view."""
+    were = {rank for view in observed.views.kept for rank in view.ranks}
+    first = observed.views.kept[0].view == 1
+    return [m for m in run.members if m.exit is not None and m.rank not in were] if first else []
+
+
+def launches(observed: ObservedJob, run: RunRecord) -> Iterator[Action]:
+    """Joiners that their agents do not know yet, one by one: each is told the view that is."""
+    if (newest := observed.views.newest) is None:
+        return
+    for member in joiners(run, newest):
+        node = observed.nodes.get(member.node)
+        if member.rank not in observed.workers and node is not None and node.connected:
+            yield LaunchWorkers(member.node, run.job, run.run, (member.rank,), joins=True)
+
+
+def stops(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Iterator[Action]:
+    """Single workers that the run goes on without: who cannot join or takes too long, and who should have left."""
+    if (newest := observed.views.newest) is None:
+        return
+    in_force_s = clock.now_s - observed.views.since_s if newest.state is ViewState.IN_FORCE else 0.0
+    for member in joiners(run, newest):
+        worker = observed.workers.get(member.rank)
+        if worker is None:
+            continue
+        stage = worker.standing.stage if worker.standing is not None else ViewStage.JOINING
+        reason = ""
+        if stage is ViewStage.UNABLE and worker.standing is not None:
+            reason = f"it cannot join: {worker.standing.reason}"
+        elif stage is ViewStage.JOINING and clock.now_s - observed.views.joining_since_s > JOIN_S:
+            reason = f"it was not ready to join within {JOIN_S:.0f} s"
+        elif stage not in (ViewStage.JOINING, ViewStage.READY) and in_force_s > LEAVE_S:
+            reason = f"it is not in view {newest.view}"
+        if reason:
+            yield StopRun(member.node, run.job, run.run, 0.0, reason, (member.rank,))
+
+
+def can_change(observed: ObservedJob, run: RunRecord) -> bool:
+    """Whether the run can take workers in and leave some out without an end: its newest view is in force, and all its
+    members train, with a step behind them."""
+    newest = observed.views.newest
+    if newest is None or newest.state is not ViewState.IN_FORCE or not newest.stepped_unix_s:
+        return False
+    for member in members_of(run, newest):
+        worker = observed.workers.get(member.rank)
+        if (
+            worker is None
+            or worker.trained
+            or worker.standing is None
+            or worker.standing.stage is not ViewStage.TRAINING
+        ):
+            return False
+    return _take_in(observed, run, newest)
+
+
+def _take_in(observed: ObservedJob, run: RunRecord, newest: ViewRecord) -> bool:
+    """Whether all members can leave their view at a boundary for one with others in it: their strategy's part of that,
+    and their own version's."""
+    workers = [observed.workers.get(member.rank) for member in members_of(run, newest) if member.exit is None]
+    words = [worker.standing for worker in workers if worker is not None]
+    return len(words) == len(workers) and all(word is not None and word.takes_in for word in words)

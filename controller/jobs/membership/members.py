@@ -1,0 +1,105 @@
+"""A run as one of its views sees it. Pure.
+
+A run's record has every worker that was ever launched for it, by rank, which is its number for good. What is decided of
+speeds, shares and placement is of a view's members, by position."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from atoll.controller.jobs.lifecycle.start import FreeDevice
+from atoll.controller.state.records import RunMember, RunRecord
+from atoll.controller.state.views import ViewRecord, ViewState
+
+
+def members_of(run: RunRecord, view: ViewRecord | None) -> tuple[RunMember, ...]:
+    """Those of the view, by position, each under its own rank. view: None where the run has none: all."""
+    if view is None or view.ranks == tuple(range(len(run.members))):
+        return run.members
+    return tuple(run.members[rank] for rank in view.ranks)
+
+
+def limited_to(run: RunRecord, view: ViewRecord | None) -> RunRecord:
+    """The run as if it had only ever had these members, under their own ranks."""
+    members = members_of(run, view)
+    return run if members is run.members else replace(run, members=members)
+
+
+def by_position(run: RunRecord, view: ViewRecord | None) -> RunRecord:
+    """The run as if it had begun with the view: ranks are positions, and so are places on nodes."""
+    members = members_of(run, view)
+    if members is run.members:
+        return run
+    nodes = list(dict.fromkeys(member.node for member in members))
+    sizes, local = Counter(member.node for member in members), Counter[str]()
+    numbered = []
+    for position, member in enumerate(members):
+        numbered.append(
+            replace(
+                member,
+                rank=position,
+                node_rank=nodes.index(member.node),
+                local_rank=local[member.node],
+                local_world_size=sizes[member.node],
+            )
+        )
+        local[member.node] += 1
+    return replace(run, members=tuple(numbered))
+
+
+def holding_devices(run: RunRecord, view: ViewRecord | None) -> list[RunMember]:
+    """Members that hold their devices: all but those that a view was proposed without, once they have ended."""
+    if view is None:
+        return list(run.members)
+    ranks = set(view.ranks)
+    return [member for member in run.members if member.exit is None or member.rank in ranks]
+
+
+def with_state(view: ViewRecord) -> tuple[int, ...]:
+    """Ranks whose state counts in a later view: all of one in force, whose members have met and agreed."""
+    return view.ranks if view.state is ViewState.IN_FORCE else view.has_state
+
+
+def joiners(run: RunRecord, view: ViewRecord) -> list[RunMember]:
+    """Workers of the run that live and are not in its newest view: they join, or have yet to leave."""
+    ranks = set(view.ranks)
+    return [member for member in run.members if member.exit is None and member.rank not in ranks]
+
+
+def in_order(members: Iterable[RunMember], ports: Mapping[str, Sequence[int]]) -> list[RunMember]:
+    """The members by their seats, so that nodes keep their places; first a node that offers a port, where one does."""
+    ordered = sorted(members, key=lambda m: (m.node_rank, m.local_rank, m.rank))
+    nodes = list(dict.fromkeys(member.node for member in ordered))
+    first = next((node for node in nodes if ports.get(node)), None)
+    if first is None:
+        return ordered
+    at = nodes.index(first)
+    nodes[0], nodes[at] = first, nodes[0]
+    return sorted(ordered, key=lambda member: nodes.index(member.node))
+
+
+def seat(run: RunRecord, device: FreeDevice, island: str) -> RunMember:
+    """A place, with the next rank, for a worker that joins: on its node beside those that live there, else in the
+    stead of a node that is gone, else behind all."""
+    node, living = device.node, [member for member in run.members if member.exit is None]
+    there = [member for member in living if member.node == node]
+    used: Container[int] = {member.local_rank for member in there}
+    if there:
+        node_rank = there[0].node_rank
+    else:
+        taken = {member.node_rank for member in living}
+        own = [member.node_rank for member in run.members if member.node == node and member.node_rank not in taken]
+        gone = [member.node_rank for member in run.members if member.node_rank not in taken]
+        node_rank = min(own or gone or [1 + max((m.node_rank for m in run.members), default=-1)])
+    local_rank = next(i for i in range(len(there) + 1) if i not in used)
+    return RunMember(
+        rank=len(run.members),
+        node=node,
+        device=device.index,
+        node_rank=node_rank,
+        local_rank=local_rank,
+        local_world_size=max(local_rank, len(there)) + 1,
+        island=island,
+    )

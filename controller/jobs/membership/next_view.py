@@ -1,0 +1,340 @@
+"""Decides what is next for the views of a run that trains: of what its record says and its workers report. Pure; may be
+asked any number of times, by one leader after the other.
+
+docs/membership.md has the rules in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from atoll.controller.jobs.lifecycle.exits import in_words as exit_in_words
+from atoll.controller.jobs.lifecycle.exits import silent_s
+from atoll.controller.jobs.lifecycle.failures import crashed
+from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedJob, PassClock
+from atoll.controller.jobs.membership.life import move_view
+from atoll.controller.jobs.membership.members import joiners, members_of, with_state
+from atoll.controller.jobs.membership.observed_views import ViewStage, WorkerStanding
+from atoll.controller.jobs.membership.proposing import NextMembers, ViewStep, propose
+from atoll.controller.jobs.membership.view_words import completed_sentence
+from atoll.controller.state.records import ExitRecord, Level, RunMember, RunRecord, WorkerExitKind
+from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
+
+BROKEN_S: Final = 1.0
+"""Members that all lost touch, without one that is known to be lost: so long its end may still be on its way here."""
+STAND_STILL_S: Final = 10.0
+"""A collective that was aborted comes back within this, or never."""
+BOUNDARY_S: Final = 60.0
+BOUNDARY_STEPS: Final = 20
+FORMING_S: Final = 15.0
+FRUITLESS_VIEWS: Final = 4
+"""Views in a row that came to no step, of the same members or in force, before the run is started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStanding:
+    """A member of the newest view, as it is known to stand. `word`: None where its agent is away, or it says
+    nothing."""
+
+    member: RunMember
+    has_state: bool
+    word: WorkerStanding | None
+    silent: bool
+    """Its agent is there, and knows of no word: it does not train by `atoll.init`, or not yet."""
+    trained: bool
+
+    @property
+    def who(self) -> str:
+        return f"rank {self.member.rank} on {self.member.node}"
+
+    def is_in(self, stage: ViewStage) -> bool:
+        return self.word is not None and self.word.stage is stage
+
+
+def next_view(observed: ObservedJob, run: RunRecord, clock: PassClock) -> ViewStep:
+    """At most one transition of the run's newest view, or the view after it. run: with every end that can be told."""
+    newest = observed.views.newest
+    if newest is None or newest.state is ViewState.ABANDONED:
+        return ViewStep()
+    standings = _standings(observed, run, newest)
+    gone = [member for member in members_of(run, newest) if member.exit is not None]
+    if any(member.exit and member.exit.kind is WorkerExitKind.FINISHED for member in gone):
+        return _at_the_end(gone)
+    if gone:
+        return _without(observed, run, gone, standings, clock)
+    unable = [one for one in standings if one.has_state and one.is_in(ViewStage.UNABLE)]
+    if unable and newest.state is not ViewState.IN_FORCE and newest.cause is not ViewCause.LAUNCH:
+        return ViewStep(again=f"{unable[0].who} cannot: {_why(unable[0])}")
+    if step := _stuck(observed, run, newest, standings, clock):
+        return step
+    if step := _advanced(observed, newest, standings, clock):
+        return step
+    return _changed_at_boundary(observed, run, newest, standings, clock)
+
+
+def _standings(observed: ObservedJob, run: RunRecord, view: ViewRecord) -> list[MemberStanding]:
+    found, states = [], set(with_state(view))
+    for member in members_of(run, view):
+        if member.exit is not None:
+            continue
+        worker = observed.workers.get(member.rank)
+        word = worker.standing if worker is not None else None
+        silent, trained = worker is not None and word is None, worker is not None and worker.trained
+        found.append(MemberStanding(member, member.rank in states, word, silent, trained))
+    return found
+
+
+def _at_the_end(gone: Sequence[RunMember]) -> ViewStep:
+    """Some have finished: nobody goes on in place. Where all who ended did so, it is the run's end."""
+    if all(member.exit and member.exit.kind is WorkerExitKind.FINISHED for member in gone):
+        return ViewStep()
+    return ViewStep(again="ranks have finished")
+
+
+def _without(
+    observed: ObservedJob,
+    run: RunRecord,
+    gone: Sequence[RunMember],
+    standings: Sequence[MemberStanding],
+    clock: PassClock,
+) -> ViewStep:
+    """Members were lost: the next view is of those who are left, if they can go on."""
+    newest = observed.views.kept[-1]
+    if observed.views.in_force is None:
+        unable = [f"{one.who} cannot: {_why(one)}" for one in standings if one.is_in(ViewStage.UNABLE)]
+        return ViewStep(again=unable[0] if unable else "not all of its workers have trained a step by atoll.init")
+    states = [member for member in gone if member.rank in with_state(newest)]
+    if own := [member for member in states if member.exit is not None and not from_outside(member.exit)]:
+        return ViewStep(again=f"rank {own[0].rank} ended by itself")
+    has_state = [one.member.rank for one in standings if one.has_state]
+    if reason := _unfit(observed, newest, standings):
+        return ViewStep(again=reason)
+    members = [one.member for one in standings if one.has_state or _may_stay(one)]
+    joined = [member for member in _ready(observed, run, newest) if member not in members]
+    if len(members) + len(joined) < observed.job.spec.min_workers:
+        least = observed.job.spec.min_workers
+        return ViewStep(again=f"{len(members)} of at least {least} workers are left")
+    whose = states or list(gone)
+    asked = NextMembers(
+        cause=ViewCause.LOSS if states else ViewCause.BROKEN,
+        reason=f"rank {whose[0].rank} on {whose[0].node} {_ended(whose[0])}"
+        + (f" and {len(whose) - 1} more" if len(whose) > 1 else ""),
+        members=[*members, *joined],
+        has_state=has_state,
+        at_boundary=newest.at_boundary and not states,
+        lost=states,
+        joined=joined,
+        seen_unix_s=min(clock.unix_s - (_silence_s(observed, member, clock)) for member in whose),
+    )
+    return propose(observed, run, newest, asked, clock)
+
+
+def from_outside(exit: ExitRecord) -> bool:
+    """Whether a worker was lost by no doing of its script: such losses alone are gone on from in place."""
+    if exit.kind is WorkerExitKind.SIGNALLED:
+        return not crashed(exit)
+    return exit.kind in (WorkerExitKind.LOST, WorkerExitKind.UNRESPONSIVE)
+
+
+def _unfit(observed: ObservedJob, newest: ViewRecord, standings: Sequence[MemberStanding]) -> str:
+    """Why those who are left cannot go on in place; empty where they can."""
+    survivors = [one for one in standings if one.has_state]
+    if not survivors:
+        return "nobody is left who has its state"
+    for one in survivors:
+        if one.is_in(ViewStage.UNABLE):
+            return f"{one.who} cannot: {_why(one)}"
+        if one.silent:
+            return f"{one.who} does not train yet, or not by atoll.init"
+        if one.trained:
+            return f"{one.who} has trained already"
+    if _fruitless(observed.views.kept) >= FRUITLESS_VIEWS:
+        return f"{FRUITLESS_VIEWS} views in a row came to no step"
+    return ""
+
+
+def _fruitless(views: Sequence[ViewRecord]) -> int:
+    """Newest views in a row without a step, that were in force or are of the members of the one before."""
+    count = 0
+    for view in reversed(views):
+        if view.stepped_unix_s or view.cause is ViewCause.LAUNCH:
+            break
+        count += bool(view.in_force_unix_s) or view.cause is ViewCause.BROKEN
+    return count
+
+
+def _may_stay(one: MemberStanding) -> bool:
+    """Of a member that has no state yet: whether the next view has it, too."""
+    return one.word is not None and one.word.stage not in (ViewStage.UNABLE, ViewStage.JOINING)
+
+
+def _ready(observed: ObservedJob, run: RunRecord, newest: ViewRecord) -> list[RunMember]:
+    """Workers that only wait to be taken in, no more than the job may have."""
+    room = observed.job.spec.max_workers - len(newest.ranks)
+    ready = []
+    for member in joiners(run, newest):
+        worker = observed.workers.get(member.rank)
+        if worker is not None and worker.standing is not None and worker.standing.stage is ViewStage.READY:
+            ready.append(member)
+    return ready[: max(room, 0)]
+
+
+def _stuck(
+    observed: ObservedJob, run: RunRecord, newest: ViewRecord, standings: Sequence[MemberStanding], clock: PassClock
+) -> ViewStep | None:
+    """Nobody is known to be lost, and still it does not go on."""
+    if observed.views.in_force is None:
+        return None  # the run's first: its workers begin at their own pace
+    if not (reason := _stuck_for(observed, newest, standings, clock)):
+        return None
+    if newest.state is ViewState.PROPOSED and not newest.at_boundary and _overdue(observed, newest, clock):
+        return ViewStep(again=reason)
+    if unfit := _unfit(observed, newest, standings):
+        return ViewStep(again=unfit)
+    members = [one.member for one in standings if one.has_state or _may_stay(one)]
+    asked = NextMembers(
+        cause=ViewCause.BROKEN,
+        reason=reason,
+        members=members,
+        has_state=[one.member.rank for one in standings if one.has_state],
+        seen_unix_s=clock.unix_s,
+    )
+    return propose(observed, run, newest, asked, clock)
+
+
+def _stuck_for(observed: ObservedJob, newest: ViewRecord, standings: Sequence[MemberStanding], clock: PassClock) -> str:
+    """Why the newest view does not go on, in words; empty where it does, or may yet."""
+    broken = [one for one in standings if one.is_in(ViewStage.BROKEN) and one.word and one.word.view == newest.view]
+    since_s = observed.views.broken_since_s
+    away = any(one.word is None for one in standings)  # whose agent is: it will be back, or be lost
+    if broken and since_s is not None and not away:
+        training = any(one.is_in(ViewStage.TRAINING) for one in standings)
+        patience_s = STAND_STILL_S if training else BROKEN_S
+        if clock.now_s - since_s > patience_s:
+            return f"its members lost touch ({_why(broken[0])})"
+    if newest.state is ViewState.IN_FORCE:
+        return ""
+    if failed := [
+        one for one in standings if one.is_in(ViewStage.FAILED) and one.word and one.word.view == newest.view
+    ]:
+        return f"view {newest.view} did not come about ({failed[0].who}: {_why(failed[0])})"
+    if out := [one for one in standings if not one.has_state and one.is_in(ViewStage.UNABLE)]:
+        return f"{out[0].who} cannot join ({_why(out[0])})"
+    if not (late_s := _overdue(observed, newest, clock)):
+        return ""
+    if newest.state is ViewState.FORMING:
+        late = [one for one in standings if one.word is None or not one.word.trains_in(newest.view)]
+        return f"{_first(late)} did not come to train in view {newest.view} within {late_s:.0f} s"
+    late = [one for one in standings if one.word is None or not one.word.left_for(newest.view)]
+    what = "came to no step boundary" if newest.at_boundary else "did not stand still"
+    return f"{_first(late)} {what} within {late_s:.0f} s"
+
+
+def _overdue(observed: ObservedJob, newest: ViewRecord, clock: PassClock) -> float:
+    """The deadline of the newest view's state, where it has passed; else 0."""
+    if newest.state is ViewState.FORMING:
+        limit_s = FORMING_S
+    elif newest.at_boundary:
+        step_s = observed.training.profile.step_s if observed.training.profile else 0.0
+        limit_s = max(BOUNDARY_S, BOUNDARY_STEPS * step_s)
+    else:
+        limit_s = STAND_STILL_S
+    return limit_s if clock.now_s - observed.views.since_s > limit_s else 0.0
+
+
+def _advanced(
+    observed: ObservedJob, newest: ViewRecord, standings: Sequence[MemberStanding], clock: PassClock
+) -> ViewStep | None:
+    """The newest view in its next state, where its members say so."""
+    words = [one.word for one in standings if one.word is not None]
+    if len(words) < len(newest.ranks):
+        return None
+    match newest.state:
+        case ViewState.PROPOSED if all(word.left_for(newest.view) for word in words):
+            return ViewStep(views=(move_view(newest, ViewState.FORMING, "its members meet", clock.unix_s),))
+        case ViewState.FORMING if all(word.trains_in(newest.view) for word in words):
+            before = observed.views.in_force
+            step = min(word.step for word in words)
+            now = move_view(newest, ViewState.IN_FORCE, f"its members train, from step {step}", clock.unix_s)
+            over = (
+                [move_view(before, ViewState.ABANDONED, f"view {newest.view} is in force", clock.unix_s)]
+                if before
+                else []
+            )
+            return ViewStep(views=(*over, replace(now, step=step)))
+        case ViewState.IN_FORCE if not newest.stepped_unix_s and all(_stepped(word, newest) for word in words):
+            stepped = replace(newest, stepped_unix_s=clock.unix_s)
+            if newest.cause is ViewCause.LAUNCH:
+                return ViewStep(views=(stepped,))
+            level = Level.WARNING if len(words) == 1 else Level.INFO
+            told = NewEvent(level, "membership", completed_sentence(stepped, [word.way for word in words]))
+            return ViewStep(views=(stepped,), events=(told,))
+        case _:
+            return None
+
+
+def _stepped(word: WorkerStanding, view: ViewRecord) -> bool:
+    """Whether the worker has completed a step in the view."""
+    return word.view == view.view and (word.way.first_step_s > 0 or word.step > view.step)
+
+
+def _changed_at_boundary(
+    observed: ObservedJob, run: RunRecord, newest: ViewRecord, standings: Sequence[MemberStanding], clock: PassClock
+) -> ViewStep:
+    """Workers that are ready are taken in, once all members train and have come to a step."""
+    if newest.state is not ViewState.IN_FORCE or not newest.stepped_unix_s:
+        return ViewStep()
+    if not standings or not all(one.is_in(ViewStage.TRAINING) and not one.trained for one in standings):
+        return ViewStep()
+    if not (joined := _ready(observed, run, newest)):
+        return ViewStep()
+    names = ", ".join(f"rank {member.rank} on {member.node}" for member in joined[:8])
+    members = [*members_of(run, newest), *joined]
+    asked = NextMembers(
+        cause=ViewCause.JOIN,
+        reason=f"{names} joined",
+        members=members,
+        has_state=newest.ranks,
+        at_boundary=True,
+        wanted=max(newest.wanted, len(members)),
+        joined=joined,
+        seen_unix_s=clock.unix_s,
+    )
+    return propose(observed, run, newest, asked, clock)
+
+
+def left_out(observed: ObservedJob, run: RunRecord, names: Sequence[str], reason: str, clock: PassClock) -> ViewStep:
+    """The view without the workers on these devices ("node/device"), from a step boundary."""
+    newest = observed.views.kept[-1]
+    members = members_of(run, newest)
+    stay = [member for member in members if f"{member.node}/{member.device}" not in names]
+    asked = NextMembers(
+        cause=ViewCause.LEAVE,
+        reason=reason,
+        members=stay,
+        has_state=[member.rank for member in stay],
+        at_boundary=True,
+        wanted=len(stay),
+        seen_unix_s=clock.unix_s,
+    )
+    return propose(observed, run, newest, asked, clock)
+
+
+def _first(late: Sequence[MemberStanding]) -> str:
+    return late[0].who if late else "a worker"
+
+
+def _why(one: MemberStanding) -> str:
+    return one.word.reason if one.word is not None and one.word.reason else "no reason given"
+
+
+def _ended(member: RunMember) -> str:
+    return exit_in_words(member.exit) if member.exit is not None else "is gone"
+
+
+def _silence_s(observed: ObservedJob, member: RunMember, clock: PassClock) -> float:
+    """How long nothing was heard of a lost member's node; of a process that ended its agent told at once."""
+    if member.exit is None or member.exit.kind is not WorkerExitKind.LOST:
+        return 0.0
+    return silent_s(observed.nodes.get(member.node), clock) or 0.0

@@ -1,0 +1,138 @@
+"""Makes the record of a run's next view, with its first plan and its placement. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from atoll.controller.deciding.first import Place, first_plan
+from atoll.controller.jobs.agents.replica_placement import first_placement
+from atoll.controller.jobs.lifecycle.learned import with_learned
+from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedJob, PassClock
+from atoll.controller.jobs.lifecycle.policy import begun_with, planned_total
+from atoll.controller.jobs.membership.life import move_view
+from atoll.controller.jobs.membership.members import by_position, in_order
+from atoll.controller.state.records import JobRecord, Level, PlacementRecord, PlanRecord, RunMember, RunRecord
+from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
+from atoll.errors import NoFeasiblePlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewStep:
+    """What is to be written of a run's views now. again: why the run cannot go on in place and is to be started again;
+    then nothing else is said. views: changed and new ones; with a new one its plan, the job as it is with it, and a
+    placement where its machines keep copies."""
+
+    again: str = ""
+    views: tuple[ViewRecord, ...] = ()
+    events: tuple[NewEvent, ...] = ()
+    job: JobRecord | None = None
+    plan: PlanRecord | None = None
+    placement: PlacementRecord | None = None
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.again or self.views or self.events)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextMembers:
+    """Who is to be in the next view, and why. wanted: as in ViewRecord; None: as before. seen_unix_s: the last sign of
+    life of what was lost."""
+
+    cause: ViewCause
+    reason: str
+    members: Sequence[RunMember]
+    has_state: Iterable[int]
+    at_boundary: bool = False
+    wanted: int | None = None
+    lost: Sequence[RunMember] = ()
+    joined: Sequence[RunMember] = ()
+    seen_unix_s: float = 0.0
+
+
+def propose(
+    observed: ObservedJob, run: RunRecord, before: ViewRecord, asked: NextMembers, clock: PassClock
+) -> ViewStep:
+    """The next view after `before`, the newest. What was not in force of those before it is abandoned."""
+    members = in_order(asked.members, observed.devices.ports)
+    first = members[0]
+    ports = observed.devices.ports.get(first.node)
+    if not ports:
+        return ViewStep(again="no node of those who are left offers a free port to meet at")
+    current = observed.plans.newest
+    assert current is not None  # with the run's first view came its first plan
+    number, has_state = before.view + 1, frozenset(asked.has_state)
+    # Against the last view in force, over those between that did not come about.
+    pending = before.state is not ViewState.IN_FORCE
+    view = ViewRecord(
+        job=run.job,
+        run=run.run,
+        view=number,
+        state=ViewState.PROPOSED,
+        cause=asked.cause,
+        reason=asked.reason,
+        ranks=tuple(member.rank for member in members),
+        has_state=tuple(member.rank for member in members if member.rank in has_state),
+        master_address=observed.nodes[first.node].record.address,
+        master_port=min(ports),
+        plan=current.id + 1,
+        wanted=before.wanted if asked.wanted is None else asked.wanted,
+        at_boundary=asked.at_boundary,
+        lost=_named(before.lost if pending else (), asked.lost),
+        joined=_named(before.joined if pending else (), asked.joined),
+        seen_unix_s=before.seen_unix_s if pending and before.seen_unix_s else asked.seen_unix_s,
+        proposed_unix_s=clock.unix_s,
+    )
+    job = with_learned(observed, observed.job)
+    job = replace(job, status=replace(job.status, view=number))
+    plan = _first_plan(observed, job, run, view, current)
+    over = [move_view(before, ViewState.ABANDONED, f"view {number} was proposed", clock.unix_s)] if pending else []
+    event = NewEvent(Level.WARNING if asked.lost else Level.INFO, "membership", in_words(view))
+    return ViewStep(views=(*over, view), events=(event,), job=job, plan=plan, placement=_placement(observed, run, view))
+
+
+def in_words(view: ViewRecord) -> str:
+    """'view 2: rank 1 on b was killed: 2 workers go on in place (0, 2)'."""
+    count = len(view.ranks)
+    who = "1 worker goes on alone" if count == 1 else f"{count} workers go on"
+    how = "from a step boundary" if view.at_boundary else "in place"
+    ranks = ", ".join(map(str, view.ranks[:16])) + ("" if count <= 16 else ", …")
+    return f"view {view.view}: {view.reason}; {who} {how} (rank{'s' * (count > 1)} {ranks})"
+
+
+def _named(before: Sequence[str], new: Sequence[RunMember]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*before, *(f"rank {member.rank} on {member.node}" for member in new))))[:64]
+
+
+def _first_plan(
+    observed: ObservedJob, job: JobRecord, run: RunRecord, view: ViewRecord, current: PlanRecord
+) -> PlanRecord:
+    members = by_position(run, view).members
+    devices = {(name, device.index): device for name, node in observed.nodes.items() for device in node.record.devices}
+    places = []
+    for member in members:
+        device = devices.get((member.node, member.device))
+        speed, work_per_s = (device.speed, device.work_per_s) if device else (1.0, 0.0)
+        places.append(Place(member.node, member.device, speed, work_per_s))
+    total = planned_total(job) or job.learned.total_batch
+    plan = begun_with(job, first_plan(run.run, job.spec.split, places, job.learned.speeds, total))
+    return replace(plan, id=current.id + 1, view=view.view)
+
+
+def _placement(observed: ObservedJob, run: RunRecord, view: ViewRecord) -> PlacementRecord | None:
+    members = by_position(run, view).members
+    nodes = {member.node: observed.nodes[member.node].record for member in members}
+    try:
+        placed = first_placement(
+            run.run,
+            members,
+            nodes,
+            observed.job.spec.checkpoint,
+            before=observed.plans.placement,
+            links=observed.training.links,
+            learned=observed.job.learned,
+        )
+    except NoFeasiblePlan:
+        return None  # no machine's memory has room for a copy; the run's launch said so
+    return None if placed is None else replace(placed, view=view.view)

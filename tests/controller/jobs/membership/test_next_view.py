@@ -1,0 +1,202 @@
+"""What is next for the views of a run, of what its workers report: one look each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made import JOB, NOW_S, changed, clock, ended, exited, free, job, node, observed, run, spec, worker
+
+from atoll.controller.jobs.lifecycle.observed import JobStep, ObservedJob, ObservedWorker, SendView, StopRun
+from atoll.controller.jobs.lifecycle.reconcile import next_step
+from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewStage, WayIn, WorkerStanding
+from atoll.controller.state.records import Cause, ExitRecord, JobPhase, RunRecord, WorkerExitKind
+from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
+
+KILLED = exited(WorkerExitKind.SIGNALLED, -9, "killed by signal 9", step=9)
+WAY = WayIn(aborted_s=0.1, told_s=0.25, met_s=0.4, agreed_s=0.5, first_step_s=0.9)
+
+
+def view(
+    number: int = 1, state: ViewState = ViewState.IN_FORCE, ranks: tuple[int, ...] = (0, 1, 2), **fields: object
+) -> ViewRecord:
+    made = ViewRecord(
+        job=JOB,
+        run=1,
+        view=number,
+        state=state,
+        cause=ViewCause.LAUNCH if number == 1 else ViewCause.LOSS,
+        reason="because",
+        ranks=ranks,
+        has_state=ranks,
+        master_address="a.lan",
+        master_port=29500,
+        plan=number,
+        wanted=3,
+        stepped_unix_s=1.0 if state is ViewState.IN_FORCE else 0.0,
+    )
+    return replace(made, **fields)  # type: ignore[arg-type]
+
+
+def standing(stage: ViewStage = ViewStage.TRAINING, number: int = 1, reason: str = "", step: int = 9) -> ObservedWorker:
+    word = WorkerStanding(number, stage, step, reason, way=WAY if number > 1 else WayIn(), takes_in=True)
+    return replace(worker(step=step), standing=word)
+
+
+def look(
+    *workers: ObservedWorker | None,
+    views: tuple[ViewRecord, ...] = (view(),),
+    record: RunRecord | None = None,
+    **fields: object,
+) -> ObservedJob:
+    """Three nodes with a worker each, None where it is gone. fields: of ObservedViews, or of ObservedJob."""
+    nodes = [
+        node(name, {} if one is None else {rank: one})
+        for rank, (name, one) in enumerate(zip("abc", workers, strict=True))
+    ]
+    own = {name: fields.pop(name) for name in ("since_s", "broken_since_s") if name in fields}
+    seen = ObservedViews(**{"kept": views, "since_s": NOW_S, **own})  # type: ignore[arg-type]
+    made = {"min_workers": 2, "max_workers": 3, **fields.pop("wants", {})}  # type: ignore[dict-item]
+    begun = job(spec=spec(**made), view=views[-1].view)
+    return changed(observed(begun, record or run("a", "b", "c"), *nodes), views=seen, judged_s=NOW_S + 1e6, **fields)
+
+
+def gone(exit: ExitRecord = KILLED) -> ObservedWorker:
+    return worker(exit=exit)
+
+
+def told(step: JobStep) -> list[str]:
+    return [event.text for event in step.events]
+
+
+def test_the_survivors_of_a_killed_worker_are_the_next_view_and_the_job_goes_on_running() -> None:
+    """1. Rank 1 is killed. 2. In the same look view 2 is proposed, of the others, with a plan and a place to meet; the
+    job stays RUNNING and its run is not fenced. 3. Nothing is said to agents before that is written."""
+    step = next_step(look(standing(), gone(), standing()), clock())
+    assert step.job.status.phase is JobPhase.RUNNING
+    assert (step.job.status.run, step.job.status.view) == (1, 2)
+    assert step.run is not None
+    assert not step.run.fenced
+    [proposed] = step.views
+    assert (proposed.view, proposed.state, proposed.ranks, proposed.has_state) == (
+        2,
+        ViewState.PROPOSED,
+        (0, 2),
+        (0, 2),
+    )
+    assert (proposed.lost, proposed.wanted, proposed.at_boundary) == (("rank 1 on b",), 3, False)
+    assert step.plan is not None
+    assert (step.plan.id, step.plan.view, step.plan.shares) == (2, 2, (1.0, 1.0))
+    assert not [action for action in step.actions if isinstance(action, SendView | StopRun)]
+    assert (
+        told(step)[-1]
+        == "view 2: rank 1 on b was killed at step 9: killed by signal 9; 2 workers go on in place (ranks 0, 2)"
+    )
+
+
+STUCK = standing(ViewStage.UNABLE, reason="its collective does not come back")
+RAISED = exited(WorkerExitKind.FAILED, 1, "ValueError: x")
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (
+            look(standing(), gone(), standing(), views=(view(state=ViewState.FORMING),)),
+            "not all of its workers have trained a step by atoll.init",
+        ),
+        (
+            look(worker(step=9), gone(), worker(step=9)),
+            "rank 0 on a does not train yet, or not by atoll.init",
+        ),
+        (look(STUCK, gone(), standing()), "rank 0 on a cannot: its collective does not come back"),
+        (look(standing(), gone(RAISED), standing()), "rank 1 ended by itself"),
+        (look(standing(), gone(), standing(), wants={"min_workers": 3}), "2 of at least 3 workers are left"),
+        (look(replace(standing(), trained=True), gone(), standing()), "rank 0 on a has trained already"),
+        (look(gone(), gone(), gone()), "nobody is left who has its state"),
+    ],
+)
+def test_what_cannot_go_on_in_place_starts_again_and_says_why(seen: ObservedJob, reason: str) -> None:
+    step = next_step(seen, clock())
+    assert step.job.status.phase is JobPhase.STOPPING
+    assert step.run is not None
+    assert (step.run.fenced, step.run.cause) == (True, Cause.LOSS)
+    assert all(one.state is ViewState.ABANDONED for one in step.views)
+    assert f"run 1 does not go on in place: {reason}" in told(step)
+
+
+def test_a_machine_that_its_peers_and_the_controller_miss_alike_is_not_waited_for() -> None:
+    """1. A machine falls silent: its agent's stream is gone for 2 s, its lease of 3 s still runs. 2. Its peers'
+    collectives failed: both say so. 3. It counts as lost now, not a second later. 4. While one of them trains, it does
+    not."""
+    away = node("b", {}, connected=False, heard_s=NOW_S - 2)
+    for other, is_lost in ((ViewStage.BROKEN, True), (ViewStage.TRAINING, False)):
+        seen = look(standing(ViewStage.BROKEN), None, standing(other), broken_since_s=NOW_S)
+        step = next_step(changed(seen, nodes={**seen.nodes, "b": away}), clock())
+        assert [one.ranks for one in step.views] == ([(0, 2)] if is_lost else [])
+        assert bool(step.views and step.views[0].seen_unix_s == 3.0) is is_lost, "2 s before now"
+
+
+def test_members_that_only_lost_touch_are_the_next_view_again() -> None:
+    broken = standing(ViewStage.BROKEN, reason="connection reset")
+    assert next_step(look(broken, broken, broken, broken_since_s=NOW_S - 0.9), clock()).views == ()
+    [again] = next_step(look(broken, broken, broken, broken_since_s=NOW_S - 1.1), clock()).views
+    assert (again.ranks, again.cause, again.lost) == ((0, 1, 2), ViewCause.BROKEN, ())
+
+
+def test_a_view_is_in_force_when_all_train_in_it_and_the_one_before_is_over() -> None:
+    views = (view(1), view(2, ViewState.FORMING, (0, 2)))
+    record = ended(run("a", "b", "c"), None, KILLED, None)
+    trains = standing(number=2, step=9)
+    assert (
+        next_step(look(trains, None, standing(ViewStage.FORMING, 2), views=views, record=record), clock()).views == ()
+    )
+    step = next_step(look(trains, None, trains, views=views, record=record), clock())
+    assert [(one.view, one.state) for one in step.views] == [(1, ViewState.ABANDONED), (2, ViewState.IN_FORCE)]
+
+
+def test_a_change_is_told_in_one_sentence_with_its_parts() -> None:
+    proposed = view(
+        2,
+        ViewState.IN_FORCE,
+        (0, 2),
+        stepped_unix_s=0.0,
+        step=9,
+        lost=("rank 1 on b",),
+        seen_unix_s=10.0,
+        proposed_unix_s=10.3,
+    )
+    record = ended(run("a", "b", "c"), None, KILLED, None)
+    trains = standing(number=2, step=11)
+    step = next_step(look(trains, None, trains, views=(view(1, ViewState.ABANDONED), proposed), record=record), clock())
+    assert told(step) == [
+        "view 2: 2 workers went on in place after 0.95 s from step 9: 0.05 noticed, 0.10 aborted, 0.15 told, "
+        "0.15 formed, 0.10 agreed, 0.40 first step; rank 1 on b lost"
+    ]
+
+
+def test_who_does_not_stand_still_in_time_starts_the_run_again() -> None:
+    views, record = (view(1), view(2, ViewState.PROPOSED, (0, 2))), ended(run("a", "b", "c"), None, KILLED, None)
+    workers = (standing(ViewStage.FORMING, 2), None, standing(ViewStage.TRAINING, 1))
+    assert next_step(look(*workers, views=views, record=record, since_s=NOW_S - 9), clock()).views == ()
+    step = next_step(look(*workers, views=views, record=record, since_s=NOW_S - 11), clock())
+    assert "run 1 does not go on in place: rank 2 on c did not stand still within 10 s" in told(step)
+    assert step.job.status.phase is JobPhase.STOPPING
+
+
+def test_a_lost_worker_is_replaced_by_one_that_joins_while_the_others_train() -> None:
+    """1. Two of three go on in view 2; the device of the third is free. 2. A worker is launched on it, with the next
+    rank; it is in no view. 3. Only when it is ready is view 3 proposed, at a boundary, with it in the place of the lost
+    one; its state does not count."""
+    views = (view(1, ViewState.ABANDONED), view(2, ranks=(0, 2)))
+    record = ended(run("a", "b", "c"), None, KILLED, None)
+    trains = standing(number=2)
+    step = next_step(look(trains, None, trains, views=views, record=record, free=[free("b")]), clock())
+    assert step.run is not None
+    assert [(m.rank, m.node) for m in step.run.members] == [(0, "a"), (1, "b"), (2, "c"), (3, "b")]
+    for stage, ranks in ((ViewStage.JOINING, []), (ViewStage.READY, [(0, 3, 2)])):
+        seen = look(trains, None, trains, views=views, record=step.run)
+        joiner = node("b", {3: standing(stage, 0)})
+        after = next_step(changed(seen, nodes={**seen.nodes, "b": joiner}), clock())
+        assert [one.ranks for one in after.views] == ranks
+        assert all((one.at_boundary, one.has_state, one.cause) == (True, (0, 2), ViewCause.JOIN) for one in after.views)

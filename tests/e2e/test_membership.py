@@ -1,0 +1,60 @@
+"""Changes of a run's members while it trains, with real processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, hurry, kill
+from test_failures import check_every_sample_once
+
+from atoll.v1 import jobs_pb2 as pb
+
+IN_PLACE = re.compile(
+    r"view (\d+): (\d+) workers went on in place after ([\d.]+) s from step (\d+): [\d.]+ noticed, [\d.]+ aborted, "
+    r"[\d.]+ told, [\d.]+ formed, [\d.]+ agreed, [\d.]+ first step; rank (\d+) on \S+ lost"
+)
+
+
+def went_on(cluster: Cluster, job: str) -> re.Match[str] | None:
+    """The sentence of the newest change in place."""
+    found = [match for event in cluster.client.events(job) if (match := IN_PLACE.match(event.text))]
+    return found[-1] if found else None
+
+
+@pytest.mark.timeout(180)
+def test_the_survivors_of_a_killed_worker_keep_their_processes_and_every_sample_counts_once(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """1. Three workers train; the one of rank 1 is killed (SIGKILL), with its agent, so that its device does not come
+    back. 2. The two others go on as the same processes, in the same run, in view 2; the job is RUNNING all the time,
+    and nobody is started again. 3. All samples of all epochs count once: those of the broken step as the two trained
+    it."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0, 1.0])
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=6", workers=(2, 3), checkpoint_every=0)
+    before = cluster.wait_for_step(job, 20)
+    lost = next(worker for worker in before.workers if worker.rank == 1)
+    pids = {worker.rank: worker.status.pid for worker in before.workers if worker.rank != 1}
+    cluster.kill(lost.node)
+    kill_quietly(lost.status.pid)
+    cluster.wait_for(job, "the change in place", lambda _: went_on(cluster, job) is not None)
+    now = cluster.job(job)
+    assert {worker.rank: worker.status.pid for worker in now.workers} == pids
+    assert (now.phase, now.run) == (pb.PHASE_RUNNING, 1)
+    told = went_on(cluster, job)
+    assert told is not None
+    assert (told[1], told[2], told[5]) == ("2", "2", "1")
+    hurry(out)
+    end = cluster.wait_for_end(job)
+    assert (end.phase, end.run, end.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
+    check_every_sample_once(out, samples=600, epochs=6)
+
+
+def kill_quietly(pid: int) -> None:
+    """It may be gone with its agent."""
+    try:
+        kill(pid)
+    except ProcessLookupError:
+        return
