@@ -9,16 +9,13 @@ table: the same, but which of 15 frequent words is next, or none of them: the ta
 
 from __future__ import annotations
 
-import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -28,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "examples
 
 import data
 from byte_gpt import ByteGPT
+from words import NextWord, next_words
 
 CONTEXT: Final = 64
 WORDS: Final = 2048  # the last one stands for all that are rarer
 FEW_WORDS: Final = 16
-NGRAMS: Final = ((1,), (2,), (3,), (1, 2), (2, 3), (1, 2, 3))  # which of the words before, hashed together
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +72,7 @@ def build_gpt(tiny: bool) -> nn.Module:
 
 
 def build_words(tiny: bool, *, sparse: bool = False, words: int = WORDS) -> nn.Module:
-    rows, width = rows_and_width(tiny)
-    table = nn.EmbeddingBag(rows, width, mode="sum", sparse=sparse)
-    nn.init.normal_(table.weight, std=0.1)
-    return nn.Sequential(table, nn.Linear(width, words))
+    return NextWord(*rows_and_width(tiny), words, sparse=sparse)
 
 
 def rows_and_width(tiny: bool) -> tuple[int, int]:
@@ -95,18 +89,7 @@ def prose(tiny: bool) -> TensorDataset:
 
 
 def grams(tiny: bool, words: int = WORDS) -> TensorDataset:
-    """int32 [n, grams] rows of the table, int64 [n] the word that follows, by its rank below words - 1."""
-    spoken = re.findall(rb"[a-z']+", data.text()[: 100_000 if tiny else None].numpy().tobytes().lower())
-    rank = {word: number for number, (word, _) in enumerate(Counter(spoken).most_common())}
-    ids = np.fromiter((rank[word] for word in spoken), np.uint64, len(spoken))
-    before = {back: ids[3 - back : -back] for back in (1, 2, 3)}
-    rows = np.empty((len(ids) - 3, len(NGRAMS)), np.int32)
-    for column, gram in enumerate(NGRAMS):
-        mixed = np.full(len(rows), column + 1, np.uint64)
-        for back in gram:
-            mixed = (mixed ^ before[back]) * np.uint64(0x9E3779B97F4A7C15)  # wraps: a multiplicative hash
-        rows[:, column] = (mixed >> np.uint64(32)) % np.uint64(rows_and_width(tiny)[0])
-    return TensorDataset(torch.from_numpy(rows), torch.from_numpy(np.minimum(ids[3:], words - 1).astype(np.int64)))
+    return next_words(data.text()[: 100_000 if tiny else None], rows_and_width(tiny)[0], words)
 
 
 def flat_cross_entropy(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
