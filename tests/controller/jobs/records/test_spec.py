@@ -176,7 +176,7 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
         (sparse(sparsity=math.nan), "spec.stale_sparse.sparsity = nan"),
         (sparse(staleness=2), "spec.stale_sparse.staleness = 2 should be less than or equal to 1"),
         (sparse(selection="some"), "spec.stale_sparse.selection = 'some' should be 'threshold', 'topk' or 'random'"),
-        (sparse(values="int8"), "spec.stale_sparse.values = 'int8'"),
+        (sparse(values="int3"), "spec.stale_sparse.values = 'int3'"),
         (sparse(momentum="none"), "spec.stale_sparse.momentum = 'none'"),
         (
             sparse(error_feedback=False),
