@@ -20,6 +20,7 @@ using namespace atoll_kernels;
 
 void check_sparse();    // sparse.cpp
 void check_exchange();  // exchange.cpp
+void check_planning();  // planning.cpp
 void check_units();     // units.cpp
 
 namespace {
@@ -130,6 +131,7 @@ int main(int argc, char** argv) {
     check_sparse();
     check_units();
     check_exchange();
+    check_planning();
     check_many_callers();
     const bool may_fork = argc < 2 || std::strcmp(argv[1], "--no-fork") != 0;
     if (may_fork) check_fork();
