@@ -82,6 +82,8 @@ JOB = {
     "submitted_unix_s": 1.7e9,
     "submitted_by": "client:alice",
     "cancelled_by": "",
+    "view": 0,
+    "membership": "",
     "ended_unix_s": 0.0,
     "workers": [
         {"rank": 0, "node": "local-0", "device": 0, "status": STATUS, "share": 0.625, "last": LAST, "links": [LINK]}

@@ -99,6 +99,7 @@ def test_a_submitted_job_says_what_its_job_file_said() -> None:
         "workdir",
         "local_steps",
         "zen",
+        "compressed",
         "groups",
     }  # what travelled is there already; another strategy's settings
     assert set(said) | left_out == set(JobFile.model_fields)
@@ -147,7 +148,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
             "adapt": {"batch": [128, 1024], "learning_rate": "square-root", "sparsity": True},
         }
     )
-    left_out = {"workdir", "local_steps", "zen", "groups"}
+    left_out = {"workdir", "local_steps", "zen", "compressed", "groups"}
     assert job.model_fields_set | left_out == set(JobFile.model_fields)  # a new field belongs here
     assert jobfile.from_spec(job.to_spec("train.py")).to_spec("train.py") == job.to_spec("train.py")
 

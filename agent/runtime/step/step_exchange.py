@@ -25,7 +25,7 @@ from atoll.agent.runtime.step.capabilities import (
     WorkerContext,
     WorkerHalf,
 )
-from atoll.agent.runtime.step.durable import Origin
+from atoll.agent.runtime.step.durable import NothingBeside, Origin
 from atoll.agent.runtime.step.gradients import refuse_sparse_modules
 from atoll.agent.runtime.step.phases import OneWorker
 from atoll.agent.runtime.step.reduction import ReducedGradients
@@ -113,7 +113,8 @@ class StepExchange:
     @property
     def why_not_in_place(self) -> str | None:
         """Why the run cannot go on without a peer that was lost in a step, by the strategy; None where it can."""
-        return None if self.engine is None and self._local is None else f"strategy {self._name} starts again"
+        keeps_more = not isinstance(self.durable, NothingBeside)  # residuals: a new exchange would begin without them
+        return f"strategy {self._name} starts again" if keeps_more or self.engine or self._local else None
 
     @property
     def flush_changes(self) -> bool:

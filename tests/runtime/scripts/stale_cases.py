@@ -99,8 +99,8 @@ def a_forward_pass_is_never_more_than_a_round_late(exchange: Exchange) -> None:
             model.train()
         assert all(before - 1 <= version <= before for version, before in versions), versions
         assert int(model[1].num_batches_tracked) == 10
-        assert run._group is not None
-        counts = run._group.gather_rows([seen[sample] for sample in range(50)])
+        assert run._session.group is not None
+        counts = run._session.group.gather_rows([seen[sample] for sample in range(50)])
         assert [sum(of_ranks) for of_ranks in zip(*counts, strict=True)] == [2] * 50
 
 

@@ -1,0 +1,107 @@
+"""A worker is killed (SIGKILL), the others go on in place: how long they stand still, on a real local cluster.
+
+    python benchmarks/membership.py [--kills 30] [--step-s 0.05]
+
+Each kill is of a new job of three workers, which go on as two (`--workers 2:3`); a worker in turn. Its agent lives on
+and its device is free again, so the job grows by a new run some seconds later: what is measured ends before. Seconds
+from the signal until both survivors have completed the first step of the new view, by the wall clock of one machine;
+and the parts by the controller's event.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TESTS = HERE.parent / "tests"
+sys.path[:0] = [str(HERE), str(TESTS), str(TESTS / "e2e")]
+
+import torch
+from cluster import Cluster
+from lab.machine import processor
+
+PARTS = ("noticed", "aborted", "told", "formed", "agreed", "first_step")
+SENTENCE = re.compile(
+    r"went on in place after [\d.]+ s from step (?P<step>\d+): "
+    + ", ".join(rf"(?P<{part}>[\d.]+) {part.replace('_', ' ')}" for part in PARTS)
+)
+TRAINS_AT = 20
+
+
+def completed_s(path: Path, step: int) -> float:
+    """When a rank had completed this step: it began a later one. Raises SystemExit where it never did."""
+    begun = (line.split() for line in path.read_text().split("\n")[:-1])  # the last line may be half written
+    for number, unix_s in begun:
+        if int(number) > step:
+            return float(unix_s)
+    raise SystemExit(f"{path} has no step after {step}")
+
+
+def went_on(cluster: Cluster, folder: Path, victim: int, step_s: float) -> tuple[float, re.Match[str]]:
+    """Of one job: from the kill to the survivors' next completed step, and the parts. Raises SystemExit where the run
+    did not go on in place."""
+    out = folder / f"out-{time.monotonic_ns()}"
+    out.mkdir()
+    script = str(HERE / "scripts" / "membership_train.py")
+    job = cluster.submit(script, str(out), str(step_s), workers=(2, 3), checkpoint_every=0)
+    before = cluster.wait_for_step(job, TRAINS_AT)
+    pids = {worker.rank: worker.status.pid for worker in before.workers}
+    if len(pids) != 3:
+        raise SystemExit(f"{job} trains on {len(pids)} workers, not on three")
+    killed_s = time.time()
+    os.kill(pids[victim], signal.SIGKILL)
+    cluster.wait_for(job, "the change in place", lambda _: told(cluster, job) is not None or over(cluster, job))
+    seen = told(cluster, job)
+    if seen is None:
+        raise SystemExit(f"{job} was started again:\n{cluster.story(job)}")
+    ends = [completed_s(out / str(rank), int(seen["step"])) for rank in pids if rank != victim]
+    cluster.client.cancel(job)
+    cluster.wait_for_end(job)
+    return max(ends) - killed_s, seen
+
+
+def told(cluster: Cluster, job: str) -> re.Match[str] | None:
+    """The controller's sentence of the change in place, by its parts."""
+    found = [match for event in cluster.client.events(job) if (match := SENTENCE.search(event.text))]
+    return found[-1] if found else None
+
+
+def over(cluster: Cluster, job: str) -> bool:
+    """Whether it is another run: this one did not go on."""
+    return cluster.job(job).run > 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--step-s", type=float, default=0.05)
+    given = parser.parse_args()
+    took, parts = [], []
+    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
+        cluster.local([1.0, 1.0, 1.0])
+        for number in range(given.kills):
+            one_s, of = went_on(cluster, Path(folder), number % 3, given.step_s)
+            took.append(one_s)
+            parts.append(of)
+            print(f"  {number + 1} of {given.kills}: {one_s:.3f} s, {of[0]}", file=sys.stderr, flush=True)
+    print(f"{datetime.date.today()}, {processor()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo")
+    print(
+        f"{len(took)} kills, steps of {given.step_s} s: median {statistics.median(took):.2f} s, most {max(took):.2f} s"
+    )
+    print(
+        "parts, medians: "
+        + ", ".join(f"{statistics.median(float(of[part]) for of in parts):.2f} {part}" for part in PARTS)
+    )
+
+
+if __name__ == "__main__":
+    main()
