@@ -14,9 +14,9 @@ import torch
 from atoll.agent.runtime.transport.channel import Channel
 from atoll.errors import AtollError, BadInput, PeerLost
 from atoll.strategies.compressed.compressors import Compressor
-from atoll.strategies.compressed.mailbox import AwaitedFrom, GroupMailbox, Message
 from atoll.strategies.compressed.options import Way
 from atoll.strategies.compressed.sums import Addend, Counts, GroupGradient, GroupSum, RankCircle, Summing
+from atoll.strategies.staged_sums.mailbox import Awaited, Message, StagedMailbox
 
 JOIN_S: Final = 10.0
 
@@ -27,7 +27,7 @@ class ExchangedGroup:
     def __init__(self, tensor: int, sum_: GroupSum, way: Way, ended: Callable[[object], None]) -> None:
         self.tensor, self.sum, self.way, self.ended = tensor, sum_, way, ended
         self.steps: Summing | None = None
-        self.awaited: AwaitedFrom | None = None
+        self.awaited: Awaited | None = None
         self.addends: list[Addend] | None = None
         self.counts: Counts | None = None
         self.done = threading.Event()
@@ -42,7 +42,7 @@ class ExchangedGroup:
 class GroupExchange:
     """`submit` and `finish` on the training thread; one thread of its own compresses, posts, waits and decodes."""
 
-    def __init__(self, channel: Channel, mailbox_of: Callable[[Callable[[], None]], GroupMailbox]) -> None:
+    def __init__(self, channel: Channel, mailbox_of: Callable[[Callable[[], None]], StagedMailbox]) -> None:
         self._channel = channel
         self._changed = threading.Condition()
         self._news = False

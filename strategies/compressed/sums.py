@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from atoll.errors import BadInput
 from atoll.kernels.signs import SIGN_BLOCK
 from atoll.strategies.compressed.compressors import CodePlace, Compressor, as_payload
-from atoll.strategies.compressed.mailbox import AwaitedFrom, Message
 from atoll.strategies.compressed.messages import EntryForm, bundled, decode, encode, unbundled
+from atoll.strategies.staged_sums.mailbox import Awaited, Message
 
-INSIDE, FIRST, SECOND, RESULT = range(4)
+STAGES: Final = 4
+INSIDE, FIRST, SECOND, RESULT = range(STAGES)
 """Stages: to the island's first rank, between those twice, back."""
 Counts: TypeAlias = NDArray[np.float32]
 Post: TypeAlias = Callable[[int, int, Message], None]
 """(rank, stage, message)"""
 
-Summing: TypeAlias = Generator[AwaitedFrom, list[Message], list["Addend"]]
+Summing: TypeAlias = Generator[Awaited, list[Message], list["Addend"]]
 ALIGNED: Final = SIGN_BLOCK
 """Ranges of a divided group begin at multiples of so many entries."""
 
@@ -110,10 +111,10 @@ class GroupSum:
         circle = self._circle
         if circle.rank != circle.leader:
             self._post(circle.leader, INSIDE, self._own[0])
-            (message,) = yield AwaitedFrom(RESULT, (circle.leader,))
+            (message,) = yield Awaited(RESULT, (circle.leader,))
             return self._from_leader(message)
         if circle.mates:
-            came = yield AwaitedFrom(INSIDE, circle.mates)
+            came = yield Awaited(INSIDE, circle.mates)
             for mate, message in zip(circle.mates, came, strict=True):
                 self._add_mate(mate, message)
             self._compress_ranges()
@@ -140,7 +141,7 @@ class GroupSum:
         circle = self._circle
         for other in circle.others:
             self._post(other, FIRST, self._own[0])
-        came = dict(zip(circle.others, (yield AwaitedFrom(FIRST, circle.others)), strict=True))
+        came = dict(zip(circle.others, (yield Awaited(FIRST, circle.others)), strict=True))
         came[circle.rank] = self._own[0]
         entries, counts = len(self.mine.value_N), len(self.mine.counts)
         return [Addend(rank, 0, entries, counts, came[rank]) for rank in circle.ranks]
@@ -152,7 +153,7 @@ class GroupSum:
         for place, other in enumerate(circle.ranks):
             if other != circle.rank:
                 self._post(other, FIRST, self._own[place])
-        came = dict(zip(circle.others, (yield AwaitedFrom(FIRST, circle.others)), strict=True))
+        came = dict(zip(circle.others, (yield Awaited(FIRST, circle.others)), strict=True))
         came[circle.rank] = self._own[me]
         begin, end, counted = ranges[me]
         sum_M = torch.zeros_like(self.mine.value_N[begin:end])
@@ -164,7 +165,7 @@ class GroupSum:
         )
         for other in circle.others:
             self._post(other, SECOND, message)
-        told = dict(zip(circle.others, (yield AwaitedFrom(SECOND, circle.others)), strict=True))
+        told = dict(zip(circle.others, (yield Awaited(SECOND, circle.others)), strict=True))
         told[circle.rank] = message
         return [Addend(rank, *ranges[place], told[rank]) for place, rank in enumerate(circle.ranks)]
 

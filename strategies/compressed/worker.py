@@ -19,7 +19,6 @@ from atoll.strategies.compressed.algorithms import compressor_of, density_at
 from atoll.strategies.compressed.compressors import CodePlace
 from atoll.strategies.compressed.exchange import ExchangedGroup, GroupExchange
 from atoll.strategies.compressed.layout import GRADIENT_BYTES, TensorLayout
-from atoll.strategies.compressed.mailbox import GroupMailbox
 from atoll.strategies.compressed.measuring import Measuring
 from atoll.strategies.compressed.messages import HEADER_BYTES
 from atoll.strategies.compressed.options import TensorGroup, Way
@@ -27,10 +26,11 @@ from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.compressed.residuals import FlatResiduals
 from atoll.strategies.compressed.settings import Compressed
 from atoll.strategies.compressed.state import CompressedState
-from atoll.strategies.compressed.sums import GroupGradient, RankCircle
+from atoll.strategies.compressed.sums import STAGES, GroupGradient, RankCircle
 from atoll.strategies.compressed.timing import EVERY_ROUNDS, PassTimes
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.dense.worker import DenseReducer
+from atoll.strategies.staged_sums.mailbox import StagedMailbox
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
 
@@ -213,8 +213,8 @@ class CompressedReducer:
             self._times.combined()
             self._measuring.tell(self._groups)
 
-    def _mailbox(self, changed: Callable[[], None]) -> GroupMailbox:
+    def _mailbox(self, changed: Callable[[], None]) -> StagedMailbox:
         layout, ranks, tensors = self._layout, self._session.place.world_size, len(self._layout.names)
         beside = HEADER_BYTES + 4 * tensors + 64  # of a message, but entries; they take eight bytes at most
         largest = [ranks * (8 * layout.size(index, tensors) + beside) for index in range(tensors)]
-        return GroupMailbox(layout.names, largest, changed)
+        return StagedMailbox(layout.names, largest, STAGES, changed)

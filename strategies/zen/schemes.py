@@ -16,23 +16,13 @@ import numpy as np
 from atoll.errors import BadInput
 from atoll.kernels import units
 from atoll.sparse_scheme import Scheme
+from atoll.strategies.staged_sums.mailbox import Awaited, Message
 from atoll.strategies.zen.blocks import BLOCK_ENTRIES, from_blocks, to_blocks
 from atoll.strategies.zen.coordinates import U32, Coordinates, UnitShape, summed, total
 from atoll.strategies.zen.messages import decode, encode
 from atoll.strategies.zen.partitions import EvenPartitions, HashPartitions, Partitions
 
-
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """The messages of a stage that are waited for, one of each of these ranks."""
-
-    stage: int
-    ranks: tuple[int, ...]
-
-
-Received: TypeAlias = list[bytes | memoryview]
-"""The messages, in the order of the ranks that were awaited."""
-Summing: TypeAlias = Generator[Awaited, Received, Coordinates]
+Summing: TypeAlias = Generator[Awaited, list[Message], Coordinates]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from atoll.errors import BadInput
+from atoll.strategies.staged_sums.mailbox import Awaited, StagedMailbox
 from atoll.strategies.zen.coordinates import Coordinates, summed
-from atoll.strategies.zen.mailbox import Mailbox
 from atoll.strategies.zen.messages import encode
 from atoll.strategies.zen.partitions import HashPartitions
-from atoll.strategies.zen.schemes import SUMS, Awaited, Circle, Summing
+from atoll.strategies.zen.schemes import SUMS, Circle, Summing
 from atoll.strategies.zen.tensor import SeparateTensor
 
+MAX_STAGES: Final = 16384
 Ended: TypeAlias = Callable[[object], None]
 _INSIDE, _RESULT = 0, 1  # stages before those of a scheme
 
@@ -26,7 +27,7 @@ class Sum:
         self.result: Coordinates | None = None
         self.awaited: Awaited | None = None
 
-    def go_on(self, mailbox: Mailbox) -> None:
+    def go_on(self, mailbox: StagedMailbox) -> None:
         """As far as what has come allows. Raises BadInput naming the tensor."""
         try:
             if self.awaited is None:
@@ -50,7 +51,7 @@ class Summation:
     """All methods run on the training thread."""
 
     def __init__(
-        self, channel: Sender, mailbox: Mailbox, islands: Sequence[Sequence[int]], rank: int, seeds: Sequence[int]
+        self, channel: Sender, mailbox: StagedMailbox, islands: Sequence[Sequence[int]], rank: int, seeds: Sequence[int]
     ) -> None:
         self._channel, self._mailbox, self._rank, self._seeds = channel, mailbox, rank, seeds
         own = next(tuple(ranks) for ranks in islands if rank in ranks)

@@ -22,13 +22,13 @@ from atoll.agent.runtime.step.gradients import scale_into
 from atoll.sparse_scheme import Scheme
 from atoll.strategies.dense.fusion import fused_by_bytes
 from atoll.strategies.dense.worker import DenseReducer
+from atoll.strategies.staged_sums.mailbox import StagedMailbox
 from atoll.strategies.zen.blocks import block_count
 from atoll.strategies.zen.coordinates import DTYPES, Coordinates, distinct_values, from_gradient, to_gradient
-from atoll.strategies.zen.mailbox import Mailbox
 from atoll.strategies.zen.messages import finite_or_unknown, largest
 from atoll.strategies.zen.partitions import hash_seeds
 from atoll.strategies.zen.settings import Zen
-from atoll.strategies.zen.summation import Sum, Summation
+from atoll.strategies.zen.summation import MAX_STAGES, Sum, Summation
 from atoll.strategies.zen.tensor import EVERY_ROUNDS, Measured, SeparateTensor, measured_dense, measured_of
 from atoll.v1.common_pb2 import LEVEL_INFO
 
@@ -83,7 +83,7 @@ class ZenReducer:
             return
         islands, tensors = self._channel.islands(), self._tensors.values()
         names = [tensor.name for tensor in tensors]
-        mailbox = Mailbox(names, [largest(tensor.shape) for tensor in tensors])
+        mailbox = StagedMailbox(names, [largest(tensor.shape) for tensor in tensors], MAX_STAGES)
         seeds, rank = hash_seeds(self._session.seed), self._session.place.rank
         self._summation = Summation(self._channel, mailbox, islands, rank, seeds)
         self._channel.connect_receiver(mailbox, names)

@@ -1,0 +1,1 @@
+"""Worker parts of strategies that sum tensors by messages in stages: what came and waits to be used."""
