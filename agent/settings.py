@@ -42,7 +42,8 @@ class AgentSettings:
     """Slows this node's devices down to this share of their speed, for tests and demos on equal hardware."""
 
     threads: int | None = None
-    """OMP_NUM_THREADS of workers. None: the cores that this agent may use, over its devices."""
+    """OMP_NUM_THREADS of workers. None: the cores that this agent may use, or of a worker bound to a NUMA node
+    those of the node, over the devices there."""
 
     def __post_init__(self) -> None:
         if not self.controllers:

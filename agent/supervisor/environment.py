@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from atoll.agent.telemetry.devices import Device
+from atoll.agent.telemetry.numa import NumaBinding
 from atoll.v1.agents_pb2 import Launch
 
 _PREFIX: Final = "ATOLL_"
@@ -36,15 +37,17 @@ def worker_environment(
     secret: str,
     interface: str | None,
     threads: int | None,
+    binding: NumaBinding | None,
 ) -> dict[str, str]:
     """All variables of the worker. inherited: the agent's own, of which ATOLL_* (a token, say) stay behind. threads: of
-    a worker's processor; None: its share of the machine's cores, as many as there are devices."""
+    a worker's processor; None: its part of the NUMA node that it is bound to, or else of the machine's cores."""
     env = {name: value for name, value in inherited.items() if not name.startswith(_PREFIX) and name not in PLACE}
     env["PYTHONUNBUFFERED"] = "1"
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)
     else:  # as torch chooses, each worker would take all of them
-        env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // len(devices))))
+        each = binding.threads if binding is not None else max(1, len(os.sched_getaffinity(0)) // len(devices))
+        env.setdefault("OMP_NUM_THREADS", str(each))
     if interface is not None:
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = interface
     own = {**launch.spec.env, **launch.spec.secrets}

@@ -18,7 +18,7 @@ from typing import Final
 from atoll.agent.ports import RendezvousPorts
 from atoll.agent.routes import interface_of
 from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor import machine
+from atoll.agent.supervisor import machine, on_numa_node
 from atoll.agent.supervisor.code import CodeStore, Fetch, find_script
 from atoll.agent.supervisor.environment import worker_environment
 from atoll.agent.supervisor.events import (
@@ -57,6 +57,7 @@ from atoll.agent.supervisor.strategy_messages import StrategyMessages
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device
+from atoll.agent.telemetry.numa import bindings, read_nodes
 from atoll.errors import AtollError
 from atoll.strategies import registry
 from atoll.v1.agents_pb2 import Inventory, Launch, PlanForJob, StopWorkers, TakeInventory, View
@@ -100,6 +101,7 @@ class Supervisor:
         """Raises OSError where the state directory cannot be used."""
         self._settings = settings
         self._devices = {device.index: device for device in devices}
+        self._bindings = bindings(read_nodes(), devices)
         self._changed = changed
         self._printed = printed
         self._state = machine.State()
@@ -319,7 +321,7 @@ class Supervisor:
                 self.ports.release(launch.master_port)
             oom_kills = out_of_memory_kills()
             process = WorkerProcess(
-                [sys.executable, launch.spec.script, *launch.spec.args],
+                self._command(launch),
                 folder=folder,
                 env=self._environment(launch, secret),
                 pid_file=self._pids / f"{key.job}.{key.run}.{key.rank}.pid",
@@ -333,6 +335,10 @@ class Supervisor:
         self._own(key, self._watch(key))
         logger.info("%s: started as process %d", key, process.pid)
         return Started(key, process.pid, time.monotonic())
+
+    def _command(self, launch: Launch) -> list[str]:
+        argv, bound = [sys.executable, launch.spec.script, *launch.spec.args], self._bindings.get(launch.device)
+        return argv if bound is None else on_numa_node.command(argv, bound.node, bound.cpus)
 
     def _welcome(self, key: WorkerKey, launch: Launch, job_directory: Path) -> Welcome:
         welcome = Welcome(launch=launch, job_directory=str(job_directory), speed=self._settings.speed)
@@ -363,6 +369,7 @@ class Supervisor:
             secret=secret,
             interface=interface_of(self.address),
             threads=self._settings.threads,
+            binding=self._bindings.get(launch.device),
         )
 
     def _capture(self, process: WorkerProcess, stream: LogStream) -> tuple[Captured, asyncio.Event]:

@@ -33,6 +33,8 @@ class Device:
     """Of a fixed calculation, slowed by `speed`; 0 where it was not measured. Only compared within one kind."""
     uuid: str = ""
     """Of a whole GPU; empty where it is shared out in parts (MIG), each of which may be somebody else's."""
+    numa_node: int | None = None
+    """That it hangs on; None: it is not known, or a CPU."""
 
 
 def find_devices(speed: float = 1.0) -> tuple[Device, ...]:
@@ -78,7 +80,9 @@ def _gpus(speed: float, environ: Mapping[str, str]) -> tuple[Device, ...]:
             model = _text(pynvml.nvmlDeviceGetName(handle))
             memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
             whole = "" if _in_parts(pynvml, handle) else uuid
-            found.append(Device(len(found), "cuda", model, memory, speed, visible_as=str(ordinal), uuid=whole))
+            near = numa_node_of(_text(pynvml.nvmlDeviceGetPciInfo(handle).busId))
+            device = Device(len(found), "cuda", model, memory, speed, str(ordinal), uuid=whole, numa_node=near)
+            found.append(device)
         return tuple(found)
     except pynvml.NVMLError as error:
         logger.warning("NVML is there but cannot list the GPUs (%s): using the CPU. Look at nvidia-smi", error)
@@ -93,6 +97,16 @@ def _in_parts(pynvml: Any, handle: object) -> bool:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
     except pynvml.NVMLError:  # a GPU that cannot be
         return False
+
+
+def numa_node_of(bus_id: str, devices: Path = Path("/sys/bus/pci/devices")) -> int | None:
+    """Of a PCI device as NVML names it, "00000000:3B:00.0"; None where the kernel does not know (virtual machines)."""
+    domain, _, place = bus_id.lower().partition(":")
+    try:
+        node = int((devices / f"{int(domain, 16):04x}:{place}" / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
 
 
 def is_visible(allowed: str, ordinal: int, uuid: str) -> bool:

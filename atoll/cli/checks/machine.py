@@ -11,10 +11,12 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from atoll.agent.telemetry.devices import Device, find_devices
+from atoll.agent.telemetry.numa import bindings, read_nodes
 from atoll.cli.checks.finding import Finding
 from atoll.cli.render.terminal import size
 from atoll.controller.state.etcd_binary import EtcdBinary, find_etcd
@@ -38,6 +40,7 @@ def check_machine(data: Path) -> list[Finding]:
         _kernels,
         lambda: _torch(cards if isinstance(cards, int) else 0),
         lambda: cards_finding(cards),
+        lambda: numa_finding(read_nodes(), find_devices()),
         _zmq,
         _etcd,
         lambda: _disk(data),
@@ -111,6 +114,18 @@ def cards_finding(cards: int | str) -> Finding:
         )
         return Finding("gpus", "broken", found, step)
     return Finding("gpus", "info", f"{found}; the CPU will be the device")
+
+
+def numa_finding(nodes: Mapping[int, Collection[int]], devices: Sequence[Device]) -> Finding:
+    """Where an agent of this machine would keep its workers to."""
+    bound = bindings(nodes, devices)
+    if not bound:
+        found = f"nodes: {max(1, len(nodes))}, devices: {len(devices)}; workers use all processors"
+        return Finding("numa", "info", found)
+    there = ", ".join(f"device {index} node {one.node} ({one.threads} threads)" for index, one in bound.items())
+    missing = [str(device.index) for device in devices if device.index not in bound]
+    unknown = f"; not bound, their node is not known or not allowed: {', '.join(missing)}" if missing else ""
+    return Finding("numa", "ok", f"workers are bound: {there}{unknown}")
 
 
 def _zmq() -> Finding:

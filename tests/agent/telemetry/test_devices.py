@@ -10,6 +10,7 @@ import pytest
 from atoll.agent.memory_limits import total_bytes
 from atoll.agent.supervisor.environment import visible_devices, worker_environment
 from atoll.agent.telemetry.devices import Device, cpu_model, find_devices, is_visible
+from atoll.agent.telemetry.numa import NumaBinding
 from atoll.v1.agents_pb2 import Launch
 from atoll.v1.common_pb2 import JobSpec, WorkerId
 
@@ -30,6 +31,7 @@ def fake_nvml(count: int) -> SimpleNamespace:
         nvmlDeviceGetName=lambda handle: b"NVIDIA GeForce RTX 3090",
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=24 << 30),
         nvmlDeviceGetMigMode=_no_parts,
+        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=f"00000000:F{handle}:1D.7".encode()),
     )
 
 
@@ -98,7 +100,7 @@ def test_environment_of_a_gpu_worker() -> None:
     launch = Launch(id=WorkerId(job="j", run=1), world_size=1, local_world_size=1, master_port=5, spec=spec)
     inherited = {"ATOLL_TOKEN": "secret", "HOME": "/root", "RANK": "4"}
     env = worker_environment(
-        inherited, launch, gpus[1], gpus, agent_socket="ipc://s", secret="x", interface="eth1", threads=2
+        inherited, launch, gpus[1], gpus, agent_socket="ipc://s", secret="x", interface="eth1", threads=2, binding=None
     )
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
     assert (env["WORLD_SIZE"], env["RANK"], env["OMP_NUM_THREADS"]) == ("1", "0", "3")
@@ -114,16 +116,20 @@ def test_workers_share_the_cores_and_the_job_has_the_last_word(kind: str) -> Non
     devices = [Device(n, kind, "x", 1, 1.0, visible_as=str(n)) for n in range(8)]
     launch = Launch(id=WorkerId(job="j", run=1), world_size=1)
 
-    def threads(devices: list[Device], inherited: dict[str, str], told: int | None) -> str:
+    def threads(
+        devices: list[Device], inherited: dict[str, str], told: int | None, binding: NumaBinding | None = None
+    ) -> str:
         env = worker_environment(
-            inherited, launch, devices[0], devices, agent_socket="s", secret="x", interface=None, threads=told
-        )
+            inherited, launch, devices[0], devices,
+            agent_socket="s", secret="x", interface=None, threads=told, binding=binding,
+        )  # fmt: skip
         assert ("CUDA_VISIBLE_DEVICES" in env) == (kind == "cuda")
         return env["OMP_NUM_THREADS"]
 
     cores = len(os.sched_getaffinity(0))
     assert threads(devices, {}, None) == str(max(1, cores // 8))
     assert threads(devices[:1], {}, None) == str(cores)
+    assert threads(devices, {}, None, NumaBinding(1, (4, 5, 6), 3)) == "3"
     assert threads(devices, {"OMP_NUM_THREADS": "7"}, None) == "7"
     assert threads(devices, {"OMP_NUM_THREADS": "7"}, 2) == "2"
     launch.spec.env["OMP_NUM_THREADS"] = "5"

@@ -11,10 +11,11 @@ from scripted_controller import ScriptedController
 from typer.testing import CliRunner
 
 from atoll import certs
+from atoll.agent.telemetry.devices import Device
 from atoll.cli.checks import machine
 from atoll.cli.checks.cluster import check_certificates, check_cluster, judge_cluster
 from atoll.cli.checks.finding import Finding
-from atoll.cli.checks.machine import cards_finding, check_machine, judge_etcd
+from atoll.cli.checks.machine import cards_finding, check_machine, judge_etcd, numa_finding
 from atoll.cli.connection import Connection
 from atoll.cli.main import app
 from atoll.controller.state.etcd_binary import EtcdBinary
@@ -40,6 +41,7 @@ def test_a_healthy_machine_without_cluster_is_no_failure(runner: CliRunner, tmp_
             "kernels",
             "torch",
             "gpus",
+            "numa",
             "zmq",
             "etcd",
             "disk",
@@ -94,6 +96,16 @@ def test_no_gpu_is_a_normal_case() -> None:
     assert cards_finding("no NVIDIA driver").verdict == "info"
     assert cards_finding(0).verdict == "info"
     assert cards_finding(2) == Finding("gpus", "ok", "2 NVIDIA devices")
+
+
+def test_numa_nodes_of_devices() -> None:
+    gpus = [Device(index, "cuda", "x", 1, 1.0, numa_node=node) for index, node in enumerate((0, 1, None))]
+    found = numa_finding({0: range(4), 1: range(4, 8)}, gpus)
+    assert found.found == (
+        "workers are bound: device 0 node 0 (4 threads), device 1 node 1 (4 threads); "
+        "not bound, their node is not known or not allowed: 2"
+    )
+    assert numa_finding({0: range(4)}, gpus).found == "nodes: 1, devices: 3; workers use all processors"
 
 
 def reply(**fields: object) -> pb.ListNodesReply:

@@ -1,0 +1,67 @@
+"""The NUMA nodes of this machine, its devices among them, and which of them a worker keeps to.
+
+A worker whose device hangs on one NUMA node copies from memory of another through the link between the two, at half of
+the rate and beside everybody else's copies."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from atoll.agent.telemetry.devices import Device
+
+_NODES: Final = Path("/sys/devices/system/node")
+
+
+@dataclass(frozen=True, slots=True)
+class NumaBinding:
+    """What a worker runs on. Memory of its pages comes from the same node as long as there is some."""
+
+    node: int
+    cpus: tuple[int, ...]
+    """All of the node that the agent may use, ascending: workers of one node and their loaders share them."""
+    threads: int
+    """This worker's part of them."""
+
+
+def bindings(nodes: Mapping[int, Collection[int]], devices: Sequence[Device]) -> dict[int, NumaBinding]:
+    """By index, the bindings of devices. nodes: the processors of each NUMA node that the agent may use.
+
+    Empty where there is nothing to choose: with one node, or one device, which gets all processors. A device whose node
+    is not known, or has no processor for the agent, is left out."""
+    there = {node: tuple(sorted(cpus)) for node, cpus in nodes.items() if cpus}
+    if len(there) < 2 or len(devices) < 2:
+        return {}
+    on_node = Counter(device.numa_node for device in devices)
+    return {
+        device.index: NumaBinding(
+            device.numa_node, there[device.numa_node], max(1, len(there[device.numa_node]) // on_node[device.numa_node])
+        )
+        for device in devices
+        if device.numa_node is not None and device.numa_node in there
+    }
+
+
+def read_nodes(folder: Path = _NODES) -> dict[int, frozenset[int]]:
+    """The processors of each NUMA node that this process may use; empty where the kernel does not tell."""
+    allowed = os.sched_getaffinity(0)
+    found = {}
+    for node in folder.glob("node[0-9]*"):
+        try:
+            found[int(node.name.removeprefix("node"))] = frozenset(listed((node / "cpulist").read_text()) & allowed)
+        except (OSError, ValueError):
+            return {}
+    return found
+
+
+def listed(text: str) -> set[int]:
+    """The numbers in the kernel's notation: "0-3,8" is 0, 1, 2, 3 and 8. Raises ValueError."""
+    numbers: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
