@@ -83,7 +83,7 @@ def write(cluster: Cluster) -> None:
             machine = cluster.folder / f"machine-{(rank // cluster.each + copy) % machines}"
             machine.mkdir(exist_ok=True)
             session = cluster.session(1, rank, None)
-            shard = StandingShard(snapshot, rank, cluster.ranks)
+            shard = StandingShard(snapshot, rank, cluster.ranks, None)
             shard.look()
             writer = ShardWriter(session, snapshot, shard, inline=True, written=lambda write: None)
             file = SlotFile(machine / file_name(rank, cluster.ranks, 0))

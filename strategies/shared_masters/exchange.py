@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.staging import CudaCopyStream
 from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.strategies.shared_masters.layout import Layer, zeros
 from atoll.strategies.shared_masters.offload import Offload
@@ -69,18 +70,17 @@ class LayerExchange:
                 owner_sum=layer.owner_sum,
             )
         if session.device.type == "cuda":
-            self._offload = Offload(session.device)
+            sizes = [layer.parameter.nbytes for layer in self.layers]
+            self._offload = Offload(CudaCopyStream(session.device), sizes, lambda one: self._await_engine([one]))
 
     def on_cpu(self, layer: Layer) -> bool:
         """Whether the engine reads this layer where it lies."""
         return self._offload is None or layer.on_cpu
 
-    def copy_from_gpu(
-        self, layer: Layer, number: int, flat: torch.Tensor, compress: Callable[[torch.Tensor], None]
-    ) -> None:
-        """Of a layer that is not `on_cpu`: as Offload.submit, of sync round `number`."""
+    def copy_from_gpu(self, layer: Layer, flat: torch.Tensor, compress: Callable[[torch.Tensor], None]) -> None:
+        """Of a layer that is not `on_cpu`: as Offload.submit."""
         assert self._offload is not None
-        self._offload.submit(layer.number, number, flat, compress)
+        self._offload.submit(layer.number, flat, compress)
 
     def set_live(self, layer: Layer, residual: torch.Tensor | None, weight: float) -> None:
         """Exchanging updates: the layer's own weights become those of a rank that has not sent `residual`, float32 [N]
@@ -106,6 +106,9 @@ class LayerExchange:
         """Until nothing reads live weights of these layers, none given: of any, any more. Raises DeadlineExceeded,
         PeerLost."""
         self.await_copies(numbers)
+        self._await_engine(numbers)
+
+    def _await_engine(self, numbers: Sequence[int]) -> None:
         self.engine.await_compressed(self.deadline_s, numbers)
 
     def close(self, before_engine: Callable[[], None] = lambda: None) -> None:

@@ -1,53 +1,67 @@
-"""Gradients or weights from a GPU into pinned memory, beside what the GPU does next and without a thread that spins."""
+"""Weights from a GPU into pinned memory, beside what the GPU does next and without a thread that spins."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 
+from atoll.agent.runtime.staging import CopyStream
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost
 
-DEPTH: Final = 2  # buffers a layer: the part of the pass before the last was selected before this pass began
+RING_BYTES: Final = 256 << 20
+"""Of pinned memory, unless one layer alone has more: what is selected in some 30 ms on two threads."""
 _JOIN_S: Final = 5.0
 
 Compress = Callable[[torch.Tensor], None]
+Released = Callable[[int], None]
+
+
+class PinnedRing:
+    """One piece of pinned memory, given out in turns. Who reads a part is waited for before it is given out again."""
+
+    def __init__(self, stream: CopyStream, size: int, released: Released) -> None:
+        """released: returns when nobody reads what was given out for a layer any more."""
+        self._memory, self._released = stream.pinned(size), released
+        self._lent: deque[tuple[int, int, int]] = deque()  # begin, end, layer; oldest first
+        self._next = 0
+
+    def room(self, layer: int, size: int) -> torch.Tensor:
+        """uint8 [size], for a layer; at most as much as the ring has."""
+        begin = self._next if self._next + size <= self._memory.numel() else 0
+        end = begin + size
+        while any(first < end and begin < last for first, last, _ in self._lent):
+            self._released(self._lent.popleft()[2])
+        self._lent.append((begin, end, layer))
+        self._next = -(-end // 64) * 64  # any entry's alignment, and no cache line is shared
+        return self._memory[begin:end]
 
 
 class Offload:
-    """Owns a side stream and the thread "atoll-offload", which `close` joins."""
+    """Owns the thread "atoll-offload", which `close` joins."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._buffers: dict[int, list[torch.Tensor]] = {}
-        self._queue: queue.Queue[tuple[int, torch.cuda.Event, torch.Tensor, Compress] | None] = queue.Queue()
+    def __init__(self, stream: CopyStream, layer_bytes: Sequence[int], released: Released) -> None:
+        """layer_bytes: of what will be submitted. released: as for PinnedRing."""
+        self._stream = stream
+        self._ring = PinnedRing(stream, max(*layer_bytes, min(RING_BYTES, 2 * sum(layer_bytes))), released)
+        self._queue: queue.Queue[tuple[int, torch.Tensor, Any, Compress] | None] = queue.Queue()
         self._failed: AtollError | None = None
         self._under_way: Counter[int] = Counter()  # by layer
         self._done = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="atoll-offload", daemon=True)
         self._thread.start()
 
-    def submit(self, layer: int, number: int, tensor: torch.Tensor, compress: Compress) -> None:
-        """Copy the flat gradient, or weights, of `layer` in round `number`, then call compress(copy) on this object's
-        thread. The caller writes into `tensor` again only after `drain`, or never."""
+    def submit(self, layer: int, tensor: torch.Tensor, compress: Compress) -> None:
+        """Copy the flat weights of `layer`, then call compress(copy) on this object's thread. The caller writes into
+        `tensor` again only after `drain`."""
         self.check()
-        buffers = self._buffers.setdefault(
-            layer, [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for _ in range(DEPTH)]
-        )
-        pinned = buffers[number % DEPTH]
-        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        with torch.cuda.stream(self._stream):
-            pinned.copy_(tensor, non_blocking=True)
-        tensor.record_stream(self._stream)
-        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # its waiter sleeps
-        copied.record(self._stream)
         with self._done:
             self._under_way[layer] += 1
-        self._queue.put((layer, copied, pinned, compress))
+        self._queue.put((layer, tensor, self._stream.mark(), compress))
 
     def drain(self, deadline_s: float, layers: Sequence[int] = ()) -> None:
         """Wait until everything submitted of these layers, none given: of all, was copied and handed on. Raises what
@@ -69,10 +83,11 @@ class Offload:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            layer, copied, pinned, compress = item
+            layer, tensor, after, compress = item
             try:
-                copied.synchronize()
-                compress(pinned)
+                into = self._ring.room(layer, tensor.nbytes)
+                self._stream.copy(tensor.view(torch.uint8), into, after)()
+                compress(into.view(tensor.dtype))
                 self._note_done(layer)
             except AtollError as error:
                 self._give_up(error)

@@ -134,7 +134,7 @@ class UpdateExchange(MastersUpdate):
         self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._owner_blocks)
         for layer in self._layers:
             if not self._exchange.on_cpu(layer) and self._round % self._options.every == layer.turn:
-                self._exchange.copy_from_gpu(layer, self._round, layer.live, self._later(layer))
+                self._exchange.copy_from_gpu(layer, layer.live, self._later(layer))
 
     def clip(self, max_norm: float) -> bool:
         return False  # torch's own, of this rank's gradient

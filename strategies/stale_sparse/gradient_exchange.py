@@ -174,7 +174,7 @@ class GradientExchange(MastersUpdate):
         if self._exchange.on_cpu(layer):
             self._compress(layer, flat)
         else:
-            self._exchange.copy_from_gpu(layer, self._round, flat, self._later(layer))
+            self._exchange.copy_from_gpu(layer, flat, self._later(layer))
 
     def _later(self, layer: Layer) -> Callable[[torch.Tensor], None]:
         number, weight, k_blocks = self._round, self._weight, self._k_blocks[layer.order]

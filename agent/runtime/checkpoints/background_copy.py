@@ -12,6 +12,7 @@ import torch
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
 from atoll.agent.runtime.checkpoints.memory.shards.live_state import Piece, Sources
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.staging import StagingRing, staging_ring
 from atoll.errors import CheckpointError
 
 LONGEST_WAIT_S: Final = 60.0
@@ -23,6 +24,7 @@ class BackgroundCopy:
     def __init__(self, snapshot: Snapshot, live: Mapping[str, torch.Tensor], device: torch.device) -> None:
         """live: tensors that stand still until the next update."""
         self._snapshot, self._live, self._device = snapshot, live, device
+        self._ring = staging_ring(device)
         self._read = threading.Event()
         self._late = False
 
@@ -32,7 +34,7 @@ class BackgroundCopy:
             torch.cuda.set_device(self._device)  # each thread has a current one of its own
         try:
             with self._snapshot.readable():
-                copies = {name: _copied(tensor) for name, tensor in self._live.items()}
+                copies = {name: _copied(tensor, self._ring) for name, tensor in self._live.items()}
         finally:
             self._live = {}
             self._read.set()
@@ -45,9 +47,9 @@ class BackgroundCopy:
         self._late = self._late or not self._read.wait(LONGEST_WAIT_S)
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
+def _copied(tensor: torch.Tensor, ring: StagingRing | None) -> torch.Tensor:
     """On one thread: training may have the other processors in use."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype)
     if copy.nbytes:
-        Sources().copy(tensor, Piece(0, 0, copy.nbytes, 0), np.frombuffer(bytes_of(copy), np.uint8))
+        Sources(ring).copy(tensor, Piece(0, 0, copy.nbytes, 0), np.frombuffer(bytes_of(copy), np.uint8))
     return copy

@@ -338,7 +338,7 @@ class Saver:
                     return found.path
             if step <= self._done_step:
                 return None  # what this run began with, kept on another machine
-            return self._write(directory, *self._packed(copy=self._session.device.type != "cpu"))
+            return self._write(directory, *self._packed(copy=False))
 
     def _packed(self, *, copy: bool) -> Packed:
         states = self._snapshot.states()

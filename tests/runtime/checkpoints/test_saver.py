@@ -18,6 +18,7 @@ from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.staging import StagingRing
 from atoll.agent.runtime.step.durable import NothingBeside
 
 
@@ -71,9 +72,9 @@ def test_training_waits_for_the_copy_of_the_state_only_where_it_would_change_it(
     on until its next update: that waits. 3. What is written is the boundary's."""
     may_copy, copied = threading.Event(), background_copy._copied
 
-    def slowly(tensor: torch.Tensor) -> torch.Tensor:
+    def slowly(tensor: torch.Tensor, ring: StagingRing | None) -> torch.Tensor:
         assert may_copy.wait(20)
-        return copied(tensor)
+        return copied(tensor, ring)
 
     monkeypatch.setattr(background_copy, "_copied", slowly)
     model = nn.Linear(3, 2)

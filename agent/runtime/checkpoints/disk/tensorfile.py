@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Protocol, TypeGuard
 
 import torch
 
 from atoll.agent.runtime.checkpoints.disk.content import CHUNK_BYTES, Content, Hasher
+from atoll.agent.runtime.staging import StagingRing, staging_ring
 from atoll.errors import CheckpointError
 
 MAX_HEADER_BYTES: Final = 100_000_000  # as in the safetensors library
@@ -43,9 +44,14 @@ class Readable(Protocol):
     def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
-def serialized(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
-    """The file's bytes in order. CPU tensors are not copied; CheckpointError for what the format cannot hold."""
+def serialized(
+    tensors: Mapping[str, torch.Tensor],
+    staging: Callable[[torch.device], StagingRing | None] = staging_ring,
+) -> Iterator[memoryview]:
+    """The file's bytes in order. CPU tensors are not copied; those of a device come through a staging ring, and a part
+    of theirs holds until the next. CheckpointError for what the format cannot hold."""
     header: dict[str, Any] = {}
+    rings = {device: staging(device) for device in {tensor.device for tensor in tensors.values()}}
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPE_NAMES:
             raise CheckpointError(f"tensor {name} is {tensor.dtype}, which a checkpoint cannot hold; convert it")
@@ -67,7 +73,11 @@ def serialized(tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
         raise CheckpointError(f"the list of {len(tensors)} tensors takes {len(listed)} bytes, over {MAX_HEADER_BYTES}")
     yield memoryview(len(listed).to_bytes(8, "little") + listed)
     for name in order:
-        view = bytes_of(tensors[name].detach().to("cpu").contiguous())
+        tensor, ring = tensors[name].detach(), rings[tensors[name].device]
+        if ring is not None:
+            yield from (piece.data for piece in ring.staged(tensor))
+            continue
+        view = bytes_of(tensor.contiguous())
         for begin in range(0, len(view), CHUNK_BYTES):
             yield view[begin : begin + CHUNK_BYTES]
 

@@ -18,6 +18,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RollingSha
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, Generation, ShardFiles
 from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import LONGEST_WAIT_S, ShardWrite, ShardWriter
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.staging import staging_ring
 from atoll.agent.runtime.step.agreement import MemoryProgress
 from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
@@ -36,11 +37,11 @@ class CheckpointTier:
         self._memory = session.memory
         self._placement = ReplicaPlacement.of(session)
         self._sender: ReplicaSender | None = None
-        place, rolling = session.place, snapshot.durable.rolling()
+        place, rolling, ring = session.place, snapshot.durable.rolling(), staging_ring(session.device)
         self._shard: ShardState = (
-            StandingShard(snapshot, place.rank, place.world_size)
+            StandingShard(snapshot, place.rank, place.world_size, ring)
             if rolling is None
-            else RollingShard(snapshot, rolling, place.rank, place.world_size)
+            else RollingShard(snapshot, rolling, place.rank, place.world_size, ring)
         )
         self._writer = ShardWriter(session, snapshot, self._shard, inline=rolling is None, written=self._copy)
         self._cadence = Cadence()

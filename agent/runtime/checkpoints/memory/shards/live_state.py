@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +22,7 @@ from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES, bytes_of
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import CHUNK_BYTES, Bytes
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.staging import DEPTH, PIECE_BYTES, StagingRing
 from atoll.errors import CheckpointError
 
 SERIAL_ENTRIES: Final = 32_000
@@ -35,6 +38,12 @@ class Piece:
     begin: int
     end: int
     to: int
+
+    def parts(self) -> Iterator[Piece]:
+        """As a staging ring takes them."""
+        for begin in range(self.begin, self.end, PIECE_BYTES):
+            end = min(begin + PIECE_BYTES, self.end)
+            yield Piece(self.tensor, begin, end, self.to + begin - self.begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,26 +122,59 @@ class LiveState:
 class Sources:
     """The bytes of live tensors. Kept from step to step for tensors that lie still in CPU memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, ring: StagingRing | None = None) -> None:
+        """ring: through which those come that are on a device."""
+        self._ring = ring
         self._views: dict[int, tuple[torch.Tensor, Bytes]] = {}
 
     def copy(self, tensor: torch.Tensor, piece: Piece, into: Bytes) -> None:
         """Copy a piece into a shard's data. Without the GIL where it is long.
 
         tensor: any shape, dtype and device, read as its bytes in row-major order. into: uint8 [bytes of the shard]."""
-        target = into[piece.to : piece.to + piece.end - piece.begin]
+        for _ in self.copies([(tensor, piece)], into):
+            pass
+
+    def copies(self, wanted: Iterable[tuple[torch.Tensor, Piece]], into: Bytes) -> Iterator[None]:
+        """As `copy`, a piece each time that is asked for; those on a device are on their way by then, and parted where
+        they have more than PIECE_BYTES."""
+        if self._ring is None:
+            for tensor, piece in wanted:
+                self._copy(tensor, piece, _target(piece, into))
+                yield
+            return
+        copied: deque[Callable[[], None]] = deque()
+        for tensor, piece in wanted:
+            for part in piece.parts():
+                copied.append(self._begin(self._ring, tensor, part, _target(part, into)))
+                if len(copied) == DEPTH:
+                    yield copied.popleft()()
+        while copied:
+            yield copied.popleft()()
+
+    def _begin(self, ring: StagingRing, tensor: torch.Tensor, piece: Piece, target: Bytes) -> Callable[[], None]:
+        if on_cpu(tensor) or not tensor.is_contiguous():
+            return partial(self._copy, tensor, piece, target)
+        taken = ring.begin(tensor.detach().reshape(-1).view(torch.uint8)[piece.begin : piece.end])
+        return lambda: np.copyto(target, taken())
+
+    def _copy(self, tensor: torch.Tensor, piece: Piece, target: Bytes) -> None:
         known = self._views.get(piece.tensor)
         if known is not None and known[0] is tensor:
             np.copyto(target, known[1][piece.begin : piece.end])
         elif not tensor.is_contiguous():
             _gather(tensor.detach(), piece.begin, piece.end, target)
-        elif tensor.device.type == "cpu":
+        else:
             view = np.frombuffer(bytes_of(tensor.detach()), np.uint8)
             self._views[piece.tensor] = (tensor, view)
             np.copyto(target, view[piece.begin : piece.end])
-        else:
-            flat = tensor.detach().reshape(-1).view(torch.uint8)
-            torch.from_numpy(target).copy_(flat[piece.begin : piece.end])
+
+
+def _target(piece: Piece, into: Bytes) -> Bytes:
+    return into[piece.to : piece.to + piece.end - piece.begin]
+
+
+def on_cpu(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def _gather(tensor: torch.Tensor, begin: int, end: int, target: Bytes) -> None:

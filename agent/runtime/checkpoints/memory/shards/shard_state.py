@@ -30,6 +30,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
     hashes,
 )
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
+from atoll.agent.runtime.staging import StagingRing
 from atoll.agent.runtime.step.durable import Part, RollingState
 
 RESIDUAL: Final = "owed."  # as the first release wrote it
@@ -69,9 +70,10 @@ class ShardState(Protocol):
 class StandingShard:
     """Of a state that only optimizer.step() changes."""
 
-    def __init__(self, snapshot: Snapshot, shard: int, shards: int) -> None:
+    def __init__(self, snapshot: Snapshot, shard: int, shards: int, ring: StagingRing | None) -> None:
+        """ring: of the device that has the state, None: the CPU."""
         self._live, self._shard, self._shards = LiveState(snapshot), shard, shards
-        self._sources = Sources()
+        self._ring, self._sources = ring, Sources(ring)
         self._laid_out: tuple[bytes, list[list[Piece]]] = (b"", [])
         self._file: SlotFile
         self._hashes: list[str] = []
@@ -93,6 +95,8 @@ class StandingShard:
 
     def begin(self, file: SlotFile) -> None:
         self._file = file
+        if self._ring is not None:
+            self._ring.follow()
 
     def read(self) -> None:
         """Also hashes, chunk by chunk while each is in the cache."""
@@ -100,9 +104,11 @@ class StandingShard:
         begin, end = bounds(layout.total, self._shard, self._shards)
         data = self._file.begin(layout.raw, layout.digest, end - begin)
         self._hashes = []
-        for index, chunk in enumerate(self._laid_out[1]):
-            for piece in chunk:
-                self._sources.copy(tensors[piece.tensor], piece, data)
+        chunks = self._laid_out[1]
+        copies = self._sources.copies(((tensors[piece.tensor], piece) for chunk in chunks for piece in chunk), data)
+        for index, chunk in enumerate(chunks):
+            for _ in chunk:  # each of them is of one chunk, and so of one copy
+                next(copies)
             at = index * CHUNK_BYTES
             self._hashes.append(hashed(data[at : at + CHUNK_BYTES]))
 
@@ -114,9 +120,12 @@ class RollingShard:
     """Of a state with masters that others' updates change at any time. They are shared, with parameters that stay as
     they are; all else is this rank's own: what it has not sent, moments of its own optimizer, buffers."""
 
-    def __init__(self, snapshot: Snapshot, rolling: RollingState, shard: int, shards: int) -> None:
+    def __init__(
+        self, snapshot: Snapshot, rolling: RollingState, shard: int, shards: int, ring: StagingRing | None
+    ) -> None:
+        """ring: as for StandingShard."""
         self._snapshot, self._rolling, self._shard, self._shards = snapshot, rolling, shard, shards
-        self._sources = Sources()
+        self._ring, self._sources, self._shared_sources = ring, Sources(ring), Sources(ring)
         self._identity: list[Any] | None = None
         self._shared: dict[str, torch.Tensor] = {}
         self._resting: Mapping[str, torch.Tensor] = {}
@@ -169,16 +178,22 @@ class RollingShard:
             residuals[name] = self._data[at : at + 4 * entries].view(np.float32)
             at += 4 * entries
         self._rolling.capture(parts, residuals)
+        if self._ring is not None:
+            self._ring.follow()
 
     def read(self) -> None:
         self._rolling.read()
-        for piece in self._own_pieces:
-            self._sources.copy(self._own_tensors[piece.tensor], piece, self._data)
+        own = ((self._own_tensors[piece.tensor], piece) for piece in self._own_pieces)
+        for _ in self._sources.copies(own, self._data):
+            pass
         rolling, tensors = self._rolling.shared(), list(self._shared.items())
-        for piece in self._shared_pieces():
-            name, tensor = tensors[piece.tensor]
-            if name not in rolling:
-                Sources().copy(tensor, Piece(piece.tensor, piece.begin, piece.end, 0), self._target(piece))
+        resting = (
+            (tensors[piece.tensor][1], piece)
+            for piece in self._shared_pieces()
+            if tensors[piece.tensor][0] not in rolling
+        )
+        for _ in self._shared_sources.copies(resting, self._data[self._own_bytes :]):
+            pass
 
     def complete(self, stopped: Callable[[], bool]) -> Hashes | None:
         if not self._rolling.wait(stopped):

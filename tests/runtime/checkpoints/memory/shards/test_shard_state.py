@@ -100,7 +100,7 @@ def taken(model: Model, optimizer: torch.optim.Optimizer, layers: Sequence[Layer
 def written(snapshot: Snapshot, rank: int, path: Path) -> Path:
     rolling = snapshot.durable.rolling()
     assert rolling is not None
-    shard, file = RollingShard(snapshot, rolling, rank, RANKS), SlotFile(path)
+    shard, file = RollingShard(snapshot, rolling, rank, RANKS, None), SlotFile(path)
     shard.look()
     shard.begin(file)
     shard.read()
