@@ -48,6 +48,7 @@ TELEMETRY_S: Final = 1.0
 STEPS_TOLD: Final = 10
 BATCH: Final = 32
 VARIANTS: Final = 64
+TRAINING: Final = common_pb2.ViewReport(view=1, stage=common_pb2.VIEW_STAGE_TRAINING)
 
 
 class MemoryStore(StateStore):
@@ -138,7 +139,7 @@ class Cluster:
             session.heard_s = self.now_s
             session.report(self.workers[name].values(), [29500])
             for number, ((job, run, rank), status) in enumerate(self.workers[name].items()):
-                status.step = self._step
+                status.step = status.view.step = self._step
                 telemetry = agents_pb2.WorkerTelemetry(id=common_pb2.WorkerId(job=job, run=run, rank=rank))
                 telemetry.MergeFrom(told[(number + rank) % VARIANTS])
                 self.progress.observe(telemetry)
@@ -169,7 +170,7 @@ class Cluster:
                     for launch in each_worker(message.launch):
                         id = launch.id
                         self.workers[name][id.job, id.run, id.rank] = common_pb2.WorkerStatus(
-                            id=id, state=common_pb2.WORKER_STATE_RUNNING, pid=1, uses_atoll=True
+                            id=id, state=common_pb2.WORKER_STATE_RUNNING, pid=1, uses_atoll=True, view=TRAINING
                         )
 
     async def pass_s(self) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch
-from atoll.controller.jobs.records.ledger import JobState
+from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode
 from atoll.controller.state.records import RunRecord

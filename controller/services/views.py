@@ -13,7 +13,7 @@ from atoll.controller.jobs.lifecycle.observed import ObservedNode
 from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.membership.members import joiners, members_of
 from atoll.controller.jobs.records import wire
-from atoll.controller.jobs.records.ledger import JobState
+from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state.records import (
     AdmissionRecord,
     JobPhase,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.controller.jobs.agents.orphans import holding, orphans_of
+from atoll.controller.jobs.agents.orphans import orphans_of
 from atoll.controller.jobs.agents.sessions import AgentSession
 from atoll.controller.jobs.lifecycle.start import FreeDevice
-from atoll.controller.jobs.membership.members import holding_devices, limited_to
-from atoll.controller.jobs.records.ledger import JobState
+from atoll.controller.jobs.membership.members import Seats, limited_to
+from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state.records import JobRecord, NodeRecord, RunRecord
 
 
@@ -27,17 +27,17 @@ class FreeDevices:
 
     def offered_to(self, job: str) -> tuple[FreeDevice, ...]:
         others = {device for name, kept in self.kept.items() if name != job for device in kept}
-        return tuple(device for device in self.devices if device not in others)
+        return tuple(device for device in self.devices if device not in others) if others else tuple(self.devices)
 
     def hold(self, held: Collection[FreeDevice]) -> None:
         """Keep these from the jobs that come after."""
-        kept = set(held)
-        self.devices = [d for d in self.devices if d not in kept]
+        if kept := set(held):
+            self.devices = [d for d in self.devices if d not in kept]
 
     def take(self, run: RunRecord) -> None:
         """Remove what a run that has just begun holds."""
-        taken = {(m.node, m.device) for m in run.members}
-        self.devices = [d for d in self.devices if (d.node, d.index) not in taken]
+        taken = {f"{m.node}/{m.device}" for m in run.members}
+        self.devices = [d for d in self.devices if d.name not in taken]
         first = run.members[0].node
         self.ports[first] = tuple(port for port in self.ports.get(first, ()) if port != run.master_port)
 
@@ -52,30 +52,55 @@ def find_free(
 
     since_s: since when devices are free, by node and index, as far as is known.
     """
-    runs = holding((s.job, s.run) for s in states.values())
-    views = {s.job.id: s.views[-1] if s.views else None for s in states.values()}
-    held = {(m.node, m.device) for job, run in runs.items() for m in holding_devices(run, views[job])}
-    used_ports = {(run.members[0].node, run.master_port) for run in runs.values()}
-    used_ports |= {(runs[job].members[v.ranks[0]].node, v.master_port) for job, v in views.items() if v and job in runs}
-    lived_on = {
-        (name, runs[key.job].members[key.rank].device)
-        for name, session in connected.items()
-        for key, worker in session.workers.items()
-        if worker.exit is None and key.job in runs and key.rank < len(runs[key.job].members)
+    seats = seats_by_job(states.values())
+    used_ports = {(one.run.members[0].node, one.run.master_port) for one in seats.values()}
+    used_ports |= {
+        (one.run.members[one.view.ranks[0]].node, one.view.master_port) for one in seats.values() if one.view
     }
+    held: dict[str, frozenset[int]] = {}
+    for one in seats.values():
+        for name, indices in one.devices.items():
+            held[name] = held.get(name, frozenset()) | indices
+    runs = {job: one.run for job, one in seats.items()}
     devices: list[FreeDevice] = []
     ports: dict[str, tuple[int, ...]] = {}
     for name, session in connected.items():
-        if any(session.workers[key].exit is None for key in orphans_of(name, session.workers, runs)):
+        if has_orphans(session, seats) and any(
+            session.workers[key].exit is None for key in orphans_of(name, session.workers, runs)
+        ):
             continue
         ports[name] = tuple(port for port in session.ports if (name, port) not in used_ports)
+        if (used := held.get(name, frozenset())) >= session.devices:
+            continue
+        used |= _lived_on(session, runs)
         for d in session.record.devices:
-            if (name, d.index) not in held and (name, d.index) not in lived_on:
+            if d.index not in used:
                 began_s = max(since_s.get((name, d.index), now_s), session.began_s)
                 devices.append(FreeDevice(name, d.index, d.kind, d.speed, began_s, d.work_per_s))
     oldest_first = sorted(states.values(), key=lambda s: s.created)
     nodes = {name: session.record for name, session in connected.items()}
     return FreeDevices(devices, ports, kept_free(((s.job, _now(s)) for s in oldest_first), devices, nodes))
+
+
+def seats_by_job(states: Iterable[JobState]) -> dict[str, Seats]:
+    """Of the runs that hold devices."""
+    active = ((state.job.id, state.seats) for state in states if state.job.status.phase.active)
+    return {job: seats for job, seats in active if seats is not None}
+
+
+def has_orphans(session: AgentSession, seats: Mapping[str, Seats]) -> bool:
+    """Whether `orphans_of` finds any on this node: asked of all nodes in every pass, so of a run's ranks together."""
+    for (job, number), ranks in session.ranks.items():
+        known = seats.get(job)
+        if known is None or known.run.run != number or not ranks <= known.ranks.get(session.record.name, frozenset()):
+            return True
+    return False
+
+
+def _lived_on(session: AgentSession, runs: Mapping[str, RunRecord]) -> set[int]:
+    """Devices of a node whose workers still live, whatever their run's record says."""
+    alive = ((runs[key.job].members, key.rank) for key, w in session.workers.items() if not w.exit and key.job in runs)
+    return {members[rank].device for members, rank in alive if rank < len(members)}
 
 
 def _now(state: JobState) -> RunRecord | None:

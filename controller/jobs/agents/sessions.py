@@ -52,11 +52,14 @@ class AgentSession:
     def __init__(self, session: str, record: NodeRecord, lease: int, now_s: float) -> None:
         self.id: Final = session
         self.record: Final = record
+        self.devices: Final = frozenset(device.index for device in record.devices)
         self.lease: Final = lease
         self.began_s: Final = now_s
         self.heard_s = now_s
         self.ports: tuple[int, ...] = ()
         self.workers: dict[WorkerKey, ObservedWorker] = {}
+        self.ranks: dict[tuple[str, int], frozenset[int]] = {}
+        """Of its workers, by job and run."""
         self.statuses: dict[WorkerKey, common_pb2.WorkerStatus] = {}
         self.memory_jobs: frozenset[str] = frozenset()
         self.samples: tuple[common_pb2.DeviceSample, ...] = ()
@@ -149,19 +152,27 @@ class AgentSession:
             key = WorkerKey.of(status.id)
             workers[key], raw[key] = _with_standing(status), status
         offered = tuple(ports)
-        changed = offered != self.ports or workers.keys() != self.workers.keys()
+        if others := workers.keys() != self.workers.keys():
+            self.ranks = _by_run(workers)
+        changed = others or offered != self.ports
         changed = changed or any(_gist(worker) != _gist(self.workers[key]) for key, worker in workers.items())
         self.workers, self.statuses, self.ports = workers, raw, offered
         return changed
 
     def sampled(self, samples: Iterable[common_pb2.DeviceSample]) -> None:
         """The newest samples of all the node's devices; nothing where there is nothing new."""
-        own = {device.index for device in self.record.devices}
-        self.samples = tuple(sample for sample in samples if sample.index in own) or self.samples
+        self.samples = tuple(sample for sample in samples if sample.index in self.devices) or self.samples
 
 
 def _with_standing(status: common_pb2.WorkerStatus) -> ObservedWorker:
     return replace(worker_from_wire(status), standing=standing_from_wire(status))
+
+
+def _by_run(workers: Iterable[WorkerKey]) -> dict[tuple[str, int], frozenset[int]]:
+    found: dict[tuple[str, int], set[int]] = {}
+    for job, run, rank in workers:
+        found.setdefault((job, run), set()).add(rank)
+    return {key: frozenset(ranks) for key, ranks in found.items()}
 
 
 def _gist(worker: ObservedWorker) -> tuple[object, ...]:

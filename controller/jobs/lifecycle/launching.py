@@ -60,9 +60,7 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         data_seed=observed.data_seed,
         recovery=recovery_at_launch(last_run, decision.members, clock),
     )
-    free = {(device.node, device.index): device for device in observed.devices.free}
-    taken = [free[m.node, m.device] for m in run.members]
-    places = [Place(d.node, d.index, d.speed, d.work_per_s) for d in taken]
+    places = [Place(d.node, d.index, d.speed, d.work_per_s) for d in decision.devices]
     plan = begun_with(job, first_plan(number, job.spec.split, places, wanted.learned, wanted.total_batch))
     started = advance(job, JobPhase.STARTING, decision.reason, clock.unix_s)
     started = replace(started, status=replace(started.status, run=number, view=1, retry_delay_s=0.0))

@@ -19,7 +19,8 @@ from atoll.controller.jobs.lifecycle.observed import JobStep, NewEvent
 from atoll.controller.jobs.lifecycle.policy import pins_of
 from atoll.controller.jobs.lifecycle.reconciler import Reconciler
 from atoll.controller.jobs.records.code_bundles import CodeBundles
-from atoll.controller.jobs.records.ledger import JobState, Ledger
+from atoll.controller.jobs.records.job_state import JobState
+from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state import keys
 from atoll.controller.state.codec import encode
 from atoll.controller.state.leases import LeaseKeeper

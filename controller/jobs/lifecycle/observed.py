@@ -163,9 +163,9 @@ def _workers_of(run: RunRecord, nodes: Mapping[str, ObservedNode]) -> dict[int, 
         node = nodes.get(name)
         if node is None or not node.connected:
             continue
-        for key, worker in node.workers.items():
-            if key.run == run.run and key.job == run.job and key.rank < len(members) and members[key.rank].node == name:
-                found[key.rank] = worker
+        for (job, number, rank), worker in node.workers.items():
+            if number == run.run and job == run.job and rank < len(members) and members[rank].node == name:
+                found[rank] = worker
     return found
 
 

@@ -12,43 +12,36 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Final
 
 from atoll.controller.deciding.controller_half import controller_half
 from atoll.controller.estimators.profile import Profile
-from atoll.controller.jobs.admission.free_devices import FreeDevices, find_free
+from atoll.controller.jobs.admission.free_devices import FreeDevices, find_free, has_orphans, seats_by_job
 from atoll.controller.jobs.agents.data_keys import new_seed
 from atoll.controller.jobs.agents.orphans import orphan_actions
 from atoll.controller.jobs.agents.progress import COMMIT_EVERY_S, ProgressBoard, RunProgress
 from atoll.controller.jobs.agents.sessions import AgentSessions
+from atoll.controller.jobs.lifecycle.dispatch import Dispatch
 from atoll.controller.jobs.lifecycle.exits import is_lost
 from atoll.controller.jobs.lifecycle.observed import (
-    Action,
-    DropMemory,
-    ForgetWorker,
     JobStep,
-    LaunchWorkers,
     NewEvent,
     ObservedDevices,
     ObservedJob,
+    ObservedNode,
     ObservedPlans,
     ObservedTraining,
     PassClock,
-    SendPlan,
-    SendView,
-    StopRun,
 )
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.start import FreeDevice
 from atoll.controller.jobs.membership.members import members_of
 from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewStage
-from atoll.controller.jobs.records import wire, wire_views
-from atoll.controller.jobs.records.ledger import JobState, Ledger
+from atoll.controller.jobs.records.job_state import JobState
+from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.state.records import JobPhase, Level, NodeRecord, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewState
 from atoll.errors import Conflict, LeadershipLost, StoreUnavailable
-from atoll.message_limits import MAX_HOLDERS
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +53,9 @@ MAX_STEPS_A_PASS: Final = 4
 CLUSTER_EVENTS: Final = 256
 RANKS_A_PASS: Final = 4000
 """So many ranks' profiles are made anew in a pass; those of further jobs in the next, at once."""
+STARTED_A_PASS: Final = 1000
+"""Once so many workers have been placed in a pass, further jobs start in the next, at once: keys are made for each, and
+nobody is heard meanwhile."""
 
 
 class Reconciler:
@@ -80,7 +76,6 @@ class Reconciler:
         self._sessions = sessions
         self._progress = progress
         self._node_lease_s = node_lease_s
-        self._reveal = reveal
         self._removed = removed
         self._clock = clock
         self._nudged = asyncio.Event()
@@ -92,9 +87,8 @@ class Reconciler:
         self._events_untold = 0
         self._undecided: dict[str, str] = {}
         self._ranks_a_pass = self._ranks_left = RANKS_A_PASS
-        self._last_launch: tuple[tuple[str, int], bytes] | None = None
-        self._last_plan: tuple[tuple[str, int, int], bytes] | None = None
-        self._last_view: tuple[tuple[str, int, int, int], bytes] | None = None
+        self._nodes: Mapping[str, ObservedNode] | None = None
+        self._dispatch = Dispatch(sessions, reveal=reveal)
 
     def nudge(self) -> None:
         """Make a pass soon: something happened."""
@@ -133,13 +127,20 @@ class Reconciler:
         """One pass over all jobs."""
         self._sessions.end_silent()
         await self._watch_nodes()
-        self._ranks_left = self._ranks_a_pass
+        self._ranks_left, self._nodes = self._ranks_a_pass, None
         async with self._ledger.writing:
             free = self._find_free()
             live = [s for s in self._ledger.jobs.values() if not s.job.status.phase.ended or s.stale]
             live.sort(key=lambda s: (s.job.status.phase is not JobPhase.QUEUED, s.created))
+            started = 0
             for state in live:
+                if started >= STARTED_A_PASS and state.job.status.phase is JobPhase.QUEUED:
+                    self.nudge()
+                    continue
+                queued = state.job.status.phase is JobPhase.QUEUED
                 await self._advance_alone(state, free)
+                if queued and state.run and state.job.status.phase is JobPhase.STARTING:
+                    started += len(state.run.members)
             await self._commit(live)
             removed = await self._ledger.remove_oldest()
         self._stop_orphans()
@@ -184,7 +185,7 @@ class Reconciler:
                 state.judged_s = self._clock()
             self._note_finished(state)
             for action in step.actions:
-                self._act(state, action)
+                self._dispatch.act(state, action, self._clock())
             if state.job.status.phase is JobPhase.QUEUED:
                 free.hold(step.held)
                 if before[0].status.phase is not JobPhase.QUEUED:
@@ -217,27 +218,35 @@ class Reconciler:
 
     def _observe(self, state: JobState, free: FreeDevices) -> ObservedJob:
         job, run = state.job, state.run
-        waiting, nodes = job.status.phase is JobPhase.QUEUED, {m.node for m in run.members} if run else set()
+        waiting, nodes = job.status.phase is JobPhase.QUEUED, state.seats.ranks if state.seats else ()
         may_take = waiting or (job.status.phase is JobPhase.RUNNING and free.devices and self._may_grow(state))
         observed = ObservedJob(
             job=job,
             run=run,
-            nodes=self._sessions.nodes() if waiting else self._sessions.nodes_named(nodes),
+            nodes=self._all_nodes() if waiting else self._sessions.nodes_named(nodes),
             since_s=state.since_s,
             finished_since_s=state.finished_since_s,
             judged_s=state.judged_s,
-            plans=ObservedPlans(state.plans, state.placement, state.planned_s, self._sent(run)),
+            plans=ObservedPlans(state.plans, state.placement, state.planned_s, self._sent(run, nodes)),
             training=self._training(state),
             devices=ObservedDevices(free=free.offered_to(job.id) if may_take else (), ports=free.ports),
-            views=self._views(state),
+            views=self._views(state, nodes),
             data_seed=new_seed() if waiting and job.spec.exchanges else "",
         )
         state.broken_since_s = self._broken_since_s(state, observed)
+        if state.broken_since_s is None:
+            return observed
         return replace(observed, views=replace(observed.views, broken_since_s=state.broken_since_s))
 
-    def _views(self, state: JobState) -> ObservedViews:
+    def _all_nodes(self) -> Mapping[str, ObservedNode]:
+        """As they were when the first job of this pass asked: a hundred may wait."""
+        if self._nodes is None:
+            self._nodes = self._sessions.nodes()
+        return self._nodes
+
+    def _views(self, state: JobState, nodes: Iterable[str]) -> ObservedViews:
         run, sent = state.run, {}
-        for name in {m.node for m in run.members} if run else ():
+        for name in nodes:
             if run is not None and (session := self._sessions.connected.get(name)) is not None:
                 sent[name] = session.views_sent.get((run.job, run.run), (0, 0))
         return ObservedViews(state.views, state.view_since_s, None, state.joining_since_s, sent)
@@ -253,9 +262,8 @@ class Reconciler:
             return None
         return self._clock() if state.broken_since_s is None else state.broken_since_s
 
-    def _sent(self, run: RunRecord | None) -> dict[str, int]:
+    def _sent(self, run: RunRecord | None, nodes: Iterable[str]) -> dict[str, int]:
         """By node, the newest plan that its present stream carried; the first came with the launch."""
-        nodes = {m.node for m in run.members} if run else set()
         there = {name: self._sessions.connected[name] for name in nodes if name in self._sessions.connected}
         return {name: s.plans_sent.get((run.job, run.run), 1) for name, s in there.items()} if run else {}
 
@@ -357,85 +365,10 @@ class Reconciler:
 
     def _stop_orphans(self) -> None:
         jobs = {name: (state.job, state.run) for name, state in self._ledger.jobs.items()}
-        busy = {name: s for name, s in self._sessions.connected.items() if s.workers or s.memory_jobs}
+        seats = seats_by_job(self._ledger.jobs.values())
+        busy = [name for name, s in self._sessions.connected.items() if s.memory_jobs or has_orphans(s, seats)]
         for action in orphan_actions(self._sessions.nodes_named(busy), jobs, self._ledger.unreadable):
-            self._act(None, action)
-
-    # Sending
-
-    def _act(self, state: JobState | None, action: Action) -> None:
-        session = self._sessions.connected.get(action.node)
-        if session is None:
-            return
-        now_s = self._clock()
-        match action:
-            case StopRun():
-                session.send_unless_recent(replace(action, reason=""), lambda: wire.stop(action), now_s)
-            case ForgetWorker():
-                session.send_unless_recent(action, lambda: wire.forget(action), now_s)
-            case DropMemory():
-                session.send_unless_recent(action, lambda: wire.drop_memory(action), now_s)
-            case LaunchWorkers(joins=True) if state and state.run and state.plans and state.views:
-                known, [rank] = _views_of(state, state.run), action.ranks
-                job, reveal = state.job, self._reveal
-                session.send_unless_recent(
-                    action, lambda: wire_views.launch_to_join(job, known, rank, reveal=reveal), now_s
-                )
-            case LaunchWorkers() if state and state.run and state.plans:
-                run, common = state.run, self._common_launch(state, state.run)
-                for holder in self._outside(run):
-                    topic = ("serve shards", run.job, run.run)
-                    self._sessions.connected[holder.name].send_unless_recent(
-                        topic, lambda: wire.serve_shards(run), now_s
-                    )
-                session.send_unless_recent(action, lambda: wire.launch(common, run, action.ranks), now_s)
-            case SendPlan() if state:
-                session.plans_sent[action.job, action.run] = action.plan
-                session.send(self._plan_message(state, action))
-            case SendView() if state and state.run and state.plans:
-                session.views_sent[action.job, action.run] = (action.view, action.in_force)
-                message = self._view_message(state, state.run, action)
-                session.send_unless_recent(action, lambda: message, now_s)
-            case _:
-                logger.error("job %s has no plan to launch %s with", state and state.job.id, action)
-
-    def _common_launch(self, state: JobState, run: RunRecord) -> bytes:
-        key = (run.job, run.run)
-        if self._last_launch is None or self._last_launch[0] != key:
-            common = wire.launch_of_all(
-                state.job, run, state.plans[0], state.placement, outside=self._outside(run), reveal=self._reveal
-            )
-            self._last_launch = (key, common)
-        return self._last_launch[1]
-
-    def _outside(self, run: RunRecord) -> list[NodeRecord]:
-        """Nodes with shards of the job in memory and no part in the run, that serve them."""
-        nodes = {member.node for member in run.members}
-        there = (
-            session.record
-            for name, session in sorted(self._sessions.connected.items())
-            if run.data_seed and run.job in session.memory_jobs and name not in nodes and session.record.shards_port
-        )
-        return list(islice(there, MAX_HOLDERS))
-
-    def _view_message(self, state: JobState, run: RunRecord, action: SendView) -> bytes:
-        """Made once for all nodes, as plans are."""
-        key = (action.job, action.run, action.view, action.in_force)
-        if self._last_view is None or self._last_view[0] != key:
-            self._last_view = (key, wire_views.newest_view(_views_of(state, run)))
-        return self._last_view[1]
-
-    def _plan_message(self, state: JobState, action: SendPlan) -> bytes:
-        """Made once for all nodes: a plan for a thousand ranks has a thousand shares."""
-        key = (action.job, action.run, action.plan)
-        if self._last_plan is None or self._last_plan[0] != key:
-            plan = next(p for p in state.plans if p.id == action.plan)
-            self._last_plan = (key, wire.plan_for_job(action.job, plan))
-        return self._last_plan[1]
-
-
-def _views_of(state: JobState, run: RunRecord) -> wire_views.RunViews:
-    return wire_views.RunViews(run=run, views=state.views, plans=state.plans, placement=state.placement)
+            self._dispatch.act(None, action, self._clock())
 
 
 def _joined(node: NodeRecord) -> str:

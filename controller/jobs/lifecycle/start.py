@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Final
 
 from atoll.controller.state.records import RunMember, Standby
@@ -30,10 +31,11 @@ class FreeDevice:
     speed: float
     since_s: float
     work_per_s: float = 0.0
+    name: str = field(init=False, repr=False, compare=False)
+    """"node/index": made once, for a start asks thousands of devices for it several times."""
 
-    @property
-    def name(self) -> str:
-        return f"{self.node}/{self.index}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", f"{self.node}/{self.index}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,12 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True)
 class StartDecision:
-    """`members` is empty while the job waits. `held` devices are kept from other jobs meanwhile. `standby`: why free
-    devices were left out of a run that starts."""
+    """`members` is empty while the job waits; `devices`: theirs, by rank. `held` devices are kept from other jobs
+    meanwhile. `standby`: why free devices were left out of a run that starts."""
 
     members: tuple[RunMember, ...]
     reason: str
+    devices: tuple[FreeDevice, ...] = ()
     master_port: int = 0
     held: tuple[FreeDevice, ...] = ()
     standby: Mapping[str, Standby] = field(default_factory=dict)
@@ -91,10 +94,11 @@ def decide_start(
         return StartDecision((), text, held=tuple(usable))
     rates, _ = _rates(usable, wanted.learned)
 
-    def best_first(device: FreeDevice) -> tuple[float, bool, str, int]:
+    def best_first(device: FreeDevice) -> tuple[float, bool]:
         survived = device.node in wanted.survivors
-        return (-rates[device.name] * (SURVIVOR_BONUS if survived else 1), not survived, device.node, device.index)
+        return (-rates[device.name] * (SURVIVOR_BONUS if survived else 1), not survived)
 
+    # by node and index among equals: so they are ordered already
     decision = _lay_out(sorted(usable, key=best_first)[: wanted.max_workers], wanted, ports)
     return replace(decision, standby=standby) if decision.members else decision
 
@@ -118,6 +122,8 @@ def _left_out(devices: Sequence[FreeDevice], wanted: StartRequest) -> dict[str, 
     """Devices that would hold up every step, as far as is known before it is measured. Never so many that the job
     could not start."""
     rates, measured = _rates(devices, wanted.learned)
+    if not wanted.standby and not measured:
+        return {}
     waiting = {
         d.name: wanted.standby[d.name]
         for d in devices
@@ -152,7 +158,7 @@ def _too_slow(devices: Sequence[FreeDevice], rates: Mapping[str, float], total_b
 def _one_kind(free: Sequence[FreeDevice], enough: int) -> list[FreeDevice]:
     """Workers of one run share a backend (NCCL or gloo): CUDA devices if they suffice, else CPUs, else the more."""
     kinds: dict[str, list[FreeDevice]] = {}
-    for device in sorted(free):
+    for device in sorted(free, key=attrgetter("node", "index")):
         kinds.setdefault(device.kind, []).append(device)
     best_first = sorted(kinds, key=lambda kind: (len(kinds[kind]) < enough, kind != "cuda", -len(kinds[kind]), kind))
     return kinds[best_first[0]] if best_first else []
@@ -168,8 +174,10 @@ def _lay_out(chosen: Sequence[FreeDevice], wanted: StartRequest, ports: Mapping[
     at = order.index(first)
     order[0], order[at] = first, order[0]
     members: list[RunMember] = []
+    devices: list[FreeDevice] = []
     for node_rank, node in enumerate(order):
         local, first_rank = by_node[node], len(members)
+        devices += local
         members.extend(
             RunMember(
                 rank=first_rank + i,
@@ -181,9 +189,9 @@ def _lay_out(chosen: Sequence[FreeDevice], wanted: StartRequest, ports: Mapping[
             )
             for i, device in enumerate(local)
         )
-    devices, nodes = len(members), node_rank + 1
-    text = f"starting {devices} worker{'s' * (devices > 1)} on {nodes} node{'s' * (nodes > 1)}"
-    return StartDecision(tuple(members), text, min(ports[first]))
+    workers, nodes = len(members), node_rank + 1
+    text = f"starting {workers} worker{'s' * (workers > 1)} on {nodes} node{'s' * (nodes > 1)}"
+    return StartDecision(tuple(members), text, tuple(devices), min(ports[first]))
 
 
 def _seated(sizes: Mapping[str, int], wanted: StartRequest, ports: Mapping[str, Sequence[int]]) -> list[str]:

@@ -7,11 +7,36 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from atoll.controller.jobs.lifecycle.start import FreeDevice
 from atoll.controller.state.records import RunMember, RunRecord
 from atoll.controller.state.views import ViewRecord, ViewState
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """A run's places by node, made once for as long as `run` and `view` are what they are. ranks: of all its workers;
+    devices: indices of those that they hold."""
+
+    run: RunRecord
+    view: ViewRecord | None
+    ranks: Mapping[str, frozenset[int]]
+    devices: Mapping[str, frozenset[int]]
+
+
+def seats_of(run: RunRecord, view: ViewRecord | None) -> Seats:
+    ranks: dict[str, set[int]] = {}
+    for member in run.members:
+        ranks.setdefault(member.node, set()).add(member.rank)
+    devices: dict[str, set[int]] = {}
+    for member in holding_devices(run, view):
+        devices.setdefault(member.node, set()).add(member.device)
+    return Seats(run, view, _frozen(ranks), _frozen(devices))
+
+
+def _frozen(by_node: Mapping[str, set[int]]) -> dict[str, frozenset[int]]:
+    return {node: frozenset(numbers) for node, numbers in by_node.items()}
 
 
 def members_of(run: RunRecord, view: ViewRecord | None) -> tuple[RunMember, ...]:

@@ -57,8 +57,10 @@ def next_view(observed: ObservedJob, run: RunRecord, clock: PassClock) -> ViewSt
     newest = observed.views.newest
     if newest is None or newest.state is ViewState.ABANDONED:
         return ViewStep()
-    standings = _standings(observed, run, newest)
     gone = [member for member in members_of(run, newest) if member.exit is not None]
+    if not gone and newest.stepped_unix_s and observed.views.broken_since_s is None and not joiners(run, newest):
+        return ViewStep()  # it trains, as in nearly every pass over nearly every run
+    standings = _standings(observed, run, newest)
     if any(member.exit and member.exit.kind is WorkerExitKind.FINISHED for member in gone):
         return _at_the_end(gone)
     if gone:

@@ -12,11 +12,12 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from atoll.controller.jobs.lifecycle.observed import JobStep, NewEvent
 from atoll.controller.jobs.records import retention
+from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state import keys
 from atoll.controller.state.codec import decode, encode
 from atoll.controller.state.records import (
@@ -51,35 +52,6 @@ MAX_LIVE_JOBS: Final = 1000
 FOLLOW_RETRY_S: Final = 0.5
 COMMITS_AT_ONCE: Final = 64
 """A transaction of etcd carries 128 changes by default."""
-
-
-@dataclass(slots=True)
-class JobState:
-    """A job with its newest run, that run's placement, plans and views, and what is complete in memory. `revision` and
-    `created` are etcd's, of the job's key.
-
-    The rest is this controller's own: since when the phase lasts, since when a rank has finished, when the newest
-    plan was issued, when free devices were last assessed, since when the newest view is in its state, since when a
-    worker says that it is broken, since when the newest joiner is there (monotonic). `stale`: a write had an unknown
-    outcome, so read before the next one.
-    """
-
-    job: JobRecord
-    revision: int
-    created: int
-    since_s: float
-    run: RunRecord | None = None
-    plans: tuple[PlanRecord, ...] = ()
-    views: tuple[ViewRecord, ...] = ()
-    placement: PlacementRecord | None = None
-    commit: CommitRecord | None = None
-    finished_since_s: float | None = None
-    planned_s: float = 0.0
-    judged_s: float = -math.inf
-    view_since_s: float = 0.0
-    broken_since_s: float | None = None
-    joining_since_s: float = 0.0
-    stale: bool = False
 
 
 async def _until_answered(ask: Callable[[], Awaitable[None]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from lives import TICK_S, Agent, Cluster
 
-from atoll.controller.jobs.records.ledger import JobState
+from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state.records import JobPhase
 from atoll.controller.state.store import StateStore
 from atoll.v1 import agents_pb2, common_pb2

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from lives import Breaking, Cluster, Killed
 
+from atoll.controller.jobs.lifecycle import reconciler
 from atoll.controller.jobs.lifecycle.observed import NewEvent
 from atoll.controller.state import keys
 from atoll.controller.state.records import JobPhase, Level
@@ -246,3 +247,26 @@ async def test_of_too_many_events_of_the_cluster_it_is_told_how_many_there_were(
     assert (len(told), told[-1].level) == (257, Level.WARNING)
     await cluster.tick()
     assert len(await cluster.life.ledger.events(keys.CLUSTER, after=0)) == 257
+
+
+async def test_jobs_that_come_at_once_start_in_order_over_several_passes(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Three jobs for one device each are there when the first pass begins; a pass starts workers of one. 2. A pass
+    started all jobs that waited: 2 s for a hundred of 80 workers, in which no agent was heard. 3. Now each pass starts
+    one, the oldest first, and asks for the next at once."""
+    monkeypatch.setattr(reconciler, "STARTED_A_PASS", 1)
+    cluster = Cluster(store, "a", "b", "c")
+    await cluster.elect()
+    assert cluster.life is not None
+    for number in range(3):
+        await cluster.life.submit(f"tiny-000{number}", workers=(1, 1))
+    started = []
+    for _ in range(3):
+        await cluster.tick()
+        started.append(sum(len(agent.started) for agent in cluster.agents.values()))
+        assert cluster.life.reconciler._nudged.is_set() == (started[-1] < 3)
+        cluster.life.reconciler._nudged.clear()
+    assert started == [1, 2, 3]
+    await cluster.tick()
+    assert {state.job.status.phase for state in cluster.life.ledger.jobs.values()} == {JobPhase.RUNNING}
