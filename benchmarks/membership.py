@@ -1,11 +1,12 @@
 """A worker is killed (SIGKILL), the others go on in place: how long they stand still, on a real local cluster.
 
-    python benchmarks/membership.py [--kills 30] [--step-s 0.05]
+    python benchmarks/membership.py [--kills 30] [--step-s 0.05] [--strategy stale-sparse]
 
 Each kill is of a new job of three workers, which go on as two (`--workers 2:3`); a worker in turn. Its agent lives on
 and its device is free again, so the job grows by a new run some seconds later: what is measured ends before. Seconds
 from the signal until both survivors have completed the first step of the new view, by the wall clock of one machine;
-and the parts by the controller's event.
+the parts by the controller's event; and how many complete steps were trained again, where the strategy goes back to
+what is whole in memory.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ import torch
 from cluster import Cluster
 from lab.machine import processor
 
+from atoll.v1.common_pb2 import CheckpointPolicy
+
 PARTS = ("noticed", "aborted", "told", "formed", "agreed", "first_step")
 SENTENCE = re.compile(
     r"went on in place after [\d.]+ s from step (?P<step>\d+): "
@@ -37,22 +40,27 @@ SENTENCE = re.compile(
 TRAINS_AT = 20
 
 
-def completed_s(path: Path, step: int) -> float:
-    """When a rank had completed this step: it began a later one. Raises SystemExit where it never did."""
-    begun = (line.split() for line in path.read_text().split("\n")[:-1])  # the last line may be half written
-    for number, unix_s in begun:
-        if int(number) > step:
-            return float(unix_s)
-    raise SystemExit(f"{path} has no step after {step}")
+def completed(path: Path, step: int, killed_s: float) -> tuple[float, int]:
+    """When a rank had completed this step, with which the view began: it began the next one. And how many it had begun
+    after it before the kill. Raises SystemExit where it never did."""
+    lines = [line.split() for line in path.read_text().split("\n")[:-1]]  # the last line may be half written
+    begun = [(int(number), float(unix_s)) for number, unix_s in lines]
+    again = max((at for at, (number, _) in enumerate(begun) if number == step), default=len(begun))
+    if again + 1 >= len(begun):
+        raise SystemExit(f"{path} has no step after {step}")
+    return begun[again + 1][1], max(number for number, unix_s in begun if unix_s < killed_s) - step
 
 
-def went_on(cluster: Cluster, folder: Path, victim: int, step_s: float) -> tuple[float, re.Match[str]]:
-    """Of one job: from the kill to the survivors' next completed step, and the parts. Raises SystemExit where the run
-    did not go on in place."""
+def went_on(
+    cluster: Cluster, folder: Path, victim: int, step_s: float, strategy: str
+) -> tuple[float, int, re.Match[str]]:
+    """Of one job: from the kill to the survivors' next completed step, complete steps that were trained again, and the
+    parts. Raises SystemExit where the run did not go on in place."""
     out = folder / f"out-{time.monotonic_ns()}"
     out.mkdir()
     script = str(HERE / "scripts" / "membership_train.py")
-    job = cluster.submit(script, str(out), str(step_s), workers=(2, 3), checkpoint_every=0)
+    checkpoint = CheckpointPolicy(keep=3, memory_replicas=2)
+    job = cluster.submit(script, str(out), str(step_s), workers=(2, 3), checkpoint=checkpoint, strategy=strategy)
     before = cluster.wait_for_step(job, TRAINS_AT)
     pids = {worker.rank: worker.status.pid for worker in before.workers}
     if len(pids) != 3:
@@ -63,10 +71,10 @@ def went_on(cluster: Cluster, folder: Path, victim: int, step_s: float) -> tuple
     seen = told(cluster, job)
     if seen is None:
         raise SystemExit(f"{job} was started again:\n{cluster.story(job)}")
-    ends = [completed_s(out / str(rank), int(seen["step"])) for rank in pids if rank != victim]
+    ends = [completed(out / str(rank), int(seen["step"]), killed_s) for rank in pids if rank != victim]
     cluster.client.cancel(job)
     cluster.wait_for_end(job)
-    return max(ends) - killed_s, seen
+    return max(end_s for end_s, _ in ends) - killed_s, max(steps for _, steps in ends), seen
 
 
 def told(cluster: Cluster, job: str) -> re.Match[str] | None:
@@ -84,18 +92,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument("--strategy", default="dense")
     given = parser.parse_args()
-    took, parts = [], []
+    took, parts, again = [], [], []
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
         cluster.local([1.0, 1.0, 1.0])
         for number in range(given.kills):
-            one_s, of = went_on(cluster, Path(folder), number % 3, given.step_s)
+            one_s, steps, of = went_on(cluster, Path(folder), number % 3, given.step_s, given.strategy)
+            again.append(steps)
             took.append(one_s)
             parts.append(of)
             print(f"  {number + 1} of {given.kills}: {one_s:.3f} s, {of[0]}", file=sys.stderr, flush=True)
     print(f"{datetime.date.today()}, {processor()}, {os.cpu_count()} cores, torch {torch.__version__}, gloo")
     print(
-        f"{len(took)} kills, steps of {given.step_s} s: median {statistics.median(took):.2f} s, most {max(took):.2f} s"
+        f"{given.strategy}, {len(took)} kills, steps of {given.step_s} s: median {statistics.median(took):.2f} s, "
+        f"most {max(took):.2f} s; trained again: median {statistics.median(again):g} steps, most {max(again)}"
     )
     print(
         "parts, medians: "

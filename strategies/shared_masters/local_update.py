@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -15,6 +16,7 @@ from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
 from atoll.agent.runtime.step.durable import Origin, OwnState
 from atoll.agent.runtime.step.optimizers import as_one
+from atoll.agent.runtime.transport.channel import LINGER_S
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.shared_masters.exchange import LayerExchange
 from atoll.strategies.shared_masters.layout import Layer
@@ -69,6 +71,7 @@ class MastersUpdate(ABC):
         self._density: Density | None = None
         self._set_density(density(None))
         self._hooks: list[Any] = []
+        self._linger_s = LINGER_S
 
     # --- what the kinds of exchange differ in
 
@@ -112,14 +115,18 @@ class MastersUpdate(ABC):
         self._channel.connect(self._exchange.engine, names)
 
     def break_off(self) -> None:
+        self._linger_s = 0.0  # what waits to leave is of no use to anyone
+        self._unhook()
+
+    def close(self) -> None:
+        self._unhook()
+        self._exchange.close(before_engine=partial(self._channel.close, linger_s=self._linger_s))
+
+    def _unhook(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         self._weights.close()
-
-    def close(self) -> None:
-        self.break_off()
-        self._exchange.close(before_engine=self._channel.close)
 
     # --- the pass and the boundary
 

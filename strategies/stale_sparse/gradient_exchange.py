@@ -67,6 +67,10 @@ class GradientExchange(MastersUpdate):
     def flush(self) -> None:
         """Residuals stay with the checkpoint; the masters are the same on every rank."""
 
+    def break_off(self) -> None:
+        super().break_off()
+        self._clear_taken()
+
     def close(self) -> None:
         self._clear_taken()
         self._local_passes.close()

@@ -12,7 +12,7 @@ from torch import nn
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import fence, files, listing, transfer
-from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, check_fits, fingerprint
+from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, check_fits, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
@@ -37,7 +37,7 @@ class Resumed:
         """own: what this rank takes over of the run before; None: it is beside the checkpoint."""
         self._where = f"the checkpoint of run {checkpoint.header.run}, step {checkpoint.header.step}"
         self._header = header = checkpoint.header
-        self.position = Position(epoch=header.epoch, consumed=header.consumed, step=header.loader_step)
+        self.position = position_of(header)
         self._states, self._own = unpack_state(checkpoint.tensors, checkpoint.scalars), own
 
     def restore(self, model: nn.Module, optimizer: OptimizerState) -> None:
@@ -71,6 +71,11 @@ class Resumed:
             ) from error
 
 
+def position_of(header: Header) -> Position:
+    """Where training goes on."""
+    return Position(epoch=header.epoch, consumed=header.consumed, step=header.loader_step)
+
+
 def find(session: Session, directory: Path, model: Fingerprint) -> Recovered | None:
     """The newest checkpoint that any rank holds on disk, or all together in memory; the same on every rank.
 
@@ -79,7 +84,9 @@ def find(session: Session, directory: Path, model: Fingerprint) -> Recovered | N
     directory.mkdir(parents=True, exist_ok=True)
     fence.take(directory, session.run)
     remote = RemoteCheckpoints(session, directory)
-    remembered = HeldGenerations(session, session.memory.folders, model) if session.memory is not None else None
+    remembered: HeldGenerations | None = None
+    if session.memory is not None:
+        remembered = HeldGenerations(session, session.memory.folders, model, newest_run=session.run - 1)
     if remembered is not None:
         newest = _newest_on_disk(session, directory, remote)
         remembered.bring(newest)

@@ -17,10 +17,11 @@ from torch import nn
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import transfer
-from atoll.agent.runtime.checkpoints.resume import Resumed
+from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
+from atoll.agent.runtime.checkpoints.resume import Resumed, position_of
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader
-from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.data.sampler import Position, after
 from atoll.agent.runtime.membership.broken_step import LONGEST_PASSES, BrokenStep, why_not
 from atoll.agent.runtime.membership.standing import Standing
 from atoll.agent.runtime.membership.view import View, read_view
@@ -60,10 +61,10 @@ class Succession:
         loader: Loader[object],
         schedule: PlanSchedule,
         state: StateKeeper,
-        rebuild: Callable[[Position], None],
+        rebuild: Callable[[Position, Recovered | None], None],
     ) -> None:
         """rebuild: collective; makes anew what exchanges steps with the members that the session names, from this
-        position on. It raises PeerLost."""
+        position on, and from this state where it is another. It raises PeerLost, CheckpointError."""
         self._session, self._model, self._optimizers, self._tracked = session, model, optimizers, tracked
         self._loader, self._schedule, self._state, self._rebuild = loader, schedule, state, rebuild
         self._strategy = registry.of(session.strategy)
@@ -97,7 +98,8 @@ class Succession:
     def unable(self, why: str, error: AtollError) -> None:
         """This loss cannot be gone on from in place. The caller leaves."""
         if self.possible:
-            self._standing.say(VIEW_STAGE_UNABLE, self._step, reason=f"{why}: {error}")
+            reason = why if why in str(error) else f"{why}: {error}"
+            self._standing.say(VIEW_STAGE_UNABLE, self._step, reason=reason)
 
     def at_boundary(self, *, pending: bool) -> bool:
         """Go into the next view where that is due. pending: gradients wait for an update. Returns whether the batch
@@ -114,6 +116,12 @@ class Succession:
         if self._loader.batches_left == 0 or self.broken.passes > LONGEST_PASSES:
             self.abandon("gradients wait for an update that does not come before the epoch's end")
         return True
+
+    def lost_at_boundary(self, *, pending: bool) -> bool:
+        """After `lose`, between two steps; else as `at_boundary`."""
+        if self.broken is not None:
+            self.broken.updated = not pending
+        return self.at_boundary(pending=pending)
 
     def abandon(self, why: str) -> None:
         """The script does something else than to go on with its batches: a broken pass cannot be trained again."""
@@ -132,7 +140,7 @@ class Succession:
         while True:
             wire = self._next(tried)
             self._standing.came_to("told_s")
-            tried = wire.view
+            tried, before = wire.view, replace(self._session)
             try:
                 self._form(read_view(wire, self._link.id.rank, self._launched))
             except (PeerLost, DeadlineExceeded) as error:
@@ -141,6 +149,7 @@ class Succession:
                     self._standing.say(VIEW_STAGE_FAILED, self._step, view=tried, reason=str(error))
             except (BadInput, CheckpointError) as error:
                 self._end_group()
+                self._enter_again(before)  # what it saves is of that view
                 self._unable(str(error), error)
             else:
                 return
@@ -183,19 +192,25 @@ class Succession:
         )
         self._enter(view, group)
         self._standing.came_to("met_s")
-        own = self._state.snapshot.position if self.broken is not None else self._loader.position
-        assert own is not None  # a boundary came before the first pass
-        position = self._level(
-            own, counts=view.has_state[view.place.rank] and (self.broken is None or self.broken.whole)
-        )
+        recovered: Recovered | None = None
+        if self._state.shutdown.exchange.goes_back:
+            recovered = self._state.newest_in_memory()
+            if self.broken is not None:
+                self.broken.put_back()
+            position = position_of(recovered.checkpoint.header)
+        else:
+            own = self._state.snapshot.position if self.broken is not None else self._loader.position
+            assert own is not None  # a boundary came before the first pass
+            position = self._level(
+                own, counts=view.has_state[view.place.rank] and (self.broken is None or self.broken.whole)
+            )
         self._schedule.begin_view(
             view.place.world_size, view.plan.id, planned_from_wire(view.plan, self._strategy), position.step
         )
         self._loader.rewind(position, view.place.rank)
         if group is not None:
-            group.broadcast_tensors(list(self._model.buffers()))
             group.expect_answers_within(session.collective_timeout_s)
-        self._rebuild(self._loader.position)
+        self._rebuild(self._loader.position, recovered)
         self.broken = None
         self._trains_from = position.step
         self._standing.came_to("agreed_s")
@@ -214,6 +229,11 @@ class Succession:
                 kept_by=tuple(tuple(member.holders) for member in view.members),
             )
         link.outbox.begin_view(view.number, link.id)
+
+    def _enter_again(self, before: Session) -> None:
+        """The view that it was in."""
+        for name in ("view", "place", "group", "members", "keys", "memory"):
+            setattr(self._session, name, getattr(before, name))
 
     def _level(self, own: Position, *, counts: bool) -> Position:
         """All members have the newest state that counts; where this one goes on with it. Collective."""
@@ -258,16 +278,19 @@ class Succession:
 
     def _unable(self, why: str, error: AtollError) -> NoReturn:
         self.unable(why, error)
-        self._leave(PeerLost(f"{error}; it cannot go on in place: {why}"))
+        self._leave(PeerLost(why if why in str(error) else f"{error}; it cannot go on in place: {why}"))
 
     def _leave(self, error: PeerLost) -> NoReturn:
-        self._state.shutdown.lost(error, self._loader.position.step, None)
+        batch = self._loader.current  # None: it went back, and is not there yet
+        self._state.shutdown.lost(error, self._loader.position.step, after(batch) if batch is not None else None)
 
     def _on_view(self, view: agents_pb2.View) -> None:
         """By the link's thread: what waits for a peer that is left out is not to wait any longer."""
         group = self._session.group
-        if view.view > self._session.view and not view.at_boundary and group is not None:
-            group.abort()
+        if view.view > self._session.view and not view.at_boundary:
+            if group is not None:
+                group.abort()
+            self._state.shutdown.exchange.abort("a newer view came")
 
     def _newest(self) -> agents_pb2.View | None:
         """Newer than the one it is in."""

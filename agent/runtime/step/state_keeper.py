@@ -9,9 +9,12 @@ from torch import nn
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import fence
+from atoll.agent.runtime.checkpoints.disk.header import fingerprint
 from atoll.agent.runtime.checkpoints.last_save import save_last
 from atoll.agent.runtime.checkpoints.memory.checkpoint_tier import CheckpointTier
 from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes, size_of_state
+from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, Recovered
+from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.checkpoints.restore import restore, work_of
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
@@ -59,8 +62,33 @@ class StateKeeper:
             self.bytes = size_of_state(self._model, self._optimizers, self.snapshot)
             self.memory.start(restored.step, restored.generation, self.bytes)
 
-    def begin_view(self, exchange: StepExchange, step: int) -> None:
-        """Collective: other members go on with the state as it is, from `step`. Raises PeerLost."""
+    def newest_in_memory(self) -> Recovered:
+        """Collective: what the members of a view hold of the run together. Raises CheckpointError where no generation
+        is whole, PeerLost."""
+        self.memory.close()
+        found: Recovered | None = None
+        if (memory := self._session.memory) is not None:
+            model = fingerprint(self._model.state_dict())
+            held = HeldGenerations(self._session, memory.folders, model, newest_run=self._session.run)
+            found = held.newest((0, 0))
+        if found is None:
+            raise CheckpointError(
+                "what the lost worker kept for itself is not in the memory of those who are left. Have more copies "
+                "(memory_replicas)"
+            )
+        return found
+
+    def go_back(self, resumed: Resumed) -> None:
+        """What is in memory becomes the state. Raises CheckpointError."""
+        self.shutdown.updated = True  # until all of it is: nothing of this is saved
+        resumed.restore(self._model, as_one(self._optimizers))
+        for name, tracked in self._tracked.items():
+            resumed.restore_tracked(name, tracked)
+        self.snapshot.take(resumed.position)
+
+    def begin_view(self, exchange: StepExchange, step: int, generation: Generation | None) -> None:
+        """Collective: other members go on with the state as it is, from `step`. generation: where that came from
+        memory. Raises PeerLost."""
         self.shutdown.exchange = exchange
         self.snapshot.durable = exchange.durable
         self.memory.close()
@@ -70,7 +98,7 @@ class StateKeeper:
             fence.take(directory, self._session.run, self._session.view)
             writes, writers = work_of(self._session, directory)
             self.saver.share_work(writes=writes, writers=writers)
-            self.memory.start(step, None, self.bytes)
+            self.memory.start(step, generation, self.bytes)
 
     def restore_tracked(self, name: str) -> None:
         """Give a tracked object its state of the checkpoint from which this run went on."""

@@ -113,8 +113,17 @@ class StepExchange:
     @property
     def why_not_in_place(self) -> str | None:
         """Why the run cannot go on without a peer that was lost in a step, by the strategy; None where it can."""
-        keeps_more = not isinstance(self.durable, NothingBeside)  # residuals: a new exchange would begin without them
-        return f"strategy {self._name} starts again" if keeps_more or self.engine or self._local else None
+        if self.engine is not None:
+            return f"the engine of strategy {self._name} starts again"
+        if self.goes_back and self.durable.rolling() is None:
+            return f"strategy {self._name} starts again: what each rank keeps for itself is not in memory"
+        return None
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether a peer that is lost takes something along that nobody else has, as residuals, or ranks were in
+        different rounds: the run goes on from where all of it is in memory."""
+        return not isinstance(self.durable, NothingBeside)
 
     @property
     def flush_changes(self) -> bool:
@@ -210,12 +219,18 @@ class StepExchange:
         """A peer is gone: what is under way counts for nothing, and nothing but `close` is called any more."""
         self._phases.break_off()
 
+    def abort(self, reason: str) -> None:
+        """What waits for peers is not to wait any longer. By any thread."""
+        self._channel.abort(reason)
+
     def leave(self) -> None:
         """All training is done, or all ranks stop at this boundary: peers need nothing more of this one."""
         self._channel.leave()
 
     def close(self, *, broken: bool = False) -> None:
         """broken: a peer is gone, and others wait for nothing of this rank."""
+        if broken:
+            self._phases.break_off()
         self._phases.close()
         if self.engine is not None:
             self.engine.close()

@@ -12,7 +12,9 @@ from torch import nn
 
 from atoll.agent.runtime.api.inputs import check_alike, check_loss
 from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
 from atoll.agent.runtime.checkpoints.restore import prepared
+from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, sample_count
 from atoll.agent.runtime.data.sampler import BatchSlice, Position, after
@@ -23,6 +25,7 @@ from atoll.agent.runtime.step.batch_statistics import batch_statistics_layers, n
 from atoll.agent.runtime.step.capabilities import EngineParts, StepEvents
 from atoll.agent.runtime.step.carried_gradients import CarriedGradients
 from atoll.agent.runtime.step.clock import Lap, StepClock, marks_of
+from atoll.agent.runtime.step.durable import Origin
 from atoll.agent.runtime.step.fingerprint import fingerprint_of
 from atoll.agent.runtime.step.gradients import clip_norm
 from atoll.agent.runtime.step.half_batches import HalfBatches
@@ -292,14 +295,22 @@ class Training:
             engine_parts=self._engine_parts,
         )
 
-    def _begin_view(self, position: Position) -> None:
-        """Collective: go on with other members, all of which have the same state. Raises PeerLost."""
+    def _begin_view(self, position: Position, recovered: Recovered | None) -> None:
+        """Collective: go on with other members, from the state that all have alike, or from what all have in memory.
+        Raises PeerLost, CheckpointError."""
         self._exchange.close(broken=True)
+        origin: Origin | None = None
+        if recovered is not None:
+            resumed = Resumed(recovered.checkpoint, recovered.own)
+            self.state.go_back(resumed)
+            origin = resumed.origin()
+        if self._session.group is not None:
+            self._session.group.broadcast_tensors(list(self._model.buffers()))
         self._exchange = self._new_exchange()
         self._backward.resume(self._exchange)
         self._carried.go_back()
-        self.state.begin_view(self._exchange, position.step)
-        self._exchange.start(position, self.loader.share, None)
+        self.state.begin_view(self._exchange, position.step, None if recovered is None else recovered.generation)
+        self._exchange.start(position, self.loader.share, origin)
 
     # --- the boundary
 
@@ -316,8 +327,10 @@ class Training:
         self._end_step(lap)
         step = self.loader.position.step
         self._advance_trial(step)
-        with self._shut_down_if_lost():
-            self._agree(step)
+        if self._agree_again_if_lost(last=last):
+            self._clock.boundary_ends()
+            return
+        step = self.loader.position.step
         if self._session.link is not None:
             self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
         self.succession.trains(step)
@@ -362,6 +375,23 @@ class Training:
         self._plans.take()
         stop = (link := self._session.link) is not None and link.stop is not None
         return Agreed(self._schedule.newest_contiguous(), stop, self.state.memory.progress())
+
+    def _agree_again_if_lost(self, *, last: bool) -> bool:
+        """`_agree` with whoever is left. Returns whether the batch that follows is for show, because the script's
+        update is still to come."""
+        while True:
+            try:
+                self._agree(self.loader.position.step)
+            except PeerLost as error:
+                self._exchange.check_alike()
+                if last or not self._exchange.goes_back:
+                    self.succession.unable("it was lost outside of a step", error)
+                    self._leave(error)
+                self.lost(error)
+                if self.succession.lost_at_boundary(pending=self._backward.gradients_pending):
+                    return True
+            else:
+                return False
 
     def _agree(self, step: int) -> None:
         """Take up what all ranks know alike, and bring the weights to where this boundary needs them."""

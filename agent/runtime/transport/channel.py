@@ -144,6 +144,11 @@ class Channel:
         """On all links since the run began."""
         return sum(link.bytes_sent for link in self._transport.links()) if self._transport is not None else 0
 
+    def abort(self, reason: str) -> None:
+        """Nothing of the others counts any more: whoever waits for it raises PeerLost. By any thread."""
+        if self._transport is not None:
+            self._lost(reason)
+
     def leave(self) -> None:
         """This rank is done with the run: its going is no loss."""
         if self._transport is not None:

@@ -41,6 +41,7 @@ parser.add_argument(
 )
 parser.add_argument("--synchronize-at", type=int, default=-1, help="after this step")
 parser.add_argument("--die-flushed", action="store_true", help="synchronize after an epoch, slowly remembered; SIGKILL")
+parser.add_argument("--often", action="store_true", help="a generation in memory every step")
 parser.add_argument("--break-flush", default="", help="RANK:SIGNAL, in the middle of it; signal 0: its link breaks")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
 options = parser.parse_args()
@@ -51,7 +52,8 @@ run = atoll.init(
     strategy=atoll.StaleSparse(**options.settings) if options.settings is not None else "dense",
     checkpoint_directory=options.checkpoints,
 )
-NAME = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}"
+RANK = run.rank  # for good: that of a later view may be another
+NAME = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{RANK}"
 
 
 def data() -> torch.utils.data.TensorDataset:
@@ -70,11 +72,16 @@ family = torch.optim.AdamW if options.adamw else torch.optim.SGD
 optimizer = family(model.parameters(), lr=0.01)
 model, optimizer, loader = run.prepare(model, optimizer, data(), batch_size=BATCH)
 begun_step = run.step
-assert run._training is not None
-update: Any = run._training._exchange._local
+
+
+def exchange() -> Any:
+    """Of the view under way."""
+    assert run._training is not None
+    return run._training._exchange._local
 
 
 def keep(what: str) -> None:
+    update = exchange()
     shaped = {layer.name: layer.shaped for layer in update._layers}
     state = {
         "residuals": {name: shaped[name](flat).clone() for name, flat in update.state.residuals().items()},
@@ -89,7 +96,7 @@ def keep(what: str) -> None:
 
 def await_stop() -> None:
     ends_s = time.monotonic() + 20
-    while run.rank == 0 and run._link is not None and run._link.stop is None:
+    while RANK == 0 and run._link is not None and run._link.stop is None:
         assert time.monotonic() < ends_s
         time.sleep(0.01)
 
@@ -132,8 +139,16 @@ def die_flushed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-if options.die_flushed:
-    cadence.SHARE = 100.0  # every step, however busy this machine is: one has to begin at an epoch's end
+def go_back(step: int) -> None:
+    """Before a batch: what came after this step counts for nothing."""
+    path = options.out / f"{NAME}.sums-{step}"
+    for name, one in torch.load(path, weights_only=True).items():
+        summed[name].copy_(one)
+
+
+if options.die_flushed or options.often:
+    cadence.SHARE = 100.0  # every step, however busy this machine is
+next_step = begun_step
 keep("begin")
 with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
     try:
@@ -141,13 +156,16 @@ with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
             for x, y, ids in loader:
                 time.sleep(options.sleep_s)
                 batch = loader.current
-                if run.rank == 1 and batch.step == options.flip_at:
-                    update._layers[2].master.view(torch.int32)[5] ^= 1
+                if batch.step < next_step and batch.step >= begun_step:
+                    go_back(batch.step)
+                next_step = batch.step + 1
+                if RANK == 1 and batch.step == options.flip_at:
+                    exchange()._layers[2].master.view(torch.int32)[5] ^= 1
                 if batch.step == options.await_stop_at:
                     await_stop()
-                if run.rank == 1 and batch.step == options.raise_at:
+                if RANK == 1 and batch.step == options.raise_at:
                     os.kill(os.getpid(), options.signal)
-                loss = nn.functional.mse_loss(model(x), y) * (run.rank != options.silent_rank)
+                loss = nn.functional.mse_loss(model(x), y) * (options.silent_rank != RANK)
                 run.backward(loss)
                 assert run.statistics()["sparsity"] <= 1  # looking takes nothing away from what is told
                 optimizer.step()
@@ -158,12 +176,13 @@ with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
                     trained = {
                         "step": batch.step,
                         "epoch": epoch,
+                        "view": run._session.view,
                         "ids": ids.tolist() if batch.local else [],
                     }
                     log.write(json.dumps(trained | {"loss": loss.item()}) + "\n")
                     if options.keep_sums:
                         torch.save(summed, options.out / f"{NAME}.sums-{batch.step + 1}")
-                if options.break_flush.startswith(f"{run.rank}:") and batch.step == max(options.synchronize_at, 3):
+                if options.break_flush.startswith(f"{RANK}:") and batch.step == max(options.synchronize_at, 3):
                     break_flush()
                 if batch.step == options.synchronize_at:
                     run.synchronize()

@@ -45,10 +45,11 @@ class Recovered:
 class HeldGenerations:
     """The generations that all ranks together hold. Methods are collective and give the same on every rank."""
 
-    def __init__(self, session: Session, folders: ShardFolders, model: Fingerprint) -> None:
-        """Look. A node's ranks share its folders, and the work of verifying it. Raises PeerLost."""
+    def __init__(self, session: Session, folders: ShardFolders, model: Fingerprint, newest_run: int) -> None:
+        """Look. A node's ranks share its folders, and the work of verifying it. newest_run: whose generations count.
+        Raises PeerLost."""
         self._session, self._group = session, session.group
-        self._wanted = Resumable(session.job, session.run, model)
+        self._wanted = Resumable(session.job, newest_run, model)
         part = (session.place.local_rank, session.place.local_world_size)
         try:
             found = whole_shards(folders, self._wanted, part, self._passed_over)

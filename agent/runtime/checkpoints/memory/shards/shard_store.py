@@ -42,18 +42,19 @@ class WholeShard:
 
 @dataclass(frozen=True, slots=True)
 class Resumable:
-    """What a run can go on from: shards of its own job and model that earlier runs wrote."""
+    """What a run can go on from: shards of its own job and model that earlier runs wrote; or it itself, in an earlier
+    view."""
 
     job: str
-    run: int
+    newest_run: int
     model: Fingerprint
 
     def check(self, header: Header) -> None:
         """Raises CheckpointError."""
         if header.job != self.job:
             raise CheckpointError(f"it is of job {header.job!r}, not of {self.job!r}")
-        if header.run >= self.run:
-            raise CheckpointError(f"it is of run {header.run}; this is run {self.run}")
+        if header.run > self.newest_run:
+            raise CheckpointError(f"it is of run {header.run}; run {self.newest_run} is the newest that counts")
         check_fits(header, self.model)
 
 

@@ -48,7 +48,7 @@ class Group:
 
     def __init__(self, folder: Path, wire: Callable[[Bytes], Bytes]) -> None:
         self._folder, self._wire = folder, wire
-        self._held = whole_shards(ShardFolders(folder), Resumable("tiny", 5, MODEL), (0, 1), lambda why: None)
+        self._held = whole_shards(ShardFolders(folder), Resumable("tiny", 4, MODEL), (0, 1), lambda why: None)
 
     def gather_bytes(self, mine: bytes) -> list[bytes]:
         return [mine, encode(self._held)]
@@ -76,7 +76,7 @@ def newest_step(folder: Path, wire: Callable[[Bytes], Bytes], monkeypatch: pytes
         job="tiny", run=5, place=place, group=group, memory=memory, notice=lambda level, text: said.append(text)
     )
     monkeypatch.setattr(held_generations, "assembled", lambda state, *own: SimpleNamespace(header=state.header))
-    found = HeldGenerations(session, ShardFolders(None), MODEL).newest((0, 0))
+    found = HeldGenerations(session, ShardFolders(None), MODEL, 4).newest((0, 0))
     return found.checkpoint.header.step if found is not None else -1, said
 
 
@@ -94,7 +94,7 @@ def flipped(content: Bytes) -> Bytes:
         (lambda content: np.empty(0, np.uint8), "no rank can read any more"),
         ("another step", "of run 1, step 7,"),
         ("another run", "of run 2, step 9,"),
-        ("this run", "it is of run 5; this is run 5"),
+        ("this run", "it is of run 5; run 4 is the newest that counts"),
         ("another job", "it is of job 'other'"),
     ],
 )
