@@ -71,6 +71,11 @@ class Declared(BaseModel):
 class StrategySettings(Declared):
     """Base of a strategy's settings: its table in a job file, what a worker gets, and the manual's table."""
 
+    @property
+    def stages_of_model(self) -> int:
+        """Parts that the model is cut into, each on a worker of its own."""
+        return 1
+
 
 class PlanParameters(Declared):
     """Base of what a plan tells a strategy. A field that is None is as in the plan before."""

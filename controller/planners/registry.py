@@ -21,10 +21,10 @@ from atoll.controller.planners.inverse_time import InverseTimeInput, split_by_in
 from atoll.controller.planners.optperf import OptPerfInput, plan_optperf
 from atoll.controller.planners.placement import PlacementInput, plan_placement
 from atoll.controller.planners.schemas import canonical, read
-from atoll.controller.planners.stages import StagesInput, plan_stages
 from atoll.controller.planners.tensor_groups import GroupingPlan, plan_grouping
 from atoll.controller.planners.tta import TtaInput, plan_tta
 from atoll.sparse_scheme import SparseSchemeInput, plan_sparse_scheme
+from atoll.stage_cut import StagesInput, plan_stages
 
 Given = TypeVar("Given")
 Plan = TypeVar("Plan")

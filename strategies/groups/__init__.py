@@ -20,6 +20,7 @@ STRATEGY: Final = Strategy(
         Metric("samples_share", "share", "of the round's samples, trained by this replica"),
         Metric("group_share", "share", "of all replicas, in the mean group that this one averaged with"),
         Metric("wait_s", "s", "waiting for a group and for its members", "share of the step"),
+        Metric("bubble_share", "share", "of the time that batches took, in which the stage waited for other stages"),
         Metric("sent_bytes", "bytes", "that left on the wire in this round"),
     ),
     exchanges=True,

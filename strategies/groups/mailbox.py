@@ -21,6 +21,8 @@ F32 = npt.NDArray[np.float32]
 HEADER: Final = struct.Struct("<BxxxxxxxQd")  # purpose, attempt, weight
 END_OF_ROUND: Final = 0
 """In place of a group's number: the average of all."""
+START_OF_RUN: Final = 2**32 - 1
+"""Likewise: all take over the first one's state."""
 
 
 class Purpose(IntEnum):
@@ -55,13 +57,13 @@ class PartMailbox:
         self._kept: dict[PartPlace, PartMessage] = {}
         self._signals: dict[tuple[int, int, int], int] = {}  # by round, group, sender: of mine that it was formed for
         self._declined: set[tuple[int, int, int]] = set()  # round, group, sender
-        self._round = 0
+        self._round, self._begun = 0, False  # before the first one any may come: others may have begun
         self._passed = 0  # signals up to this one are over: answered and averaged, or waited for in vain
         self._broken: PeerLost | BadInput | None = None
 
     def begin(self, round_: int) -> None:
         with self._changed:
-            self._round = round_
+            self._round, self._begun = round_, True
             self._kept = {place: one for place, one in self._kept.items() if place.round >= round_}
             self._signals = {key: one for key, one in self._signals.items() if key[0] >= round_}
             self._declined = {key for key in self._declined if key[0] >= round_}
@@ -99,7 +101,7 @@ class PartMailbox:
         with self._changed:
             if step < self._round:
                 return "old step"
-            if step > self._round + 1:
+            if self._begun and step > self._round + 1:
                 return "step too far ahead"
             if purpose == Purpose.DECLINE:
                 self._declined.add((step, tensor, origin))

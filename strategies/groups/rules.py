@@ -6,15 +6,35 @@ import random
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 EARLIER: Final = 8  # iterations of a replica from which its next one is predicted
 
 Members = tuple[int, ...]
 
 
+class StageGroup(NamedTuple):
+    stage: int
+    members: Members
+
+
+class StageRule(Protocol):
+    """Of one round of all stages. Methods return the groups that were formed."""
+
+    @property
+    def due_s(self) -> float | None:
+        """When `passed` is to be called, at the latest."""
+
+    def ready(self, stage: int, replica: int, now_s: float) -> list[StageGroup]: ...
+
+    def done(self, stage: int, replica: int, now_s: float) -> list[StageGroup]:
+        """It trains no more in this round."""
+
+    def passed(self, now_s: float) -> list[StageGroup]: ...
+
+
 class GroupRule(Protocol):
-    """Of one round of one stage. Methods return the groups that were formed."""
+    """Of one round, of replicas as a whole. Methods return the groups that were formed."""
 
     @property
     def due_s(self) -> float | None:
@@ -26,6 +46,68 @@ class GroupRule(Protocol):
         """It trains no more in this round."""
 
     def passed(self, now_s: float) -> list[Members]: ...
+
+
+class WholePipelines:
+    """A StageRule for rules that know no stages: a pipeline is ready once all its stages are, and every stage has the
+    same groups. So stages that wait for different partners cannot wait for each other."""
+
+    def __init__(self, rule: GroupRule, stages: int) -> None:
+        self._rule, self._stages = rule, range(stages)
+        self._ready: dict[int, set[int]] = {}  # by replica, stages
+        self._done: set[int] = set()
+
+    @property
+    def due_s(self) -> float | None:
+        return self._rule.due_s
+
+    def ready(self, stage: int, replica: int, now_s: float) -> list[StageGroup]:
+        here = self._ready.setdefault(replica, set())
+        here.add(stage)
+        if len(here) < len(self._stages):
+            return []
+        here.clear()
+        return self._of_all(self._rule.ready(replica, now_s))
+
+    def done(self, stage: int, replica: int, now_s: float) -> list[StageGroup]:
+        if replica in self._done:
+            return []
+        self._done.add(replica)
+        return self._of_all(self._rule.done(replica, now_s))
+
+    def passed(self, now_s: float) -> list[StageGroup]:
+        return self._of_all(self._rule.passed(now_s))
+
+    def _of_all(self, formed: list[Members]) -> list[StageGroup]:
+        return [StageGroup(stage, members) for members in formed for stage in self._stages]
+
+
+class Together:
+    """The all-reduce: nobody goes on before all are ready."""
+
+    due_s: float | None = None
+
+    def __init__(self, replicas: int) -> None:
+        self._live = set(range(replicas))
+        self._ready: set[int] = set()
+
+    def ready(self, replica: int, now_s: float) -> list[Members]:
+        self._ready.add(replica)
+        return self._whole()
+
+    def done(self, replica: int, now_s: float) -> list[Members]:
+        self._live.discard(replica)
+        return self._whole()
+
+    def passed(self, now_s: float) -> list[Members]:
+        return []
+
+    def _whole(self) -> list[Members]:
+        ready = self._ready & self._live
+        if not ready or ready != self._live:
+            return []
+        self._ready.clear()
+        return [tuple(sorted(ready))]
 
 
 @dataclass

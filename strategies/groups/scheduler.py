@@ -8,7 +8,15 @@ from typing import Final
 
 from atoll.controller.planners.group_rounds import GroupRounds, RoundGroup, departed, passed, ready
 from atoll.strategies.groups.messages import GroupsMessage
-from atoll.strategies.groups.rules import ArrivalTimes, GroupRule, Members, RandomPairs, Static
+from atoll.strategies.groups.rules import (
+    ArrivalTimes,
+    RandomPairs,
+    StageGroup,
+    StageRule,
+    Static,
+    Together,
+    WholePipelines,
+)
 from atoll.strategies.groups.settings import Groups
 
 FIRST_WINDOW_S: Final = 0.1  # as long as nobody's iterations were measured
@@ -16,47 +24,46 @@ WIDEST: Final = 1.5  # windows, where somebody is late whom it was opened for
 
 
 class Scheduled:
-    """SDPipe's. history = 1 is the all-reduce: nobody goes on before all are ready.
+    """SDPipe's: a scheduler for each stage, and one enforcement at a time over all of them.
 
     A window is not kept open for those who will not come in it: arrivals are predicted, and it ends with the last one
     that is expected. It is widened where one of these is late."""
 
-    def __init__(self, replicas: int, history: int, window_s: float, arrivals: ArrivalTimes) -> None:
-        """window_s: 0: by the iterations' time. All replicas are equal as the round begins."""
-        rounds = GroupRounds.of(1, replicas, history)
-        (stage,) = rounds.stages
-        met = (stage.live,) if history > 1 else ()
-        self._rounds = replace(rounds, stages=(replace(stage, recent=met),))
+    def __init__(self, stages: int, replicas: int, history: int, window_s: float, arrivals: ArrivalTimes) -> None:
+        """window_s: 0: by the iterations' time. arrivals: by rank. All replicas are equal as the round begins."""
+        rounds = GroupRounds.of(stages, replicas, history)
+        met = tuple(replace(stage, recent=(stage.live,) if history > 1 else ()) for stage in rounds.stages)
+        self._rounds = replace(rounds, stages=met)
         self._window_s, self._arrivals, self._replicas = window_s, arrivals, replicas
 
     @property
     def due_s(self) -> float | None:
         return self._rounds.due_s
 
-    def ready(self, replica: int, now_s: float) -> list[Members]:
-        (stage,) = self._rounds.stages
-        if replica not in stage.live:
+    def ready(self, stage: int, replica: int, now_s: float) -> list[StageGroup]:
+        here = self._rounds.stages[stage]
+        if replica not in here.live:
             return []  # it said before that it was done
-        window_s = self._window(replica, now_s) if not stage.ready else 0.0
-        self._rounds, formed = ready(self._rounds, 0, replica, now_s, window_s)
-        return _members(formed)
+        window_s = self._window(stage, replica, now_s) if not here.ready else 0.0
+        self._rounds, formed = ready(self._rounds, stage, replica, now_s, window_s)
+        return _of_stages(formed)
 
-    def done(self, replica: int, now_s: float) -> list[Members]:
-        self._rounds, formed = departed(self._rounds, 0, replica, now_s)
-        return _members(formed)
+    def done(self, stage: int, replica: int, now_s: float) -> list[StageGroup]:
+        self._rounds, formed = departed(self._rounds, stage, replica, now_s)
+        return _of_stages(formed)
 
-    def passed(self, now_s: float) -> list[Members]:
+    def passed(self, now_s: float) -> list[StageGroup]:
         self._rounds, formed = passed(self._rounds, now_s)
-        return _members(formed)
+        return _of_stages(formed)
 
-    def _window(self, first: int, now_s: float) -> float:
+    def _window(self, stage: int, first: int, now_s: float) -> float:
         """Of one that the replica `first` opens now."""
         iteration_s = self._arrivals.iteration_s()
         longest_s = self._window_s or (FIRST_WINDOW_S if iteration_s is None else iteration_s / self._replicas)
         if iteration_s is None:
             return longest_s
-        (stage,) = self._rounds.stages
-        expected = [self._arrivals.expected(replica) for replica in stage.live - {first}]
+        stages, others = len(self._rounds.stages), self._rounds.stages[stage].live - {first}
+        expected = [self._arrivals.expected(replica * stages + stage) for replica in others]
         surely_s = [each[1] for each in expected if each is not None and each[0] <= now_s + longest_s]
         return min(max(0.0, *surely_s) - now_s, WIDEST * longest_s) if surely_s else 0.0
 
@@ -71,10 +78,10 @@ class GroupScheduler:
     """Of one run. Signals may come late, twice, or not at all; an answer that was lost is given again."""
 
     def __init__(self, settings: Groups, world_size: int) -> None:
-        self._settings, self._replicas = settings, [_Replica() for _ in range(world_size)]
+        self._settings, self._workers = settings, [_Replica() for _ in range(world_size)]
         self._arrivals = ArrivalTimes()
         self._round, self._groups = -1, 0
-        self._rule: GroupRule = self._new_rule()
+        self._rule: StageRule = self._new_rule()
 
     @property
     def due_s(self) -> float | None:
@@ -85,50 +92,57 @@ class GroupScheduler:
             self._round, self._groups, self._rule = message.round, 0, self._new_rule()
         if message.round < self._round:
             return []
-        formed = [group for ended in message.ended for group in self._rule.done(ended, now_s)]
+        known = [ended for ended in message.ended if ended < len(self._workers)]
+        formed = [group for ended in known for group in self._rule.done(*self._place(ended), now_s)]
         return [*self._answers(formed, now_s), *self._answer(rank, message, now_s)]
 
     def passed(self, now_s: float) -> Iterable[tuple[int, GroupsMessage]]:
         return self._answers(self._rule.passed(now_s), now_s)
 
     def _answer(self, rank: int, message: GroupsMessage, now_s: float) -> Iterable[tuple[int, GroupsMessage]]:
-        replica = self._replicas[rank]
+        replica = self._workers[rank]
         if message.signal > replica.signal:
             replica.signal, replica.answer = message.signal, None
             self._arrivals.ready(rank, now_s)
-            return self._answers(self._rule.ready(rank, now_s), now_s)
+            return self._answers(self._rule.ready(*self._place(rank), now_s), now_s)
         if message.done:
-            return self._answers(self._rule.done(rank, now_s), now_s)
+            return self._answers(self._rule.done(*self._place(rank), now_s), now_s)
         if message.signal < replica.signal or not message.signal:
             return []
         waits = GroupsMessage(round=self._round, signal=replica.signal, waits=True)
         return [(rank, replica.answer or waits)]
 
-    def _answers(self, formed: list[Members], now_s: float) -> list[tuple[int, GroupsMessage]]:
+    def _answers(self, formed: list[StageGroup], now_s: float) -> list[tuple[int, GroupsMessage]]:
         answers = []
-        for members in formed:
+        for stage, replicas in formed:
             self._groups += 1
-            signals = [self._replicas[member].signal for member in members]
-            alike = GroupsMessage(round=self._round, group=self._groups, members=list(members), signals=signals)
+            members = [replica * self._settings.stages + stage for replica in replicas]
+            signals = [self._workers[member].signal for member in members]
+            alike = GroupsMessage(round=self._round, group=self._groups, members=members, signals=signals)
             for member, signal in zip(members, signals, strict=True):
                 answer = alike.model_copy(update={"signal": signal})  # checked once
-                self._replicas[member].answer = answer
+                self._workers[member].answer = answer
                 self._arrivals.goes_on(member, now_s)
                 answers.append((member, answer))
         return answers
 
-    def _new_rule(self) -> GroupRule:
-        settings, replicas = self._settings, len(self._replicas)
+    def _place(self, rank: int) -> tuple[int, int]:
+        """Stage and replica."""
+        return rank % self._settings.stages, rank // self._settings.stages
+
+    def _new_rule(self) -> StageRule:
+        settings = self._settings
+        replicas = len(self._workers) // settings.stages
         match settings.grouping:
             case "pairs":
-                return RandomPairs(replicas, seed=self._round)
+                return WholePipelines(RandomPairs(replicas, seed=self._round), settings.stages)
             case "static":
-                return Static(replicas, settings.group_size)
+                return WholePipelines(Static(replicas, settings.group_size), settings.stages)
             case "all":
-                return Scheduled(replicas, 1, 0.0, self._arrivals)
+                return WholePipelines(Together(replicas), settings.stages)
             case "scheduled":
-                return Scheduled(replicas, settings.history, settings.window_s, self._arrivals)
+                return Scheduled(settings.stages, replicas, settings.history, settings.window_s, self._arrivals)
 
 
-def _members(formed: list[RoundGroup]) -> list[Members]:
-    return [group.members for group in formed]
+def _of_stages(formed: list[RoundGroup]) -> list[StageGroup]:
+    return [StageGroup(group.stage, group.members) for group in formed]

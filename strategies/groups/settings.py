@@ -12,6 +12,10 @@ from atoll.strategies.declaration import StrategySettings
 class Groups(StrategySettings):
     """Local updates, averaged in groups of replicas that are ready at the same time; all together at a round's end."""
 
+    stages: Annotated[int, Field(ge=1, le=256)] = 1
+    """parts that the model is cut into: so many workers are a pipeline and hold it together, and the job's workers are
+    a multiple of it"""
+
     grouping: Literal["scheduled", "all", "pairs", "static"] = "scheduled"
     """who averages after a local update: `scheduled` whoever is ready in the same window (SDPipe); the others are what
     it is compared with: `all` (all-reduce in every iteration), `pairs` (each with a random partner, AD-PSGD), `static`
@@ -26,3 +30,7 @@ class Groups(StrategySettings):
 
     group_size: Annotated[int, Field(ge=2, le=1024)] = 2
     """with `static`: replicas of a group"""
+
+    @property
+    def stages_of_model(self) -> int:
+        return self.stages

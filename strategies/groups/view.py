@@ -7,14 +7,17 @@ from atoll.strategies.groups.settings import Groups
 
 
 def status(shown: Shown) -> list[str]:
-    """'grouping scheduled', 'groups of 75 % of the replicas', 'waiting 3.1 %', '1.9 MB sent in a round'."""
+    """'2 stages', 'grouping scheduled', 'groups of 75 % of the replicas', 'waiting 3.1 %', 'bubbles 21 %', '1.9 MB sent
+    in a round'; of one stage without stages and bubbles."""
     assert isinstance(shown.settings, Groups)
-    parts = [f"grouping {shown.settings.grouping}"]
+    stages = shown.settings.stages
+    parts = [*([f"{stages} stages"] if stages > 1 else []), f"grouping {shown.settings.grouping}"]
     if not shown.metrics:
         return parts
     return [
         *parts,
         f"groups of {100 * shown.metrics.get('group_share', 0.0):.0f} % of the replicas",
         f"waiting {100 * shown.metrics.get('wait_share', 0.0):.1f} %",
+        *([f"bubbles {100 * shown.metrics.get('bubble_share', 0.0):.0f} %"] if stages > 1 else []),
         f"{shown.metrics.get('sent_bytes', 0.0) / 1e6:.1f} MB sent in a round",
     ]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))  # for zmq_agent and warm
 sys.path.insert(0, str(Path(__file__).parents[1] / "controller" / "deciding"))  # for measured_runs
+sys.path.insert(0, str(Path(__file__).parent / "groups"))  # for scheduled_runs
 
 from worker_fixtures import start, stock
 

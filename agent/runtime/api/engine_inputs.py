@@ -9,11 +9,13 @@ import torch
 from torch.utils.data import Dataset
 
 from atoll.agent.runtime.data.loader import LoaderSettings, sample_count
+from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.step.capabilities import EngineParts
 from atoll.errors import BadInput
 
 
 def engine_parts(
+    place: StagePlace,
     dataset: Dataset[Any],
     loss: Callable[[Any, Any], torch.Tensor],
     collate_fn: Callable[[list[Any]], Any],
@@ -21,6 +23,7 @@ def engine_parts(
     batch_size: int,
     micro_batches: int,
     shuffle: bool,
+    clip_norm: float | None,
 ) -> EngineParts:
     """Raises BadInput for a batch that is none, or that micro-batches of equal size do not make up."""
     for name, value in (("batch_size", batch_size), ("micro_batches", micro_batches)):
@@ -30,7 +33,11 @@ def engine_parts(
             f"batch_size = {batch_size} cannot be split into {micro_batches} micro-batches of equal size. Use a "
             f"multiple of {micro_batches}"
         )
+    if clip_norm is not None and not clip_norm > 0:  # NaN too
+        raise BadInput(f"run.prepare_pipeline got clip_norm = {clip_norm}; it must be above 0, or left out")
     return EngineParts(
+        place=place,
+        clip_norm=clip_norm,
         dataset=dataset,
         shuffle=shuffle,
         batch_size=batch_size,
@@ -40,11 +47,30 @@ def engine_parts(
     )
 
 
-def round_settings(parts: EngineParts, round_batches: int, world_size: int) -> LoaderSettings:
+def example_of(parts: EngineParts, device: torch.device) -> Any:
+    """The inputs of a micro-batch, on the device. Raises BadInput for a dataset without samples."""
+    count = min(sample_count(parts.dataset), parts.batch_size // parts.micro_batches)
+    if not count:
+        raise BadInput("the dataset has no samples")
+    return pair_of(parts.collate_fn([parts.dataset[one] for one in range(count)]), device)[0]
+
+
+def pair_of(batch: Any, device: torch.device) -> tuple[Any, Any]:
+    """(inputs, targets) on the device. Raises BadInput for a batch that is no pair."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise BadInput(
+            "run.prepare_pipeline trains on pairs: dataset or collate_fn have to give (inputs, targets), and gave a "
+            f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
+        )
+    inputs, targets = (one.to(device) if isinstance(one, torch.Tensor) else one for one in batch)
+    return inputs, targets
+
+
+def round_settings(parts: EngineParts, round_batches: int) -> LoaderSettings:
     """Of a loader that gives rounds. Their samples are fetched by the engine: the loader has but their numbers."""
     check_count("round_batches", round_batches)
     numbers = range(sample_count(parts.dataset))
-    size = parts.batch_size * round_batches * world_size
+    size = parts.batch_size * round_batches * parts.place.pipelines
     return LoaderSettings(dataset=cast("Dataset[Any]", numbers), batch_size=size, shuffle=parts.shuffle)
 
 

@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.loader import LoaderSettings
+from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.errors import BadInput
 
 WRAPPERS: Final = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -103,14 +104,17 @@ def check_owned(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -
         )
 
 
-def check_alike(session: Session, model: nn.Module, settings: LoaderSettings) -> None:
-    """Collective. Raises BadInput on every rank if they were given different things, naming what differs; PeerLost."""
+def check_alike(session: Session, model: nn.Module, settings: LoaderSettings, part: ModelPart | None = None) -> None:
+    """Collective. Raises BadInput on every rank if they were given different things, naming what differs; PeerLost.
+
+    part: what of the whole model this rank has; None: all of it."""
     assert session.group is not None
     state = model.state_dict().items()
     tensors = [(name, tuple(one.shape), one.dtype) for name, one in state if isinstance(one, torch.Tensor)]
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     mine = {
-        "model": _digest((tensors, trained)),
+        "model": _digest((tensors, trained) if part is None else (part.whole.digest, part.trained)),
+        "cut of the model into stages": _digest(part.cuts if part is not None else ()),
         "length of the dataset": len(settings.dataset),  # type: ignore[arg-type]
         "batch_size": settings.batch_size,
         "shuffle": int(settings.shuffle),

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -19,7 +20,7 @@ from atoll import exit_codes
 from atoll.agent.runtime.agent_link import exits
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.place import WorkerPlace
-from atoll.agent.runtime.api.engine_inputs import engine_parts, round_settings
+from atoll.agent.runtime.api.engine_inputs import engine_parts, example_of, round_settings
 from atoll.agent.runtime.api.inputs import listed_optimizers, one_module
 from atoll.agent.runtime.api.session import (
     CheckpointSettings,
@@ -30,6 +31,9 @@ from atoll.agent.runtime.api.session import (
 )
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
+from atoll.agent.runtime.pipeline.layers import MakesLayer
+from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.pipeline.prepared import MakesOptimizer, prepared_stage
 from atoll.agent.runtime.step.capabilities import EngineParts
 from atoll.agent.runtime.step.planned_step import PlannedStep, planned_from_wire
 from atoll.agent.runtime.step.probe import Probe
@@ -225,29 +229,56 @@ class Run:
 
     def prepare_pipeline(  # noqa: PLR0917 - in the order of `prepare`
         self,
-        model: nn.Module,
-        optimizer_factory: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+        model: nn.Module | Sequence[nn.Module | MakesLayer],
+        optimizer_factory: MakesOptimizer,
         loss: Callable[[Any, Any], torch.Tensor],
         dataset: Dataset[Any],
         batch_size: int,
         micro_batches: int = 1,
         *,
+        split_at: Sequence[str] | None = None,
+        clip_norm: float | None = None,
         round_batches: int = 64,
         shuffle: bool = True,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
     ) -> tuple[Callable[[Any], torch.Tensor], Loader[Any]]:
-        """In place of `prepare`, under strategy `groups`: each worker trains a replica at its own pace. Once per run.
+        """In place of `prepare`, under strategy `groups`: each replica trains at its own pace. Once per run.
 
-        optimizer_factory: called with the model's parameters. loss: of what the model gave and the targets, the mean.
-        dataset: gives (inputs, targets). batch_size: samples of one update of one replica. micro_batches: that a batch
-        is split into, each by itself through the model. round_batches: updates of a round, in the mean over the
+        With stages = 1 a replica is a worker, with more it is a pipeline of so many. model: for stages an nn.Sequential
+        or a list of its layers, each a module or a function that makes one; on the meta device it takes no memory, and
+        a worker makes its own layers alone. split_at: names of the layers (their keys in the model) with which the
+        stages after the first begin; without it they are cut by what layers cost.
+        optimizer_factory: called with the parameters of the worker's stage. loss: of what the model gave and the
+        targets, the mean. dataset: gives (inputs, targets). batch_size: samples of one update of one replica.
+        micro_batches: that a batch is split into, each by itself through the model. clip_norm: the most that the L2
+        norm of a batch's gradient may be, over all stages. round_batches: updates of a round, in the mean over the
         replicas; the loader gives rounds, at whose ends all replicas are equal and checkpoints are taken.
         Returns (train_round, loader): `loss = train_round(each)` for what the loader gives. Raises BadInput."""
+        session = self._session
+        place = StagePlace.of(self.rank, self.world_size, session.strategy.stages_of_model)
         parts = engine_parts(
-            dataset, loss, collate_fn, batch_size=batch_size, micro_batches=micro_batches, shuffle=shuffle
+            place,
+            dataset,
+            loss,
+            collate_fn,
+            batch_size=batch_size,
+            micro_batches=micro_batches,
+            shuffle=shuffle,
+            clip_norm=clip_norm,
         )
-        settings = round_settings(parts, round_batches, self.world_size)
-        training = self._start(settings, model, optimizer_factory(model.to(self.device).parameters()), parts)
+        settings = round_settings(parts, round_batches)
+        try:
+            stage, optimizer, part = prepared_stage(
+                session,
+                place,
+                model,
+                optimizer_factory,
+                split_at=split_at,
+                example=lambda: example_of(parts, self.device),
+            )
+        except PeerLost as error:
+            self._leave_without_peer(error)
+        training = self._start(settings, stage, optimizer, replace(parts, part=part))
         return training.step, training.loader
 
     def _start(

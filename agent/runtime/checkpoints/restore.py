@@ -17,7 +17,9 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
+from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.agent.runtime.step.optimizers import OptimizerState
+from atoll.errors import BadInput
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -33,15 +35,26 @@ class Restored:
 
 
 def restore(
-    session: Session, saver: Saver, model: nn.Module, optimizer: OptimizerState, loader: Loader[object]
+    session: Session,
+    saver: Saver,
+    model: nn.Module,
+    optimizer: OptimizerState,
+    loader: Loader[object],
+    *,
+    part: ModelPart | None = None,
 ) -> Restored:
-    """Collective. Nothing where the session keeps no checkpoints. Raises CheckpointError for a checkpoint of another
-    model, PeerLost."""
+    """Collective. Nothing where the session keeps no checkpoints. part: what of the model this rank has; None: all of
+    it. Raises CheckpointError for a checkpoint of another model, BadInput where stages cannot be saved together,
+    PeerLost."""
     directory = session.checkpoint.directory
     if directory is None:
         return Restored()
-    found = resume.find(session, directory, fingerprint(model.state_dict()))
+    whole = part.whole if part is not None else fingerprint(model.state_dict())
+    found = resume.find(session, directory, whole)
     writes, writers = work_of(session, directory)
+    if part is not None:
+        _refuse_apart(session, directory, writers)
+        writes = part.writes
     if found is None:
         saver.begin(writes=writes, writers=writers, step=0, on_disk=None)
         _report_resumed(session, "start", 0)
@@ -56,7 +69,7 @@ def restore(
     if not from_memory:
         saver.store_received(found.checkpoint)
     resumed = Resumed(found.checkpoint, found.own)
-    resumed.restore(model, optimizer)
+    resumed.restore(model, optimizer, whole)
     loader.seek(resumed.position)
     exits.say(f"rank {session.place.rank} goes on from step {header.step}{', from memory' if from_memory else ''}")
     _compare_seed(session, header.seed, loader)
@@ -84,6 +97,16 @@ def prepared(
         shared_bytes=state.shared,
         own_bytes=state.own,
     )
+
+
+def _refuse_apart(session: Session, directory: Path, writers: int) -> None:
+    """Raises BadInput where not all stages' shards come together."""
+    if session.checkpoint.store or writers < session.place.world_size:
+        where = session.checkpoint.store or directory
+        raise BadInput(
+            f"checkpoints of a model in stages are written by all machines together, and {where} is no directory that "
+            "they share. Give checkpoint.directory on a shared file system"
+        )
 
 
 def _report_resumed(session: Session, tier: str, step: int) -> None:

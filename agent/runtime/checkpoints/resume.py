@@ -40,9 +40,10 @@ class Resumed:
         self.position = position_of(header)
         self._states, self._own = unpack_state(checkpoint.tensors, checkpoint.scalars), own
 
-    def restore(self, model: nn.Module, optimizer: OptimizerState) -> None:
-        """Overwrite the state of both. Raises CheckpointError where it is that of another model."""
-        check_fits(self._header, fingerprint(model.state_dict()))
+    def restore(self, model: nn.Module, optimizer: OptimizerState, whole: Fingerprint | None = None) -> None:
+        """Overwrite the state of both. whole: of the model that they are part of; None: they are all of it. Raises
+        CheckpointError where it is that of another one."""
+        check_fits(self._header, whole or fingerprint(model.state_dict()))
         with self._another("the model and the optimizer"):
             model.load_state_dict(self._states.pop("model"))
             optimizer.load_state_dict(self._states.pop("optimizer"))

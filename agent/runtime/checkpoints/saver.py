@@ -55,6 +55,7 @@ class Saver:
 
     def __init__(self, session: Session, snapshot: Snapshot) -> None:
         self._session, self._snapshot = session, snapshot
+        self._part = snapshot.part
         self._directory = session.checkpoint.directory
         self._writes, self._writers = False, 1
         self._copy: BackgroundCopy | None = None
@@ -226,6 +227,8 @@ class Saver:
             return None
         stands = self._snapshot.durable.rolling() is None  # until the next update; else it is copied here and now
         header, tensors, scalars = self._packed(copy=not stands)
+        if self._part is not None:
+            return self._part_of_model(header, tensors, scalars) if self._part.writes else None
         found = shares(tensors, self._writers)
         shard = self._session.place.rank if len(found) > 1 else 0
         if shard >= len(found) or (len(found) == 1 and not self._writes):
@@ -235,6 +238,16 @@ class Saver:
             return _Part(header, scalars, found[shard], lambda: own)
         self._copy = BackgroundCopy(self._snapshot, own, self._session.device)
         return _Part(header, scalars, found[shard], self._copy.tensors)
+
+    def _part_of_model(self, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> _Part:
+        self._copy = BackgroundCopy(self._snapshot, tensors, self._session.device)
+        return _Part(header, scalars, self._share_of_model(tensors), self._copy.tensors)
+
+    def _share_of_model(self, tensors: Mapping[str, torch.Tensor]) -> Share:
+        """All that this rank has: a stage of the model."""
+        assert self._part is not None
+        place = self._part.place
+        return Share(place.stage, place.stages, frozenset(tensors), self._part.whole.digest)
 
     def _write_all(self, directory: Path, step: int, own: Callable[[], None] | None, part: _Part | None) -> None:
         copied: dict[str, torch.Tensor] = {}
@@ -261,7 +274,8 @@ class Saver:
             self._write(directory, part.header, tensors, part.scalars)
             return
         self._awaited = directory / part.header.name
-        path = sharded.write(directory, part.header, part.share, tensors, part.scalars)
+        scalars = part.scalars if part.share.shard == 0 or self._part is not None else None
+        path = sharded.write(directory, part.header, part.share, tensors, scalars)
         if path is not None:
             self._published(path, part.header.step)
 
@@ -331,14 +345,21 @@ class Saver:
 
     def _write_once(self, directory: Path, step: int) -> Path | None:
         """Unless another rank, or an earlier run, has done so."""
-        with fence.locked(directory / ".shutdown"):  # so that a node's ranks do not all write the same bytes
+        lock = ".shutdown" if self._part is None else f".shutdown-{self._part.place.stage}"
+        with fence.locked(directory / lock):  # so that a node's ranks do not all write the same bytes
             for found in listing.newest(directory):
                 # One of this step by an older run counts only where this run began with it.
                 if found.step == step and (found.run == self._session.run or found.step == self._done_step):
                     return found.path
             if step <= self._done_step:
                 return None  # what this run began with, kept on another machine
-            return self._write(directory, *self._packed(copy=False))
+            header, tensors, scalars = self._packed(copy=False)
+            if self._part is None:
+                return self._write(directory, header, tensors, scalars)
+            path = sharded.write(directory, header, self._share_of_model(tensors), tensors, scalars)
+            if path is not None:
+                self._published(path, step)
+            return path
 
     def _packed(self, *, copy: bool) -> Packed:
         states = self._snapshot.states()
@@ -347,7 +368,8 @@ class Saver:
 
     def _header(self, model_state: Mapping[str, Any] | None = None) -> Header:
         """Of the last boundary. model_state: what the model's fingerprint is taken of; without it it is left empty."""
-        return self._snapshot.header(self._session, fingerprint(model_state or {}))
+        whole = self._part.whole if self._part is not None else fingerprint(model_state or {})
+        return self._snapshot.header(self._session, whole)
 
     def _write(self, directory: Path, header: Header, tensors: Mapping[str, torch.Tensor], scalars: Any) -> Path:
         path = files.write(directory, header, tensors, scalars)

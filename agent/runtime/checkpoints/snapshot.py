@@ -16,6 +16,7 @@ from torch import nn
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.agent.runtime.step.durable import Durable
 from atoll.agent.runtime.step.optimizers import OptimizerState
 
@@ -41,8 +42,11 @@ class Snapshot:
         optimizer: OptimizerState,
         tracked: Mapping[str, Tracked],
         durable: Durable,
+        part: ModelPart | None = None,
     ) -> None:
+        """part: what of the model this rank has; None: all of it."""
         self._model, self._optimizer, self._tracked, self.durable = model, optimizer, tracked, durable
+        self.part = part
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         names = [name for name in model.state_dict() if name in buffers - parameters]

@@ -15,6 +15,8 @@ from torch.utils.data import Dataset
 from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.sampler import BatchSlice, Position
+from atoll.agent.runtime.pipeline.model_part import ModelPart
+from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.step.durable import Durable, NothingBeside, Origin
 from atoll.agent.runtime.transport.channel import Channel
 from atoll.errors import AtollError
@@ -222,6 +224,9 @@ class EngineParts:
     micro_batches: int  # that a batch is split into: each by itself through the model
     loss: Callable[[Any, Any], torch.Tensor]  # (what the model gave, targets) -> mean over them
     collate_fn: Callable[[list[Any]], Any]
+    place: StagePlace
+    part: ModelPart | None = None  # None: every worker has the whole model
+    clip_norm: float | None = None  # of a batch's gradient, over all stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

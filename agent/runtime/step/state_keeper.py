@@ -21,6 +21,7 @@ from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position
+from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.agent.runtime.step.agreement import Agreed
 from atoll.agent.runtime.step.consistency import Consistency
 from atoll.agent.runtime.step.optimizers import as_one
@@ -40,9 +41,14 @@ class StateKeeper:
         optimizers: Sequence[torch.optim.Optimizer],
         tracked: Mapping[str, Tracked],
         exchange: StepExchange,
+        *,
+        part: ModelPart | None = None,
     ) -> None:
+        """part: what of the model this rank has; None: all of it."""
         self._session, self._model, self._optimizers, self._tracked = session, model, optimizers, tracked
-        self.snapshot = Snapshot(model, as_one(optimizers), tracked, exchange.durable)
+        one = as_one(optimizers)
+        self._optimizer = part.numbered(one) if part is not None else one
+        self.snapshot = Snapshot(model, self._optimizer, tracked, exchange.durable, part)
         self._consistency = Consistency()
         self.saver = Saver(session, self.snapshot)
         self.memory = CheckpointTier(session, self.snapshot)
@@ -54,11 +60,11 @@ class StateKeeper:
 
     def restore(self, loader: Loader[object]) -> None:
         """Collective. Raises CheckpointError for a checkpoint of another model, PeerLost."""
-        restored = restore(self._session, self.saver, self._model, as_one(self._optimizers), loader)
+        restored = restore(self._session, self.saver, self._model, self._optimizer, loader, part=self.snapshot.part)
         self.resumed = restored.resumed
         for name in self._tracked:
             self.restore_tracked(name)
-        if self.saver.enabled:
+        if self.saver.enabled and self.snapshot.part is None:
             self.bytes = size_of_state(self._model, self._optimizers, self.snapshot)
             self.memory.start(restored.step, restored.generation, self.bytes)
 

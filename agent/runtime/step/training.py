@@ -94,7 +94,8 @@ class Training:
             if_lost=self._broken_if_lost,
             own_norms=self._halves.take if self._halves is not None else None,
         )
-        self.state = StateKeeper(session, model, optimizers, tracked, self._exchange)
+        self._part = engine_parts.part if engine_parts is not None else None
+        self.state = StateKeeper(session, model, optimizers, tracked, self._exchange, part=self._part)
         self._plans = Plans(session, self._schedule, self.loader.lead)
         self._learning_rates = {optimizer: LearningRate(optimizer) for optimizer in optimizers}
         self._others = OtherOptimizers(model, optimizers)
@@ -127,11 +128,12 @@ class Training:
         # Before a checkpoint changes the optimizer's settings: it tells the model as the script prepares it.
         trains = fingerprint_of(description(self._settings, self._model, self._optimizers)) if session.link else ""
         if session.group is not None:
-            check_alike(session, self._model, self._settings)
+            check_alike(session, self._model, self._settings, self._part)
             self._plans.start()
         self.state.restore(self.loader)
         if session.group is not None:
-            session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
+            if self._part is None:  # of stages the engine does
+                session.group.broadcast_tensors([*self._model.parameters(), *self._model.buffers()])
             session.group.expect_answers_within(session.collective_timeout_s)
         resumed = self.state.resumed
         origin = resumed.origin() if resumed is not None else None

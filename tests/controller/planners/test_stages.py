@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.controller.planners.registry import PLANNERS
-from atoll.controller.planners.stages import StageDevice, StageLayer, StageLink, StagesInput, plan_stages
 from atoll.errors import BadInput, NoFeasiblePlan
+from atoll.stage_cut import StageDevice, StageLayer, StageLink, StagesInput, plan_stages
 
 layers = st.builds(
     StageLayer,

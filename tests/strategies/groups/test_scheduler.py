@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from atoll.strategies.groups.messages import GroupsMessage
-from atoll.strategies.groups.rules import ArrivalTimes, GroupRule, RandomPairs, Static
+from atoll.strategies.groups.rules import ArrivalTimes, RandomPairs, StageRule, Static, Together, WholePipelines
 from atoll.strategies.groups.scheduler import GroupScheduler, Scheduled
 from atoll.strategies.groups.settings import Groups
 
@@ -53,39 +53,46 @@ def test_a_new_round_forgets_the_last_and_late_messages_of_it_are_dropped() -> N
     assert {(answer.round, answer.group) for _, answer in answers} == {(1, 1)}
 
 
-def rules(replicas: int) -> list[GroupRule]:
+def rules(stages: int, replicas: int) -> list[StageRule]:
     return [
-        Scheduled(replicas, 1, 0.0, ArrivalTimes()),
-        Scheduled(replicas, 3, 0.0, ArrivalTimes()),
-        RandomPairs(replicas, seed=3),
-        Static(replicas, 2),
+        WholePipelines(Together(replicas), stages),
+        Scheduled(stages, replicas, 3, 0.0, ArrivalTimes()),
+        WholePipelines(RandomPairs(replicas, seed=3), stages),
+        WholePipelines(Static(replicas, 2), stages),
     ]
 
 
-@hypothesis_settings(max_examples=200, deadline=None)
-@given(st.integers(1, 7), st.integers(0, 3), st.integers(0, 1000))
-def test_by_every_rule_everyone_is_answered_once_whoever_is_done_when(replicas: int, which: int, seed: int) -> None:
-    """Replicas become ready and done in any order. Each signal is in one group; when nobody trains, nobody waits."""
-    rule, draw = rules(replicas)[which], random.Random(seed)
+@hypothesis_settings(max_examples=300, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 7), st.integers(0, 3), st.integers(0, 1000))
+def test_by_every_rule_everyone_is_answered_once_whoever_is_done_when(
+    stages: int, replicas: int, which: int, seed: int
+) -> None:
+    """Stages of pipelines become ready and done in any order; a pipeline trains again once all its stages are in
+    groups. Each signal is in one group; when nobody trains, nobody waits."""
+    rule, draw = rules(stages, replicas)[which], random.Random(seed)
     left = {replica: draw.randint(0, 5) for replica in range(replicas)}
-    training, waiting = set(left), set[int]()
+    training = {(stage, replica) for stage in range(stages) for replica in left}
+    waiting, released = set[tuple[int, int]](), dict.fromkeys(left, 0)
     for now in itertools.count():
         if not training:
             break
-        replica = draw.choice(sorted(training))
-        training.remove(replica)
+        stage, replica = draw.choice(sorted(training))
+        training.remove((stage, replica))
         if left[replica] == 0:
-            formed = rule.done(replica, float(now))
+            formed = rule.done(stage, replica, float(now))
         else:
-            left[replica] -= 1
-            waiting.add(replica)
-            formed = rule.ready(replica, float(now))
+            waiting.add((stage, replica))
+            formed = rule.ready(stage, replica, float(now))
         if rule.due_s is not None and (draw.random() < 0.5 or not training):
             formed = [*formed, *rule.passed(now + 0.5)]
-        for group in formed:
-            assert waiting.issuperset(group)
-            waiting.difference_update(group)
-            training.update(group)
+        for at, members in formed:
+            assert all((at, member) in waiting for member in members)
+            waiting.difference_update((at, member) for member in members)
+            for member in members:
+                released[member] += 1
+                if released[member] == stages:
+                    released[member], left[member] = 0, left[member] - 1
+                    training.update((one, member) for one in range(stages))
     assert not waiting
 
 
@@ -102,13 +109,13 @@ def trained_in(rule: Scheduled, arrivals: ArrivalTimes, times: list[float], unti
                 return trained
             trained += 1
             arrivals.ready(replica, now_s)
-            formed = rule.ready(replica, now_s)
+            formed = rule.ready(0, replica, now_s)
         else:
             assert due_s is not None
             now_s = due_s
             formed = rule.passed(now_s)
-        for group in formed:
-            for member in group:
+        for _, members in formed:
+            for member in members:
                 arrivals.goes_on(member, now_s)
                 ends[member] = now_s + times[member]
 
@@ -121,5 +128,5 @@ def test_windows_are_not_kept_open_for_who_cannot_come(times: list[float], least
     equal replicas wait for the fourth in vain each time, and have 2.1."""
     until_s = 400.0
     arrivals = ArrivalTimes()
-    trained = trained_in(Scheduled(4, 10, 0.0, arrivals), arrivals, times, until_s)
+    trained = trained_in(Scheduled(1, 4, 10, 0.0, arrivals), arrivals, times, until_s)
     assert trained >= least * 4 * (until_s // max(times))

@@ -56,7 +56,10 @@ def begin_shard(directory: Path, moment: Moment, shard: int) -> tuple[Path, int]
     """As `begin`, of a folder that all who write a shard of it share."""
     temporary = directory / f"{WRITING}{moment.name}{_SHARED}"
     temporary.mkdir(exist_ok=True)
-    return temporary, hold(temporary / f"{WRITER_FILE}-{shard}")
+    file = temporary / f"{WRITER_FILE}-{shard}"
+    if file.exists() and not _is_held(file):
+        file.unlink()  # its writer died in the middle
+    return temporary, hold(file)
 
 
 def hold(file: Path) -> int:

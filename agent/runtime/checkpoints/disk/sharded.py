@@ -23,6 +23,7 @@ from atoll.agent.runtime.checkpoints.disk.folders import Moment, begin_shard, sw
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.listing import is_whole
 from atoll.agent.runtime.checkpoints.disk.manifest import MANIFEST_FILE, Manifest, shard_file
+from atoll.agent.runtime.checkpoints.disk.state import merged
 from atoll.agent.runtime.checkpoints.disk.tensorfile import serialized
 from atoll.errors import CheckpointError
 
@@ -63,8 +64,9 @@ def write(
 ) -> Path | None:
     """Write one shard, durable. Returns the checkpoint's path where this was the last one and published it.
 
-    tensors: those of the share. scalars: plain JSON; the first shard's count. Raises CheckpointError if this run was
-    fenced by a newer one, the disk refuses, or the shards are of different states."""
+    tensors: those of the share. scalars: as `pack_state` gave them; where shards are of different parts of a model,
+    each has its own, and they are put together. None: the first shard's are of all. Raises CheckpointError if this run
+    was fenced by a newer one, the disk refuses, or the shards are of different states."""
     final, moment = directory / header.name, Moment(header.run, header.step)
     with locked(directory):
         raise_fence(directory, header.run, header.view)
@@ -75,11 +77,16 @@ def write(
             folder, held = begin_shard(directory, moment, share.shard)
     try:
         with disk_errors(f"writing checkpoint {final} ({free_bytes(directory)} bytes free)"):
+            if _part_of(folder, share.shard).exists():
+                return None  # by a rank that has the same
             name = shard_file(share.shard, share.shards)
+            (folder / name).unlink(missing_ok=True)  # of one that died in the middle
             content = write_state(folder / name, serialized(tensors))
             body = {"layout": share.layout, "state": manifest.content_to_json(name, content)}
             if share.shard == 0:
-                body |= {"header": header.to_json(), "scalars": scalars}
+                body |= {"header": header.to_json()}
+            if scalars is not None:
+                body |= {"scalars": scalars}
             replace_file(_part_of(folder, share.shard), manifest.sealed(body))  # whole as soon as others see it
         with locked(directory):
             raise_fence(directory, header.run, header.view)
@@ -97,7 +104,8 @@ def _publish_if_last(folder: Path, final: Path, share: Share) -> Path | None:
     if any(one["layout"] != share.layout for one in found):
         raise CheckpointError(f"the ranks' shards of {final.name} are of different tensors")
     files = dict(manifest.content_from_json(one["state"]) for one in found)
-    whole = Manifest(Header.from_json(found[0]["header"]), found[0]["scalars"], files)
+    scalars = merged([one["scalars"] for one in found if "scalars" in one])
+    whole = Manifest(Header.from_json(found[0]["header"]), scalars, files)
     write_sealed(folder / MANIFEST_FILE, manifest.to_bytes(whole))
     for part in parts:
         part.unlink()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +40,31 @@ def unpack_state(tensors: Mapping[str, torch.Tensor], scalars: Any) -> dict[str,
     if not isinstance(state, dict):
         raise CheckpointError(f"the state in the checkpoint is a {type(state).__name__}, not a dict")
     return state
+
+
+def merged(packed: Sequence[Any]) -> Any:
+    """The rest of several parts of a state, as `pack_state` gave each: dicts have the keys of all, in the order of the
+    parts; what else two parts both have is the first one's. Raises CheckpointError where they do not fit together."""
+    first = packed[0]
+    if len(packed) == 1 or not all(isinstance(one, dict) for one in packed):
+        return first
+    tags = {tag for one in packed for tag in one}
+    if tags == {"dict"}:
+        return {"dict": _merged_pairs([one["dict"] for one in packed])}
+    if tags == {"module"}:
+        pairs, metadata = zip(*(one["module"] for one in packed), strict=True)
+        return {"module": [_merged_pairs(pairs), merged(metadata)]}
+    if len(tags) != 1:
+        raise CheckpointError(f"parts of a state do not fit together: {sorted(tags)[:4]} stand in one place")
+    return first
+
+
+def _merged_pairs(parts: Sequence[Any]) -> list[Any]:
+    found: dict[str, tuple[Any, list[Any]]] = {}
+    for part in parts:
+        for key, value in part:
+            found.setdefault(repr(key), (key, []))[1].append(value)
+    return [[key, merged(values)] for key, values in found.values()]
 
 
 class _Packer:

@@ -1,5 +1,7 @@
 """Cuts a model's layers into stages for unequal devices in a given order.
 
+The planner behind `atoll plan stages`, and what workers ask before they build their stages: both rooms read it here.
+
 The stages of SDPipe (Miao et al., 2023), which takes the cut as given; the search is ours: dynamic programming over
 prefixes of layers, exact.
 """
@@ -11,9 +13,8 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from atoll.controller.planners.schemas import BytesPerSecond, Schema, Seconds
 from atoll.errors import NoFeasiblePlan
 
 MAX_LAYERS = 2_000
@@ -21,9 +22,15 @@ MAX_DEVICES = 256
 
 F64 = NDArray[np.float64]
 Memory = Annotated[int, Field(ge=0, le=2**50)]
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+BytesPerSecond = Annotated[float, Field(ge=1, le=1e15)]
 
 
-class StageLayer(Schema):
+class StageSchema(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class StageLayer(StageSchema):
     """Of one micro-batch, in seconds of a device with speed 1. parameter_bytes: all that the layer keeps.
     activation_bytes: what it hands to the next one."""
 
@@ -33,21 +40,21 @@ class StageLayer(Schema):
     activation_bytes: Memory
 
 
-class StageDevice(Schema):
+class StageDevice(StageSchema):
     """speed: how many times as fast as the device on which the layers were measured."""
 
     speed: Annotated[float, Field(ge=1e-6, le=1e6)]
     memory_bytes: Memory
 
 
-class StageLink(Schema):
+class StageLink(StageSchema):
     """Between two neighbours; the same both ways."""
 
     bandwidth: BytesPerSecond
     latency: Seconds
 
 
-class StagesInput(Schema):
+class StagesInput(StageSchema):
     """devices: one stage each, in the order of the pipeline. links[i] joins devices i and i + 1."""
 
     layers: Annotated[tuple[StageLayer, ...], Field(min_length=1, max_length=MAX_LAYERS)]

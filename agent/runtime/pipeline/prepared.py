@@ -1,0 +1,54 @@
+"""Prepares a worker for its place in a pipeline: cuts the model, makes its stage, and says what it is a part of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.pipeline.cutting import cut
+from atoll.agent.runtime.pipeline.layers import Layers, MakesLayer
+from atoll.agent.runtime.pipeline.model_part import ModelPart, gathered_sizes
+from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.errors import BadInput
+from atoll.v1.common_pb2 import LEVEL_WARNING
+
+MakesOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def prepared_stage(
+    session: Session,
+    place: StagePlace,
+    model: nn.Module | Sequence[nn.Module | MakesLayer],
+    optimizer_factory: MakesOptimizer,
+    *,
+    split_at: Sequence[str] | None,
+    example: Callable[[], Any],
+) -> tuple[nn.Module, torch.optim.Optimizer, ModelPart | None]:
+    """(the stage's module, its optimizer, what part of the model it is; None: all of it). Collective where there are
+    several stages. Raises BadInput, PeerLost."""
+    whole = isinstance(model, nn.Module) and not any(one.is_meta for one in model.parameters())
+    if isinstance(model, nn.Module) and place.stages == 1 and whole:
+        model.to(session.device)
+        return model, optimizer_factory(model.parameters()), None
+    layers = Layers.of(model)
+    cuts = cut(session, place, layers, split_at, example)
+    layers.refuse_tied(cuts)
+    ends = (*cuts[1:], len(layers))
+    stage = layers.stage(cuts[place.stage], ends[place.stage], session.seed).to(session.device)
+    if not any(one.requires_grad for one in stage.parameters()):
+        names = ", ".join(layers.names[cuts[place.stage] : ends[place.stage]])
+        raise BadInput(f"stage {place.stage} has no parameter that trains (layers {names}). Use fewer stages")
+    optimizer = optimizer_factory(stage.parameters())
+    if place.stages == 1:
+        return stage, optimizer, None
+    assert session.group is not None
+    if session.memory is not None:
+        session.memory = None  # of checkpoints in memory each shard is of a whole model
+        if session.place.is_main:
+            session.notice(LEVEL_WARNING, "checkpoints of a model in stages are kept on disk only, not in memory")
+    sizes = gathered_sizes(session.group, place, optimizer)
+    return stage, optimizer, ModelPart(place, cuts, layers.fingerprint, layers.trained, sizes)

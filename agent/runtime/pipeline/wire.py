@@ -1,0 +1,217 @@
+"""The messages between the stages of a pipeline: activations, their gradients, which batch comes, and numbers."""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import torch
+
+from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.transport.frames import Kind
+from atoll.errors import BadInput, PeerLost
+
+DTYPES: Final = (
+    torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,
+)  # fmt: skip
+MAX_DIMENSIONS: Final = 8
+MOST_WAITING: Final = 4096  # messages of one neighbour that nobody took yet
+_HEADER: Final = struct.Struct("<BBB5x")  # purpose, dtype, dimensions; then the shape
+_SIZE: Final = struct.Struct("<Q")
+_NUMBERS: Final = struct.Struct("<B7xd")
+
+FIRST_PURPOSE: Final = 16
+"""Smaller ones are messages of others on the same channel."""
+
+
+class StagePurpose(IntEnum):
+    FORWARD = 16  # a stage's output, for the next one
+    BACKWARD = 17  # the gradient of that, for the one before
+    BATCH = 18  # the number of the batch that comes next; below 0: none does
+    NORM = 19  # of this stage's gradients, squared
+    LOSS = 20  # of the whole round
+
+
+class StageMessage(NamedTuple):
+    """What a message is of. batch: of this pipeline in the round, from 0. micro: in the batch."""
+
+    round: int
+    batch: int
+    purpose: int
+    micro: int
+    sender: int
+
+
+class StageMailbox:
+    """A FrameReceiver of the pipeline's messages: `deliver` and `fail` run on the transport's thread, the rest on the
+    training thread."""
+
+    def __init__(self, place: StagePlace) -> None:
+        self._place = place
+        self._changed = threading.Condition()
+        self._kept: dict[StageMessage, bytearray] = {}
+        self._round: int | None = None  # before the first one any may come: others may have begun
+        self._broken: PeerLost | None = None
+
+    def begin(self, round_: int) -> None:
+        with self._changed:
+            self._round = round_
+            self._kept = {at: one for at, one in self._kept.items() if at.round >= round_}
+
+    def deliver(  # noqa: PLR0917 - the fields of a frame, in its order
+        self, kind: int, origin: int, step: int, tensor: int, count: int, payload: bytes | memoryview
+    ) -> str | None:
+        """step: the round. tensor: the batch. count: the micro-batch. Returns why it was refused."""
+        if kind != Kind.DIRECT or len(payload) < _HEADER.size or payload[0] not in set(StagePurpose):
+            return "malformed"
+        if origin not in self._place.mates or not self._expected(StagePurpose(payload[0]), origin):
+            return "none of its neighbours"
+        at = StageMessage(step, tensor, payload[0], count, origin)
+        with self._changed:
+            if self._round is not None and step < self._round:
+                return "old step"
+            if self._round is not None and step > self._round + 1:
+                return "step too far ahead"
+            if at in self._kept:
+                return "twice"
+            if len(self._kept) >= MOST_WAITING:
+                return "too many"
+            self._kept[at] = bytearray(payload)  # its memory is the transport's
+            self._changed.notify_all()
+        return None
+
+    def fail(self, reason: str) -> None:
+        """Wakes the waiter, which raises PeerLost."""
+        with self._changed:
+            self._broken = self._broken or PeerLost(reason)
+            self._changed.notify_all()
+
+    def take(self, at: StageMessage, deadline_s: float) -> bytearray:
+        """Raises PeerLost where a peer is gone or the sender silent."""
+        with self._changed:
+            self._changed.wait_for(lambda: at in self._kept or self._broken is not None, deadline_s)
+            if at in self._kept:
+                return self._kept.pop(at)
+            if self._broken is not None:
+                raise self._broken
+        raise PeerLost(f"rank {at.sender} sent no {StagePurpose(at.purpose).name} of a batch for {deadline_s:.0f} s")
+
+    def _expected(self, purpose: StagePurpose, origin: int) -> bool:
+        mine = self._place.rank
+        match purpose:
+            case StagePurpose.FORWARD:
+                return origin == mine - 1
+            case StagePurpose.BACKWARD:
+                return origin == mine + 1
+            case StagePurpose.BATCH:
+                return origin == self._place.mates[0] != mine
+            case StagePurpose.NORM:
+                return origin != mine
+            case StagePurpose.LOSS:
+                return origin == self._place.mates[-1] != mine
+
+
+class StageLinks:
+    """A stage's line to the others of its pipeline. Used by the training thread."""
+
+    def __init__(
+        self, place: StagePlace, send: Callable[[int, int, int, int, bytes | memoryview], None], deadline_s: float
+    ) -> None:
+        """send: to rank, (round, batch, micro, payload)."""
+        self.place, self.mailbox = place, StageMailbox(place)
+        self._send, self._deadline_s = send, deadline_s
+        self._round = self.batch = 0
+        self.waited_s = 0.0
+        """For other stages, since the run began."""
+
+    def begin(self, round_: int) -> None:
+        self._round, self.batch = round_, -1
+        self.mailbox.begin(round_)
+
+    def agree_on_batch(self, claim: Callable[[], int | None]) -> int | None:
+        """The next batch of this pipeline: the first stage claims it and tells the others. None: there is no other."""
+        place, self.batch = self.place, self.batch + 1
+        if not place.first:
+            number = int(self._take_number(StagePurpose.BATCH, place.mates[0]))
+            return number if number >= 0 else None
+        claimed = claim()
+        self._tell(StagePurpose.BATCH, -1.0 if claimed is None else float(claimed))
+        return claimed
+
+    def add_up(self, number: float) -> float:
+        """Its sum over the stages, the same bits on each."""
+        self._tell(StagePurpose.NORM, number)
+        mine = self.place.rank
+        return sum(number if one == mine else self._take_number(StagePurpose.NORM, one) for one in self.place.mates)
+
+    def last_stages(self, number: float) -> float:
+        """The last stage's number, on all."""
+        self.batch += 1
+        if not self.place.last:
+            return self._take_number(StagePurpose.LOSS, self.place.mates[-1])
+        self._tell(StagePurpose.LOSS, number)
+        return number
+
+    def send(self, purpose: StagePurpose, micro: int, tensor: torch.Tensor) -> None:
+        """To the neighbour that it is for. Raises PeerLost, BadInput for a tensor that cannot be sent."""
+        to = self.place.rank + (1 if purpose == StagePurpose.FORWARD else -1)
+        self._send(to, self._round, self.batch, micro, memoryview(packed(purpose, tensor)))
+
+    def receive(self, purpose: StagePurpose, micro: int, device: torch.device) -> torch.Tensor:
+        """From the neighbour that sends it. Raises PeerLost."""
+        sender = self.place.rank + (-1 if purpose == StagePurpose.FORWARD else 1)
+        return unpacked(self._take(purpose, micro, sender)).to(device)
+
+    def _take(self, purpose: StagePurpose, micro: int, sender: int) -> bytearray:
+        begun_s = time.monotonic()
+        payload = self.mailbox.take(StageMessage(self._round, self.batch, purpose, micro, sender), self._deadline_s)
+        self.waited_s += time.monotonic() - begun_s
+        return payload
+
+    def _take_number(self, purpose: StagePurpose, sender: int) -> float:
+        payload = self._take(purpose, 0, sender)
+        if len(payload) != _NUMBERS.size:
+            raise PeerLost(f"rank {sender} sent {len(payload)} bytes for one number")
+        return float(_NUMBERS.unpack(payload)[1])
+
+    def _tell(self, purpose: StagePurpose, number: float) -> None:
+        for one in self.place.mates:
+            if one != self.place.rank:
+                self._send(one, self._round, self.batch, 0, _NUMBERS.pack(purpose, number))
+
+
+def packed(purpose: StagePurpose, tensor: torch.Tensor) -> bytearray:
+    """As it travels: any shape, for each message tells its own. Raises BadInput."""
+    if tensor.dtype not in DTYPES or tensor.dim() > MAX_DIMENSIONS or tensor.layout != torch.strided:
+        raise BadInput(
+            f"a stage's output of {tensor.dtype}, {tensor.dim()} dimensions and layout {tensor.layout} cannot be sent "
+            f"to the next: dense ones of at most {MAX_DIMENSIONS} dimensions and a usual dtype can"
+        )
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    begin = _HEADER.size + _SIZE.size * tensor.dim()
+    payload = bytearray(begin + flat.nbytes)
+    _HEADER.pack_into(payload, 0, purpose, DTYPES.index(tensor.dtype), tensor.dim())
+    for place, size in enumerate(tensor.shape):
+        _SIZE.pack_into(payload, _HEADER.size + _SIZE.size * place, size)
+    memoryview(payload)[begin:] = flat.data
+    return payload
+
+
+def unpacked(payload: bytearray) -> torch.Tensor:
+    """The tensor, in the payload's memory. Raises PeerLost where it is malformed."""
+    _, code, dimensions = _HEADER.unpack_from(payload)
+    begin = _HEADER.size + _SIZE.size * dimensions
+    if code >= len(DTYPES) or dimensions > MAX_DIMENSIONS or len(payload) < begin:
+        raise PeerLost("a neighbour's activation is malformed: its header is of no tensor")
+    shape = [_SIZE.unpack_from(payload, _HEADER.size + _SIZE.size * place)[0] for place in range(dimensions)]
+    dtype = DTYPES[code]
+    if math.prod(shape) * dtype.itemsize != len(payload) - begin:
+        raise PeerLost(f"a neighbour's activation is malformed: {len(payload) - begin} bytes for {dtype} {shape}")
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(payload, dtype=dtype, offset=begin).reshape(shape)
