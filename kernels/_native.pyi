@@ -174,6 +174,7 @@ class ExchangeEngine:
         first_round: int,
         exchange: str,
         every: int,
+        replicas: bool,
     ) -> None: ...
     def add_tensor(
         self,

@@ -112,6 +112,8 @@ class ExchangeEngine:
     error_feedback=False). Where a rank's weight changes, what it has not sent yet counts as the new one says. Moments,
     accumulation and clipping belong to each rank's own optimizer and are refused. What live weights of 16 bits lose
     where others' updates are added is remembered, in float32 [n], and counts as if they had it.
+    replicas: exchanging updates, the ranks of an island are one replica with equal live weights: the leader alone sends
+    and fetches, the others are added without live weights, and their masters follow.
     every: only each so-many-th round of a tensor is exchanged, which is the tensor's `turn`; the others are counted and
     change nothing, so that a few tensors leave in every round. Exchanging updates alone.
     """
@@ -130,11 +132,12 @@ class ExchangeEngine:
         first_round: int = 0,
         exchange: Exchange = "gradients",
         every: int = 1,
+        replicas: bool = False,
     ) -> None:
         with _refusals("ExchangeEngine"):
             self._native = _native.ExchangeEngine(
                 rank, [list(island) for island in islands], threads, values, selection, error_feedback, digest_every,
-                seed, first_round, exchange, every,
+                seed, first_round, exchange, every, replicas,
             )  # fmt: skip
         # Threads must not compute on memory that the end of the interpreter takes away.
         self._finalizer = weakref.finalize(self, self._native.close)

@@ -9,6 +9,7 @@ import torch
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.staging import CudaCopyStream
+from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.strategies.shared_masters.layout import Layer, zeros
 from atoll.strategies.shared_masters.offload import Offload
@@ -23,6 +24,8 @@ class LayerExchange:
         self.layers, self.deadline_s = layers, deadline_s
         self._engine: ExchangeEngine | None = None
         self._offload: Offload | None = None
+        self.leads = True
+        """Whether this rank exchanges: alone in its island, or the first of a replica's."""
 
     @property
     def started(self) -> bool:
@@ -35,8 +38,9 @@ class LayerExchange:
 
     def start(self, session: Session, options: ExchangeOptions, islands: Sequence[Sequence[int]]) -> None:
         """islands: ranks, each once. Layers get their numbers, turns and owners."""
+        rank = session.place.rank
         self._engine = engine = ExchangeEngine(
-            rank=session.place.rank,
+            rank=rank,
             islands=islands,
             threads=max(1, torch.get_num_threads()),
             values=options.values,
@@ -47,13 +51,15 @@ class LayerExchange:
             first_round=1,
             exchange=options.exchange,
             every=options.every,
+            replicas=options.owners,
         )
-        owned = options.owners and len(islands) > 1
+        self.leads = not options.owners or any(ranks[0] == rank for ranks in islands)
+        owned = options.owners and session.place.world_size > 1
         entries = [layer.master.numel() for layer in self.layers]
         routes = shared_out(entries, options.every, len(islands))
         for layer, (turn, owner) in zip(self.layers, routes, strict=True):
             layer.turn = turn
-            if owned and islands[owner][0] == session.place.rank:
+            if owned and islands[owner][0] == rank:
                 layer.owner_sum = zeros(layer.master.numel())
             layer.number = engine.add_tensor(
                 order=layer.order,
@@ -63,13 +69,13 @@ class LayerExchange:
                 first=layer.first,
                 second=layer.second,
                 last_step=layer.last_step,
-                live=layer.live if layer.on_cpu else None,
+                live=layer.live if layer.on_cpu and self.leads else None,
                 group=layer.group,
                 turn=turn,
                 owner=owner if owned else None,
                 owner_sum=layer.owner_sum,
             )
-        if session.device.type == "cuda":
+        if session.device.type == "cuda" and self.leads:
             sizes = [layer.parameter.nbytes for layer in self.layers]
             self._offload = Offload(CudaCopyStream(session.device), sizes, lambda one: self._await_engine([one]))
 
@@ -85,12 +91,21 @@ class LayerExchange:
     def set_live(self, layer: Layer, residual: torch.Tensor | None, weight: float) -> None:
         """Exchanging updates: the layer's own weights become those of a rank that has not sent `residual`, float32 [N]
         on the CPU, yet, None: nothing, and whose updates count `weight` in the masters. With nothing on the way."""
-        if layer.on_cpu:
+        if not self.leads:
+            layer.live.copy_(layer.master)  # its leader's come
+        elif layer.on_cpu:
             self.engine.set_live(layer.number, residual, weight, None)
         else:
             live = torch.empty_like(layer.live, device="cpu")
             self.engine.set_live(layer.number, residual, weight, live)
             layer.live.copy_(live)
+
+    def await_masters(self, layers: Sequence[Layer], number: int) -> None:
+        """Of a rank that does not lead: until those of these layers are at sync round `number`. Raises PeerLost."""
+        try:
+            self.engine.changes([layer.number for layer in layers], number, self.deadline_s)
+        except DeadlineExceeded as error:
+            raise PeerLost(str(error)) from error
 
     def check_copies(self) -> None:
         """Raises what a copy from the GPU met."""

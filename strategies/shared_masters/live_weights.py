@@ -48,10 +48,10 @@ class LiveWeights:
         """wait_for: bring all layers to this sync round. Raises PeerLost."""
         self._level.clear()
         if wait_for is not None:
-            self._bring_level(self._exchange.layers, wait_for)
+            self.bring_level(self._exchange.layers, wait_for)
         elif self._unhooked:
             unhooked = [layer for layer in self._exchange.layers if layer.number in self._unhooked]
-            self._bring_level(unhooked, self._required())
+            self.bring_level(unhooked, self._required())
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -62,12 +62,12 @@ class LiveWeights:
         missing = [layer for layer in held if layer.number not in self._level]
         if missing:
             try:
-                self._bring_level(missing, self._required())
+                self.bring_level(missing, self._required())
             except PeerLost as error:
                 self._lost(error)
 
-    def _bring_level(self, layers: Sequence[Layer], number: int) -> None:
-        """To sync round `number` at least; a newer one is taken if it is there."""
+    def bring_level(self, layers: Sequence[Layer], number: int) -> None:
+        """To sync round `number` at least; a newer one is taken if it is there. Raises PeerLost."""
         self._exchange.check_copies()
         on_cpu = [layer for layer in layers if layer.on_cpu]
         try:

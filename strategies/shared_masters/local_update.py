@@ -23,7 +23,7 @@ from atoll.strategies.shared_masters.layout import Layer
 from atoll.strategies.shared_masters.live_weights import LiveWeights
 from atoll.strategies.shared_masters.measures import Tally
 from atoll.strategies.shared_masters.options import Density, ExchangeOptions
-from atoll.strategies.shared_masters.owners import check_one_worker_each
+from atoll.strategies.shared_masters.replica import Replica, ReplicaWeights
 from atoll.strategies.shared_masters.rolling import ResidualPlace
 from atoll.strategies.shared_masters.state import MastersState
 
@@ -47,7 +47,8 @@ class MastersUpdate(ABC):
         """density: how much is sent, as a plan's parameters say. place: of this rank's residuals."""
         self._events, self._channel = context.events, context.channel
         self._session, self._optimizer = context.session, as_one(context.optimizers)
-        self._options, self._density_of = options, density
+        self._model, self._options, self._density_of = context.model, options, density
+        self._replica: Replica | None = None  # this rank's island, where it has mates and each step is exact
         self._layers = layers
         self.lag = options.staleness
         self._round = 0  # sync rounds that this rank put everything into
@@ -58,7 +59,7 @@ class MastersUpdate(ABC):
         shared = 0 if context.session.device.type == "cuda" else max(1, torch.get_num_threads())
         self.tally = Tally([layer.name for layer in layers], self._take_counts, shared)
         self.state = MastersState(context.session, self._exchange, self._optimizer, place, lambda: self._ordered)
-        self._weights = LiveWeights(
+        self._weights: LiveWeights | ReplicaWeights = LiveWeights(
             context.model,
             self._exchange,
             self.tally,
@@ -106,20 +107,35 @@ class MastersUpdate(ABC):
         self.state.take_over_masters(shared)
         self.state.updates = max(self._adopt_optimizer(), int(shared.get("updates", 0)))
         islands = self._channel.islands()
-        if self._options.owners:
-            check_one_worker_each(islands)
         self._exchange.start(self._session, self._options, islands)
+        if self._options.owners:
+            self._replica = Replica.of(self._session, islands, self._model, self._events)
+        if self._replica is not None:
+            self._begin_replica(self._replica)
         resumed = origin if "versions" in shared else None
         self._adopt_residuals(self.state.take_over_residuals(resumed) if resumed is not None else [])
         names = [layer.name for layer in self._layers]
         self._channel.connect(self._exchange.engine, names)
 
+    def _begin_replica(self, replica: Replica) -> None:
+        """In place of the hooks of a rank that is alone in its island. Collective."""
+        self._unhook()
+        assert isinstance(self._weights, LiveWeights)
+        self._weights = ReplicaWeights(
+            self._weights, self._exchange, replica, lambda: self._required, every=self._options.every
+        )
+        self._share = replica.sum_share(self._share)
+
     def break_off(self) -> None:
         self._linger_s = 0.0  # what waits to leave is of no use to anyone
         self._unhook()
+        if self._replica is not None:
+            self._replica.gradients.break_off()
 
     def close(self) -> None:
         self._unhook()
+        if self._replica is not None:
+            self._replica.gradients.close()
         self._exchange.close(before_engine=partial(self._channel.close, linger_s=self._linger_s))
 
     def _unhook(self) -> None:

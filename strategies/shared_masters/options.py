@@ -18,7 +18,9 @@ class ExchangeOptions:
     staleness: int  # sync rounds that a forward pass may begin without
     digest_every: int  # sync rounds
     error_feedback: bool = False  # exchanging gradients; of updates it is in the live weights
-    owners: bool = False  # each layer's sums go to the island that owns it, and its total comes from there
+    owners: bool = False
+    """An island is one replica. Each layer's sums go to the island that owns it, and its total comes from there."""
+
     every: int = 1  # a layer is exchanged in each so-many-th sync round
 
 

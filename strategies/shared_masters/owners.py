@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.errors import BadInput
-
 
 def shared_out(entries: Sequence[int], every: int, owners: int) -> list[tuple[int, int]]:
     """Of each layer its turn, below `every`, and its owner, below `owners`: turns carry about as many entries each, and
@@ -22,14 +20,3 @@ def shared_out(entries: Sequence[int], every: int, owners: int) -> list[tuple[in
         for load, at in ((of_turn, turn), (of_owner[turn], owner), (in_all, owner)):
             load[at] += entries[layer]
     return found
-
-
-def check_one_worker_each(islands: Sequence[Sequence[int]]) -> None:
-    """Raises BadInput of several islands where one has several workers, whose steps would have to be exact."""
-    for island in islands:
-        if len(islands) > 1 and len(island) > 1:
-            raise BadInput(
-                f"an island has the workers {', '.join(map(str, island))}, and strategy local-steps takes one an "
-                "island, where there are several. Name an island for each (atoll agent --island, ATOLL_ISLAND), or use "
-                "strategy stale-sparse, whose workers of one island sum what they send"
-            )

@@ -211,7 +211,8 @@ def _whole(found: _Found, sizes: Mapping[str, int], on_skip: Callable[[str], Non
         checkpoint: LoadedCheckpoint = files.read(found.path)
         state: dict[str, Any] = {"flushes": {}, "given": {}, "owner_sums": {}, "versions": {}}
         state |= unpack_state(checkpoint.tensors, checkpoint.scalars)
-        if _shapes(state["owed"]) != {name: (size,) for name, size in sizes.items()} or any(
+        owed = _shapes(state["owed"])  # nothing of a rank that another sent for
+        if (owed and owed != {name: (size,) for name, size in sizes.items()}) or any(
             part["name"] not in sizes for part in state["parts"]
         ):
             raise CheckpointError("it is of another model")

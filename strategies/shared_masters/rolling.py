@@ -48,7 +48,7 @@ class RollingMasters:
         return {id(layer.parameter) for layer in self._layers}
 
     def residuals(self) -> Mapping[str, int]:
-        if self._place == "none":
+        if self._place == "none" or not self._exchange.leads:
             return {}
         own = {layer.name: layer.master.numel() for layer in self._layers}
         return own | {
@@ -72,13 +72,13 @@ class RollingMasters:
             self._exchange.engine.snapshot(self._number, layer.number, ranges)
         if self._place == "engine":
             self._capture_residuals(self._layers)
-        elif self._place == "live" and not all(layer.on_cpu for layer in self._layers):
+        elif self._place == "live" and self._exchange.leads and not all(layer.on_cpu for layer in self._layers):
             # Before a forward pass brings others' parts into weights that are not in the CPU's memory.
             self._exchange.engine.await_compressed(self._exchange.deadline_s)
             self._capture_residuals([layer for layer in self._layers if not layer.on_cpu])
 
     def read(self) -> None:
-        if self._place == "live":
+        if self._place == "live" and self._exchange.leads:
             self._exchange.engine.await_compressed(self._exchange.deadline_s)
             self._capture_residuals([layer for layer in self._layers if layer.on_cpu])
 

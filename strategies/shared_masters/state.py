@@ -81,7 +81,10 @@ class MastersState:
         return self._rolling
 
     def residuals(self) -> Mapping[str, torch.Tensor]:
-        """What this rank has not sent yet, by layer; float32 [N], copies where they are in the live weights."""
+        """What this rank has not sent yet, by layer; float32 [N], copies where they are in the live weights. Empty
+        where another sends for it."""
+        if not self._exchange.leads:
+            return {}
         if self._place == "live":
             return {layer.name: self.residual(layer) for layer in self._exchange.layers}
         return {layer.name: layer.residual for layer in self._exchange.layers if layer.residual is not None}
@@ -91,7 +94,9 @@ class MastersState:
         return {layer.name: layer.owner_sum for layer in self._exchange.layers if layer.owner_sum is not None}
 
     def residual(self, layer: Layer) -> torch.Tensor:
-        """Of live weights: what this rank's are ahead of the master and was not sent."""
+        """Of live weights: what this rank's are ahead of the master and was not sent; zeros where another sends."""
+        if not self._exchange.leads:
+            return torch.zeros_like(layer.master)
         residual = torch.empty_like(layer.master)
         self._exchange.engine.read_residual(layer.number, None if layer.on_cpu else layer.live.cpu(), residual)
         return residual

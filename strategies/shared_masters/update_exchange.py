@@ -21,7 +21,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from atoll.agent.runtime.step.capabilities import Pass, WorkerContext
+from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
 from atoll.agent.runtime.step.durable import OwnState
 from atoll.agent.runtime.step.gradients import refuse_sparse
 from atoll.agent.runtime.transport.process_groups import collective
@@ -51,12 +52,19 @@ class UpdateExchange(MastersUpdate):
     @torch.no_grad()
     def _adopt_residuals(self, states: Sequence[OwnState]) -> None:
         self._adopt_sums(states)
+        held = [state.residual for state in states if state.residual]
+        found = bool(held) if self._replica is None else self._replica.any(bool(held))
         for layer in self._layers:
-            residuals = [state.residual[layer.name] for state in states]
-            self._exchange.set_live(layer, torch.stack(residuals).sum(0) if residuals else None, self._share)
+            residual = sum((one[layer.name] for one in held), torch.zeros_like(layer.master)) if found else None
+            if residual is not None and self._replica is not None:
+                self._replica.sum(residual)  # whoever of the island took it over
+            self._exchange.set_live(layer, residual, self._share)
         for state in states:
             if state.rank == self._session.place.rank and state.optimizer is not None:
                 self._optimizer.load_state_dict(dict(state.optimizer))
+        if self._replica is not None:
+            self._replica.level_optimizer(self._optimizer)
+            self._replica.level([layer.live for layer in self._layers])
 
     def _adopt_sums(self, states: Sequence[OwnState]) -> None:
         """Where every rank has those of the very layers that it owns, it goes on with them; else the masters take all
@@ -97,6 +105,8 @@ class UpdateExchange(MastersUpdate):
                 if layer.owner_sum is not None:
                     layer.owner_sum.zero_()
                 self._exchange.set_live(layer, None, self._share)
+        if self._replica is not None:
+            self._replica.level([layer.live for layer in self._layers])
         if group is not None:
             group.barrier()  # now nobody can go on from a state without it
         flushes.everywhere()
@@ -104,13 +114,31 @@ class UpdateExchange(MastersUpdate):
     # --- the pass
 
     def expect_local(self) -> None:
-        """A local pass is as any other: what leaves is what the optimizer does."""
+        """Of a rank alone in its island a local pass is as any other: what leaves is what the optimizer does."""
+        if self._replica is not None:
+            self._replica.gradients.expect_local()
 
     def begin(self, opened: Pass) -> None:
         super().begin(opened)
         if not self._muted and not self._accumulated:  # of an update that is accumulated the first pass's holds
-            self._share, self._accumulated = opened.batch.share, True
+            self._share, self._accumulated = self._share_of(opened.batch), True
         self._factor = opened.batch.weight / self._share
+        if self._replica is not None:
+            self._replica.gradients.begin(self._replica.opened(opened, self._share))
+
+    def backward_done(self) -> None:
+        super().backward_done()
+        if self._replica is not None:
+            self._replica.gradients.backward_done()
+
+    def combined(self) -> Norms:
+        if self._replica is not None:
+            self._replica.gradients.combined()
+        return super().combined()
+
+    def waited(self) -> float:
+        waited_s = super().waited()
+        return waited_s + (self._replica.gradients.waited() if self._replica is not None else 0.0)
 
     def before_update(self) -> None:
         if self._open:
@@ -147,6 +175,10 @@ class UpdateExchange(MastersUpdate):
         if self._muted or self._factor == 1.0:
             return None
         return gradient * self._factor if self._factor > 0 else torch.zeros_like(gradient)  # 0 * NaN would be NaN
+
+    def _share_of(self, batch: BatchSlice) -> float:
+        """Of a whole batch, that this rank's island has where it is a replica."""
+        return batch.share if self._replica is None else self._replica.share(batch.shares)
 
     def _later(self, layer: Layer) -> Callable[[torch.Tensor], None]:
         number, share, k_blocks = self._round, self._share, self._k_blocks[layer.order]

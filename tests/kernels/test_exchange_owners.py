@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from exchange_job import ALL, same_bits
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from update_job import UpdateJob, close
 
 from atoll.errors import BadInput, DeadlineExceeded, PeerLost
+from atoll.kernels import block_coo
 from atoll.kernels.exchange_engine import ExchangeEngine
 
 ISLANDS = [[[0], [1]], [[0], [1], [2]], [[0, 1], [2]]]
@@ -204,3 +206,29 @@ def test_an_owner_that_does_not_fit_is_refused() -> None:
     engine.close()
     with pytest.raises(BadInput, match="every = 2 makes no sense exchanging gradients"):
         ExchangeEngine(rank=0, islands=[[0], [1]], every=2)
+    with pytest.raises(BadInput, match="replicas makes no sense exchanging gradients"):
+        ExchangeEngine(rank=0, islands=[[0], [1]], replicas=True)
+
+
+def test_masters_of_a_replicas_second_rank_follow_what_its_leader_is_told() -> None:
+    """1. Ranks 0 and 1 are one island: the second sends nothing, and no part is for it. 2. Its masters take the total
+    of the other island, which its leader passes on, and wait for it by name."""
+    engine = ExchangeEngine(
+        rank=1, islands=[[0, 1], [2]], exchange="updates", error_feedback=False, replicas=True, first_round=1
+    )
+    master = torch.zeros(16)
+    engine.add_tensor(order=0, rule="sgd", master=master, residual=None, owner=1)
+    engine.sum_updates(1, 0.5, [1], [1])
+    assert engine.take_outgoing(1000) == []
+    with pytest.raises(BadInput, match="this rank follows its island's leader"):
+        engine.compress_live(2, 0, torch.ones(16), 0.5, 1)
+    assert engine.deliver(0, 0, 1, 0, 1, b"x" * 10) == "not for this rank"
+    with pytest.raises(DeadlineExceeded, match="total of island 1, its owner, is missing"):
+        engine.changes([0], 1, 0.05)
+    payload = torch.zeros(100, dtype=torch.uint8)
+    index, values = np.array([0], np.uint32), np.full((1, 16), -2.0, np.float32)
+    written = block_coo.encode(index, values, 16, payload.numpy(), value_format="float16")
+    assert engine.deliver(8, 1, 1, 0, 1, payload[:written].numpy().tobytes()) is None
+    assert [change.version for change in engine.changes([0], 1, 5)[1]] == [1]
+    assert torch.equal(master, torch.full((16,), 2.0))
+    engine.close()

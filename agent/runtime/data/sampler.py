@@ -33,6 +33,7 @@ class BatchSlice:
     local: int  # samples of this rank that count; 0 where it got others' at weight 0
     weight: float  # local / total: what this rank's mean gradient counts in that of the global batch
     share: float  # of a whole batch, as the plan splits it; over all ranks 1, and above 0 on each
+    shares: tuple[float, ...] = ()  # all ranks'
 
 
 class EpochOrder:
@@ -90,9 +91,7 @@ class BatchSlicer:
 
     def share_at(self, step: int) -> float:
         """This rank's share of a whole batch in `step`: its samples there, or one where it would have none."""
-        counts = self._split(self.batch_at(step), self._schedule.planned_at(step).shares)
-        at_least_one = [max(count, 1) for count in counts]
-        return at_least_one[self.rank] / sum(at_least_one)
+        return self._shares_at(step)[self.rank]
 
     def batches_left(self, position: Position) -> int:
         """Of the epoch, if no other plan comes."""
@@ -114,15 +113,21 @@ class BatchSlicer:
         return samples // batch if self._drop_last else -(-samples // batch)
 
     def _slice(self, position: Position, total: int) -> tuple[BatchSlice, list[int]]:
-        start, share = position.consumed, self.share_at(position.step)
+        start, shares = position.consumed, self._shares_at(position.step)
         counts = self._split(total, self._schedule.planned_at(position.step).shares)
         local = counts[self.rank]
-        batch_slice = BatchSlice(position.step, position.epoch, start, total, local, local / total, share)
+        weight, share = local / total, shares[self.rank]
+        batch_slice = BatchSlice(position.step, position.epoch, start, total, local, weight, share, shares)
         begin = start + sum(counts[: self.rank])
         if local == 0:
             # A rank without samples still takes part in the collectives, which needs a backward pass.
             begin, local = start, min(self._min_local_batch, total)
         return batch_slice, self._order.indices(position.epoch, begin, begin + local)
+
+    def _shares_at(self, step: int) -> tuple[float, ...]:
+        counts = self._split(self.batch_at(step), self._schedule.planned_at(step).shares)
+        at_least_one = [max(count, 1) for count in counts]
+        return tuple(count / sum(at_least_one) for count in at_least_one)
 
     def _split(self, total: int, shares: Sequence[float]) -> list[int]:
         last_total, last_shares, counts = self._last_split

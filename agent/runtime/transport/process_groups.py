@@ -67,21 +67,39 @@ class Group:
         self.rank, self.world_size = rank, world_size
         self.data, self.control = data, control
         self._store = store
-        self._sockets: GlooSockets | None = None
+        self._sockets: list[GlooSockets] = []
+        self._parts: list[Group] = []
 
     def hold_sockets(self, before: Collection[int]) -> None:
         """Collective: from now on `abort` ends what is under way. before: inodes of sockets that are not the group's.
         Raises PeerLost."""
-        self._sockets = GlooSockets(
-            before, lambda mine: {int(port) for port in b",".join(self.gather_bytes(_listed(mine))).split(b",") if port}
+        self._sockets.append(
+            GlooSockets(
+                before,
+                lambda mine: {int(port) for port in b",".join(self.gather_bytes(_listed(mine))).split(b",") if port},
+            )
         )
+
+    def parted(self, parts: Sequence[Sequence[int]], timeout_s: float) -> Group:
+        """Collective, the same on all ranks: the group of those of `parts` that this rank is in, each rank being in
+        one. It ends with this one; its ranks are numbered by their place. Raises PeerLost."""
+        before = open_sockets()
+        with collective("meeting the workers of its island"):
+            made = [dist.new_group(list(part), timeout=timedelta(seconds=timeout_s)) for part in parts]
+        place = next(place for place, part in enumerate(parts) if self.rank in part)
+        part = Group(parts[place].index(self.rank), len(parts[place]), made[place], made[place], self._store)
+        self._parts.append(part)
+        if self._sockets:
+            self.hold_sockets(before)
+        return part
 
     def abort(self) -> None:
         """Collectives under way fail, here and on the peers, and none succeeds after this. By any thread."""
-        if self._sockets is not None:
-            self._sockets.end()
-        if torch.cuda.is_available() and (data := getattr(self, "data", None)) is not None:  # gloo's does nothing
-            data.abort()
+        for sockets in self._sockets:
+            sockets.end()
+        if torch.cuda.is_available() and hasattr(self, "data"):  # gloo's does nothing
+            for group in (self, *self._parts):
+                group.data.abort()
 
     def close_within(self, deadline_s: float) -> bool:
         """`close` after `abort`: whether everything that was under way has come back by then."""
@@ -102,8 +120,10 @@ class Group:
         A gloo thread that is left when the interpreter ends can abort the process (it asks for the GIL in vain)."""
         if not hasattr(self, "data"):
             return  # closed already
-        if self._sockets is not None:
-            self._sockets.close()
+        for sockets in self._sockets:
+            sockets.close()
+        for part in self._parts:
+            del part.data, part.control
         del self.data, self.control  # whose destructors join the threads; torch holds the only other references
         dist.destroy_process_group()
 

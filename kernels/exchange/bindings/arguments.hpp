@@ -31,7 +31,7 @@ inline std::int64_t checked_small(std::int64_t value, const char* name) {
 inline Settings checked_settings(int rank, std::vector<std::vector<int>> islands, int threads,
                                  const std::string& values, const std::string& selection, bool error_feedback,
                                  std::int64_t digest_every, std::uint64_t seed, std::int64_t first_round,
-                                 const std::string& exchange, std::int64_t every) {
+                                 const std::string& exchange, std::int64_t every, bool replicas) {
     if (threads < 1 || threads > max_threads)
         refuse("threads = " + std::to_string(threads) + " is not in 1.." + std::to_string(max_threads));
     if (checked_small(every, "every") == 0) refuse("every = 0 exchanges nothing; pass 1 for every round");
@@ -48,7 +48,8 @@ inline Settings checked_settings(int rank, std::vector<std::vector<int>> islands
             .seed = seed,
             .first_round = checked_small(first_round, "first_round"),
             .updates = format_named<bool>(exchange, "exchange", {{"gradients", false}, {"updates", true}}),
-            .every = every};
+            .every = every,
+            .replicas = replicas};
 }
 
 inline std::size_t checked_k_blocks(std::int64_t k_blocks) {

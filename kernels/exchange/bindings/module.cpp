@@ -44,12 +44,12 @@ void bind_exchange_engine(nb::module_& m) {
             "__init__",
             [](P* self, int rank, std::vector<std::vector<int>> islands, int threads, const std::string& values,
                const std::string& selection, bool error_feedback, std::int64_t digest_every, std::uint64_t seed,
-               std::int64_t first_round, const std::string& exchange, std::int64_t every) {
+               std::int64_t first_round, const std::string& exchange, std::int64_t every, bool replicas) {
                 new (self) P(checked_settings(rank, std::move(islands), threads, values, selection, error_feedback,
-                                              digest_every, seed, first_round, exchange, every));
+                                              digest_every, seed, first_round, exchange, every, replicas));
             },
             "rank"_a, "islands"_a, "threads"_a, "values"_a, "selection"_a, "error_feedback"_a, "digest_every"_a,
-            "seed"_a, "first_round"_a, "exchange"_a, "every"_a)
+            "seed"_a, "first_round"_a, "exchange"_a, "every"_a, "replicas"_a)
         .def("add_tensor", &P::add_tensor, "order"_a, "rule"_a, "master"_a.none(), "residual"_a.none(),
              "first"_a.none(), "second"_a.none(), "last_step"_a.none(), "live"_a.none(), "group"_a, "turn"_a,
              "owner"_a.none(), "owner_sum"_a.none())

@@ -41,13 +41,15 @@ ExchangeEngine::Tensor::Tensor(std::size_t tensor, const TensorSettings& setting
 
 ExchangeEngine::ExchangeEngine(Settings settings)
     : settings_(std::move(settings)),
-      islands_(checked_islands(settings_.rank, settings_.islands)),
+      islands_(checked_islands(settings_.rank, settings_.islands, settings_.replicas)),
       ordered_(settings_.first_round - 1),
       queue_(settings_.threads, [this](const std::string& what) { break_down(what); }) {
     if (settings_.updates && settings_.error_feedback)
         refuse("error_feedback is on, but exchanging updates it is in the live weights themselves; pass False");
     if (!settings_.updates && settings_.every != 1)
         refuse("every = " + text(settings_.every) + " makes no sense exchanging gradients; pass 1");
+    if (!settings_.updates && settings_.replicas)
+        refuse("replicas makes no sense exchanging gradients, of which each rank has its own; pass False");
 }
 
 void ExchangeEngine::close() {
@@ -92,6 +94,7 @@ std::size_t ExchangeEngine::add_tensor(const TensorSettings& settings) {
 
 void ExchangeEngine::compress(std::int64_t sync_round, std::size_t tensor, Gradient gradient) {
     Tensor& t = at(tensor);
+    if (islands_.follows()) refuse("this rank follows its island's leader, which sends for it; call sum_updates alone");
     if (gradient.is_live && !t.weights.has_live()) note_copy(sync_round, t, gradient);
     const std::lock_guard<std::mutex> lock(mutex_);
     check_open();

@@ -49,6 +49,7 @@ struct Settings {
     std::int64_t first_round;
     bool updates;  // what is exchanged: false gradients, true each rank's own updates
     std::int64_t every = 1;  // rounds between two of one tensor's; in those between, its masters stay as they are
+    bool replicas = false;   // an island is one: its leader sends for all, the others' masters follow
 };
 
 struct TensorSettings {

@@ -31,7 +31,7 @@ void check_numbers(const std::vector<std::vector<int>>& members) {
 
 }  // namespace
 
-Islands checked_islands(int rank, std::vector<std::vector<int>> members) {
+Islands checked_islands(int rank, std::vector<std::vector<int>> members, bool leaders_only) {
     if (members.size() >= most_inputs) {  // one place in the sum is for what accumulation carries over
         refuse("has " + std::to_string(members.size()) + " islands, more than " + std::to_string(most_inputs - 1));
     }
@@ -41,6 +41,9 @@ Islands checked_islands(int rank, std::vector<std::vector<int>> members) {
         const auto at = std::find(members[k].begin(), members[k].end(), rank);
         if (at == members[k].end()) continue;
         const auto place = static_cast<std::size_t>(at - members[k].begin());
+        if (leaders_only) {
+            for (std::vector<int>& island : members) island.resize(1);
+        }
         return {rank, std::move(members), k, place};
     }
     throw std::invalid_argument("rank = " + std::to_string(rank) + " is in no island; pass one of those in islands");

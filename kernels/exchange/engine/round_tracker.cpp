@@ -35,7 +35,7 @@ const char* RoundTracker::refusal(MessageKind kind, std::uint64_t origin, std::u
         if (route_.owner != place || owns()) return "not from its owner";
     } else {
         if (place == (part ? islands_->place : islands_->mine)) return "from nobody";
-        const bool for_leader = route_.owner.has_value() && !islands_->leads();
+        const bool for_leader = islands_->follows() || (route_.owner.has_value() && !islands_->leads());
         if (part ? for_leader : kind == MessageKind::to_owner ? !owns() : route_.owner.has_value())
             return "not for this rank";
     }

@@ -271,7 +271,8 @@ void ExchangeEngine::advance(Tensor& tensor, const RoundUpdate& round_update, st
         const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
         tensor.snapshot.before(sync_round);
         if (total != nullptr) tensor.weights.update(*total, hyperparameters_of(tensor, round_update));
-        if (total != nullptr && settings_.updates) tensor.pending.close_round(sync_round, *total);
+        if (total != nullptr && settings_.updates && !islands_.follows())
+            tensor.pending.close_round(sync_round, *total);
         tensor.weights_version = sync_round;
         if (digest_due) digest.value = tensor.weights.digest();
     }

@@ -78,15 +78,16 @@ void ExchangeEngine::sum_updates(std::int64_t sync_round, float weight, std::spa
                std::to_string(owner_blocks.size()) + ", but there are " + std::to_string(tensors_.size()) +
                " tensors; pass one for each");
     }
-    const auto begins = [sync_round](const auto& tensor) {  // here, not in compress
-        return tensor->weights.has_live() || !tensor->rounds.is_due(sync_round);
+    const bool follows = islands_.follows();
+    const auto begins = [sync_round, follows](const auto& tensor) {  // here, not in compress
+        return follows || tensor->weights.has_live() || !tensor->rounds.is_due(sync_round);
     };
     for (const auto& tensor : tensors_ | std::views::filter(begins)) check_compress(sync_round, *tensor);
     for (const auto& tensor : tensors_) {
         tensor->owner_blocks = owner_blocks[tensor->number];
         if (!begins(tensor)) continue;
         const Live& live = tensor->weights.live();
-        if (tensor->rounds.is_due(sync_round)) {
+        if (tensor->rounds.is_due(sync_round) && !follows) {
             begin_compress(sync_round, *tensor, {live.data, live.format, weight, k_blocks[tensor->number], {}, true});
         } else {
             tensor->rounds.begin_round();

@@ -35,6 +35,13 @@ def local(out: Path, ranks: int, *, start: Start, run: int = 1, **settings: Any)
     return agent
 
 
+def islands(out: Path, names: str, *, start: Start, run: int = 1, **settings: Any) -> FakeAgent:
+    """A worker for each letter, which names its island."""
+    agent = local(out, len(names), start=start, run=run, **settings)
+    agent.place([f"node-{rank}" for rank in range(len(names))], list(names))
+    return agent
+
+
 def left(states: Sequence[dict[str, Any]]) -> Tensors:
     """What masters lack: residuals and owners' sums, over all ranks."""
     residuals, sums = together(states, "residuals"), together(states, "owner_sums")
@@ -116,13 +123,16 @@ def test_a_killed_island_costs_its_own_and_no_part_counts_twice(start: Start, tm
     check_alike(second, "masters")
 
 
-def test_all_machines_lose_power_and_memory_has_residuals_and_owners_sums(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", ["abc", "wwe"])
+def test_all_machines_lose_power_and_memory_has_residuals_and_owners_sums(
+    start: Start, tmp_path: Path, names: str
+) -> None:
     """1. Nobody waits for the others' updates, some are always under way. 2. SIGKILL for all after a step is in memory.
     3. The next run goes on from there: every gradient up to that step is in the masters, in a residual, or in the sum
     of an owner, who is the same. 4. It ends, and that holds again."""
 
     def placed(run: int) -> FakeAgent:
-        agent = local(tmp_path, 3, start=start, run=run)
+        agent = islands(tmp_path, names, start=start, run=run)
         agent.own_directories, agent.memory = True, tmp_path / "memory"
         agent.spec.checkpoint.memory_replicas, agent.spec.checkpoint.every_steps = 1, 0
         return agent
@@ -152,9 +162,43 @@ def test_a_flipped_bit_of_a_master_stops_the_run_and_names_the_tensor(start: Sta
         assert "differ" in agent.said()
 
 
-def test_two_workers_of_an_island_beside_another_are_refused(start: Start, tmp_path: Path) -> None:
-    with local(tmp_path, 3, start=start) as agent:
-        agent.place(["a", "a", "b"], ["west", "west", "east"])
-        agent.start_workers("stale_train.py", str(tmp_path))
-        assert 0 not in agent.exit_codes()
-        assert "an island has the workers 0, 1, and strategy local-steps takes one an island" in agent.said()
+def mates_have_the_same_weights(states: Sequence[dict[str, Any]], names: str) -> None:
+    for name in set(names):
+        check_alike([state for state, island in zip(states, names, strict=True) if island == name], "live")
+
+
+@pytest.mark.parametrize(
+    ("names", "then", "flags"),
+    [("wwee", "eww", []), ("weww", "wwww", ["--adamw"])],
+)
+def test_an_island_of_several_workers_is_one_replica_over_a_stop_and_another_membership(
+    start: Start, tmp_path: Path, names: str, then: str, flags: list[str]
+) -> None:
+    """1. Two islands of two workers, or of three and one, are asked to stop. Workers of an island have the same
+    weights, those of the two have not; what is not sent, and what owners summed, is the first worker's of each. 2.
+    Others go on: one fewer and one of another island, or all in a single one. What was not sent, and moments, are those
+    of who leads now. 3. Every gradient of every worker is in the model once."""
+    settings = {"every": 4} if flags else {}
+    with islands(tmp_path, names, start=start, **settings) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--await-stop-at", "5", *flags)
+        agent.send_stop_in(5, rank=0)
+        assert agent.exit_codes() == [85] * 4, agent.said()
+    first = [kept(tmp_path, 1, rank, "end") for rank in range(4)]
+    mates_have_the_same_weights(first, names)
+    assert not equal(first[0]["live"], first[names.index("e")]["live"])
+    leaders = {names.index("w"), names.index("e")}
+    for what in ("residuals", "owner_sums"):
+        assert {rank for rank, state in enumerate(first) if state[what]} == leaders
+    with islands(tmp_path, then, start=start, run=2, **settings) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), *flags)
+        assert agent.exit_codes() == [0] * len(then), agent.said()
+        assert not agent.notices
+    begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(len(then))] for what in ("begin", "end"))
+    mates_have_the_same_weights(begun, then)
+    check_every_sample_once(tmp_path, epochs=3)
+    assert equal(check_alike(second, "live"), check_alike(second, "masters"))
+    if not flags:
+        origin: Tensors = kept(tmp_path, 1, 0, "begin")["masters"]
+        check_nothing_was_lost(origin, check_alike(begun, "masters"), together(first, "summed"), left(begun), "updates")
+        gradients = together([*first, *second], "summed")
+        check_nothing_was_lost(origin, check_alike(second, "masters"), gradients, left(second), "updates")

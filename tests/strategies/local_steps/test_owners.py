@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.errors import BadInput
-from atoll.strategies.shared_masters.owners import check_one_worker_each, shared_out
+from atoll.strategies.shared_masters.owners import shared_out
 
 
 @given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 5), st.integers(1, 6))
@@ -22,11 +20,3 @@ def test_turns_and_owners_carry_about_as_much(entries: list[int], every: int, ow
 
 def test_all_owners_get_some_of_layers_alike() -> None:
     assert sorted(owner for _, owner in shared_out([5] * 8, 2, 4)) == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_an_island_of_several_workers_is_refused_by_name() -> None:
-    """Their steps would have to be exact among themselves. On one island they are as stale-sparse's."""
-    check_one_worker_each([[0, 1, 2]])
-    check_one_worker_each([[0], [1]])
-    with pytest.raises(BadInput, match="an island has the workers 1, 2, and strategy local-steps takes one an island"):
-        check_one_worker_each([[0], [1, 2]])

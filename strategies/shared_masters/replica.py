@@ -1,0 +1,129 @@
+"""An island of several workers as one replica: each of its steps is exact, and its leader exchanges for all of it.
+
+Inside, gradients are combined over torch.distributed as under strategy `dense`, so all workers make the same update.
+What others did comes into the leader's live weights at a boundary, and from there, whole, into its mates': they are
+equal bit for bit, whatever rounding does elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.step.capabilities import Pass, StepEvents
+from atoll.agent.runtime.step.optimizers import OptimizerState
+from atoll.agent.runtime.step.reduction import ReducedGradients
+from atoll.agent.runtime.transport.process_groups import Group, collective
+from atoll.errors import BadInput
+from atoll.strategies.dense.worker import DenseReducer
+from atoll.strategies.shared_masters.exchange import LayerExchange
+from atoll.strategies.shared_masters.live_weights import LiveWeights
+
+
+class Replica:
+    """This rank's island, of several workers. Methods run on the training thread; those that say so are collective in
+    the island, and raise PeerLost."""
+
+    def __init__(self, group: Group, ranks: Sequence[int], model: nn.Module, events: StepEvents) -> None:
+        """ranks: of the run, in this island, ascending; the first leads."""
+        self._group, self._ranks = group, ranks
+        self.gradients = ReducedGradients(model, DenseReducer(group), events, _nothing, group.gather_rows)
+
+    @classmethod
+    def of(
+        cls, session: Session, islands: Sequence[Sequence[int]], model: nn.Module, events: StepEvents
+    ) -> Replica | None:
+        """None where this rank is alone in its island. Collective in the run; raises PeerLost."""
+        if session.group is None or all(len(ranks) == 1 for ranks in islands):
+            return None
+        group = session.group.parted(islands, session.collective_timeout_s)
+        ranks = next(ranks for ranks in islands if session.place.rank in ranks)
+        return cls(group, ranks, model, events) if len(ranks) > 1 else None
+
+    def share(self, shares: Sequence[float]) -> float:
+        """The island's of a whole batch, from all ranks'."""
+        return sum(shares[rank] for rank in self._ranks)
+
+    def sum_share(self, share: float) -> float:
+        """Collective: as `share`, from this rank's."""
+        return sum(self._group.sum_numbers([share]))
+
+    def opened(self, opened: Pass, share: float) -> Pass:
+        """The pass as it weighs in the gradient of the island, which has `share` of a whole batch."""
+        return replace(opened, sampled=False, batch=replace(opened.batch, weight=opened.batch.weight / share))
+
+    @torch.no_grad()
+    def level(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Collective: the leader's values for everybody; as many tensors, of the same types and devices, on all."""
+        with collective("taking the weights of the island's leader"):
+            for kind in {(one.dtype, one.device): None for one in tensors}:
+                same = [one for one in tensors if (one.dtype, one.device) == kind]
+                flat = torch.cat([one.reshape(-1) for one in same])
+                dist.broadcast(flat, group_src=0, group=self._group.data)
+                if self._group.rank:
+                    for one, part in zip(same, torch.split(flat, [one.numel() for one in same]), strict=True):
+                        one.copy_(part.view_as(one))
+
+    def level_optimizer(self, optimizer: OptimizerState) -> None:
+        """Collective: the leader's moments for all. Raises BadInput where the others have other ones."""
+        states = optimizer.state_dict()["state"]
+        kept = [one for _, state in sorted(states.items()) for _, one in sorted(state.items())]
+        moments = [one for one in kept if isinstance(one, torch.Tensor)]
+        entries = sum(one.numel() for one in moments)
+        if len({tuple(row) for row in self._group.gather_rows([len(moments), entries])}) > 1:
+            raise BadInput(f"the optimizer of rank {self._ranks[0]} has other moments than those of its island's mates")
+        if moments:
+            self.level(moments)
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Collective: over the island's ranks, on the CPU; in place."""
+        with collective("handing over what the island had not sent"):
+            dist.all_reduce(tensor, group=self._group.control)
+        return tensor
+
+    def any(self, said: bool) -> bool:
+        """Collective: whether a rank of the island says so."""
+        return any(row[0] for row in self._group.gather_rows([int(said)]))
+
+
+class ReplicaWeights:
+    """The live weights of an island of several workers: the leader brings them level at a boundary, all at once, and
+    its mates take what it has then."""
+
+    def __init__(
+        self,
+        weights: LiveWeights,
+        exchange: LayerExchange,
+        replica: Replica,
+        required: Callable[[], int],
+        *,
+        every: int,
+    ) -> None:
+        """weights: of this rank, without hooks. required, every: as LiveWeights and ExchangeOptions have them."""
+        self._weights, self._exchange, self._replica = weights, exchange, replica
+        self._required, self._every = required, every
+        self._at = 0  # the sync round that the weights are level with
+
+    def backward_begins(self) -> None: ...
+
+    def boundary(self, *, wait_for: int | None) -> None:
+        """As LiveWeights.boundary; collective in the island."""
+        begin, self._at = self._at, self._required() if wait_for is None else wait_for
+        turns = {number % self._every for number in range(begin + 1, self._at + 1)}
+        due = [layer for layer in self._exchange.layers if layer.turn in turns]
+        if not due:
+            return
+        if self._exchange.leads:
+            self._weights.bring_level(due, self._at)
+        else:
+            self._exchange.await_masters(due, self._at)
+        self._replica.level([layer.live for layer in due])
+
+    def close(self) -> None: ...
+
+
+def _nothing(busy: bool) -> None: ...
