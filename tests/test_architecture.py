@@ -258,8 +258,9 @@ def test_the_command_line_starts_without_torch_and_without_the_daemons() -> None
 def nodes(folders: Iterable[str]) -> Iterator[tuple[str, ast.AST]]:
     for folder in folders:
         for path in sources(folder):
+            name = str(path.relative_to(ROOT))  # not at each of a million nodes
             for node in ast.walk(parsed(path)):
-                yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", node
+                yield f"{name}:{getattr(node, 'lineno', 0)}", node
 
 
 def calls(folders: Iterable[str]) -> Iterator[tuple[str, str, ast.Call]]:
