@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from strategy_runs import Tensors, agent_of
 from zmq_agent import FakeAgent, Start
 
-from atoll.strategies.declaration import as_json
-
-Tensors = dict[str, torch.Tensor]
 LR = 0.01  # of stale_train.py
 
 
@@ -21,10 +19,7 @@ def sparse(
     out: Path, world_size: int, *, start: Start, run: int = 1, strategy: str = "stale-sparse", **settings: Any
 ) -> FakeAgent:
     """An agent whose job is one of this strategy."""
-    agent = FakeAgent(out, run=run, world_size=world_size, start=start)
-    agent.spec.strategy = strategy
-    agent.spec.strategy_settings = as_json(settings)
-    return agent
+    return agent_of(strategy, out, world_size, start=start, run=run, **settings)
 
 
 def kept(out: Path, run: int, rank: int, what: str) -> dict[str, Any]:

@@ -7,19 +7,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
+from faulty_peer import faulty
 from torch import nn
 
 import atoll
-from atoll.agent.runtime.transport.channel import Channel
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
@@ -70,31 +66,6 @@ def lying(payload: memoryview, what: str) -> bytes:
     return bytes(message)
 
 
-@contextmanager
-def faulty() -> Iterator[None]:
-    """Rank 1 sends something else, or dies, where --fault says."""
-    if run.rank != 1 or not options.fault:
-        yield
-        return
-    step, stage, what = options.fault.split(":")
-    real = Channel.send
-
-    def send(  # noqa: PLR0917 - as Channel.send
-        self: Channel, to: int, number: int, tensor: int, count: int, payload: Any
-    ) -> None:
-        if (run.step, count) == (int(step), int(stage)):
-            if what == "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            payload = lying(payload, what)
-        real(self, to, number, tensor, count, payload)
-
-    Channel.send = send  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Channel.send = real  # type: ignore[method-assign]
-
-
 torch.manual_seed(7)
 model = Model()
 sparse = [] if options.dense else [torch.optim.SparseAdam(model.table.parameters(), lr=0.02)]
@@ -116,7 +87,7 @@ def spoil(gradient: torch.Tensor) -> torch.Tensor | None:
 
 model.table.weight.register_hook(spoil)  # type: ignore[no-untyped-call]
 try:
-    with faulty():
+    with faulty(run, options.fault, lying):
         for _ in run.epochs(options.epochs):
             for words, targets, samples in loader:
                 if run.step == options.await_stop_at and run.is_main:

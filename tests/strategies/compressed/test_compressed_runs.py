@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 from held_ports import free_port
-from sparse_runs import Tensors
-from zmq_agent import FakeAgent, Start, torchrun_like
+from strategy_runs import Tensors, agent_of, ended, undisturbed
+from zmq_agent import Start, torchrun_like
 
 from atoll.strategies.compressed.measured import MeasuredCosts
-from atoll.strategies.declaration import as_json
 
 pytestmark = pytest.mark.timeout(120)
 LARGEST = {"algorithm": "dgc", "density": 0.2, "min_bytes": 0}
@@ -33,37 +32,11 @@ def test_every_algorithm_trains_alike_on_all_ranks_and_loses_nothing(start: Star
     assert codes == [0] * world_size
 
 
-def compressed(out: Path, world_size: int, *, start: Start, run: int = 1, **settings: Any) -> FakeAgent:
-    """An agent whose job is one of strategy compressed."""
-    agent = FakeAgent(out, run=run, world_size=world_size, start=start)
-    agent.spec.strategy, agent.spec.strategy_settings = "compressed", as_json(settings)
-    return agent
-
-
-def ended(out: Path, run: int, world_size: int) -> Tensors:
-    """The weights that all ranks ended with, which are the same on all."""
-    kept: list[Tensors] = [
-        torch.load(out / f"run-{run}-rank-{rank}.end", weights_only=True) for rank in range(world_size)
-    ]
-    for weights in kept:
-        for name, one in weights.items():
-            assert torch.equal(one, kept[0][name]), name
-    return kept[0]
-
-
-def undisturbed(out: Path, start: Start, *arguments: str, world_size: int = 2, **settings: Any) -> Tensors:
-    out.mkdir()
-    with compressed(out, world_size, start=start, **settings) as agent:
-        agent.start_workers("compressed_train.py", str(out), *arguments)
-        assert agent.exit_codes() == [0] * world_size, agent.said()
-    return ended(out, 1, world_size)
-
-
 def test_plans_group_the_tensors_on_all_ranks_from_one_step_on(start: Start, tmp_path: Path) -> None:
     """1. Two islands of two, unequal shares. 2. A plan makes one group of all tensors, divisible and on the CPU, a
     later one of two that are not compressed. 3. Ranks end with the same weights, each step tells what left, and what
     workers measured is told."""
-    with compressed(tmp_path, 4, start=start, **LARGEST) as agent:
+    with agent_of("compressed", tmp_path, 4, start=start, **LARGEST) as agent:
         agent.place(["a", "a", "b", "c"], ["west", "west", "east", "east"])
         agent.shares = (1.0, 2.0, 1.0, 1.0)
         agent.start_workers("compressed_train.py", str(tmp_path), "--sleep-s", "0.05", "--epochs", "12")
@@ -90,7 +63,7 @@ def test_plans_group_the_tensors_on_all_ranks_from_one_step_on(start: Start, tmp
 
 
 def test_a_plan_of_another_model_changes_nothing_and_is_told(start: Start, tmp_path: Path) -> None:
-    with compressed(tmp_path, 2, start=start, **LARGEST) as agent:
+    with agent_of("compressed", tmp_path, 2, start=start, **LARGEST) as agent:
         agent.params = {"ways": ["none"], "groups": [[7, 0]]}
         agent.start_workers("compressed_train.py", str(tmp_path))
         assert agent.exit_codes() == [0, 0], agent.said()
@@ -104,11 +77,11 @@ def test_a_rank_killed_in_an_exchange_costs_one_step_and_its_residual_goes_on(
     """1. Rank 1 is killed before it sends in step 5. 2. The other saves what it has and ends with 75. 3. The next run
     goes on from there; every sample counted once."""
     params = {"ways": [way], "groups": [[4, 0]]}
-    with compressed(tmp_path, 2, start=start, **LARGEST) as agent:
+    with agent_of("compressed", tmp_path, 2, start=start, **LARGEST) as agent:
         agent.params = params
         agent.start_workers("compressed_train.py", str(tmp_path), "--fault", f"5:{stage}:die")
         assert agent.exit_codes(deadline_s=30.0) == [75, -9], agent.said()
-    with compressed(tmp_path, 2, start=start, run=2, **LARGEST) as agent:
+    with agent_of("compressed", tmp_path, 2, start=start, run=2, **LARGEST) as agent:
         agent.params = params
         agent.start_workers("compressed_train.py", str(tmp_path))
         assert agent.exit_codes() == [0, 0], agent.said()
@@ -125,12 +98,12 @@ def test_a_rank_killed_in_an_exchange_costs_one_step_and_its_residual_goes_on(
 def test_residuals_are_handed_over_to_another_number_of_workers(start: Start, tmp_path: Path, after: int) -> None:
     """1. Two workers train and are stopped in step 9. 2. So many go on. 3. The gradient does not depend on the weights:
     what all weights moved and what all ranks keep at the end are what an undisturbed run's are together."""
-    undisturbed(tmp_path / "undisturbed", start, "--linear", **LARGEST)
-    with compressed(tmp_path, 2, start=start, **LARGEST) as agent:
+    undisturbed("compressed", tmp_path / "undisturbed", start, "--linear", **LARGEST)
+    with agent_of("compressed", tmp_path, 2, start=start, **LARGEST) as agent:
         agent.start_workers("compressed_train.py", str(tmp_path), "--linear", "--await-stop-at", "9")
         agent.send_stop_in(9, 0)
         assert agent.exit_codes() == [85, 85], agent.said()
-    with compressed(tmp_path, after, start=start, run=2, **LARGEST) as agent:
+    with agent_of("compressed", tmp_path, after, start=start, run=2, **LARGEST) as agent:
         agent.start_workers("compressed_train.py", str(tmp_path), "--linear")
         assert agent.exit_codes() == [0] * after, agent.said()
     whole = sums(tmp_path / "undisturbed", 1, 2)
@@ -161,7 +134,7 @@ def sums(out: Path, run: int, world_size: int) -> Tensors:
 )
 def test_a_peer_that_lies_ends_the_run_with_a_clear_error(start: Start, tmp_path: Path, fault: str, says: str) -> None:
     """Rank 1 sends what cannot be. Rank 0 says so and ends; rank 1 loses its peer. Nobody waits for ever."""
-    with compressed(tmp_path, 2, start=start, **LARGEST) as agent:
+    with agent_of("compressed", tmp_path, 2, start=start, **LARGEST) as agent:
         agent.start_workers("compressed_train.py", str(tmp_path), "--fault", fault)
         assert agent.exit_codes() == [1, 75], agent.said()
         assert re.search(f"rank 1 sent a message that cannot be: .*{says}", agent.said()), agent.said()
@@ -174,7 +147,7 @@ def test_what_is_not_finite_arrives_on_all_ranks_in_the_same_step_and_harms_no_r
 ) -> None:
     """Rank 1's gradient has one such entry in step 4. The script sees that one on each rank, mends it there, and goes
     on with finite weights."""
-    with compressed(tmp_path, 2, start=start, **LARGEST) as agent:
+    with agent_of("compressed", tmp_path, 2, start=start, **LARGEST) as agent:
         agent.params = {"ways": [way], "groups": [[4, 0]]}
         agent.start_workers("compressed_train.py", str(tmp_path), "--bad", f"4:{value}")
         assert agent.exit_codes() == [0, 0], agent.said()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sparse_runs import Tensors
-from test_zen_runs import ended, undisturbed, zen
+from strategy_runs import Tensors, agent_of, ended, undisturbed
 from zmq_agent import FakeAgent, Start
 
 pytestmark = pytest.mark.timeout(120)
@@ -18,9 +17,9 @@ pytestmark = pytest.mark.timeout(120)
 SLOWLY = ("--sleep-s", "0.1")
 
 
-def agent_of(out: Path, start: Start, run: int, world_size: int) -> FakeAgent:
+def remembering(out: Path, start: Start, run: int, world_size: int) -> FakeAgent:
     """Each rank on a node of its own, in one island; the disk gets nothing before the job's end."""
-    agent = zen(out, world_size, start=start, run=run, scheme="zen")
+    agent = agent_of("zen", out, world_size, start=start, run=run, scheme="zen")
     agent.own_directories, agent.memory = True, out / "memory"
     agent.spec.checkpoint.memory_replicas, agent.spec.checkpoint.every_steps = 1, 0
     agent.place([f"node-{rank}" for rank in range(world_size)], ["one"] * world_size)
@@ -30,10 +29,10 @@ def agent_of(out: Path, start: Start, run: int, world_size: int) -> FakeAgent:
 def goes_on_after_power_loss(out: Path, start: Start, after: int) -> tuple[int, Tensors]:
     """A run of two is killed; the next one, of `after` ranks, ends. Returns its first step, and its weights."""
     out.mkdir()
-    with agent_of(out, start, 1, 2) as agent:
+    with remembering(out, start, 1, 2) as agent:
         agent.start_workers("zen_train.py", str(out), *SLOWLY)
         agent.lose_power(5)
-    with agent_of(out, start, 2, after) as agent:
+    with remembering(out, start, 2, after) as agent:
         agent.start_workers("zen_train.py", str(out))
         assert agent.exit_codes() == [0] * after, agent.said()
     logs = [(out / "job" / f"run-2-rank-{rank}.log").read_text() for rank in range(after)]
@@ -57,7 +56,7 @@ def samples_of(out: Path, run: int, steps: range) -> Counter[tuple[int, int]]:
 def test_all_machines_lose_power_and_the_job_goes_on_from_memory(start: Start, tmp_path: Path) -> None:
     """1. Both ranks are killed; nothing is on disk. 2. The next run goes on from the step that was in memory, with
     SparseAdam's moments: its weights have the bits of a run that nobody disturbed."""
-    expected = undisturbed(tmp_path / "undisturbed", start, scheme="zen")
+    expected = undisturbed("zen", tmp_path / "undisturbed", start, scheme="zen")
     step, weights = goes_on_after_power_loss(tmp_path / "lost", start, after=2)
     assert step >= 5
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
@@ -66,7 +65,7 @@ def test_all_machines_lose_power_and_the_job_goes_on_from_memory(start: Start, t
 def test_a_run_of_three_goes_on_from_the_memory_of_two(start: Start, tmp_path: Path) -> None:
     """As above with one rank more: partitions by hashing are three now. Every sample counts once, and the weights are
     those of the undisturbed run but for the order of sums."""
-    expected = undisturbed(tmp_path / "undisturbed", start, scheme="zen")
+    expected = undisturbed("zen", tmp_path / "undisturbed", start, scheme="zen")
     out = tmp_path / "lost"
     step, weights = goes_on_after_power_loss(out, start, after=3)
     trained = samples_of(out, 1, range(step)) + samples_of(out, 2, range(step, 10**6))
@@ -77,11 +76,11 @@ def test_a_run_of_three_goes_on_from_the_memory_of_two(start: Start, tmp_path: P
 def test_a_run_of_one_goes_on_from_a_checkpoint_of_three(start: Start, tmp_path: Path) -> None:
     """1. Rank 2 of three is killed in a push of step 5; the others save the step before. 2. One worker alone goes on,
     with nobody to send to, and ends with the weights of the undisturbed run but for the order of sums."""
-    expected = undisturbed(tmp_path / "undisturbed", start, scheme="zen", world_size=3)
-    with zen(tmp_path, 3, start=start, scheme="zen") as agent:
+    expected = undisturbed("zen", tmp_path / "undisturbed", start, scheme="zen", world_size=3)
+    with agent_of("zen", tmp_path, 3, start=start, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path), "--fault", "5:2:die")
         assert sorted(agent.exit_codes(deadline_s=30.0)) == [-9, 75, 75], agent.said()
-    with zen(tmp_path, 1, start=start, run=2, scheme="zen") as agent:
+    with agent_of("zen", tmp_path, 1, start=start, run=2, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path))
         assert agent.exit_codes() == [0], agent.said()
         assert "goes on from step 5\n" in agent.said()

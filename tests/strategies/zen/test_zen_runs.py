@@ -6,15 +6,12 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from held_ports import free_port
-from sparse_runs import Tensors
+from strategy_runs import agent_of, ended, undisturbed
 from zmq_agent import FakeAgent, Start, torchrun_like
-
-from atoll.strategies.declaration import as_json
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -33,36 +30,10 @@ def test_it_trains_what_dense_trains_and_what_one_process_trains(start: Start, i
     assert codes == [0] * world_size
 
 
-def zen(out: Path, world_size: int, *, start: Start, run: int = 1, **settings: Any) -> FakeAgent:
-    """An agent whose job is one of strategy zen."""
-    agent = FakeAgent(out, run=run, world_size=world_size, start=start)
-    agent.spec.strategy, agent.spec.strategy_settings = "zen", as_json(settings)
-    return agent
-
-
-def ended(out: Path, run: int, world_size: int) -> Tensors:
-    """The weights that all ranks ended with, which are the same on all."""
-    kept: list[Tensors] = [
-        torch.load(out / f"run-{run}-rank-{rank}.end", weights_only=True) for rank in range(world_size)
-    ]
-    for weights in kept:
-        for name, one in weights.items():
-            assert torch.equal(one, kept[0][name]), name
-    return kept[0]
-
-
-def undisturbed(out: Path, start: Start, *arguments: str, world_size: int = 2, **settings: Any) -> Tensors:
-    out.mkdir()
-    with zen(out, world_size, start=start, **settings) as agent:
-        agent.start_workers("zen_train.py", str(out), *arguments)
-        assert agent.exit_codes() == [0] * world_size, agent.said()
-    return ended(out, 1, world_size)
-
-
 def test_places_and_shares_of_the_launch_are_used_and_every_step_is_told(start: Start, tmp_path: Path) -> None:
     """Two islands of two nodes each, unequal shares that change on the way. Ranks end with the same weights;
     leaders alone speak between islands; each step tells how dense the table's gradient was, and what was sent."""
-    with zen(tmp_path, 4, start=start) as agent:
+    with agent_of("zen", tmp_path, 4, start=start) as agent:
         agent.place(["a", "a", "b", "c"], ["west", "west", "east", "east"])
         agent.shares = (1.0, 2.0, 1.0, 1.0)
         agent.start_workers("zen_train.py", str(tmp_path), "--sleep-s", "0.02")
@@ -88,11 +59,11 @@ def test_a_rank_killed_in_a_push_or_pull_costs_one_step(start: Start, tmp_path: 
     """1. Rank 1 is killed before it sends in step 5. 2. The other notices by its closed connection, saves what it has
     and ends with 75. 3. The next run goes on from there, SparseAdam's moments too: its weights are those of a run that
     nobody disturbed, bit for bit, and every sample counted once."""
-    expected = undisturbed(tmp_path / "undisturbed", start, scheme="zen")
-    with zen(tmp_path, 2, start=start, scheme="zen") as agent:
+    expected = undisturbed("zen", tmp_path / "undisturbed", start, scheme="zen")
+    with agent_of("zen", tmp_path, 2, start=start, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path), "--fault", f"5:{stage}:die")
         assert agent.exit_codes(deadline_s=30.0) == [75, -9], agent.said()
-    with zen(tmp_path, 2, start=start, run=2, scheme="zen") as agent:
+    with agent_of("zen", tmp_path, 2, start=start, run=2, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path))
         assert agent.exit_codes() == [0, 0], agent.said()
         assert agent.said().count("goes on from step 5\n") == 2
@@ -116,7 +87,7 @@ def test_a_rank_killed_in_a_push_or_pull_costs_one_step(start: Start, tmp_path: 
 )
 def test_a_peer_that_lies_ends_the_run_with_a_clear_error(start: Start, tmp_path: Path, fault: str, says: str) -> None:
     """Rank 1 sends what cannot be. Rank 0 says so and ends; rank 1 loses its peer. Nobody waits for ever."""
-    with zen(tmp_path, 2, start=start, scheme="zen") as agent:
+    with agent_of("zen", tmp_path, 2, start=start, scheme="zen") as agent:
         agent.start_workers("zen_train.py", str(tmp_path), "--words", "4000", "--fault", fault)
         assert agent.exit_codes() == [1, 75], agent.said()
         assert re.search(f"rank 1 sent a message that cannot be: .*{says}", agent.said()) or re.search(
@@ -127,14 +98,14 @@ def test_a_peer_that_lies_ends_the_run_with_a_clear_error(start: Start, tmp_path
 def test_a_gradient_that_is_dense_in_one_step_is_summed_as_one_on_all_ranks(start: Start, tmp_path: Path) -> None:
     """Rank 1's is dense in step 4: all ranks' are then, so that Adagrad does the same everywhere. It rounds
     dense gradients otherwise than sparse ones."""
-    usual = undisturbed(tmp_path / "sparse", start, "--turn-dense-at", "1000", scheme="zen")
-    turned = undisturbed(tmp_path / "turned", start, "--turn-dense-at", "4", scheme="zen")
+    usual = undisturbed("zen", tmp_path / "sparse", start, "--turn-dense-at", "1000", scheme="zen")
+    turned = undisturbed("zen", tmp_path / "turned", start, "--turn-dense-at", "4", scheme="zen")
     torch.testing.assert_close(turned, usual, rtol=1e-5, atol=1e-6)
 
 
 def test_nan_arrives_on_all_ranks_in_the_same_step(start: Start, tmp_path: Path) -> None:
     """Rank 1's gradient has one in step 4. The script sees it on each rank, and mends it there."""
-    weights = undisturbed(tmp_path / "nan", start, "--nan-at", "4", scheme="zen")
+    weights = undisturbed("zen", tmp_path / "nan", start, "--nan-at", "4", scheme="zen")
     assert all(one.isfinite().all() for one in weights.values())
 
 
@@ -145,7 +116,7 @@ def test_dense_gradients_that_are_mostly_zero_go_the_sparse_way_once_that_was_me
     density is measured in the first step; rank 0 chooses a scheme, which the job's events explain. 3. All ranks change
     over in one step, and a step sends a hundredth of what it did. The weights are those of strategy dense."""
     arguments = ("--dense", "--words", "20000")
-    with zen(tmp_path, 2, start=start) as agent:
+    with agent_of("zen", tmp_path, 2, start=start) as agent:
         agent.start_workers("zen_train.py", str(tmp_path), *arguments)
         assert agent.exit_codes() == [0, 0], agent.said()
     (notice,) = agent.notices
