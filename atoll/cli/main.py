@@ -13,6 +13,7 @@ from atoll.cli.commands import (
     certs,
     checkpoints,
     daemons,
+    dashboard,
     doctor,
     drill,
     export,
@@ -104,6 +105,7 @@ app.command(rich_help_panel=_SEE)(streams.events)
 app.command(rich_help_panel=_SEE)(checkpoints.checkpoints)
 app.command(rich_help_panel=_SEE)(metrics.metrics)
 app.command(rich_help_panel=_SEE)(jobs.nodes)
+app.command(rich_help_panel=_SEE)(dashboard.dashboard)
 app.command(rich_help_panel=_SEE)(plan.plan)
 app.command(rich_help_panel=_SEE)(simulate.simulate)
 app.command(rich_help_panel=_KEEP)(export.export)

@@ -84,8 +84,8 @@ def test_killed_worker_goes_on_from_its_agents_memory(cluster: Cluster, tmp_path
 def test_lost_machine_with_its_memory_and_everything_goes_on_from_the_copies(cluster: Cluster, tmp_path: Path) -> None:
     """1. Two machines, each in a rack of its own, keep copies of each other's state. 2. All workers are killed, and
     machine 1 with its agent and its memory; they stand still before, or rank 0 might notice the loss of rank 1 and
-    write to the disk. 3. It comes back empty; its part comes from machine 0. Shares are even: on a busy machine two jobs'
-    measured ones differ, and with them the samples that dropout's masks fall on."""
+    write to the disk. 3. It comes back empty; its part comes from machine 0. Shares are even: on a busy machine
+    measured ones differ from job to job, and with them the samples that dropout's masks fall on."""
     out, calm = tmp_path / "out", tmp_path / "calm"
     cluster.controller()
     for name in ("agent-0", "agent-1"):

@@ -1,0 +1,82 @@
+// Elements without HTML in strings: whatever a job, a node or a log is called stays text.
+
+export function el(name, properties = {}, ...children) {
+  const made = document.createElement(name);
+  set(made, properties);
+  made.append(...children.filter((child) => child !== null));
+  return made;
+}
+
+export function svg(name, properties = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  set(made, properties);
+  made.append(...children);
+  return made;
+}
+
+function set(element, properties) {
+  for (const [key, value] of Object.entries(properties)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== false) element.setAttribute(key, value === true ? "" : value);
+  }
+}
+
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+const WIDE = new Set(["REASON", "DEVICES", "STRATEGY", "WHAT"]);
+const WORDS = new Set(["PHASE", "STATE", "HEALTH"]);
+
+// A table that is updated in place, row by row: what has the focus keeps it. link: column -> address of a cell's text.
+export class Table {
+  constructor(caption, link = {}, extra = null) {
+    this.head = el("tr");
+    this.body = el("tbody");
+    this.caption = el("caption", {}, caption);
+    this.element = el("div", { class: "table", tabindex: "0", role: "region", "aria-label": caption },
+      el("table", {}, this.caption, el("thead", {}, this.head), this.body));
+    this.link = link;
+    this.extra = extra;
+  }
+
+  update({ columns, numbers, rows }) {
+    const names = this.extra ? [...columns, this.extra.name] : columns;
+    if (this.head.childElementCount !== names.length) {
+      this.head.replaceChildren(...names.map((name) =>
+        el("th", { scope: "col", class: numbers.includes(name) ? "number" : null }, name)));
+    }
+    while (this.body.rows.length > rows.length) this.body.deleteRow(-1);
+    rows.forEach((row, at) => {
+      const line = this.body.rows[at] || this.newRow(columns, numbers);
+      row.forEach((text, column) => this.fill(line.cells[column], columns[column], text));
+      if (this.extra) this.extra.fill(line.cells[columns.length], at);
+    });
+  }
+
+  newRow(columns, numbers) {
+    const line = this.body.insertRow();
+    for (const name of columns) {
+      const cell = line.insertCell();
+      if (numbers.includes(name)) cell.className = "number";
+      else if (WIDE.has(name)) cell.className = "wide";
+      if (this.link[name]) cell.append(el("a"));
+    }
+    if (this.extra) line.insertCell();
+    return line;
+  }
+
+  fill(cell, name, text) {
+    const inner = this.link[name] ? cell.firstChild : cell;
+    setText(inner, text);
+    if (this.link[name]) inner.href = this.link[name](text);
+    if (WORDS.has(name) && cell.className !== text) cell.className = text;
+  }
+}
+
+export function bitRate(bps) {
+  if (!bps) return "idle";
+  const units = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s"];
+  const power = Math.min(Math.floor(Math.log10(bps) / 3), 3);
+  return `${(bps / 1000 ** power).toPrecision(3)} ${units[power]}`;
+}

@@ -1,0 +1,116 @@
+"""What the page shows, as plain JSON: the words of the command line's own tables, and numbers to draw. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from atoll.cli.render import views, wire
+
+if TYPE_CHECKING:
+    from atoll.v1.common_pb2 import Event
+    from atoll.v1.jobs_pb2 import DecidedAdmission, DecidedPlacement, DecidedPlan, Job, ListNodesReply, Node
+
+ENDED_SHOWN: Final = 30
+"""Jobs that are over, newest first."""
+
+
+def cluster(jobs: Sequence[Job], nodes: ListNodesReply) -> dict[str, Any]:
+    """The first page: jobs, nodes and the map of islands. Living jobs come first, then those that ended last."""
+    living = sorted((job for job in jobs if not job.ended_unix_s), key=lambda job: job.submitted_unix_s)
+    ended = sorted((job for job in jobs if job.ended_unix_s), key=lambda job: -job.ended_unix_s)[:ENDED_SHOWN]
+    now_s = nodes.unix_s
+    return {
+        "controller": nodes.controller,
+        "version": nodes.version,
+        "jobs": _table(views.JOB_COLUMNS, views.JOB_NUMBERS, [views.job_row(job, now_s) for job in (*living, *ended)]),
+        "nodes": _table(views.NODE_COLUMNS, views.NODE_NUMBERS, [views.node_row(node) for node in nodes.nodes]),
+        "map": islands(living, nodes.nodes),
+    }
+
+
+def job(found: Job, now_s: float) -> dict[str, Any]:
+    """One job's page: its head in the words of `atoll status`, its workers, and what may be done to it."""
+    return {
+        "id": found.id,
+        "phase": wire.phase(found),
+        "ended": bool(found.ended_unix_s),
+        "run": found.run,
+        "view": found.view,
+        "lines": views.status_lines(found, now_s),
+        "pins": views.pins_text(found),
+        "workers": _table(
+            views.WORKER_COLUMNS, views.WORKER_NUMBERS, [views.worker_row(worker) for worker in found.workers]
+        ),
+        "busy": [_spans(worker.last.compute_s, worker.last.wait_s) for worker in found.workers],
+        "batch": found.plan.total_batch,
+    }
+
+
+def _spans(compute_s: float, wait_s: float) -> float:
+    """The part of a step that is work, 0..1; 0 where nothing was measured."""
+    whole_s = compute_s + wait_s
+    return compute_s / whole_s if whole_s > 0 else 0.0
+
+
+def islands(jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, Any]:
+    """Islands with their nodes, and the links between them as the workers of living jobs measured them.
+
+    A link's goodput, in bit/s, is the mean of those of its pairs of ranks that were ever busy; 0: idle so far.
+    """
+    island_of = {node.name: node.island for node in nodes}
+    measured: dict[tuple[str, str], list[float]] = defaultdict(list)
+    sent: dict[tuple[str, str], int] = defaultdict(int)
+    for found in jobs:
+        node_of = {worker.rank: worker.node for worker in found.workers}
+        for worker in found.workers:
+            for link in worker.links:
+                ends = (island_of.get(worker.node), island_of.get(node_of.get(link.peer, "")))
+                if ends[0] is None or ends[1] is None or ends[0] == ends[1]:
+                    continue
+                between = (ends[0], ends[1])
+                measured[between] += [link.goodput_bps] if link.goodput_bps else []
+                sent[between] += link.sent_bytes
+    members: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for node in nodes:
+        members[node.island].append(
+            {"name": node.name, "connected": node.connected, "devices": len(node.devices), "busy": bool(node.workers)}
+        )
+    return {
+        "islands": [{"name": name, "nodes": members[name]} for name in sorted(members)],
+        "links": [
+            {
+                "from": ends[0],
+                "to": ends[1],
+                "goodput_bps": sum(measured[ends]) / len(measured[ends]) if measured[ends] else 0.0,
+                "sent_bytes": sent[ends],
+            }
+            for ends in sorted(sent)
+        ],
+    }
+
+
+def plans(
+    decided: Sequence[DecidedPlan], admissions: Sequence[DecidedAdmission], placement: DecidedPlacement | None
+) -> dict[str, Any]:
+    """The plans of a run as `atoll plans` lists them, the newest first."""
+    rows = [views.plan_row(one) for one in reversed(decided)]
+    rows += [views.admission_row(one) for one in reversed(admissions)]
+    rows += [views.placement_row(placement)] if placement is not None else []
+    return _table(views.PLAN_COLUMNS, views.PLAN_NUMBERS, rows)
+
+
+def event(happened: Event) -> dict[str, Any]:
+    """One event: its sequence, level, kind, text and the controller's wall clock."""
+    return {
+        "sequence": happened.sequence,
+        "unix_s": happened.unix_s,
+        "level": wire.level(happened),
+        "kind": happened.kind,
+        "text": happened.text,
+    }
+
+
+def _table(columns: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
+    return {"columns": list(columns), "numbers": list(numbers), "rows": [list(row) for row in rows]}
