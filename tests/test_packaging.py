@@ -277,7 +277,14 @@ def test_the_wheel_holds_what_runs_and_nothing_else(wheel: Path) -> None:
     assert sorted(python) == in_the_tree()
     top = {name.partition("/")[0] for name in names}
     assert top == {"atoll", f"atoll-{PYPROJECT['project']['version']}.dist-info"}
-    assert {Path(name).suffix for name in names if name.startswith("atoll/")} <= {".py", ".pyi", ".so", ".typed"}
+    page = {name for name in names if name.startswith("atoll/dashboard/assets/")}
+    assert {Path(name).name for name in page} == {path.name for path in (ROOT / "atoll/dashboard/assets").iterdir()}
+    assert {Path(name).suffix for name in {*names} - page if name.startswith("atoll/")} <= {
+        ".py",
+        ".pyi",
+        ".so",
+        ".typed",
+    }
     for needed in ("__init__.py", "py.typed", "v1/__init__.py", "v1/jobs_pb2.pyi"):
         assert f"atoll/{needed}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -1,4 +1,4 @@
-"""What the page shows, as plain JSON: the words of the command line's own tables, and numbers to draw. Pure."""
+"""Puts what the page shows into plain JSON: the words of the command line's own tables, and numbers to draw. Pure."""
 
 from __future__ import annotations
 

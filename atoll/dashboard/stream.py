@@ -1,4 +1,4 @@
-"""What a page hears while it is open: the cluster, and the job that it looks at, as server-sent events."""
+"""Tells an open page what changes, as server-sent events: the cluster, and the job that it looks at."""
 
 from __future__ import annotations
 
