@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from atoll.errors import BadInput
 
@@ -17,12 +17,22 @@ _STEPS: Final = re.compile(r"run-(\d+)-rank-(\d+)\.jsonl")
 _FINAL: Final = re.compile(r"final-rank-(\d+)\.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A step that a rank of a run began."""
+class Incarnation(NamedTuple):
+    """A view of a run: who trained together."""
 
     run: int
-    rank: int
+    view: int = 1
+
+    def __str__(self) -> str:
+        return str(self.run) if self.view == 1 else f"{self.run} view {self.view}"
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A step that a rank of a run began, in a view of it."""
+
+    run: Incarnation
+    rank: int  # in the view
     step: int
     epoch: int
     samples: tuple[int, ...]
@@ -40,17 +50,17 @@ class Evidence:
     final: Mapping[int, str]
 
     @cached_property
-    def by_step(self) -> Mapping[int, Mapping[int, Mapping[int, Begun]]]:
+    def by_step(self) -> Mapping[int, Mapping[Incarnation, Mapping[int, Begun]]]:
         """step -> run -> rank; each in ascending order. A rank that began a step of a run twice: see `invariants`."""
-        found: dict[int, dict[int, dict[int, Begun]]] = defaultdict(lambda: defaultdict(dict))
+        found: dict[int, dict[Incarnation, dict[int, Begun]]] = defaultdict(lambda: defaultdict(dict))
         for one in sorted(self.begun, key=lambda one: (one.step, one.run, one.rank)):
             found[one.step][one.run][one.rank] = one
         return found
 
     @cached_property
-    def spans(self) -> Mapping[int, tuple[int, int]]:
+    def spans(self) -> Mapping[Incarnation, tuple[int, int]]:
         """run -> its first and its last step."""
-        found: dict[int, tuple[int, int]] = {}
+        found: dict[Incarnation, tuple[int, int]] = {}
         for one in self.begun:
             first, last = found.get(one.run, (one.step, one.step))
             found[one.run] = (min(first, one.step), max(last, one.step))
@@ -62,7 +72,7 @@ class Evidence:
         return runs[max(runs)]
 
     @cached_property
-    def shown_again(self) -> frozenset[tuple[int, int]]:
+    def shown_again(self) -> frozenset[tuple[Incarnation, int]]:
         """(run, step) without effect: a run that goes on at the very end of an epoch shows the epoch's last batch once
         more. It begins with the weights of the step after."""
         found = set()
@@ -88,9 +98,10 @@ def parse(run: int, rank: int, text: str) -> Iterable[Begun]:
     lines = text.split("\n")[:-1]
     for number, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
+            entry = {"view": 1, "rank": rank} | json.loads(line)
             yield Begun(
-                run=run, rank=rank, step=int(entry["step"]), epoch=int(entry["epoch"]),
+                run=Incarnation(run, int(entry["view"])), rank=int(entry["rank"]),
+                step=int(entry["step"]), epoch=int(entry["epoch"]),
                 samples=tuple(map(int, entry["ids"])), weights=str(entry["weights"]), at_s=float(entry["at"]),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError) as error:

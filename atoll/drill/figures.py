@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from atoll.drill.evidence import Evidence
+from atoll.drill.evidence import Evidence, Incarnation
 from atoll.drill.schedule import Hit, Strike
 
 _STOP_S: Final = 120.0
@@ -37,7 +37,7 @@ class StrikeCost:
     steps_lost: int
     """That were done and had to be done again."""
     interrupted: bool
-    """Whether it ended a run."""
+    """Whether it ended a run, or a view of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,18 @@ class Distribution:
 def recoveries(evidence: Evidence, noticed: Sequence[Noticed]) -> list[StrikeCost]:
     """Of each strike, in order of time.
 
-    A line says that a step begins, so that the one before it is done. A strike ended a run if a newer run began after
-    it and before the next strike did (or, where strikes came together, after both: then it counts for each)."""
+    A line says that a step begins, so that the one before it is done. A strike ended a run, or a view of one, if a
+    newer one began after it and before the next strike did (or, where strikes came together, after both: then it counts
+    for each)."""
     lines = sorted(evidence.begun, key=lambda one: one.at_s)
     times = [one.at_s for one in lines]
-    began: dict[int, float] = {}
+    began: dict[Incarnation, float] = {}
     for one in lines:
         began.setdefault(one.run, one.at_s)
     found = []
     for hit, at_s in sorted(((one.hit, one.at_s) for one in noticed), key=lambda one: one[0].at_s):
         before = lines[: bisect_right(times, hit.at_s)]
-        run = max((one.run for one in before), default=0)
+        run = max((one.run for one in before), default=Incarnation(0))
         newer = [other for other, began_s in began.items() if other > run and began_s - hit.at_s < _STOP_S]
         own = min(newer, default=None) if _ends_runs(hit.strike) else None
         detection_s = at_s - hit.at_s if at_s is not None else None

@@ -80,7 +80,7 @@ def steps_once(evidence: Evidence) -> InvariantResult:
 
     def passed() -> str:
         again = sum(len(runs) - 1 for runs in evidence.by_step.values())
-        return f"{len(evidence.by_step)} steps by {len(evidence.spans)} runs, {again} of them begun again"
+        return f"{len(evidence.by_step)} steps by {len(evidence.spans)} runs or views, {again} of them begun again"
 
     return _result("every step counts once", wrong(), passed)
 

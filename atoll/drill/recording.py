@@ -26,14 +26,16 @@ FULL_SPEED: Final = "full-speed"
 class Recorder:
     """Of one rank of one run. Use with `with`.
 
-    out: the folder that the drill named (`--out`). rank: the run's. model: whose weights are hashed."""
+    out: the folder that the drill named (`--out`). rank: the run's, where no agent says it. model: whose weights
+    are hashed."""
 
     def __init__(self, out: Path, rank: int, model: nn.Module) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self._disk = SlowDisk(out)
         self._out, self._rank, self._model = out, rank, model
         self._run = int(os.environ.get("ATOLL_RUN", "0"))
-        path = out / f"run-{self._run:06d}-rank-{rank:04d}.jsonl"
+        # Who joins a run that trains has a number of its own there, and is told its rank only with the view.
+        path = out / f"run-{self._run:06d}-rank-{int(os.environ.get('ATOLL_RANK', rank)):04d}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def __enter__(self) -> Self:
@@ -49,15 +51,28 @@ class Recorder:
 
         samples: ids, 0 to the dataset's length; empty for a batch of weight 0."""
         self._disk.epoch = epoch
-        line = {"step": step, "epoch": epoch, "ids": list(samples), "weights": self._digest(), "at": time.time()}
+        line = {
+            "view": int(os.environ.get("ATOLL_VIEW", "1")),
+            "rank": self._rank_now,
+            "step": step,
+            "epoch": epoch,
+            "ids": list(samples),
+            "weights": self._digest(),
+            "at": time.time(),
+        }
         os.write(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
 
     def finished(self, step: int) -> None:
         """All epochs are done; the model is what training made of it. Written at once, whole or not at all."""
-        path = self._out / f"final-rank-{self._rank:04d}.json"
+        path = self._out / f"final-rank-{self._rank_now:04d}.json"
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps({"run": self._run, "step": step, "weights": self._digest()}))
         fresh.replace(path)
+
+    @property
+    def _rank_now(self) -> int:
+        """In the view that this process is in."""
+        return int(os.environ.get("RANK", self._rank))
 
     @property
     def paced(self) -> bool:

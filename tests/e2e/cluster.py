@@ -222,22 +222,19 @@ def hurry(out: Path) -> None:
 
 
 def trained_samples(out: Path) -> dict[int, dict[int, list[int]]]:
-    """{epoch: {step: sample ids}} of the lineage that counts: each step as the newest run trained it last. Where a run
-    went on in place, those who were left trained the broken step once more than the one that it lost."""
-    newest: dict[int, tuple[int, int]] = {}
-    tries: dict[tuple[int, int], dict[str, list[list[int]]]] = {}
+    """{epoch: {step: sample ids}} of the lineage that counts: each step as the newest view of the newest run trained
+    it."""
+    newest: dict[int, tuple[tuple[int, int], int]] = {}
+    trained: dict[tuple[tuple[int, int], int], list[int]] = {}
     for path in sorted(out.glob("run-*-rank-*.jsonl")):
         run = int(path.name.split("-")[1])
         for line in path.read_text().splitlines():
             entry = json.loads(line)
-            step = entry["step"]
-            if step not in newest or run >= newest[step][0]:
-                newest[step] = (run, entry["epoch"])
-            of_rank = tries.setdefault((run, step), {}).setdefault(path.name, [])
-            of_rank.append(entry["ids"] if entry["weight"] else [])
+            step, by = entry["step"], (run, entry["view"])
+            if step not in newest or by >= newest[step][0]:
+                newest[step] = (by, entry["epoch"])
+            trained.setdefault((by, step), []).extend(entry["ids"] if entry["weight"] else [])
     epochs: dict[int, dict[int, list[int]]] = {}
-    for step, (run, epoch) in newest.items():
-        ranks = tries[run, step].values()
-        most = max(map(len, ranks))
-        epochs.setdefault(epoch, {})[step] = [id for of_rank in ranks if len(of_rank) == most for id in of_rank[-1]]
+    for step, (by, epoch) in newest.items():
+        epochs.setdefault(epoch, {})[step] = trained[by, step]
     return epochs

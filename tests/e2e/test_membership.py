@@ -52,6 +52,37 @@ def test_the_survivors_of_a_killed_worker_keep_their_processes_and_every_sample_
     check_every_sample_once(out, samples=600, epochs=6)
 
 
+@pytest.mark.timeout(240)
+def test_a_killed_worker_is_replaced_in_place_and_no_bit_of_the_result_is_another(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """1. Three workers of a job that needs three train; rank 1 is killed (SIGKILL). 2. The others stand still, in the
+    same processes, until rank 3 has started in its stead and taken their state: view 2, of ranks 0, 3 and 2. 3. Nobody
+    is started again; samples count once, and the weights are those of the same job undisturbed, bit by bit."""
+    cluster.local([1.0, 1.0, 1.0])
+    calm, out = tmp_path / "calm", tmp_path / "out"
+    wanted = {"workers": (3, 3), "split": "even", "seed": 5, "checkpoint_every": 0}
+    undisturbed = cluster.submit("tiny.py", f"--out={calm}", "--epochs=6", "--step-s=0", **wanted)
+    cluster.wait_for_end(undisturbed)
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=6", **wanted)
+    before = cluster.wait_for_step(job, 20)
+    pids = {worker.rank: worker.status.pid for worker in before.workers}
+    kill(pids.pop(1))
+    cluster.wait_for(job, "the change in place", lambda _: went_on(cluster, job) is not None, deadline_s=90)
+    told = went_on(cluster, job)
+    assert told is not None
+    assert (told[1], told[2], told[5]) == ("2", "3", "1")
+    now = cluster.job(job)
+    ranks = [worker.rank for worker in now.workers]
+    assert (now.phase, now.run, now.view, ranks) == (pb.PHASE_RUNNING, 1, 2, [0, 3, 2]), cluster.story(job)
+    assert {worker.rank: worker.status.pid for worker in now.workers if worker.rank != 3} == pids
+    hurry(out)
+    end = cluster.wait_for_end(job)
+    assert (end.phase, end.run, end.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
+    check_every_sample_once(out, samples=600, epochs=6)
+    assert (out / "final.json").read_text() == (calm / "final.json").read_text()
+
+
 def kill_quietly(pid: int) -> None:
     """It may be gone with its agent."""
     try:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -144,11 +145,12 @@ class FakeAgent:
         self.makes_views = False  # workers that lose a peer wait for a view
         self._view = View()
         self._view_to: Sequence[int] = ()
-        self.stands: dict[int, list[ViewReport]] = {rank: [] for rank in range(world_size)}  # what each said, in order
-        self.said_at_s: dict[int, list[float]] = {rank: [] for rank in range(world_size)}  # monotonic, when
-        self.steps: dict[int, list[StepSample]] = {rank: [] for rank in range(world_size)}
-        self.metrics: dict[int, list[Metrics]] = {rank: [] for rank in range(world_size)}
-        self.links: dict[int, dict[int, LinkSample]] = {rank: {} for rank in range(world_size)}  # the newest, by peer
+        self.joining: dict[int, View] = {}  # by rank, beside which view it was launched
+        self.stands: dict[int, list[ViewReport]] = defaultdict(list)  # by rank, what each said, in order
+        self.said_at_s: dict[int, list[float]] = defaultdict(list)  # monotonic, when
+        self.steps: dict[int, list[StepSample]] = defaultdict(list)
+        self.metrics: dict[int, list[Metrics]] = defaultdict(list)
+        self.links: dict[int, dict[int, LinkSample]] = defaultdict(dict)  # the newest, by peer
         self.notices: list[Notice] = []
         self.hellos: list[WorkerMessage] = []
         self.alive: dict[int, tuple[int, int]] = {}  # by rank: step, plan
@@ -216,28 +218,37 @@ class FakeAgent:
         total_batch: int = 0,
         meet_s: float = 15.0,
         to: Sequence[int] = (),
+        without_state: Collection[int] = (),
+        at_boundary: bool = False,
     ) -> None:
         """Tell these workers of a view of `ranks`, at once; its members where nobody else is named."""
+        view = self._view_of(
+            number, ranks, without_state, self.plan(plan_id, 0, shares, total_batch=total_batch, view=number)
+        )
+        view.at_boundary, view.meet_s, view.in_force = at_boundary, meet_s, in_force
+        self._view, self._view_to = view, tuple(to or ranks)
+        for rank in self._view_to:
+            self.send(rank, SupervisorMessage(view=view))
+
+    def _view_of(self, number: int, ranks: Sequence[int], without_state: Collection[int], plan: Plan) -> View:
         places = {member.rank: member for member in self._placed()}
-        members = [ViewMember(member=places.get(rank, Member(rank=rank)), has_state=True) for rank in ranks]
+        members = [
+            ViewMember(member=places.get(rank, Member(rank=rank)), has_state=rank not in without_state)
+            for rank in ranks
+        ]
         if self.keys:
             for member, rank in zip(members, ranks, strict=True):
                 member.public_key = self.keys[0].public[rank]
-        view = View(
+        return View(
             job=self.job,
             run=self.run,
             view=number,
             members=members,
             master_address="127.0.0.1",
             master_port=free_port(),
-            plan=self.plan(plan_id, 0, shares, total_batch=total_batch, view=number),
-            meet_s=meet_s,
-            in_force=in_force,
-            reason="the test lost a worker",
+            plan=plan,
+            reason="the test changed the members",
         )
-        self._view, self._view_to = view, tuple(to or ranks)
-        for rank in self._view_to:
-            self.send(rank, SupervisorMessage(view=view))
 
     def put_in_force(self) -> None:
         """The view that was sent last, once all its members train in it."""
@@ -325,6 +336,23 @@ class FakeAgent:
                 environment = self.environment(rank, port)
                 self.workers.append(self._start(command, environment, log))
 
+    def start_joiner(self, script: str, *args: str) -> int:
+        """One more worker, launched beside the newest view. Returns its rank."""
+        rank, ranks = len(self.workers), range(self.world_size)
+        view = self._view if self._view.view else self._view_of(1, ranks, (), self.plan(1, 0, self.shares, view=1))
+        self.joining[rank] = view
+        environment = {
+            **self.environment(rank, free_port()),
+            "ATOLL_RANK": str(rank),
+            "RANK": str(len(view.members)),
+            "WORLD_SIZE": str(len(view.members) + 1),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+        }
+        with (self.job_directory / f"run-{self.run}-rank-{rank}.log").open("wb") as log:
+            self.workers.append(self._start([sys.executable, str(SCRIPTS / script), *args], environment, log))
+        return rank
+
     def exit_codes(self, deadline_s: float = 60.0) -> list[int]:
         ends_s = time.monotonic() + deadline_s
         return [worker.wait(timeout=max(ends_s - time.monotonic(), 0.1)) for worker in self.workers]
@@ -398,23 +426,26 @@ class FakeAgent:
         ]
 
     def _welcome(self, rank: int) -> SupervisorMessage:
+        beside = self.joining.get(rank)
+        first = self.plan(
+            1,
+            0,
+            self.shares,
+            self.params,
+            total_batch=self.total_batch,
+            learning_rate_factor=self.learning_rate_factor,
+            view=int(self.makes_views),
+        )
         launch = Launch(
             id=self.id_of(rank),
-            world_size=self.world_size,
-            local_rank=rank,
-            local_world_size=self.world_size,
+            world_size=self.world_size if beside is None else len(beside.members) + 1,
+            local_rank=rank if beside is None else 0,
+            local_world_size=self.world_size if beside is None else 1,
             spec=self.spec,
-            plan=self.plan(
-                1,
-                0,
-                self.shares,
-                self.params,
-                total_batch=self.total_batch,
-                learning_rate_factor=self.learning_rate_factor,
-                view=int(self.makes_views),
-            ),
+            plan=first if beside is None else beside.plan,
             members=self._placed(),
             keys=self.keys[rank] if self.keys else None,
+            joins=beside,
         )
         return SupervisorMessage(
             welcome=Welcome(

@@ -45,7 +45,7 @@ class AgentLink:
         self, place: WorkerPlace, endpoint: AgentEndpoint, welcome_deadline_s: float = WELCOME_DEADLINE_S
     ) -> None:
         """Raises DeadlineExceeded if the agent does not answer, BadInput if its Welcome makes no sense."""
-        self.id = WorkerId(job=endpoint.job, run=endpoint.run, rank=place.rank)
+        self.id = WorkerId(job=endpoint.job, run=endpoint.run, rank=endpoint.rank)
         self.outbox = Outbox()
         self.on_overdue: Callable[[Stop], None] | None = None
         self.on_strategy: Callable[[str], None] | None = None
@@ -67,7 +67,7 @@ class AgentLink:
         self._closing = threading.Event()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, f"{endpoint.job}/{endpoint.run}/{place.rank}".encode())
+        self._socket.setsockopt(zmq.IDENTITY, f"{endpoint.job}/{endpoint.run}/{endpoint.rank}".encode())
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.setsockopt(zmq.LINGER, _FLUSH_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
@@ -95,8 +95,14 @@ class AgentLink:
         return self.welcome.launch.plan.view >= 1
 
     @property
+    def joins(self) -> bool:
+        """Whether this worker was launched beside a view, to be taken into a later one."""
+        return self.welcome.launch.HasField("joins")
+
+    @property
     def newest_view(self) -> View | None:
-        """The newest that came; None while that is the launch's."""
+        """The newest that came; None while that is the launch's. Of who joins, at first the one beside which it was
+        launched."""
         return self._newest_view
 
     @property
@@ -149,6 +155,9 @@ class AgentLink:
                 message = self._receive()
                 if message is not None and message.HasField("welcome"):
                     self._check(message.welcome)
+                    if message.welcome.launch.HasField("joins"):
+                        self._newest_view = message.welcome.launch.joins
+                        self._world_size -= 1  # until it is taken in
                     if message.welcome.HasField("view"):
                         self._take_view(message.welcome.view)
                     self._plans.extend(plan for plan in message.welcome.plans if self._acceptable(plan))

@@ -18,6 +18,7 @@ class AgentEndpoint:
     socket: str  # ZeroMQ endpoint, ipc://...
     job: str
     run: int
+    rank: int  # in its run, for good
     secret: str
 
     @staticmethod
@@ -31,7 +32,8 @@ class AgentEndpoint:
         missing = [name for name in ("ATOLL_JOB", "ATOLL_RUN", "ATOLL_WORKER_SECRET") if not env.get(name)]
         if missing:
             raise BadInput(f"ATOLL_AGENT_SOCKET is set but {', '.join(missing)} is not; only Atoll's agent sets them")
-        return AgentEndpoint(socket, env["ATOLL_JOB"], _number(env, "ATOLL_RUN"), env["ATOLL_WORKER_SECRET"])
+        rank = _number(env, "ATOLL_RANK" if "ATOLL_RANK" in env else "RANK") if "RANK" in env else 0
+        return AgentEndpoint(socket, env["ATOLL_JOB"], _number(env, "ATOLL_RUN"), rank, env["ATOLL_WORKER_SECRET"])
 
 
 @dataclass(frozen=True, slots=True)

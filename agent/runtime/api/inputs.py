@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -104,15 +104,16 @@ def check_owned(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -
         )
 
 
-def check_alike(session: Session, model: nn.Module, settings: LoaderSettings, part: ModelPart | None = None) -> None:
-    """Collective. Raises BadInput on every rank if they were given different things, naming what differs; PeerLost.
+Likeness = Mapping[str, int]
+"""What all ranks prepare alike, in digests below 2^63, by what it is of."""
 
-    part: what of the whole model this rank has; None: all of it."""
-    assert session.group is not None
+
+def likeness(session: Session, model: nn.Module, settings: LoaderSettings, part: ModelPart | None = None) -> Likeness:
+    """part: what of the whole model this rank has; None: all of it."""
     state = model.state_dict().items()
     tensors = [(name, tuple(one.shape), one.dtype) for name, one in state if isinstance(one, torch.Tensor)]
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    mine = {
+    return {
         "model": _digest((tensors, trained) if part is None else (part.whole.digest, part.trained)),
         "cut of the model into stages": _digest(part.cuts if part is not None else ()),
         "length of the dataset": len(settings.dataset),  # type: ignore[arg-type]
@@ -123,8 +124,13 @@ def check_alike(session: Session, model: nn.Module, settings: LoaderSettings, pa
         "seed": session.seed % 2**63,
         "checkpoint_every": session.checkpoint.every_steps,
         "checkpoint_directory": int(session.checkpoint.directory is not None),
-        "the run's first plan": _digest(session.first),
     }
+
+
+def check_alike(session: Session, mine: Likeness) -> None:
+    """Collective. Raises BadInput on every rank if they were given different things, naming what differs; PeerLost."""
+    assert session.group is not None
+    mine = {**mine, "the run's first plan": _digest(session.first)}
     rows = session.group.gather_rows(list(mine.values()))
     for column, what in enumerate(mine):
         differing = [rank for rank, row in enumerate(rows) if row[column] != rows[0][column]]

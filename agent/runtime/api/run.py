@@ -321,6 +321,7 @@ class Run:
         What follows the loop over the loader runs again after a resume at the end of an epoch; the loop then shows the
         last batch once more, without effect."""
         training = self._prepared("run.epochs")
+        training.be_taken_in()
         for epoch in range(training.loader.position.epoch, total):
             training.begin_epoch(epoch)
             self._left_early = True  # unless the script comes back for more
@@ -434,21 +435,24 @@ class Run:
         first: PlannedStep | None = None
         memory: MemorySettings | None = None
         members: tuple[Member, ...] = ()
+        joins = False
         if link is not None:
             welcome, spec = link.welcome, link.welcome.launch.spec
             seed = spec.seed or seed
-            timeout_s, speed = max(timeout_s, spec.stall_timeout_s), welcome.speed
+            timeout_s, speed, joins = max(timeout_s, spec.stall_timeout_s), welcome.speed, link.joins
             chosen = registry.find(spec.strategy)
             strategy = chosen.read_settings(spec.strategy_settings)
-            first = planned_from_wire(welcome.launch.plan, chosen) if welcome.launch.plan.shares else None
             checkpoint = checkpoint_settings(welcome)
-            members = _in_order(welcome.launch.members, place.world_size)
+            if not joins:  # who does is told the members and the plan of the view that takes it in
+                first = planned_from_wire(welcome.launch.plan, chosen) if welcome.launch.plan.shares else None
+                members = _in_order(welcome.launch.members, place.world_size)
             memory = memory_settings(welcome, members)
         seed_alike(seed)
         device = _choose_device(place)
         sync = torch.cuda.synchronize if device.type == "cuda" else None
         try:
-            group = process_groups.join(place, device, abortable=link is not None and link.makes_views)
+            abortable = link is not None and link.makes_views
+            group = None if joins else process_groups.join(place, device, abortable=abortable)
         except PeerLost as error:
             self._leave_without_peer(error)
         return Session(
@@ -467,6 +471,7 @@ class Run:
             memory=memory,
             probe=self._probe,
             members=members,
+            view=0 if joins else 1,
             keys=link.welcome.launch.keys if link is not None and link.welcome.launch.HasField("keys") else None,
         )
 

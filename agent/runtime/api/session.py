@@ -85,19 +85,24 @@ class Session:
     throttle: Throttle
     memory: MemorySettings | None = None
     probe: Probe | None = None  # of `atoll profile`, which then says what is trained
-    view: int = 1  # which membership of the run this is
+    view: int = 1  # which membership of the run this is; 0: it joins, and is in none yet
     members: tuple[Member, ...] = ()  # by rank in it, where the controller said so
     keys: DataKeys | None = None  # likewise
 
     @property
     def incarnation(self) -> int:
         """The run, and in its upper bits the view where that is not the first: what is of another one is refused."""
-        return self.run | (self.view - 1) << VIEW_BITS
+        return self.run | max(self.view - 1, 0) << VIEW_BITS
 
     @property
     def in_force(self) -> bool:
         """Whether the view is, as far as this worker was told: only then its checkpoints count."""
-        return self.view == 1 or (self.link is not None and self.link.in_force >= self.view)
+        return self.view == 1 or (self.link is not None and 0 < self.view <= self.link.in_force)
+
+    @property
+    def joins(self) -> bool:
+        """Whether it is still to be taken into a view."""
+        return self.view == 0
 
     def notice(self, level: Level.ValueType, text: str) -> None:
         """Tell people: in this worker's output, and through the agent in the job's events."""

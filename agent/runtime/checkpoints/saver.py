@@ -63,7 +63,7 @@ class Saver:
         self._began_with: frozenset[Moment] = frozenset()
         self._written: Moment | None = None  # the newest by this rank
         self._uploader: Uploader | None = None
-        self._seen_step = self._done_step = 0
+        self.seen_step = self._done_step = 0
         self._under_way: threading.Thread | None = None
         self._leaving = threading.Event()  # who saves on shall not try again
         self._failure: Exception | None = None  # of the last checkpoint
@@ -76,7 +76,7 @@ class Saver:
         """writes: whether ordinary checkpoints are this rank's. writers: ranks that reach one directory, if all do.
         step: where training begins; on_disk: what of that is saved."""
         self.share_work(writes=writes, writers=writers)
-        self._seen_step = step
+        self.seen_step = step
         self._done_step = on_disk.step if on_disk is not None else 0
         self._began_with = frozenset() if on_disk is None else frozenset([on_disk])
         if self._uploader is not None and (on_disk is not None or self._session.run > 1):
@@ -101,7 +101,7 @@ class Saver:
     def due(self, step: int) -> bool:
         """Whether an ordinary checkpoint belongs to this boundary, on every rank alike."""
         every = self._session.checkpoint.every_steps
-        return every > 0 and step // every > self._seen_step // every  # accumulation may step over the exact number
+        return every > 0 and step // every > self.seen_step // every  # accumulation may step over the exact number
 
     def at_boundary(self, step: int) -> None:
         """Start a checkpoint if one is due. Waits for the one before, so that memory holds one copy at most; but not so
@@ -110,7 +110,7 @@ class Saver:
             self._awaited = None
             self._uploader.wake()
         due = self.due(step)
-        self._seen_step = step
+        self.seen_step = step
         if due and self._directory is not None:
             self._start(self._directory, step)
 

@@ -190,6 +190,11 @@ class Loader(Generic[BatchT]):
         self._shown_again = None
         self._rewound = True
 
+    def join(self, position: Position, rank: int) -> None:
+        """Before the first iteration: go on from here, as this rank of those that the schedule knows."""
+        self.seek(position)
+        self._slicer.rank, self._seeds = rank, (self._seeds[0], rank)
+
     def show_again(self) -> None:
         """At an epoch's end: the next pass hands out the batch that led here once more, and nothing else."""
         made = self._slicer.slice_ending(self.position)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from atoll.agent.runtime.api.session import Session
 from atoll.message_limits import MAX_REASON
-from atoll.v1.common_pb2 import ViewReport, ViewStage, ViewTimes
+from atoll.v1.common_pb2 import VIEW_STAGE_JOINING, VIEW_STAGE_READY, ViewReport, ViewStage, ViewTimes
 
 
 class Standing:
@@ -17,11 +18,17 @@ class Standing:
         self._noticed_s = 0.0
         self._times: ViewTimes | None = None
         self._stage: ViewStage.ValueType | None = None
+        self._takes_in = False  # as it was said last while it trained
 
     @property
     def times(self) -> ViewTimes | None:
         """Of the way into the view that is formed, or was last."""
         return self._times
+
+    @property
+    def waits(self) -> bool:
+        """Whether it was in no view yet, and none is being formed with it."""
+        return self._stage in (VIEW_STAGE_JOINING, VIEW_STAGE_READY)
 
     def noticed(self) -> None:
         """The view is broken, or left."""
@@ -43,13 +50,16 @@ class Standing:
                     step=step,
                     reason=reason[:MAX_REASON],
                     times=self._times,
+                    takes_in=self._takes_in,
                 )
             )
 
-    def trains(self, stage: ViewStage.ValueType, step: int, trained: bool) -> None:
-        """At a boundary. trained: a step of the view is complete."""
+    def trains(self, stage: ViewStage.ValueType, step: int, trained: bool, *, takes_in: Callable[[], bool]) -> None:
+        """At a boundary. trained: a step of the view is complete. takes_in: whether it can leave the
+        view for one with others in it; asked where there is news."""
         if trained and self._times is not None and not self._times.first_step_s:
             self.came_to("first_step_s")
             self._stage = None
         if self._stage != stage:
+            self._takes_in = takes_in()
             self.say(stage, step)

@@ -3,10 +3,15 @@
 The state that counts is that of the last boundary whose update was whole. Ranks may be one update apart there, and no
 more: an update needs every rank's part of the gradient, and who is ahead by one waits for the others' next part. So who
 has made the last update has the state of all, and who has not, for its part of that step never came back, takes it
-from there (`_level`). Who is not of a view that all have met in can complete no step, and so has no later state."""
+from there (`_level`). Who is not of a view that all have met in can complete no step, and so has no later state.
+
+A worker that joins is in no view until it is taken into one (`be_taken_in`); it takes all state from the others, and
+gives none. Where nobody is lost, all leave their view at a step boundary that their agreement finds (`proposed`,
+`leave`)."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NoReturn
@@ -15,6 +20,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.agent_link.link import AgentLink
+from atoll.agent.runtime.api.inputs import Likeness
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk import transfer
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
@@ -38,12 +44,18 @@ from atoll.v1.common_pb2 import (
     VIEW_STAGE_BROKEN,
     VIEW_STAGE_FAILED,
     VIEW_STAGE_FORMING,
+    VIEW_STAGE_JOINING,
+    VIEW_STAGE_READY,
     VIEW_STAGE_TRAINING,
     VIEW_STAGE_UNABLE,
 )
 
+VIEW_VARIABLE: Final = "ATOLL_VIEW"
+"""In the environment, beside what torchrun sets: the view that this process is in; without it, the first."""
 STANDS_STILL_S: Final = 120.0
 """How long it waits for the next view, or for a stop."""
+WAITS_READY_S: Final = 600.0
+"""How long who joins waits to be taken in. Meanwhile the others train, and may be in a long step."""
 COMES_BACK_S: Final = 5.0
 """Within which collectives that were aborted come back."""
 
@@ -62,19 +74,27 @@ class Succession:
         schedule: PlanSchedule,
         state: StateKeeper,
         rebuild: Callable[[Position, Recovered | None], None],
+        why_not: Callable[[], str | None],
+        likeness: Likeness,
     ) -> None:
         """rebuild: collective; makes anew what exchanges steps with the members that the session names, from this
-        position on, and from this state where it is another. It raises PeerLost, CheckpointError."""
+        position on, and from this state where it is another. It raises PeerLost, CheckpointError. why_not: why the
+        strategy cannot leave its members for others; None where it can. likeness: of what this worker trains."""
         self._session, self._model, self._optimizers, self._tracked = session, model, optimizers, tracked
         self._loader, self._schedule, self._state, self._rebuild = loader, schedule, state, rebuild
+        self._why_not, self._likeness = why_not, likeness
         self._strategy = registry.of(session.strategy)
         self._standing = Standing(session)
         self._launched = session.place
+        self._joins = session.joins  # it has trained in no view yet
+        self._proposed: dict[int, agents_pb2.View] = {}  # by number, since the last view began
         self._trains_from = -1  # the first step in this view
         self.broken: BrokenStep | None = None
         """What the script does counts for nothing."""
         if (link := session.link) is not None and link.makes_views:
             link.on_view = self._on_view
+        if session.joins:
+            self._standing.say(VIEW_STAGE_JOINING, 0)
 
     @property
     def possible(self) -> bool:
@@ -124,21 +144,60 @@ class Succession:
         return self.at_boundary(pending=pending)
 
     def abandon(self, why: str) -> None:
-        """The script does something else than to go on with its batches: a broken pass cannot be trained again."""
+        """The script does something else than to go on with its batches: a broken pass cannot be trained again, and who
+        joins has nobody to do that with."""
         if self.broken is not None:
             self._unable(why, PeerLost("a peer was lost"))
+        if self._joins:
+            self._unable(why, PeerLost("this worker is in no view yet"))
+
+    # --- without a loss
+
+    def be_taken_in(self) -> None:
+        """Before the script's loop: be taken into a view, with the state of its members."""
+        if not self._joins:
+            return
+        if (why := self._why_not() or why_not(self._optimizers, self._tracked)) is not None:
+            self._unable(why, PeerLost("this worker cannot join"))
+        self._standing.say(VIEW_STAGE_READY, 0)
+        self._into(self._next(self._session.view))
+
+    def proposed(self) -> int:
+        """What this rank brings to the agreement of a step: the newest view, where it is later than its own and left
+        for at a boundary; else 0."""
+        newest = self._newest()
+        if newest is None or not newest.at_boundary or self.broken is not None:
+            return 0
+        return self._proposed.setdefault(newest.view, newest).view
+
+    def leave(self, number: int) -> None:
+        """At a boundary at which all ranks do, for this view, which all have proposed."""
+        self._standing.noticed()
+        self._state.stands(self._loader.position)
+        self._end_group()
+        self._standing.came_to("aborted_s")
+        self._into(self._proposed[number])
+
+    @property
+    def _takes_in(self) -> bool:
+        return self._why_not() is None and why_not(self._optimizers, self._tracked) is None
 
     def _go_on(self) -> None:
         """At a boundary: into the next view, however many it takes. Does not return where there is none for this
         worker."""
         if self.broken is None:
             self._standing.noticed()
+            self._state.stands(self._loader.position)
             self._end_group()
             self._standing.say(VIEW_STAGE_BROKEN, self._step, reason="a newer view came")
         self._standing.came_to("aborted_s")
-        tried = self._session.view
+        self._into(self._next(self._session.view))
+
+    def _into(self, wire: agents_pb2.View) -> None:
+        """That view, or where it does not come about one after it."""
+        if self._joins:
+            self._standing.noticed()
         while True:
-            wire = self._next(tried)
             self._standing.came_to("told_s")
             tried, before = wire.view, replace(self._session)
             try:
@@ -153,19 +212,21 @@ class Succession:
                 self._unable(str(error), error)
             else:
                 return
+            wire = self._next(tried)
 
     def trains(self, step: int) -> None:
         """At a boundary."""
         if self.possible:
-            self._standing.trains(VIEW_STAGE_TRAINING, step, trained=0 <= self._trains_from < step)
+            trained = 0 <= self._trains_from < step
+            self._standing.trains(VIEW_STAGE_TRAINING, step, trained, takes_in=lambda: self._takes_in)
 
     # --- the next view
 
     def _next(self, tried: int) -> agents_pb2.View:
         """One newer than `tried`, once it is there. Leaves on a stop, and where none comes."""
-        link = self._link
-        if not link.wait_for(lambda: self._told(tried), STANDS_STILL_S):
-            self._leave(PeerLost(f"no newer view than {tried} came within {STANDS_STILL_S:.0f} s"))
+        link, most_s = self._link, WAITS_READY_S if self._standing.waits else STANDS_STILL_S
+        if not link.wait_for(lambda: self._told(tried), most_s):
+            self._leave(PeerLost(f"no newer view than {tried} came within {most_s:.0f} s"))
         if link.stop is not None:
             self._leave(PeerLost(f"asked to stop while it waited for the view after {tried}: {link.stop.reason}"))
         assert link.newest_view is not None
@@ -174,7 +235,11 @@ class Succession:
     def _told(self, tried: int) -> bool:
         """Of a newer view than that, or of a stop."""
         newest = self._link.newest_view
-        return self._link.stop is not None or (newest is not None and newest.view > tried)
+        newer = newest is not None and newest.view > tried and (not self._standing.waits or self._is_member(newest))
+        return self._link.stop is not None or newer
+
+    def _is_member(self, view: agents_pb2.View) -> bool:
+        return any(one.member.rank == self._link.id.rank for one in view.members)
 
     def _form(self, view: View) -> None:
         """Raises PeerLost or DeadlineExceeded where a member is not there, BadInput or CheckpointError where this
@@ -192,6 +257,8 @@ class Succession:
         )
         self._enter(view, group)
         self._standing.came_to("met_s")
+        if group is not None and not all(view.has_state):
+            self._check_alike(group, view.has_state)
         recovered: Recovered | None = None
         if self._state.shutdown.exchange.goes_back:
             recovered = self._state.newest_in_memory()
@@ -207,18 +274,33 @@ class Succession:
         self._schedule.begin_view(
             view.place.world_size, view.plan.id, planned_from_wire(view.plan, self._strategy), position.step
         )
-        self._loader.rewind(position, view.place.rank)
+        if self._joins:
+            self._loader.join(position, view.place.rank)
+        else:
+            self._loader.rewind(position, view.place.rank)
         if group is not None:
             group.expect_answers_within(session.collective_timeout_s)
         self._rebuild(self._loader.position, recovered)
-        self.broken = None
+        self.broken, self._joins = None, False
+        self._proposed.clear()
         self._trains_from = position.step
         self._standing.came_to("agreed_s")
+
+    def _check_alike(self, group: process_groups.Group, has_state: Sequence[bool]) -> None:
+        """Who joins prepared the same as the others. Collective; raises PeerLost on them, BadInput on who did not."""
+        rows = group.gather_rows(list(self._likeness.values()))
+        first = has_state.index(True) if any(has_state) else 0
+        for what, theirs, own in zip(self._likeness, rows[first], rows[group.rank], strict=True):
+            if theirs != own:
+                raise BadInput(f"{what} differs from the other workers'; every rank must run the same script")
+        if other := [rank for rank, row in enumerate(rows) if row != rows[first]]:
+            raise PeerLost(f"rank {other[0]} of the view prepared something else")
 
     def _enter(self, view: View, group: process_groups.Group | None) -> None:
         session, link = self._session, self._link
         assert view.place is not None
         session.view, session.place, session.group = view.number, view.place, group
+        os.environ[VIEW_VARIABLE] = str(view.number)
         session.members = view.members
         if session.keys is not None:
             session.keys = agents_pb2.DataKeys(secret=session.keys.secret, public=view.keys)
@@ -238,7 +320,8 @@ class Succession:
     def _level(self, own: Position, *, counts: bool) -> Position:
         """All members have the newest state that counts; where this one goes on with it. Collective."""
         group = self._session.group
-        mine = (int(counts), own.step, own.epoch, own.consumed)
+        saver = self._state.saver
+        mine = (int(counts), own.step, own.epoch, own.consumed, saver.seen_step)
         rows = [list(mine)] if group is None else group.gather_rows(mine)
         source = newest(rows)
         if source is None:
@@ -246,20 +329,21 @@ class Succession:
         behind = [rank for rank, row in enumerate(rows) if not row[0] or row[1] < rows[source][1]]
         if self.broken is not None:
             self.broken.put_back()
+        saver.seen_step = max(row[4] for row in rows if row[0])  # so that checkpoints are due on all alike
         if not behind:
             return own
         assert group is not None  # or it were behind itself
         here = group.rank
-        sent = group.broadcast_bytes(transfer.pack(self._state.saver.loaded()) if here == source else None, source)
+        sent = group.broadcast_bytes(transfer.pack(saver.loaded()) if here == source else None, source)
         if here not in behind:
             return own
-        _, step, epoch, consumed = rows[source]
+        _, step, epoch, consumed, _ = rows[source]
         self._session.notice(LEVEL_INFO, f"rank {here} takes the state of step {step} from rank {source}")
         self._take_over(sent)
         return Position(epoch, consumed, step)
 
     def _take_over(self, sent: bytes) -> None:
-        resumed = Resumed(transfer.unpack(sent))
+        resumed = self._state.resumed = Resumed(transfer.unpack(sent))
         resumed.restore(self._model, as_one(self._optimizers))
         for name, tracked in self._tracked.items():
             resumed.restore_tracked(name, tracked)

@@ -32,6 +32,7 @@ class Agreed:
     plan_id: int  # every rank has the plans 1..plan_id
     stop: bool  # at least one rank was asked to stop
     memory: MemoryProgress = field(default_factory=MemoryProgress)
+    view: int = 0  # a later one that every rank knows as the newest, to be left for at a boundary; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Proposal:
     stop: int  # 0 or 1
     memory_step: int
     memory_every: int
+    view: int
     step: int
     place: int  # epoch * MAX_SAMPLES + the batch's first sample in the epoch's order
     total: int  # samples of the batch of all ranks
@@ -50,7 +52,7 @@ class Proposal:
     @staticmethod
     def of(batch: BatchSlice, own: Agreed, updates: int) -> Proposal:
         memory, place = own.memory, batch.epoch * MAX_SAMPLES + batch.start
-        known = (own.plan_id, int(own.stop), memory.step, memory.every)
+        known = (own.plan_id, int(own.stop), memory.step, memory.every, own.view)
         return Proposal(*known, batch.step, place, batch.total, updates)
 
 
@@ -96,7 +98,7 @@ class Agreement:
         """Between two passes, on every rank alike: all have made as many updates. Raises PeerLost, BadInput."""
         if self._exchange is not None:
             self._passes += 1
-            self._exchange.propose(self._passes, Proposal(0, 0, 0, 0, 0, 0, 0, self._updates))
+            self._exchange.propose(self._passes, Proposal(0, 0, 0, 0, 0, 0, 0, 0, self._updates))
             merged(self._exchange.collect(self._passes, self._deadline_s))
             self._acted_on = self._passes
 
@@ -138,7 +140,9 @@ def merged(proposals: Sequence[tuple[str, Proposal]]) -> Agreed:
         if one.updates != first.updates:
             raise BadInput(other_updates(first_who, first.updates, who, one.updates))
     memory = MemoryProgress(min(one.memory_step for _, one in proposals), max(one.memory_every for _, one in proposals))
-    return Agreed(min(one.plan_id for _, one in proposals), any(one.stop for _, one in proposals), memory)
+    views = {one.view for _, one in proposals}
+    view = views.pop() if len(views) == 1 else 0  # who knows of another one than the others tells them in a later pass
+    return Agreed(min(one.plan_id for _, one in proposals), any(one.stop for _, one in proposals), memory, view)
 
 
 def other_updates(who: str, updates: int, other_who: str, other: int) -> str:

@@ -96,10 +96,10 @@ class BackwardPass:
         self.broken, self.open = True, False
         self.exchange.break_off()
 
-    def resume(self, exchange: StepExchange) -> None:
+    def resume(self, exchange: StepExchange, own_norms: Callable[[], Norms] | None) -> None:
         """At a boundary whose update is whole: passes count again, and go by this exchange."""
         self.broken = self.open = self.gradients_pending = self.unsent = False
-        self.exchange = exchange
+        self.exchange, self._own_norms = exchange, own_norms
 
     def end(self) -> None:
         if self.broken:

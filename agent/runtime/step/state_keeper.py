@@ -104,6 +104,8 @@ class StateKeeper:
             fence.take(directory, self._session.run, self._session.view)
             writes, writers = work_of(self._session, directory)
             self.saver.share_work(writes=writes, writers=writers)
+            if self.bytes == StateBytes(0, 0):  # it joins
+                self.bytes = size_of_state(self._model, self._optimizers, self.snapshot)
             self.memory.start(step, generation, self.bytes)
 
     def restore_tracked(self, name: str) -> None:
@@ -144,6 +146,14 @@ class StateKeeper:
             complete = self.memory.at_boundary(agreed.memory)
             if complete is not None and self._session.link is not None:
                 self._session.link.outbox.memory(complete)
+
+    def stands(self, position: Position) -> None:
+        """At a boundary whose update is whole, and which is left for another view: that state counts there."""
+        self._consistency.begin_update()
+        self.shutdown.updated = False
+        self.change_begins()
+        self.snapshot.take(position)
+        self._consistency.end_update()
 
     def released(self) -> None:
         """After `whole`: others may save."""

@@ -126,6 +126,13 @@ class StepExchange:
         return not isinstance(self.durable, NothingBeside)
 
     @property
+    def why_no_others(self) -> str | None:
+        """Why it cannot go on with other workers from a boundary at which nobody is lost; None where it can."""
+        if self.why_not_in_place is None and self.goes_back:
+            return f"strategy {self._name} has something on each rank that none of the others has"
+        return self.why_not_in_place
+
+    @property
     def flush_changes(self) -> bool:
         """Whether `flush` changes the model: a checkpoint from before it is not what training ended with."""
         return self._local is not None and self._local.flush_changes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NoReturn
@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 import torch
 from torch import nn
 
-from atoll.agent.runtime.api.inputs import check_alike, check_loss
+from atoll.agent.runtime.api.inputs import check_alike, check_loss, likeness
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
 from atoll.agent.runtime.checkpoints.restore import prepared
@@ -22,7 +22,7 @@ from atoll.agent.runtime.membership.succession import Succession
 from atoll.agent.runtime.step.agreement import Agreed
 from atoll.agent.runtime.step.backward import NORMS_EVERY_STEPS, BackwardPass
 from atoll.agent.runtime.step.batch_statistics import batch_statistics_layers, name_drop_last
-from atoll.agent.runtime.step.capabilities import EngineParts, StepEvents
+from atoll.agent.runtime.step.capabilities import EngineParts, Norms, StepEvents
 from atoll.agent.runtime.step.carried_gradients import CarriedGradients
 from atoll.agent.runtime.step.clock import Lap, StepClock, marks_of
 from atoll.agent.runtime.step.durable import Origin
@@ -81,8 +81,6 @@ class Training:
         self._exchange = self._new_exchange()
         self._muted = MutedSteps(session.probe)
         self._halves: HalfBatches | None = None
-        if session.link is not None and not self._exchange.combines:
-            self._halves = HalfBatches(model, session.seed, self._sampled)
         self._backward = BackwardPass(
             session,
             self.loader,
@@ -92,7 +90,7 @@ class Training:
             own=self._own,
             muted=self._muted,
             if_lost=self._broken_if_lost,
-            own_norms=self._halves.take if self._halves is not None else None,
+            own_norms=self._own_norms(),
         )
         self._part = engine_parts.part if engine_parts is not None else None
         self.state = StateKeeper(session, model, optimizers, tracked, self._exchange, part=self._part)
@@ -109,6 +107,8 @@ class Training:
             schedule=self._schedule,
             state=self.state,
             rebuild=self._begin_view,
+            why_not=lambda: self._exchange.why_no_others,
+            likeness=likeness(session, model, settings, self._part),
         )
         self._scaled_steps = ScaledSteps(
             optimizers, self._update_left_out, for_show=lambda: self.succession.broken is not None
@@ -125,10 +125,12 @@ class Training:
         Raises BadInput if ranks were given different things, CheckpointError for a checkpoint of another model,
         PeerLost."""
         session = self._session
+        if session.joins:
+            return  # `enter` does that, with the state of the others
         # Before a checkpoint changes the optimizer's settings: it tells the model as the script prepares it.
         trains = fingerprint_of(description(self._settings, self._model, self._optimizers)) if session.link else ""
         if session.group is not None:
-            check_alike(session, self._model, self._settings, self._part)
+            check_alike(session, likeness(session, self._model, self._settings, self._part))
             self._plans.start()
         self.state.restore(self.loader)
         if session.group is not None:
@@ -142,6 +144,10 @@ class Training:
         if session.link is not None:
             session.link.outbox.prepared(prepared(self._model, self.loader, self._settings, trains, self.state.bytes))
         seed_step(session.seed, session.place.rank, self.loader.position.step)
+
+    def be_taken_in(self) -> None:
+        """Before the first epoch: a worker that joins waits until it is taken into a view of the run."""
+        self.succession.be_taken_in()
 
     def begin_epoch(self, epoch: int) -> None:
         """Go on with this epoch, or start it; at the very end of it after a resume, show its last batch again."""
@@ -309,10 +315,27 @@ class Training:
         if self._session.group is not None:
             self._session.group.broadcast_tensors(list(self._model.buffers()))
         self._exchange = self._new_exchange()
-        self._backward.resume(self._exchange)
+        self._backward.resume(self._exchange, self._own_norms())
+        self._plans.start()
         self._carried.go_back()
         self.state.begin_view(self._exchange, position.step, None if recovered is None else recovered.generation)
         self._exchange.start(position, self.loader.share, origin)
+
+    def _leave_view(self) -> None:
+        """At a boundary whose update is whole: for the next view, where all ranks know of it."""
+        if self._agreed.view <= self._session.view or self._agreed.stop or not self.loader.batches_left:
+            return  # after an epoch's last batch the script does what needs all who were there
+        self.succession.leave(self._agreed.view)
+
+    def _own_norms(self) -> Callable[[], Norms] | None:
+        """What tells of each rank's own gradients, where the strategy does not see them all combined."""
+        own = self._session.link is not None and not self._exchange.combines
+        if own and self._halves is None:
+            self._halves = HalfBatches(self._model, self._session.seed, self._sampled)
+        elif not own and self._halves is not None:
+            self._halves.close()
+            self._halves = None
+        return self._halves.take if self._halves is not None else None
 
     # --- the boundary
 
@@ -332,6 +355,8 @@ class Training:
         if self._agree_again_if_lost(last=last):
             self._clock.boundary_ends()
             return
+        if not last and not self._backward.gradients_pending:
+            self._leave_view()
         step = self.loader.position.step
         if self._session.link is not None:
             self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
@@ -376,7 +401,9 @@ class Training:
         """What this rank knows."""
         self._plans.take()
         stop = (link := self._session.link) is not None and link.stop is not None
-        return Agreed(self._schedule.newest_contiguous(), stop, self.state.memory.progress())
+        return Agreed(
+            self._schedule.newest_contiguous(), stop, self.state.memory.progress(), self.succession.proposed()
+        )
 
     def _agree_again_if_lost(self, *, last: bool) -> bool:
         """`_agree` with whoever is left. Returns whether the batch that follows is for show, because the script's

@@ -15,13 +15,13 @@ from atoll.agent.runtime.step.agreement import Proposal, other_updates
 from atoll.agent.runtime.transport.process_groups import Group, collective
 from atoll.errors import BadInput, PeerLost
 
-_PROPOSAL: Final = struct.Struct("<QBQQQQQQ")  # the fields of a Proposal
+_PROPOSAL: Final = struct.Struct("<QBQQQQQQQ")  # the fields of a Proposal
 KEPT_PASSES: Final = 8
 _DOING: Final = "agreeing on the plan"
 
 
 class ReducedProposals:
-    """One MIN all-reduce of 16 integers, each field and its negative, on a group of its own: it overlaps the backward
+    """One MIN all-reduce of 18 integers, each field and its negative, on a group of its own: it overlaps the backward
     pass and never waits behind gradients. `collect` follows each `propose`."""
 
     def __init__(self, group: Group) -> None:

@@ -19,11 +19,13 @@ from atoll.controller.state.records import JobRecord, NodeRecord, RunRecord
 
 @dataclass(slots=True)
 class FreeDevices:
-    """With the rendezvous ports that no run uses, by node. kept: by job, devices that no other job gets."""
+    """With the rendezvous ports that no run uses, by node. kept: by job, devices that no other job gets; own: of them,
+    those that its run had for workers that it lost, and still holds."""
 
     devices: list[FreeDevice]
     ports: dict[str, tuple[int, ...]]
     kept: Mapping[str, tuple[FreeDevice, ...]] = field(default_factory=dict)
+    own: Mapping[str, Sequence[FreeDevice]] = field(default_factory=dict)
 
     def offered_to(self, job: str) -> tuple[FreeDevice, ...]:
         others = {device for name, kept in self.kept.items() if name != job for device in kept}
@@ -62,7 +64,9 @@ def find_free(
         for name, indices in one.devices.items():
             held[name] = held.get(name, frozenset()) | indices
     runs = {job: one.run for job, one in seats.items()}
+    vacant = {place: job for job, one in seats.items() for place in one.vacant}
     devices: list[FreeDevice] = []
+    own: dict[str, list[FreeDevice]] = {}
     ports: dict[str, tuple[int, ...]] = {}
     for name, session in connected.items():
         if has_orphans(session, seats) and any(
@@ -74,12 +78,18 @@ def find_free(
             continue
         used |= _lived_on(session, runs)
         for d in session.record.devices:
-            if d.index not in used:
-                began_s = max(since_s.get((name, d.index), now_s), session.began_s)
-                devices.append(FreeDevice(name, d.index, d.kind, d.speed, began_s, d.work_per_s))
+            if d.index in used:
+                continue
+            began_s = max(since_s.get((name, d.index), now_s), session.began_s)
+            devices.append(FreeDevice(name, d.index, d.kind, d.speed, began_s, d.work_per_s))
+            if (job := vacant.get((name, d.index))) is not None:
+                own.setdefault(job, []).append(devices[-1])
     oldest_first = sorted(states.values(), key=lambda s: s.created)
     nodes = {name: session.record for name, session in connected.items()}
-    return FreeDevices(devices, ports, kept_free(((s.job, _now(s)) for s in oldest_first), devices, nodes))
+    nobodys = [device for device in devices if not any(device in mine for mine in own.values())]
+    kept = kept_free(((s.job, _now(s)) for s in oldest_first), nobodys, nodes)
+    kept |= {job: (*kept.get(job, ()), *mine) for job, mine in own.items()}
+    return FreeDevices(devices, ports, kept, own)
 
 
 def seats_by_job(states: Iterable[JobState]) -> dict[str, Seats]:

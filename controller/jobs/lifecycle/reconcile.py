@@ -97,9 +97,11 @@ def _running(observed: ObservedJob, run: RunRecord, clock: PassClock) -> JobStep
         text = f"all {len(members)} ranks finished"
         ended = replace(run, ended_unix_s=clock.unix_s, why=text)
         return _moved(advance(with_learned(observed, job), JobPhase.DONE, text, clock.unix_s), ended)
-    if not job.cancel and not (change := next_view(observed, run, clock)).nothing:
+    change = ViewStep() if job.cancel else next_view(observed, run, clock)
+    if not change.nothing:
         return _changed(observed, run, change, clock)
-    if stop := _must_stop(observed, run, clock) or _left_early(observed, run, clock):
+    stop = None if change.stands_still else _must_stop(observed, run, clock) or _left_early(observed, run, clock)
+    if stop is not None:
         return stop
     run, joined = joining.replacements(observed, run, clock)
     if joined:

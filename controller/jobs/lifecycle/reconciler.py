@@ -229,7 +229,9 @@ class Reconciler:
             judged_s=state.judged_s,
             plans=ObservedPlans(state.plans, state.placement, state.planned_s, self._sent(run, nodes)),
             training=self._training(state),
-            devices=ObservedDevices(free=free.offered_to(job.id) if may_take else (), ports=free.ports),
+            devices=ObservedDevices(
+                free=free.offered_to(job.id) if may_take else free.own.get(job.id, ()), ports=free.ports
+            ),
             views=self._views(state, nodes),
             data_seed=new_seed() if waiting and job.spec.exchanges else "",
         )
@@ -252,13 +254,14 @@ class Reconciler:
         return ObservedViews(state.views, state.view_since_s, None, state.joining_since_s, sent)
 
     def _broken_since_s(self, state: JobState, observed: ObservedJob) -> float | None:
-        """Since when some member of the newest view says that it is broken."""
+        """Since when some member of the newest view says that it is broken, or is lost."""
         newest = state.views[-1] if state.views else None
+        members = members_of(state.run, newest) if state.run is not None and newest is not None else ()
         standings = (worker.standing for worker in observed.workers.values())
         broken = newest is not None and any(
             one is not None and one.stage is ViewStage.BROKEN and one.view == newest.view for one in standings
         )
-        if not broken:
+        if not broken and all(member.exit is None for member in members):
             return None
         return self._clock() if state.broken_since_s is None else state.broken_since_s
 
@@ -313,10 +316,9 @@ class Reconciler:
 
     def _may_grow(self, state: JobState) -> bool:
         """One run grows at a time, and not while a job that could start here waits for the devices."""
-        if (
-            state.run is None
-            or len(members_of(state.run, state.views[-1] if state.views else None)) >= state.job.spec.max_workers
-        ):
+        members = members_of(state.run, state.views[-1] if state.views else None) if state.run is not None else ()
+        living = [member for member in members if member.exit is None]
+        if not members or len(living) >= state.job.spec.max_workers:
             return False
         devices = sum(len(s.record.devices) for s in self._sessions.connected.values())
         for other in self._ledger.jobs.values():

@@ -34,7 +34,8 @@ def replacements(observed: ObservedJob, run: RunRecord, clock: PassClock) -> tup
     if not _take_in(observed, run, newest):
         return run, ()
     coming = joiners(run, newest)
-    missing = newest.wanted - len(newest.ranks) - len(coming)
+    living = [member for member in members_of(run, newest) if member.exit is None]
+    missing = newest.wanted - len(living) - len(coming)
     if missing <= 0 or any(worker.trained for worker in observed.workers.values()):
         return run, ()
     return with_joiners(observed, run, newest, _best_first(observed, run, clock)[:missing])

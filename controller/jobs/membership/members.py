@@ -17,12 +17,14 @@ from atoll.controller.state.views import ViewRecord, ViewState
 @dataclass(frozen=True, slots=True)
 class Seats:
     """A run's places by node, made once for as long as `run` and `view` are what they are. ranks: of all its workers;
-    devices: indices of those that they hold."""
+    devices: indices of those that they hold; vacant: (node, index) of those that lost ones had, kept for who starts in
+    their stead."""
 
     run: RunRecord
     view: ViewRecord | None
     ranks: Mapping[str, frozenset[int]]
     devices: Mapping[str, frozenset[int]]
+    vacant: frozenset[tuple[str, int]]
 
 
 def seats_of(run: RunRecord, view: ViewRecord | None) -> Seats:
@@ -30,9 +32,15 @@ def seats_of(run: RunRecord, view: ViewRecord | None) -> Seats:
     for member in run.members:
         ranks.setdefault(member.node, set()).add(member.rank)
     devices: dict[str, set[int]] = {}
-    for member in holding_devices(run, view):
+    for member in run.members if view is None else living(run.members):
         devices.setdefault(member.node, set()).add(member.device)
-    return Seats(run, view, _frozen(ranks), _frozen(devices))
+    lost = [member for member in members_of(run, view) if member.exit is not None] if view is not None else []
+    vacant = {(one.node, one.device) for one in lost if one.device not in devices.get(one.node, ())}
+    return Seats(run, view, _frozen(ranks), _frozen(devices), frozenset(vacant))
+
+
+def living(members: Iterable[RunMember]) -> list[RunMember]:
+    return [member for member in members if member.exit is None]
 
 
 def _frozen(by_node: Mapping[str, set[int]]) -> dict[str, frozenset[int]]:
@@ -72,14 +80,6 @@ def by_position(run: RunRecord, view: ViewRecord | None) -> RunRecord:
         )
         local[member.node] += 1
     return replace(run, members=tuple(numbered))
-
-
-def holding_devices(run: RunRecord, view: ViewRecord | None) -> list[RunMember]:
-    """Members that hold their devices: all but those that a view was proposed without, once they have ended."""
-    if view is None:
-        return list(run.members)
-    ranks = set(view.ranks)
-    return [member for member in run.members if member.exit is None or member.rank in ranks]
 
 
 def with_state(view: ViewRecord) -> tuple[int, ...]:

@@ -23,6 +23,9 @@ from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 
 BROKEN_S: Final = 1.0
 """Members that all lost touch, without one that is known to be lost: so long its end may still be on its way here."""
+REPLACED_S: Final = 90.0
+"""For so long members of a job that needs more of them stand still, until others have started in the stead of the lost.
+By then they have not left by themselves."""
 STAND_STILL_S: Final = 10.0
 """A collective that was aborted comes back within this, or never."""
 BOUNDARY_S: Final = 60.0
@@ -113,10 +116,15 @@ def _without(
     if reason := _unfit(observed, newest, standings):
         return ViewStep(again=reason)
     members = [one.member for one in standings if one.has_state or _may_stay(one)]
-    joined = [member for member in _ready(observed, run, newest) if member not in members]
-    if len(members) + len(joined) < observed.job.spec.min_workers:
-        least = observed.job.spec.min_workers
-        return ViewStep(again=f"{len(members)} of at least {least} workers are left")
+    joined = _ready(observed, run, newest, observed.job.spec.max_workers - len(members))
+    if len(members) + len(joined) < (least := observed.job.spec.min_workers):
+        short = f"{len(members)} of at least {least} workers are left"
+        if any(one.has_state and one.word is not None and not one.word.takes_in for one in standings):
+            return ViewStep(again=short)
+        since_s = observed.views.broken_since_s
+        if since_s is not None and clock.now_s - since_s > REPLACED_S:
+            return ViewStep(again=f"{short}, and none was ready in their stead within {REPLACED_S:.0f} s")
+        return ViewStep(stands_still=True)
     whose = states or list(gone)
     asked = NextMembers(
         cause=ViewCause.LOSS if states else ViewCause.BROKEN,
@@ -171,9 +179,8 @@ def _may_stay(one: MemberStanding) -> bool:
     return one.word is not None and one.word.stage not in (ViewStage.UNABLE, ViewStage.JOINING)
 
 
-def _ready(observed: ObservedJob, run: RunRecord, newest: ViewRecord) -> list[RunMember]:
-    """Workers that only wait to be taken in, no more than the job may have."""
-    room = observed.job.spec.max_workers - len(newest.ranks)
+def _ready(observed: ObservedJob, run: RunRecord, newest: ViewRecord, room: int) -> list[RunMember]:
+    """Workers that only wait to be taken in, no more than there is room for."""
     ready = []
     for member in joiners(run, newest):
         worker = observed.workers.get(member.rank)
@@ -270,7 +277,8 @@ def _advanced(
             if newest.cause is ViewCause.LAUNCH:
                 return ViewStep(views=(stepped,))
             level = Level.WARNING if len(words) == 1 else Level.INFO
-            told = NewEvent(level, "membership", completed_sentence(stepped, [word.way for word in words]))
+            ways = [one.word.way for one in standings if one.word is not None and one.member.rank in newest.has_state]
+            told = NewEvent(level, "membership", completed_sentence(stepped, ways))
             return ViewStep(views=(stepped,), events=(told,))
         case _:
             return None
@@ -289,7 +297,7 @@ def _changed_at_boundary(
         return ViewStep()
     if not standings or not all(one.is_in(ViewStage.TRAINING) and not one.trained for one in standings):
         return ViewStep()
-    if not (joined := _ready(observed, run, newest)):
+    if not (joined := _ready(observed, run, newest, observed.job.spec.max_workers - len(newest.ranks))):
         return ViewStep()
     names = ", ".join(f"rank {member.rank} on {member.node}" for member in joined[:8])
     members = [*members_of(run, newest), *joined]

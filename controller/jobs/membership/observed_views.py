@@ -56,7 +56,7 @@ class WorkerStanding:
 @dataclass(frozen=True, slots=True)
 class ObservedViews:
     """The kept views of the newest run, oldest first. On this leader's monotonic clock: `since_s`, since when the
-    newest is in its state; `broken_since_s`, since when a worker says that it is broken, None where none does;
+    newest is in its state; `broken_since_s`, since when a member is lost or says that it is broken, None where none is;
     `joining_since_s`, since when the newest joiner is there. `sent`: by node, the newest view that its present stream
     carried, and the newest in force that it told of."""
 

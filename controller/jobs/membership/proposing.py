@@ -20,10 +20,11 @@ from atoll.errors import NoFeasiblePlan
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewStep:
     """What is to be written of a run's views now. again: why the run cannot go on in place and is to be started again;
-    then nothing else is said. views: changed and new ones; with a new one its plan, the job as it is with it, and a
-    placement where its machines keep copies."""
+    then nothing else is said. stands_still: nothing is to be done, but the run has not ended either. views: changed and
+    new ones; with a new one its plan, the job as it is with it, and a placement where its machines keep copies."""
 
     again: str = ""
+    stands_still: bool = False
     views: tuple[ViewRecord, ...] = ()
     events: tuple[NewEvent, ...] = ()
     job: JobRecord | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atoll.drill.evidence import Begun, Evidence
+from atoll.drill.evidence import Begun, Evidence, Incarnation
 
 RANKS = 2
 SAMPLES = 12
@@ -16,7 +16,9 @@ def begun(run: int, rank: int, step: int, *, weights: str = "", at_s: float | No
     """As a job writes it to which nothing happens. Steps take a second."""
     epoch, place = divmod(step, EPOCH_STEPS)
     first = 4 * place + 2 * rank
-    return Begun(run, rank, step, epoch, (first, first + 1), weights or f"w{step}", step if at_s is None else at_s)
+    return Begun(
+        Incarnation(run), rank, step, epoch, (first, first + 1), weights or f"w{step}", step if at_s is None else at_s
+    )
 
 
 def trained(run: int, steps: Iterable[int], *, later_s: float = 0.0) -> list[Begun]:

@@ -46,7 +46,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=options.batch_size)
 
 options.out.mkdir(parents=True, exist_ok=True)
-with (options.out / f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}.jsonl").open("a") as log:
+rank = os.environ.get("ATOLL_RANK", run.rank)
+with (options.out / f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{rank}.jsonl").open("a") as log:
     for epoch in run.epochs(options.epochs):
         for x, y, ids in loader:
             if not (options.out / "full-speed").exists():
@@ -56,6 +57,7 @@ with (options.out / f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}.jso
             if batch_slice.step == options.hang_at and os.environ.get("ATOLL_RUN") == "1":
                 threading.Event().wait()
             line = {
+                "view": int(os.environ.get("ATOLL_VIEW", "1")),
                 "step": batch_slice.step,
                 "epoch": epoch,
                 "ids": ids.tolist() if batch_slice.local else [],

@@ -24,7 +24,7 @@ def agent(tmp_path: Path) -> Iterator[FakeAgent]:
 
 
 def place_of(agent: FakeAgent, rank: int = 1, secret: str | None = None) -> tuple[WorkerPlace, AgentEndpoint]:
-    endpoint = AgentEndpoint(agent.endpoint, agent.job, agent.run, secret or agent.secret)
+    endpoint = AgentEndpoint(agent.endpoint, agent.job, agent.run, rank, secret or agent.secret)
     return WorkerPlace(rank, agent.world_size, rank, agent.world_size, "127.0.0.1", endpoint), endpoint
 
 

@@ -18,8 +18,10 @@ def test_without_any_variable_it_is_alone() -> None:
 
 def test_torchrun_and_agent_environments_are_read() -> None:
     assert WorkerPlace.from_environment(TORCHRUN) == WorkerPlace(1, 3, 0, 3, "10.0.0.1", None)
-    endpoint = AgentEndpoint("ipc:///run/a.sock", "j", 4, "s")
+    endpoint = AgentEndpoint("ipc:///run/a.sock", "j", 4, 1, "s")
     assert WorkerPlace.from_environment(TORCHRUN | AGENT) == WorkerPlace(1, 3, 0, 3, "10.0.0.1", endpoint)
+    joins = WorkerPlace.from_environment(TORCHRUN | AGENT | {"ATOLL_RANK": "7"})
+    assert joins.agent == AgentEndpoint("ipc:///run/a.sock", "j", 4, 7, "s")
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,9 @@ def explored(start: w.World) -> tuple[dict[Key, w.World], dict[Key, set[Key]]]:
         {"kills": 2, "changes": 1, "hurries": 0, "joiners": 0},
         {"kills": 1, "changes": 1, "hurries": 1, "joiners": 0},
         {"kills": 2, "changes": 1, "hurries": 0, "joiners": 1},
+        {"kills": 2, "changes": 1, "hurries": 0, "joiners": 2, "least": 3},
     ],
-    ids=["two losses", "a loss, early deadlines", "two losses and a join"],
+    ids=["two losses", "a loss, early deadlines", "two losses and a join", "two losses of a job that needs all"],
 )
 def test_no_two_views_are_in_force_and_nobody_waits_for_ever(faults: dict[str, int]) -> None:
     """1. Three workers train. 2. Workers are killed, another controller leads, deadlines pass early, a worker joins:

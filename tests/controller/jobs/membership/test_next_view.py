@@ -94,6 +94,27 @@ def test_the_survivors_of_a_killed_worker_are_the_next_view_and_the_job_goes_on_
     )
 
 
+ALL = {"min_workers": 3}
+
+
+def test_a_job_that_needs_all_its_workers_stands_still_until_another_is_ready() -> None:
+    """1. Rank 1 of a job that needs three is killed. 2. Nobody is stopped and no view is proposed: rank 3 is launched
+    on the device that it had, which no other job gets. 3. Rank 3 is ready: the next view has it, without state, where
+    rank 1 was."""
+    seen = look(standing(ViewStage.BROKEN), gone(), standing(), wants=ALL, free=[free("b")])
+    waits = next_step(seen, clock())
+    assert (waits.job.status.phase, waits.views) == (JobPhase.RUNNING, ())
+    assert waits.run is not None
+    assert [(member.rank, member.node, member.node_rank) for member in waits.run.members[3:]] == [(3, "b", 1)]
+    assert told(waits)[-1] == "run 1: rank 3 on b/0 starts beside view 1, to join it"
+    ready = node("b", {3: standing(ViewStage.READY, 0)})
+    nodes = {**seen.nodes, "b": ready}
+    after = next_step(changed(seen, job=waits.job, run=waits.run, nodes=nodes), clock())
+    [proposed] = after.views
+    assert (proposed.ranks, proposed.has_state, proposed.at_boundary) == ((0, 3, 2), (0, 2), False)
+    assert (proposed.lost, proposed.joined) == (("rank 1 on b",), ("rank 3 on b",))
+
+
 STUCK = standing(ViewStage.UNABLE, reason="its collective does not come back")
 RAISED = exited(WorkerExitKind.FAILED, 1, "ValueError: x")
 
@@ -111,7 +132,14 @@ RAISED = exited(WorkerExitKind.FAILED, 1, "ValueError: x")
         ),
         (look(STUCK, gone(), standing()), "rank 0 on a cannot: its collective does not come back"),
         (look(standing(), gone(RAISED), standing()), "rank 1 ended by itself"),
-        (look(standing(), gone(), standing(), wants={"min_workers": 3}), "2 of at least 3 workers are left"),
+        (
+            look(standing(), gone(), replace(standing(), standing=WorkerStanding(1, ViewStage.BROKEN)), wants=ALL),
+            "2 of at least 3 workers are left",
+        ),
+        (
+            look(standing(), gone(), standing(), wants=ALL, broken_since_s=NOW_S - 91),
+            "2 of at least 3 workers are left, and none was ready in their stead within 90 s",
+        ),
         (look(replace(standing(), trained=True), gone(), standing()), "rank 0 on a has trained already"),
         (look(gone(), gone(), gone()), "nobody is left who has its state"),
     ],

@@ -96,15 +96,15 @@ class World:
         return next(view for view in self.views if view.view == number)
 
 
-def begin(**fields: object) -> World:
-    """Three workers that train in view 1."""
+def begin(least: int = 1, **fields: object) -> World:
+    """Three workers that train in view 1, of a job that needs `least`."""
     record = run(*NODES)
     view = ViewRecord(
         job=JOB, run=1, view=1, state=ViewState.IN_FORCE, cause=ViewCause.LAUNCH, reason="launched",
         ranks=(0, 1, 2), has_state=(0, 1, 2), master_address="a.lan", master_port=29500, plan=1, wanted=3,
         in_force_unix_s=1.0, stepped_unix_s=2.0,
     )  # fmt: skip
-    first = observed(job(spec=spec(min_workers=1, max_workers=3)), record, *(node(name) for name in NODES))
+    first = observed(job(spec=spec(min_workers=least, max_workers=3)), record, *(node(name) for name in NODES))
     record_job = changed(first.job, view=1)
     processes = tuple(Process(rank, name) for rank, name in enumerate(NODES))
     return World(record_job, record, (view,), first.plans.issued, processes, **fields)  # type: ignore[arg-type]
@@ -131,9 +131,10 @@ def decide(world: World, *, late: bool) -> JobStep:
         forgotten = {m.rank for m in world.run.members if m.exit is not None}
         alive = {rank: worker for rank, worker in workers.items() if rank not in forgotten}
         nodes.append(node(name, alive))
-    broken = any(p.alive and p.stage is ViewStage.BROKEN for p in world.processes)
+    lost = any(m.exit is not None and m.rank in world.views[-1].ranks for m in world.run.members)
+    broken = lost or any(p.alive and p.stage is ViewStage.BROKEN for p in world.processes)
     views = ObservedViews(world.views, T_S, T_S if broken else None, T_S, {n: (v, 0) for n, v in world.told})
-    occupied = {m.node for m in world.run.members if m.exit is None or m.rank in world.views[-1].ranks}
+    occupied = {m.node for m in world.run.members if m.exit is None}
     joined = len(world.run.members) - len(NODES)
     devices = [free(name) for name in NODES if name not in occupied][: max(world.joiners - joined, 0)]
     seen = observed(
