@@ -98,7 +98,7 @@ class _AdaptSection(_Strict):
 
 
 _PLAN_PARAMETERS: Final = tuple(
-    dict.fromkeys(name for each in registry.strategies().values() for name in each.plan_parameters.model_fields)
+    dict.fromkeys(name for each in registry.strategies().values() for name in each.plan_parameters.adjustable())
 )
 _RETIRED_PARAMETERS: Final = {
     old: new for each in registry.strategies().values() for old, new in each.plan_parameters.RETIRED.items()
@@ -173,8 +173,8 @@ class _JobFile(_Strict):
         what is not there is sent empty, and is refused but for another job's code, which has them. Raises BadInput."""
         strategy = registry.find(self.strategy)
         for name in self.adapt.strategy_params:
-            if name not in strategy.plan_parameters.model_fields:  # not before: the strategy may be a flag
-                having = [s.name for s in registry.strategies().values() if name in s.plan_parameters.model_fields]
+            if name not in strategy.plan_parameters.adjustable():  # not before: the strategy may be a flag
+                having = [s.name for s in registry.strategies().values() if name in s.plan_parameters.adjustable()]
                 raise BadInput(
                     f"adapt.{name} = true: strategy = '{self.strategy}' has no {name} to adapt. "
                     f"Leave it out, or say strategy = '{having[0]}'"
@@ -328,7 +328,7 @@ def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
         own = registry.find(chosen)
         for section in _STRATEGY_SECTIONS.keys() - {own.section}:
             merged.pop(section, None)
-        others = set(_PLAN_PARAMETERS) - set(own.plan_parameters.model_fields)
+        others = set(_PLAN_PARAMETERS) - set(own.plan_parameters.adjustable())
         merged["adapt"] = {name: value for name, value in merged.get("adapt", {}).items() if name not in others}
     for field, value in flags.items():
         if value is None:

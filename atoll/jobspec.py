@@ -258,12 +258,12 @@ def _misfits(spec: Spec) -> Iterator[tuple[str, object, str, str]]:
         yield "adapt.min_batch", low, why, "Give both, e.g. batch = [128, 1024], or neither"
     if high and spec.split != "auto":
         yield "adapt.max_batch", high, f'has no meaning with split "{spec.split}"', 'Use split "auto"'
-    parameters = registry.find(spec.strategy).plan_parameters.model_fields
+    parameters = registry.find(spec.strategy).plan_parameters.adjustable()
     for name in adapt.strategy_params:
         if name not in parameters:
             yield f"adapt.{name}", True, f'is nothing that strategy "{spec.strategy}" adapts', "Leave it out"
     if adapt.profile and "sparsity" not in parameters:
-        compress = [s.name for s in registry.strategies().values() if "sparsity" in s.plan_parameters.model_fields]
+        compress = [s.name for s in registry.strategies().values() if "sparsity" in s.plan_parameters.adjustable()]
         yield "adapt.profile", "…", "is of compression", f"Leave it out, or use {' or '.join(compress)}"
     for name, value in spec.secrets.items():
         if name in spec.env:

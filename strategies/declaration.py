@@ -78,7 +78,15 @@ class StrategySettings(Declared):
 
 
 class PlanParameters(Declared):
-    """Base of what a plan tells a strategy. A field that is None is as in the plan before."""
+    """Base of what a plan tells a strategy. A field that is None is as in the plan before. What users may set, pin or
+    leave to the controller carries a Flag; the rest is between a strategy's two halves."""
+
+    @classmethod
+    def adjustable(cls) -> tuple[str, ...]:
+        """The fields with a Flag."""
+        return tuple(
+            name for name, field in cls.model_fields.items() if any(isinstance(one, Flag) for one in field.metadata)
+        )
 
     def over(self, before: Self) -> Self:
         """These, and where they say nothing those of the plan before."""

@@ -119,9 +119,11 @@ class JobServicer(JobServiceServicer):
             total_batch=request.total_batch,
             shares=tuple(request.shares),
         )
-        known = {*PINS, *strategy.plan_parameters.model_fields}
-        unknown = sorted(set(request.unpin) - known)
-        if unknown:
+        adjustable = strategy.plan_parameters.adjustable()
+        if own := sorted(set(asked.strategy_params).difference(adjustable)):
+            raise BadInput(f"{where}.{own[0]} is for the controller alone to say. Leave it out")
+        known = {*PINS, *adjustable}
+        if unknown := sorted(set(request.unpin) - known):
             raise BadInput(f"unpin = {unknown[0][:80]!r} is not known. Use {', '.join(sorted(known))}")
         if asked == Pins() and not request.unpin:
             raise BadInput("the request changes nothing. Give --sparsity, a total batch, shares, or what to unpin")

@@ -32,7 +32,7 @@ class Deciding:
         strategy = registry.find(scenario.strategy)
         self._allowed = allowed
         self._half = controller_half(strategy.name, scenario.strategy_settings.said())
-        self._adapts = tuple(strategy.plan_parameters.model_fields) if allowed.parameters else ()
+        self._adapts = strategy.plan_parameters.adjustable() if allowed.parameters else ()
         self._current: PlanRecord | None = None
 
     def decide(self, given: Situation) -> Choice | None:

@@ -257,7 +257,7 @@ class Scenario(Section):
 
     def first_params(self) -> dict[str, Any]:
         """What the first plan tells the strategy."""
-        names = registry.find(self.strategy).plan_parameters.model_fields
+        names = registry.find(self.strategy).plan_parameters.adjustable()
         return {name: value for name, value in self.strategy_settings.said().items() if name in names}
 
 

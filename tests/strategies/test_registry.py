@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import BadInput, SettingError
+from atoll.jobfile import AdaptSection
 from atoll.strategies import manual, registry
+from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.declaration import as_json, load
 from atoll.strategies.dense.settings import Dense
 from atoll.strategies.stale_sparse.plan import StaleSparsePlan
@@ -39,6 +41,14 @@ def test_settings_and_parameters_travel_as_text() -> None:
         sparse.read_plan_parameters('{"colour":1}', "plan")
     with pytest.raises(BadInput, match="plan has 20000 characters"):
         sparse.read_plan_parameters(" " * 20_000, "plan")
+
+
+def test_what_only_plans_say_is_no_option_of_a_job() -> None:
+    """`[adapt] ways` was accepted, since a plan of `compressed` has such a field, and did nothing."""
+    assert StaleSparsePlan.adjustable() == ("sparsity",)
+    assert CompressedPlan.adjustable() == ()
+    offered = {name for each in registry.strategies().values() for name in each.plan_parameters.adjustable()}
+    assert offered == set(AdaptSection.model_fields) - {"batch", "learning_rate", "profile"}
 
 
 def test_a_parameter_that_a_plan_leaves_out_is_as_before() -> None:

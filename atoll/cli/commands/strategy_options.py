@@ -55,7 +55,7 @@ def _submitted() -> Iterator[tuple[str, str, Any]]:
             help_text = f"{each.name}: {flag.help}"
             option = typer.Option(f"--{name}", metavar=flag.metavar, help=help_text)
             yield f"settings.{name}", "", Annotated[kind | None, option]
-        for name in each.plan_parameters.model_fields:
+        for name in each.plan_parameters.adjustable():
             help_text = f"{each.name}: let the controller choose the {name}."
             yield f"adapt.{name}", "", Annotated[bool | None, typer.Option(f"--adapt-{name}", help=help_text)]
         for old, new in each.settings.RETIRED.items():

@@ -72,5 +72,5 @@ def adapted_by(plan: PlanRecord) -> Adapted:
 
 def _settings_of_plans(job: JobRecord) -> dict[str, Any]:
     """The settings that plans may change, as the job was submitted with them."""
-    names = registry.find(job.spec.strategy).plan_parameters.model_fields
+    names = registry.find(job.spec.strategy).plan_parameters.adjustable()
     return {name: job.spec.strategy_settings[name] for name in names if name in job.spec.strategy_settings}
