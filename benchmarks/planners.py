@@ -15,6 +15,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -164,9 +165,11 @@ def main() -> None:
         for name, goal, data in [
             ("compression", "goal 100 ms", compressed(mbit * 125e3)),
             ("fusion", "goal 5 ms", fused(mbit * 125e3)),
+            ("tensor-groups", "", compressed(mbit * 125e3)),
         ]:
-            what = f"decision: {name}, 314 tensors of ResNet-101, {mbit} Mbit/s"
-            show(what, goal, given.repeats, decision(name, data))
+            what = f"{name}, 314 tensors of ResNet-101, {mbit} Mbit/s, without JSON"
+            asked = PLANNERS[name].read(json.dumps(data))
+            show(what, goal, given.repeats, partial(PLANNERS[name].plan, asked))
     show("decision: admission of three devices, from text to text", "", given.repeats, decision("admission", three))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, get_args
 
+from atoll.strategies.compressed.settings import Algorithm, Compressed
 from racing.inner import Method, Replica, Setting
 from racing.local import DiLoCo, SparseLoCo
-from racing.synchronous import Alone, Ddp, OneShot, PowerSgd
+from racing.synchronous import Alone, CompressedGradients, Ddp, OneShot, PowerSgd
 from racing.updates import OwnedUpdates, Updates
 
 RATES: Final = (2e-3, 1e-3, 4e-3)
@@ -70,12 +71,17 @@ def _owned(density: float, back: float, bits: int, every: int = 1, late: int = 1
     )
 
 
+def _compressed(algorithm: Algorithm) -> Runner:
+    return Runner(lambda replicas, _: CompressedGradients(replicas, Compressed(algorithm=algorithm)))
+
+
 FIELD: Final[Mapping[str, Runner]] = {
     "alone": Runner(lambda replicas, _: Alone(replicas), exchanges=False),
     "alone-averaged": Runner(lambda replicas, _: OneShot(replicas), exchanges=False),
     "solo-all": Runner(lambda replicas, _: Alone(replicas), whole=True, exchanges=False),
     "ddp": Runner(lambda replicas, _: Ddp(replicas)),
     "ddp-bf16": Runner(lambda replicas, _: Ddp(replicas, bits=16)),
+    **{f"compressed-{algorithm}": _compressed(algorithm) for algorithm in get_args(Algorithm)},
     "powersgd-2": Runner(lambda replicas, _: PowerSgd(replicas, rank=2)),
     "averaging-10": _averaging(10),
     "averaging-25": _averaging(25),

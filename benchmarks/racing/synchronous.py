@@ -7,8 +7,11 @@ from typing import Final
 
 import torch
 
+from atoll.strategies.compressed.algorithms import compressor_of, density_at
+from atoll.strategies.compressed.compressors import CodePlace
+from atoll.strategies.compressed.settings import Compressed
 from racing.clock import Exchange
-from racing.inner import Replica, ring
+from racing.inner import Replica, gather, ring
 
 BACKWARD_SHARE: Final = 2 / 3
 """Of a step, in which DDP's buckets may leave already."""
@@ -90,6 +93,31 @@ class PowerSgd:
                 error_N[at] = one[at] - mean_N[at]
         first.update(mean_N, step)
         return (ring(sent * 4, len(self._replicas), after=step, due=step + 1),)
+
+    def consolidated(self) -> torch.Tensor:
+        return self._replicas[0].theta
+
+
+class CompressedGradients:
+    """Strategy `compressed` in one process: each island's part of the gradient by the strategy's own code, all tensors
+    as one group, everybody's to everybody in every step, with error feedback."""
+
+    def __init__(self, replicas: Sequence[Replica], settings: Compressed) -> None:
+        self._replicas, self._settings, task = replicas, settings, replicas[0].task
+        self._compressors = [compressor_of(settings, task.entries, 0) for _ in replicas]
+        self._residuals = [torch.zeros_like(task.initial) for _ in replicas]
+
+    def step(self, step: int) -> Sequence[Exchange]:
+        first = self._replicas[0]
+        place = CodePlace(step, 0, tuple(first.task.shapes), density_at(self._settings, step))
+        sum_N, sent_bytes = torch.zeros_like(first.theta), 0
+        for replica, compressor, residual_N in zip(self._replicas, self._compressors, self._residuals, strict=True):
+            gradient_N = replica.gradient(step, first.theta) / len(self._replicas)
+            payload = compressor.compress(gradient_N, residual_N, place)
+            compressor.decompress(payload.data, sum_N, place)
+            sent_bytes = max(sent_bytes, len(payload))
+        first.update(sum_N, step)
+        return (gather(sent_bytes, len(self._replicas), after=step, due=step + 1),)
 
     def consolidated(self) -> torch.Tensor:
         return self._replicas[0].theta

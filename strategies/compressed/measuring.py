@@ -24,10 +24,12 @@ from atoll.strategies.dense.worker import DenseReducer
 
 TELL_EVERY_ROUNDS: Final = 20
 LINK_EVERY_ROUNDS: Final = 100
+CPU: Final = torch.device("cpu")
 SMALL: Final = 1_024
 LARGE: Final = 1 << 18
 """Entries that calibration compresses: a line through both is the cost."""
-PROBE_ENTRIES: Final = 1 << 16
+PROBE_BYTES: Final = 1 << 20
+"""That a rank posts to measure a link: so many that what a bucket of tokens lets pass at once does not count."""
 REPEATS: Final = 3
 SHOWN_SHARE: Final = 2.576
 """Standard deviations beyond which lies one percent of what is normal: so large calibration's entries are against the
@@ -59,14 +61,15 @@ class Measuring:
         self._exchange, self._circle, self._next_round = exchange, circle, next_round
         if self._session.group is None:
             return
-        for name, device in (("device", self._device), ("cpu", torch.device("cpu"))):
-            self._costs[f"compress_{name}"], self._costs[f"decompress_{name}"] = self._calibrate(device)
-        self._measure_links()
+        taken = {device: self._calibrate(device) for device in {self._device, CPU}}
+        for name, device in (("device", self._device), ("cpu", CPU)):
+            self._costs[f"compress_{name}"], self._costs[f"decompress_{name}"] = taken[device]
+        self.measure_links()
 
     def between_passes(self) -> None:
         self._rounds += 1
         if self._rounds % LINK_EVERY_ROUNDS == 0:
-            self._measure_links()
+            self.measure_links()
             self._times.forget()
 
     def regrouped(self) -> None:
@@ -130,11 +133,13 @@ class Measuring:
 
     # --- links
 
-    def _measure_links(self) -> None:
-        entries = max(min(PROBE_ENTRIES, self._layout.entries), 2)
-        posted = (len(self._circle.ranks) - 1) * entries * 2
+    def measure_links(self) -> None:
+        """Collective."""
+        others, ranks = len(self._circle.ranks) - 1, self._session.place.world_size
+        entries = max(min(PROBE_BYTES // max(2 * others, 1), self._layout.entries), 2)
         small_s, large_s = self._exchanged_s(1), self._exchanged_s(entries)
-        self._costs["link"] = [small_s, max(large_s - small_s, 0.0) / max(posted, 1)]
+        self._costs["link"] = [small_s, max(large_s - small_s, 0.0) / max(others * entries * 2, 1)]
+        entries = max(PROBE_BYTES * ranks // (2 * (ranks - 1) * GRADIENT_BYTES), 2)
         small_s, large_s = self._allreduced_s(1), self._allreduced_s(entries)
         self._costs["allreduce"] = [small_s, max(large_s - small_s, 0.0) / (entries * GRADIENT_BYTES)]
 

@@ -59,6 +59,16 @@ class FlatResiduals:
         self._next[part].zero_()
         return self._now[part]
 
+    def give_back(self, index: int) -> torch.Tensor | None:
+        """What was left out of one tensor, once; None: nothing. Where there is no pass under way."""
+        if not self._not_zero[index]:
+            return None
+        self._not_zero[index] = 0
+        part = slice(self._layout.first[index], self._layout.first[index + 1])
+        left_out = self._now[part].clone()
+        self._now[part].zero_()
+        return left_out
+
     def by_name(self) -> dict[str, torch.Tensor]:
         """As of the last pass that counts; float32 [N], the live memory."""
         first = self._layout.first

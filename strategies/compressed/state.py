@@ -16,6 +16,7 @@ from atoll.strategies.compressed.layout import TensorLayout
 from atoll.strategies.compressed.residuals import FlatResiduals
 from atoll.strategies.compressed.sparse_codes import WithMomentum
 from atoll.strategies.shared_masters import residuals as own_files
+from atoll.v1.common_pb2 import LEVEL_WARNING
 
 VELOCITY: Final = "velocity."
 
@@ -42,11 +43,14 @@ class CompressedState:
 
     def own_writer(self, header: Header, *, copy: bool) -> Callable[[], None] | None:
         directory = self._session.checkpoint.directory
-        if directory is None or self._session.group is None:
+        if directory is None:
             return None
         held = {name: one.cpu() for name, one in self._own().items()}
         packed = own_files.pack(held, [], own_files.OwnerSums({}, {}), None, own_files.FlushLog(()), copy=copy)
         return partial(own_files.write, directory, header, self._session.place.rank, packed)
+
+    def standing(self) -> Mapping[str, torch.Tensor]:
+        return self._own()
 
     def rolling(self) -> None: ...
 
@@ -55,7 +59,13 @@ class CompressedState:
         if origin is None:
             return
         sizes = {name: one.numel() for name, one in self._own().items()}
-        for state in own_files.take_over(self._session, origin, sizes):
+        states = origin.own if origin.own is not None else own_files.take_over(self._session, origin, sizes)
+        for state in states:
+            if {name: one.numel() for name, one in state.residual.items()} != sizes:
+                rank = self._session.place.rank
+                text = f"rank {rank}: what rank {state.rank} left out is of another model or algorithm, and is lost"
+                self._session.notice(LEVEL_WARNING, text)
+                continue
             self._residuals.take_over(state.residual)
             if self._momentum is not None:
                 taken = torch.cat([state.residual[f"{VELOCITY}{name}"] for name in self._layout.names])

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from atoll.agent.runtime.api.inputs import SeveralModels
 from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
@@ -51,6 +52,7 @@ class CompressedReducer:
             raise BadInput("strategy compressed trains one model; several go with strategy dense")
         trained = [(name, one) for name, one in context.model.named_parameters() if one.requires_grad]
         trained.reverse()
+        self._trained = [one for _, one in trained]
         self._layout = TensorLayout.of([name for name, _ in trained], [one for _, one in trained])
         devices = {one.device for _, one in trained}
         if len(devices) > 1:
@@ -70,6 +72,7 @@ class CompressedReducer:
         self._circle: RankCircle | None = None
         self._round = 0
         self._density = context.settings.density
+        self._alone: list[RemovableHandle] = []
         self._opened = False  # the pass under way counts
         self._next = 0  # of the groups, the one that comes next
         self._left = 0  # groups whose sum is not here yet
@@ -84,6 +87,13 @@ class CompressedReducer:
         self._exchange.start()
         self.state.take_over(origin)
         self._measuring.start(self._exchange, self._circle, self._next_round)
+
+    def start_alone(self, origin: Origin | None) -> None:
+        """What others left out counts in the first gradients of the one worker that is left."""
+        self.state.take_over(origin)
+        for index, parameter in enumerate(self._trained):
+            hook = parameter.register_post_accumulate_grad_hook(partial(self._give_back, index))  # type: ignore[no-untyped-call]
+            self._alone.append(hook)
 
     def fuse(self, parameters: Sequence[nn.Parameter]) -> list[list[int]]:
         return [list(range(group.begin, group.end)) for group in self._groups]
@@ -118,6 +128,8 @@ class CompressedReducer:
             return self._reduce(flat_N, exact, ended)
 
     def close(self) -> None:
+        for hook in self._alone:
+            hook.remove()
         self._times.close()
         self._exchange.close()
 
@@ -135,6 +147,12 @@ class CompressedReducer:
     def _next_round(self) -> None:
         self._round += 1
         self._exchange.begin(self._round)
+
+    @torch.no_grad()
+    def _give_back(self, index: int, parameter: torch.Tensor) -> None:
+        left_out = self._residuals.give_back(index)
+        if left_out is not None and parameter.grad is not None:
+            parameter.grad.add_(left_out.view(parameter.shape))
 
     # --- one group
 

@@ -77,6 +77,9 @@ class MastersState:
         packed = residuals.pack(self.residuals(), parts, sums, optimizer, self.flushes, copy=copy)
         return partial(residuals.write, directory, header, self._session.place.rank, packed)
 
+    def standing(self) -> Mapping[str, torch.Tensor]:
+        return {}
+
     def rolling(self) -> RollingMasters:
         return self._rolling
 

@@ -103,6 +103,14 @@ class TensorReducer(Protocol):
 
 
 @runtime_checkable
+class AloneReducer(TensorReducer, Protocol):
+    """A TensorReducer that has something to do in a run of one worker too."""
+
+    def start_alone(self, origin: Origin | None) -> None:
+        """In place of `start`."""
+
+
+@runtime_checkable
 class RegroupingReducer(TensorReducer, Protocol):
     """A TensorReducer whose pieces a plan may change."""
 

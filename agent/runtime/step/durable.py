@@ -102,6 +102,10 @@ class Durable(Protocol):
 
         copy: it is called while training goes on. It raises CheckpointError."""
 
+    def standing(self) -> Mapping[str, torch.Tensor]:
+        """At a boundary: what is this rank's alone and nothing in the background changes, by layer; float32 [N]. Read
+        before training goes on."""
+
     def rolling(self) -> RollingState | None:
         """What the background changes; None: the state stands still between a boundary and the next update."""
 
@@ -120,5 +124,8 @@ class NothingBeside:
         return {}
 
     def own_writer(self, header: Header, *, copy: bool) -> None: ...
+
+    def standing(self) -> Mapping[str, torch.Tensor]:
+        return {}
 
     def rolling(self) -> None: ...

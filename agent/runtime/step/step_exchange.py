@@ -13,6 +13,7 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.agreement import Agreed, Agreement, ProposalExchange
 from atoll.agent.runtime.step.capabilities import (
+    AloneReducer,
     Engine,
     EngineParts,
     LocalUpdate,
@@ -90,6 +91,7 @@ class StepExchange:
             refuse_sparse_modules(model)
         self._reducer: TensorReducer | None = None
         self._reduced: ReducedGradients | None = None
+        self._alone: AloneReducer | None = None
         self._phases: StepPhases
         proposals: ProposalExchange | None = ReducedProposals(group) if group is not None else None
         if self._local is not None:
@@ -100,6 +102,7 @@ class StepExchange:
             self._phases = self._reduced = ReducedGradients(model, half.capability, events, busy, group.gather_rows)
         else:
             self._phases = OneWorker()
+            self._alone = half.capability if isinstance(half.capability, AloneReducer) else None
         lag = self._local.lag if self._local is not None else 0
         self._agreement = Agreement(proposals, agreed, lag=lag, deadline_s=session.collective_timeout_s)
         self._waited_s = self._stall_s = 0.0
@@ -147,6 +150,8 @@ class StepExchange:
             self._reducer.start(origin)
         elif self.engine is not None:
             self.engine.start()
+        elif self._alone is not None:
+            self._alone.start_alone(origin)
 
     def expect_local(self) -> None:
         """The next passes may be local."""
@@ -239,8 +244,9 @@ class StepExchange:
         if broken:
             self._phases.break_off()
         self._phases.close()
-        if self.engine is not None:
-            self.engine.close()
+        for part in (self.engine, self._alone):
+            if part is not None:
+                part.close()
         self._channel.close(linger_s=0.0 if broken else LINGER_S)
 
     def _bytes_so_far(self) -> int:

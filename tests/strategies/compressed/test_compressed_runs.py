@@ -94,20 +94,36 @@ def test_a_rank_killed_in_an_exchange_costs_one_step_and_its_residual_goes_on(
     assert trained == Counter((epoch, sample) for epoch in range(3) for sample in range(96))
 
 
-@pytest.mark.parametrize("after", [2, 3])
-def test_residuals_are_handed_over_to_another_number_of_workers(start: Start, tmp_path: Path, after: int) -> None:
-    """1. Two workers train and are stopped in step 9. 2. So many go on. 3. The gradient does not depend on the weights:
-    what all weights moved and what all ranks keep at the end are what an undisturbed run's are together."""
-    undisturbed("compressed", tmp_path / "undisturbed", start, "--linear", **LARGEST)
-    with agent_of("compressed", tmp_path, 2, start=start, **LARGEST) as agent:
-        agent.start_workers("compressed_train.py", str(tmp_path), "--linear", "--await-stop-at", "9")
-        agent.send_stop_in(9, 0)
-        assert agent.exit_codes() == [85, 85], agent.said()
-    with agent_of("compressed", tmp_path, after, start=start, run=2, **LARGEST) as agent:
-        agent.start_workers("compressed_train.py", str(tmp_path), "--linear")
-        assert agent.exit_codes() == [0] * after, agent.said()
+@pytest.mark.parametrize("memory", [False, True], ids=["disk", "memory"])
+def test_what_was_left_out_is_handed_over_once_to_more_and_to_fewer_workers(
+    start: Start, tmp_path: Path, memory: bool
+) -> None:
+    """1. Two workers train; they are stopped in step 6, or all machines lose power once it is in memory. 2. Three go
+    on (from disk), then one, which puts what the others left out into its first gradients, then two. 3. Gradients do
+    not depend on the weights: what all weights moved and what all ranks keep at the end are what an undisturbed run's
+    are together. One worker lost what the others had left out; so did who went on from memory."""
+    linear = ("--linear", "--epochs", "12" if memory else "3")
+    arguments = (str(tmp_path), *linear, *(("--sleep-s", "0.05") if memory else ()))
+    undisturbed("compressed", tmp_path / "undisturbed", start, *linear, **LARGEST)
+    world_sizes = (2, 1, 2) if memory else (2, 3, 1, 2)
+    for run, world_size in enumerate(world_sizes, start=1):
+        with agent_of("compressed", tmp_path, world_size, start=start, run=run, **LARGEST) as agent:
+            agent.own_directories, agent.memory = memory, tmp_path / "memory" if memory else None
+            agent.spec.checkpoint.memory_replicas = world_size if memory else 0
+            agent.place([f"node-{rank}" for rank in range(world_size)], ["here"] * world_size)
+            if run == len(world_sizes):
+                agent.start_workers("compressed_train.py", *arguments)
+                assert agent.exit_codes() == [0] * world_size, agent.said()
+            elif memory:
+                agent.start_workers("compressed_train.py", *arguments)
+                agent.lose_power(20 * run)
+            else:
+                agent.start_workers("compressed_train.py", *arguments, "--await-stop-at", str(6 * run))
+                agent.send_stop_in(6 * run, 0)
+                assert agent.exit_codes() == [85] * world_size, agent.said()
+            assert not memory or agent.said().count(", from memory") == world_size * (run > 1)
     whole = sums(tmp_path / "undisturbed", 1, 2)
-    handed = sums(tmp_path, 2, after)
+    handed = sums(tmp_path, len(world_sizes), 2)
     torch.testing.assert_close(handed, whole, rtol=1e-4, atol=1e-4)
 
 

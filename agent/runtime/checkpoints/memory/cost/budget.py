@@ -36,7 +36,8 @@ def size_of_state(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer],
     rolling = snapshot.durable.rolling()
     moments = sum(map(moment_bytes, optimizers))
     if rolling is None:
-        return StateBytes(sum(map(_bytes, (*model.parameters(), *model.buffers()))) + moments, 0)
+        standing = sum(map(_bytes, snapshot.durable.standing().values()))
+        return StateBytes(sum(map(_bytes, (*model.parameters(), *model.buffers()))) + moments, standing)
     shared = sum(map(_bytes, (*rolling.shared().values(), *snapshot.frozen().values())))
     residuals = torch.float32.itemsize * sum(rolling.residuals().values())
     buffers = sum(map(_bytes, model.buffers()))

@@ -96,7 +96,7 @@ def assembled(state: SharedState, whose: int = 0, own: Bytes | None = None) -> L
     if len(state.tails) != tail.shards:
         raise CheckpointError(f"shard {len(state.tails)} of {state.header.name} is missing")
     tensors, tree = state.tensors, state.tree
-    if tail.own is not None:
+    if _holds_states(tail.own):
         assert own is not None
         tail = state.tails[whose]
         tensors = _tensors(tail.own, own)
@@ -120,7 +120,7 @@ def own_state(state: SharedState, rank: int, own: Bytes) -> OwnState:
     residual = {name: tensor for name, tensor in told.items() if not name.startswith(OWNER_SUM)}
     sums = {name.removeprefix(OWNER_SUM): tensor for name, tensor in told.items() if name not in residual}
     listed = {name: (DTYPE_NAMES[one.dtype], list(one.shape)) for name, one in residual.items()}
-    if residual and listed != state.masters():
+    if residual and _holds_states(state.tails[rank].own) and listed != state.masters():
         raise CheckpointError(f"what rank {rank} had not sent is of other tensors than the model's")
     if (
         any(residual[name].shape != one.shape for name, one in sums.items() if name in residual)
@@ -128,6 +128,11 @@ def own_state(state: SharedState, rank: int, own: Bytes) -> OwnState:
     ):
         raise CheckpointError(f"what rank {rank} summed as owner is of other tensors than the model's")
     return OwnState(rank, residual, None, sums)  # its optimizer's state came with the checkpoint
+
+
+def _holds_states(own: Any) -> bool:
+    """Whether ranks had own states of model and optimizer; else residuals alone, which their strategy checks."""
+    return isinstance(own, dict) and "tree" in own
 
 
 def _empty(entries: Sequence[tuple[str, str, list[int]]], written: int) -> Tensors:

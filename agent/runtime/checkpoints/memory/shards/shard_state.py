@@ -68,14 +68,17 @@ class ShardState(Protocol):
 
 
 class StandingShard:
-    """Of a state that only optimizer.step() changes."""
+    """Of a state that only optimizer.step() changes; and what is this rank's alone, which a pass may change before."""
 
     def __init__(self, snapshot: Snapshot, shard: int, shards: int, ring: StagingRing | None) -> None:
         """ring: of the device that has the state, None: the CPU."""
-        self._live, self._shard, self._shards = LiveState(snapshot), shard, shards
+        self._live, self._durable, self._shard, self._shards = LiveState(snapshot), snapshot.durable, shard, shards
         self._ring, self._sources = ring, Sources(ring)
         self._laid_out: tuple[bytes, list[list[Piece]]] = (b"", [])
         self._file: SlotFile
+        self._data: Bytes = np.empty(0, np.uint8)
+        self._standing: Mapping[str, torch.Tensor] = {}
+        self._own_bytes = 0
         self._hashes: list[str] = []
         self.own: Any = None
 
@@ -92,17 +95,34 @@ class StandingShard:
         layout = self._live.layout
         if self._laid_out[0] != layout.digest:
             self._laid_out = (layout.digest, layout.chunks(*bounds(layout.total, self._shard, self._shards)))
+        self._standing = standing = self._durable.standing()
+        residuals = [(f"{RESIDUAL}{name}", DTYPE_NAMES[torch.float32], [len(one)]) for name, one in standing.items()]
+        self.own = {"tensors": residuals} if standing else None
+        self._own_bytes = 4 * sum(map(len, standing.values()))
 
     def begin(self, file: SlotFile) -> None:
         self._file = file
         if self._ring is not None:
             self._ring.follow()
+        if self._standing:
+            self._data = self._room()
+        at = 0
+        for one in self._standing.values():
+            torch.from_numpy(self._data[at : at + 4 * len(one)].view(np.float32)).copy_(one)
+            at += 4 * len(one)
+        self._standing = {}
+
+    def _room(self) -> Bytes:
+        layout = self._live.layout
+        begin, end = bounds(layout.total, self._shard, self._shards)
+        return self._file.begin(layout.raw, layout.digest, end - begin, self._own_bytes)
 
     def read(self) -> None:
         """Also hashes, chunk by chunk while each is in the cache."""
-        layout, tensors = self._live.layout, self._live.tensors
-        begin, end = bounds(layout.total, self._shard, self._shards)
-        data = self._file.begin(layout.raw, layout.digest, end - begin)
+        tensors = self._live.tensors
+        if self.own is None:
+            self._data = self._room()
+        data = self._data[self._own_bytes :]
         self._hashes = []
         chunks = self._laid_out[1]
         copies = self._sources.copies(((tensors[piece.tensor], piece) for chunk in chunks for piece in chunk), data)
@@ -113,7 +133,7 @@ class StandingShard:
             self._hashes.append(hashed(data[at : at + CHUNK_BYTES]))
 
     def complete(self, stopped: Callable[[], bool]) -> Hashes | None:
-        return self._hashes, ()
+        return self._hashes, hashes(self._data[: self._own_bytes])
 
 
 class RollingShard:
