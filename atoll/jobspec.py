@@ -182,6 +182,11 @@ class Spec(EtcdRecord):
         they ask of agents that hold some of it."""
         return registry.find(self.strategy).exchanges or self.checkpoint.memory_replicas > 0
 
+    @property
+    def stages(self) -> int:
+        """Workers that hold the model together: a run has a multiple of them."""
+        return registry.find(self.strategy).settings.model_validate(dict(self.strategy_settings)).stages_of_model
+
 
 _SPEC: Final = TypeAdapter(Spec)
 _DIRECTORY: Final[TypeAdapter[str]] = TypeAdapter(Directory)
@@ -252,6 +257,9 @@ def _misfits(spec: Spec) -> Iterator[tuple[str, object, str, str]]:
     if spec.max_workers < spec.min_workers:
         why = f"must be at least min_workers = {spec.min_workers} and at most {MAX_WORKERS}"
         yield "max_workers", spec.max_workers, why, "Give workers as MIN:MAX"
+    for name, workers in (("min_workers", spec.min_workers), ("max_workers", spec.max_workers)):
+        if workers % spec.stages:
+            yield name, workers, f"makes up no whole pipelines of {spec.stages} stages", "Give multiples of the stages"
     low, high = adapt.min_batch, adapt.max_batch
     if (low or high) and not spec.min_workers <= low <= high <= MAX_BATCH:
         why = f"to {high} is no range of the total batch with at least {spec.min_workers} workers"

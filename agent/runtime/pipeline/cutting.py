@@ -41,7 +41,7 @@ def cut(
     if place.stages == 1:
         return (0,)
     if split_at is not None:
-        return _named(layers, split_at, place.stages)
+        return split_by_name(layers, split_at, place.stages)
     assert session.group is not None
     costs = measured(layers, example(), session.seed, session.device, session.throttle)
     mine = {"costs": [astuple(one) for one in costs], "memory_bytes": _memory_bytes(session)}
@@ -96,7 +96,7 @@ def plan_stages_of(
         raise BadInput(f"the model cannot be cut into {place.stages} stages: {error}") from error
 
 
-def _named(layers: Layers, split_at: Sequence[str], stages: int) -> tuple[int, ...]:
+def split_by_name(layers: Layers, split_at: Sequence[str], stages: int) -> tuple[int, ...]:
     unknown = [name for name in split_at if name not in layers.names]
     if unknown:
         raise BadInput(f"split_at names {unknown[0]!r}, and the model's layers are {', '.join(layers.names[:16])}")

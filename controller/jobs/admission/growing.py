@@ -123,6 +123,7 @@ def _offered(observed: ObservedJob, run: RunRecord, free: Sequence[FreeDevice], 
             return DeviceAssessment(job=job)
     job, events = _waiting(job, found.waiting, {d.name: d.work_per_s for d in free})
     take = [*found.admitted, *found.unknown][:room]
+    take = take[: len(take) - (len(run.members) + len(take)) % job.spec.stages]  # whole pipelines only
     if not take:
         assessment = DeviceAssessment(job=job, events=events, judged=True)
         if found.planned is None or job.learned.standby == observed.job.learned.standby:
@@ -380,6 +381,8 @@ def _sent_back(
 def _without_slowest(observed: ObservedJob, run: RunRecord, clock: PassClock) -> DeviceAssessment:
     """The run with and without its slowest worker, where the fixed costs of all are known."""
     job, profile = observed.job, observed.training.profile
+    if job.spec.stages > 1:
+        return DeviceAssessment(job=job, judged=True)  # its pipeline is of no use without it
     if profile is None or len(run.members) <= max(job.spec.min_workers, 1) or job.learned.growth is not None:
         return DeviceAssessment(job=job, judged=True)  # what was measured before a growth says more than a prediction
     found = dispensable(_question(observed, run, profile))

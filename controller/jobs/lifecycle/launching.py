@@ -45,6 +45,7 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         standby=job.learned.standby,
         learned=learned(job, observed.devices.free),
         total_batch=planned_total(job) or job.learned.total_batch,
+        stages=job.spec.stages,
     )
     decision = decide_start(clock.now_s, wanted, observed.devices.free, observed.devices.ports)
     if not decision.members:

@@ -42,7 +42,8 @@ class FreeDevice:
 class StartRequest:
     """What a job asks of a start. `seats`: nodes of its last run in the order of ranks, with how many devices each had;
     `survivors`: those that lived through it. By "node/device": `standby`, what the job left out before; `learned`,
-    seconds per sample. `total_batch`: samples of a step, 0 where no run told it yet."""
+    seconds per sample. `total_batch`: samples of a step, 0 where no run told it yet. `stages`: workers that hold a
+    model together; a run has a multiple of them."""
 
     min_workers: int
     max_workers: int
@@ -53,6 +54,7 @@ class StartRequest:
     standby: Mapping[str, Standby] = field(default_factory=dict)
     learned: Mapping[str, float] = field(default_factory=dict)
     total_batch: int = 0
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ def decide_start(
         return (-rates[device.name] * (SURVIVOR_BONUS if survived else 1), not survived)
 
     # by node and index among equals: so they are ordered already
-    decision = _lay_out(sorted(usable, key=best_first)[: wanted.max_workers], wanted, ports)
+    most = min(len(usable), wanted.max_workers)
+    decision = _lay_out(sorted(usable, key=best_first)[: most - most % wanted.stages], wanted, ports)
     return replace(decision, standby=standby) if decision.members else decision
 
 

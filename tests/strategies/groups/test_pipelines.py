@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from scheduled_runs import Scheduling, groups, rounds
 from zmq_agent import Start
 
+from atoll.agent.runtime.checkpoints.disk.files import newest_valid
+from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.strategies.groups.settings import Groups
 
 pytestmark = pytest.mark.timeout(120)
@@ -57,3 +61,79 @@ def test_two_stages_train_what_one_process_trains(start: Start, tmp_path: Path, 
     assert list(found) == list(expected)
     for name, weights in expected.items():
         torch.testing.assert_close(found[name], weights, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("grouping", ["scheduled", "all", "pairs", "static"])
+def test_pipelines_average_stage_by_stage_and_train_every_sample_once(
+    start: Start, tmp_path: Path, grouping: Any
+) -> None:
+    """1. Three pipelines of two stages, cut by what their layers cost. 2. By every rule each sample is trained once an
+    epoch, all ranks tell the same losses, and the replicas of each stage end alike to the bit."""
+    settings = {"stages": 2, "grouping": grouping}
+    with groups(tmp_path, 6, start=start, **settings) as agent, Scheduling(agent, Groups(**settings)) as scheduling:
+        agent.start_workers("pipeline_train.py", str(tmp_path), "--samples=192")
+        assert agent.exit_codes() == [0] * 6, agent.said()
+    told = [losses(tmp_path, rank) for rank in range(6)]
+    assert all(one == told[0] for one in told)
+    assert told[0][-1] < told[0][0]
+    for stage in range(2):
+        states = [torch.load(tmp_path / f"run-1-rank-{rank}.end", weights_only=True) for rank in range(stage, 6, 2)]
+        for state in states[1:]:
+            assert all(torch.equal(one, state[name]) for name, one in states[0].items())
+    for stage in range(2):  # both ends of a pipeline fetch its samples: the first inputs, the last targets
+        assert counted(tmp_path, [(1, rank) for rank in range(stage, 6, 2)]) == dict.fromkeys(range(192), 2)
+    assert all({rank % 2 for rank in answer.members} in ({0}, {1}) for answer in scheduling.groups)
+
+
+def counted(out: Path, workers: list[tuple[int, int]]) -> Counter[int]:
+    """How often these, (run, rank), fetched each sample of rounds that ended."""
+    return Counter(index for run, rank in workers for line in rounds(out, rank, run) for index in line["samples"])
+
+
+def test_a_checkpoint_of_stages_is_one_model_for_any_number_of_them(start: Start, tmp_path: Path) -> None:
+    """1. Two stages train an epoch with a checkpoint at each round, whose shards make one state dict. 2. One process
+    goes on for another epoch, 3. then three stages, 4. then two pipelines of two. Losses of the first three are those
+    of one process that trained all along."""
+    alone = trained(tmp_path / "alone", 1, 1, "--epochs=3", start=start)
+    out = tmp_path / "stages"
+    for run, (workers, stages) in enumerate([(2, 2), (1, 1), (3, 3), (4, 2)], start=1):
+        trained(out, workers, stages, f"--epochs={run}", start=start, run=run, every_steps=1)
+    shown_again = 1  # the last round of the epoch before
+    found = [*losses(out), *(loss for run in (2, 3) for loss in losses(out, run=run)[shown_again:])]
+    assert found == pytest.approx(losses(alone), rel=1e-5, abs=1e-5)
+    assert losses(out, run=4)[-1] < losses(out)[0]
+    saved = newest_valid(out / "job", lambda why: None)
+    assert saved is not None
+    state = unpack_state(saved.tensors, saved.scalars)
+    expected = whole(out, 2, run=4)
+    assert list(state["model"]) == list(expected)
+    assert all(torch.equal(state["model"][name], one) for name, one in expected.items())
+    assert sorted(state["optimizer"]["state"]) == list(range(len(expected)))
+
+
+def test_a_killed_stage_costs_its_round(start: Start, tmp_path: Path) -> None:
+    """1. Of two pipelines of two stages one loses its second stage in round 2, in the middle of a schedule. 2. The
+    others go back to the round's beginning, save that, and leave. 3. A run of one pipeline goes on from there, and
+    every sample counts once."""
+    settings = {"stages": 2}
+    with groups(tmp_path, 4, start=start, **settings) as agent, Scheduling(agent, Groups(**settings)):
+        agent.start_workers("pipeline_train.py", str(tmp_path), "--die=3:2:5", "--round-batches=2")
+        assert agent.exit_codes() == [75, 75, 75, -9], agent.said()
+    assert [line["round"] for line in rounds(tmp_path, 0)] == [0, 1]
+    trained(tmp_path, 2, 2, "--round-batches=4", start=start, run=2)
+    assert rounds(tmp_path, 0, run=2)[0]["round"] == 2
+    assert counted(tmp_path, [(1, 0), (1, 2), (2, 0)]) == dict.fromkeys(range(96), 2)
+
+
+def test_what_fails_in_a_stage_is_said_by_name(start: Start, tmp_path: Path) -> None:
+    for flaw, said in (
+        ("--flaw=pair", "layer 2 (Pair) gave a tuple, and a stage hands one tensor to the next"),
+        ("--flaw=losses", "the loss has shape (2,); it must be one number"),
+        ("--flaw=groups", "optimizer_factory gave the stages [1, 2] parameter groups"),
+    ):
+        out = tmp_path / flaw.strip("-")
+        out.mkdir()
+        with groups(out, 2, start=start, stages=2) as agent:
+            agent.start_workers("pipeline_train.py", str(out), flaw)
+            assert set(agent.exit_codes()) in ({1}, {1, 75}), flaw
+            assert said in agent.said()

@@ -49,6 +49,14 @@ def test_the_fastest_devices_are_taken_when_there_are_more_than_needed() -> None
     assert ranks(decide_start(9.0, StartRequest(1, 2, 0.0), devices, PORTS)) == [("b", 0), ("c", 0)]
 
 
+def test_workers_that_hold_a_model_together_start_together() -> None:
+    """Of five free devices a job with pipelines of two stages takes four, and of three two."""
+    devices = [free(name, index=index) for name in "abc" for index in (0, 1)][:5]
+    for count, taken in ((5, 4), (3, 2)):
+        decision = decide_start(9.0, StartRequest(2, 6, 0.0, stages=2), devices[:count], PORTS)
+        assert len(decision.members) == taken
+
+
 def test_rank_0_goes_to_a_node_that_stayed_and_has_a_port() -> None:
     devices = [free("a"), free("b"), free("c")]
     survived = StartRequest(3, 3, 0.0, survivors=frozenset({"b", "c"}))

@@ -147,6 +147,10 @@ def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:
         ({"env": {"A": "\0"}}, r"spec.env\[A\]"),
         ({"min_workers": 0}, "spec.min_workers = 0 should be greater than or equal to 1"),
         ({"min_workers": 5}, "spec.max_workers = 4 must be at least min_workers = 5"),
+        (
+            {"strategy": "groups", "strategy_settings": '{"stages": 3}'},
+            "spec.min_workers = 1 makes up no whole pipelines of 3 stages",
+        ),
         ({"max_workers": 5000}, "spec.max_workers = 5000"),
         ({"code_sha256": "AB" * 32}, "spec.code_sha256"),
         ({"split": "fair"}, "spec.split = 'fair' should be 'auto', 'inverse-time' or 'even'"),
