@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost
 from atoll.kernels import _native
 from atoll.kernels.block_coo import Values
+from atoll.kernels.compress import Selection as Counted
 from atoll.kernels.refusals import refusals
 
 Rule = Literal["sgd", "nesterov", "adam", "adamw"]
@@ -195,6 +196,20 @@ class ExchangeEngine:
         """
         with _refusals("compress"):
             self._native.compress(sync_round, tensor, gradient, weight, k_blocks)
+
+    def compress_chosen(self, sync_round: int, tensor: int, index: Any, values: Any, counted: Counted) -> None:
+        """As `compress`, of blocks that were chosen where gradient and residual are, on a device: index uint32 or int32
+        [k], ascending, values float32 [k, 16], both on the CPU and copied. counted: what the selection returned.
+
+        What rounding to the wire takes away stays in the tensor's own residual, and goes when its block is next chosen.
+        """
+        with _refusals("compress_chosen"):
+            self._native.compress_chosen(sync_round, tensor, index, values, counted.found, counted.nonfinite)
+
+    def selection_seed(self, sync_round: int, tensor: int) -> int:
+        """The seed that a selection of a tensor's part takes, the same on all ranks: for `compress_chosen`."""
+        with _refusals("selection_seed"):
+            return self._native.selection_seed(sync_round, tensor)
 
     def compress_live(self, sync_round: int, tensor: int, live: Any, weight: float, k_blocks: int) -> None:
         """Exchanging updates: queue the choice of at most `k_blocks` blocks of what this rank's own weights have and

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -30,6 +31,9 @@ class CopyStream(Protocol):
     def pinned(self, size: int) -> torch.Tensor:
         """Memory of the CPU that the device writes into by itself, uint8 [size]."""
 
+    def after(self, mark: Any) -> AbstractContextManager[None]:
+        """What is queued within is for after that mark."""
+
     def copy(self, source: torch.Tensor, into: torch.Tensor, after: Any) -> Callable[[], None]:
         """Queue a copy for after a mark; calling what is returned waits for it."""
 
@@ -49,9 +53,14 @@ class CudaCopyStream:
     def pinned(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def copy(self, source: torch.Tensor, into: torch.Tensor, after: torch.cuda.Event) -> Callable[[], None]:
-        self._stream.wait_event(after)
+    @contextmanager
+    def after(self, mark: torch.cuda.Event) -> Iterator[None]:
+        self._stream.wait_event(mark)
         with torch.cuda.stream(self._stream):
+            yield
+
+    def copy(self, source: torch.Tensor, into: torch.Tensor, after: torch.cuda.Event) -> Callable[[], None]:
+        with self.after(after):
             into.copy_(source, non_blocking=True)
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # its waiter sleeps
         copied.record(self._stream)

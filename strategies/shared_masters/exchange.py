@@ -4,11 +4,12 @@ feed it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.staging import CudaCopyStream
+from atoll.agent.runtime.staging import CopyStream, CudaCopyStream
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.kernels.exchange_engine import ExchangeEngine
 from atoll.strategies.shared_masters.layout import Layer, zeros
@@ -24,6 +25,7 @@ class LayerExchange:
         self.layers, self.deadline_s = layers, deadline_s
         self._engine: ExchangeEngine | None = None
         self._offload: Offload | None = None
+        self._stream: CopyStream | None = None
         self.leads = True
         """Whether this rank exchanges: alone in its island, or the first of a replica's."""
 
@@ -75,9 +77,10 @@ class LayerExchange:
                 owner=owner if owned else None,
                 owner_sum=layer.owner_sum,
             )
-        if session.device.type == "cuda" and self.leads:
-            sizes = [layer.parameter.nbytes for layer in self.layers]
-            self._offload = Offload(CudaCopyStream(session.device), sizes, lambda one: self._await_engine([one]))
+        sizes = [layer.parameter.nbytes for layer in self.layers if self.leads and not layer.on_cpu]
+        if sizes:
+            self._stream = CudaCopyStream(session.device)
+            self._offload = Offload(self._stream, sizes, lambda one: self._await_engine([one]))
 
     def on_cpu(self, layer: Layer) -> bool:
         """Whether the engine reads this layer where it lies."""
@@ -87,6 +90,19 @@ class LayerExchange:
         """Of a layer that is not `on_cpu`: as Offload.submit."""
         assert self._offload is not None
         self._offload.submit(layer.number, flat, compress)
+
+    def on_device(self, layer: Layer, work: Callable[[], None]) -> None:
+        """Of a layer that is not `on_cpu`: call `work` on the thread of copies, with their stream current and all that
+        was queued until now before it."""
+        assert self._offload is not None
+        assert self._stream is not None
+        stream = self._stream
+
+        def begin(mark: Any) -> None:
+            with stream.after(mark):
+                work()
+
+        self._offload.run(layer.number, begin)
 
     def set_live(self, layer: Layer, residual: torch.Tensor | None, weight: float) -> None:
         """Exchanging updates: the layer's own weights become those of a rank that has not sent `residual`, float32 [N]

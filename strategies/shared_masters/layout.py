@@ -20,7 +20,8 @@ LIVE_TYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(slots=True, eq=False)
 class Layer:
-    """One trained parameter. N entries; all tensors but `parameter` are float32 (last_step int32) on the CPU, [N]."""
+    """One trained parameter. N entries; all tensors but `parameter` are float32 (last_step int32), [N], and on the CPU
+    unless their names say otherwise."""
 
     name: str
     parameter: nn.Parameter
@@ -32,6 +33,7 @@ class Layer:
     first: torch.Tensor | None  # momentum or first moment
     second: torch.Tensor | None
     last_step: torch.Tensor | None  # [blocks]: the update that touched a block last; None: moments are left as they are
+    device_residual: torch.Tensor | None = None  # on its device, where blocks are chosen there: added to `residual`
     number: int = field(default=-1)  # in the exchange engine
     turn: int = 0  # the sync rounds in which it is exchanged, modulo `ExchangeOptions.every`
     owner_sum: torch.Tensor | None = None  # where this rank owns it: what masters are behind the ranks' sums by
@@ -50,6 +52,11 @@ class Layer:
     @property
     def on_cpu(self) -> bool:
         return self.parameter.device.type == "cpu"
+
+    def kept(self) -> torch.Tensor:
+        """The whole residual, on the CPU."""
+        assert self.residual is not None
+        return self.residual if self.device_residual is None else self.residual + self.device_residual.cpu()
 
     def k_blocks(self, share: float) -> int:
         """So many of its blocks, 1 at least."""

@@ -1,4 +1,5 @@
-"""Weights from a GPU into pinned memory, beside what the GPU does next and without a thread that spins."""
+"""Work on what a GPU has beside what it does next, without a thread that spins: copies of weights into pinned memory,
+and whatever else is handed in."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import queue
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -19,6 +21,7 @@ _JOIN_S: Final = 5.0
 
 Compress = Callable[[torch.Tensor], None]
 Released = Callable[[int], None]
+Work = Callable[[Any], None]
 
 
 class PinnedRing:
@@ -47,8 +50,9 @@ class Offload:
     def __init__(self, stream: CopyStream, layer_bytes: Sequence[int], released: Released) -> None:
         """layer_bytes: of what will be submitted. released: as for PinnedRing."""
         self._stream = stream
-        self._ring = PinnedRing(stream, max(*layer_bytes, min(RING_BYTES, 2 * sum(layer_bytes))), released)
-        self._queue: queue.Queue[tuple[int, torch.Tensor, Any, Compress] | None] = queue.Queue()
+        self._ring_bytes, self._released = max(*layer_bytes, min(RING_BYTES, 2 * sum(layer_bytes))), released
+        self._ring: PinnedRing | None = None  # where weights are copied at all
+        self._queue: queue.Queue[tuple[int, Any, Work] | None] = queue.Queue()
         self._failed: AtollError | None = None
         self._under_way: Counter[int] = Counter()  # by layer
         self._done = threading.Condition()
@@ -58,10 +62,15 @@ class Offload:
     def submit(self, layer: int, tensor: torch.Tensor, compress: Compress) -> None:
         """Copy the flat weights of `layer`, then call compress(copy) on this object's thread. The caller writes into
         `tensor` again only after `drain`."""
+        self.run(layer, partial(self._copy, layer, tensor, compress))
+
+    def run(self, layer: int, work: Work) -> None:
+        """Call work(mark) on this object's thread: it does something of `layer` after all that this thread has queued
+        on the device so far. `work` keeps what it reads."""
         self.check()
         with self._done:
             self._under_way[layer] += 1
-        self._queue.put((layer, tensor, self._stream.mark(), compress))
+        self._queue.put((layer, self._stream.mark(), work))
 
     def drain(self, deadline_s: float, layers: Sequence[int] = ()) -> None:
         """Wait until everything submitted of these layers, none given: of all, was copied and handed on. Raises what
@@ -83,11 +92,10 @@ class Offload:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            layer, tensor, after, compress = item
+            layer, mark, work = item
             try:
-                into = self._ring.room(layer, tensor.nbytes)
-                self._stream.copy(tensor.view(torch.uint8), into, after)()
-                compress(into.view(tensor.dtype))
+                work(mark)
+                del item, work  # with the memory that it kept
                 self._note_done(layer)
             except AtollError as error:
                 self._give_up(error)
@@ -95,6 +103,13 @@ class Offload:
             except RuntimeError as error:  # the device itself failed; the next hook tells the training thread
                 self._give_up(PeerLost(f"copying from the GPU failed: {error}"))
                 return
+
+    def _copy(self, layer: int, tensor: torch.Tensor, compress: Compress, mark: Any) -> None:
+        if self._ring is None:
+            self._ring = PinnedRing(self._stream, self._ring_bytes, self._released)
+        into = self._ring.room(layer, tensor.nbytes)
+        self._stream.copy(tensor.view(torch.uint8), into, mark)()
+        compress(into.view(tensor.dtype))
 
     def _quiet(self, layers: Sequence[int]) -> bool:
         return not any(self._under_way[layer] for layer in layers) if layers else self._under_way.total() == 0

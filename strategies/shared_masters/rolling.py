@@ -36,6 +36,7 @@ class RollingMasters:
         self._layers = exchange.layers
         self._number = 0
         self._residuals: Mapping[str, Floats] = {}
+        self._on_devices: dict[str, Floats] = {}  # of residuals, as they were captured, until they are added
 
     @property
     def own_moments(self) -> bool:
@@ -72,6 +73,11 @@ class RollingMasters:
             self._exchange.engine.snapshot(self._number, layer.number, ranges)
         if self._place == "engine":
             self._capture_residuals(self._layers)
+            self._on_devices = {
+                layer.name: layer.device_residual.cpu().numpy()
+                for layer in self._layers
+                if layer.device_residual is not None
+            }
         elif self._place == "live" and self._exchange.leads and not all(layer.on_cpu for layer in self._layers):
             # Before a forward pass brings others' parts into weights that are not in the CPU's memory.
             self._exchange.engine.await_compressed(self._exchange.deadline_s)
@@ -87,6 +93,9 @@ class RollingMasters:
         while True:
             try:
                 self._await_snapshot(_LOOK_S)
+                while self._on_devices:
+                    name, kept = self._on_devices.popitem()
+                    self._residuals[name][:] += kept
                 return True
             except PeerLost:
                 return False  # training is told by itself

@@ -90,7 +90,8 @@ class MastersState:
             return {}
         if self._place == "live":
             return {layer.name: self.residual(layer) for layer in self._exchange.layers}
-        return {layer.name: layer.residual for layer in self._exchange.layers if layer.residual is not None}
+        self._exchange.await_copies()  # that change residuals on devices
+        return {layer.name: layer.kept() for layer in self._exchange.layers if layer.residual is not None}
 
     def owner_sums(self) -> Mapping[str, torch.Tensor]:
         """What masters are behind the ranks' sums by, of layers that this rank owns; float32 [N]."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 import torch
 
@@ -19,10 +20,14 @@ from atoll.errors import BadInput
 from atoll.strategies.shared_masters.layout import Layer, flat_view
 from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate
 from atoll.strategies.shared_masters.options import ExchangeOptions
+from atoll.strategies.stale_sparse.device_selection import DeviceSelector
 from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
 from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.taken import TakenGradient
+
+ON_DEVICE: Final = frozenset({"float32", "float16", "bfloat16"})
+"""Values of the wire with which blocks are chosen where the gradient is."""
 
 
 class GradientExchange(MastersUpdate):
@@ -43,6 +48,7 @@ class GradientExchange(MastersUpdate):
         self._rates = Rates(self._only)
         layers = lay_out_for_gradients(context.model, self._only, self._rates, lazy=settings.momentum == "lazy")
         super().__init__(context, options, density, layers, "engine" if settings.error_feedback else "none")
+        self._selectors = self._on_devices()
         self._taken = [TakenGradient.like(layer.parameter) for layer in layers]
         self._resolved = 0  # sync rounds whose update was ordered, or carried over to the next
         self._weight, self._clip_norm = 0.0, 0.0
@@ -61,8 +67,9 @@ class GradientExchange(MastersUpdate):
         if self._options.error_feedback:
             for state in states:
                 for layer in self._layers:
-                    assert layer.residual is not None
-                    layer.residual += state.residual[layer.name]
+                    kept = layer.residual if layer.device_residual is None else layer.device_residual
+                    assert kept is not None
+                    kept += state.residual[layer.name].to(kept.device)
 
     def flush(self) -> None:
         """Residuals stay with the checkpoint; the masters are the same on every rank."""
@@ -147,7 +154,9 @@ class GradientExchange(MastersUpdate):
     def _send_earlier(self, layer: Layer) -> None:
         """Of a layer without a gradient in this pass: what local passes left, or nothing."""
         earlier = layer.parameter.grad
-        if earlier is None:
+        if earlier is None and layer.order in self._selectors:
+            self._choose_on_device(layer, None)
+        elif earlier is None:
             self._compress(layer, None)
         else:
             self._take(layer, earlier)
@@ -175,10 +184,34 @@ class GradientExchange(MastersUpdate):
         flat = flat_view(gradient)
         assert flat is not None  # of the parameter's own layout
         self._events.gradients_leave()
-        if self._exchange.on_cpu(layer):
+        if layer.order in self._selectors:
+            self._choose_on_device(layer, flat)
+        elif self._exchange.on_cpu(layer):
             self._compress(layer, flat)
         else:
             self._exchange.copy_from_gpu(layer, flat, self._later(layer))
+
+    def _choose_on_device(self, layer: Layer, gradient: torch.Tensor | None) -> None:
+        engine, selector = self._exchange.engine, self._selectors[layer.order]
+        number, weight = self._round, self._weight
+        k_blocks, seed = self._k_blocks[layer.order], engine.selection_seed(number, layer.number)
+
+        def choose() -> None:
+            engine.compress_chosen(number, layer.number, *selector.select(gradient, weight, k_blocks, seed))
+
+        self._exchange.on_device(layer, choose)
+
+    def _on_devices(self) -> dict[int, DeviceSelector]:
+        """By order, of layers whose blocks are chosen on their device. With values of fewer bits what rounding takes
+        away counts in the choice, and the CPU alone knows it: whole gradients are copied there."""
+        selectors = {}
+        for layer in self._layers:
+            if layer.on_cpu or self._options.values not in ON_DEVICE:
+                continue
+            entries, feedback = layer.master.numel(), self._options.error_feedback
+            selector = DeviceSelector(entries, layer.parameter.device, self._options.selection, error_feedback=feedback)
+            layer.device_residual, selectors[layer.order] = selector.residual, selector
+        return selectors
 
     def _later(self, layer: Layer) -> Callable[[torch.Tensor], None]:
         number, weight, k_blocks = self._round, self._weight, self._k_blocks[layer.order]

@@ -56,6 +56,9 @@ void bind_exchange_engine(nb::module_& m) {
         .def("close", &P::close)
         .def("fileno", &P::fileno)
         .def("compress", &P::compress, "sync_round"_a, "tensor"_a, "gradient"_a.none(), "weight"_a, "k_blocks"_a)
+        .def("compress_chosen", &P::compress_chosen, "sync_round"_a, "tensor"_a, "index"_a.none(), "values"_a.none(),
+             "found"_a, "nonfinite"_a)
+        .def("selection_seed", &P::selection_seed, "sync_round"_a, "tensor"_a)
         .def("compress_live", &P::compress_live, "sync_round"_a, "tensor"_a, "live"_a.none(), "weight"_a,
              "k_blocks"_a)
         .def("await_compressed", &P::await_compressed, "deadline_s"_a, "tensors"_a)

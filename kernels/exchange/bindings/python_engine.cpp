@@ -122,6 +122,26 @@ void PythonEngine::compress(std::int64_t sync_round, std::size_t tensor, nb::han
     engine.compress(sync_round, tensor, std::move(gradient));
 }
 
+void PythonEngine::compress_chosen(std::int64_t sync_round, std::size_t tensor, nb::handle index_object,
+                                   nb::handle values_object, std::size_t found, std::size_t nonfinite) {
+    ExchangeEngine& engine = core();
+    if (engine.exchanges_updates()) refuse("this engine exchanges updates; hand over live weights with compress_live");
+    const Loaded index = required(index_object, "index", Access::read, index_entries);
+    const Loaded values = required(values_object, "values", Access::read);
+    check_entries(values, index.entries * block_entries, "it must hold 16 values for every index");
+    const Units units{index.as<std::uint32_t>(), values.data, index.entries};
+    const std::size_t blocks = block_count(engine.entries(tensor));
+    for (std::size_t k = 0; k < units.count; ++k) {
+        if (units.index[k] < blocks && (k == 0 || units.index[k - 1] < units.index[k])) continue;
+        refuse("index does not ascend, or reaches beyond the last of " + number(blocks) +
+               "; pass what a selection wrote");
+    }
+    Gradient gradient{nullptr, ValueFormat::float32, 0, 1, {}};
+    gradient.chosen = copied(units);
+    gradient.selection = {units.count, found, nonfinite};
+    engine.compress(sync_round, tensor, std::move(gradient));
+}
+
 // The tensor's own live buffer, or one handed over for it, which `buffer` keeps alive.
 Live PythonEngine::live_for(ExchangeEngine& engine, std::size_t tensor, nb::handle object,
                             std::optional<Loaded>& buffer, Access access) {

@@ -48,6 +48,8 @@ class PythonEngine {
     int fileno() { return core().event(); }
     void compress(std::int64_t sync_round, std::size_t tensor, nb::handle gradient_object, double weight,
                   std::int64_t k_blocks);
+    void compress_chosen(std::int64_t sync_round, std::size_t tensor, nb::handle index_object, nb::handle values_object,
+                         std::size_t found, std::size_t nonfinite);
     void compress_live(std::int64_t sync_round, std::size_t tensor, nb::handle live_object, double weight,
                        std::int64_t k_blocks);
     void await_compressed(double deadline_s, const std::vector<std::size_t>& tensors);
@@ -66,6 +68,9 @@ class PythonEngine {
     nb::tuple fetch(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s);
     nb::tuple changes(const std::vector<std::size_t>& tensors, std::int64_t sync_round, double deadline_s);
     std::vector<std::int64_t> versions() { return core().versions(); }
+    std::uint64_t selection_seed(std::int64_t sync_round, std::size_t tensor) {
+        return core().selection_seed(sync_round, tensor);
+    }
     nb::list take_outgoing(std::size_t limit);
     nb::object deliver(int kind, std::uint64_t origin, std::uint64_t sync_round, std::uint64_t tensor,
                        std::uint64_t count, nb::handle payload_object);

@@ -126,6 +126,10 @@ class ExchangeEngine {
     std::size_t entries(std::size_t tensor) const { return at(tensor).weights.entries(); }
     const Live& live(std::size_t tensor) const { return at(tensor).weights.live(); }
     void compress(std::int64_t sync_round, std::size_t tensor, Gradient gradient);
+    // That random selection of a tensor's part begins from; the same on all ranks.
+    std::uint64_t selection_seed(std::int64_t sync_round, std::size_t tensor) const {
+        return format_of(at(tensor), sync_round).seed;
+    }
 
     // Order the update of a round; each tensor's is made as soon as its sums are there. One of the three for every
     // round.

@@ -29,8 +29,10 @@ void ExchangeEngine::run_compress(Tensor& tensor, Scratch& scratch) {
     {
         const std::lock_guard<std::mutex> lock(tensor.residual_mutex);
         tensor.residual_snapshot.before(sync_round);
-        own = gradient.is_live ? compress_live(tensor, sync_round, gradient, scratch)
-                               : tensor.selector.select(gradient, format_of(tensor, sync_round), scratch);
+        const Format format = format_of(tensor, sync_round);
+        own = gradient.is_live             ? compress_live(tensor, sync_round, gradient, scratch)
+              : gradient.chosen != nullptr ? tensor.selector.encode(gradient, format, scratch)
+                                           : tensor.selector.select(gradient, format, scratch);
     }
     const double compress_s = processor_s() - begun_s;
     gradient.owner = nullptr;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "../../cpu/codec/half.hpp"
 #include "../../cpu/processor/features.hpp"
@@ -52,6 +53,18 @@ Selected Selector::select(const Gradient& gradient, const Format& format, Scratc
         selection = choose_nothing(format, to);
     }
     return {selection, encode_part(format, {to.index, to.values, selection.chosen}, residual_, scratch)};
+}
+
+Selected Selector::encode(const Gradient& gradient, const Format& format, Scratch& scratch) {
+    const Units units = gradient.chosen->units();
+    float* const values = scratch.values.of(units.count * block_entries);
+    std::copy_n(units.values, units.count * block_entries, values);
+    for (std::size_t k = 0; residual_ != nullptr && k < units.count; ++k) {
+        const std::size_t begin = units.index[k] * block_entries, end = std::min(entries_, begin + block_entries);
+        for (std::size_t i = begin; i < end; ++i)
+            values[k * block_entries + i - begin] += std::exchange(residual_[i], 0.0F);
+    }
+    return {gradient.selection, encode_part(format, {units.index, values, units.count}, residual_, scratch)};
 }
 
 Selected Selector::select(const Copies& copies, const Format& format, Scratch& scratch) {

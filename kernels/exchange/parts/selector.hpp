@@ -21,6 +21,8 @@ struct Gradient {
     std::shared_ptr<const void> owner;  // keeps `data` alive
     bool is_live = false;               // no gradient: this rank's own weights, after its own update
     std::uint64_t takes = 0;            // how often changes for those weights were taken before they were copied
+    SharedPart chosen;                  // not null: blocks of a gradient elsewhere, with what `selection` counted there
+    Selection selection{0, 0, 0};
 };
 
 // Two copies of one tensor, of which the difference is what this rank has not sent.
@@ -47,6 +49,9 @@ class Selector {
     // At most gradient.k_blocks blocks of residual + weight * gradient; the rest, and what rounding to the wire's
     // format takes away, stays in the residual. Without a residual both are lost.
     Selected select(const Gradient& gradient, const Format& format, Scratch& scratch);
+
+    // The blocks that were chosen elsewhere. What rounding them took away stays here, until they are chosen again.
+    Selected encode(const Gradient& gradient, const Format& format, Scratch& scratch);
 
     // At most k_blocks blocks of scale * (master - live). What rounding takes away stays in the difference by itself.
     Selected select(const Copies& copies, const Format& format, Scratch& scratch);

@@ -1,0 +1,177 @@
+"""Blocks of a gradient are chosen on its device: strategy stale-sparse with `exchange = "gradients"` on a GPU.
+
+Here the CUDA kernels run on the CPU, with a stand-in for the device's stream.
+tests/strategies/stale_sparse/test_on_gpu.py is for a device, and skipped aloud where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from exchange_job import normal
+from torch import nn
+
+import atoll
+from atoll.errors import BadInput
+from atoll.kernels import compress
+from atoll.kernels.compress import Selection, block_count
+from atoll.kernels.cuda_device import CudaQueue
+from atoll.kernels.exchange_engine import ExchangeEngine
+from atoll.strategies.shared_masters import exchange
+from atoll.strategies.shared_masters.layout import Layer
+from atoll.strategies.stale_sparse.device_selection import DeviceSelector
+
+Rule = Literal["threshold", "topk", "random"]
+ENTRIES = 16 * 300 + 5
+
+
+class HostStream:
+    """A CopyStream of the CPU, which is always done."""
+
+    def __init__(self, device: torch.device) -> None:
+        assert device.type == "cpu"
+
+    def mark(self) -> None: ...
+
+    def pinned(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    @contextmanager
+    def after(self, mark: None) -> Iterator[None]:
+        yield
+
+    def copy(self, source: torch.Tensor, into: torch.Tensor, after: None) -> Callable[[], None]:
+        into.copy_(source)
+        return lambda: None
+
+
+def engine_of(rule: Rule, values: Literal["float32", "float16"]) -> tuple[ExchangeEngine, torch.Tensor, torch.Tensor]:
+    engine = ExchangeEngine(rank=0, islands=[[0], [1]], values=values, selection=rule, seed=3, first_round=1)
+    master, residual = normal(ENTRIES, 1), torch.zeros(ENTRIES)
+    assert engine.add_tensor(order=0, rule="sgd", master=master, residual=residual, live=master.clone()) == 0
+    return engine, master, residual
+
+
+@pytest.mark.parametrize("rule", ["threshold", "topk", "random"])
+def test_a_device_chooses_what_the_engine_does(device: str, rule: Rule) -> None:
+    """In float32 nothing is rounded away: the same messages and the same residual, bit for bit, round after round, also
+    of a rank that contributes nothing and of gradients that are not finite."""
+    here, _, residual = engine_of(rule, "float32")
+    there, _, beside = engine_of(rule, "float32")
+    selector = DeviceSelector(ENTRIES, torch.device(device), rule, error_feedback=True)
+    try:
+        for number in range(1, 7):
+            gradient, weight, k_blocks = normal(ENTRIES, 2, number), 0.25, 10**9 if number == 5 else 31
+            if number == 3:
+                gradient[100] = float("nan")
+            if number == 4:
+                weight = 0.0
+            here.compress(number, 0, gradient, weight, k_blocks)
+            seed = there.selection_seed(number, 0)
+            chosen = selector.select(gradient.to(device) if number != 4 else None, weight, k_blocks, seed)
+            there.compress_chosen(number, 0, *chosen)
+            here.await_compressed(20), there.await_compressed(20)
+            assert here.take_outgoing() == there.take_outgoing()
+        assert selector.residual is not None
+        assert torch.equal(selector.residual.cpu(), residual)
+        assert not beside.any()
+        ours, theirs = here.take_stats(), there.take_stats()
+        assert ours[6:11] == theirs[6:11]  # blocks and bytes
+    finally:
+        here.close(), there.close()
+
+
+def test_what_rounding_takes_away_goes_when_its_block_is_next_chosen(device: str) -> None:
+    engine, _, residual = engine_of("threshold", "float16")
+    selector = DeviceSelector(ENTRIES, torch.device(device), "threshold", error_feedback=True)
+    sent, given = torch.zeros(ENTRIES), torch.zeros(ENTRIES)
+    try:
+        for number in range(1, 5):
+            gradient = normal(ENTRIES, 3, number)
+            given += gradient
+            engine.compress_chosen(number, 0, *selector.select(gradient.to(device), 1.0, 40, 0))
+            engine.await_compressed(20)
+        for part in engine.recent_parts():
+            padded = torch.zeros(block_count(ENTRIES), 16)
+            padded[torch.from_numpy(part.index.astype("int64"))] = torch.from_numpy(part.values)
+            sent += padded.view(-1)[:ENTRIES]
+    finally:
+        engine.close()
+    assert residual.any()
+    assert selector.residual is not None
+    assert torch.allclose(sent + residual + selector.residual.cpu(), given, atol=1e-5)
+
+
+def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
+    engine, _, _ = engine_of("threshold", "float32")
+    values, counted = torch.ones(2, 16), Selection(2, 2, 0)
+    try:
+        for index in ([3, 3], [4, 2], [0, 301]):
+            with pytest.raises(BadInput, match="index does not ascend, or reaches beyond the last of 301"):
+                engine.compress_chosen(1, 0, torch.tensor(index, dtype=torch.int32), values, counted)
+        with pytest.raises(BadInput, match="values has 32 entries, not 16"):
+            engine.compress_chosen(1, 0, torch.zeros(1, dtype=torch.int32), values, counted)
+        engine.compress_chosen(1, 0, torch.tensor([0, 300], dtype=torch.int32), values, counted)
+    finally:
+        engine.close()
+
+
+def losses(exchanged: Literal["updates", "gradients"], values: Literal["float32", "int8"]) -> list[float]:
+    inputs = torch.randn(60, 41, generator=torch.Generator().manual_seed(1))
+    data = torch.utils.data.TensorDataset(inputs, inputs[:, :1] * 2)
+    run = atoll.init(seed=5, strategy=atoll.StaleSparse(exchange=exchanged, sparsity=0.5, values=values, staleness=0))
+    try:
+        model = nn.Sequential(nn.Linear(41, 40), nn.Tanh(), nn.Linear(40, 1), nn.Linear(1, 1, bias=False))
+        unused = nn.Linear(3, 2)
+        model.register_module("unused", unused)
+        model.forward = lambda x: model[2](model[1](model[0](x)))  # type: ignore[method-assign]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        model, optimizer, loader = run.prepare(model, optimizer, data, batch_size=10)
+        found = []
+        for _ in run.epochs(4):
+            for x, y in loader:
+                loss = nn.functional.mse_loss(model(x), y)
+                run.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(loss.item())
+        if exchanged == "gradients":  # what a checkpoint in memory has of this rank's own, and one on disk
+            assert run._training is not None
+            durable = run._training._exchange.durable
+            kept = {name: np.zeros(entries, np.float32) for name, entries in durable.rolling().residuals().items()}
+            durable.rolling().capture([], kept)
+            durable.rolling().read()
+            assert durable.rolling().wait(lambda: False)
+            assert kept.keys() == durable.residuals().keys()
+            assert all(np.array_equal(kept[name], one.numpy()) for name, one in durable.residuals().items())
+            found += [float(one.sum()) for one in kept.values()]
+        run.synchronize()
+        return [*found, *(float(one.detach().double().sum()) for one in model.parameters())]
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize(
+    ("exchanged", "values"), [("gradients", "float32"), ("gradients", "int8"), ("updates", "float32")]
+)
+def test_training_off_the_cpu_is_the_same_bit_for_bit(
+    exchanged: Literal["updates", "gradients"],
+    values: Literal["float32", "int8"],
+    cuda_kernels_on_cpu: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1. Each step copied every layer's gradient to the CPU: 4 GB of a model of 1 B parameters. 2. Its blocks are
+    chosen where it is, and they alone cross; with values of few bits, and exchanging updates, all is copied."""
+    torch.manual_seed(0)
+    expected = losses(exchanged, values)
+    monkeypatch.setattr(Layer, "on_cpu", property(lambda _layer: False))
+    monkeypatch.setattr(exchange, "CudaCopyStream", HostStream)
+    # Of the selections alone, which one thread calls: the stand-in for CUDA knows no second.
+    monkeypatch.setattr(compress, "cuda_queue", lambda _buffer: CudaQueue(cuda_kernels_on_cpu, 0))
+    torch.manual_seed(0)
+    assert losses(exchanged, values) == expected
