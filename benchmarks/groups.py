@@ -2,6 +2,7 @@
 
     python benchmarks/groups.py scheduler [--signals 10000] [--seconds 10]
     python benchmarks/groups.py replicas [--slower 3] [--rounds 8] [--rules all scheduled]
+    python benchmarks/groups.py pipelines [--cases bubble cut slower equal] [--rules all scheduled]
 
 scheduler: 100 runs of ten replicas, each message as JSON in and out as the relay has it. Time is the processor time of
 this process, and where nothing is due it skips to what is next: so it is that of a core of its own, whatever else
@@ -10,6 +11,10 @@ runs. An answer's delay is counted from when it was possible: the window's end, 
 replicas: a real local cluster of four agents. Updates wait in place of computing (scripts/groups_train.py), so that
 four replicas on two cores are as independent as devices are. By each rule the same rounds of the same samples: rounds
 a second, and when the held-out loss of the model at a round's end was first as low as all rules reach.
+
+pipelines: the same with stages (scripts/pipelines_train.py). bubble: one pipeline of equal stages, the share of the
+time that they wait for each other, and the formula. cut: three devices 1 : 0.6 : 0.3, cut by planner stages
+and evenly. slower, equal: four pipelines of two stages, the last one --slower times slower or none, by each rule.
 """
 
 from __future__ import annotations
@@ -154,9 +159,54 @@ def replicas(slower: float, rounds: int, rules: Sequence[str]) -> None:
         print(f"| `{rule}` | {times} | {curve[-1][1]:.3f} |")
 
 
+def pipelines(cases: Sequence[str], slower: float, rules: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
+        cluster.local([1.0] * 8)
+
+        def run(name: str, pipelines: int, rule: str, *arguments: str) -> tuple[float, float, float]:
+            """Rounds a second of those after the first, the mean bubble share, the last loss."""
+            out = Path(folder) / name
+            out.mkdir()
+            stages = len(arguments[1].split(","))
+            workers = pipelines * stages
+            job = cluster.submit(
+                str(HERE / "scripts" / "pipelines_train.py"), str(out), *arguments, workers=(workers, workers),
+                strategy="groups", strategy_settings=as_json({"stages": stages, "grouping": rule}),
+            )  # fmt: skip
+            if cluster.wait_for_end(job, deadline_s=170).phase != pb.PHASE_DONE:
+                raise SystemExit(cluster.story(job))
+            told = [
+                [json.loads(line) for line in (out / f"rounds-{rank}.jsonl").read_text().splitlines()]
+                for rank in range(workers)
+            ]
+            bubble = sum(lines[-1]["bubble"] for lines in told) / workers
+            first, last = told[0][0], told[0][-1]
+            return (len(told[0]) - 1) / (last["s"] - first["s"]), bubble, last["loss"]
+
+        if "bubble" in cases:
+            for stages, split_at, micro_batches in ((2, "6", 4), (2, "6", 8), (3, "4,8", 8)):
+                speeds = ",".join(["1"] * stages)
+                name = f"bubble-{stages}-{micro_batches}"
+                _, bubble, _ = run(name, 1, "all", "0.003", speeds, "1", "3", "5", str(micro_batches), split_at)
+                formula = (stages - 1) / (micro_batches + stages - 1)
+                print(f"{stages} stages, {micro_batches} micro-batches: bubbles {bubble:.1%}, formula {formula:.1%}")
+        if "cut" in cases:
+            planned, _, _ = run("planned", 1, "all", "0.003", "1,0.6,0.3", "1", "3", "4", "8")
+            even, _, _ = run("even", 1, "all", "0.003", "1,0.6,0.3", "1", "3", "4", "8", "4,8")
+            print(f"1 : 0.6 : 0.3, by planner stages against an even cut: {planned / even:.2f}x")
+        for case, factor in (("slower", slower), ("equal", 1.0)):
+            if case in cases:
+                print(f"4 pipelines x 2 stages, the last {factor:g}x slower")
+                for rule in rules:
+                    rate, bubble, loss = run(
+                        f"{case}-{rule}", 4, rule, "0.003", "1,1", str(factor), "3", "12", "8", "6"
+                    )
+                    print(f"| `{rule}` | {rate:.3f} rounds/s | bubbles {bubble:.0%} | last loss {loss:.3f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=["scheduler", "replicas"])
+    parser.add_argument("what", choices=["scheduler", "replicas", "pipelines"])
     parser.add_argument("--signals", type=float, default=10_000, help="a second, of all runs")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--slower", type=float, default=3, help="how many times as long the last replica takes")
@@ -164,10 +214,14 @@ def main() -> None:
     parser.add_argument(
         "--rules", nargs="+", choices=RULES, default=RULES, help="`all` is what others are held against"
     )
+    cases = ("bubble", "cut", "slower", "equal")
+    parser.add_argument("--cases", nargs="+", choices=cases, default=cases, help="of pipelines")
     options = parser.parse_args()
     print(f"{datetime.date.today()}, {processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     if options.what == "scheduler":
         scheduler(options.signals, options.seconds)
+    elif options.what == "pipelines":
+        pipelines(options.cases, options.slower, options.rules)
     else:
         replicas(options.slower, options.rounds, options.rules)
 

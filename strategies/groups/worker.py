@@ -63,6 +63,7 @@ class RoundEngine:
         self._round = 0
         self._wait_s, self._trained, self._samples = 0.0, 0, 1  # of the round
         self._passes_s = self._idle_s = 0.0  # of the round: of its batches, and for other stages within
+        self._passes_before_s = self._idle_before_s = 0.0  # of all rounds before
         self._sizes: list[int] = []  # of the groups that it averaged with
 
     def start(self) -> None:
@@ -79,6 +80,8 @@ class RoundEngine:
         self._begun = self._state.copy()
         self._round, self._samples = taken.step, taken.total
         self._wait_s, self._trained, self._sizes = 0.0, 0, []
+        self._passes_before_s += self._passes_s
+        self._idle_before_s += self._idle_s
         self._passes_s = self._idle_s = 0.0
         self._averaging.mailbox.begin(taken.step)
         self._links.begin(taken.step)
@@ -112,7 +115,8 @@ class RoundEngine:
         }
 
     def statistics(self) -> Mapping[str, float]:
-        return {}
+        passes_s, idle_s = self._passes_before_s + self._passes_s, self._idle_before_s + self._idle_s
+        return {"bubble_share": idle_s / passes_s if passes_s else 0.0}
 
     def _take_first_pipelines(self) -> None:
         """All replicas of a stage become the first pipeline's: models may have been made unlike."""
