@@ -1,12 +1,14 @@
-"""A worker is killed (SIGKILL), the others go on in place: how long they stand still, on a real local cluster.
+"""A worker is killed (SIGKILL), the others go on in place, and another one joins them in its stead: how long they stand
+still for either, on a real local cluster.
 
     python benchmarks/membership.py [--kills 30] [--step-s 0.05] [--strategy stale-sparse]
 
 Each kill is of a new job of three workers, which go on as two (`--workers 2:3`); a worker in turn. Its agent lives on
-and its device is free again, so the job grows by a new run some seconds later: what is measured ends before. Seconds
+and its device is free again, so another starts there and is taken in at a step boundary (under `dense`). Seconds
 from the signal until both survivors have completed the first step of the new view, by the wall clock of one machine;
 the parts by the controller's event; and how many complete steps were trained again, where the strategy goes back to
-what is whole in memory.
+what is whole in memory. Of the joiner: by how much the others' step in which it is taken in is longer than theirs were
+before the kill, and how much longer their median step is while it starts, imports and builds.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -38,6 +41,7 @@ SENTENCE = re.compile(
     + ", ".join(rf"(?P<{part}>[\d.]+) {part.replace('_', ' ')}" for part in PARTS)
 )
 TRAINS_AT = 20
+JOINED = re.compile(r"3 workers paused for [\d.]+ s from step (?P<step>\d+): .*joined")
 
 
 def completed(path: Path, step: int, killed_s: float) -> tuple[float, int]:
@@ -51,11 +55,21 @@ def completed(path: Path, step: int, killed_s: float) -> tuple[float, int]:
     return begun[again + 1][1], max(number for number, unix_s in begun if unix_s < killed_s) - step
 
 
+def joined(path: Path, broken: int, step: int, killed_s: float) -> tuple[float, float]:
+    """Of a survivor that trained on from step `broken`, and was in step `step` when another joined: seconds that this
+    took, and its median step meanwhile over that before the kill."""
+    begun = [(int(number), float(unix_s)) for number, unix_s in map(str.split, path.read_text().split("\n")[:-1])]
+    lasted = [(at, next_at, next_s - at_s) for (at, at_s), (next_at, next_s) in pairwise(begun)]
+    calm = statistics.median(s for (_, _, s), (_, at_s) in zip(lasted, begun, strict=False) if at_s < killed_s - s)
+    meanwhile = [s for at, _, s in lasted if broken < at < step - 1]
+    return max(s for _, next_at, s in lasted if step <= next_at <= step + 1) - calm, statistics.median(meanwhile) / calm
+
+
 def went_on(
     cluster: Cluster, folder: Path, victim: int, step_s: float, strategy: str
-) -> tuple[float, int, re.Match[str]]:
-    """Of one job: from the kill to the survivors' next completed step, complete steps that were trained again, and the
-    parts. Raises SystemExit where the run did not go on in place."""
+) -> tuple[float, int, re.Match[str], list[tuple[float, float]]]:
+    """Of one job: from the kill to the survivors' next completed step, complete steps that were trained again, the
+    parts, and of each survivor what the joiner cost. Raises SystemExit where the run did not go on in place."""
     out = folder / f"out-{time.monotonic_ns()}"
     out.mkdir()
     script = str(HERE / "scripts" / "membership_train.py")
@@ -71,15 +85,22 @@ def went_on(
     seen = told(cluster, job)
     if seen is None:
         raise SystemExit(f"{job} was started again:\n{cluster.story(job)}")
-    ends = [completed(out / str(rank), int(seen["step"]), killed_s) for rank in pids if rank != victim]
+    survivors = [out / str(rank) for rank in pids if rank != victim]
+    ends = [completed(path, int(seen["step"]), killed_s) for path in survivors]
+    costs = []
+    if strategy == "dense":
+        cluster.wait_for(job, "who joins", lambda _: told(cluster, job, JOINED) is not None or over(cluster, job))
+        if (taken_in := told(cluster, job, JOINED)) is None:
+            raise SystemExit(f"{job} was started again:\n{cluster.story(job)}")
+        costs = [joined(path, int(seen["step"]) + 1, int(taken_in["step"]), killed_s) for path in survivors]
     cluster.client.cancel(job)
     cluster.wait_for_end(job)
-    return max(end_s for end_s, _ in ends) - killed_s, max(steps for _, steps in ends), seen
+    return max(end_s for end_s, _ in ends) - killed_s, max(steps for _, steps in ends), seen, costs
 
 
-def told(cluster: Cluster, job: str) -> re.Match[str] | None:
-    """The controller's sentence of the change in place, by its parts."""
-    found = [match for event in cluster.client.events(job) if (match := SENTENCE.search(event.text))]
+def told(cluster: Cluster, job: str, sentence: re.Pattern[str] = SENTENCE) -> re.Match[str] | None:
+    """The controller's sentence of a change in place, by its parts."""
+    found = [match for event in cluster.client.events(job) if (match := sentence.search(event.text))]
     return found[-1] if found else None
 
 
@@ -94,12 +115,13 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.05)
     parser.add_argument("--strategy", default="dense")
     given = parser.parse_args()
-    took, parts, again = [], [], []
+    took, parts, again, costs = [], [], [], []
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
         cluster.local([1.0, 1.0, 1.0])
         for number in range(given.kills):
-            one_s, steps, of = went_on(cluster, Path(folder), number % 3, given.step_s, given.strategy)
+            one_s, steps, of, cost = went_on(cluster, Path(folder), number % 3, given.step_s, given.strategy)
             again.append(steps)
+            costs += cost
             took.append(one_s)
             parts.append(of)
             print(f"  {number + 1} of {given.kills}: {one_s:.3f} s, {of[0]}", file=sys.stderr, flush=True)
@@ -112,6 +134,12 @@ def main() -> None:
         "parts, medians: "
         + ", ".join(f"{statistics.median(float(of[part]) for of in parts):.2f} {part}" for part in PARTS)
     )
+    if costs:
+        pauses, meanwhile = zip(*costs, strict=True)
+        print(
+            f"taken in: the others' step is longer by median {statistics.median(pauses):.2f} s, most {max(pauses):.2f} "
+            f"s; meanwhile their steps take {100 * (statistics.median(meanwhile) - 1):.1f} % longer"
+        )
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ class DrillCluster:
         for machine in self.living("machine"):
             for worker in self._workers_of(machine):
                 with suppress(psutil.Error, KeyError, ValueError):
-                    found[int(worker.environ()["RANK"])] = (machine, worker.pid)
+                    found[int(worker.environ()["ATOLL_RANK"])] = (machine, worker.pid)
         return dict(sorted(found.items()))
 
     def _workers_of(self, machine: str) -> list[psutil.Process]:
