@@ -10,6 +10,7 @@ from cluster import Cluster, hurry, kill
 from test_failures import check_every_sample_once
 
 from atoll.v1 import jobs_pb2 as pb
+from atoll.v1.common_pb2 import CheckpointPolicy
 
 IN_PLACE = re.compile(
     r"view (\d+): (\d+) workers went on in place after ([\d.]+) s from step (\d+): [\d.]+ noticed, [\d.]+ aborted, "
@@ -24,17 +25,20 @@ def went_on(cluster: Cluster, job: str) -> re.Match[str] | None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("strategy", ["dense", "stale-sparse"])
 def test_the_survivors_of_a_killed_worker_keep_their_processes_and_every_sample_counts_once(
-    cluster: Cluster, tmp_path: Path
+    strategy: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     """1. Three workers train; the one of rank 1 is killed (SIGKILL), with its agent, so that its device does not come
     back. 2. The two others go on as the same processes, in the same run, in view 2; the job is RUNNING all the time,
-    and nobody is started again. 3. All samples of all epochs count once: those of the broken step as the two trained
-    it."""
+    and nobody is started again. 3. All samples count once: those of the broken step as the two trained it; under
+    stale-sparse those of all steps since the one that was whole in memory."""
     out = tmp_path / "out"
     cluster.local([1.0, 1.0, 1.0])
-    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=6", workers=(2, 3), checkpoint_every=0)
-    before = cluster.wait_for_step(job, 20)
+    policy = CheckpointPolicy(keep=3, memory_replicas=2)
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=1", "--samples=3600", workers=(2, 3), checkpoint=policy,
+                         strategy=strategy)  # fmt: skip
+    before = cluster.wait_for(job, "a step in memory", lambda now: now.progress.step >= 20 and now.memory_step > 0)
     lost = next(worker for worker in before.workers if worker.rank == 1)
     pids = {worker.rank: worker.status.pid for worker in before.workers if worker.rank != 1}
     cluster.kill(lost.node)
@@ -49,7 +53,7 @@ def test_the_survivors_of_a_killed_worker_keep_their_processes_and_every_sample_
     hurry(out)
     end = cluster.wait_for_end(job)
     assert (end.phase, end.run, end.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
-    check_every_sample_once(out, samples=600, epochs=6)
+    check_every_sample_once(out, samples=3600, epochs=1)
 
 
 @pytest.mark.timeout(240)

@@ -265,6 +265,9 @@ class Succession:
             if self.broken is not None:
                 self.broken.put_back()
             position = position_of(recovered.checkpoint.header)
+            seen_step = self._state.saver.seen_step
+            rows = [[seen_step]] if group is None else group.gather_rows([seen_step])
+            self._state.saver.seen_step = max(step for (step,) in rows)  # what is on disk of later steps stays
         else:
             own = self._state.snapshot.position if self.broken is not None else self._loader.position
             assert own is not None  # a boundary came before the first pass
