@@ -223,10 +223,14 @@ def translate(error: Any, doing: str, address: str, repeatable: bool, encrypted:
     return StoreUnavailable(f"{where} cannot be used: {details}.{_hint(details, encrypted)}")
 
 
+_SECURING: Final = ("handshake", "ssl", "tls", "tsi_", "certificate", "socket closed", "peer")
+"""Words of gRPC for a connection that broke while it was secured; they differ between its releases."""
+
+
 def _hint(details: str, encrypted: bool) -> str:
     """What to look at when a connection fails while it is being secured; gRPC's own words do not say."""
     text = details.lower()
-    if encrypted and any(word in text for word in ("handshake", "ssl", "tls", "certificate", "socket closed", "peer")):
+    if encrypted and any(word in text for word in _SECURING):
         return " If etcd runs: are its certificate and this one signed by the same CA, and is the host name in it?"
     if not encrypted and any(word in text for word in ("socket closed", "reset", "broken pipe", "eof")):
         return " If etcd runs with TLS: give this controller a CA, a certificate and a key for it"

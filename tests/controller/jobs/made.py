@@ -136,7 +136,7 @@ def observed(
 ) -> ObservedJob:
     """fields: of ObservedJob, or of its parts."""
     plans: tuple[PlanRecord, ...] = ()
-    if run is not None:
+    if run is not None and "issued" not in fields:
         places = [Place(m.node, m.device, 1.0) for m in run.members]
         plans = (first_plan(run.run, "even", places, {}, 0),)
     ports = {n.record.name: n.ports for n in nodes if n.connected}

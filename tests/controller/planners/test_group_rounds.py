@@ -39,7 +39,12 @@ class World:
     gone: frozenset[int] = frozenset()
 
 
-Edges = dict[World, list[World]]
+@dataclass(frozen=True)
+class Reached:
+    """All states, and by number which follow on each."""
+
+    worlds: list[World]
+    edges: list[list[int]]
 
 
 def joins_all(groups: list[frozenset[int]], nodes: frozenset[int]) -> bool:
@@ -62,11 +67,13 @@ def after(world: World, rounds: GroupRounds, formed: list[RoundGroup]) -> World:
     on = tuple(
         (TRAINS,) * len(stages) if all(each == GROUPED for each in stages) else tuple(stages) for stages in workers
     )
-    return replace(world, rounds=canonical(rounds), workers=on)
+    return World(canonical(rounds), on, world.losses, world.gone)
 
 
 def canonical(rounds: GroupRounds) -> GroupRounds:
     """Without times: that a window is open is all that counts."""
+    if all(each.since_s == 0.0 and each.window_ends_s in (None, 1.0) for each in rounds.stages):
+        return rounds
     stages = tuple(
         replace(each, since_s=0.0, window_ends_s=None if each.window_ends_s is None else 1.0) for each in rounds.stages
     )
@@ -155,9 +162,9 @@ def test_every_interleaving_of_three_stages_and_three_pipelines(monkeypatch: pyt
                 patched.setattr(group_rounds, "connected", lambda *_, verdict=verdict: verdict)
                 yield from following(world)
 
-    edges = reachable(World(GroupRounds.of(3, 3, 1), ((TRAINS,) * 3,) * 3), either)
+    reached = reachable(World(GroupRounds.of(3, 3, 1), ((TRAINS,) * 3,) * 3), either)
     for stage in range(3):
-        check_no_cycle(edges, 0, stage)  # pipelines are alike
+        check_no_cycle(reached, stage)
 
 
 def explore(start: World) -> None:
@@ -167,43 +174,46 @@ def explore(start: World) -> None:
                 check_group(world.rounds, group, required(then.rounds, group.stage))
             yield then, formed
 
-    edges = reachable(start, checked)
-    for pipeline, stage in itertools.product(range(len(start.workers)), range(len(start.workers[0]))):
-        check_no_cycle(edges, pipeline, stage)
+    reached = reachable(start, checked)
+    for stage in range(len(start.workers[0])):
+        check_no_cycle(reached, stage)
 
 
-def reachable(start: World, events: Callable[[World], Iterator[tuple[World, list[RoundGroup]]]]) -> Edges:
+def reachable(start: World, events: Callable[[World], Iterator[tuple[World, list[RoundGroup]]]]) -> Reached:
     """Every state that can be reached, and which it leads to. None is without a way out."""
-    edges: Edges = {}
-    waiting = [start]
-    while waiting:
-        world = waiting.pop()
-        if world not in edges:
-            edges[world] = [then for then, _ in events(world)]
-            waiting += edges[world]
-            assert edges[world], f"deadlock: {world}"
-    return edges
+    reached, numbers = Reached([start], []), {start: 0}
+    for world in reached.worlds:  # it grows meanwhile
+        follow = []
+        for then, _ in events(world):
+            number = numbers.setdefault(then, len(numbers))
+            if number == len(reached.worlds):
+                reached.worlds.append(then)
+            follow.append(number)
+        assert follow, f"deadlock: {world}"
+        reached.edges.append(follow)
+    return reached
 
 
-def check_no_cycle(edges: Edges, pipeline: int, stage: int) -> None:
-    """Among the states in which this worker is ready: whatever happens, they are left."""
-    states = [world for world in edges if world.workers[pipeline][stage] == READY and pipeline not in world.gone]
-    inside = set(states)
-    done: set[World] = set()
-    for first in states:
-        path: list[tuple[World, Iterator[World]]] = [(first, iter(edges[first]))] if first not in done else []
+def check_no_cycle(reached: Reached, stage: int) -> None:
+    """Among the states in which this stage's worker of the first pipeline is ready: whatever happens, they are left.
+    Pipelines are alike: to each state belongs the one with their numbers exchanged."""
+    numbered = enumerate(reached.worlds)
+    inside = {n for n, world in numbered if world.workers[0][stage] == READY and 0 not in world.gone}
+    done: set[int] = set()
+    for first in inside:
+        path: list[tuple[int, Iterator[int]]] = [(first, iter(reached.edges[first]))] if first not in done else []
         on_path = {first}
         while path:
-            world, rest = path[-1]
+            number, rest = path[-1]
             then = next((each for each in rest if each in inside and each not in done), None)
             if then is None:
-                done.add(world)
-                on_path.discard(world)
+                done.add(number)
+                on_path.discard(number)
                 path.pop()
             else:
-                assert then not in on_path, f"worker ({stage}, {pipeline}) waits for ever: {then}"
+                assert then not in on_path, f"worker ({stage}, 0) waits for ever: {reached.worlds[then]}"
                 on_path.add(then)
-                path.append((then, iter(edges[then])))
+                path.append((then, iter(reached.edges[then])))
 
 
 @st.composite

@@ -87,6 +87,12 @@ class World:
         left = (self.kills, self.changes, self.hurries, self.joiners)
         return (self.job.status.phase, views, members, self.processes, self.told, self.launched, left)
 
+    def seen(self) -> tuple[object, ...]:
+        """What the controller sees of it, and decides by: not what may yet happen, nor what only workers know."""
+        phase, views, members, _, told, launched, _ = self.key()
+        said = tuple((p.rank, p.node, p.alive, p.drained, p.view, p.stage, p.stepped) for p in self.processes)
+        return (phase, views, members, said, told, launched, self.joiners, self.job.spec.min_workers)
+
     @property
     def over(self) -> bool:
         """The run is to be started again, or is done."""
@@ -94,6 +100,10 @@ class World:
 
     def of(self, number: int) -> ViewRecord:
         return next(view for view in self.views if view.view == number)
+
+
+_decided: dict[tuple[object, ...], JobStep] = {}
+"""Of worlds that the controller cannot tell apart, which are most, one is decided upon."""
 
 
 def begin(least: int = 1, **fields: object) -> World:
@@ -154,12 +164,15 @@ def decide(world: World, *, late: bool) -> JobStep:
 
 def controlled(world: World, *, late: bool) -> World:
     """One pass: what it writes, then what it sends."""
-    step = decide(world, late=late)
+    seen = (late, world.seen())
+    if (step := _decided.get(seen)) is None:
+        step = _decided[seen] = decide(world, late=late)
     merged = {view.view: view for view in (*world.views, *step.views)}
     assert step.run is not None
+    job = step.job if not step.job.status.history else changed(step.job, history=())
     world = replace(
         world,
-        job=replace(step.job, status=replace(step.job.status, history=())),
+        job=job,
         run=step.run,
         views=tuple(merged[number] for number in sorted(merged)),
         plans=(*world.plans, step.plan) if step.plan is not None else world.plans,
