@@ -13,6 +13,7 @@ from atoll.chunks import ChunksInput, plan_chunks
 from atoll.controller.planners.admission import AdmissionInput, plan_admission
 from atoll.controller.planners.compression import CompressionInput, plan_compression
 from atoll.controller.planners.even import EvenInput, split_evenly
+from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density
 from atoll.controller.planners.fusion import FusionInput, plan_fusion
 from atoll.controller.planners.gns import GnsInput, estimate_gns
 from atoll.controller.planners.goodput import GoodputInput, plan_goodput
@@ -199,11 +200,19 @@ SPARSE_SCHEME: Final = Planner(
     SparseSchemeInput,
     plan_sparse_scheme,
 )
+EXCHANGE_DENSITY: Final = Planner(
+    "exchange-density",
+    "how much of its model an island sends of a step through owners",
+    '{"entries": 25000000, "bandwidths": [12500000, 12500000, 2500000], "step_s": 0.4, "value_bytes": 0.2578125, '
+    '"enough": 0.4}',
+    ExchangeDensityInput,
+    plan_exchange_density,
+)
 
 PLANNERS: Final[Mapping[str, Planner[Any, Any]]] = {
     planner.name: planner
     for planner in (
         *(EVEN, INVERSE_TIME, OPTPERF, GNS, GOODPUT, TTA, ADMISSION, PLACEMENT, CHUNKS),
-        *(COMPRESSION, FUSION, TENSOR_GROUPS, STAGES, GROUPS, SPARSE_SCHEME),
+        *(COMPRESSION, FUSION, TENSOR_GROUPS, STAGES, GROUPS, SPARSE_SCHEME, EXCHANGE_DENSITY),
     )
 }

@@ -6,6 +6,7 @@ leader to every other leader. A link is full duplex: it carries what its island 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +16,10 @@ from atoll.controller.planners.water_filling import F64
 
 BLOCK_ENTRIES: Final = 16
 """Entries that share an index."""
+VALUE_BYTES: Final[Mapping[str, float]] = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1.125, "int4": 0.625, "int2": 0.2578125,
+}  # fmt: skip
+"""Of a value on the wire, with its part of scales (kernels/cpu/codec/wire_values.hpp)."""
 
 
 @dataclass(frozen=True, slots=True)

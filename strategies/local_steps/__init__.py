@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from atoll.strategies.declaration import Strategy
+from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
 from atoll.strategies.shared_masters.metrics import METRICS
 
@@ -14,8 +15,10 @@ STRATEGY: Final = Strategy(
     name="local-steps",
     summary="islands move on by themselves and exchange differences of few bits through owners: most learnt for a byte",
     settings=LocalSteps,
+    plan_parameters=LocalStepsPlan,
     metrics=METRICS,
     exchanges=True,
     worker="atoll.strategies.local_steps.worker:build",
+    controller="atoll.strategies.local_steps.controller:LocalStepsController",
     view="atoll.strategies.local_steps.view:status",
 )

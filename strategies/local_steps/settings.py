@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -10,13 +10,17 @@ from atoll.strategies.declaration import Flag, StrategySettings
 
 SentShare: TypeAlias = Annotated[float, Field(ge=0.0001, le=1)]
 
+RETURNED: Final = 2.0
+"""Blocks that an owner sends back for one that an island sends: islands send different ones (docs/performance.md)."""
+
 
 class LocalSteps(StrategySettings):
     """Each island trains on at once by its own optimizer; what it is ahead of the shared masters goes in few bits to
     owners, who send back what the masters lack. Raises SettingError when made."""
 
     density: Annotated[SentShare, Flag("SHARE", "of its entries that an island sends of what is due, e.g. 0.2")] = 0.2
-    """share of its entries that an island sends of what is due, 0.0001 to 1; owners send back twice as much at most"""
+    """share of its entries that an island sends of what is due, 0.0001 to 1; owners send back twice as much at most;
+    `atoll adjust JOB --density D` changes it on the run, on all workers from the same step"""
 
     every: Annotated[int, Field(ge=1, le=1000), Flag("STEPS", "between two exchanges of one entry, e.g. 10")] = 1
     """steps between two exchanges of one entry; in each step an equal part of the model is due"""

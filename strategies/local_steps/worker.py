@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
-from atoll.strategies.local_steps.settings import LocalSteps
+from atoll.strategies.declaration import PlanParameters
+from atoll.strategies.local_steps.plan import LocalStepsPlan
+from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
 from atoll.strategies.shared_masters.options import Density, ExchangeOptions
 from atoll.strategies.shared_masters.update_exchange import UpdateExchange
-
-RETURNED: Final = 2.0
-"""Blocks that an owner sends back for one that an island sends: islands send different ones (docs/performance.md)."""
 
 
 def density_of(share: float) -> Density:
@@ -31,6 +28,9 @@ def build(context: WorkerContext) -> WorkerHalf:
         every=settings.every,
     )
 
-    density = density_of(settings.density)
-    update = UpdateExchange(context, options, lambda _: density)
+    def density(params: PlanParameters | None) -> Density:
+        planned = params.density if isinstance(params, LocalStepsPlan) else None
+        return density_of(settings.density if planned is None else planned)
+
+    update = UpdateExchange(context, options, density)
     return WorkerHalf(update, durable=update.state, measures=update.tally)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from atoll.controller.deciding.first import least_batch
@@ -22,6 +22,7 @@ from atoll.controller.planners.tta import (
     TtaPlan,
     assess_tta,
 )
+from atoll.controller.planners.wire_bytes import VALUE_BYTES
 from atoll.controller.state.records import PlanRecord
 from atoll.errors import NoFeasiblePlan
 from atoll.step_estimators.estimates import RankProfile
@@ -33,12 +34,6 @@ SAMPLES: Final = 1_000_000
 USED: Final = 0.6
 """Of the estimated bandwidth that a plan may fill. What is sent comes in bursts, and bandwidth changes before a plan
 can follow: a sparsity that just fits stalls (docs/simulator.md). Over-estimates hurt more (StellaTrain, section 6)."""
-
-
-VALUE_BYTES: Final[Mapping[str, float]] = {
-    "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1.125, "int4": 0.625, "int2": 0.2578125,
-}  # fmt: skip
-"""Of a value on the wire, with its part of scales (kernels/cpu/codec/wire_values.hpp)."""
 
 PRIOR: Final = Surrogate(
     sparsities=(0.97, 0.99, 0.995, 0.999, 0.9999),

@@ -20,6 +20,7 @@ MUST_SAY |= {
     "stages": "cuts",
     "groups": "iterations",
     "sparse-scheme": "costs",
+    "exchange-density": "held_by",
 }
 SENSELESS = [None, True, -1, 1e999, 10**400, "1", [], {}, [[]], [None], {"a": 1}, 0.5]
 

@@ -1,0 +1,83 @@
+"""The density of strategy local-steps as links and devices ask for, and what its plans say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from measured_runs import EVEN, given, ranks
+
+from atoll.controller.deciding.given import Given, Pins, Policy
+from atoll.controller.deciding.next import next_plan
+from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density
+from atoll.controller.planners.registry import PLANNERS
+from atoll.controller.state.records import PlanRecord
+from atoll.strategies.local_steps.controller import FILLED, LocalStepsController
+from atoll.strategies.local_steps.plan import LocalStepsPlan
+from atoll.strategies.local_steps.settings import LocalSteps
+from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate
+
+ISLANDS = ("paris", "lyon", "nice")
+LIKE = (0.002, 0.002, 0.002)
+FOLLOWING = Policy(half=LocalStepsController(LocalSteps()), adapts=("density",), split="even")
+
+
+def run(mbit: float, current: PlanRecord = EVEN, policy: Policy = FOLLOWING, **changes: object) -> Given:
+    links = dict.fromkeys(ISLANDS, 480e6) | {"lyon": mbit * 1e6}
+    seen = ranks(*LIKE, plan=current.id)
+    return given(seen, current=current, policy=policy, links=links, islands=ISLANDS, **changes)  # type: ignore[arg-type]
+
+
+def test_the_density_follows_the_thinnest_link_over_a_trace_and_says_why() -> None:
+    """1. The link of one island falls, and falls again, and comes back. 2. Each plan fills it to 60 to 80 % of a step;
+    none comes where it is as it was, or nearly. 3. Beyond what teaches something a wide link stays idle."""
+    current, seen = EVEN, []
+    for mbit in (20.0, 20.0, 21.0, 5.0, 18.0, 2000.0, 2000.0):
+        plan = next_plan(run(mbit, current))
+        if plan is not None:
+            current = plan
+            asked = ExchangeDensityInput.model_validate_json(plan.input, strict=False)
+            assert PLANNERS["exchange-density"].run_json(plan.input) == plan.output
+            assert LocalStepsPlan(**plan.strategy_params).density == plan.strategy_params["density"]
+            seen.append((mbit, asked.link_s(plan.strategy_params["density"]) / asked.step_s))
+    assert [mbit for mbit, _ in seen] == [20.0, 5.0, 18.0, 2000.0]
+    assert all(FILLED[0] <= filled <= FILLED[1] for _, filled in seen[:3])
+    assert current.strategy_params["density"] == 0.4
+    assert current.reason.startswith("bandwidth 18 → 480 Mbit/s: density ")
+    assert current.reason.endswith("→ 40.00 %, more teaches nothing")
+    thin = next_plan(run(20))
+    assert thin is not None
+    assert thin.reason.startswith("bandwidth 20 Mbit/s: density 20.00 → ")
+    assert thin.reason.endswith("as much as the thinnest link carries in 70 % of a step")
+
+
+def test_what_the_devices_bear_holds_it_on_a_wide_link() -> None:
+    plan = next_plan(run(480, of_strategy=SparsityCostEstimate(dense_s=0.5, error_s=0.01)))
+    assert plan is not None
+    assert plan.strategy_params["density"] == pytest.approx(0.1 * 0.172 / 0.5, rel=1e-4)
+    assert plan.reason.endswith("more would take the devices over a tenth of a step")
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        run(20, policy=replace(FOLLOWING, adapts=())),
+        run(20, policy=replace(FOLLOWING, pins=Pins(strategy_params={"density": 0.3}))),
+        replace(run(20), islands=("paris",) * 3),
+        given(ranks(*LIKE), policy=FOLLOWING, islands=ISLANDS),  # nothing is known of the links
+    ],
+)
+def test_the_density_stays(quiet: Given) -> None:
+    assert next_plan(quiet) is None
+
+
+@pytest.mark.parametrize("islands", [2, 4, 40])
+def test_bytes_are_those_that_were_counted_and_do_not_grow_with_the_islands(islands: int) -> None:
+    """Four real islands sent 0.146 bytes a parameter and step at a density of 0.2, headers and all
+    (docs/performance.md)."""
+    asked = ExchangeDensityInput(
+        entries=10**6, bandwidths=(1e6,) * islands, step_s=1.0, value_bytes=0.2578125, enough=0.2
+    )
+    plan = plan_exchange_density(asked)
+    assert (plan.density, plan.held_by) == (0.2, "learning")
+    assert plan.link_s == pytest.approx(0.146 * (islands - 1) / islands / 0.75, rel=0.02)
