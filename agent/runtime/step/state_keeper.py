@@ -98,6 +98,7 @@ class StateKeeper:
         self.shutdown.exchange = exchange
         self.snapshot.durable = exchange.durable
         self.memory.close()
+        complete_step = self.memory.complete_step
         self.memory = CheckpointTier(self._session, self.snapshot)
         directory = self._session.checkpoint.directory
         if directory is not None:
@@ -106,7 +107,7 @@ class StateKeeper:
             self.saver.share_work(writes=writes, writers=writers)
             if self.bytes == StateBytes(0, 0):  # it joins
                 self.bytes = size_of_state(self._model, self._optimizers, self.snapshot)
-            self.memory.start(step, generation, self.bytes)
+            self.memory.start(step, generation, self.bytes, complete_step=complete_step)
 
     def restore_tracked(self, name: str) -> None:
         """Give a tracked object its state of the checkpoint from which this run went on."""

@@ -49,6 +49,8 @@ class CheckpointTier:
         self._on_disk: frozenset[int] = frozenset()  # ranks whose own shard has no room in memory
         self._files: ShardFiles | None = None
         self._current = 0  # step of the generation in progress; 0: none
+        self.complete_step = 0
+        """Of the newest generation that all ranks have written."""
         self._begun_step = 0  # of the newest generation that began
         self._news = CadenceNotice()
         self._boundary_s = 0.0
@@ -60,20 +62,21 @@ class CheckpointTier:
     def enabled(self) -> bool:
         return self._memory is not None
 
-    def start(self, step: int, restored: Generation | None, state: StateBytes) -> None:
-        """Training begins at `step`. restored: what it goes on from, where that came from memory. Collective; raises
-        PeerLost."""
+    def start(self, step: int, restored: Generation | None, state: StateBytes, *, complete_step: int = 0) -> None:
+        """Training begins at `step`. restored: what it goes on from, where that came from memory. complete_step: of the
+        run's newest generation that this rank knows to be complete. Collective; raises PeerLost."""
         if self._memory is None:
             return
         self._begun_step = step
         place, incoming = self._session.place, {}
-        self._place_shards(self._memory, state)
+        complete = self._session.run, self._place_shards(self._memory, state, complete_step)
+        newest = complete if restored is None else (restored.run, restored.step)
         try:
             self._check_room(self._memory, state)
             files = {
                 shard: ShardFiles(
                     self._memory.folders.slots(shard, place.world_size, on_disk=shard in self._on_disk & {place.rank}),
-                    restored,
+                    newest,
                     self._make_room,
                 )
                 for shard in (place.rank, *self._placement.owners)
@@ -159,7 +162,8 @@ class CheckpointTier:
     def _completed(self, agreed_step: int) -> int | None:
         if self._current == 0 or agreed_step < self._current or self._files is None:
             return None
-        complete, self._current = self._current, 0
+        complete = self.complete_step = self._current
+        self._current = 0
         self._files.turn()
         self._cadence.wrote(self._stalled_s + self._processors_s())
         if self._session.place.local_rank == 0:
@@ -190,18 +194,19 @@ class CheckpointTier:
         if self._sender is not None and self._sender.sends:
             self._sender.send(ReplicaTransfer(write.step, write.file.path, write.file.content_bytes))
 
-    def _place_shards(self, memory: MemorySettings, state: StateBytes) -> None:
+    def _place_shards(self, memory: MemorySettings, state: StateBytes, complete_step: int) -> int:
         """Each where it fits: a machine with little room leaves copies to others, and has its own shard on disk.
-        Collective; raises PeerLost."""
+        Returns the highest complete_step of all ranks: who joins knows of none. Collective; raises PeerLost."""
         place, group = self._session.place, self._session.group
         room = 0 if memory.folder is None else memory.room_bytes
-        mine = [room, state.of_slots(place.world_size)]
-        rooms, needed = zip(*(group.gather_rows(mine) if group is not None else [mine]), strict=True)
+        mine = [room, state.of_slots(place.world_size), complete_step]
+        rooms, needed, complete = zip(*(group.gather_rows(mine) if group is not None else [mine]), strict=True)
         self._on_disk = frozenset(rank for rank in range(place.world_size) if needed[rank] > rooms[rank])
         self._placement, said = self._placement.fitted(rooms, needed)
         if place.is_main:
             for text in said:
                 self._session.notice(LEVEL_WARNING, text)
+        return int(max(complete))
 
     def _check_room(self, memory: MemorySettings, state: StateBytes) -> None:
         """Says where the own shard lies on disk. Raises CheckpointError with figures where it will not fit there."""

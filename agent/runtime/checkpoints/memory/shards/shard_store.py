@@ -79,16 +79,17 @@ def whole_shards(
 class ShardFiles:
     """The two slots of one shard, for its writer."""
 
-    def __init__(self, slots: Sequence[Path], restored: Generation | None, make_room: Callable[[], bool]) -> None:
-        """slots: their paths. restored: what this run began with; a slot that holds it is overwritten last. make_room:
-        as for SlotFile."""
+    def __init__(self, slots: Sequence[Path], newest: tuple[int, int] | None, make_room: Callable[[], bool]) -> None:
+        """slots: their paths. newest: run and step of the generation that is whole; a slot that holds its shard is
+        overwritten last. make_room: as for SlotFile."""
         self._make_room = make_room
         self._paths = slots
         self._files: list[SlotFile | None] = [None] * SLOTS
         self._next = 0
-        if restored is not None and self._paths[0].exists():
+        if newest is not None and self._paths[0].exists():
             try:
-                self._next = int(Generation.of(shard_file.parse(shard_file.content_of(self._paths[0]))) == restored)
+                header = shard_file.parse(shard_file.content_of(self._paths[0])).header
+                self._next = int((header.run, header.step) == newest)
             except CheckpointError:
                 self._next = 0  # torn: nothing to spare
 
