@@ -19,13 +19,12 @@ from atoll.controller.state.records import JobRecord, NodeRecord, RunRecord
 
 @dataclass(slots=True)
 class FreeDevices:
-    """With the rendezvous ports that no run uses, by node. kept: by job, devices that no other job gets; own: of them,
-    those that its run had for workers that it lost, and still holds."""
+    """With the rendezvous ports that no run uses, by node. kept: by job, devices that no other job gets: its standbys,
+    and those that its run had for workers that it lost."""
 
     devices: list[FreeDevice]
     ports: dict[str, tuple[int, ...]]
     kept: Mapping[str, tuple[FreeDevice, ...]] = field(default_factory=dict)
-    own: Mapping[str, Sequence[FreeDevice]] = field(default_factory=dict)
 
     def offered_to(self, job: str) -> tuple[FreeDevice, ...]:
         others = {device for name, kept in self.kept.items() if name != job for device in kept}
@@ -89,7 +88,7 @@ def find_free(
     nobodys = [device for device in devices if not any(device in mine for mine in own.values())]
     kept = kept_free(((s.job, _now(s)) for s in oldest_first), nobodys, nodes)
     kept |= {job: (*kept.get(job, ()), *mine) for job, mine in own.items()}
-    return FreeDevices(devices, ports, kept, own)
+    return FreeDevices(devices, ports, kept)
 
 
 def seats_by_job(states: Iterable[JobState]) -> dict[str, Seats]:

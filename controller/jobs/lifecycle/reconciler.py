@@ -220,18 +220,18 @@ class Reconciler:
         job, run = state.job, state.run
         waiting, nodes = job.status.phase is JobPhase.QUEUED, state.seats.ranks if state.seats else ()
         may_take = waiting or (job.status.phase is JobPhase.RUNNING and free.devices and self._may_grow(state))
+        offered = free.offered_to(job.id) if may_take else free.kept.get(job.id, ()) if _is_short(state) else ()
+        there = {device.node for device in offered} - set(nodes)
         observed = ObservedJob(
             job=job,
             run=run,
-            nodes=self._all_nodes() if waiting else self._sessions.nodes_named(nodes),
+            nodes=self._all_nodes() if waiting else self._sessions.nodes_named([*nodes, *there]),
             since_s=state.since_s,
             finished_since_s=state.finished_since_s,
             judged_s=state.judged_s,
             plans=ObservedPlans(state.plans, state.placement, state.planned_s, self._sent(run, nodes)),
             training=self._training(state),
-            devices=ObservedDevices(
-                free=free.offered_to(job.id) if may_take else free.own.get(job.id, ()), ports=free.ports
-            ),
+            devices=ObservedDevices(free=offered, ports=free.ports),
             views=self._views(state, nodes),
             data_seed=new_seed() if waiting and job.spec.exchanges else "",
         )
@@ -371,6 +371,14 @@ class Reconciler:
         busy = [name for name, s in self._sessions.connected.items() if s.memory_jobs or has_orphans(s, seats)]
         for action in orphan_actions(self._sessions.nodes_named(busy), jobs, self._ledger.unreadable):
             self._dispatch.act(None, action, self._clock())
+
+
+def _is_short(state: JobState) -> bool:
+    """Whether its run has lost workers: the devices that are kept for the job are for that."""
+    if state.run is None or not state.views:
+        return False
+    living = sum(member.exit is None for member in members_of(state.run, state.views[-1]))
+    return living < state.views[-1].wanted
 
 
 def _joined(node: NodeRecord) -> str:
