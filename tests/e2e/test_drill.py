@@ -57,7 +57,7 @@ def test_who_saves_may_die_in_the_middle_of_it_and_the_last_checkpoint_may_take_
     assert done.returncode == 0, (done.stdout, done.stderr)
     told = json.loads(done.stdout)
     assert all(verdict["holds"] for verdict in told["invariants"]), told
-    assert [one["strike"] for one in told["strikes"]] == ["worker, then who saves"] * 2
+    assert {one["strike"] for one in told["strikes"]} == {"worker, then who saves"}  # how many: by how soon it was back
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
