@@ -61,7 +61,7 @@ def dashboard(client: AsyncClient, token: str, port: int) -> Starlette:
             nonlocal open_streams
             open_streams += 1
             try:
-                async with aclosing(messages(client, feed, request.query_params.get("job", ""))) as said:  # type: ignore[type-var]
+                async with aclosing(messages(client, feed, request.query_params.get("job", ""))) as said:
                     async for one in said:
                         yield one
             finally:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,7 +42,7 @@ class ClusterFeed:
             return self._newest
 
 
-async def messages(client: AsyncClient, feed: ClusterFeed, job: str) -> AsyncIterator[str]:
+async def messages(client: AsyncClient, feed: ClusterFeed, job: str) -> AsyncGenerator[str, None]:
     """Server-sent events of one page until it goes away.
 
     `cluster` (pages.cluster), with `job` also `job` (pages.job) after every change; `trouble` with the reason where
@@ -76,9 +77,8 @@ async def messages(client: AsyncClient, feed: ClusterFeed, job: str) -> AsyncIte
     async def one_job() -> None:
         async with aclosing(client.watch(job)) as changes:
             async for found in changes:
-                nodes = await client.nodes()
                 await say("trouble", "")
-                await say("job", pages.job(found, nodes.unix_s))
+                await say("job", pages.job(found, time.time()))
         await asyncio.Event().wait()  # it has ended: nothing more will be said of it
 
     tasks = [asyncio.create_task(told(cluster), name="dashboard: cluster")]

@@ -35,7 +35,7 @@ from atoll.controller.jobs.lifecycle.observed import (
 )
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.start import FreeDevice
-from atoll.controller.jobs.membership.members import members_of
+from atoll.controller.jobs.membership.members import living, members_of
 from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewStage
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger
@@ -220,8 +220,9 @@ class Reconciler:
         job, run = state.job, state.run
         waiting, nodes = job.status.phase is JobPhase.QUEUED, state.seats.ranks if state.seats else ()
         may_take = waiting or (job.status.phase is JobPhase.RUNNING and free.devices and self._may_grow(state))
-        offered = free.offered_to(job.id) if may_take else free.kept.get(job.id, ()) if _is_short(state) else ()
-        there = {device.node for device in offered} - set(nodes)
+        kept = free.kept.get(job.id, ())
+        offered = free.offered_to(job.id) if may_take else kept if kept and _is_short(state) else ()
+        there = [device.node for device in offered if device.node not in nodes]
         observed = ObservedJob(
             job=job,
             run=run,
@@ -316,9 +317,7 @@ class Reconciler:
 
     def _may_grow(self, state: JobState) -> bool:
         """One run grows at a time, and not while a job that could start here waits for the devices."""
-        members = members_of(state.run, state.views[-1] if state.views else None) if state.run is not None else ()
-        living = [member for member in members if member.exit is None]
-        if not members or len(living) >= state.job.spec.max_workers:
+        if state.run is None or not state.run.members or _living(state) >= state.job.spec.max_workers:
             return False
         devices = sum(len(s.record.devices) for s in self._sessions.connected.values())
         for other in self._ledger.jobs.values():
@@ -375,10 +374,13 @@ class Reconciler:
 
 def _is_short(state: JobState) -> bool:
     """Whether its run has lost workers: the devices that are kept for the job are for that."""
-    if state.run is None or not state.views:
-        return False
-    living = sum(member.exit is None for member in members_of(state.run, state.views[-1]))
-    return living < state.views[-1].wanted
+    return bool(state.views) and _living(state) < state.views[-1].wanted
+
+
+def _living(state: JobState) -> int:
+    """Members of its run's newest view that are not known to have ended."""
+    view = state.views[-1] if state.views else None
+    return len(living(members_of(state.run, view))) if state.run is not None else 0
 
 
 def _joined(node: NodeRecord) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 
 from atoll.controller.jobs.lifecycle.observed import Action, LaunchWorkers, NewEvent, ObservedJob, PassClock, StopRun
 from atoll.controller.jobs.lifecycle.start import FreeDevice
-from atoll.controller.jobs.membership.members import joiners, members_of, seat
+from atoll.controller.jobs.membership.members import joiners, living, members_of, seat
 from atoll.controller.jobs.membership.observed_views import ViewStage
 from atoll.controller.state.records import Level, RunMember, RunRecord
 from atoll.controller.state.views import ViewRecord, ViewState
@@ -34,8 +34,7 @@ def replacements(observed: ObservedJob, run: RunRecord, clock: PassClock) -> tup
     if not _take_in(observed, run, newest):
         return run, ()
     coming = joiners(run, newest)
-    living = [member for member in members_of(run, newest) if member.exit is None]
-    missing = newest.wanted - len(living) - len(coming)
+    missing = newest.wanted - len(living(members_of(run, newest))) - len(coming)
     if missing <= 0 or any(worker.trained for worker in observed.workers.values()):
         return run, ()
     return with_joiners(observed, run, newest, _best_first(observed, run, clock)[:missing])
@@ -141,6 +140,6 @@ def can_change(observed: ObservedJob, run: RunRecord) -> bool:
 def _take_in(observed: ObservedJob, run: RunRecord, newest: ViewRecord) -> bool:
     """Whether all members can leave their view at a boundary for one with others in it: their strategy's part of that,
     and their own version's."""
-    workers = [observed.workers.get(member.rank) for member in members_of(run, newest) if member.exit is None]
+    workers = [observed.workers.get(member.rank) for member in living(members_of(run, newest))]
     words = [worker.standing for worker in workers if worker is not None]
     return len(words) == len(workers) and all(word is not None and word.takes_in for word in words)

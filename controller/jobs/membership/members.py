@@ -108,13 +108,13 @@ def in_order(members: Iterable[RunMember], ports: Mapping[str, Sequence[int]]) -
 def seat(run: RunRecord, device: FreeDevice, island: str) -> RunMember:
     """A place, with the next rank, for a worker that joins: on its node beside those that live there, else in the
     stead of a node that is gone, else behind all."""
-    node, living = device.node, [member for member in run.members if member.exit is None]
-    there = [member for member in living if member.node == node]
+    node, alive = device.node, living(run.members)
+    there = [member for member in alive if member.node == node]
     used: Container[int] = {member.local_rank for member in there}
     if there:
         node_rank = there[0].node_rank
     else:
-        taken = {member.node_rank for member in living}
+        taken = {member.node_rank for member in alive}
         own = [member.node_rank for member in run.members if member.node == node and member.node_rank not in taken]
         gone = [member.node_rank for member in run.members if member.node_rank not in taken]
         node_rank = min(own or gone or [1 + max((m.node_rank for m in run.members), default=-1)])
