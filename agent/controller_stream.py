@@ -98,6 +98,7 @@ class ControllerStream:
         self._lease_s: float | None = None
         self._channel: grpc.aio.Channel | None = None
         self._problem = ""
+        self._address = ""  # of the controller that the stream is with
 
     async def fetch_code(self, sha256: str) -> AsyncIterator[bytes]:
         """The bytes of a bundle, in pieces. Raises ControllerUnreachable when there is no stream, other AtollErrors."""
@@ -109,6 +110,11 @@ class ControllerStream:
                 if len(chunk.data) > CODE_CHUNK_BYTES:
                     raise BadInput(f"a piece of code {sha256[:8]} has {len(chunk.data)} bytes")
                 yield chunk.data
+
+    @property
+    def connected(self) -> bool:
+        """Whether a controller that leads has let it in."""
+        return self._channel is not None
 
     async def flush(self, deadline_s: float) -> None:
         """Wait until a controller that is there was told everything."""
@@ -191,6 +197,7 @@ class ControllerStream:
         supervisor.address = await local_address(self._settings.address, address)
         supervisor.shards.listen(supervisor.address)
         channel = open_channel(address, self._settings.tls)
+        self._address = address
         call: Call | None = None
         try:
             call = AgentServiceStub(channel).Connect()
@@ -198,7 +205,7 @@ class ControllerStream:
             self._channel, self._failures, self._refused_since_s, self._problem = channel, 0, None, ""
             self._lease_s = registered.lease_s
             logger.info("registered with %s as %s", registered.controller or address, self._settings.name)
-            supervisor.logs.rewind()
+            supervisor.registered()
             await self._converse(call, supervisor, registered)
         finally:
             self._channel = None
@@ -291,6 +298,8 @@ class ControllerStream:
             case "take_inventory":
                 incoming.check_take_inventory(message.take_inventory)
                 supervisor.take_inventory(message.take_inventory)
+            case "use_relay":
+                supervisor.passages.use(incoming.relay_access(message.use_relay, self._address))
             case "log_ack":
                 incoming.check_key(message.log_ack.id)
                 supervisor.logs.ack(message.log_ack)

@@ -6,20 +6,23 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from atoll.agent.controller_stream import ControllerStream, PendingReports
+from atoll.agent.measures import measures
+from atoll.agent.owner import OwnersLimits
 from atoll.agent.settings import AgentSettings
 from atoll.agent.supervisor.leftovers import end_leftovers
 from atoll.agent.supervisor.shell import Supervisor
-from atoll.agent.telemetry.devices import find_devices
+from atoll.agent.telemetry.devices import Device, find_devices
 from atoll.agent.telemetry.gauges import gauges_of
 from atoll.agent.telemetry.sampler import Sampler
 from atoll.agent.telemetry.work import measured
 from atoll.errors import BadInput, Conflict
+from atoll.exposition import exposed
 
 logger = logging.getLogger(__name__)
 
@@ -38,27 +41,41 @@ async def serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         end_leftovers(settings.state_dir / "pids")
         devices = await measured(find_devices(settings.speed), settings.threads, stop)
         logger.info("%s has %s", settings.name, ", ".join(f"{d.kind} {d.index}: {d.model}" for d in devices))
-        pending = PendingReports()
         with Sampler(gauges_of(devices)) as sampler:
-            stream = ControllerStream(settings, devices, pending, sampler.take)
-            supervisor = Supervisor(
-                settings, devices, stream.fetch_code, changed=pending.worker_changed, printed=pending.output_came
-            )
-            try:
-                await _run(supervisor, stream, stop)
-            finally:
-                await supervisor.close()
+            while not stop.is_set():
+                await settings.owner.until_help(stop)
+                if not stop.is_set():
+                    await _serve(settings, devices, sampler, stop)
 
 
-async def _run(supervisor: Supervisor, stream: ControllerStream, stop: asyncio.Event) -> None:
+async def _serve(settings: AgentSettings, devices: Sequence[Device], sampler: Sampler, stop: asyncio.Event) -> None:
+    """Until `stop`, or the machine's owner needs it."""
+    pending = PendingReports()
+    stream = ControllerStream(settings, devices, pending, sampler.take)
+    supervisor = Supervisor(
+        settings, devices, stream.fetch_code, changed=pending.worker_changed, printed=pending.output_came
+    )
+    try:
+        async with exposed(
+            settings.metrics,
+            lambda: measures(connected=stream.connected, devices=len(devices), workers=list(supervisor.workers)),
+        ):
+            await _run(supervisor, stream, settings.owner, stop)
+    finally:
+        await supervisor.close()
+
+
+async def _run(supervisor: Supervisor, stream: ControllerStream, owner: OwnersLimits, stop: asyncio.Event) -> None:
     supervising = asyncio.create_task(supervisor.run(), name="supervisor")
     streaming = asyncio.create_task(stream.run(supervisor), name="controller stream")
     stopping = asyncio.create_task(stop.wait(), name="stop")
-    tasks = (supervising, streaming, stopping)
+    resting = asyncio.create_task(owner.until_rest(), name="owner")
+    tasks = (supervising, streaming, stopping, resting)
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if supervising not in done:
-            await supervisor.stop_all("its agent was asked to end" if stop.is_set() else "its agent was refused")
+            asked = "its agent was asked to end" if stop.is_set() else "its agent was refused"
+            await supervisor.stop_all(resting.result() if resting in done else asked)
             await stream.flush(_LAST_WORDS_S)
         for work in (streaming, supervising):
             if work.done():

@@ -6,12 +6,25 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from atoll import jobspec
+from atoll.agent.passages.passages import RelayAccess
 from atoll.errors import BadInput
 from atoll.jobspec import MAX_REPLICAS, MAX_WORKERS
-from atoll.message_limits import HOST, JOB_ID, MAX_HOLDERS, MAX_TEXT
+from atoll.message_limits import HOST, JOB_ID, MAX_HOLDERS, MAX_RANK, MAX_TEXT
+from atoll.ports import host_and_port
+from atoll.rpc import split_address
 from atoll.strategies import registry
 from atoll.strategies.declaration import MAX_JSON_BYTES
-from atoll.v1.agents_pb2 import Launch, Member, PlanForJob, Registered, ServeShards, StopWorkers, TakeInventory, View
+from atoll.v1.agents_pb2 import (
+    Launch,
+    Member,
+    PlanForJob,
+    Registered,
+    ServeShards,
+    StopWorkers,
+    TakeInventory,
+    UseRelay,
+    View,
+)
 from atoll.v1.common_pb2 import Plan, StrategyMessage, WorkerId
 from atoll.worker_key import WorkerKey
 
@@ -25,7 +38,7 @@ def check_key(id: WorkerId) -> WorkerKey:
     """Raises BadInput, like all of these, with the field's name and value."""
     check_job("id.job", id.job)
     _need(id.run >= 1, "id.run", id.run, "must be at least 1")
-    _need(id.rank < MAX_WORKERS, "id.rank", id.rank, f"must be below {MAX_WORKERS}")
+    _need(id.rank < MAX_RANK, "id.rank", id.rank, f"must be below {MAX_RANK}")
     return WorkerKey.of(id)
 
 
@@ -50,6 +63,8 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     _need(1 <= launch.world_size <= MAX_WORKERS, "world_size", launch.world_size, f"must be 1 to {MAX_WORKERS}")
     if launch.HasField("joins"):
         _check_joins(launch, key)
+    elif launch.HasField("helping"):
+        _check_helping(launch, key)
     else:
         _need(key.rank < launch.world_size, "id.rank", key.rank, f"must be below world_size {launch.world_size}")
     local_ok = 1 <= launch.local_world_size <= launch.world_size
@@ -65,7 +80,7 @@ def check_launch(launch: Launch, devices: Collection[int]) -> None:
     check_plan("plan", launch.plan, key.run, launch.world_size - launch.HasField("joins"))
     strategy = registry.find(spec.strategy)
     strategy.read_plan_parameters(launch.plan.strategy_params, "plan.strategy_params")
-    if strategy.exchanges or launch.HasField("keys"):
+    if (strategy.exchanges and not launch.HasField("helping")) or launch.HasField("keys"):
         _check_exchange(launch)
 
 
@@ -77,6 +92,18 @@ def _check_joins(launch: Launch, key: WorkerKey) -> None:
     count = len(view.members) + 1
     _need(launch.world_size == count, "world_size", launch.world_size, f"must be {count}: the view and who joins it")
     _need(not launch.others, "others", len(launch.others), "must be empty: each who joins has a launch of its own")
+
+
+def _check_helping(launch: Launch, key: WorkerKey) -> None:
+    """Of a volunteer: a run of its own as far as it knows, and whom it helps."""
+    helping = launch.helping
+    _need(key.rank >= MAX_WORKERS, "id.rank", key.rank, f"must be at least {MAX_WORKERS}: a volunteer is no rank")
+    _need(launch.world_size == 1, "world_size", launch.world_size, "must be 1 for a volunteer")
+    _text("helping.name", helping.name)
+    _check_meeting(helping.address, helping.port)
+    sizes = {len(helping.ticket), len(helping.public_key)}
+    _need(sizes == {KEY_BYTES}, "helping", f"sizes of {sorted(sizes)} bytes", f"must be {KEY_BYTES} bytes each")
+    _need(bool(registry.find(launch.spec.strategy).volunteer), "spec.strategy", launch.spec.strategy, "takes no help")
 
 
 def _check_meeting(address: str, port: int) -> None:
@@ -140,6 +167,8 @@ def _check_exchange(launch: Launch) -> None:
     _check_members(launch.members)
     sizes = {len(launch.keys.secret), *(len(key) for key in launch.keys.public)}
     _need(sizes == {KEY_BYTES}, "keys", f"sizes of {sorted(sizes)} bytes", f"must be {KEY_BYTES} bytes each")
+    count = len(launch.keys.volunteers)
+    _need(count in (0, KEY_BYTES), "keys.volunteers", f"{count} bytes", f"must be {KEY_BYTES} bytes or none")
     count = len(launch.keys.public)
     _need(count == launch.world_size, "keys.public", f"{count} keys", f"must be world_size = {launch.world_size}")
 
@@ -160,6 +189,15 @@ def check_serve_shards(message: ServeShards) -> None:
     sizes = {len(key) for key in message.public}
     _need(len(message.public) <= MAX_WORKERS, "serve_shards.public", len(message.public), f"at most {MAX_WORKERS}")
     _need(sizes == {KEY_BYTES}, "serve_shards.public", sizes, f"must be {KEY_BYTES} bytes each")
+
+
+def relay_access(message: UseRelay, controller: str) -> RelayAccess:
+    """controller: where this agent reaches it. Raises BadInput."""
+    host = message.host or split_address(controller)[0]
+    _need(HOST.fullmatch(host) is not None, "use_relay.host", host, "must be a host")
+    _need(0 < message.port < 2**16, "use_relay.port", message.port, "must be 1 to 65535")
+    _need(len(message.key) == KEY_BYTES, "use_relay.key", f"{len(message.key)} bytes", f"must be {KEY_BYTES} bytes")
+    return RelayAccess(host_and_port(host, message.port), message.key)
 
 
 def check_take_inventory(asked: TakeInventory) -> None:

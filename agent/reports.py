@@ -48,6 +48,7 @@ def status_of(worker: Worker) -> common_pb2.WorkerStatus:
         plan=worker.plan,
         trained=worker.trained,
         view=worker.view,
+        volunteer_port=worker.volunteer_port,
     )
     if worker.exit is not None:
         status.exit_code = worker.exit.code
@@ -97,4 +98,6 @@ def register(
         shards_key=shards.public_key,
         host=host_id(),
         rack=settings.rack,
+        volunteer=settings.volunteer,
+        behind_nat=settings.behind_nat,
     )

@@ -6,7 +6,9 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from atoll.agent.owner import OwnersLimits
 from atoll.errors import BadInput, SettingError
+from atoll.exposition import check_address
 from atoll.message_limits import NODE_NAME
 from atoll.rpc import Tls, split_address
 
@@ -35,8 +37,23 @@ class AgentSettings:
     """Checkpoints of jobs that name no directory of their own go to jobs_dir/JOB. None: state_dir/jobs."""
 
     tls: Tls | None = None
+    volunteer: bool = False
+    """Whether this node may vanish at any moment: it is no part of a run, and helps jobs whose strategy takes help."""
+
+    owner: OwnersLimits = field(default_factory=OwnersLimits)
+    """Of a volunteer: when it helps."""
+
+    uplink_bps: float | None = None
+    """Of a volunteer: its answers take no more of the line. None: all that there is."""
+
+    behind_nat: bool = False
+    """Whether no other island can dial this node: what its workers exchange with others then goes through the relay."""
+
     token: str = field(default="", repr=False)
     """The join token. Empty where the controller asks for none (loopback)."""
+
+    metrics: str | None = None
+    """HOST:PORT of this machine to serve /metrics on, for Prometheus. None: nowhere."""
 
     speed: float = 1.0
     """Slows this node's devices down to this share of their speed, for tests and demos on equal hardware."""
@@ -53,6 +70,8 @@ class AgentSettings:
                 split_address(controller)
             except BadInput as error:
                 raise SettingError("controller", controller, f"cannot be used: {error}", "Give HOST:PORT") from error
+        if self.metrics is not None:
+            check_address("metrics", self.metrics)
         named = [("name", self.name), ("island", self.island), *([("rack", self.rack)] if self.rack else [])]
         for setting, value in named:
             if not NODE_NAME.fullmatch(value):
@@ -60,6 +79,10 @@ class AgentSettings:
                 raise SettingError(setting, value, why, f"Give --{setting}")
         if not 0 < self.speed <= 1:  # "not", so that NaN is refused too
             raise SettingError("speed", self.speed, "must be above 0 and at most 1", "Leave it out for 1.0")
+        if not self.volunteer and (self.owner != OwnersLimits() or self.uplink_bps is not None):
+            raise SettingError("volunteer", False, "is needed for an owner's limits", "Give --volunteer")
+        if self.uplink_bps is not None and not 1e3 <= self.uplink_bps <= 1e12:
+            raise SettingError("uplink_bps", self.uplink_bps, "must be 1e3 to 1e12", "Give --uplink-mbps, as in 20")
         if self.threads is not None and not 1 <= self.threads <= 4096:
             raise SettingError("threads", self.threads, "must be 1 to 4096", "Leave it out for cores / devices")
         if len(self.token) > 4096:

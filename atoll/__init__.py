@@ -1,30 +1,57 @@
 """Train one PyTorch model across islands of unequal devices.
 
-`import atoll` imports neither torch nor grpc; what `__all__` names brings torch with it."""
+`import atoll` imports neither torch nor grpc. `Run` and `init` bring torch with them, the client grpc: no script should
+use both, for grpc and worker processes that are forked crash together."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from atoll.agent.runtime.api.run import Run, init
+    from atoll.cli.render.wire import to_plain
+    from atoll.client import AsyncClient, Client
     from atoll.strategies.compressed.settings import Compressed
     from atoll.strategies.dense.settings import Dense
     from atoll.strategies.groups.settings import Groups
     from atoll.strategies.local_steps.settings import LocalSteps
     from atoll.strategies.stale_sparse.settings import StaleSparse
     from atoll.strategies.zen.settings import Zen
+    from atoll.submission import submit
 
-__all__ = ["Compressed", "Dense", "Groups", "LocalSteps", "Run", "StaleSparse", "Zen", "init"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Compressed",
+    "Dense",
+    "Groups",
+    "LocalSteps",
+    "Run",
+    "StaleSparse",
+    "Zen",
+    "init",
+    "submit",
+    "to_plain",
+]
+
+_WITHOUT_TORCH = {
+    "AsyncClient": "atoll.client",
+    "Client": "atoll.client",
+    "submit": "atoll.submission",
+    "to_plain": "atoll.cli.render.wire",
+}
 
 
 def __getattr__(name: str) -> object:
+    if name in _WITHOUT_TORCH:
+        return getattr(import_module(_WITHOUT_TORCH[name]), name)
     if name not in ("Run", "init"):
         return _settings_called(name) if name[:1].isupper() else _absent(name)
     try:
         from atoll.agent.runtime.api import run
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "zmq", "xxhash"):
+        if error.name not in ("torch", "zmq", "xxhash", "cloudpickle"):
             raise
         from atoll.errors import BadInput
 

@@ -38,15 +38,16 @@ class Bundle:
         return hashlib.sha256(self.data).hexdigest()
 
 
-def pack(script: Path, workdir: Path | None = None) -> Bundle:
-    """Pack `script` with all *.py under its folder, or with everything under `workdir`.
+def pack(script: Path, workdir: Path | None = None, beside: Path | None = None) -> Bundle:
+    """Pack `script` with all *.py under `beside`, which is its folder where left out, or with everything under
+    `workdir`.
 
     Left out: hidden files and folders, __pycache__, virtual environments, node_modules, links to folders, and what is
     no regular file. Raises NotFound or BadInput naming the file, and BadInput with the biggest files when the result
     exceeds 8 MiB.
     """
     _check_script(script)
-    root = (workdir or script.parent).resolve()
+    root = (workdir or beside or script.parent).resolve()
     if not root.is_dir():
         raise NotFound(f"folder {workdir} is not there. --workdir names the folder that holds the code")
     # Resolved without the last part: a script may be a link to a file elsewhere and still be run under its own name.

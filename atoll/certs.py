@@ -2,7 +2,7 @@
 
 The authority's folder holds `ca.pem`, `ca-key.pem`, `join-token` and each certificate that it `issued`. Each identity
 gets a folder of its own under it with `ca.pem`, `cert.pem` and `key.pem`: copy it to its machine and name it in
-ATOLL_TLS_DIR. The role is in the common name: "controller:HOST", "client:NAME", "agent:NODE".
+ATOLL_TLS_DIR. The role is in the common name: "controller:HOST", "client:NAME", "agent:NODE", "volunteer:NODE".
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from atoll import revocation_list
+from atoll import revocation_list, volunteer_ticket
 from atoll.errors import BadInput, Conflict, NotFound
 from atoll.rpc import Tls
 
-Role = Literal["controller", "client", "agent"]
+Role = Literal["controller", "client", "agent", "volunteer"]
 
 CA_VALID: Final = datetime.timedelta(days=3650)
 CERTIFICATE_VALID: Final = datetime.timedelta(days=365)
@@ -114,6 +114,18 @@ def issue(folder: Path, role: Role, name: str, hosts: Sequence[str], now: dateti
     _make_folder(folder / "issued")
     record = folder / "issued" / f"{certificate.serial_number:x}.pem"
     _write(record, certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
+    return own
+
+
+def issue_volunteer(folder: Path, node: str, now: datetime.datetime) -> Path:
+    """As `issue`, with the token that lets this node join as a volunteer, and as nothing else."""
+    path = folder / "join-token"
+    try:
+        join_token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFound(f"no join token in {folder}: {error}. Make one with `atoll certs init {folder}`") from error
+    own = issue(folder, "volunteer", node, [], now)
+    _write(own / "token", volunteer_ticket.token(join_token, node).encode() + b"\n", mode=0o600)
     return own
 
 

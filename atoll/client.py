@@ -4,13 +4,14 @@
         job = await client.submit(spec, code)
         async for seen in client.watch(job): ...
 
-`Client` is the same for code that has no event loop.
+`Client` is the same without `await`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -20,16 +21,19 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 
 from atoll.errors import BadInput, DeadlineExceeded, NotFound
 from atoll.leader import Leader
+from atoll.log_position import LogPosition
 from atoll.ports import DEFAULT_ADDRESS
 from atoll.rpc import CODE_CHUNK_BYTES, MAX_CODE_BYTES, Tls
 from atoll.strategies.declaration import as_json
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
+CLOSE_S: Final = 10.0
 ENDED: Final = frozenset({pb.PHASE_DONE, pb.PHASE_FAILED, pb.PHASE_CANCELLED})
 
 REMOVE_ANSWER_S: Final = 90.0  # the controller waits up to 75 s for its nodes
 CHECKPOINTS_ANSWER_S: Final = 15.0  # the controller waits up to 10 s for an object store
+DIAL_BACK_ANSWER_S: Final = 10.0  # the controller dials for up to 3 s
 _SLOWEST_LINK_BYTES_PER_S: Final = 128 * 1024
 
 _T = TypeVar("_T")
@@ -227,7 +231,7 @@ class AsyncClient:
         rank: only this one's; all where None. tail_lines: only the newest lines of each; 0 = all that is kept.
         """
         job = (await self.get(job)).id
-        doing, breaks, had = f"logs of {job}", self._leader.patience(), _LogPosition()
+        doing, breaks, had = f"logs of {job}", self._leader.patience(), LogPosition()
         while True:
             tail = 0 if had.anything else tail_lines
             had.new_stream()
@@ -256,6 +260,14 @@ class AsyncClient:
             if breaks.ended_well:
                 return found
             await self.get(job)
+
+    async def dial_back(self, port: int) -> str:
+        """Let the controller dial this machine at `port`, once. Returns the address that it dialled."""
+        request = pb.DialBackRequest(port=port)
+        reply = await self._leader.call(
+            "dial back", lambda stub, s: stub.DialBack(request, timeout=max(s, DIAL_BACK_ANSWER_S))
+        )
+        return reply.address
 
     async def _has_ended(self, job: str) -> bool:
         return (await self.get(job)).phase in ENDED
@@ -290,14 +302,38 @@ def _iterated(
     return each
 
 
+class _LoopThread:
+    """An event loop on a thread of its own, so that who waits for it may have one, as notebooks do."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="atoll-client", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Its result. What interrupts the wait cancels the work."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
 class Client:
-    """`AsyncClient` for code without an event loop. Used with `with`; not from several threads."""
+    """`AsyncClient` for code that does not wait by `await`, also inside a running event loop. Used with `with`."""
 
     def __init__(
         self, controllers: Sequence[str] = (DEFAULT_ADDRESS,), *, tls: Tls | None = None, timeout_s: float = 10.0
     ) -> None:
         self._client = AsyncClient(controllers, tls=tls, timeout_s=timeout_s)
-        self._runner = asyncio.Runner()
+        self._runner = _LoopThread()
 
     def __enter__(self) -> Self:
         return self
@@ -327,43 +363,11 @@ class Client:
     admissions = _awaited(AsyncClient.admissions)
     nodes = _awaited(AsyncClient.nodes)
     curves = _awaited(AsyncClient.curves)
+    dial_back = _awaited(AsyncClient.dial_back)
     wait = _awaited(AsyncClient.wait)
     watch = _iterated(AsyncClient.watch)
     events = _iterated(AsyncClient.events)
     logs = _iterated(AsyncClient.logs)
-
-
-class _LogPosition:
-    """How far each worker's output was delivered, so that a stream that starts over repeats nothing."""
-
-    def __init__(self) -> None:
-        self._next: dict[tuple[int, int], int] = {}
-        self._in_this_stream: dict[tuple[int, int], int] = {}
-        self._first_run = 0
-
-    @property
-    def anything(self) -> bool:
-        return bool(self._next)
-
-    def new_stream(self) -> None:
-        self._in_this_stream = {}
-        self._first_run = min((run for run, _ in self._next), default=0)
-
-    def only_new(self, chunk: pb.LogChunk) -> pb.LogChunk | None:
-        """The part of the chunk that was not delivered yet; None if all was."""
-        key = (chunk.run, chunk.rank)
-        if chunk.run < self._first_run:
-            return None
-        start = chunk.offset if chunk.HasField("offset") else self._in_this_stream.get(key, 0)
-        end = start + len(chunk.data)
-        self._in_this_stream[key] = end
-        had = self._next.get(key, start)
-        if end <= had:
-            return None
-        self._next[key] = end
-        if start >= had:
-            return chunk
-        return pb.LogChunk(run=chunk.run, rank=chunk.rank, data=chunk.data[had - start :], offset=had)
 
 
 def _open_logs(request: pb.LogsRequest, stub: JobServiceAsyncStub, deadline_s: float) -> Stream[pb.LogChunk]:

@@ -19,6 +19,14 @@ class BadInput(AtollError):
     exit_code = 2
 
 
+class EnvironmentFailed(BadInput):
+    """A job's own environment could not be made. `output`: the end of what was printed meanwhile."""
+
+    def __init__(self, why: str, output: bytes) -> None:
+        super().__init__(why)
+        self.output = output
+
+
 class SettingError(BadInput):
     """A setting has a value that cannot work."""
 

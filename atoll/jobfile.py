@@ -118,6 +118,9 @@ class _JobFile(_Strict):
 
     name: jobspec.Name | None = None
     script: jobspec.Text | None = None
+    module: jobspec.Module | None = None
+    """In place of a script: what `python -m` would run, found from `workdir` or the working folder."""
+
     args: jobspec.Arguments = ()
     workers: StrictInt | StrictStr = 1
     standby: jobspec.Standby = 0
@@ -128,8 +131,14 @@ class _JobFile(_Strict):
     """Names of variables of whoever submits. Workers get them; nobody is shown their values."""
 
     workdir: jobspec.Text | None = None
+    requirements: jobspec.Requirements | StrictStr = ()
+    """What workers import beside what their agent has: lines as pip takes them, or the file that has them."""
+
+    setup: jobspec.Text = ""
+    """Commands for sh, run once in the job's own environment when its requirements are there."""
+
     checkpoint: CheckpointSection = CheckpointSection()
-    max_restarts: jobspec.Count = 3
+    max_restarts: jobspec.Count = 1
     split: jobspec.Split = "auto"
     seed: jobspec.Seed = 0
     stall_timeout_s: jobspec.StallTimeout = 0
@@ -183,8 +192,11 @@ class _JobFile(_Strict):
         least, largest = self.adapt.batch or (0, 0)
         said = self.settings_of(self.strategy)
         spec = jobspec.Spec(
-            name=self.name or name_from(script),
+            name=self.name or name_from(self.module.rpartition(".")[2] if self.module else script),
             script=script,
+            module=self.module or "",
+            requirements=tuple(self.requirements),
+            setup=self.setup,
             args=self.args,
             min_workers=low,
             max_workers=high,
@@ -330,6 +342,9 @@ def with_flags(job: JobFile, flags: Mapping[str, Any]) -> JobFile:
             merged.pop(section, None)
         others = set(_PLAN_PARAMETERS) - set(own.plan_parameters.adjustable())
         merged["adapt"] = {name: value for name, value in merged.get("adapt", {}).items() if name not in others}
+    for one, other in (("script", "module"), ("module", "script")):
+        if flags.get(one) is not None:
+            merged.pop(other, None)
     for field, value in flags.items():
         if value is None:
             continue

@@ -26,6 +26,8 @@ MAX_WORKERS: Final = 4096
 MAX_ENTRIES: Final = 256
 MAX_REPLICAS: Final = 8
 MAX_STRING_BYTES: Final = 4096
+ENVIRONMENT_S: Final = 900.0
+"""How long the making of a job's own environment may take on a node."""
 MAX_BATCH: Final = 2**31 - 1
 MAX_PROFILE_BYTES: Final = 256 * 1024
 _JOB_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
@@ -83,6 +85,16 @@ Script = Annotated[
     _rule(_is_in_bundle, "must be a path inside the code bundle. Write it like train.py or examples/train.py"),
     AfterValidator(lambda script: str(PurePosixPath(script))),
 ]
+Module = Annotated[
+    str,
+    _rule(
+        lambda name: not name or all(part.isidentifier() for part in name.split(".")),
+        "is no name of a module. Write it like package.train",
+    ),
+    _OF_A_STRING,
+]
+Requirement = Annotated[Text, _rule(str.isprintable, "must be one line. Write it like einops>=0.8")]
+Requirements = Annotated[tuple[Requirement, ...], Field(max_length=MAX_ENTRIES)]
 Arguments = Annotated[tuple[Text, ...], Field(max_length=MAX_ENTRIES)]
 Variable = Annotated[str, _rule(_VARIABLE.fullmatch, "is not a name of a variable. Use letters, digits and '_'")]
 Environment = Annotated[Mapping[Variable, Text], Field(max_length=MAX_ENTRIES)]
@@ -172,6 +184,9 @@ class Spec(EtcdRecord):
     strategy: str = field(default="dense", metadata=LATER)
     strategy_settings: Mapping[str, Any] = field(default_factory=dict, metadata=LATER)  # all of them
     secrets: Secrets = field(default_factory=dict, metadata=LATER)
+    module: Module = field(default="", metadata=LATER)
+    requirements: Requirements = field(default=(), metadata=LATER)
+    setup: Text = field(default="", metadata=LATER)
 
     def __post_init__(self) -> None:
         registry.find(self.strategy, "spec.strategy").check_settings(self.strategy_settings, "spec.strategy_settings")
@@ -181,6 +196,11 @@ class Spec(EtcdRecord):
         """Whether workers need keys for what they send beside collectives: updates, copies of their state, and what
         they ask of agents that hold some of it."""
         return registry.find(self.strategy).exchanges or self.checkpoint.memory_replicas > 0
+
+    @property
+    def environment_s(self) -> float:
+        """How long its own environment may take to be there, 0 where it has none."""
+        return ENVIRONMENT_S if self.requirements or self.setup else 0.0
 
     @property
     def stages(self) -> int:

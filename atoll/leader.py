@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -14,8 +15,11 @@ import grpc.aio
 
 from atoll.errors import AtollError, BadInput, ControllerUnreachable, NotAllowed
 from atoll.handshakes import certificate_problem, ended_at_once, refused_in_silence
+from atoll.ports import host_and_port
 from atoll.rpc import Tls, leader_hint, open_channel, split_address, translate
 from atoll.v1.jobs_pb2_grpc import JobServiceStub
+
+logger = logging.getLogger(__name__)
 
 # Every call may be repeated (Submit has its request id), so whatever says "nobody did it" is tried again.
 _TRY_AGAIN: Final = frozenset(
@@ -62,12 +66,14 @@ class Leader:
         self._addresses = [_normal(address) for address in controllers]
         self._current = self._addresses[0]
         self._tls = tls
+        self._stamp = tls.stamp() if tls is not None else None
         self._timeout_s = timeout_s
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._left: list[grpc.aio.Channel] = []  # made with files that were replaced since; streams may be open
 
     async def close(self) -> None:
         """Close the connections; streams that are open end."""
-        channels, self._channels = list(self._channels.values()), {}
+        channels, self._channels, self._left = [*self._left, *self._channels.values()], {}, []
         for channel in channels:
             await channel.close()
 
@@ -148,11 +154,24 @@ class Leader:
         self._current = known[(here + 1) % len(known)]
 
     def _stub(self) -> JobServiceAsyncStub:
+        if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
+            self._stamp = stamp
+            self._renew(self._tls)
         if self._current not in self._channels:
             self._channels[self._current] = open_channel(self._current, self._tls)
         return JobServiceStub(self._channels[self._current])
 
+    def _renew(self, tls: Tls) -> None:
+        """From the next call on with the certificate that lies there by now."""
+        try:
+            tls.check()
+        except BadInput as error:  # one was copied and the other one not yet
+            logger.warning("%s The files before are used", error)
+            return
+        self._left += self._channels.values()
+        self._channels = {}
+
 
 def _normal(address: str) -> str:
     host, port = split_address(address)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_and_port(host, port)

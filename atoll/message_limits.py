@@ -12,6 +12,8 @@ MAX_REASON: Final = 500
 MAX_TEXT: Final = 4096
 """Characters of any other text in a message."""
 
+MAX_RANK: Final = 1 << 31
+"""Workers of a run are numbered below MAX_WORKERS (atoll.jobspec), volunteers beyond."""
 MAX_SHARD_PIECE: Final = 1 << 20
 """Bytes of a shard that an agent sends at a time."""
 MAX_HOLDERS: Final = 64

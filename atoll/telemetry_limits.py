@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 from atoll.jobspec import MAX_WORKERS
@@ -10,12 +12,19 @@ from atoll.strategies import registry
 from atoll.v1.common_pb2 import LinkSample, StepSample
 
 MAX_STEPS: Final = 256
+MAX_REPORTS: Final = 256
+"""Messages of the user's own numbers in a batch: as many as steps."""
 MAX_METRICS: Final = 64
-"""Messages of the user's own numbers in a batch, and numbers in one."""
+"""Numbers in one."""
 MAX_NOTICES: Final = 64
 MAX_LINKS: Final = 64
 MAX_PEERS: Final = MAX_WORKERS
 MAX_DROP_REASONS: Final = 16
+MAX_VOLUNTEER: Final = 80
+"""Characters of a volunteer's name in a link."""
+WAITS: Final = "waits"
+FORMS: Final = ("", "float32", "bfloat16", "int8", WAITS)
+"""Of a link to a volunteer; empty once that is gone."""
 TIERS: Final = ("memory", "disk", "start")
 _AMOUNTS: Final = (
     *("step_s", "compute_s", "wait_s", "load_s", "forward_s", "backward_s", "first_bucket_s", "update_s"),
@@ -23,11 +32,23 @@ _AMOUNTS: Final = (
 )
 
 
+_amounts_of: Final = attrgetter(*_AMOUNTS)
+
+
+def are_amounts(numbers: Sequence[float]) -> bool:
+    """Whether all are finite and at least 0. Their sum must be finite too: thousands a second are looked at at once."""
+    return math.isfinite(sum(numbers)) and (not numbers or min(numbers) >= 0)
+
+
 def flaw_of_step(sample: StepSample) -> str | None:
     """What makes no sense in it, beginning with the field's name; None: nothing."""
-    for field in _AMOUNTS:
-        if not 0 <= (value := getattr(sample, field)) < math.inf:  # NaN too
-            return f"{field} = {value} must be a number of at least 0"
+    if not are_amounts(_amounts_of(sample)):
+        told = zip(_AMOUNTS, _amounts_of(sample), strict=True)
+        wrong = ((name, value) for name, value in told if not 0 <= value < math.inf)
+        field, value = next(wrong, ("the sum of its seconds", math.inf))
+        return f"{field} = {value} must be a number of at least 0"
+    if not sample.strategy_metrics:
+        return None
     for name, value in sample.strategy_metrics.items():
         metric = registry.metrics().get(name)
         if metric is None:
@@ -39,9 +60,16 @@ def flaw_of_step(sample: StepSample) -> str | None:
 
 def flaw_of_link(link: LinkSample) -> str | None:
     """What makes no sense in it, beginning with the field's name; None: nothing."""
-    if link.peer >= MAX_PEERS:
-        return f"peer = {link.peer} must be below {MAX_PEERS}"
-    for field in ("busy_s", "goodput_bps"):
+    most = MAX_PEERS + MAX_LINKS if link.volunteer else MAX_PEERS
+    if link.peer >= most:
+        return f"peer = {link.peer} must be below {most}"
+    if len(link.volunteer) > MAX_VOLUNTEER:
+        return f"volunteer = {link.volunteer[:80]!r} must have at most {MAX_VOLUNTEER} characters"
+    if link.form not in FORMS:
+        return f"form = {link.form[:80]!r} is none of {', '.join(FORMS[1:])}"
+    if not 0 <= link.wait_share <= 1:
+        return f"wait_share = {link.wait_share} must be 0 to 1"
+    for field in ("busy_s", "goodput_bps", "differs"):
         if not 0 <= (value := getattr(link, field)) < math.inf:  # NaN too
             return f"{field} = {value} must be a number of at least 0"
     return None

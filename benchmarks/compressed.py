@@ -27,10 +27,8 @@ import datetime
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -38,17 +36,19 @@ from typing import Any, Final
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent / "scripts")]
 
+from lab.asked_workers import AskedWorkers
 from lab.machine import processor
 from lab.network import DEVICE, Network, refuse_without_tools
 from paced_models import MODELS, PacedModel
 
 from atoll.controller.planners.tensor_groups import grouping_time, plan_grouping
-from atoll.errors import AtollError, BadInput, DeadlineExceeded
+from atoll.errors import AtollError, BadInput
 from atoll.strategies.compressed.controller import CHANGED
-from atoll.strategies.compressed.costs import CompressionCosts, costs_of
-from atoll.strategies.compressed.layout import TensorLayout
-from atoll.strategies.compressed.measured import MeasuredCosts
-from atoll.strategies.compressed.options import TensorGroup, Way, named
+from atoll.strategies.compressed.costs.compression_costs import CompressionCosts, costs_of
+from atoll.strategies.compressed.costs.measured import MeasuredCosts
+from atoll.strategies.compressed.groups.layout import TensorLayout
+from atoll.strategies.compressed.groups.options import TensorGroup, named
+from atoll.strategies.compressed.groups.rules import IN_THE_BACKWARD_PASS, RULES
 
 WORKER: Final = Path(__file__).resolve().parent / "scripts" / "compressed_steps.py"
 PORT_FIRST: Final = 29_700
@@ -59,72 +59,30 @@ LEFT_OUT: Final = 2
 LEAST_STEPS: Final = 6
 TURN_S: Final = 2.0
 PLANNED: Final = "planned"
-BY_SIZE_BYTES: Final = 65_536
 
 
-class Workers:
-    """The processes of one cell; all are gone when the `with` block ends."""
+class Workers(AskedWorkers):
+    """The processes of one cell."""
 
     def __init__(self, network: Network, port: int, asked: dict[str, Any]) -> None:
-        self._network, self._port, self._asked = network, port, asked | {"parent": os.getpid()}
-        self._processes: list[subprocess.Popen[str]] = []
-        self._pool = ThreadPoolExecutor(network.workers)
+        super().__init__(network, WORKER, DEADLINE_S)
+        self._port, self._asked = port, asked
 
-    def __enter__(self) -> Workers:
-        try:
-            for rank in range(self._network.workers):
-                env = os.environ | {
-                    "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(self._network.workers),
-                    "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": self._network.address(0), "MASTER_PORT": str(self._port),
-                    "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": DEVICE, "ATOLL_ISLAND": "",
-                }  # fmt: skip
-                argv = self._network.inside(rank, [sys.executable, str(WORKER), json.dumps(self._asked)])
-                pipe = subprocess.PIPE
-                self._processes.append(subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, env=env))
-            self._answers()
-        except BaseException:
-            self.close()
-            raise
-        return self
+    def asked(self, rank: int) -> dict[str, Any]:
+        return self._asked
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait(DEADLINE_S)
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-        self._pool.shutdown()
+    def environment(self, rank: int) -> dict[str, str]:
+        return {
+            "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(self.network.workers), "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": self.network.address(0), "MASTER_PORT": str(self._port), "GLOO_SOCKET_IFNAME": DEVICE,
+            "ATOLL_ISLAND": "",
+        }  # fmt: skip
 
     def train(self, groups: Sequence[TensorGroup] | None, steps: int, *, links: bool = False) -> list[dict[str, Any]]:
         """What each tells of so many steps. links: they measure links first."""
         said = [[group.end - group.begin, group.way.name] for group in groups] if groups is not None else None
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps({"groups": said, "steps": steps, "links": links}) + "\n")
-            process.stdin.flush()
-        return self._answers()
-
-    def _answers(self) -> list[dict[str, Any]]:
-        """A line of each. Raises DeadlineExceeded, BadInput where one has ended."""
-
-        def line(process: subprocess.Popen[str]) -> str:
-            assert process.stdout is not None
-            return process.stdout.readline()
-
-        waiting = [self._pool.submit(line, process) for process in self._processes]
-        try:
-            said = [one.result(DEADLINE_S) for one in waiting]
-        except TimeoutError as error:
-            self.close()
-            raise DeadlineExceeded(f"a worker said nothing for {DEADLINE_S:g} s") from error
-        if not all(said):
-            raise BadInput(f"worker {said.index('')} ended; what it said stands above")
-        return [json.loads(one) for one in said]
+        self.ask({"groups": said, "steps": steps, "links": links})
+        return self.answers()
 
 
 @dataclass
@@ -157,13 +115,8 @@ class Cell:
 
 
 def rules(layout: TensorLayout) -> dict[str, list[TensorGroup]]:
-    everything = 1 << 62
-    return {
-        "none": layout.by_size(everything, Way()),
-        "all": layout.by_size(0, named("device/device/indivisible")),
-        "all-cpu": layout.by_size(0, named("cpu/cpu/divisible")),
-        "by-size": layout.by_size(BY_SIZE_BYTES, named("device/device/indivisible")),
-    }
+    simple = {name: layout.by_size(min_bytes, IN_THE_BACKWARD_PASS) for name, (min_bytes, _) in RULES.items()}
+    return simple | {"all-cpu": layout.by_size(0, named("cpu/cpu/divisible"))}
 
 
 def predicted_s(costs: CompressionCosts, groups: Sequence[TensorGroup]) -> float:
@@ -241,7 +194,7 @@ def main() -> int:
     try:
         refuse_without_tools()
         print(f"{datetime.date.today()}  {processor()}, {os.cpu_count()} cores, {options.workers} workers\n")
-        heads = ["model", "algorithm", "Mbit/s", PLANNED, "none", "all", "all-cpu", "by-size"]
+        heads = ["model", "algorithm", "Mbit/s", PLANNED, *RULES, "all-cpu"]
         heads += ["predicted off by", "of the best rule", "bound: of it", "load"]
         print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}", flush=True)
         with Network(options.workers) as network:

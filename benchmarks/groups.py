@@ -3,6 +3,7 @@
     python benchmarks/groups.py scheduler [--signals 10000] [--seconds 10]
     python benchmarks/groups.py replicas [--slower 3] [--rounds 8] [--rules all scheduled]
     python benchmarks/groups.py pipelines [--cases bubble cut slower equal] [--rules all scheduled]
+    python benchmarks/groups.py lost [--kills 3]
 
 scheduler: 100 runs of ten replicas, each message as JSON in and out as the relay has it. Time is the processor time of
 this process, and where nothing is due it skips to what is next: so it is that of a core of its own, whatever else
@@ -15,6 +16,10 @@ a second, and when the held-out loss of the model at a round's end was first as 
 pipelines: the same with stages (scripts/pipelines_train.py). bubble: one pipeline of equal stages, the share of the
 time that they wait for each other, and the formula. cut: three devices 1 : 0.6 : 0.3, cut by planner stages
 and evenly. slower, equal: four pipelines of two stages, the last one --slower times slower or none, by each rule.
+
+lost: SIGKILL of the last worker of three replicas, and of two pipelines of two stages; each kill is of a new job. By
+the controller's events: how long the others stood still (without the first round of the next view), and seconds from
+the signal until all workers train again.
 """
 
 from __future__ import annotations
@@ -27,6 +32,9 @@ import json
 import math
 import os
 import random
+import re
+import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -49,6 +57,9 @@ from atoll.v1 import jobs_pb2 as pb
 RUNS, REPLICAS = 100, 10
 SIGNAL = as_json(GroupsMessage(signal=77).said()).replace("77", "%d")
 RULES = ("all", "pairs", "static", "scheduled")
+WENT_ON = re.compile(  # what a view took but for its first round
+    r"from step \d+: ([\d.]+) noticed, ([\d.]+) aborted, ([\d.]+) told, ([\d.]+) formed, ([\d.]+) agreed, .*lost"
+)
 
 
 class Clock:
@@ -74,7 +85,7 @@ class Load:
     def __init__(self, signals_per_s: float) -> None:
         self._draw = random.Random(1)
         self._iteration_s = 0.78 * RUNS * REPLICAS / signals_per_s  # the rest they wait for each other
-        self._schedulers = [GroupScheduler(Groups(), REPLICAS) for _ in range(RUNS)]
+        self._schedulers = [GroupScheduler(Groups()) for _ in range(RUNS)]
         self._signals = [[0] * REPLICAS for _ in range(RUNS)]
         self.clock = Clock()
         self._ready: list[tuple[float, int, int]] = []
@@ -204,9 +215,50 @@ def pipelines(cases: Sequence[str], slower: float, rules: Sequence[str]) -> None
                     print(f"| `{rule}` | {rate:.3f} rounds/s | bubbles {bubble:.0%} | last loss {loss:.3f} |")
 
 
+def lost(stages: int, kills: int) -> None:
+    workers, took = {1: 3, 2: 4}[stages], []
+    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
+        cluster.local([1.0] * workers)
+        for number in range(kills):
+            out = Path(folder) / f"out-{number}"
+            out.mkdir()
+            split_at = ("6",) if stages == 2 else ()
+            job = cluster.submit(
+                str(HERE / "scripts" / "pipelines_train.py"), str(out), "0.001", ",".join(["1"] * stages), "1", "2000",
+                "6", "4", *split_at, workers=(stages, workers), strategy="groups",
+                strategy_settings=as_json({"stages": stages}),
+            )  # fmt: skip
+            pids = {one.rank: one.status.pid for one in cluster.wait_for_step(job, 3, deadline_s=60).workers}
+            killed_s = time.time()
+            os.kill(pids[workers - 1], signal.SIGKILL)
+
+            def stood_still(job: str = job) -> float | None:
+                told = [match for event in cluster.client.events(job) if (match := WENT_ON.search(event.text))]
+                return sum(float(part) for part in told[0].groups()) if told else None
+
+            cluster.wait_for(job, "the next view", lambda _: stood_still() is not None, deadline_s=60)
+            pause_s = stood_still()
+            assert pause_s is not None
+
+            def back(seen: pb.Job, job: str = job) -> bool:
+                joined = any("; rank" in one.text and "joined" in one.text for one in cluster.client.events(job))
+                return joined or (seen.run > 1 and len(seen.workers) == workers and seen.progress.step > 3)
+
+            cluster.wait_for(job, "all workers", back, deadline_s=120)
+            took.append((pause_s, time.time() - killed_s))
+            cluster.client.cancel(job)
+            cluster.wait_for_end(job)
+    pauses, backs = zip(*took, strict=True)
+    print(
+        f"{stages} stages, {kills} kills: others stood still {statistics.median(pauses):.2f} s, "
+        f"most {max(pauses):.2f}; all train again after {statistics.median(backs):.1f} s, most {max(backs):.1f}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=["scheduler", "replicas", "pipelines"])
+    parser.add_argument("what", choices=["scheduler", "replicas", "pipelines", "lost"])
+    parser.add_argument("--kills", type=int, default=3, help="of each: replicas, and pipelines")
     parser.add_argument("--signals", type=float, default=10_000, help="a second, of all runs")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--slower", type=float, default=3, help="how many times as long the last replica takes")
@@ -222,6 +274,9 @@ def main() -> None:
         scheduler(options.signals, options.seconds)
     elif options.what == "pipelines":
         pipelines(options.cases, options.slower, options.rules)
+    elif options.what == "lost":
+        for stages in (1, 2):
+            lost(stages, options.kills)
     else:
         replicas(options.slower, options.rounds, options.rules)
 

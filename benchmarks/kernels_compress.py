@@ -19,15 +19,19 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from lab.machine import processor
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / "kernels")]
+
+from sparse_rules import adam_blocks, sgd_blocks
+
 from atoll import kernels
 from atoll.kernels import _native, block_coo, compress
 from atoll.kernels.pages import use_huge_pages
-from atoll.kernels.sparse_optimizer import adam_blocks, sgd_blocks
 
 Call = Callable[[], object]
 

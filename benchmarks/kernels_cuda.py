@@ -29,7 +29,6 @@ import torch
 
 from atoll import kernels
 from atoll.kernels import compress
-from atoll.kernels.sparse_optimizer import adam_blocks, sgd_blocks
 
 
 class Rig:
@@ -48,9 +47,7 @@ class Rig:
         self.index = torch.zeros(sent, dtype=torch.int32, device=device)
         compress.random_blocks(1, self.blocks, self.index)
         self.values = self.normal(sent * 16, 3)
-        self.first, self.second = torch.zeros(entries, device=device), torch.zeros(entries, device=device)
         self.live = torch.zeros(entries, dtype=torch.bfloat16, device=device)
-        self.last_step = torch.zeros(self.blocks, dtype=torch.int32, device=device)
         room = sent + sent // 20 + 1  # what a threshold finds is never exactly what the sparsity leaves
         self.room = torch.zeros(room, dtype=torch.int32, device=device), torch.zeros(room * 16, device=device)
         wide = room * 16
@@ -78,24 +75,6 @@ def selection(name: str, call: Callable[[Rig], object], width: int) -> Operation
     return Operation(name, call, results, lambda rig: 12 * rig.entries)
 
 
-def momentum_step(rig: Rig) -> object:
-    return sgd_blocks(
-        rig.residual, rig.index, rig.values, lr=1e-3, momentum=0.9, momentum_buffer=rig.first, last_step=rig.last_step,
-        step=3, live=rig.live,
-    )  # fmt: skip
-
-
-def adam_step(rig: Rig) -> object:
-    return adam_blocks(
-        rig.residual, rig.index, rig.values, lr=1e-3, step=3, first_moment=rig.first, second_moment=rig.second,
-        decoupled=True, weight_decay=0.1,
-    )  # fmt: skip
-
-
-def touched(vectors: int) -> Callable[[Rig], int]:
-    return lambda rig: len(rig.index) * 64 * vectors
-
-
 OPERATIONS = [
     selection(
         "threshold_block, feedback",
@@ -114,13 +93,6 @@ OPERATIONS = [
     selection(
         "random_block, feedback", lambda rig: compress.random_block(rig.gradient, rig.residual, 7, *rig.room), 16
     ),
-    Operation(
-        "sgd_blocks, momentum, lazy decay, bfloat16 live copy",
-        momentum_step,
-        lambda rig: [rig.residual, rig.first, rig.last_step, rig.live],
-        touched(6),
-    ),
-    Operation("adam_blocks, decoupled", adam_step, lambda rig: [rig.residual, rig.first, rig.second], touched(7)),
     Operation(
         "scatter_blocks to bfloat16",
         lambda rig: kernels.scatter_blocks(rig.live, rig.index, rig.values),
@@ -185,7 +157,7 @@ def row(name: str, times_ms: list[float], gigabytes: float, copy_gb_s: float) ->
 def print_times(rig: Rig, rounds: int) -> None:
     print("\n| operation | ms | GB/s | of the copy |\n|---|---|---|---|")
     moved = 8 * rig.entries / 1e9
-    times_ms = measure(rig, lambda rig: rig.first.copy_(rig.gradient), rounds)
+    times_ms = measure(rig, lambda rig: rig.residual.copy_(rig.gradient), rounds)
     copy_gb_s = moved / statistics.median(times_ms) * 1e3
     print(row("copy within the device", times_ms, moved, copy_gb_s))
     for operation in OPERATIONS:

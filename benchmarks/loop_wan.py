@@ -50,12 +50,13 @@ def cli(network: Network, *arguments: str) -> str:
 
 
 @contextmanager
-def cluster(network: Network, folder: Path) -> Iterator[None]:
-    """A controller in the first namespace, an agent in each."""
+def cluster(network: Network, folder: Path, agents: int | None = None) -> Iterator[None]:
+    """A controller in the first namespace, an agent in each, or in so many."""
+    agents = network.workers if agents is None else agents
     address = f"{network.address(0)}:{PORT}"
     atoll = [sys.executable, "-m", "atoll.cli.main"]
     commands = [(0, [*atoll, "controller", "--listen", address, "--insecure", "--data-dir", str(folder / "head")])]
-    for i in range(network.workers):
+    for i in range(agents):
         agent = [*atoll, "agent", "--controller", address, "--name", f"site-{i}", "--island", f"site-{i}"]
         agent += ["--address", network.address(i), "--state-dir", str(folder / f"site-{i}"), "--threads", "1"]
         commands.append((i, [*agent, "--jobs-dir", str(folder / f"jobs-{i}")]))
@@ -66,7 +67,7 @@ def cluster(network: Network, folder: Path) -> Iterator[None]:
         ]
     try:
         ends = time.monotonic() + 40
-        while cli_nodes(network) < network.workers:
+        while cli_nodes(network) < agents:
             if time.monotonic() > ends:
                 raise SystemExit(f"the agents did not come:\n{(folder / 'log').read_text()[-3000:]}")
             time.sleep(0.5)

@@ -8,7 +8,8 @@ inner optimizer and held-out windows as there. A way is a strategy and settings 
 without any exchange and tells the best island. Told are the held-out loss of the masters after the last step, and of
 the model after run.synchronize(), what an island sent for a parameter and step on the wire, frames and all, and the
 median step on this machine, where all islands share its cores, and the processor time that an island takes for a step,
-which is the same however busy they are.
+which is the same however busy they are. Drift is how many steps' worth of its own updates an island has not sent, over
+all steps.
 """
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ def main() -> int:
         return 0
     print(f"{datetime.date.today()}  {platform.machine()}  torch {torch.__version__}")
     print(f"{options.size}, {options.islands} islands, {options.steps} steps, seed {options.seed}")
-    print("| way | masters | synchronized | sent bytes | step | processor |\n|---|---|---|---|---|---|")
+    print("| way | masters | synchronized | sent bytes | drift | step | processor |\n|---|---|---|---|---|---|---|")
     for way in options.ways.split(","):
         found = raced(options, way)
         best = min(found, key=lambda one: one["masters"])
-        sent = statistics.mean(one["sent_bytes"] for one in found)
+        sent, drift = (statistics.mean(one[what] for one in found) for what in ("sent_bytes", "drift"))
         step_ms, processor_ms = (
             statistics.median(one[what] for one in found) * 1e3 for what in ("step_s", "processor_s")
         )
         losses = f"{best['masters']:.3f} | {best['synchronized']:.3f}"
-        print(f"| {way} | {losses} | {sent:.4f} | {step_ms:.0f} ms | {processor_ms:.1f} ms |", flush=True)
+        print(f"| {way} | {losses} | {sent:.4f} | {drift:.1f} | {step_ms:.0f} ms | {processor_ms:.1f} ms |", flush=True)
     return 0
 
 
@@ -137,7 +138,7 @@ def alone(island: Island) -> dict[str, float]:
         took_s.append(time.perf_counter() - begun_s)
     processor_s = (time.process_time() - began_s) / island.steps
     loss = island.held_out(list(island.model.parameters()))
-    told = {"masters": loss, "synchronized": loss, "sent_bytes": 0.0}
+    told = {"masters": loss, "synchronized": loss, "sent_bytes": 0.0, "drift": 0.0}
     return told | {"step_s": statistics.median(took_s), "processor_s": processor_s}
 
 
@@ -163,12 +164,14 @@ def together(island: Island, name: str, settings: dict[str, Any]) -> dict[str, f
             begun_s = time.perf_counter()
         processor_s = (time.process_time() - began_s) / island.steps
         assert run._training is not None
-        sent_bytes = run.statistics().get("sent_bytes", 0.0) / island.task.entries / island.steps
+        told = run.statistics()
+        sent_bytes = told.get("sent_bytes", 0.0) / island.task.entries / island.steps
         state = run._training._exchange.durable
         run._training._exchange.boundary(wait=True)
         masters = state.masters()
         weights = [masters.get(id(one), one) for one in model.parameters()]
         found = {"masters": island.held_out(weights), "sent_bytes": sent_bytes}
+        found |= {"drift": told.get("drift", 0.0)}
         found |= {"step_s": statistics.median(took_s), "processor_s": processor_s}
         run.synchronize()
         found["synchronized"] = island.held_out(list(model.parameters()))

@@ -2,9 +2,9 @@
 
     python benchmarks/reconciler_pass.py [--nodes 1000] [--devices 8] [--jobs 100]
 
-The real reconciler, ledger, sessions and estimators, with agents that obey at once and a store in memory. Each job has
-the same part of all devices, and all train: passes are one telemetry interval apart, so each makes profiles anew, of as
-many ranks as a pass takes on.
+The real reconciler, ledger, sessions and estimators, with agents that obey at once (tests/controller/jobs/lives.py) and
+a store in memory. Each job has the same part of all devices, and all train: between passes that are timed profiles
+become due, so each makes them anew, of as many ranks as a pass takes on.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import math
 import os
 import platform
 import random
 import statistics
+import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import Final
 
-from atoll.agent.incoming import each_worker
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "tests" / "controller" / "jobs")]
+
+from lives import Agent, Cluster, Life
+
 from atoll.agent.telemetry.collect import Collector
-from atoll.controller.jobs.agents.progress import ProgressBoard
-from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
-from atoll.controller.jobs.lifecycle.observed import NewEvent
-from atoll.controller.jobs.lifecycle.reconciler import Reconciler
-from atoll.controller.jobs.records.ledger import Ledger
-from atoll.controller.state.records import DeviceRecord, JobPhase, JobRecord, Level, NodeRecord
+from atoll.cli.daemon_gc import tune_collector
+from atoll.controller.jobs.lifecycle.reconciler import RANKS_A_PASS, RANKS_A_SECOND
+from atoll.controller.state.records import JobPhase
 from atoll.controller.state.store import (
     Change,
     Condition,
@@ -40,11 +43,9 @@ from atoll.controller.state.store import (
     StoreSnapshot,
     WatchBatch,
 )
-from atoll.jobspec import Spec
 from atoll.v1 import agents_pb2, common_pb2
 from atoll.worker_key import WorkerKey
 
-TELEMETRY_S: Final = 1.0
 STEPS_TOLD: Final = 10
 BATCH: Final = 32
 VARIANTS: Final = 64
@@ -97,55 +98,54 @@ class MemoryStore(StateStore):
     async def close(self) -> None: ...
 
 
-class Cluster:
-    """Nodes whose agents start what they are told to start, on a clock of their own."""
+class TrainingAgent(Agent):
+    """Its workers train as soon as they are started."""
 
+    told: Sequence[agents_pb2.WorkerTelemetry] = ()
+    """By VARIANTS unequal workers: making 8,000 of them would take longer than what is measured."""
+
+    def train(self, step: int, told: Sequence[agents_pb2.WorkerTelemetry]) -> None:
+        self.told = told
+        for status in self.workers.values():
+            status.step = step
+            status.view.CopyFrom(TRAINING)
+            status.view.step = step
+
+    def telemetry(self) -> list[agents_pb2.WorkerTelemetry]:
+        found = []
+        for number, (job, run, rank) in enumerate(self.workers):
+            telemetry = agents_pb2.WorkerTelemetry(id=common_pb2.WorkerId(job=job, run=run, rank=rank))
+            telemetry.MergeFrom(self.told[(number + rank) % VARIANTS])
+            found.append(telemetry)
+        return found
+
+
+class LargeCluster(Cluster):
     def __init__(self, nodes: int, devices: int, seed: int = 0) -> None:
-        self.now_s = 1000.0
+        super().__init__(MemoryStore())
+        names = [f"node-{index:04d}" for index in range(nodes)]
+        self.training = [TrainingAgent(name, devices=devices) for name in names]
+        self.agents |= {agent.name: agent for agent in self.training}
+        self.life = self.leader = Life(self, self.store, Fence("/atoll/leader", 1))
         self._random = random.Random(seed)
-        self.workers: dict[str, dict[tuple[str, int, int], common_pb2.WorkerStatus]] = {}
         self._step = 0
         self._collector = Collector()
         for number in range(VARIANTS):
             self._collector.estimate(WorkerKey("variant", 1, number + 1))
-        store = MemoryStore()
-        self.ledger = Ledger(store, Fence("/atoll/leader", 1), lambda: None, lambda: self.now_s)
-        self.sessions = AgentSessions(3.0, lambda: None, lambda: self.now_s)
-        self.progress = ProgressBoard(lambda: self.now_s)
-        self.reconciler = Reconciler(
-            self.ledger, self.sessions, self.progress, node_lease_s=3.0, reveal=True, clock=lambda: self.now_s
-        )
-        for index in range(nodes):
-            record = node_record(f"node-{index:04d}", devices)
-            self.sessions.admit(AgentSession(record.name, record, 1, self.now_s))
-            self.workers[record.name] = {}
 
     async def submit(self, jobs: int, workers: int) -> None:
         for number in range(jobs):
-            spec = Spec(
-                name=f"job-{number:03d}", script="train.py", code_sha256="0" * 64, min_workers=workers,
-                max_workers=workers,
-            )  # fmt: skip
-            id = f"{spec.name}-0001"
-            event = NewEvent(Level.INFO, "phase", "submitted")
-            async with self.ledger.writing:
-                await self.ledger.add(JobRecord(id=id, spec=spec, request_id=id), event)
+            await self.leader.submit(f"job-{number:03d}-0001", (workers, workers), name=f"job-{number:03d}")
 
     def report(self) -> None:
         """All agents beat, and tell what they made of the steps of the last interval."""
         told = [self._variant(number) for number in range(VARIANTS)]
         self._step += STEPS_TOLD
-        for name, session in self.sessions.connected.items():
-            session.heard_s = self.now_s
-            session.report(self.workers[name].values(), [29500])
-            for number, ((job, run, rank), status) in enumerate(self.workers[name].items()):
-                status.step = status.view.step = self._step
-                telemetry = agents_pb2.WorkerTelemetry(id=common_pb2.WorkerId(job=job, run=run, rank=rank))
-                telemetry.MergeFrom(told[(number + rank) % VARIANTS])
-                self.progress.observe(telemetry)
+        for agent in self.training:
+            agent.train(self._step, told)
+        self.leader.report()
 
     def _variant(self, number: int) -> agents_pb2.WorkerTelemetry:
-        """What one of VARIANTS unequal workers tells; making 8,000 of them would take longer than what is measured."""
         key, plan = WorkerKey("variant", 1, number + 1), int(self._step > 0)
         batch = BATCH if plan else BATCH // 2  # so that each has a line, as it has after its first new plan
         steps = [
@@ -161,45 +161,18 @@ class Cluster:
         worker.ClearField("id")
         return worker
 
-    async def obey(self) -> None:
-        for name, session in self.sessions.connected.items():
-            while session.waiting:
-                told = await session.next_message()
-                message = agents_pb2.ControllerMessage.FromString(told) if isinstance(told, bytes) else told
-                if message is not None and message.WhichOneof("body") == "launch":
-                    for launch in each_worker(message.launch):
-                        id = launch.id
-                        self.workers[name][id.job, id.run, id.rank] = common_pb2.WorkerStatus(
-                            id=id, state=common_pb2.WORKER_STATE_RUNNING, pid=1, uses_atoll=True, view=TRAINING
-                        )
-
     async def pass_s(self) -> float:
         """Processor time of one pass, in seconds."""
         began_s = time.process_time()
-        await self.reconciler.once()
+        await self.leader.reconciler.once()
         return time.process_time() - began_s
 
     def phases(self) -> set[JobPhase]:
-        return {state.job.status.phase for state in self.ledger.jobs.values()}
-
-
-def node_record(name: str, devices: int) -> NodeRecord:
-    device = DeviceRecord(index=0, kind="cpu", model="simulated", memory_bytes=2**34, speed=1.0)
-    return NodeRecord(
-        name=name,
-        island="default",
-        address="127.0.0.1",
-        memory_bytes=2**35,
-        devices=tuple(
-            DeviceRecord(index=i, kind="cpu", model=device.model, memory_bytes=device.memory_bytes, speed=1.0)
-            for i in range(devices)
-        ),
-        version="0",
-    )
+        return {state.job.status.phase for state in self.leader.ledger.jobs.values()}
 
 
 async def measure(nodes: int, devices: int, jobs: int, passes: int) -> None:
-    cluster = Cluster(nodes, devices)
+    cluster = LargeCluster(nodes, devices)
     await cluster.submit(jobs, nodes * devices // jobs)
     began_s, launching_s = time.monotonic(), 0.0
     while cluster.phases() != {JobPhase.RUNNING}:
@@ -208,22 +181,29 @@ async def measure(nodes: int, devices: int, jobs: int, passes: int) -> None:
         cluster.now_s += 0.5
         cluster.report()
         launching_s = max(launching_s, await cluster.pass_s())
-        await cluster.obey()
-    took_s = []
+        await cluster.leader.obey()
+    took_s, second_s = [], []
+    every_s = max(1.0, nodes * devices / RANKS_A_SECOND)
     for number in range(passes + 3):
-        cluster.now_s += TELEMETRY_S
+        cluster.now_s += every_s
         cluster.report()
-        took = await cluster.pass_s()
-        await cluster.obey()
+        took = [await cluster.pass_s() for _ in range(math.ceil(nodes * devices / RANKS_A_PASS))]
+        await cluster.leader.obey()
         if number >= 3:  # enough steps for a profile
-            took_s.append(took)
+            took_s.append(took[0])
+            second_s.append(sum(took) / every_s)
     quiet_s = []
     for _ in range(passes):
         cluster.now_s += 0.05
         quiet_s.append(await cluster.pass_s())
     print(f"longest pass while {jobs} jobs of {nodes * devices // jobs} workers start: {launching_s * 1e3:.0f} ms")
-    for label, each in (("after new steps were told", took_s), ("with nothing new", quiet_s)):
-        print(f"a pass {label}: median {statistics.median(each) * 1e3:.1f} ms, most {max(each) * 1e3:.1f} ms")
+    whole = f"all passes until every profile is made anew, each {every_s:g} s, for each second"
+    for label, each in (
+        ("a pass after new steps were told", took_s),
+        (whole, second_s),
+        ("a pass with nothing new", quiet_s),
+    ):
+        print(f"{label}: median {statistics.median(each) * 1e3:.1f} ms, most {max(each) * 1e3:.1f} ms")
 
 
 def main() -> None:
@@ -237,6 +217,7 @@ def main() -> None:
         f"{datetime.date.today()}  {platform.machine()}, {os.cpu_count()} cores, "
         f"{options.nodes} nodes of {options.devices} devices, {options.jobs} jobs; processor time"
     )
+    tune_collector()  # as the daemon does
     asyncio.run(measure(options.nodes, options.devices, options.jobs, options.passes))
 
 

@@ -94,7 +94,7 @@ async def struck(part: Part, kills: int, step_s: float, folder: Path) -> list[St
             await training.ready(client, MACHINES)
             job = await training.submit(client, settings, out, checkpoints=True)
             following = asyncio.create_task(watch.follow(job))
-            striker = Striker(cluster, lambda: None)
+            striker = Striker(cluster, lambda: None, step_s)
             for number in range(kills):
                 run = await settled(client, out, run)
                 planned = Planned(0.0, part.strike, draws.random(), AWAY_S, 0.0)

@@ -197,7 +197,7 @@ def trace() -> None:
     rows = []
     learning = example("wan-trace").scenario.learning.model_copy(update={"samples": 150_000.0})
     for sparsity, total in ((0.95, 160), (0.97, 160), (0.99, 160)):
-        settings = StaleSparse(sparsity=sparsity)
+        settings = StaleSparse(sparsity=sparsity, values="float16")
         cluster = example("wan-trace", strategy_settings=settings, total_batch=total, learning=learning)
         found = {policy: outcomes(cluster, policy) for policy in ("inverse-time", "parameters", "parameters-batch")}
         base = statistics.median(one.seconds for one in found["parameters-batch"])
@@ -302,6 +302,7 @@ def _thousand_islands() -> Cluster:
     grid = {"rates": rates, "batches": totals, "extra": [[extra(r, x / 100) for x in totals] for r in rates]}
     scenario = {
         "strategy": "stale-sparse",
+        "stale_sparse": {"values": "float16"},
         "entries": 25_000_000,
         "total_batch": 32_000,
         "devices": devices,

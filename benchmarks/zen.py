@@ -21,12 +21,9 @@ import argparse
 import datetime
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,11 +32,12 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 import numpy as np
 import torch
+from lab.asked_workers import AskedWorkers
 from lab.machine import processor
 from lab.network import Network, refuse_without_tools
 from numpy.typing import NDArray
 
-from atoll.errors import AtollError, BadInput, DeadlineExceeded
+from atoll.errors import AtollError
 from atoll.sparse_scheme import SCHEMES, Scheme, SparseSchemeInput, costs
 from atoll.strategies.zen.blocks import BLOCK_ENTRIES, to_blocks
 from atoll.strategies.zen.coordinates import Coordinates, UnitShape, distinct_values
@@ -132,72 +130,23 @@ def synthetic(density: float, workers: int) -> Data:
     return Data(f"{density:g}", SYNTHETIC, terms)
 
 
-class Workers:
-    """The processes; all are gone when the `with` block ends."""
-
+class Workers(AskedWorkers):
     def __init__(self, network: Network, folder: Path) -> None:
-        self._network, self._folder, self._stack = network, folder, ExitStack()
-        self._processes: list[subprocess.Popen[str]] = []
+        super().__init__(network, WORKER, DEADLINE_S)
+        self._folder = folder
 
-    def __enter__(self) -> Workers:
-        self._pool = self._stack.enter_context(ThreadPoolExecutor(self._network.workers))
-        self._stack.callback(self._end)
-        try:
-            for rank in range(self._network.workers):
-                asked = {
-                    "rank": rank, "workers": self._network.workers, "host": self._network.address(rank),
-                    "parent": os.getpid(), "folder": str(self._folder),
-                }  # fmt: skip
-                argv = self._network.inside(rank, [sys.executable, str(WORKER), json.dumps(asked)])
-                pipe = subprocess.PIPE
-                env = os.environ | {"OMP_NUM_THREADS": "1"}
-                self._processes.append(subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, env=env))
-            self._ask(self._answers())  # endpoints
-            self._answers()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
+    def asked(self, rank: int) -> dict[str, Any]:
+        own = {"rank": rank, "workers": self.network.workers, "host": self.network.address(rank)}
+        return own | {"folder": str(self._folder)}
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def _end(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait(DEADLINE_S)
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-
-    def _ask(self, what: Any) -> None:
-        for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(what) + "\n")
-            process.stdin.flush()
-
-    def _answers(self) -> list[Any]:
-        """A line of each. Raises DeadlineExceeded, BadInput where one has ended."""
-
-        def line(process: subprocess.Popen[str]) -> str:
-            assert process.stdout is not None
-            return process.stdout.readline()
-
-        waiting = [self._pool.submit(line, process) for process in self._processes]
-        try:
-            said = [one.result(DEADLINE_S) for one in waiting]
-        except TimeoutError as error:
-            self._end()
-            raise DeadlineExceeded(f"a worker said nothing for {DEADLINE_S:g} s") from error
-        if not all(said):
-            raise BadInput(f"worker {said.index('')} ended; what it said stands above")
-        return [json.loads(one) for one in said]
+    def begun(self, said: list[Any]) -> None:
+        self.ask(said)  # endpoints
+        self.answers()
 
     def measure(self, data: str, scheme: Scheme, rounds: int) -> tuple[float, float]:
         """Seconds of a round, and bytes that a worker sends in it."""
-        self._ask({"data": data, "scheme": scheme, "rounds": rounds})
-        told = self._answers()
+        self.ask({"data": data, "scheme": scheme, "rounds": rounds})
+        told = self.answers()
         seconds = max(one["took_s"] for one in told) / rounds
         return seconds, sum(one["sent_bytes"] for one in told) / len(told)
 

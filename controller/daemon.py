@@ -11,7 +11,7 @@ import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -22,11 +22,13 @@ from grpc_health.v1.health import aio as health  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from atoll.controller.jobs.lifecycle.leader_epoch import LeaderEpoch, LeaderEpochSettings
+from atoll.controller.relaying import RelayKeeper
 from atoll.controller.services.agents import AgentServicer
 from atoll.controller.services.curves import CurveStore
 from atoll.controller.services.gate import AGENT_SERVICE, JOB_SERVICE, Gate, KnownLeader
 from atoll.controller.services.jobs import JobServicer
 from atoll.controller.services.logs import LogStore
+from atoll.controller.services.measures import measures
 from atoll.controller.services.revocation import Revocations
 from atoll.controller.settings import ControllerSettings
 from atoll.controller.state import keys
@@ -36,6 +38,8 @@ from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.leases import LeaseKeeper
 from atoll.controller.state.store import Fence
 from atoll.errors import LeadershipLost, SettingError, StoreUnavailable
+from atoll.exposition import exposed
+from atoll.ports import host_and_port
 from atoll.rpc import SERVER_OPTIONS, is_loopback, server_credentials, split_address
 from atoll.v1 import agents_pb2_grpc, jobs_pb2_grpc
 
@@ -47,7 +51,15 @@ PARALLEL_CALLS: Final = 8192
 """Each agent's stream is a call for as long as it lives."""
 
 
-async def serve(settings: ControllerSettings, stop: asyncio.Event) -> None:
+Beside = Callable[[str], AbstractAsyncContextManager[object]]
+"""What is served beside a controller, of the address that others are told."""
+
+
+def _nothing(address: str) -> AbstractAsyncContextManager[object]:
+    return nullcontext()
+
+
+async def serve(settings: ControllerSettings, stop: asyncio.Event, beside: Beside = _nothing) -> None:
     """Run until `stop` is set. When this returns or raises, nothing it started is alive.
 
     Raises SettingError for what cannot work (a port in use, a data folder in use), StoreUnavailable where the private
@@ -86,8 +98,11 @@ async def serve(settings: ControllerSettings, stop: asyncio.Event) -> None:
             await stack.enter_async_context(_running("revocations", revocations.follow(), stop))
         gate = Gate(known_leader, revocations)
         address = await stack.enter_async_context(_server(settings, gate, servicers, checker))
+        relay = RelayKeeper(settings, lambda: _tell_of_relay(known_leader))
+        await stack.enter_async_context(_running("relay", relay.run(), stop))
         candidate = _Candidate(
             settings=settings,
+            relay=relay,
             store=store,
             known_leader=known_leader,
             removed=lambda job: (disk.submit(logs.remove, job), disk.submit(curves.remove, job)),
@@ -95,8 +110,10 @@ async def serve(settings: ControllerSettings, stop: asyncio.Event) -> None:
             address=address,
         )
         await stack.enter_async_context(_running("candidate", candidate.run(), stop))
+        url = await stack.enter_async_context(exposed(settings.metrics, lambda: measures(known_leader.epoch)))
+        await stack.enter_async_context(beside(address))
         _write_address(settings.data_dir / "address", address)
-        logger.info("serving on %s", address)
+        logger.info("serving on %s%s", address, url and f", measurements on {url}")
         await stop.wait()
         await checker.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
 
@@ -122,6 +139,7 @@ class _Candidate:
         self,
         *,
         settings: ControllerSettings,
+        relay: RelayKeeper,
         store: EtcdStore,
         known_leader: KnownLeader,
         removed: Callable[[str], object],
@@ -129,6 +147,7 @@ class _Candidate:
         address: str,
     ) -> None:
         self._settings = settings
+        self._relay = relay
         self._store = store
         self._known_leader = known_leader
         self._removed = removed
@@ -165,6 +184,7 @@ class _Candidate:
             heartbeat_s=self._settings.heartbeat_s,
             node_lease_s=self._settings.node_lease_s,
             private=self._settings.tls is not None or is_loopback(split_address(self._settings.listen)[0]),
+            relay=self._relay,
         )
         epoch = LeaderEpoch(self._store, fence, keeper, settings, self._removed)
         await epoch.load()
@@ -202,6 +222,12 @@ class _Candidate:
             await asyncio.sleep(FOLLOW_LEADER_S)
 
 
+def _tell_of_relay(known_leader: KnownLeader) -> None:
+    """All agents, where this controller leads; who comes later is told then."""
+    if known_leader.epoch is not None:
+        known_leader.epoch.tell_of_relay()
+
+
 @asynccontextmanager
 async def _server(
     settings: ControllerSettings,
@@ -236,7 +262,7 @@ def _reachable(listen: str, port: int) -> str:
     host, _ = split_address(listen)
     if host in ("0.0.0.0", "::") and not is_loopback(host):
         host = socket.gethostname()
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_and_port(host, port)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import SettingError
+from atoll.exposition import check_address
 from atoll.ports import DEFAULT_ADDRESS, DEFAULT_ETCD_PORT
 from atoll.rpc import Tls, is_loopback, split_address
 
@@ -39,6 +40,16 @@ class ControllerSettings:
     token_file: Path | None = None
     """The join token that agents must present."""
 
+    relay: str | None = None
+    """HOST:PORT of a relay (`atoll relay`) for nodes behind NAT. None: one of this controller's own, on the port after
+    its own, once there is such a node."""
+
+    relay_secret_file: Path | None = None
+    """The secret of that relay."""
+
+    metrics: str | None = None
+    """HOST:PORT to serve /metrics on, for Prometheus. None: nowhere."""
+
     heartbeat_s: float = 1.0
     """How often agents report, in seconds."""
 
@@ -58,6 +69,13 @@ class ControllerSettings:
                 "is reachable from other machines, and whoever reaches it can run code on every node",
                 "Make certificates with `atoll certs` and give them, or accept the risk with `--insecure`",
             )
+        if (self.relay is None) != (self.relay_secret_file is None):
+            why = "and relay_secret_file belong together"
+            raise SettingError("relay", self.relay, why, "Give --relay HOST:PORT and --relay-secret-file, or neither")
+        if self.relay is not None:
+            split_address(self.relay)
+        if self.metrics is not None:
+            check_address("metrics", self.metrics, insecure=self.insecure)
         if self.advertise is not None:
             split_address(self.advertise)
         for address in self.etcd:

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ATOLL = (sys.executable, "-m", "atoll.cli.main")
+ATOLL = (sys.executable, "-P", "-m", "atoll.cli.main")  # -P: the installed one, whatever lies in this folder
 SPEEDS = "1.0,0.6,0.3"
 
 

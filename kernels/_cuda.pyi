@@ -24,24 +24,6 @@ def random_blocks(seed: int, blocks: int, index: object, stream: int) -> None: .
 def sample_scores(
     gradient: object, residual: object, weight: float, seed: int, scores: object, stream: int
 ) -> None: ...
-def update_blocks(
-    master: object,
-    first: object,
-    second: object,
-    last_step: object,
-    live: object,
-    index: object,
-    values: object,
-    rule: str,
-    step: int,
-    lr: float,
-    weight_decay: float,
-    momentum_or_beta1: float,
-    beta2: float,
-    epsilon: float,
-    scale: float,
-    stream: int,
-) -> int: ...
 def hierarchical_hash(
     unit: object, seeds: Sequence[int], partitions: int, order: object, slots: int, stream: int
 ) -> tuple[list[int], int]: ...

@@ -97,6 +97,10 @@ class EngineStats(NamedTuple):
     """Of the messages made, each counted once however many receivers it has."""
     stall_s: float
     """`fetch` and `changes` waited."""
+    outstanding_squares: float
+    """Exchanging updates, from a sample: the squared norm of what was not sent after each choice, added up."""
+    update_squares: float
+    """The same of what the optimizer did before it, since the choice before."""
 
 
 class ExchangeEngine:

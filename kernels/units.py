@@ -22,8 +22,6 @@ from atoll.kernels.refusals import refusals
 SLOT_HASHES: Final = 3
 """k of Algorithm 3.2: so many places are tried for a unit before it goes to its partition's serial memory."""
 
-MAX_PARTITIONS: Final = 4096
-
 
 class Hashed(NamedTuple):
     """order[bounds[p]] ... order[bounds[p + 1] - 1] are the places of partition p's units among those given. serial:

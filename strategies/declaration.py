@@ -76,6 +76,11 @@ class StrategySettings(Declared):
         """Parts that the model is cut into, each on a worker of its own."""
         return 1
 
+    @property
+    def makes_rounds(self) -> bool:
+        """Of an engine: whether its replicas make updates of their own, and are equal at a round's end."""
+        return True
+
 
 class PlanParameters(Declared):
     """Base of what a plan tells a strategy. A field that is None is as in the plan before. What users may set, pin or
@@ -104,13 +109,13 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number that workers report of every step. `unit`: "s", "bytes", or "share" for 0 to 1.
+    """A number that workers report of every step. `unit`: "s", "bytes", "count", or "share" for 0 to 1.
 
     summary: what `atoll status` is told: rank 0's newest, the mean of all ranks' latest steps, or which share of these
     steps it took (of seconds)."""
 
     name: str
-    unit: Literal["s", "bytes", "share"]
+    unit: Literal["s", "bytes", "count", "share"]
     meaning: str
     summary: Summary = "mean"
 
@@ -169,15 +174,22 @@ class Strategy:
     exchanges: bool = False
     """Whether workers send each other more than collectives do: they get keys and are told of all members."""
 
+    relayed: bool = False
+    """Whether its workers train where some of them reach each other through the relay alone."""
+
     worker: str
     """Makes the worker half."""
+
+    volunteer: str = ""
+    """What a volunteer does for a job in its worker half's place, until nobody needs it; empty where none may help.
+    From session, model and EngineParts to an exit code."""
 
     controller: str = ""
     """The controller half, atoll.controller.deciding.controller_half; empty where the split of the batch is all there
     is to decide."""
 
     scheduler: str = ""
-    """Makes the Scheduler of a run, from the job's settings and the number of its workers; empty where none answers."""
+    """Makes the Scheduler of a run, from the job's settings; empty where none answers."""
 
     simulator: str = ""
     """Its place in a simulated step, atoll.controller.simulator.strategy_steps; empty where it cannot be simulated."""

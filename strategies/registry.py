@@ -13,7 +13,7 @@ from typing import Final
 from atoll.errors import SettingError
 from atoll.strategies.declaration import Metric, Strategy, StrategySettings
 
-FOLDERS: Final = ("dense", "stale_sparse", "local_steps", "zen", "groups", "compressed")
+FOLDERS: Final = ("dense", "stale_sparse", "local_steps", "zen", "groups", "compressed", "volunteer")
 """Packages of atoll.strategies, each with its STRATEGY; the first is the default."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 from typing import Final
 
@@ -13,5 +14,6 @@ _HELD: Final[list[socket.socket]] = []  # until this process ends: what a test s
 def free_port() -> int:
     """A port of 127.0.0.1 on which nobody listens but who is told of it."""
     _HELD.append(hold_port())
+    atexit.register(_HELD[-1].close)
     port: int = _HELD[-1].getsockname()[1]
     return port

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,8 @@ from atoll.cli.group import hoist
 from atoll.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+MANUAL = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (*MANUAL, ROOT / "CHANGELOG.md")
 PROGRAMS = [
     path
     for folder in ("atoll", "controller", "agent", "strategies")
@@ -27,6 +32,8 @@ FENCED = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"`((?:sudo |atoll |python |make )[^`\n]+)`")
 FILLED_IN = "SOMETHING"
 """For what a program puts into its advice."""
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
+MAX_PICTURE_BYTES = 60_000
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -55,7 +62,7 @@ def parts(line: str) -> Iterator[str]:
 
 def told() -> list[Told]:
     found: dict[Told, None] = {}
-    for page in PAGES:
+    for page in MANUAL:
         text = page.read_text()
         lines = [line for block in FENCED.findall(text) for line in block.replace("\\\n", "").splitlines()]
         for line in [*lines, *QUOTED.findall(FENCED.sub("", text))]:
@@ -68,6 +75,7 @@ def told() -> list[Told]:
 
 
 TOLD = told()
+COMMAND = typer.main.get_command(app)  # takes a quarter of a second
 
 
 def check_command(command: Any, words: list[str]) -> None:
@@ -105,7 +113,7 @@ def check_script(words: list[str]) -> None:
 def check(one: Told) -> None:
     program, *words = shlex.split(one.command)
     if program == "atoll":
-        check_command(typer.main.get_command(app), words)
+        check_command(COMMAND, words)
     elif program == "python":
         check_script(words)
     else:
@@ -133,6 +141,49 @@ def test_links_lead_somewhere(page: Path) -> None:
             headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
             slugs = {"#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert section in slugs, f"{file}{section}"
+
+
+def test_pictures_are_small_and_shown_and_say_what_they_show() -> None:
+    shown = {}
+    for page in PAGES:
+        for words, file in PICTURE.findall(page.read_text()):
+            shown[(page.parent / file).resolve()] = words
+    assert set(shown) == set((ROOT / "docs/images").iterdir())
+    assert [file.name for file in shown if file.stat().st_size > MAX_PICTURE_BYTES] == []
+    assert [file.name for file, words in shown.items() if len(words) < 20] == []
+
+
+def test_every_page_is_in_the_site_s_contents_and_no_other() -> None:
+    contents = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r"(\S+\.md)$", contents, re.MULTILINE)
+    assert sorted(listed) == sorted(["index.md" if page.name == "README.md" else page.name for page in PAGES])
+
+
+def test_lists_are_seen_as_such() -> None:
+    """The site's Markdown wants an empty line before a list; elsewhere it may be left out."""
+    wrong = []
+    for page in PAGES:
+        lines = FENCED.sub("", page.read_text()).splitlines()
+        for before, line in pairwise(lines):
+            begins = re.match(r"(- |\d+\. )\S", line)
+            if begins and before and not re.match(r"(- |\d+\. | )", before):
+                wrong.append(f"{page.name}: {line}")
+    assert wrong == []
+
+
+@pytest.mark.timeout(180)
+def test_the_manual_builds_as_a_site_without_a_warning(tmp_path: Path) -> None:
+    """All of its links and anchors once more, as the site has them; and the pages from outside of docs/."""
+    command = (sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path))
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=170, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    index = (tmp_path / "index.html").read_text()
+    assert 'src="images/architecture.svg"' in index
+    assert 'href="deploy.html#clients"' in index
+    assert (tmp_path / "tree/examples/words.py").read_text() == (ROOT / "examples/words.py").read_text()
+    asked = re.findall(r"""(?:src|href)=["'](https?://[^"']+\.(?:js|css|woff2?))["']""", index)
+    assert asked == [], "a site that is read without a network asks one for these"
 
 
 def test_enough_is_told_for_these_tests_to_mean_anything() -> None:

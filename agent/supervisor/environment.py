@@ -11,6 +11,8 @@ from atoll.agent.telemetry.numa import NumaBinding
 from atoll.v1.agents_pb2 import Launch
 
 _PREFIX: Final = "ATOLL_"
+SECRET: Final = "ATOLL_WORKER_SECRET"
+"""Says, as long as the process lives, whose it is: also what leaves its group is known by it."""
 PLACE: Final = frozenset(
     {
         "RANK",
@@ -29,19 +31,19 @@ PLACE: Final = frozenset(
 
 def worker_environment(
     inherited: Mapping[str, str],
-    launch: Launch,
+    own: Mapping[str, str],
     device: Device,
     devices: Sequence[Device],
     *,
-    agent_socket: str,
-    secret: str,
+    local_rank: int,
     interface: str | None,
     threads: int | None,
     binding: NumaBinding | None,
 ) -> dict[str, str]:
-    """All variables of the worker. inherited: the agent's own, of which ATOLL_* (a token, say) stay behind. threads: of
-    a worker's processor; None: its part of the NUMA node that it is bound to, or else of the machine's cores."""
-    env = {name: value for name, value in inherited.items() if not name.startswith(_PREFIX) and name not in PLACE}
+    """All variables of a worker but those of its launch. inherited: the agent's own, of which ATOLL_* (a token, say)
+    stay behind. own: the job's. threads: of a worker's processor; None: its part of the NUMA node that it is bound to,
+    or else of the machine's cores."""
+    env = {name: value for name, value in inherited.items() if may_set(name)}
     env["PYTHONUNBUFFERED"] = "1"
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)
@@ -50,15 +52,19 @@ def worker_environment(
         env.setdefault("OMP_NUM_THREADS", str(each))
     if interface is not None:
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = interface
-    own = {**launch.spec.env, **launch.spec.secrets}
-    env |= {name: value for name, value in own.items() if _may_set(name)}
+    env |= {name: value for name, value in own.items() if may_set(name)}
     if device.kind == "cuda":
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order; CUDA's own puts the fastest first
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_devices(device, devices, launch.local_rank))
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(visible_devices(device, devices, local_rank))
+    return env
+
+
+def launch_variables(launch: Launch, *, agent_socket: str, secret: str) -> dict[str, str]:
+    """Those that say which worker it is: of no other one, and of no other start."""
     id = launch.id
-    joins = launch.HasField("joins")
-    return env | {
-        "RANK": str(launch.world_size - 1 if joins else id.rank),
+    last = launch.HasField("joins") or launch.HasField("helping")  # their numbers say nothing of their place
+    return {
+        "RANK": str(launch.world_size - 1 if last else id.rank),
         "LOCAL_RANK": str(launch.local_rank),
         "GROUP_RANK": str(launch.node_rank),
         "WORLD_SIZE": str(launch.world_size),
@@ -71,7 +77,7 @@ def worker_environment(
         "ATOLL_JOB": id.job,
         "ATOLL_RUN": str(id.run),
         "ATOLL_RANK": str(id.rank),
-        "ATOLL_WORKER_SECRET": secret,
+        SECRET: secret,
     }
 
 
@@ -83,5 +89,6 @@ def visible_devices(device: Device, devices: Sequence[Device], local_rank: int) 
     return [*others[:local_rank], device.visible_as]
 
 
-def _may_set(name: str) -> bool:
+def may_set(name: str) -> bool:
+    """Whether a worker has this variable from its agent or its job."""
     return name not in PLACE and not name.startswith(_PREFIX)

@@ -73,7 +73,8 @@ class HelloReceived:
 @dataclass(frozen=True, slots=True)
 class SignOfLife:
     """saving, saved_bytes: whether it writes a checkpoint, and how much it has written of any. view: how it stands
-    towards the views of its run; None of one that says nothing of them."""
+    towards the views of its run; None of one that says nothing of them. volunteer_port: where it takes volunteers'
+    help; 0: nowhere."""
 
     key: WorkerKey
     step: int
@@ -83,6 +84,7 @@ class SignOfLife:
     saving: bool = False
     saved_bytes: int = 0
     view: ViewReport | None = None
+    volunteer_port: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,11 +52,20 @@ def last_words(output: bytes) -> str:
     """One line that says why, from the end of a worker's output: what its last traceback ends with, else its last line.
 
     Any bytes may come in; what comes out is printable and at most MAX_REASON characters."""
-    text = _ESCAPES.sub("", output.decode("utf-8", errors="replace"))
-    lines = [_CONTROL.sub("", line).rstrip() for line in text.splitlines()]
+    lines = _printable_lines(output)
     starts = [number for number, line in enumerate(lines) if line == _TRACEBACK]
     if starts:
         after = (line for line in lines[starts[-1] + 1 :] if line and not line.startswith((" ", "\t")))
         if raised := next(after, ""):
             return raised[:MAX_REASON]
     return next((line.strip()[:MAX_REASON] for line in reversed(lines) if line.strip()), "")
+
+
+def last_lines(output: bytes, count: int) -> list[str]:
+    """The last lines that say something, printable."""
+    return [line.strip() for line in _printable_lines(output) if line.strip()][-count:]
+
+
+def _printable_lines(output: bytes) -> list[str]:
+    text = _ESCAPES.sub("", output.decode("utf-8", errors="replace"))
+    return [_CONTROL.sub("", line).rstrip() for line in text.splitlines()]

@@ -36,6 +36,11 @@ class LogStream:
         self._sent_at_s: float | None = None
         self._position = 0
 
+    def hold(self, output: bytes) -> None:
+        """All there is, of what was no process. Raises OSError."""
+        self.spool.append(output)
+        self.ended = True
+
     @property
     def is_told(self) -> bool:
         """Whether the controller has all that there is so far."""

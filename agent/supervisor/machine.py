@@ -90,6 +90,7 @@ class Worker:
     plan: int = 0
     trained: bool = False
     view: ViewReport | None = None
+    volunteer_port: int = 0
 
     @property
     def greeted(self) -> bool:
@@ -149,8 +150,9 @@ def _of_worker(
             progress = worker.progress.at(step, now_s).saved(event.saving, event.saved_bytes, now_s)
             after = replace(worker, step=step, plan=plan, trained=event.trained, life=worker.life.heard(now_s))
             same = event.trained == worker.trained and _standing(event.view) == _standing(worker.view)
-            news: list[Instruction] = [] if same else [Report()]
-            return _put(state, replace(after, progress=progress, view=event.view)), news
+            news: list[Instruction] = [] if same and event.volunteer_port == worker.volunteer_port else [Report()]
+            after = replace(after, progress=progress, view=event.view, volunteer_port=event.volunteer_port)
+            return _put(state, after), news
         case Ended():
             after = replace(worker, phase=Phase.EXITED, exit=classify(event, _killed(worker.stop, event.exit_code)))
             return _start_waiting(_put(state, after), [Report()])

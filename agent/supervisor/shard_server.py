@@ -20,6 +20,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ALL_SLOT
 from atoll.agent.runtime.transport.keys import Gatekeeper, Keys, generate, secure_server
 from atoll.errors import CheckpointError
 from atoll.message_limits import MAX_SHARD_PIECE
+from atoll.ports import bracketed
 from atoll.v1.worker_pb2 import ShardReply, ShardRequest
 
 logger = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ class ShardServer:
 def _bound(socket: zmq.Socket[bytes], address: str) -> int:
     """The port; 0 where none is free. On all of the machine's addresses where this one is a gateway's."""
     ports = candidate_ports()
-    for host in (f"[{address}]" if ":" in address else address, "*"):
+    for host in (bracketed(address), "*"):
         try:
             return int(socket.bind_to_random_port(f"tcp://{host}", ports[0], ports[-1] + 1, _TRIES))
         except zmq.ZMQError:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from atoll import exit_codes
+from atoll.agent.passages.passages import OwnWorkers, Passages
 from atoll.agent.ports import RendezvousPorts
-from atoll.agent.routes import interface_of
 from atoll.agent.settings import AgentSettings
-from atoll.agent.supervisor import machine, on_numa_node
-from atoll.agent.supervisor.code import CodeStore, Fetch, find_script
-from atoll.agent.supervisor.environment import worker_environment
+from atoll.agent.supervisor import machine
+from atoll.agent.supervisor.code import Fetch
 from atoll.agent.supervisor.events import (
     CloseRequested,
     CodeReady,
@@ -51,17 +50,19 @@ from atoll.agent.supervisor.liveness import STALL_TIMEOUT_S, is_stopped
 from atoll.agent.supervisor.logs import Logs, LogStream
 from atoll.agent.supervisor.memory import MemoryFolders
 from atoll.agent.supervisor.output import Captured, OutputPump
+from atoll.agent.supervisor.preparation import Preparation, Prepared
 from atoll.agent.supervisor.process import WorkerProcess, out_of_memory_kills
 from atoll.agent.supervisor.shard_server import ShardServer
+from atoll.agent.supervisor.starting import WorkerStarter
 from atoll.agent.supervisor.strategy_messages import StrategyMessages
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import Device
-from atoll.agent.telemetry.numa import bindings, read_nodes
-from atoll.errors import AtollError
+from atoll.errors import AtollError, EnvironmentFailed
+from atoll.message_limits import MAX_REASON
 from atoll.strategies import registry
 from atoll.v1.agents_pb2 import Inventory, Launch, PlanForJob, StopWorkers, TakeInventory, View
-from atoll.v1.common_pb2 import LEVEL_WARNING, JobSpec, StrategyMessage
+from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, JobSpec, StrategyMessage
 from atoll.v1.worker_pb2 import Alive, Welcome
 from atoll.worker_key import WorkerKey
 
@@ -78,7 +79,6 @@ _KILLED_S: Final = 5.0
 @dataclass(slots=True)
 class _Running:
     process: WorkerProcess
-    secret: str
     captured: Captured
     oom_kills: int
     exited: asyncio.Event
@@ -100,13 +100,10 @@ class Supervisor:
     ) -> None:
         """Raises OSError where the state directory cannot be used."""
         self._settings = settings
-        self._devices = {device.index: device for device in devices}
-        self._bindings = bindings(read_nodes(), devices)
         self._changed = changed
         self._printed = printed
         self._state = machine.State()
         self._launches: dict[WorkerKey, Launch] = {}
-        self._folders: dict[WorkerKey, Path] = {}
         self._running: dict[WorkerKey, _Running] = {}
         self._tasks: dict[WorkerKey, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
@@ -115,24 +112,36 @@ class Supervisor:
         self.collector = Collector(begun=changed)
         self.ports = RendezvousPorts()
         self.logs = Logs(settings.state_dir / "logs", printed)
-        self._pids = settings.state_dir / "pids"
-        self._pids.mkdir(exist_ok=True)
         self.memory = MemoryFolders(settings.state_dir)
         self.shards = ShardServer(self.memory.shard_folders)
-        self._code = CodeStore(settings.state_dir / "code", fetch)
         self._inventories: deque[Inventory] = deque()
         self._inventory_taker = InventoryTaker(
             (self.memory.root, self.memory.spill), self.checkpoints_of, self._inventory_taken
         )
         self.strategy_messages = StrategyMessages()
+        self.passages = Passages(settings.name, OwnWorkers(self._welcome_of, self._pid_of, lambda: self.address))
         self._socket = WorkerSocket(
-            settings.state_dir, self.collector, self._on_hello, self._on_alive, self.strategy_messages.put
+            settings.state_dir,
+            self.collector,
+            self._on_hello,
+            self._on_alive,
+            self.strategy_messages.put,
+            on_passage=self.passages.open,
         )
+        pids = settings.state_dir / "pids"
+        pids.mkdir(exist_ok=True)
+        self._preparation = Preparation(settings.state_dir, fetch)
+        self._starter = WorkerStarter(settings, devices, pids, self._socket.endpoint)
         self._pump = OutputPump()
 
     @property
     def workers(self) -> Sequence[machine.Worker]:
         return tuple(self._state.workers.values())
+
+    def registered(self) -> None:
+        """A controller has let this node in: it may launch workers now, and has none of their output yet."""
+        self.logs.rewind()
+        self._starter.wait_for_launches(self.address)
 
     # What the controller asks for; checked already.
 
@@ -169,6 +178,14 @@ class Supervisor:
         if not self._lives(job):  # the controller says it again
             self.memory.drop(job)
             self.shards.drop(job)
+            self._starter.spares.forget(job)
+
+    def _welcome_of(self, key: WorkerKey) -> Welcome | None:
+        return self._socket.welcome_of(key)
+
+    def _pid_of(self, key: WorkerKey) -> int | None:
+        running = self._running.get(key)
+        return running.process.pid if running is not None else None
 
     def _lives(self, job: str) -> bool:
         return any(worker.key.job == job and worker.phase is not machine.Phase.EXITED for worker in self.workers)
@@ -205,10 +222,13 @@ class Supervisor:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._socket.run(), name="worker socket")
             group.create_task(self._tick(), name="worker watch")
+            group.create_task(self._preparation.watch(self._warn), name="code watch")
+            group.create_task(self.passages.run(), name="passages")
 
     async def stop_all(self, reason: str) -> None:
         """Stop every worker in stages and start none any more. Returns when all are gone; `run` must be running."""
         self._feed(CloseRequested(CLOSE_GRACE_S, reason, time.monotonic()))
+        self._starter.spares.close()
         beyond_s = machine.TERM_S + _KILLED_S
         deadline_s = time.monotonic() + CLOSE_GRACE_S + beyond_s
         while self._tasks and (now_s := time.monotonic()) < deadline_s:
@@ -222,12 +242,13 @@ class Supervisor:
         """Let go of everything. Workers that are left are killed at once."""
         for running in self._running.values():
             running.process.send_signal(signal.SIGKILL)
+        self._starter.spares.close()
         tasks = list(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=_KILLED_S)
         for task in self._tasks.values():
             task.cancel()
-        await self._code.close()
+        await self._preparation.close()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._pump.close()
         self.logs.close()
@@ -241,6 +262,7 @@ class Supervisor:
         while True:
             stopped = (key for key, running in self._running.items() if is_stopped(running.process.pid))
             self._feed(Ticked(time.monotonic(), frozenset(stopped)))
+            self._starter.spares.tick(time.monotonic(), self._state.workers)
             await asyncio.sleep(TICK_S)
 
     # Events in, instructions out.
@@ -253,9 +275,9 @@ class Supervisor:
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case FetchCode(key):
-                self._own(key, self._fetch(key, self._launches[key].spec))
+                self._own(key, self._prepare(key, self._launches[key].spec))
             case StartProcess(key):
-                self._feed(self._start(key, self._launches[key], self._folders[key]))
+                self._feed(self._start(key, self._launches[key], self._preparation.of(key)))
             case SendStop(key, grace_s, reason):
                 self._socket.send_stop(key, grace_s, reason)
             case SendSignal(key, number):
@@ -264,9 +286,12 @@ class Supervisor:
             case Release(key):
                 self._release(key)
             case Tell(key, text):
-                self.collector.note(key, LEVEL_WARNING, text)
+                self._warn(key, text)
             case Report():
                 self._changed()
+
+    def _warn(self, key: WorkerKey, text: str) -> None:
+        self.collector.note(key, LEVEL_WARNING, text)
 
     def _own(self, key: WorkerKey, work: Coroutine[None, None, None]) -> None:
         """Run the part of a worker's life that waits: fetching, then watching."""
@@ -283,28 +308,27 @@ class Supervisor:
 
     def _release(self, key: WorkerKey) -> None:
         self._launches.pop(key, None)
-        self._folders.pop(key, None)
+        self._preparation.release(key)
         self._socket.release(key)
+        self.passages.close(key)
         self.collector.forget(key)
         if key not in self._running and (task := self._tasks.get(key)) is not None:
             task.cancel()
 
     # One worker.
 
-    async def _fetch(self, key: WorkerKey, spec: JobSpec) -> None:
+    async def _prepare(self, key: WorkerKey, spec: JobSpec) -> None:
         try:
-            folder = await self._code.get(spec.code_sha256, self._code_in_use)
-            find_script(folder, spec.script)
+            await self._preparation.prepare(key, spec, partial(self.collector.note, key, LEVEL_INFO))
         except (AtollError, OSError) as error:
+            if isinstance(error, EnvironmentFailed):
+                with suppress(OSError):
+                    self.logs.open(key).hold(error.output)
             self._feed(_failed(key, str(error)))
             return
-        self._folders[key] = folder
         self._feed(CodeReady(key))
 
-    def _code_in_use(self) -> set[str]:
-        return {launch.spec.code_sha256 for launch in self._launches.values()}
-
-    def _start(self, key: WorkerKey, launch: Launch, folder: Path) -> Started | StartFailed:
+    def _start(self, key: WorkerKey, launch: Launch, prepared: Prepared) -> Started | StartFailed:
         try:
             job_directory = self._job_directory(key, launch)
             job_directory.mkdir(parents=True, exist_ok=True)
@@ -313,35 +337,28 @@ class Supervisor:
             return _failed(key, f"its folders could not be made: {error}")
         if not registry.find(launch.spec.strategy).asks_for_each_step:
             self.collector.estimate(key)
-        secret = secrets.token_hex(16)
-        self._socket.expect(key, secret, self._welcome(key, launch, job_directory))
+        welcome = self._welcome(key, launch, job_directory)
         exited = asyncio.Event()
         try:
             if key.rank == 0 and not launch.HasField("joins"):
                 self.ports.release(launch.master_port)
             oom_kills = out_of_memory_kills()
-            process = WorkerProcess(
-                self._command(launch),
-                folder=folder,
-                env=self._environment(launch, secret),
-                pid_file=self._pids / f"{key.job}.{key.run}.{key.rank}.pid",
-                on_exit=exited.set,
-            )
+            process = self._starter.start(key, launch, prepared, address=self.address, on_exit=exited.set)
         except (AtollError, OSError, ValueError) as error:
             stream.ended = True
             return _failed(key, f"the process could not be made: {error}")
+        self._socket.expect(key, process.secret, welcome)  # its Hello is read by this thread: later
         captured, output_ended = self._capture(process, stream)
-        self._running[key] = _Running(process, secret, captured, oom_kills, exited, output_ended)
+        self._running[key] = _Running(process, captured, oom_kills, exited, output_ended)
         self._own(key, self._watch(key))
         logger.info("%s: started as process %d", key, process.pid)
         return Started(key, process.pid, time.monotonic())
 
-    def _command(self, launch: Launch) -> list[str]:
-        argv, bound = [sys.executable, launch.spec.script, *launch.spec.args], self._bindings.get(launch.device)
-        return argv if bound is None else on_numa_node.command(argv, bound.node, bound.cpus)
-
     def _welcome(self, key: WorkerKey, launch: Launch, job_directory: Path) -> Welcome:
-        welcome = Welcome(launch=launch, job_directory=str(job_directory), speed=self._settings.speed)
+        welcome = Welcome(
+            launch=launch, job_directory=str(job_directory), speed=self._settings.speed, address=self.address
+        )
+        welcome.uplink_bps = self._settings.uplink_bps or 0.0
         start = launch.spec.checkpoint.start_from
         if start.job or start.directory.startswith("/"):
             welcome.start_directory = str(self.checkpoints_of(start.directory) / start.job)
@@ -358,19 +375,6 @@ class Supervisor:
         """Where jobs with this `directory` have their folders on this node. With the URL of a store: before it has
         them."""
         return Path(directory) if directory.startswith("/") else self._settings.jobs
-
-    def _environment(self, launch: Launch, secret: str) -> dict[str, str]:
-        return worker_environment(
-            os.environ,
-            launch,
-            self._devices[launch.device],
-            list(self._devices.values()),
-            agent_socket=self._socket.endpoint,
-            secret=secret,
-            interface=interface_of(self.address),
-            threads=self._settings.threads,
-            binding=self._bindings.get(launch.device),
-        )
 
     def _capture(self, process: WorkerProcess, stream: LogStream) -> tuple[Captured, asyncio.Event]:
         ended = asyncio.Event()
@@ -395,7 +399,9 @@ class Supervisor:
         running = self._running[key]
         await running.exited.wait()
         code = running.process.reap()
-        end_escaped(running.secret)
+        end_escaped(running.process.secret)
+        if code == exit_codes.FINISHED:  # after other ends somebody waits for its place
+            await self._preparation.look(key, self._warn)
         for then in (self._pump.cut, self._abandon):
             try:
                 async with asyncio.timeout(_OUTPUT_END_S):
@@ -407,7 +413,7 @@ class Supervisor:
         words = last_words(bytes(running.captured.recent))
         self._feed(Ended(key, code, out_of_memory_kills() > running.oom_kills, words))
         self._launches.pop(key, None)
-        self._folders.pop(key, None)
+        self._preparation.release(key)
         worker = self._state.workers.get(key)
         if worker is not None and worker.exit is not None:
             logger.info("%s: %s %s", key, worker.exit.kind.name.lower(), worker.exit.reason)
@@ -419,11 +425,21 @@ class Supervisor:
         self._feed(HelloReceived(key, time.monotonic()))
 
     def _on_alive(self, key: WorkerKey, alive: Alive) -> None:
-        view = alive.view if alive.HasField("view") else None
-        now_s = time.monotonic()
-        self._feed(SignOfLife(key, alive.step, alive.plan, now_s, alive.trained, alive.saving, alive.saved_bytes, view))
+        self._feed(
+            SignOfLife(
+                key,
+                alive.step,
+                alive.plan,
+                time.monotonic(),
+                alive.trained,
+                alive.saving,
+                alive.saved_bytes,
+                alive.view if alive.HasField("view") else None,
+                alive.volunteer_port,
+            )
+        )
 
 
 def _failed(key: WorkerKey, reason: str) -> StartFailed:
     logger.warning("%s: not started: %s", key, reason)
-    return StartFailed(key, reason)
+    return StartFailed(key, reason[:MAX_REASON])

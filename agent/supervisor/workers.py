@@ -22,7 +22,7 @@ from atoll.rpc import MAX_MESSAGE_BYTES
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.v1.agents_pb2 import PlanForJob, View
 from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage
-from atoll.v1.worker_pb2 import Alive, Stop, SupervisorMessage, Welcome, WorkerMessage
+from atoll.v1.worker_pb2 import Alive, OpenPassage, Passage, Stop, SupervisorMessage, Welcome, WorkerMessage
 from atoll.worker_key import WorkerKey
 
 logger = logging.getLogger(__name__)
@@ -53,12 +53,15 @@ class WorkerSocket:
         on_hello: Callable[[WorkerKey], None],
         on_alive: Callable[[WorkerKey, Alive], None],
         on_strategy: Callable[[StrategyMessage], None],
+        *,
+        on_passage: Callable[[WorkerKey, OpenPassage], Passage],
     ) -> None:
         """Raises OSError, zmq.ZMQError if the socket cannot be made."""
         self._collector = collector
         self._on_hello = on_hello
         self._on_alive = on_alive
         self._on_strategy = on_strategy
+        self._on_passage = on_passage
         self._workers: dict[WorkerKey, _Expected] = {}
         self._outgoing: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue(_HWM)
         self.dropped: Counter[str] = Counter()
@@ -88,6 +91,11 @@ class WorkerSocket:
     def release(self, key: WorkerKey) -> None:
         """The worker is gone; whoever speaks in its name from now on is dropped."""
         self._workers.pop(key, None)
+
+    def welcome_of(self, key: WorkerKey) -> Welcome | None:
+        """What a worker that is not released was told, with the newest view."""
+        worker = self._workers.get(key)
+        return worker.welcome if worker is not None else None
 
     def send_stop(self, key: WorkerKey, grace_s: float, reason: str) -> None:
         worker = self._workers.get(key)
@@ -176,6 +184,8 @@ class WorkerSocket:
                 self._drop("strategy message too large", key)
             else:
                 self._on_strategy(StrategyMessage(id=message.id, body=message.strategy.body))
+        elif message.HasField("open_passage"):
+            self._post(key, SupervisorMessage(passage=self._on_passage(key, message.open_passage)))
         else:
             self._drop("empty", key)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 
 from atoll.message_limits import MAX_TEXT
-from atoll.telemetry_limits import MAX_LINKS, MAX_METRICS, MAX_NOTICES, MAX_STEPS
+from atoll.telemetry_limits import MAX_LINKS, MAX_NOTICES, MAX_REPORTS, MAX_STEPS
 from atoll.v1.agents_pb2 import Notice, Prepared, Resumed, WorkerTelemetry
 from atoll.v1.common_pb2 import Level, LinkSample, Metrics, StepSample, WorkerId
 
@@ -18,7 +18,7 @@ class TelemetryBuffer:
         self.changed = self.stepped = False
         self.view = 0
         self._steps: deque[StepSample] = deque(maxlen=MAX_STEPS)
-        self._metrics: deque[Metrics] = deque(maxlen=MAX_METRICS)
+        self._metrics: deque[Metrics] = deque(maxlen=MAX_REPORTS)
         self._notices: deque[Notice] = deque(maxlen=MAX_NOTICES)
         self._links: dict[int, LinkSample] = {}  # by peer; counts since the run began, so the newest is enough
         self._dropped_steps = self._dropped_before = 0  # here; by who fills this buffer

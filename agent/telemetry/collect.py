@@ -13,6 +13,8 @@ from atoll.telemetry_limits import (
     MAX_LINKS,
     MAX_METRICS,
     MAX_NOTICES,
+    MAX_REPORTS,
+    MAX_VOLUNTEER,
     TIERS,
     flaw_of_link,
     flaw_of_step,
@@ -53,7 +55,7 @@ class Collector:
                 self._take_step(key, sample, into)
             else:
                 into.drop_steps(1)
-        for metrics in telemetry.metrics[-MAX_METRICS:]:
+        for metrics in telemetry.metrics[-MAX_REPORTS:]:
             into.metrics(_cut(metrics))
         for notice in telemetry.notices[-MAX_NOTICES:]:
             into.notice(notice.level, notice.text)
@@ -136,4 +138,8 @@ def _trimmed(link: LinkSample) -> LinkSample:
         busy_s=link.busy_s,
         goodput_bps=link.goodput_bps,
         dropped={reason: link.dropped[reason] for reason in reasons},
+        volunteer=link.volunteer[:MAX_VOLUNTEER],
+        wait_share=link.wait_share,
+        form=link.form,
+        differs=link.differs,
     )

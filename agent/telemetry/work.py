@@ -80,7 +80,7 @@ async def _ask(kind: str, env: Mapping[str, str]) -> bytes:
     """What the program for this kind prints. Cancelling kills it; so does the agent's death."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *die_with_parent.command([sys.executable, "-m", _PROGRAMS[kind]], signal.SIGKILL),
+            *die_with_parent.command([sys.executable, "-P", "-m", _PROGRAMS[kind]], signal.SIGKILL),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -57,11 +57,16 @@ class Options:
 
 def of(context: typer.Context) -> Connection:
     """The connection that the global options describe. Raises BadInput naming the one that is wrong."""
+    given = context.find_object(Options)
+    assert given is not None
+    return described(given)
+
+
+def described(given: Options) -> Connection:
+    """The same, of options that are at hand."""
     # gRPC's C core writes failed handshakes to stderr, of a controller every one that somebody tries; whoever dials
     # says the same in one line.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    given = context.find_object(Options)
-    assert given is not None
     addresses = tuple(part.strip() for part in given.controllers.split(",") if part.strip())
     if not addresses:
         raise BadInput(f"--controller {given.controllers!r} names none. Give HOST:PORT, several with commas between")

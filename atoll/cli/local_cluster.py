@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import subprocess
@@ -20,8 +19,10 @@ from atoll.cli.render import terminal
 from atoll.errors import AtollError, Conflict, ControllerUnreachable, DeadlineExceeded
 from atoll.ports import DEFAULT_ADDRESS
 
-_READY_WITHIN_S: Final = 60.0
+READY_WITHIN_S: Final = 60.0
 _STOP_WITHIN_S: Final = 10.0
+DATA_DIR: Final = Path("~/.atoll")
+_LOCK: Final = "lock"
 _LOOK_EVERY_S: Final = 0.2
 _NO_MORE: Final[Mapping[str, str]] = {}
 
@@ -80,7 +81,7 @@ class LocalCluster:
         log = self._data / "logs" / f"{name}.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *die_with_parent.command([sys.executable, "-m", "atoll.cli.main", *args]),
+                *die_with_parent.command([sys.executable, "-P", "-m", "atoll.cli.main", *args]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -106,7 +107,7 @@ class LocalCluster:
 
         wanted, connected = {f"local-{number}" for number in range(len(self._speeds))}, set[str]()
         try:
-            async with asyncio.timeout(_READY_WITHIN_S), AsyncClient([self._listen], timeout_s=1.0) as client:
+            async with asyncio.timeout(READY_WITHIN_S), AsyncClient([self._listen], timeout_s=1.0) as client:
                 while connected != wanted:
                     await asyncio.sleep(_LOOK_EVERY_S)
                     with suppress(ControllerUnreachable):  # not yet
@@ -114,7 +115,7 @@ class LocalCluster:
                         connected = {node.name for node in reply.nodes if node.connected} & wanted
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"{len(connected)} of {len(wanted)} agents connected within {_READY_WITHIN_S:g} s. "
+                f"{len(connected)} of {len(wanted)} agents connected within {READY_WITHIN_S:g} s. "
                 f"Their logs: {self._data / 'logs'}"
             ) from error
         self._announce()
@@ -159,12 +160,46 @@ def dealt(gpus: Sequence[str], agents: int) -> list[list[str]]:
 
 @contextmanager
 def locked(data: Path) -> Iterator[None]:
-    """One `atoll up` at a time on one data directory."""
-    with (data / "lock").open("a") as file:
+    """One `atoll up` at a time on one data directory; the file says which process that is."""
+    import fcntl  # here, for clients on other systems have none
+
+    with (data / _LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Conflict(
-                f"another `atoll up` runs with --data-dir {data}. Stop it, or name another folder"
+                f"another `atoll up` runs with --data-dir {data}. `atoll down` stops it, or name another folder"
             ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield
+
+
+def is_up(data: Path) -> bool:
+    """Whether an `atoll up` has this data directory."""
+    import fcntl
+
+    try:
+        with (data / _LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+@contextmanager
+def holder(data: Path) -> Iterator[int | None]:
+    """The `atoll up` that has this data directory, as a descriptor that means no other process; None: nobody has."""
+    try:
+        pid = int((data / _LOCK).read_text() or 0)
+        descriptor = os.pidfd_open(pid)
+    except (FileNotFoundError, ValueError, ProcessLookupError):
+        yield None
+        return
+    try:  # only now: a number that was given anew belongs to nobody who holds the lock
+        yield descriptor if is_up(data) else None
+    finally:
+        os.close(descriptor)

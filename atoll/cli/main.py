@@ -15,6 +15,7 @@ from atoll.cli.commands import (
     daemons,
     dashboard,
     doctor,
+    down,
     drill,
     export,
     install_etcd,
@@ -22,12 +23,15 @@ from atoll.cli.commands import (
     metrics,
     plan,
     profile,
+    relay,
     remove,
     restore,
+    resume,
     simulate,
     strategy_options,
     streams,
     submit,
+    top,
     up,
 )
 from atoll.cli.group import AtollGroup
@@ -90,7 +94,9 @@ def version(as_json: jobs.Json = False) -> None:
 
 _RUN, _SEE, _KEEP = "Run", "See", "Keep"
 app.command(rich_help_panel=_RUN)(up.up)
+app.command(rich_help_panel=_RUN)(down.down)
 app.command(rich_help_panel=_RUN, cls=strategy_options.SubmitCommand)(submit.submit)
+app.command(rich_help_panel=_RUN)(resume.resume)
 app.command(rich_help_panel=_RUN, cls=strategy_options.SubmitCommand)(restore.restore)
 app.command(rich_help_panel=_RUN)(profile.profile)
 app.command(rich_help_panel=_RUN, cls=strategy_options.AdjustCommand)(jobs.adjust)
@@ -98,7 +104,9 @@ app.command(rich_help_panel=_RUN)(jobs.plans)
 app.command(rich_help_panel=_RUN)(jobs.cancel)
 app.command(rich_help_panel=_RUN)(daemons.controller)
 app.command(rich_help_panel=_RUN)(daemons.agent)
+app.command(rich_help_panel=_RUN)(relay.relay)
 app.command(rich_help_panel=_SEE)(jobs.jobs)
+app.command(rich_help_panel=_SEE)(top.top)
 app.command(rich_help_panel=_SEE)(jobs.status)
 app.command(rich_help_panel=_SEE)(streams.logs)
 app.command(rich_help_panel=_SEE)(streams.events)

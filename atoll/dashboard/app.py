@@ -45,8 +45,9 @@ _STATUS: Final[tuple[tuple[type[AtollError], int], ...]] = (
 )
 
 
-def dashboard(client: AsyncClient, token: str, port: int) -> Starlette:
-    """The application. client: whose certificate and rights all of its pages have; its owner closes it."""
+def dashboard(client: AsyncClient, token: str, port: int, names: frozenset[str] = frozenset()) -> Starlette:
+    """The application. client: whose certificate and rights all of its pages have; its owner closes it. names: by which
+    it is reached from other machines."""
     feed, open_streams = ClusterFeed(client), 0
 
     async def page(request: Request) -> Response:
@@ -123,7 +124,7 @@ def dashboard(client: AsyncClient, token: str, port: int) -> Starlette:
             Route("/api/jobs/{job}/adjust", _json(adjust), methods=["POST"]),
             Mount("/assets", StaticFiles(directory=ASSETS)),
         ],
-        middleware=[Middleware(Door, token=token, port=port)],
+        middleware=[Middleware(Door, token=token, port=port, names=names)],
     )
 
 

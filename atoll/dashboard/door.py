@@ -1,4 +1,4 @@
-"""Lets in who holds the token that `atoll dashboard` printed, and nobody from another site's page."""
+"""Lets in who holds the token of the address that was told, and nobody from another site's page."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ _HEADERS: Final = {
 
 class Door:
     """ASGI middleware. The token comes once in the page's address and stays in a cookie that scripts cannot read and
-    other sites cannot send (SameSite=Strict); everything else is refused with 401, foreign host names with 421."""
+    other sites cannot send (SameSite=Strict); everything else is refused with 401, foreign host names with 421.
 
-    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+    names: what a browser may call this server, besides this machine's own names."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int, names: frozenset[str]) -> None:
         self._app = app
         self._token = token
+        self._names = HOSTS | names
         self._cookie = f"atoll-dashboard-{port}"  # cookies know no ports: two dashboards on one host keep apart
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,15 +51,16 @@ class Door:
 
     def _refusal(self, request: Request) -> Response | None:
         """The answer to who is not let in, or is sent on; None for who is."""
-        if request.url.hostname not in HOSTS:
-            return PlainTextResponse("This server is reached by localhost alone.\n", 421)
+        if request.url.hostname not in self._names:
+            return PlainTextResponse(f"This server is reached as {' or '.join(sorted(self._names))} alone.\n", 421)
         if self._knows(request.cookies.get(self._cookie, "")):
             return None
         if request.url.path == "/" and self._knows(request.query_params.get("token", "")):
             entry = RedirectResponse("/", 303)
-            entry.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
+            secure = request.url.scheme == "https"
+            entry.set_cookie(self._cookie, self._token, secure=secure, httponly=True, samesite="strict")
             return entry
-        return PlainTextResponse("Open the address that `atoll dashboard` printed: it has the token.\n", 401)
+        return PlainTextResponse("Open the address that this dashboard told: it has the token.\n", 401)
 
     def _knows(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())

@@ -57,13 +57,16 @@ def _spans(compute_s: float, wait_s: float) -> float:
 def islands(jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, Any]:
     """Islands with their nodes, and the links between them as the workers of living jobs measured them.
 
-    A link's goodput, in bit/s, is the mean of those of its pairs of ranks that were ever busy; 0: idle so far.
+    A link's goodput, in bit/s, is the mean of those of its pairs of ranks that were ever busy; 0: idle so far. It is
+    relayed where any of these pairs is.
     """
     island_of = {node.name: node.island for node in nodes}
     measured: dict[tuple[str, str], list[float]] = defaultdict(list)
     sent: dict[tuple[str, str], int] = defaultdict(int)
+    relayed: set[tuple[str, str]] = set()
     for found in jobs:
         node_of = {worker.rank: worker.node for worker in found.workers}
+        behind_nat = {worker.rank for worker in found.workers if worker.behind_nat}
         for worker in found.workers:
             for link in worker.links:
                 ends = (island_of.get(worker.node), island_of.get(node_of.get(link.peer, "")))
@@ -72,6 +75,8 @@ def islands(jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, Any]:
                 between = (ends[0], ends[1])
                 measured[between] += [link.goodput_bps] if link.goodput_bps else []
                 sent[between] += link.sent_bytes
+                if worker.rank in behind_nat or link.peer in behind_nat:
+                    relayed.add(between)
     members: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for node in nodes:
         members[node.island].append(
@@ -85,6 +90,7 @@ def islands(jobs: Iterable[Job], nodes: Sequence[Node]) -> dict[str, Any]:
                 "to": ends[1],
                 "goodput_bps": sum(measured[ends]) / len(measured[ends]) if measured[ends] else 0.0,
                 "sent_bytes": sent[ends],
+                "relayed": ends in relayed,
             }
             for ends in sorted(sent)
         ],

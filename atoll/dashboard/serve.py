@@ -1,44 +1,74 @@
-"""Serves the page on this machine until it is told to stop."""
+"""Serves the page until it is told to stop: of a command on this machine, or beside a controller."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import secrets
 import socket
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
 
 import uvicorn
 
+from atoll import ports
+from atoll.client import AsyncClient
 from atoll.dashboard.app import dashboard
+from atoll.dashboard.certificate import RenewedCertificate
 from atoll.dashboard.door import HOSTS
 from atoll.errors import BadInput
+from atoll.rpc import Tls, split_address
 
-if TYPE_CHECKING:
-    from atoll.client import AsyncClient
+logger = logging.getLogger(__name__)
+
+ADDRESS_FILE: Final = "dashboard"
+"""In a controller's data folder: the page's address, with the token in it, for the controller's user alone."""
 
 
-def listening(address: str) -> socket.socket:
-    """A listening socket at HOST:PORT of this machine; port 0: any that is free. Raises BadInput."""
+@dataclass(frozen=True, slots=True)
+class PageSocket:
+    """Where the page is served: under which name, and where from other machines, by which certificate."""
+
+    bound: socket.socket
+    name: str
+    tls: Tls | None = None
+    """None: on this machine alone."""
+
+    @property
+    def port(self) -> int:
+        return int(self.bound.getsockname()[1])
+
+    def url(self, token: str) -> str:
+        return f"http{'s' * (self.tls is not None)}://{ports.host_and_port(self.name, self.port)}/?token={token}"
+
+
+def listening(address: str, option: str = "--listen", tls: Tls | None = None) -> PageSocket:
+    """A listening socket at HOST:PORT; port 0: any that is free. Raises BadInput.
+
+    tls: with it other machines may be let in, over HTTPS."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    if host not in HOSTS:
+    beyond = host not in HOSTS
+    if beyond and tls is None:
         raise BadInput(
-            f"--listen {address!r} is not on this machine alone: whoever sees the page may stop jobs. Leave it at "
-            "127.0.0.1 and reach it by ssh -L 8265:127.0.0.1:8265 HOST"
+            f"{option} {address!r} is not on this machine alone: whoever sees the page may stop jobs. Leave it at "
+            "127.0.0.1 and reach it by ssh -L 8265:127.0.0.1:8265 HOST. `atoll controller --dashboard` serves others, "
+            "if it has certificates"
         )
     if not port.isdigit() or int(port) > 65535:
-        raise BadInput(f"--listen {address!r} must be HOST:PORT with a port of 0 to 65535")
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        raise BadInput(f"{option} {address!r} must be HOST:PORT with a port of 0 to 65535")
     try:
-        bound.bind((host, int(port)))
-        bound.listen()
+        bound = ports.listening(host, int(port))
+    except socket.gaierror as error:
+        raise BadInput(f"{option} {address}: {error.strerror}. Name an address of this machine") from error
     except OSError as error:
-        bound.close()
-        raise BadInput(f"--listen {address} cannot be had: {error.strerror}. Choose another port") from error
-    return bound
+        raise BadInput(f"{option} {address} cannot be had: {error.strerror}. Choose another port") from error
+    return PageSocket(bound, host, tls if beyond else None)
 
 
 class _Server(uvicorn.Server):
@@ -49,13 +79,20 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(client: AsyncClient, bound: socket.socket, ready: Callable[[str], None], stop: asyncio.Event) -> None:
+async def serve(client: AsyncClient, page: PageSocket, ready: Callable[[str], None], stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then end open streams. ready: is told the address, with the token in it."""
-    host, port = bound.getsockname()[:2]
     token = secrets.token_urlsafe(24)
     config = uvicorn.Config(
-        dashboard(client, token, port), log_level="warning", lifespan="off", timeout_graceful_shutdown=1
+        dashboard(client, token, page.port, frozenset({page.name})),
+        log_level="warning",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        ssl_certfile=page.tls.certificate if page.tls else None,
+        ssl_keyfile=page.tls.key if page.tls else None,
     )
+    config.load()
+    if page.tls is not None and config.ssl is not None:
+        config.ssl.sni_callback = RenewedCertificate(page.tls).present
     server = _Server(config)
 
     async def until_stopped() -> None:
@@ -63,9 +100,36 @@ async def serve(client: AsyncClient, bound: socket.socket, ready: Callable[[str]
         server.should_exit = True
 
     watching = asyncio.create_task(until_stopped(), name="dashboard: stop")
-    ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/?token={token}")
+    ready(page.url(token))
     try:
-        await server.serve(sockets=[bound])
+        await server.serve(sockets=[page.bound])
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+@asynccontextmanager
+async def beside_controller(
+    page: PageSocket, identity: Tls | None, folder: Path, controller: str
+) -> AsyncIterator[None]:
+    """Serves while inside. identity: the client's certificate with which its pages ask, None where none is asked for.
+
+    controller: what others are told; other machines call the page's host so too. The address is in `folder`, in a file
+    of this user: what has a token is not logged."""
+    told, stop = folder / ADDRESS_FILE, asyncio.Event()
+    if page.tls is not None:
+        page = replace(page, name=split_address(controller)[0])
+
+    def ready(address: str) -> None:
+        with os.fdopen(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(address + "\n")
+        logger.info("dashboard: open the address in %s", told)
+
+    async with AsyncClient([controller], tls=identity) as client:
+        serving = asyncio.create_task(serve(client, page, ready, stop), name="dashboard")
+        try:
+            yield
+        finally:
+            stop.set()
+            await asyncio.gather(serving)
+            told.unlink(missing_ok=True)

@@ -21,6 +21,8 @@ from typing import Final, Self
 import psutil
 
 from atoll import die_with_parent
+from atoll.agent.supervisor.environment import SECRET
+from atoll.agent.supervisor.leftovers import PidFile
 from atoll.agent.supervisor.memory import root_of
 from atoll.controller.state.etcd_binary import environment, find_etcd
 from atoll.drill import slow_disk
@@ -132,22 +134,25 @@ class DrillCluster:
                         found.append(name)
         return found
 
+    def all_living(self, kind: str) -> bool:
+        return len(self.living(kind)) == sum(name.startswith(f"{kind}-") for name in self._processes)
+
     def workers(self) -> dict[int, tuple[str, int]]:
         """By rank: the machine that has it, and its pid. Of workers that are there now, in order of rank."""
         found: dict[int, tuple[str, int]] = {}
         for machine in self.living("machine"):
-            for worker in self._workers_of(machine):
-                with suppress(psutil.Error, KeyError, ValueError):
-                    found[int(worker.environ()["ATOLL_RANK"])] = (machine, worker.pid)
+            living = {process.pid for process in self._processes_of(machine)}
+            for path in (self.folder / machine / "pids").glob("*.*.*.pid"):  # JOB.RUN.RANK
+                facts = PidFile(path).read()
+                if facts is not None and facts[0] in living:
+                    found[int(path.name.split(".")[2])] = (machine, facts[0])
         return dict(sorted(found.items()))
 
-    def _workers_of(self, machine: str) -> list[psutil.Process]:
+    def _processes_of(self, machine: str) -> list[psutil.Process]:
+        """Its workers, what waits to be one, and what they have started."""
         with suppress(psutil.NoSuchProcess):
-            return [
-                child
-                for child in psutil.Process(self._processes[machine].pid).children(recursive=True)
-                if _is_worker(child)
-            ]
+            children = psutil.Process(self._processes[machine].pid).children(recursive=True)
+            return [child for child in children if _is_worker(child)]
         return []
 
     def savers(self) -> dict[int, tuple[str, int]]:
@@ -174,7 +179,7 @@ class DrillCluster:
 
     def lose(self, machine: str) -> None:
         """The machine is gone: agent, workers, and what was in its memory."""
-        workers = self._workers_of(machine)
+        workers = self._processes_of(machine)
         self.kill(machine)
         for worker in workers:
             with suppress(psutil.NoSuchProcess):
@@ -184,7 +189,7 @@ class DrillCluster:
 
     def stop(self, name: str) -> None:
         """SIGSTOP to a controller, or to a machine's agent and its workers: silence, with all connections open."""
-        for process in self._workers_of(name) if name.startswith("machine-") else []:
+        for process in self._processes_of(name) if name.startswith("machine-") else []:
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
         self._processes[name].send_signal(signal.SIGSTOP)
@@ -192,7 +197,7 @@ class DrillCluster:
     def go_on(self, name: str) -> None:
         """SIGCONT to all that `stop` stopped."""
         self._processes[name].send_signal(signal.SIGCONT)
-        for process in self._workers_of(name) if name.startswith("machine-") else []:
+        for process in self._processes_of(name) if name.startswith("machine-") else []:
             with suppress(psutil.NoSuchProcess):
                 process.resume()
 
@@ -239,7 +244,7 @@ class DrillCluster:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return process.environ().get("ATOLL_RUN") is not None and process.status() != psutil.STATUS_ZOMBIE
+        return process.environ().get(SECRET) is not None and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 

@@ -12,8 +12,9 @@ from typing import Final
 
 from atoll.client import ENDED, AsyncClient
 from atoll.drill import evidence as evidence_
-from atoll.drill import invariants, training
+from atoll.drill import invariants, overflow, training
 from atoll.drill.cluster import DrillCluster
+from atoll.drill.crowd import CrowdLeft
 from atoll.drill.evidence import Evidence
 from atoll.drill.figures import StrikeCost, effective_ratio, median_step_s, recoveries
 from atoll.drill.invariants import InvariantResult
@@ -66,6 +67,7 @@ class _Observed:
     ended_s: float
     trained_to_the_end: bool
     fallen: Sequence[str]
+    crowds: Sequence[CrowdLeft]
 
 
 async def conduct(settings: Settings, folder: Path, note: Callable[[str], None]) -> DrillOutcome:
@@ -88,6 +90,7 @@ async def conduct(settings: Settings, folder: Path, note: Callable[[str], None])
             invariants.ended_well(phase, observed.job.reason, observed.job.restarts),
             invariants.outlasted(observed.trained_to_the_end, len(observed.missed)),
             invariants.all_up(observed.fallen),
+            *([invariants.crowds_kept(observed.crowds)] if observed.crowds else []),
             *_of_strategy(settings, observed),
             left,
         ),
@@ -108,8 +111,7 @@ def _of_strategy(settings: Settings, observed: _Observed) -> list[InvariantResul
     if settings.strategy == "dense":
         undisturbed = observed.undisturbed or Evidence((), {})
         return invariants.of_dense(observed.evidence, settings.workers, samples, undisturbed)
-    no_worker = (Strike.LEADER, Strike.LEADER_STOP, Strike.ETCD)
-    killed = sum(len(hit.victims) for hit in observed.hits if hit.strike not in no_worker)
+    killed = sum(len(hit.victims) for hit in observed.hits if hit.strike.takes_workers)
     per_rank = max((len(one.samples) for one in begun), default=0)
     events = observed.watch.events.values()
     lost = [event.text for event in events if event.kind == "notice" and "the residual of rank" in event.text]
@@ -134,7 +136,8 @@ async def _drilled(
             await training.first_steps(client, job, watch)
             note(f"{job} trains on {settings.workers} of {settings.machines} machines: {len(schedule)} strikes follow")
             began_s = time.time()
-            hits, missed = await _strikes(settings, Striker(cluster, lambda: watch.leader), schedule, note)
+            striker = Striker(cluster, lambda: watch.leader, settings.step_s)
+            hits, missed = await _strikes(settings, striker, schedule, note)
             ended_s = time.time()
             outlasted = (await client.get(job)).phase not in ENDED
             fallen = cluster.fallen()
@@ -158,9 +161,22 @@ async def _drilled(
             note("the same once more, undisturbed")
             calm.mkdir()
             (calm / FULL_SPEED).touch()
+            overflow.repeat(out, calm)
             await training.end(client, await training.submit(client, settings, calm, checkpoints=False))
             undisturbed = evidence_.read(calm)
-    return _Observed(evidence_.read(out), undisturbed, ended, hits, missed, watch, began_s, ended_s, outlasted, fallen)
+    return _Observed(
+        evidence_.read(out),
+        undisturbed,
+        ended,
+        hits,
+        missed,
+        watch,
+        began_s,
+        ended_s,
+        outlasted,
+        fallen,
+        striker.crowds,
+    )
 
 
 async def _strikes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -109,13 +109,20 @@ def parse(run: int, rank: int, text: str) -> Iterable[Begun]:
             raise BadInput(f"{why}. Write steps with atoll.drill.recording.Recorder") from error
 
 
+def step_files(folder: Path) -> Iterator[tuple[Path, int, int]]:
+    """Those that ranks write of their steps, each with its run and its number there."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if (match := _STEPS.fullmatch(path.name)) is not None:
+            yield path, int(match[1]), int(match[2])
+
+
 def read(folder: Path) -> Evidence:
     """All that ranks wrote into the folder so far. Raises BadInput for what is no evidence."""
     begun: list[Begun] = []
     final: dict[int, str] = {}
+    for path, run, rank in step_files(folder):
+        begun += parse(run, rank, path.read_text())
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if (match := _STEPS.fullmatch(path.name)) is not None:
-            begun += parse(int(match[1]), int(match[2]), path.read_text())
-        elif (match := _FINAL.fullmatch(path.name)) is not None:
+        if (match := _FINAL.fullmatch(path.name)) is not None:
             final[int(match[1])] = str(json.loads(path.read_text())["weights"])
     return Evidence(tuple(begun), final)

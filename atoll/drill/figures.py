@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.drill.evidence import Evidence, Incarnation
-from atoll.drill.schedule import Hit, Strike
+from atoll.drill.schedule import Hit
 
 _STOP_S: Final = 120.0
 """A run that begins later than this after a strike has another cause."""
@@ -75,7 +75,7 @@ def recoveries(evidence: Evidence, noticed: Sequence[Noticed]) -> list[StrikeCos
         before = lines[: bisect_right(times, hit.at_s)]
         run = max((one.run for one in before), default=Incarnation(0))
         newer = [other for other, began_s in began.items() if other > run and began_s - hit.at_s < _STOP_S]
-        own = min(newer, default=None) if _ends_runs(hit.strike) else None
+        own = min(newer, default=None) if hit.strike.takes_workers else None
         detection_s = at_s - hit.at_s if at_s is not None else None
         reached = max((one.step for one in (lines if own is not None else before) if one.run <= run), default=-1)
         rest = lines[len(before) :]
@@ -102,7 +102,3 @@ def median_step_s(evidence: Evidence, began_s: float, ended_s: float) -> float:
     at = {(one.run, one.rank, one.step): one.at_s for one in evidence.begun if began_s <= one.at_s < ended_s}
     took = [at[run, rank, step + 1] - at_s for (run, rank, step), at_s in at.items() if (run, rank, step + 1) in at]
     return statistics.median(took) if took else 0.0
-
-
-def _ends_runs(strike: Strike) -> bool:
-    return strike not in (Strike.LEADER, Strike.LEADER_STOP, Strike.ETCD)

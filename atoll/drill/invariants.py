@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from atoll.drill.crowd import SIZE, CrowdLeft
 from atoll.drill.evidence import Evidence
 
 _SHOWN: Final = 3
@@ -199,6 +200,14 @@ def outlasted(still_trained: bool, missed: int) -> InvariantResult:
 def all_up(fallen: Sequence[str]) -> InvariantResult:
     """fallen: daemons that ended by themselves, in words."""
     return _result("daemons end by strikes alone", fallen, lambda: "all are up after the last strike")
+
+
+def crowds_kept(crowds: Sequence[CrowdLeft]) -> InvariantResult:
+    """Agents whose streams end at once are kept until their leases end."""
+    wrong = [text for crowd in crowds for text in crowd.wrong]
+    return _result(
+        "a node is kept until its lease ends", wrong, lambda: f"of {len(crowds)} crowds of {SIZE}, everybody"
+    )
 
 
 def _finals(evidence: Evidence, ranks: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from atoll.drill.overflow import Overflows
 from atoll.drill.slow_disk import SlowDisk
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Recorder:
     def __init__(self, out: Path, rank: int, model: nn.Module) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self._disk = SlowDisk(out)
+        self._overflows = Overflows(out)
         self._out, self._rank, self._model = out, rank, model
         self._run = int(os.environ.get("ATOLL_RUN", "0"))
         # Who joins a run that trains has a number of its own there, and is told its rank only with the view.
@@ -68,6 +70,11 @@ class Recorder:
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps({"run": self._run, "step": step, "weights": self._digest()}))
         fresh.replace(path)
+
+    def overflows(self, step: int) -> bool:
+        """Whether this rank's gradients of the step shall overflow: multiply the loss by infinity then. For scripts
+        with a GradScaler."""
+        return self._overflows.due(step, self._rank_now)
 
     @property
     def _rank_now(self) -> int:

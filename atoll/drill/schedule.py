@@ -33,6 +33,13 @@ class Strike(StrEnum):
     RECOVERY = "worker, then leader"
     ETCD = "etcd member"
     SAVING = "worker, then who saves"
+    OVERFLOW = "overflow on one rank"
+    CROWD = "a crowd leaves"
+
+    @property
+    def takes_workers(self) -> bool:
+        """Whether who trains is hit: a run or a view ends by it."""
+        return self not in (Strike.LEADER, Strike.LEADER_STOP, Strike.ETCD, Strike.OVERFLOW, Strike.CROWD)
 
 
 KINDS: Final[Mapping[str, tuple[Strike, ...]]] = {
@@ -46,6 +53,8 @@ KINDS: Final[Mapping[str, tuple[Strike, ...]]] = {
     "recovery": (Strike.RECOVERY,),
     "etcd": (Strike.ETCD,),
     "saving": (Strike.SAVING,),
+    "overflow": (Strike.OVERFLOW,),
+    "crowd": (Strike.CROWD,),
 }
 """What `--kinds` knows. Each of its strikes comes equally often."""
 

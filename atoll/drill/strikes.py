@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
+from atoll.drill import overflow
 from atoll.drill.cluster import ETCD_MEMBERS, DrillCluster
+from atoll.drill.crowd import SIZE, CrowdLeft, come_and_go
 from atoll.drill.schedule import Hit, Planned, Strike
 from atoll.drill.slow_disk import slow
 
@@ -23,10 +25,12 @@ _T = TypeVar("_T")
 
 
 class Striker:
-    """Strikes one cluster, from one event loop. leader: the name of the controller that leads, as last heard."""
+    """Strikes one cluster, from one event loop. leader: the name of the controller that leads, as last heard. step_s: a
+    step of the job."""
 
-    def __init__(self, cluster: DrillCluster, leader: Callable[[], str | None]) -> None:
-        self._cluster, self._leader = cluster, leader
+    def __init__(self, cluster: DrillCluster, leader: Callable[[], str | None], step_s: float) -> None:
+        self._cluster, self._leader, self._step_s = cluster, leader, step_s
+        self.crowds: list[CrowdLeft] = []
 
     async def strike(self, planned: Planned) -> list[Hit]:
         """Carry it out, wait until it is over, bring back what it took. No hit where nobody was there to be struck."""
@@ -47,6 +51,10 @@ class Striker:
                 return await self._away(planned, self._leading)
             case Strike.ETCD:
                 return await self._away(planned, lambda: self._etcd_member(planned.draw))
+            case Strike.OVERFLOW:
+                return await self._overflow(planned)
+            case Strike.CROWD:
+                return await self._crowd(planned)
 
     async def _workers(self, planned: Planned) -> list[Hit]:
         def chosen() -> list[tuple[str, int]]:
@@ -63,6 +71,25 @@ class Striker:
             return first + self._signalled(planned, await _until(lambda: _named(self._cluster.savers())[:1]))
         finally:
             pace.unlink()
+
+    async def _overflow(self, planned: Planned) -> list[Hit]:
+        ranks = await _until(lambda: list(self._cluster.workers()))
+        if not ranks:
+            return []
+        rank = int(planned.draw * len(ranks))  # of the view: others have others' numbers
+        step = overflow.strike(self._cluster.evidence, rank, self._step_s)
+        return [Hit(planned.strike, time.time(), (f"rank {rank} in step {step}",))] if step is not None else []
+
+    async def _crowd(self, planned: Planned) -> list[Hit]:
+        """Only where no machine is away: a job that lacks a worker takes whatever device there is."""
+        leading = await _until(lambda: self._leading() if self._cluster.all_living("machine") else [])
+        if not leading:
+            return []
+        left = await come_and_go(self._cluster.addresses[leading[0]])
+        if left is None:
+            return []
+        self.crowds.append(left)
+        return [Hit(planned.strike, left.at_s, (f"{SIZE} agents",))]
 
     def _signalled(self, planned: Planned, victims: Sequence[tuple[str, int]]) -> list[Hit]:
         number = signal.SIGSTOP if planned.strike is Strike.WORKER_STOP else signal.SIGKILL

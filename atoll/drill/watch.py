@@ -50,11 +50,11 @@ class Watch:
 
     def noticed(self, hit: Hit) -> Noticed:
         """When a controller said that a worker was lost, or when another controller led."""
-        if hit.strike is Strike.ETCD:
-            return Noticed(hit, None)
         if hit.strike in (Strike.LEADER, Strike.LEADER_STOP):
             led = (at_s for at_s, name in self.led if at_s > hit.at_s and name not in hit.victims)
             return Noticed(hit, next(led, None))
+        if not hit.strike.takes_workers:
+            return Noticed(hit, None)
         after = (event for event in self.in_order() if event.unix_s > hit.at_s)
         return Noticed(hit, next((event.unix_s for event in after if event.kind == "worker"), None))
 

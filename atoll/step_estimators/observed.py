@@ -11,9 +11,8 @@ class ObservedStep:
     """Seconds are differences of the worker's monotonic clock; see atoll.v1.StepSample for what each covers.
 
     Parts of compute_s (load, forward, backward, update) are all 0 where they were not measured, squared norms where
-    they were not sampled, sync_s and last_sync_s with a strategy that never waits for others. stall_s: waiting for what
-    others send. halves: the squared norms are of the two halves of the rank's own batch. strategy_metrics: what the
-    strategy reports, by name.
+    they were not sampled, sync_s and last_sync_s with a strategy that never waits for others. halves: the squared norms
+    are of the two halves of the rank's own batch. strategy_metrics: what the strategy reports, by name.
     """
 
     step: int
@@ -29,8 +28,12 @@ class ObservedStep:
     update_s: float = 0.0
     sync_s: float = 0.0
     last_sync_s: float = 0.0
-    stall_s: float = 0.0
     local_sqnorm: float = 0.0
     global_sqnorm: float = 0.0
     halves: bool = False
     strategy_metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def stall_s(self) -> float:
+        """Waiting for what others send; 0 with a strategy that does not say."""
+        return self.strategy_metrics.get("stall_s", 0.0)

@@ -12,7 +12,6 @@ from atoll.v1 import agents_pb2, common_pb2
 
 
 def step_from_wire(sample: common_pb2.StepSample) -> ObservedStep:
-    metrics = dict(sample.strategy_metrics)
     return ObservedStep(
         step=sample.step,
         plan=sample.plan,
@@ -27,11 +26,10 @@ def step_from_wire(sample: common_pb2.StepSample) -> ObservedStep:
         update_s=sample.update_s,
         sync_s=sample.sync_s,
         last_sync_s=sample.last_sync_s,
-        stall_s=metrics.get("stall_s", 0.0),
         local_sqnorm=sample.local_grad_sqnorm,
         global_sqnorm=sample.global_grad_sqnorm,
         halves=sample.halves,
-        strategy_metrics=metrics,
+        strategy_metrics=dict(sample.strategy_metrics),
     )
 
 

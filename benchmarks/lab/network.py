@@ -25,7 +25,8 @@ from lab.trace import Trace
 
 DEVICE: Final = "wan0"
 PREFIX: Final = "atollwan"
-TBF: Final = ("burst", "64kb", "latency", "200ms")
+BURST: Final = "64kb"
+LATENCY: Final = "200ms"
 COMMAND_S: Final = 10.0
 SCRIPTS: Final = Path(__file__).resolve().parent.parent / "scripts"
 
@@ -136,12 +137,13 @@ class Network:
             yield self.namespace(worker), DEVICE
             yield self._hub, f"port{worker}"
 
-    def shape(self, mbit_s: float | None) -> None:
-        """Limit every link to this rate in both directions; None lifts the limit."""
+    def shape(self, mbit_s: float | None, burst: str = BURST) -> None:
+        """Limit every link to this rate in both directions; None lifts the limit. burst: of the token bucket; at rates
+        near 1 Gbit/s a small one is empty before a busy machine fills it again."""
         for namespace, device in self._ends():
-            at = ("dev", device, "root")
+            at, bucket = ("dev", device, "root"), ("burst", burst, "latency", LATENCY)
             if mbit_s is not None:
-                command("tc", "-n", namespace, "qdisc", "replace", *at, "tbf", "rate", f"{mbit_s:.3f}mbit", *TBF)
+                command("tc", "-n", namespace, "qdisc", "replace", *at, "tbf", "rate", f"{mbit_s:.3f}mbit", *bucket)
             elif "tbf" in command("tc", "-n", namespace, "qdisc", "show", "dev", device):
                 command("tc", "-n", namespace, "qdisc", "del", *at)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Final, get_args
 
 from atoll.strategies.compressed.settings import Algorithm, Compressed
+from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
+from atoll.strategies.stale_sparse.settings import StaleSparse
 from racing.inner import Method, Replica, Setting
 from racing.local import DiLoCo, SparseLoCo
 from racing.synchronous import Alone, CompressedGradients, Ddp, OneShot, PowerSgd
@@ -19,6 +21,7 @@ OUTER: Final = tuple(
     for rate in (2e-3, 1e-3)
     for outer in (0.7, 0.4, 1.0)
 )
+BITS: Final = {"float32": 32, "float16": 16, "int4": 4, "int2": 2}
 SPARSE: Final = tuple(Setting(learning_rate=rate, outer_learning_rate=outer) for rate in RATES for outer in (1.0, 0.7))
 
 
@@ -71,6 +74,21 @@ def _owned(density: float, back: float, bits: int, every: int = 1, late: int = 1
     )
 
 
+def _stale_sparse(settings: StaleSparse) -> Runner:
+    """The strategy's exchange: the islands share what it sends."""
+
+    def build(replicas: Sequence[Replica], _: Setting) -> Method:
+        density, late = (1 - settings.sparsity) / len(replicas), settings.staleness
+        return Updates(replicas, density=density, bits=BITS[settings.values], late=late)
+
+    return Runner(build)
+
+
+def _local_steps(settings: LocalSteps) -> Runner:
+    density, bits = settings.density, BITS[settings.values]
+    return _owned(density, min(1.0, RETURNED * density), bits, settings.every, settings.staleness)
+
+
 def _compressed(algorithm: Algorithm) -> Runner:
     return Runner(lambda replicas, _: CompressedGradients(replicas, Compressed(algorithm=algorithm)))
 
@@ -92,7 +110,10 @@ FIELD: Final[Mapping[str, Runner]] = {
     "streaming-24-4bit": _diloco(24, bits=4, fragments=4, late=2, alpha=0.5),
     "sparseloco-10": _sparse_loco(10, 1 / 32),
     "sparseloco-30": _sparse_loco(30, 1 / 64),
-    # Atoll's stale-sparse with its defaults, then what its engine could do with other values.
+    "stale-sparse": _stale_sparse(StaleSparse()),
+    "stale-sparse-1%-16bit": _stale_sparse(StaleSparse(sparsity=0.99, values="float16")),  # its defaults until 0.1
+    "local-steps": _local_steps(LocalSteps()),
+    # What their engine could do with other values, each island sending so much.
     "updates-1%-16bit": _updates(0.01, 16),
     "updates-10%-16bit": _updates(0.10, 16),
     "updates-3.6%-4bit": _updates(0.036, 4),

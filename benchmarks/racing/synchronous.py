@@ -7,8 +7,8 @@ from typing import Final
 
 import torch
 
-from atoll.strategies.compressed.algorithms import compressor_of, density_at
-from atoll.strategies.compressed.compressors import CodePlace
+from atoll.strategies.compressed.codes.algorithms import compressor_of, density_at
+from atoll.strategies.compressed.codes.compressors import CodePlace
 from atoll.strategies.compressed.settings import Compressed
 from racing.clock import Exchange
 from racing.inner import Replica, gather, ring

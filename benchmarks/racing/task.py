@@ -34,6 +34,7 @@ class Size:
 
 
 SIZES: Final = {
+    "XXS": Size(width=64, layers=2, context=64, batch=8),
     "XS": Size(width=64, layers=4, context=64, batch=16),
     "S": Size(width=128, layers=4, context=128, batch=16),
     "M": Size(width=256, layers=4, context=128, batch=16),

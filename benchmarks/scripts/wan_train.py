@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wan_models import TASKS
 
 import atoll
-from atoll.agent.runtime.data.sampler import EpochOrder
+from atoll.agent.runtime.data.orders import EpochOrder
 from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.zen.settings import Zen
 

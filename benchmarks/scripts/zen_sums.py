@@ -30,7 +30,8 @@ from atoll.strategies.staged_sums.mailbox import StagedMailbox
 from atoll.strategies.zen.coordinates import Coordinates, GradientLayout, SumTally
 from atoll.strategies.zen.messages import largest
 from atoll.strategies.zen.partitions import hash_seeds
-from atoll.strategies.zen.summation import MAX_STAGES, Summation
+from atoll.strategies.zen.schemes import stages_among
+from atoll.strategies.zen.summation import Summation
 from atoll.strategies.zen.tensor import SeparateTensor
 
 DEADLINE_S = 120.0
@@ -56,7 +57,7 @@ def main() -> None:
     names = sorted(path.stem for path in Path(asked.folder).glob("*.npz"))
     data = {name: gradient(Path(asked.folder, f"{name}.npz"), asked.rank) for name in names}
     tensors = [SeparateTensor(at, name, data[name][1], True, "zen") for at, name in enumerate(names)]
-    mailbox = StagedMailbox(names, [largest(tensor.shape) for tensor in tensors], MAX_STAGES)
+    mailbox = StagedMailbox(names, [largest(tensor.shape) for tensor in tensors], stages_among(asked.workers))
     ranks = range(asked.workers)
     transport = Transport(
         asked.rank, members_of([f"node-{rank}" for rank in ranks], ["one"] * asked.workers),

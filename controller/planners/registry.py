@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from atoll.chunks import ChunksInput, plan_chunks
 from atoll.controller.planners.admission import AdmissionInput, plan_admission
+from atoll.controller.planners.allocation import AllocationInput, plan_allocation
 from atoll.controller.planners.compression import CompressionInput, plan_compression
 from atoll.controller.planners.even import EvenInput, split_evenly
 from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density
@@ -208,11 +209,21 @@ EXCHANGE_DENSITY: Final = Planner(
     ExchangeDensityInput,
     plan_exchange_density,
 )
+ALLOCATION: Final = Planner(
+    "allocation",
+    "which reliable device holds which stage of a pipeline, and which stage each volunteer helps",
+    '{"devices": [{"power": 4, "reliable": true}, {"power": 4, "reliable": true}, {"power": 2, "reliable": false}], '
+    '"delay": [[0, 0.02, 0.03], [0.02, 0, 0.01], [0.03, 0.01, 0]], "bandwidth": [[0, 12500000, 2500000], '
+    '[12500000, 0, 6250000], [2500000, 6250000, 0]], "activation_bytes": 2097152, "layer_costs": [0.5, 0.5, 0.5, 0.5, '
+    '0.5], "parameter_bytes": 400000000, "batch": 16}',
+    AllocationInput,
+    plan_allocation,
+)
 
 PLANNERS: Final[Mapping[str, Planner[Any, Any]]] = {
     planner.name: planner
     for planner in (
         *(EVEN, INVERSE_TIME, OPTPERF, GNS, GOODPUT, TTA, ADMISSION, PLACEMENT, CHUNKS),
-        *(COMPRESSION, FUSION, TENSOR_GROUPS, STAGES, GROUPS, SPARSE_SCHEME, EXCHANGE_DENSITY),
+        *(COMPRESSION, FUSION, TENSOR_GROUPS, STAGES, GROUPS, SPARSE_SCHEME, EXCHANGE_DENSITY, ALLOCATION),
     )
 }

@@ -23,14 +23,16 @@ from atoll.controller.services.checks import (
     check_telemetry,
 )
 from atoll.controller.services.curves import CurveStore
-from atoll.controller.services.gate import Context, KnownLeader, WrongToken, caller_name
+from atoll.controller.services.gate import AGENT_ROLES, Context, KnownLeader, WrongToken, caller_identity
 from atoll.controller.services.logs import LogStore, run
 from atoll.controller.state.records import Level
 from atoll.errors import BadInput, DeadlineExceeded, NotAllowed, StoreUnavailable
 from atoll.message_limits import SHA256
+from atoll.strategies import registry
 from atoll.v1 import agents_pb2 as pb
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2_grpc import AgentServiceServicer
+from atoll.volunteer_ticket import is_token
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class AgentServicer(AgentServiceServicer):
                 )
             )
         )
+        epoch.tell_of_relay(session)
         epoch.nudge()
         await self._serve(epoch, session, messages, context)
 
@@ -123,14 +126,34 @@ class AgentServicer(AgentServiceServicer):
             raise BadInput("the first message of an agent must be Register")
         register = first.register
         check_register(register)
-        if self._identities and (name := caller_name(context, "agent")) != register.name:
+        if self._identities:
+            self._check_identity(register, *caller_identity(context, *AGENT_ROLES))
+        if self._token is not None:
+            self._check_token(register, self._token)
+        return register
+
+    @staticmethod
+    def _check_identity(register: pb.Register, role: str, name: str) -> None:
+        if name != register.name:
             raise NotAllowed(
-                f"the certificate is of agent {name!r}, it may not register as {register.name!r}. "
+                f"the certificate is of {role} {name!r}, it may not register as {register.name!r}. "
                 f"Start the agent with --name {name}, or make it a certificate of its own"
             )
-        if self._token is not None and not hmac.compare_digest(register.token.encode(), self._token.encode()):
-            raise WrongToken("the join token is wrong. Give the agent the controller's with --token-file")
-        return register
+        if role == "volunteer" and not register.volunteer:
+            raise NotAllowed(f"the certificate of {name!r} is a volunteer's. Start the agent with --volunteer")
+
+    @staticmethod
+    def _check_token(register: pb.Register, join_token: str) -> None:
+        """The cluster's lets a node join as what it likes, a volunteer's that node as a volunteer."""
+        if hmac.compare_digest(register.token.encode(), join_token.encode()):
+            return
+        of_volunteer = is_token(join_token, register.name, register.token)
+        if of_volunteer and register.volunteer:
+            return
+        if of_volunteer:
+            raise WrongToken("the join token is a volunteer's. Start the agent with --volunteer")
+        whose = f"that `atoll certs volunteer` made for {register.name}" if register.volunteer else "the controller's"
+        raise WrongToken(f"the join token is wrong. Give the agent {whose} with --token-file")
 
     async def _listen(
         self, epoch: LeaderEpoch, session: AgentSession, messages: AsyncIterator[pb.AgentMessage]
@@ -234,8 +257,19 @@ class AgentServicer(AgentServiceServicer):
         epoch = self._known_leader.leading()
         if not SHA256.fullmatch(request.sha256):
             raise BadInput(f"sha256 = {request.sha256[:80]!r} is not a SHA-256 in hex")
+        if self._identities and caller_identity(context, *AGENT_ROLES)[0] == "volunteer":
+            _refuse_unhelped(epoch, request.sha256)
         for chunk in await epoch.code.chunks(request.sha256):
             await context.write(pb.CodeChunk(data=chunk))
+
+
+def _refuse_unhelped(epoch: LeaderEpoch, sha256: str) -> None:
+    """Raises NotAllowed for code of no job that takes volunteers' help now."""
+    for state in epoch.ledger.jobs.values():
+        spec = state.job.spec
+        if spec.code_sha256 == sha256 and state.job.status.phase.active and registry.find(spec.strategy).volunteer:
+            return
+    raise NotAllowed("volunteers get the code of jobs that they help, and of no others")
 
 
 def _may_speak_for(epoch: LeaderEpoch, session: AgentSession, worker: common_pb2.WorkerId) -> bool:

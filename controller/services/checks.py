@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter, gt
 from typing import Final
 
 from atoll.errors import BadInput
-from atoll.message_limits import HOST, JOB_ID, MAX_TEXT, NODE_NAME, PROTOCOL, SHA256
+from atoll.message_limits import HOST, JOB_ID, MAX_RANK, MAX_TEXT, NODE_NAME, PROTOCOL, SHA256
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.telemetry_limits import (
     MAX_DROP_REASONS,
     MAX_LINKS,
     MAX_METRICS,
     MAX_NOTICES,
-    MAX_PEERS,
+    MAX_REPORTS,
     MAX_STEPS,
     TIERS,
+    are_amounts,
     flaw_of_link,
     flaw_of_step,
 )
@@ -37,6 +39,12 @@ MAX_LOG_BYTES: Final = 256 * 1024
 MAX_WORK_PER_S: Final = 1e18
 MAX_CELSIUS: Final = 1000.0
 _KINDS: Final = ("cuda", "cpu")
+_LIST_LIMITS: Final = {"steps": MAX_STEPS, "metrics": MAX_REPORTS, "notices": MAX_NOTICES, "links": MAX_LINKS}
+_lists_of: Final = attrgetter(*_LIST_LIMITS)
+_of_estimate: Final = attrgetter(
+    *("step_s", "stall_share", "gamma", "gamma_variance", "profile.compute_s", "profile.compute_error_s"),
+    *(f"profile.line.{field}" for field in ("q", "s", "k", "m", "error")),
+)
 
 
 def check_register(register: agents_pb2.Register) -> None:
@@ -99,6 +107,8 @@ def check_statuses(
     for status in workers:
         _check_id("workers", status.id)
         _text("workers.reason", status.reason)
+        if status.volunteer_port > 65535:
+            raise BadInput(f"workers.volunteer_port = {status.volunteer_port} must be at most 65535")
 
 
 def check_inventory(inventory: agents_pb2.Inventory) -> None:
@@ -128,27 +138,12 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
         raise BadInput(f"telemetry.workers has {len(telemetry.workers)} entries, at most {MAX_WORKERS} are taken")
     for worker in telemetry.workers:
         _check_id("telemetry.workers", worker.id)
-        counts = (("steps", MAX_STEPS), ("metrics", MAX_METRICS), ("notices", MAX_NOTICES), ("links", MAX_LINKS))
-        for field, most in counts:
-            if (count := len(getattr(worker, field))) > most:
-                raise BadInput(f"telemetry.workers.{field} has {count} entries, at most {most} are taken")
-        for notice in worker.notices:
-            _text("telemetry.workers.notices.text", notice.text)
-        if any(len(metrics.values) > MAX_METRICS for metrics in worker.metrics):
-            raise BadInput(f"telemetry.workers.metrics.values has more than {MAX_METRICS} entries")
-        for field in _PREPARED if worker.HasField("prepared") else ():
-            if (value := getattr(worker.prepared, field)) > MAX_COUNT:
-                raise BadInput(f"telemetry.workers.prepared.{field} = {value} must be at most {MAX_COUNT}")
+        _check_lists(worker)
+        if worker.HasField("prepared"):
+            _check_prepared(worker.prepared)
         if worker.HasField("resumed") and (worker.resumed.tier not in TIERS or worker.resumed.step > MAX_COUNT):
             shown = f"{worker.resumed.tier[:80]!r}, step {worker.resumed.step}"
             raise BadInput(f"telemetry.workers.resumed = {shown} must be one of {', '.join(TIERS)} and a step")
-        if (known := worker.prepared.fingerprint) and not SHA256.fullmatch(known):
-            raise BadInput("telemetry.workers.prepared.fingerprint must be 64 hexadecimal digits, or empty")
-        for sample in worker.steps:
-            if (flaw := flaw_of_step(sample)) is not None:
-                raise BadInput(f"telemetry.workers.steps.{flaw}")
-        for link in worker.links:
-            _check_link(link)
         if worker.HasField("estimate"):
             _check_estimate(worker.estimate)
     if len(telemetry.sums) > MAX_DEVICES:
@@ -158,19 +153,40 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
     _check_samples(telemetry.devices)
 
 
+def _check_lists(worker: agents_pb2.WorkerTelemetry) -> None:
+    steps, metrics, notices, links = lists = _lists_of(worker)
+    if any(map(gt, map(len, lists), _LIST_LIMITS.values())):
+        told = zip(_LIST_LIMITS.items(), lists, strict=True)
+        field, most, count = next((field, most, len(one)) for (field, most), one in told if len(one) > most)
+        raise BadInput(f"telemetry.workers.{field} has {count} entries, at most {most} are taken")
+    for sample in steps:
+        if (flaw := flaw_of_step(sample)) is not None:
+            raise BadInput(f"telemetry.workers.steps.{flaw}")
+    if notices:
+        for notice in notices:
+            _text("telemetry.workers.notices.text", notice.text)
+    if metrics and any(len(one.values) > MAX_METRICS for one in metrics):
+        raise BadInput(f"telemetry.workers.metrics.values has more than {MAX_METRICS} entries")
+    if links:
+        for link in links:
+            _check_link(link)
+
+
+def _check_prepared(prepared: agents_pb2.Prepared) -> None:
+    for field in _PREPARED:
+        if (value := getattr(prepared, field)) > MAX_COUNT:
+            raise BadInput(f"telemetry.workers.prepared.{field} = {value} must be at most {MAX_COUNT}")
+    if prepared.fingerprint and not SHA256.fullmatch(prepared.fingerprint):
+        raise BadInput("telemetry.workers.prepared.fingerprint must be 64 hexadecimal digits, or empty")
+
+
 def _check_estimate(estimate: agents_pb2.RankEstimate) -> None:
-    profile, line = estimate.profile, estimate.profile.line
-    amounts = (
-        *(estimate.step_s, estimate.stall_share, estimate.gamma, estimate.gamma_variance),
-        *(profile.compute_s, profile.compute_error_s, line.q, line.s, line.k, line.m, line.error),
-        *profile.point_compute_s,
-        *profile.point_errors,
-    )
-    if not _all_amounts(amounts):
+    profile = estimate.profile
+    if not are_amounts((*_of_estimate(estimate), *profile.point_compute_s, *profile.point_errors)):
         raise BadInput(f"telemetry.workers.estimate of step {estimate.last_step}: each number must be at least 0")
-    points = {len(profile.point_batches), len(profile.point_compute_s), len(profile.point_errors)}
-    if len(points) > 1 or max(points) > MAX_POINTS:
-        raise BadInput(f"telemetry.workers.estimate.profile: points of {sorted(points)} entries, at most {MAX_POINTS}")
+    points = (len(profile.point_batches), len(profile.point_compute_s), len(profile.point_errors))
+    if not points[0] == points[1] == points[2] <= MAX_POINTS:
+        raise BadInput(f"telemetry.workers.estimate.profile: points of {points} entries, at most {MAX_POINTS}, alike")
     if estimate.HasField("profile") and not profile.compute_s > 0:
         raise BadInput(f"telemetry.workers.estimate.profile.compute_s = {profile.compute_s} must be above 0")
 
@@ -187,13 +203,8 @@ def _check_sums(sums: agents_pb2.StepSums) -> None:
             f"telemetry.sums has columns of {sorted(told)} and {sorted(sampled)} entries: each group must be of one "
             f"length, at most {MAX_STEPS}"
         )
-    if not _all_amounts((*sums.sync_s, *sums.last_sync_s, *sums.weighted_sqnorms, *sums.combined_sqnorms)):
+    if not are_amounts((*sums.sync_s, *sums.last_sync_s, *sums.weighted_sqnorms, *sums.combined_sqnorms)):
         raise BadInput(f"telemetry.sums of {sums.job}, run {sums.run}: each number must be at least 0")
-
-
-def _all_amounts(numbers: Sequence[float]) -> bool:
-    """Whether all are finite and at least 0."""
-    return math.isfinite(sum(numbers)) and min(numbers, default=0.0) >= 0
 
 
 def _check_samples(samples: Sequence[common_pb2.DeviceSample]) -> None:
@@ -232,7 +243,7 @@ def check_strategy_message(message: common_pb2.StrategyMessage) -> None:
 
 
 def _check_id(where: str, worker: common_pb2.WorkerId) -> None:
-    if not JOB_ID.fullmatch(worker.job) or not 1 <= worker.run < 10**6 or worker.rank >= MAX_PEERS:
+    if not JOB_ID.fullmatch(worker.job) or not 1 <= worker.run < 10**6 or worker.rank >= MAX_RANK:
         shown = f"{worker.job[:80]!r}, run {worker.run}, rank {worker.rank}"
         raise BadInput(f"{where}.id = {shown} is no worker's id")
 

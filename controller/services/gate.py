@@ -38,7 +38,8 @@ FIRST_MESSAGE_S: Final = 2.0
 JOB_SERVICE: Final = "atoll.v1.JobService"
 AGENT_SERVICE: Final = "atoll.v1.AgentService"
 UNAUTHENTICATED: Final = "unauthenticated"
-_ROLES: Final[Mapping[str, str]] = {JOB_SERVICE: "client", AGENT_SERVICE: "agent"}
+AGENT_ROLES: Final = ("agent", "volunteer")
+_ROLES: Final[Mapping[str, tuple[str, ...]]] = {JOB_SERVICE: ("client",), AGENT_SERVICE: AGENT_ROLES}
 
 
 class WrongToken(NotAllowed):
@@ -135,7 +136,7 @@ class Gate(grpc.aio.ServerInterceptor):
         """Around a call. Raises NotAllowed for a caller of another role, or with a certificate that is revoked."""
         if self._revocations is None:
             return nullcontext()
-        caller_name(context, _ROLES[service])
+        caller_identity(context, *_ROLES[service])
         [certificate] = context.auth_context()["x509_pem_cert"]
         return self._revocations.checked(certificate, caller(context))
 
@@ -154,16 +155,16 @@ def caller(context: Context) -> str:
     return names[0].decode("utf-8", "replace") if names else UNAUTHENTICATED
 
 
-def caller_name(context: Context, role: str) -> str:
-    """The NAME of the caller's certificate "role:NAME". Raises NotAllowed for one of another role."""
+def caller_identity(context: Context, *roles: str) -> tuple[str, str]:
+    """Role and NAME of the caller's certificate "role:NAME". Raises NotAllowed for one of none of these roles."""
     common_name = caller(context)
-    has, _, name = common_name.partition(":")
-    if has != role or not name:
+    role, _, name = common_name.partition(":")
+    if role not in roles or not name:
         raise NotAllowed(
-            f'the certificate {common_name!r} may not call this: it takes one of "{role}:NAME". '
-            f"`atoll certs {role} NAME` makes it"
+            f'the certificate {common_name!r} may not call this: it takes one of "{roles[0]}:NAME". '
+            f"`atoll certs {roles[0]} NAME` makes it"
         )
-    return name
+    return role, name
 
 
 def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -18,6 +18,7 @@ from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.spec import spec_from_wire
 from atoll.controller.jobs.records.wire import event_to_wire
 from atoll.controller.services.curves import MAX_CURVES, CurveStore
+from atoll.controller.services.dial_back import dial_back
 from atoll.controller.services.gate import Context, KnownLeader, caller
 from atoll.controller.services.inventory import checkpoints
 from atoll.controller.services.logs import READ_BYTES, LogStore, RankLog, run
@@ -205,6 +206,9 @@ class JobServicer(JobServiceServicer):
     async def Checkpoints(self, request: pb.CheckpointsRequest, context: Context) -> pb.CheckpointsReply:
         epoch = self._known_leader.leading()
         return await checkpoints(epoch, epoch.ledger.find(request.job))
+
+    async def DialBack(self, request: pb.DialBackRequest, context: Context) -> pb.DialBackReply:
+        return await dial_back(request.port, context.peer())
 
     def _still(self, epoch: LeaderEpoch, name: str) -> JobState:
         self._check_still(epoch)

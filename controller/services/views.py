@@ -166,6 +166,8 @@ def _workers(epoch: LeaderEpoch, state: JobState) -> list[jobs_pb2.WorkerView]:
                 last=rank.last if rank else None,
                 links=links,
                 dropped_steps=rank.dropped_steps if rank else 0,
+                island=member.island or member.node,
+                behind_nat=member.behind_nat,
             )
         )
     return views
@@ -185,4 +187,6 @@ def node_to_wire(epoch: LeaderEpoch, node: ObservedNode) -> jobs_pb2.Node:
         workers=session.statuses.values() if session else (),
         version=node.record.version,
         samples=session.samples if session else (),
+        volunteer=node.record.volunteer,
+        behind_nat=node.record.behind_nat,
     )

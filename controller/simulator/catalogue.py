@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from atoll.controller.estimators.run import RunEstimators
@@ -10,13 +10,16 @@ from atoll.controller.simulator.adaptdl import AdaptDl
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.deciding import Allowed, Deciding
 from atoll.controller.simulator.outcome import Outcome
-from atoll.controller.simulator.policies import Even, LbBsp, SimulatedPolicy
+from atoll.controller.simulator.policies import Even, LbBsp
 from atoll.controller.simulator.run import Simulation
-from atoll.controller.simulator.scenario import RETIRED_POLICIES, Scenario
+from atoll.controller.simulator.scenario import RETIRED_POLICIES
+from atoll.controller.simulator.strategy_steps import PolicyMaker
 from atoll.documents import did_you_mean
 from atoll.errors import BadInput
+from atoll.strategies import registry
+from atoll.strategies.declaration import Strategy, load
 
-POLICIES: Final[Mapping[str, tuple[Callable[[Scenario], SimulatedPolicy], str]]] = {
+POLICIES: Final[dict[str, PolicyMaker]] = {
     "even": (lambda _: Even(), "the same for every rank, for ever"),
     "lb-bsp": (lambda _: LbBsp(), "up to five samples from a slow to a fast rank at each decision (Chen et al., 2020)"),
     "adaptdl": (
@@ -43,8 +46,14 @@ POLICIES: Final[Mapping[str, tuple[Callable[[Scenario], SimulatedPolicy], str]]]
 def simulate(cluster: Cluster, policies: Sequence[str], seed: int) -> Iterator[Outcome]:
     """One outcome for each policy, in order. Raises BadInput, or NoFeasiblePlan where the batch does not fit."""
     names = [RETIRED_POLICIES.get(name, name) for name in policies]
+    known = POLICIES | of_strategy(registry.find(cluster.scenario.strategy))
     for name in names:
-        if name not in POLICIES:
-            raise BadInput(f"no policy {name!r}. {did_you_mean(name, POLICIES)}")
+        if name not in known:
+            raise BadInput(f"no policy {name!r}. {did_you_mean(name, known)}")
     for name in names:
-        yield Simulation(cluster, name, POLICIES[name][0](cluster.scenario), RunEstimators, seed).run()
+        yield Simulation(cluster, name, known[name][0](cluster.scenario), RunEstimators, seed).run()
+
+
+def of_strategy(strategy: Strategy) -> dict[str, PolicyMaker]:
+    """Its own baselines."""
+    return dict(load(strategy.simulator).policies) if strategy.simulator else {}

@@ -18,6 +18,7 @@ from atoll.controller.simulator.links import Link, read_trace
 from atoll.controller.simulator.scenario import MAX_DEVICES, ChangeSection, DeviceSection, Scenario
 from atoll.errors import BadInput
 
+ENTRY_BYTES: Final = 4
 CANDIDATES: Final = 50
 """Total batches that a policy with a range may choose from."""
 
@@ -45,9 +46,11 @@ def build(scenario: Scenario, folder: Path) -> Cluster:
     devices = _devices(scenario)
     learning = scenario.learning
     low, high = learning.batches or (scenario.total_batch, scenario.total_batch)
+    tensors = scenario.compression
+    entries = scenario.entries or (sum(tensors.bytes_of_each) // ENTRY_BYTES if tensors else 0)
     return Cluster(
         scenario=scenario,
-        entries=scenario.entries or (model.entries if model else 0),
+        entries=entries or (model.entries if model else 0),
         initial_batch=learning.initial_batch or (model.initial_batch if model else 0) or scenario.total_batch,
         candidates=candidates_between(low, high, CANDIDATES),
         surrogate=learning.extra,

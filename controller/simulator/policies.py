@@ -72,6 +72,20 @@ class Even:
         return None
 
 
+class Pinned:
+    """As Even, and from the first decision on plans tell the strategy always the same."""
+
+    splits_evenly = True
+
+    def __init__(self, params: Params, reason: str) -> None:
+        self._params, self._reason = params, reason
+
+    def decide(self, given: Situation) -> Choice | None:
+        if given.current.params == self._params:
+            return None
+        return Choice(batches=given.current.batches, params=self._params, planner="pinned", reason=self._reason)
+
+
 class LbBsp:
     """LB-BSP (Chen et al., 2020) as Cannikin compares with it: at each decision up to `step` samples move from a slow
     rank to a fast one: the slowest to the fastest, the second slowest to the second fastest, and so on.

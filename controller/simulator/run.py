@@ -18,7 +18,7 @@ from atoll.controller.simulator.links import Link
 from atoll.controller.simulator.outcome import Outcome, PlanLog, Point
 from atoll.controller.simulator.policies import Choice, SimulatedPolicy, Situation
 from atoll.controller.simulator.ranks import Ranks
-from atoll.controller.simulator.strategy_steps import Network, Params
+from atoll.controller.simulator.strategy_steps import Network, Params, numbers
 from atoll.controller.simulator.telemetry import Telemetry
 
 LEAD_STEPS: Final = 5
@@ -169,7 +169,7 @@ class Simulation:
         self._samples += total
         self._step += 1
         self._in_force.seconds.append(step_s)
-        self._points.append(Point(self._now_s, self._learning.progress, step_s, total, choice.params))
+        self._points.append(Point(self._now_s, self._learning.progress, step_s, total, numbers(choice.params)))
 
     def _decide(self) -> None:
         """All telemetry since the last time arrives, and the policy is asked."""

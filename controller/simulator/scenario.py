@@ -26,8 +26,15 @@ from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings, load, retired_in
 
 MAX_DEVICES: Final = 10_000
+MAX_TENSORS: Final = 512
 RETIRED_POLICIES: Final = {"rate": "parameters", "rate-batch": "parameters-batch"}
 """Names of earlier versions, and those that took their place: still understood."""
+NEEDS: Final = {
+    "sparse": "rows, width, density, density_of_all",
+    "compression": "ratio, compress, decompress, tensors",
+    "learning.extra": "what compression costs",
+}
+"""Tables that strategies ask for, and what has to be said there."""
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 _MAX_ENTRIES: Final = 10_000
 
@@ -160,6 +167,55 @@ class SparseSection(Section):
         return self
 
 
+class TensorSection(Section):
+    """`[[compression.tensors]]`: `count` alike, neighbours in the order of the backward pass."""
+
+    count: Annotated[StrictInt, Field(ge=1, le=MAX_TENSORS)] = 1
+    bytes: Annotated[StrictInt, Field(ge=1, le=2**50)]
+    """Of each gradient, in float32."""
+
+    backward: _Positive
+    """Of each, its part of the backward pass, against the others'."""
+
+
+_Cost = tuple[_Seconds, _Share]
+
+
+class CompressionSection(Section):
+    """`[compression]`: a model's tensors, and what compressing them costs, of strategy compressed. Costs are seconds,
+    and seconds a byte of the gradient."""
+
+    ratio: Annotated[StrictFloat | StrictInt, Field(gt=0, le=64, allow_inf_nan=False)]
+    """Bytes of a compressed gradient for each of its own."""
+
+    compress: _Cost
+    decompress: _Cost
+    """On the device of the backward pass; in its thread, where that is the CPU."""
+
+    compress_cpu: _Cost | None = None
+    decompress_cpu: _Cost | None = None
+    """Beside it, on the CPU; the same where left out."""
+
+    latency_s: _Seconds = 0.0005
+    """Of an exchange of everybody with everybody."""
+
+    tensors: Annotated[tuple[TensorSection, ...], Field(min_length=1, max_length=MAX_TENSORS)]
+
+    @model_validator(mode="after")
+    def _few_enough(self) -> CompressionSection:
+        if len(self.bytes_of_each) > MAX_TENSORS:
+            raise ValueError(f"has {len(self.bytes_of_each)} tensors, more than {MAX_TENSORS}")
+        return self
+
+    @property
+    def bytes_of_each(self) -> tuple[int, ...]:
+        return tuple(one.bytes for one in self.tensors for _ in range(one.count))
+
+    @property
+    def backward_of_each(self) -> tuple[float, ...]:
+        return tuple(float(one.backward) for one in self.tensors for _ in range(one.count))
+
+
 class LearningSection(Section):
     """`[learning]`: what a sample is worth. Progress is counted in samples of the initial batch."""
 
@@ -221,6 +277,7 @@ class Scenario(Section):
     overlap: OverlapSection = OverlapSection()
     learning: LearningSection = LearningSection()
     sparse: SparseSection | None = None
+    compression: CompressionSection | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -244,15 +301,17 @@ class Scenario(Section):
     def _fits(self) -> Scenario:
         if not self.devices and self.cluster is None:
             raise ValueError("a scenario needs [[devices]] or a cluster")
-        if self.entries is None and self.model is None:
-            raise ValueError("a scenario needs entries (trained parameters) or a model")
         steps: type[StrategySteps] = load(registry.find(self.strategy).simulator)
-        if steps.needs_sparse and self.sparse is None:
-            raise ValueError(f"strategy = {self.strategy!r} needs [sparse]: rows, width, density, density_of_all")
+        there = {"sparse": self.sparse, "compression": self.compression, "learning.extra": self.learning.extra}
+        for table in steps.needs:
+            if there[table] is None:
+                raise ValueError(f"strategy = {self.strategy!r} needs [{table}]: {NEEDS[table]}")
+        if self.entries is None and self.model is None and self.compression is None:
+            raise ValueError("a scenario needs entries (trained parameters), or a model")
         if self.sparse is not None and self.entries is not None and self.sparse.rows * self.sparse.width > self.entries:
             raise ValueError(f"sparse has more entries than the model's {self.entries}")
-        if steps.needs_extra and self.learning.extra is None:
-            raise ValueError(f"strategy = {self.strategy!r} needs [learning.extra]: what compression costs")
+        if self.compression is not None and self.entries not in {None, sum(self.compression.bytes_of_each) // 4}:
+            raise ValueError(f"entries = {self.entries} is not that of [compression]'s tensors. Leave it out")
         return self
 
     def first_params(self) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
@@ -12,12 +12,22 @@ from atoll.controller.planners.optperf import NodeModel
 from atoll.controller.planners.water_filling import F64
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.links import Link
+from atoll.strategies.declaration import Declared
 
 if TYPE_CHECKING:
     from atoll.controller.simulator.cluster import Cluster
+    from atoll.controller.simulator.policies import SimulatedPolicy
+    from atoll.controller.simulator.scenario import Scenario
 
 Params = Mapping[str, Any]
 """What a plan tells the strategy, by name."""
+PolicyMaker: TypeAlias = "tuple[Callable[[Scenario], SimulatedPolicy], str]"
+"""What makes a policy, and its description."""
+
+
+def numbers(params: Params) -> dict[str, float]:
+    """Those that are numbers."""
+    return {name: value for name, value in params.items() if isinstance(value, int | float)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +35,7 @@ class Timed:
     """One step. ends_s: when its slowest rank is done. step_N: from boundary to boundary. sync_N, last_sync_N: of the
     all-reduces as each rank sees them. sent_J, busy_J: bytes that left each island, and seconds they took to leave.
     exchange_N: what the exchange took of the devices beside their computing. metrics_N: what the strategy's workers
-    report beside the plan's parameters, by name."""
+    report beside the plan's parameters, by name. told: the messages of ranks to the strategy's controller half."""
 
     ends_s: float
     step_N: F64
@@ -37,6 +47,7 @@ class Timed:
     busy_J: F64
     exchange_N: F64 | float = 0.0
     metrics_N: Mapping[str, F64] = field(default_factory=dict)
+    told: Mapping[int, Declared] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +61,11 @@ class Network:
 class StrategySteps(Protocol):
     """One for each run of a simulated job."""
 
-    needs_extra: ClassVar[bool]
-    """Whether a scenario has to say with [learning.extra] what a sample is worth."""
+    needs: ClassVar[tuple[str, ...]]
+    """Tables that a scenario has to have for it, of those in scenario.NEEDS."""
 
-    needs_sparse: ClassVar[bool]
-    """Whether a scenario has to say with [sparse] which gradients are."""
+    policies: ClassVar[Mapping[str, PolicyMaker]]
+    """Baselines of its own, by name."""
 
     def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
         """island_of: by rank."""

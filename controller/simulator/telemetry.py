@@ -13,8 +13,9 @@ from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.learning import SampledNorms
 from atoll.controller.simulator.outcome import PlanLog
 from atoll.controller.simulator.ranks import Ranks
-from atoll.controller.simulator.strategy_steps import Timed
+from atoll.controller.simulator.strategy_steps import Timed, numbers
 from atoll.step_estimators.observed import ObservedStep
+from atoll.strategies.declaration import Declared
 
 _LOAD_SHARE: Final = 0.1
 _UPDATE_SHARE: Final = 0.1
@@ -29,11 +30,13 @@ class Telemetry:
         self._island_of = dict(enumerate(ranks.island_of))
         self._steps: list[list[ObservedStep]] = [[] for _ in ranks.devices]
         self._sent_J, self._busy_J = np.zeros(len(ranks.islands)), np.zeros(len(ranks.islands))
+        self._messages: dict[int, Declared] = {}  # the newest of each rank
         estimators.observe_entries(entries)
 
     def measure(self, step: int, plan: PlanLog, computing: Computing, timed: Timed, norms: SampledNorms) -> None:
         self._sent_J += timed.sent_J
         self._busy_J += timed.busy_J
+        self._messages |= timed.told
         columns = (
             timed.step_N,
             computing.before_N + timed.exchange_N,
@@ -64,8 +67,7 @@ class Telemetry:
                     update_s=_UPDATE_SHARE * before_s,
                     sync_s=sync_s,
                     last_sync_s=last_s,
-                    stall_s=stall_s,
-                    strategy_metrics={**plan.choice.params, **metrics},
+                    strategy_metrics={**numbers(plan.choice.params), **metrics, "stall_s": stall_s},
                     local_sqnorm=sqnorm,
                     global_sqnorm=norms.together,
                     halves=norms.halves,
@@ -78,6 +80,9 @@ class Telemetry:
             for step in steps:
                 self._estimators.observe(rank, step)
             steps.clear()
+        for rank, told in self._messages.items():
+            self._estimators.hear(rank, told)
+        self._messages.clear()
         others = len(self._ranks.leaders) - 1
         sent = zip(self._ranks.leaders, self._sent_J.tolist(), self._busy_J.tolist(), strict=True)
         for leader, sent_bytes, busy_s in sent:

@@ -12,11 +12,11 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from atoll import die_with_parent
+from atoll.controller import child_process
 from atoll.controller.state.etcd import EtcdStore
 from atoll.controller.state.etcd_binary import environment, find_etcd
 from atoll.errors import AtollError, StoreUnavailable
@@ -139,19 +139,8 @@ class EmbeddedEtcd:
         return self._child
 
     async def _end_child(self) -> None:
-        child = self._child
-        if child is None or child.returncode is not None:
-            return
-        with suppress(ProcessLookupError):
-            child.terminate()
-        try:
-            async with asyncio.timeout(_STOP_S):
-                await child.wait()
-        except TimeoutError:
-            logger.warning("etcd did not end within %.0f s of SIGTERM; killing it", _STOP_S)
-            with suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+        if self._child is not None:
+            await child_process.end(self._child, "etcd", _STOP_S)
 
     async def _until_unlocked(self) -> None:
         deadline = time.monotonic() + _UNLOCK_S

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from atoll.errors import AtollError, BadInput, NotAllowed, NotFound, StoreUnavailable
-from atoll.ports import DEFAULT_ETCD_PORT
+from atoll.ports import DEFAULT_ETCD_PORT, host_and_port
 from atoll.rpc import Tls, split_address
 from atoll.v1.etcd_pb2_grpc import KVStub, LeaseStub, WatchStub
 
@@ -175,7 +175,7 @@ def _member(address: str, credentials: grpc.ChannelCredentials | None) -> EtcdMe
     target = address
     if not address.startswith("unix:"):
         host, port = split_address(address, DEFAULT_ETCD_PORT)
-        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        target = host_and_port(host, port)
     if credentials is None:
         channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
     else:

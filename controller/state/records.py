@@ -214,6 +214,7 @@ class RunMember(EtcdRecord):
     local_world_size: int
     exit: ExitRecord | None = None
     island: str = field(default="", metadata=LATER)
+    behind_nat: bool = field(default=False, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +311,8 @@ class NodeRecord(EtcdRecord):
     checkpoint_memory_bytes: int = field(default=0, metadata=LATER)
     shards_port: int = field(default=0, metadata=LATER)
     shards_key: str = field(default="", metadata=LATER)
+    volunteer: bool = field(default=False, metadata=LATER)
+    behind_nat: bool = field(default=False, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

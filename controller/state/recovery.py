@@ -29,8 +29,8 @@ class RecoveryRecord(EtcdRecord):
     with the one that replaces it, and is over with that one's first step.
 
     resize: it was stopped to grow or to shrink, and nobody was lost. lost: "rank 1 on b". joined: nodes of the next run
-    that the lost one did not have. reached_step: steps that were done before. tier, step: what training went on from,
-    as its workers say.
+    that the lost one did not have. began_step, reached_step: steps that were done before the run, and with it. tier,
+    step: what training went on from, as its workers say.
 
     Wall clocks, 0 where it has not come to that: seen_unix_s, the last sign of life of what was lost; detected_unix_s,
     the run was fenced; ended_unix_s, no process of it was left; launched_unix_s, the next one was decided;
@@ -50,6 +50,7 @@ class RecoveryRecord(EtcdRecord):
     tier: str = ""
     step: int = 0
     resize: bool = field(default=False, metadata=LATER)
+    began_step: int = field(default=0, metadata=LATER)
 
     @property
     def over(self) -> bool:

@@ -4,7 +4,7 @@
 #include "../bindings/sparse_calls.hpp"
 #include "compress.hpp"
 #include "device_type.hpp"
-#include "update.hpp"
+#include "scatter.hpp"
 
 namespace atoll_kernels {
 namespace {
@@ -65,21 +65,6 @@ void fill_sample_scores(nb::handle gradient, nb::handle residual, double weight,
     sample_scores_cuda(call.from, seed, call.scores.entries, call.scores.data, queue_of(call.gradient, stream));
 }
 
-std::size_t update_blocks(nb::handle master, nb::handle first, nb::handle second, nb::handle last_step, nb::handle live,
-                          nb::handle index, nb::handle values, const std::string& rule, std::int32_t step, double lr,
-                          double weight_decay, double momentum_or_beta1, double beta2, double epsilon, double scale,
-                          std::uintptr_t stream) {
-    const UpdateCall call(cuda, master, first, second, last_step, live, index, values, rule, step, lr, weight_decay,
-                          momentum_or_beta1, beta2, epsilon, scale);
-    UpdateResult result;
-    {
-        const GilReleased released(always);
-        result = apply_update_cuda(call.parameters(), call.update(), call.hyper, queue_of(call.master, stream));
-    }
-    if (!result.valid) refuse_indices(call.index, block_count(call.master.entries));
-    return result.left_out;
-}
-
 void scatter_blocks(nb::handle live_object, nb::handle index_object, nb::handle values_object, std::uintptr_t stream) {
     const Loaded live = required(live_object, "live", Access::write, live_entries, cuda);
     const Loaded index = required(index_object, "index", Access::read, index_entries, cuda);
@@ -107,9 +92,6 @@ void bind_sparse_cuda(nb::module_& m) {
     m.def("random_blocks", fill_random_blocks, "seed"_a, "blocks"_a, "index"_a.none(), "stream"_a);
     m.def("sample_scores", fill_sample_scores, "gradient"_a.none(), "residual"_a.none(), "weight"_a, "seed"_a,
           "scores"_a.none(), "stream"_a);
-    m.def("update_blocks", update_blocks, "master"_a.none(), "first"_a.none(), "second"_a.none(), "last_step"_a.none(),
-          "live"_a.none(), "index"_a.none(), "values"_a.none(), "rule"_a, "step"_a, "lr"_a, "weight_decay"_a,
-          "momentum_or_beta1"_a, "beta2"_a, "epsilon"_a, "scale"_a, "stream"_a);
     m.def("scatter_blocks", scatter_blocks, "live"_a.none(), "index"_a.none(), "values"_a.none(), "stream"_a);
 }
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from atoll.strategies.compressed.measured import MeasuredCosts
+from atoll.strategies.compressed.costs.measured import MeasuredCosts
 from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.compressed.settings import Compressed
 from atoll.strategies.declaration import Metric, Strategy
@@ -23,7 +23,9 @@ STRATEGY: Final = Strategy(
         Metric("sent_bytes", "bytes", "that left on the wire in this step"),
     ),
     exchanges=True,
+    relayed=True,
     worker="atoll.strategies.compressed.worker:build",
     controller="atoll.strategies.compressed.controller:CompressedController",
+    simulator="atoll.strategies.compressed.simulate:CompressedSteps",
     view="atoll.strategies.compressed.view:status",
 )

@@ -14,8 +14,8 @@ from atoll.controller.planners.registry import TENSOR_GROUPS, Decision
 from atoll.controller.planners.tensor_groups import GroupedRun, GroupingPlan, grouping_time
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import RankProfile
-from atoll.strategies.compressed.costs import CompressionCosts, CostEstimator, costs_of, link_bps
-from atoll.strategies.compressed.options import ALLREDUCE, TensorGroup, Way, named
+from atoll.strategies.compressed.costs.compression_costs import CompressionCosts, CostEstimator, costs_of, link_bps
+from atoll.strategies.compressed.groups.options import ALLREDUCE, TensorGroup, Way, named
 from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.compressed.settings import WORDS, Compressed
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from atoll.strategies.compressed.options import TensorGroup, named
+from atoll.strategies.compressed.groups.options import TensorGroup, named
 from atoll.strategies.declaration import PlanParameters
 
 _Pair = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]

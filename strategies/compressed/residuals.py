@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import torch
 
-from atoll.strategies.compressed.layout import TensorLayout
-from atoll.strategies.compressed.options import TensorGroup
+from atoll.strategies.compressed.groups.layout import TensorLayout
+from atoll.strategies.compressed.groups.options import TensorGroup
 
 _BUFFERS = 2
 

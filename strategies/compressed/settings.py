@@ -9,7 +9,7 @@ from pydantic import Field
 
 from atoll.strategies.declaration import StrategySettings
 
-Algorithm: TypeAlias = Literal["float16", "random-k", "dgc", "ef-sign", "one-bit", "threshold", "power"]
+Algorithm: TypeAlias = Literal["float16", "int8", "int4", "random-k", "dgc", "ef-sign", "one-bit", "threshold", "power"]
 
 
 class Compressed(StrategySettings):
@@ -18,9 +18,10 @@ class Compressed(StrategySettings):
     Source: Espresso and Cupcake (Wang, 2023) for what is compressed, where, and what is fused."""
 
     algorithm: Algorithm = "float16"
-    """what a compressed gradient is: `float16` halves it; `dgc` its largest entries, `random-k` some at random,
-    `threshold` those beyond a magnitude; `ef-sign` a bit for each and a mean for 1,024 of them, `one-bit` two means;
-    `power` a product of two thin matrices"""
+    """what a compressed gradient is: `float16` halves it; `int8` and `int4` have so many bits for an entry and a scale
+    for 16 of them; `dgc` its largest entries, `random-k` some at random, `threshold` those beyond a magnitude;
+    `ef-sign` a bit for each and a mean for 1,024 of them, `one-bit` two means; `power` a product of two thin
+    matrices"""
 
     density: Annotated[float, Field(gt=0, le=1)] = 0.01
     """share of the entries that `dgc` and `random-k` send"""
@@ -46,6 +47,8 @@ class Compressed(StrategySettings):
 
 WORDS: Final[Mapping[Algorithm, str]] = {
     "float16": "float16",
+    "int8": "int8",
+    "int4": "int4",
     "random-k": "random-k",
     "dgc": "DGC",
     "ef-sign": "EF-sign",

@@ -11,10 +11,10 @@ import torch
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.step.durable import Origin
-from atoll.strategies.compressed.compressors import Compressor
-from atoll.strategies.compressed.layout import TensorLayout
+from atoll.strategies.compressed.codes.compressors import Compressor
+from atoll.strategies.compressed.codes.sparse_codes import WithMomentum
+from atoll.strategies.compressed.groups.layout import TensorLayout
 from atoll.strategies.compressed.residuals import FlatResiduals
-from atoll.strategies.compressed.sparse_codes import WithMomentum
 from atoll.strategies.shared_masters import residuals as own_files
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -32,6 +32,7 @@ class CompressedState:
     ) -> None:
         self._session, self._residuals, self._layout = session, residuals, layout
         self._momentum = compressor if isinstance(compressor, WithMomentum) else None
+        self._kept: torch.Tensor | None = None
 
     def freeze(self) -> None: ...
 
@@ -46,13 +47,26 @@ class CompressedState:
         if directory is None:
             return None
         held = {name: one.cpu() for name, one in self._own().items()}
-        packed = own_files.pack(held, [], own_files.OwnerSums({}, {}), None, own_files.FlushLog(()), copy=copy)
+        packed = own_files.pack(held, [], own_files.OwnerSums({}, {}, {}), None, own_files.FlushLog(()), copy=copy)
         return partial(own_files.write, directory, header, self._session.place.rank, packed)
 
     def standing(self) -> Mapping[str, torch.Tensor]:
         return self._own()
 
+    def unsent(self) -> Mapping[str, torch.Tensor]:
+        return self._own()
+
     def rolling(self) -> None: ...
+
+    def keep_momentum(self) -> None:
+        """A pass begins that does not count."""
+        self._kept = self._momentum.velocity.clone() if self._momentum is not None else None
+
+    def put_momentum_back(self) -> None:
+        """That pass is over."""
+        if self._momentum is not None and self._kept is not None:
+            self._momentum.velocity.copy_(self._kept)
+        self._kept = None
 
     def take_over(self, origin: Origin | None) -> None:
         """Collective, where there is an origin. Raises PeerLost."""

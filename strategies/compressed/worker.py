@@ -16,19 +16,20 @@ from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext
 from atoll.agent.runtime.step.clock import marks_of
 from atoll.agent.runtime.step.durable import Origin
 from atoll.errors import BadInput
-from atoll.strategies.compressed.algorithms import compressor_of, density_at
-from atoll.strategies.compressed.compressors import CodePlace
-from atoll.strategies.compressed.exchange import ExchangedGroup, GroupExchange
-from atoll.strategies.compressed.layout import GRADIENT_BYTES, TensorLayout
-from atoll.strategies.compressed.measuring import Measuring
-from atoll.strategies.compressed.messages import HEADER_BYTES
-from atoll.strategies.compressed.options import TensorGroup, Way
+from atoll.strategies.compressed.codes.algorithms import compressor_of, density_at
+from atoll.strategies.compressed.codes.compressors import CodePlace
+from atoll.strategies.compressed.costs.link_costs import LearnedCosts
+from atoll.strategies.compressed.costs.measuring import Measuring
+from atoll.strategies.compressed.costs.timing import EVERY_ROUNDS, PassTimes
+from atoll.strategies.compressed.exchanges.group_exchange import ExchangedGroup, GroupExchange
+from atoll.strategies.compressed.exchanges.group_sum import STAGES, GroupGradient, RankCircle
+from atoll.strategies.compressed.exchanges.messages import largest
+from atoll.strategies.compressed.groups.layout import GRADIENT_BYTES, TensorLayout
+from atoll.strategies.compressed.groups.options import TensorGroup, Way
 from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.compressed.residuals import FlatResiduals
 from atoll.strategies.compressed.settings import Compressed
 from atoll.strategies.compressed.state import CompressedState
-from atoll.strategies.compressed.sums import STAGES, GroupGradient, RankCircle
-from atoll.strategies.compressed.timing import EVERY_ROUNDS, PassTimes
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.dense.worker import DenseReducer
 from atoll.strategies.staged_sums.mailbox import StagedMailbox
@@ -38,7 +39,7 @@ from atoll.v1.common_pb2 import LEVEL_WARNING
 def build(context: WorkerContext) -> WorkerHalf:
     """Raises BadInput for a model on several devices."""
     reducer = CompressedReducer(context)
-    return WorkerHalf(reducer, durable=reducer.state, measures=reducer)
+    return WorkerHalf(reducer, durable=reducer.state, measures=reducer, learned=reducer.learned)
 
 
 class CompressedReducer:
@@ -47,6 +48,7 @@ class CompressedReducer:
     def __init__(self, context: WorkerContext) -> None:
         assert isinstance(context.settings, Compressed)
         self._session, self._channel, self._settings = context.session, context.channel, context.settings
+        self._muted = context.events.muted
         self._dense = DenseReducer(context.session.group)
         if isinstance(context.model, SeveralModels):
             raise BadInput("strategy compressed trains one model; several go with strategy dense")
@@ -76,7 +78,12 @@ class CompressedReducer:
         self._opened = False  # the pass under way counts
         self._next = 0  # of the groups, the one that comes next
         self._left = 0  # groups whose sum is not here yet
-        self._posted = self._wire_bytes = self._plain_bytes = 0
+        self._wire_bytes = self._plain_bytes = 0
+
+    @property
+    def learned(self) -> LearnedCosts:
+        """For the next view."""
+        return self._measuring.learned
 
     # --- a TensorReducer
 
@@ -118,8 +125,9 @@ class CompressedReducer:
         self._measuring.between_passes()
         self._next_round()
         self._next = self._left = 0
-        self._posted = 0
         self._opened = not opened.muted
+        if opened.muted:
+            self.state.keep_momentum()
         self._density = density_at(self._settings, opened.batch.step)
         self._times.begin(looked_at=self._round % EVERY_ROUNDS == 0)
 
@@ -150,6 +158,8 @@ class CompressedReducer:
 
     @torch.no_grad()
     def _give_back(self, index: int, parameter: torch.Tensor) -> None:
+        if self._muted():
+            return
         left_out = self._residuals.give_back(index)
         if left_out is not None and parameter.grad is not None:
             parameter.grad.add_(left_out.view(parameter.shape))
@@ -164,12 +174,14 @@ class CompressedReducer:
         if not group.way.compressed:
             if (left_out := self._residuals.drain(group)) is not None:
                 flat_N[:entries].add_(left_out)
+                for place in self._arriving(group, left_out, flat_N[entries:].tolist()):
+                    flat_N[entries + place] = 1.0
             reduction = self._dense.reduce(flat_N, exact, ended)
             self._plain_bytes += entries * GRADIENT_BYTES
             self._wire_bytes += entries * GRADIENT_BYTES
             return Reduction(partial(self._finish_dense, reduction), reduction.sent_bytes)
         under_way, residual = self._submit(group, flat_N, entries, ended)
-        return Reduction(partial(self._finish, under_way, flat_N, entries, residual), 0)
+        return Reduction(partial(self._finish, group, under_way, flat_N, residual), 0)
 
     def _submit(
         self, group: TensorGroup, flat_N: torch.Tensor, entries: int, ended: Callable[[object], None]
@@ -180,6 +192,7 @@ class CompressedReducer:
         value, residual = flat_N[:entries].float(), self._residuals.begin(group)
         place = CodePlace(self._round, layout.first[group.begin], layout.shapes[group.begin : group.end], self._density)
         counts = flat_N[entries:].float().cpu().numpy().astype(np.float32)
+        counts[self._arriving(group, residual, counts.tolist())] = 1.0
         # On a GPU the CPU's part works on copies; on processors everything is in the same memory.
         value, own_residual = (one.cpu() if group.way.compress == "cpu" else one for one in (value, residual))
         out = (
@@ -196,6 +209,18 @@ class CompressedReducer:
         self._plain_bytes += entries * GRADIENT_BYTES
         return under_way, residual
 
+    def _arriving(self, group: TensorGroup, left_out: torch.Tensor, counts: Sequence[float]) -> list[int]:
+        """Places of tensors that have no gradient in this pass, but something that was left out of an earlier one: it
+        goes along, so they have one."""
+        return [
+            place for place, count in enumerate(counts) if count == 0 and bool(left_out[self._part(group, place)].any())
+        ]
+
+    def _part(self, group: TensorGroup, place: int) -> slice:
+        """The entries of the group's tensor there."""
+        first, index = self._layout.first, group.begin + place
+        return slice(first[index] - first[group.begin], first[index + 1] - first[group.begin])
+
     def _clip(self, group: TensorGroup, flat_N: torch.Tensor) -> None:
         """Each tensor's part by itself, to its share of the norm: norms of n equal parts add up to sqrt(n) times one
         (Deep Gradient Compression, Section 3.2)."""
@@ -203,19 +228,23 @@ class CompressedReducer:
             return
         most = self._settings.clip_norm / math.sqrt(self._session.place.world_size)
         for index in range(group.begin, group.end):
-            first = self._layout.first[group.begin]
-            part = flat_N[self._layout.first[index] - first : self._layout.first[index + 1] - first]
+            part = flat_N[self._part(group, index - group.begin)]
             norm = part.float().norm()
             if bool(norm > most) and bool(norm.isfinite()):
                 part.mul_(most / norm)
 
-    def _finish(self, under_way: ExchangedGroup, flat_N: torch.Tensor, entries: int, residual: torch.Tensor) -> None:
+    def _finish(
+        self, group: TensorGroup, under_way: ExchangedGroup, flat_N: torch.Tensor, residual: torch.Tensor
+    ) -> None:
+        entries = len(residual)
         counts = self._exchange.finish(under_way, self._session.collective_timeout_s)
         mine = under_way.sum.mine
         if mine.out_N.data_ptr() != flat_N.data_ptr():
             flat_N[:entries].copy_(mine.out_N)
         if mine.residual_N.data_ptr() != residual.data_ptr():
             residual.copy_(mine.residual_N)
+        for place in np.flatnonzero(counts == 0).tolist():
+            residual[self._part(group, place)].zero_()  # codes may say something of zeros: here nobody takes it
         flat_N[entries:].copy_(torch.from_numpy(counts))
         self._wire_bytes += under_way.sum.payload_bytes
         self._done()
@@ -228,11 +257,12 @@ class CompressedReducer:
         self._left -= 1
         if self._left == 0 and self._next == len(self._groups):
             self._residuals.complete = self._opened
+            if not self._opened:
+                self.state.put_momentum_back()
             self._times.combined()
             self._measuring.tell(self._groups)
 
     def _mailbox(self, changed: Callable[[], None]) -> StagedMailbox:
         layout, ranks, tensors = self._layout, self._session.place.world_size, len(self._layout.names)
-        beside = HEADER_BYTES + 4 * tensors + 64  # of a message, but entries; they take eight bytes at most
-        largest = [ranks * (8 * layout.size(index, tensors) + beside) for index in range(tensors)]
-        return StagedMailbox(layout.names, largest, STAGES, changed)
+        most = [largest(ranks, layout.size(index, tensors), tensors) for index in range(tensors)]
+        return StagedMailbox(layout.names, most, STAGES, changed)

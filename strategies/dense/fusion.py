@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 from torch import nn
 
-MIB: Final = 1024 * 1024
-# The gradients that come first leave first: a small piece starts the network early. The rest are large enough for a
-# thin link's bandwidth. Both as DDP does, so that comparisons compare the same thing.
-FIRST_PIECE_BYTES: Final = 1 * MIB
-PIECE_BYTES: Final = 25 * MIB
+from atoll.strategies.dense.pieces import FIRST_PIECE_BYTES, PIECE_BYTES
 
 
 def fused_by_bytes(parameters: Sequence[nn.Parameter]) -> list[list[int]]:

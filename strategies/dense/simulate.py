@@ -6,7 +6,7 @@ Legend of suffixes: N = ranks, J = islands.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from atoll.controller.planners.optperf import NodeModel, OptPerfInput, Overlap, plan_optperf
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.strategy_steps import Network, Params, Timed
+from atoll.controller.simulator.strategy_steps import Network, Params, PolicyMaker, Timed
 
 GRADIENT_BYTES: Final = 4
 """Of an entry: float32."""
@@ -23,8 +23,8 @@ GRADIENT_BYTES: Final = 4
 class DenseSteps:
     """See atoll.controller.simulator.strategy_steps."""
 
-    needs_extra: ClassVar = False
-    needs_sparse: ClassVar = False
+    needs: ClassVar = ()
+    policies: ClassVar[Mapping[str, PolicyMaker]] = {}
 
     def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
         self._entries, self._given = cluster.entries, cluster.scenario.overlap

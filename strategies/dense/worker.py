@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
 from atoll.agent.runtime.step.durable import Origin
-from atoll.agent.runtime.transport.process_groups import Group, collective
+from atoll.agent.runtime.transport.process_groups import Group
 from atoll.strategies.dense.fusion import fused_by_bytes
 
 
@@ -33,16 +32,9 @@ class DenseReducer:
 
     def reduce(self, flat_N: torch.Tensor, exact: int, ended: Callable[[object], None]) -> Reduction:
         assert self._group is not None
-        with collective("combining gradients"):
-            work = dist.all_reduce(flat_N, group=self._group.data, async_op=True)
-        assert work is not None  # async_op
-        work.get_future().add_done_callback(ended)
-
-        def wait() -> None:
-            with collective("combining gradients"):
-                work.wait()
-
+        under_way = self._group.begin_sum(flat_N, "combining gradients")
+        under_way.then(ended)
         ranks = self._group.world_size
-        return Reduction(wait, 2 * (ranks - 1) * flat_N.numel() * flat_N.element_size() // ranks)
+        return Reduction(under_way.wait, 2 * (ranks - 1) * flat_N.numel() * flat_N.element_size() // ranks)
 
     def close(self) -> None: ...

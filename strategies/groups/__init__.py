@@ -21,6 +21,12 @@ STRATEGY: Final = Strategy(
         Metric("group_share", "share", "of all replicas, in the mean group that this one averaged with"),
         Metric("wait_s", "s", "waiting for a group and for its members", "share of the step"),
         Metric("bubble_share", "share", "of the time that batches took, in which the stage waited for other stages"),
+        Metric("unaveraged_s", "s", "longest that this replica trained in the round without an average"),
+        Metric(
+            "disagreement",
+            "share",
+            "how far this replica's parameters are from their stage's mean as the round ends, of the mean's norm",
+        ),
         Metric("sent_bytes", "bytes", "that left on the wire in this round"),
     ),
     exchanges=True,

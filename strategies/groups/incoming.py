@@ -1,24 +1,28 @@
-"""Routes what comes from other workers: to the averages' mailbox, or to the pipeline's."""
+"""Routes what comes from other workers: to the averages' mailbox, to the claims, or to the pipeline's."""
 
 from __future__ import annotations
 
 from atoll.agent.runtime.pipeline.wire import FIRST_PURPOSE, StageMailbox
+from atoll.strategies.groups.claims import CLAIM, Claims
 from atoll.strategies.groups.mailbox import PartMailbox
+from atoll.strategies.groups.signals import Signals
 
 
 class Incoming:
-    """A FrameReceiver of both."""
+    """A FrameReceiver of all of them."""
 
-    def __init__(self, parts: PartMailbox, stages: StageMailbox) -> None:
-        self._parts, self._stages = parts, stages
+    def __init__(self, parts: PartMailbox, claims: Claims, signals: Signals, stages: StageMailbox) -> None:
+        self._parts, self._claims, self._signals, self._stages = parts, claims, signals, stages
 
     def deliver(  # noqa: PLR0917 - the fields of a frame, in its order
         self, kind: int, origin: int, step: int, tensor: int, count: int, payload: bytes | memoryview
     ) -> str | None:
-        of_stages = len(payload) > 0 and payload[0] >= FIRST_PURPOSE
-        receiver = self._stages if of_stages else self._parts
+        first = payload[0] if len(payload) else 0
+        if first == CLAIM:
+            return self._claims.deliver(origin, step, payload)
+        receiver = self._stages if first >= FIRST_PURPOSE else self._parts
         return receiver.deliver(kind, origin, step, tensor, count, payload)
 
     def fail(self, reason: str) -> None:
-        self._parts.fail(reason)
-        self._stages.fail(reason)
+        for one in (self._parts, self._claims, self._signals, self._stages):
+            one.fail(reason)

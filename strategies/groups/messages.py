@@ -13,7 +13,16 @@ Count = Annotated[int, Field(ge=0, lt=2**32)]
 
 class GroupsMessage(Declared):
     """Of a replica: `signal` says that it is ready, `done` that it trains nothing more in this round. Of the scheduler:
-    `group` and `members` answer a signal, `waits` a repeated one that has no answer yet."""
+    `group` and `members` answer a signal, `waits` a repeated one that has no answer yet. Ranks are of the view."""
+
+    view: Annotated[int, Field(ge=0, lt=2**24)] = 0
+    """of the run: in each one rounds, signals and ranks begin anew"""
+
+    rank: Count = 0
+    """of who sent it"""
+
+    workers: Annotated[int, Field(ge=0, le=4096)] = 0
+    """of the view, with who sent it; 0 in answers"""
 
     round: Annotated[int, Field(ge=0, lt=2**63)] = 0
     signal: Count = 0
@@ -21,7 +30,7 @@ class GroupsMessage(Declared):
 
     done: bool = False
     ended: list[Count] = Field(default_factory=list, max_length=1024)
-    """with `signal`: ranks that are known to be done, for what they said of it may be lost"""
+    """with `signal`: ranks that train nothing more, for they are lost"""
 
     waits: bool = False
     group: Count = 0

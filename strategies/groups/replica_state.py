@@ -38,11 +38,14 @@ class ReplicaState:
         self._adam = isinstance(optimizer, ADAM)
         self._weights = [one.detach() for one in model.parameters() if one.requires_grad]
         self._buffers = [one for one in model.buffers() if one.is_floating_point()]
+        self._counts = [one for one in model.buffers() if not one.is_floating_point()]  # as BatchNorm's batches
         self._decay = 1.0  # of REMOVED since the last average
         self.prepare()
         self._hook = optimizer.register_step_pre_hook(self._before_update) if self._adam else None
         self.size = sum(one.numel() for one in self._tensors()) + 1
         """Entries of the vector."""
+        self.weights = sum(one.numel() for one in self._weights)
+        """Of these the first, which are parameters."""
 
     def prepare(self) -> None:
         """Give every parameter the state that the optimizer would make at its first update: a replica may average
@@ -116,7 +119,7 @@ class ReplicaState:
 
     def _whole(self) -> Iterator[torch.Tensor]:
         """All that an update or an average changes; at a round's end REMOVED has not decayed."""
-        yield from self._tensors()
+        yield from (*self._tensors(), *self._counts)
         for _, parameter in self._trained() if self._adam else ():
             state = self._optimizer.state[parameter]
             yield from (state[REMOVED], state["step"])

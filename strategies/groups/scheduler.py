@@ -70,47 +70,60 @@ class Scheduled:
 
 @dataclass(slots=True)
 class _Replica:
+    rank: int = -1  # in the run; known once it has said something
     signal: int = 0  # the newest
     answer: GroupsMessage | None = None  # of it
 
 
 class GroupScheduler:
-    """Of one run. Signals may come late, twice, or not at all; an answer that was lost is given again."""
+    """Of one run, one view of it after the other. Signals may come late, twice, or not at all; an answer that was lost
+    is given again."""
 
-    def __init__(self, settings: Groups, world_size: int) -> None:
-        self._settings, self._workers = settings, [_Replica() for _ in range(world_size)]
+    def __init__(self, settings: Groups) -> None:
+        self._settings, self._view = settings, -1
+        self._begin_view(-1, 0)
+
+    def _begin_view(self, view: int, workers: int) -> None:
+        self._view, self._workers = view, [_Replica() for _ in range(workers)]
         self._arrivals = ArrivalTimes()
         self._round, self._groups = -1, 0
-        self._rule: StageRule = self._new_rule()
+        self._rule: StageRule | None = None  # before the first round
 
     @property
     def due_s(self) -> float | None:
-        return self._rule.due_s
+        return self._rule.due_s if self._rule is not None else None
 
     def heard(self, rank: int, message: GroupsMessage, now_s: float) -> Iterable[tuple[int, GroupsMessage]]:
-        if message.round > self._round:  # all have averaged together at the end of the round before
+        """rank: in the run, as answers have it."""
+        if message.view > self._view:
+            self._begin_view(message.view, message.workers)
+        if message.view < self._view or message.rank >= len(self._workers):
+            return []
+        self._workers[message.rank].rank = rank
+        if message.round > self._round or self._rule is None:  # all averaged at the end of the round before
             self._round, self._groups, self._rule = message.round, 0, self._new_rule()
         if message.round < self._round:
             return []
         known = [ended for ended in message.ended if ended < len(self._workers)]
         formed = [group for ended in known for group in self._rule.done(*self._place(ended), now_s)]
-        return [*self._answers(formed, now_s), *self._answer(rank, message, now_s)]
+        return [*self._answers(formed, now_s), *self._answer(self._rule, message, now_s)]
 
     def passed(self, now_s: float) -> Iterable[tuple[int, GroupsMessage]]:
-        return self._answers(self._rule.passed(now_s), now_s)
+        return self._answers(self._rule.passed(now_s), now_s) if self._rule is not None else []
 
-    def _answer(self, rank: int, message: GroupsMessage, now_s: float) -> Iterable[tuple[int, GroupsMessage]]:
+    def _answer(self, rule: StageRule, message: GroupsMessage, now_s: float) -> Iterable[tuple[int, GroupsMessage]]:
+        rank = message.rank
         replica = self._workers[rank]
         if message.signal > replica.signal:
             replica.signal, replica.answer = message.signal, None
             self._arrivals.ready(rank, now_s)
-            return self._answers(self._rule.ready(*self._place(rank), now_s), now_s)
+            return self._answers(rule.ready(*self._place(rank), now_s), now_s)
         if message.done:
-            return self._answers(self._rule.done(*self._place(rank), now_s), now_s)
+            return self._answers(rule.done(*self._place(rank), now_s), now_s)
         if message.signal < replica.signal or not message.signal:
             return []
-        waits = GroupsMessage(round=self._round, signal=replica.signal, waits=True)
-        return [(rank, replica.answer or waits)]
+        waits = GroupsMessage(view=self._view, round=self._round, signal=replica.signal, waits=True)
+        return [(replica.rank, replica.answer or waits)]
 
     def _answers(self, formed: list[StageGroup], now_s: float) -> list[tuple[int, GroupsMessage]]:
         answers = []
@@ -118,12 +131,14 @@ class GroupScheduler:
             self._groups += 1
             members = [replica * self._settings.stages + stage for replica in replicas]
             signals = [self._workers[member].signal for member in members]
-            alike = GroupsMessage(round=self._round, group=self._groups, members=members, signals=signals)
+            alike = GroupsMessage(
+                view=self._view, round=self._round, group=self._groups, members=members, signals=signals
+            )
             for member, signal in zip(members, signals, strict=True):
                 answer = alike.model_copy(update={"signal": signal})  # checked once
                 self._workers[member].answer = answer
                 self._arrivals.goes_on(member, now_s)
-                answers.append((member, answer))
+                answers.append((self._workers[member].rank, answer))
         return answers
 
     def _place(self, rank: int) -> tuple[int, int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
+from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.errors import PeerLost
 from atoll.strategies.declaration import Declared
 from atoll.strategies.groups.messages import GroupsMessage
 
@@ -16,54 +18,81 @@ AWAY_S: Final = 3.0  # the controller is away if it says nothing for so long
 
 
 class Signals:
-    """`_heard` runs on the link's thread, the rest on the training thread.
+    """`_heard` runs on the link's thread, `lose` and `fail` on the wire's, the rest on the training thread.
 
     While the controller is away nobody waits for it: the replica trains on alone until the round's end, where all
     average. Every signal is still sent; the first answer ends that."""
 
-    def __init__(self, scheduler: StrategyChannel) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: StrategyChannel, view: int, place: StagePlace) -> None:
+        self._scheduler, self._view, self._place = scheduler, view, place
+        self._lost: tuple[int, ...] = ()
+        self._broken: PeerLost | None = None
         self._changed = threading.Condition()
         self._answer: GroupsMessage | None = None
         self._heard_s = 0.0
         self._away = not scheduler.answers
-        self._round = 0
+        self._round, self._done = 0, False
         self.newest = 0
         """The signal that was given last."""
         scheduler.listen(self._heard)
 
     def begin(self, round_: int) -> None:
-        self._round = round_
+        self._round, self._done = round_, False
 
-    def ready(self, ended: Callable[[], tuple[int, ...]]) -> GroupsMessage | None:
-        """The group that answers; None where nobody does. ended: ranks that train no more in this round; raises where
-        waiting is in vain."""
+    def ready(self) -> GroupsMessage | None:
+        """The group that answers; None where nobody does. Raises PeerLost where waiting is in vain."""
         with self._changed:
             self.newest += 1
             self._answer = None
             self._heard_s = time.monotonic()
-            away = self._away
-        self._tell(ended())
+            away, lost = self._away or self._done, self._lost
+            if self._done:
+                return None  # what others left is trained when no groups are formed any more
+        self._tell()
         while not away:
             with self._changed:
-                if self._changed.wait_for(lambda: self._answer is not None, REPEAT_S):
+                self._changed.wait_for(partial(self._news, lost), REPEAT_S)
+                if self._broken is not None:
+                    raise self._broken
+                if self._answer is not None:
                     return self._answer
                 away = self._away = time.monotonic() - self._heard_s > AWAY_S
-            self._tell(ended())
+                lost = self._lost
+            self._tell()
         return None
 
-    def done(self) -> None:
-        """Nothing is left to train in this round."""
-        self._scheduler.tell(GroupsMessage(round=self._round, done=True))
+    def _news(self, lost: tuple[int, ...]) -> bool:
+        return self._answer is not None or self._broken is not None or self._lost != lost
 
-    def _tell(self, ended: tuple[int, ...]) -> None:
-        self._scheduler.tell(GroupsMessage(round=self._round, signal=self.newest, ended=list(ended)))
+    def done(self) -> None:
+        """Nothing is left to train in this round, but for what lost replicas left. May be said again."""
+        self._done = True
+        self._scheduler.tell(self._message(done=True))
+
+    def lose(self, rank: int) -> None:
+        with self._changed:
+            self._lost = (*self._lost, rank)
+            self._changed.notify_all()
+
+    def fail(self, reason: str) -> None:
+        """Wakes the waiter, which raises PeerLost."""
+        with self._changed:
+            self._broken = self._broken or PeerLost(reason)
+            self._changed.notify_all()
+
+    def _tell(self) -> None:
+        self._scheduler.tell(self._message(signal=self.newest, ended=list(self._lost)))
+
+    def _message(self, **said: Any) -> GroupsMessage:
+        place = self._place
+        workers = place.stages * place.pipelines
+        return GroupsMessage(view=self._view, rank=place.rank, workers=workers, round=self._round, **said)
 
     def _heard(self, message: Declared) -> None:
         assert isinstance(message, GroupsMessage)
         with self._changed:
             self._heard_s = time.monotonic()
             self._away = False
-            if message.signal == self.newest and not message.waits:
+            if message.view == self._view and message.signal == self.newest and not message.waits:
                 self._answer = message
                 self._changed.notify_all()

@@ -7,8 +7,8 @@ from atoll.strategies.groups.settings import Groups
 
 
 def status(shown: Shown) -> list[str]:
-    """'2 stages', 'grouping scheduled', 'groups of 75 % of the replicas', 'waiting 3.1 %', 'bubbles 21 %', '1.9 MB sent
-    in a round'; of one stage without stages and bubbles."""
+    """'2 stages', 'grouping scheduled', 'groups of 75 % of the replicas', 'waiting 3.1 %', 'bubbles 21 %', '0.4 s
+    without an average', '0.2 % apart', '1.9 MB sent in a round'; of one stage without stages and bubbles."""
     assert isinstance(shown.settings, Groups)
     stages = shown.settings.stages
     parts = [*([f"{stages} stages"] if stages > 1 else []), f"grouping {shown.settings.grouping}"]
@@ -19,5 +19,7 @@ def status(shown: Shown) -> list[str]:
         f"groups of {100 * shown.metrics.get('group_share', 0.0):.0f} % of the replicas",
         f"waiting {100 * shown.metrics.get('wait_share', 0.0):.1f} %",
         *([f"bubbles {100 * shown.metrics.get('bubble_share', 0.0):.0f} %"] if stages > 1 else []),
+        f"{shown.metrics.get('unaveraged_s', 0.0):.1f} s without an average",
+        f"{100 * shown.metrics.get('disagreement', 0.0):.1f} % apart",
         f"{shown.metrics.get('sent_bytes', 0.0) / 1e6:.1f} MB sent in a round",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,18 @@ import numpy as np
 import torch
 
 from atoll.agent.runtime.api.engine_inputs import pair_of
-from atoll.agent.runtime.data.sampler import BatchSlice, EpochOrder
+from atoll.agent.runtime.data.orders import EpochOrder
+from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.pipeline.clipping import clip_over_stages
 from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor
 from atoll.agent.runtime.pipeline.wire import StageLinks
 from atoll.agent.runtime.step.capabilities import EngineParts, WorkerContext, WorkerHalf
-from atoll.errors import BadInput
-from atoll.strategies.groups.averaging import MAX_MEMBERS, Average, Averaging, Grouped
+from atoll.errors import BadInput, PeerLost
+from atoll.strategies.groups.averaging import MAX_MEMBERS, Average, Averaging, Grouped, distance
+from atoll.strategies.groups.claims import Claims
 from atoll.strategies.groups.incoming import Incoming
-from atoll.strategies.groups.mailbox import END_OF_ROUND, START_OF_RUN
+from atoll.strategies.groups.ledger import Answer, Say
+from atoll.strategies.groups.mailbox import ROUND_ENDS, START_OF_RUN
 from atoll.strategies.groups.messages import GroupsMessage
 from atoll.strategies.groups.replica_state import ReplicaState
 from atoll.strategies.groups.settings import Groups
@@ -40,7 +43,9 @@ def build(context: WorkerContext) -> WorkerHalf:
 class RoundEngine:
     """An Engine and its Measures. A round's batches are claimed one by one by whichever pipeline is free, each once;
     one that finds none is done. Then the replicas of each stage average, weighted by what each trained in the round,
-    and are equal to the bit. A pipeline of one stage is a worker with the whole model."""
+    and are equal to the bit. A pipeline of one stage is a worker with the whole model; where one is lost in a round,
+    the others make the round without it. Of several stages they begin it again: each stage had averages of its own
+    with the lost pipeline, so no batch of that is known to be in all stages, or in none."""
 
     def __init__(self, context: WorkerContext, parts: EngineParts) -> None:
         assert isinstance(context.settings, Groups)
@@ -50,7 +55,8 @@ class RoundEngine:
         self._model, self._place = context.model, parts.place
         self._order = EpochOrder(len(parts.dataset), session.seed, parts.shuffle)  # type: ignore[arg-type]
         self._state = ReplicaState(context.model, self._optimizer)
-        self._signals = Signals(context.scheduler)
+        self._signals = Signals(context.scheduler, session.view, parts.place)
+        self._claims = Claims(parts.place, context.channel.send, session.collective_timeout_s)
         self._averaging = Averaging(
             session.place.rank,
             context.channel.send,
@@ -59,45 +65,70 @@ class RoundEngine:
         )
         self._links = StageLinks(parts.place, context.channel.send, session.collective_timeout_s)
         self._executor = StageExecutor(context.model, parts.loss, self._links, session.device, session.throttle)
-        self._begun: list[torch.Tensor] = []  # the state as the round began
-        self._round = 0
+        self._begun: list[torch.Tensor] = []  # the state as this round began: the last that has
+        self._begun_round = -1
+        self._round, self._batches = 0, 0  # bits of the round's batches that are in the state
+        self._lost: str | None = None
         self._wait_s, self._trained, self._samples = 0.0, 0, 1  # of the round
         self._passes_s = self._idle_s = 0.0  # of the round: of its batches, and for other stages within
         self._passes_before_s = self._idle_before_s = 0.0  # of all rounds before
         self._sizes: list[int] = []  # of the groups that it averaged with
+        self._averaged_s, self._unaveraged_s = 0.0, 0.0  # when it did last, and the longest of the round
+        self._disagreement = 0.0
+
+    @property
+    def why_not_in_place(self) -> str | None:
+        return None
+
+    @property
+    def lost(self) -> str | None:
+        return self._lost
 
     def start(self) -> None:
         self._state.prepare()  # a checkpoint of another strategy has not all of it
         if self._session.group is not None:
             self._channel.all_connected()
-            self._channel.connect_receiver(Incoming(self._averaging.mailbox, self._links.mailbox), ())
-        if self._parts.part is not None:
+            mailboxes = Incoming(self._averaging.mailbox, self._claims, self._signals, self._links.mailbox)
+            self._channel.connect_receiver(mailboxes, (), self._goes_on)
+        if self._parts.part is not None or self._session.view > 1:
             self._take_first_pipelines()
 
     def step(self, batch: Any, taken: BatchSlice) -> torch.Tensor:
         """A round. batch: not looked at, for who trains which samples is decided on the way. Returns the mean loss over
         the whole round's samples, [], the same on every rank."""
-        self._begun = self._state.copy()
-        self._round, self._samples = taken.step, taken.total
+        self._round, self._samples, self._batches = taken.step, taken.total, 0
+        batches = math.ceil(taken.total / self._parts.batch_size)
         self._wait_s, self._trained, self._sizes = 0.0, 0, []
+        self._averaged_s, self._unaveraged_s = time.monotonic(), 0.0
         self._passes_before_s += self._passes_s
         self._idle_before_s += self._idle_s
         self._passes_s = self._idle_s = 0.0
         self._averaging.mailbox.begin(taken.step)
         self._links.begin(taken.step)
         self._signals.begin(taken.step)
+        self._claims.begin(taken.step, batches)
         loss_sum, since_average = 0.0, 0
-        while (indices := self._next_batch(taken)) is not None:
-            loss_sum += self._update(indices) * len(indices)
-            self._trained += len(indices)
-            since_average += len(indices)
-            if self._average_if_grouped(since_average):
-                since_average = 0
-        self._signals.done()
-        loss = self._end_round(loss_sum / max(self._trained, 1))
-        return torch.tensor(loss)
+        while True:
+            claimed = self._next_batch(batches)
+            if self._begun_round != taken.step:  # not before: now all pipelines have made the round before whole
+                self._begun, self._begun_round = self._state.copy(), taken.step
+            if claimed.say is Say.BATCH:
+                indices = self._indices(taken, claimed.batch)
+                loss_sum += self._update(indices) * len(indices)
+                self._batches |= 1 << claimed.batch
+                self._trained += len(indices)
+                since_average += len(indices)
+                if self._average_if_grouped(since_average):
+                    since_average = 0
+                continue
+            self._signals.done()
+            loss = self._end_round(claimed.members, loss_sum / max(self._trained, 1))
+            if self._batches == (1 << batches) - 1:  # else a member was lost with some of them
+                return torch.tensor(loss)
 
-    def rewind(self) -> bool:
+    def rewind(self, step: int) -> bool:
+        if self._begun_round != step:
+            return self._round == step  # nothing has changed in it
         self._state.restore(self._begun)
         return True
 
@@ -111,6 +142,8 @@ class RoundEngine:
             "group_share": sum(self._sizes) / (len(self._sizes) * replicas) if self._sizes else 0.0,
             "wait_s": self._wait_s,
             "bubble_share": self._idle_s / self._passes_s if self._passes_s else 0.0,
+            "unaveraged_s": self._unaveraged_s,
+            "disagreement": self._disagreement,
             "sent_bytes": sent_bytes,
         }
 
@@ -118,30 +151,52 @@ class RoundEngine:
         passes_s, idle_s = self._passes_before_s + self._passes_s, self._idle_before_s + self._idle_s
         return {"bubble_share": idle_s / passes_s if passes_s else 0.0}
 
+    def _goes_on(self, rank: int, reason: str) -> bool:
+        """On the wire's thread: another worker is lost. Whether this one makes its round without it."""
+        if self._place.stages > 1:
+            return False  # a pipeline is not whole without it
+        self._lost = self._lost or reason
+        self._averaging.mailbox.lose(rank)
+        self._claims.lose(rank, reason)
+        self._signals.lose(rank)
+        return True
+
     def _take_first_pipelines(self) -> None:
-        """All replicas of a stage become the first pipeline's: models may have been made unlike."""
+        """All replicas of a stage become the first pipeline's: models may have been made unlike. Raises PeerLost."""
         ranks = self._place.replicas
         weight = 1.0 if self._place.pipeline == 0 else 0.0
-        self._averaged_over(Grouped(0, START_OF_RUN, dict.fromkeys(ranks, 0)), weight)
+        if len(ranks) > 1:
+            self._averaged_over(Grouped(0, START_OF_RUN, dict.fromkeys(ranks, 0)), weight)
+        if self._lost is not None:
+            raise PeerLost(self._lost)
 
-    def _next_batch(self, taken: BatchSlice) -> list[int] | None:
-        """The next batch of the round that no pipeline has: its samples' indices. None where none is left."""
-        size = self._parts.batch_size
+    def _next_batch(self, batches: int) -> Answer:
+        """The next batch of the round that no pipeline has, or with whom to average at its end."""
         begun_s, idle_s = time.monotonic(), self._links.waited_s
         self._session.throttle.pay()
-        number = self._links.agree_on_batch(lambda: self._claim(taken))
+        ended = Answer(self._place.pipeline, 0, Say.END, members=tuple(range(self._place.pipelines)))
+
+        def claim(none_now: Callable[[], None]) -> int | None:
+            nonlocal ended
+            answer = self._claims.next(self._batches, none_now)
+            if answer.say is Say.BATCH:
+                return answer.batch
+            ended = answer
+            return None
+
+        number = self._links.agree_on_batch(claim, self._signals.done)
         self._session.throttle.resume()
         if number is None:
-            return None
+            return ended
         self._passes_s += time.monotonic() - begun_s
         self._idle_s += self._links.waited_s - idle_s
+        return Answer(self._place.pipeline, 0, Say.BATCH, number)
+
+    def _indices(self, taken: BatchSlice, number: int) -> list[int]:
+        """Of the samples of the round's batch of this number."""
+        size = self._parts.batch_size
         begin = taken.start + number * size
         return self._order.indices(taken.epoch, begin, min(begin + size, taken.start + taken.total))
-
-    def _claim(self, taken: BatchSlice) -> int | None:
-        group, size = self._session.group, self._parts.batch_size
-        number = group.claim(f"batch of round {taken.step}") if group is not None else self._trained // size
-        return number if number * size < taken.total else None
 
     def _update(self, indices: list[int]) -> float:
         """One local update. Returns the mean loss; 0 where another stage knows it."""
@@ -169,7 +224,7 @@ class RoundEngine:
             return False
         self._session.throttle.pay()
         begun_s = time.monotonic()
-        answer = self._signals.ready(self._averaging.mailbox.ended)
+        answer = self._signals.ready()
         averaged = self._averaged(answer, samples) if answer is not None else None
         self._averaging.mailbox.pass_by(self._signals.newest)
         self._sizes.append(1 if averaged is None else len(averaged.members))
@@ -182,19 +237,26 @@ class RoundEngine:
             return None
         state_N = np.append(self._state.read(), np.float32(0))
         group = Grouped(self._round, answer.group, dict(zip(answer.members, answer.signals, strict=True)))
-        averaged = self._averaging.average(group, state_N, float(samples))
+        averaged = self._averaging.average(group, state_N, float(samples), self._batches)
         if averaged is not None:
-            self._state.write(averaged.state_N[:-1], averaged.replicas)
-            self._averaging.mailbox.averaged(self._signals.newest, answer.group)
+            self._take_over(averaged)
         return averaged
 
-    def _end_round(self, loss: float) -> float:
+    def _take_over(self, averaged: Average) -> None:
+        self._state.write(averaged.state_N[:-1], averaged.replicas)
+        self._batches = averaged.batches
+        now_s = time.monotonic()
+        self._unaveraged_s = max(self._unaveraged_s, now_s - self._averaged_s)
+        self._averaged_s = now_s
+
+    def _end_round(self, pipelines: Sequence[int], loss: float) -> float:
         """The replicas of each stage average, weighted by what they trained in the round. Returns the loss of the whole
         round."""
         self._session.throttle.pay()
         begun_s = time.monotonic()
-        if self._place.pipelines > 1:
-            group = Grouped(self._round, END_OF_ROUND, dict.fromkeys(self._place.replicas, 0))
+        if len(pipelines) > 1:
+            members = [self._place.replicas[one] for one in pipelines]
+            group = Grouped(self._round, ROUND_ENDS + len(members), dict.fromkeys(members, 0))
             loss = self._averaged_over(group, float(self._trained), loss)
         loss = self._links.last_stages(loss)
         self._wait_s += time.monotonic() - begun_s
@@ -204,8 +266,10 @@ class RoundEngine:
     def _averaged_over(self, group: Grouped, weight: float, number: float = 0.0) -> float:
         """Average with a group that nobody may decline. Returns the average of the number."""
         state_N = np.append(self._state.read(), np.float32(number))
-        averaged = self._averaging.average(group, state_N, weight)
+        averaged = self._averaging.average(group, state_N, weight, self._batches)
         if averaged is None:
             return number  # alone
-        self._state.write(averaged.state_N[:-1], averaged.replicas)
+        self._take_over(averaged)
+        weights = self._state.weights
+        self._disagreement = distance(state_N[:weights], averaged.state_N[:weights])
         return float(averaged.state_N[-1])

@@ -13,11 +13,12 @@ from atoll.strategies.shared_masters.metrics import METRICS
 
 STRATEGY: Final = Strategy(
     name="local-steps",
-    summary="islands move on by themselves and exchange differences of few bits through owners: most learnt for a byte",
+    summary="islands move on by themselves and exchange differences of few bits through owners: learns most in a step",
     settings=LocalSteps,
     plan_parameters=LocalStepsPlan,
     metrics=METRICS,
     exchanges=True,
+    relayed=True,
     worker="atoll.strategies.local_steps.worker:build",
     controller="atoll.strategies.local_steps.controller:LocalStepsController",
     view="atoll.strategies.local_steps.view:status",

@@ -9,13 +9,13 @@ from atoll.controller.deciding.given import Given
 from atoll.controller.deciding.split import following
 from atoll.controller.deciding.stepping import expected_step_s, predicted
 from atoll.controller.deciding.words import changed, mbit, percent
-from atoll.controller.planners.exchange_density import ExchangeDensityInput, ExchangeDensityPlan
+from atoll.controller.planners.exchange_density import Drift, ExchangeDensityInput, ExchangeDensityPlan
 from atoll.controller.planners.registry import EXCHANGE_DENSITY, Decision
 from atoll.controller.planners.wire_bytes import VALUE_BYTES
 from atoll.controller.state.records import PlanRecord
 from atoll.step_estimators.estimates import RankProfile
+from atoll.strategies.local_steps.exchange_estimator import ExchangeEstimate, ExchangeEstimator
 from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
-from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate, SparsityCostEstimator
 
 USED: Final = 0.7
 """Of a link's time in a step, that a plan fills; what fills between FILLED of it is left as it is."""
@@ -28,6 +28,7 @@ _WHY: Final = {
     "links": "as much as the thinnest link carries in {used:.0f} % of a step",
     "devices": "more would take the devices over a tenth of a step",
     "learning": "more teaches nothing",
+    "drift": "less would leave more than {most:.3g} steps of updates unsent",
 }
 
 
@@ -37,8 +38,8 @@ class LocalStepsController:
     def __init__(self, settings: LocalSteps) -> None:
         self._settings = settings
 
-    def estimator(self) -> SparsityCostEstimator:
-        return SparsityCostEstimator()
+    def estimator(self) -> ExchangeEstimator:
+        return ExchangeEstimator()
 
     def next_plan(self, given: Given, ranks: Sequence[RankProfile]) -> PlanRecord | None:
         """None while the present density is good enough, or nothing is known of the links."""
@@ -67,7 +68,8 @@ class LocalStepsController:
             return None
         if any(name not in profile.links for name in islands):
             return None
-        cost = profile.of_strategy
+        seen = profile.of_strategy
+        cost, drift = (seen.cost, seen.drift) if isinstance(seen, ExchangeEstimate) else (None, None)
         return ExchangeDensityInput(
             entries=profile.entries,
             bandwidths=tuple(profile.links[name].bandwidth_bps / 8 for name in islands),
@@ -77,7 +79,8 @@ class LocalStepsController:
             every=self._settings.every,
             returned=RETURNED,
             used=USED,
-            exchange_s=cost.dense_s if isinstance(cost, SparsityCostEstimate) else 0.0,
+            exchange_s=cost.dense_s if cost is not None else 0.0,
+            drift=Drift(steps=drift.drift, density=drift.density) if drift is not None else None,
         )
 
 
@@ -90,11 +93,21 @@ def _moves(asked: ExchangeDensityInput, now: float, planned: ExchangeDensityPlan
 
 
 def _reason(given: Given, decision: Decision[ExchangeDensityInput, ExchangeDensityPlan], now: float) -> str:
-    """'bandwidth 95 → 20 Mbit/s: density 20.00 → 4.20 %, as much as the thinnest link carries in 70 % of a step'."""
+    """'bandwidth 95 → 20 Mbit/s: density 20.00 → 4.20 %, as much as the thinnest link carries in 70 % of a step; drift
+    3 → 14.3 steps'."""
     link = mbit(min(decision.given.bandwidths) * 8)
     before = link
     if given.current.planner == EXCHANGE_DENSITY.name:
         before = mbit(min(EXCHANGE_DENSITY.read(given.current.input).bandwidths) * 8)
     moved = changed("density", percent(now), percent(decision.plan.density), " %")
-    why = _WHY[decision.plan.held_by].format(used=100 * USED)
-    return f"{changed('bandwidth', before, link, ' Mbit/s')}: {moved}, {why}"
+    why = _WHY[decision.plan.held_by].format(used=100 * USED, most=decision.given.most_drift)
+    return f"{changed('bandwidth', before, link, ' Mbit/s')}: {moved}, {why}{_drift(decision, now)}"
+
+
+def _drift(decision: Decision[ExchangeDensityInput, ExchangeDensityPlan], now: float) -> str:
+    """'; drift 3 → 14.3 steps', and what that means where it is more than it should be."""
+    before, after = decision.given.drift_at(now), decision.given.drift_at(decision.plan.density)
+    if before is None or after is None:
+        return ""
+    moved = changed("drift", f"{before:.3g}", f"{after:.3g}", " steps")
+    return f"; {moved}{', islands learn late of each other' if after > decision.given.most_drift else ''}"

@@ -55,6 +55,7 @@ class LayerExchange:
             every=options.every,
             replicas=options.owners,
         )
+        self._every = options.every
         self.leads = not options.owners or any(ranks[0] == rank for ranks in islands)
         owned = options.owners and session.place.world_size > 1
         entries = [layer.master.numel() for layer in self.layers]
@@ -81,6 +82,10 @@ class LayerExchange:
         if sizes:
             self._stream = CudaCopyStream(session.device)
             self._offload = Offload(self._stream, sizes, lambda one: self._await_engine([one]))
+
+    def exchanged_after(self, layer: Layer, sync_round: int) -> int:
+        """The first sync round after this one in which it is the layer's turn."""
+        return sync_round + 1 + (layer.turn - sync_round - 1) % self._every
 
     def on_cpu(self, layer: Layer) -> bool:
         """Whether the engine reads this layer where it lies."""

@@ -57,7 +57,7 @@ class MastersUpdate(ABC):
         self._open = self._muted = False  # muted: a rehearsal: nothing of it is exchanged
         self._exchange = LayerExchange(layers, context.session.collective_timeout_s)
         shared = 0 if context.session.device.type == "cuda" else max(1, torch.get_num_threads())
-        self.tally = Tally([layer.name for layer in layers], self._take_counts, shared)
+        self.tally = Tally([layer.name for layer in layers], self._take_counts, shared, options.every)
         self.state = MastersState(context.session, self._exchange, self._optimizer, place, lambda: self._ordered)
         self._weights: LiveWeights | ReplicaWeights = LiveWeights(
             context.model,

@@ -1,7 +1,8 @@
-"""Measures of strategy `stale-sparse`: waits for updates, and how many layers ran with the newest."""
+"""Measures of strategies that share masters: waits for updates, how many layers ran with the newest, and drift."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,10 +13,13 @@ class Tally:
     sparsity = 0.0
     """That holds now."""
 
-    def __init__(self, layers: Sequence[str], take_counts: Callable[[], Mapping[str, float]], threads: int) -> None:
+    def __init__(
+        self, layers: Sequence[str], take_counts: Callable[[], Mapping[str, float]], threads: int, every: int = 1
+    ) -> None:
         """take_counts: what the exchange engine counted since the last call. threads: that training shares with the
-        exchange; 0: a device of its own trains."""
-        self._take_counts, self._threads = take_counts, threads
+        exchange; 0: a device of its own trains. every: steps between two choices of one layer's entries."""
+        self._take_counts, self._threads, self._every = take_counts, threads, every
+        self._drift = 0.0
         self._waited_s = 0.0
         self._fresh = self._fetched = 0  # in this step
         self._run: defaultdict[str, float] = defaultdict(float)
@@ -39,7 +43,9 @@ class Tally:
         self._run["fresh_layers"] += fresh
         self._run["layers"] += fetched
         self._fresh = self._fetched = 0
-        select_s, apply_s = self._exchange_s(self._count())
+        counted = self._count()
+        select_s, apply_s = self._exchange_s(counted)
+        self._drift = self._drift_of(counted) or self._drift  # nothing may have been chosen since the last step
         return {
             "sparsity": self.sparsity,
             "stall_s": stall_s,
@@ -47,7 +53,14 @@ class Tally:
             "sent_bytes": sent_bytes,
             "select_s": select_s,
             "apply_s": apply_s,
+            "drift": self._drift,
         }
+
+    def _drift_of(self, counted: Mapping[str, float]) -> float:
+        """Steps' worth of its own updates that this rank has not sent; 0 where that was not measured."""
+        if not counted["update_squares"] > 0:
+            return 0.0
+        return self._every * math.sqrt(counted["outstanding_squares"] / counted["update_squares"])
 
     def _count(self) -> Mapping[str, float]:
         """What the engine counted since the last call, added to what it did in the run."""
@@ -70,5 +83,7 @@ class Tally:
         fetched = numbers.pop("layers", 0.0) + self._fetched
         fresh = numbers.pop("fresh_layers", 0.0) + self._fresh
         numbers["fresh_share"] = fresh / fetched if fetched else 0.0
+        numbers["drift"] = self._drift_of(numbers)
+        del numbers["outstanding_squares"], numbers["update_squares"]
         stalls_s = {f"stall_s.{name}": waited_s for name, waited_s in self._layer_stalls_s.items()}
         return numbers | stalls_s | {"sparsity": self.sparsity}

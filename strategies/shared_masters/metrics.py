@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from atoll.strategies.declaration import Metric
+from atoll.strategies.declaration import Metric, Shown
 
 METRICS: Final = (
     Metric("sparsity", "share", "of the entries, left out of this step", "newest"),
@@ -13,4 +13,11 @@ METRICS: Final = (
     Metric("sent_bytes", "bytes", "that left on the wire in this step"),
     Metric("select_s", "s", "of the training processors for choosing what is sent", "share of the step"),
     Metric("apply_s", "s", "of the training processors for summing and applying what came", "share of the step"),
+    Metric("drift", "count", "steps' worth of its own updates that a worker has not sent, where updates are exchanged"),
 )
+
+
+def drift_of(shown: Shown) -> list[str]:
+    """'drift 8.3 steps'; nothing where it is not known."""
+    drift = shown.metrics.get("drift", 0.0)
+    return [f"drift {drift:.3g} steps"] if drift > 0 else []

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.step.capabilities import Pass, StepEvents
 from atoll.agent.runtime.step.optimizers import OptimizerState
 from atoll.agent.runtime.step.reduction import ReducedGradients
-from atoll.agent.runtime.transport.process_groups import Group, collective
+from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput
 from atoll.strategies.dense.worker import DenseReducer
 from atoll.strategies.shared_masters.exchange import LayerExchange
@@ -59,14 +58,13 @@ class Replica:
     @torch.no_grad()
     def level(self, tensors: Sequence[torch.Tensor]) -> None:
         """Collective: the leader's values for everybody; as many tensors, of the same types and devices, on all."""
-        with collective("taking the weights of the island's leader"):
-            for kind in {(one.dtype, one.device): None for one in tensors}:
-                same = [one for one in tensors if (one.dtype, one.device) == kind]
-                flat = torch.cat([one.reshape(-1) for one in same])
-                dist.broadcast(flat, group_src=0, group=self._group.data)
-                if self._group.rank:
-                    for one, part in zip(same, torch.split(flat, [one.numel() for one in same]), strict=True):
-                        one.copy_(part.view_as(one))
+        for kind in {(one.dtype, one.device): None for one in tensors}:
+            same = [one for one in tensors if (one.dtype, one.device) == kind]
+            flat = torch.cat([one.reshape(-1) for one in same])
+            self._group.level(flat, "taking the weights of the island's leader")
+            if self._group.rank:
+                for one, part in zip(same, torch.split(flat, [one.numel() for one in same]), strict=True):
+                    one.copy_(part.view_as(one))
 
     def level_optimizer(self, optimizer: OptimizerState) -> None:
         """Collective: the leader's moments for all. Raises BadInput where the others have other ones."""
@@ -81,8 +79,7 @@ class Replica:
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Collective: over the island's ranks, on the CPU; in place."""
-        with collective("handing over what the island had not sent"):
-            dist.all_reduce(tensor, group=self._group.control)
+        self._group.sum_in_place(tensor, "handing over what the island had not sent")
         return tensor
 
     def any(self, said: bool) -> bool:

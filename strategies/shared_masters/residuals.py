@@ -84,10 +84,11 @@ class FlushLog:
 
 @dataclass(frozen=True, slots=True)
 class OwnerSums:
-    """What a rank keeps as owner, by layer, after sync round `versions`."""
+    """What a rank keeps as owner, by layer, after sync round `versions`. following: the next that is the layer's."""
 
     sums: Mapping[str, torch.Tensor]
     versions: Mapping[str, int]
+    following: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ def pack(
     """This rank's residuals and the parts it sent last. copy: own memory, for who writes while training goes on."""
     state = {"owed": dict(held), "parts": list(parts), "optimizer": optimizer}
     state |= {"owner_sums": dict(sums.sums), "versions": {name: sums.versions[name] for name in sums.sums}}
+    state |= {"following": {name: sums.following[name] for name in sums.sums}}
     return pack_state({**state, "flushes": dict(flushes.counts), "given": dict(flushes.given)}, copy=copy)
 
 
@@ -183,11 +185,16 @@ def _find(directory: Path, origin: Origin, on_skip: Callable[[str], None]) -> li
     def apart(candidate: CheckpointFolder) -> int:
         return abs(candidate.step - origin.step)
 
+    def belongs(candidate: CheckpointFolder) -> bool:
+        """Of an older view others took it over."""
+        written = candidate.header
+        return (written.run, written.view) == (origin.run, origin.view) and apart(candidate) <= SPREAD_STEPS
+
     nearest: dict[int, CheckpointFolder] = {}
     for rank in range(origin.world_size):
         folders = [directory / root / f"rank-{rank}" for root in (FOLDER, FORMER_FOLDER)]
         candidates = [one for folder in folders if folder.is_dir() for one in listing.newest(folder, on_skip)]
-        near = [one for one in candidates if one.run == origin.run and apart(one) <= SPREAD_STEPS]
+        near = [one for one in candidates if belongs(one)]
         if near:
             nearest[rank] = min(near, key=apart)
     return [_Found(rank, candidate.path) for rank, candidate in nearest.items()]
@@ -224,6 +231,11 @@ def _whole(found: _Found, sizes: Mapping[str, int], on_skip: Callable[[str], Non
         return None
 
 
+def _following(state: Mapping[str, Any], name: str) -> int:
+    """The first sync round of a layer that is not in its owner's sum. Earlier releases did not write it."""
+    return int(state.get("following", {}).get(name, state["versions"][name] + 1))
+
+
 def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
@@ -240,7 +252,7 @@ def _read(found: _Found, state: Mapping[str, Any], contained: _Contained, on_ski
                 sums[name].zero_()
         elif behind < 0:
             missed.add_(state["given"][name])
-        elif state["versions"].get(name, contained.versions[name]) < contained.versions[name]:
+        elif name in sums and _following(state, name) <= contained.versions[name]:
             sums[name].zero_()  # it is not known which of it the masters took since
             on_skip(f"what rank {found.rank} had summed of {name} is of an earlier step than the checkpoint, and lost")
     for part in state["parts"]:

@@ -73,12 +73,16 @@ class MastersState:
         parts = residuals.as_rows(layers, engine.recent_parts())
         optimizer = self._optimizer.state_dict() if self._place == "live" else None
         versions = {layer.name: version for layer, version in zip(layers, engine.versions(), strict=True)}
-        sums = OwnerSums(self.owner_sums(), versions)
+        following = {layer.name: self._exchange.exchanged_after(layer, versions[layer.name]) for layer in layers}
+        sums = OwnerSums(self.owner_sums(), versions, following)
         packed = residuals.pack(self.residuals(), parts, sums, optimizer, self.flushes, copy=copy)
         return partial(residuals.write, directory, header, self._session.place.rank, packed)
 
     def standing(self) -> Mapping[str, torch.Tensor]:
         return {}
+
+    def unsent(self) -> Mapping[str, torch.Tensor]:
+        return self.residuals() if self._place == "engine" else {}
 
     def rolling(self) -> RollingMasters:
         return self._rolling

@@ -19,13 +19,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
 from atoll.agent.runtime.step.durable import OwnState
 from atoll.agent.runtime.step.gradients import refuse_sparse
-from atoll.agent.runtime.transport.process_groups import collective
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates
 from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate
@@ -83,8 +81,7 @@ class UpdateExchange(MastersUpdate):
         for layer in self._layers:
             together = found.get(layer.name, torch.zeros_like(layer.master)).clone()
             if group is not None:
-                with collective("handing over what owners summed"):
-                    dist.all_reduce(together, group=group.control)
+                group.sum_in_place(together, "handing over what owners summed")
             layer.master -= together
 
     @torch.no_grad()
@@ -98,8 +95,7 @@ class UpdateExchange(MastersUpdate):
                 given += layer.owner_sum
             together = given.clone()
             if group is not None:
-                with collective("sending residuals"):
-                    dist.all_reduce(together, group=group.control)
+                group.sum_in_place(together, "sending residuals")
             with flushes.flushing(layer.name, given):
                 layer.master -= together
                 if layer.owner_sum is not None:

@@ -18,6 +18,7 @@ STRATEGY: Final = Strategy(
     plan_parameters=StaleSparsePlan,
     metrics=METRICS,
     exchanges=True,
+    relayed=True,
     worker="atoll.strategies.stale_sparse.worker:build",
     simulator="atoll.strategies.stale_sparse.simulate:StaleSparseSteps",
     controller="atoll.strategies.stale_sparse.controller:StaleSparseController",

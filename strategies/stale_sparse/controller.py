@@ -36,11 +36,11 @@ USED: Final = 0.6
 can follow: a sparsity that just fits stalls (docs/simulator.md). Over-estimates hurt more (StellaTrain, section 6)."""
 
 PRIOR: Final = Surrogate(
-    sparsities=(0.97, 0.99, 0.995, 0.999, 0.9999),
+    sparsities=(0.8, 0.9, 0.99, 0.995, 0.999, 0.9999),
     batches=(1.0, 2.0**30),
-    extra=((0.021,) * 2, (0.027,) * 2, (0.040,) * 2, (0.08,) * 2, (0.25,) * 2),
+    extra=((0.05,) * 2, (0.06,) * 2, (0.2,) * 2, (0.22,) * 2, (0.26,) * 2, (0.45,) * 2),
 )
-"""Extra loss where no offline profile is at hand: up to 0.99 the byte GPT of docs/performance.md, beyond that a guess
+"""Extra loss where no offline profile is at hand: up to 0.99 the race of docs/performance.md, beyond that a guess
 that only says: the less is sent, the worse. With a fixed total batch all it decides is not to drop more than links ask
 for, or than it costs the workers. It says too little of a model to send more than its user asked for."""
 

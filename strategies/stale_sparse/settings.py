@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from atoll.strategies.declaration import Flag, StrategySettings
 
 MAX_SPARSITY: Final = 0.9999
+AS_PUBLISHED: Final = {"sparsity": 0.99, "values": "float16"}
+"""What is left out with `exchange = "gradients"`."""
 Sparsity: TypeAlias = Annotated[float, Field(ge=0, le=MAX_SPARSITY)]
 
 
@@ -20,9 +22,9 @@ class StaleSparse(StrategySettings):
     RETIRED: ClassVar = {"rate": "sparsity"}
     GONE: ClassVar = {"scheduling": "edf"}
 
-    sparsity: Annotated[Sparsity, Flag("SHARE", "of each gradient left out of a step, e.g. 0.99")] = 0.99
+    sparsity: Annotated[Sparsity, Flag("SHARE", "of each gradient left out of a step, e.g. 0.9")] = 0.8
     """share of the entries a step leaves behind, 0 to 0.9999; `atoll adjust JOB --sparsity S` changes it on the run, on
-    all workers from the same step"""
+    all workers from the same step; left out with `exchange = "gradients"`, 0.99"""
 
     staleness: Annotated[int, Field(ge=0, le=1)] = 1
     """0: a forward pass waits for the round before it; 1: for the one before that"""
@@ -34,9 +36,10 @@ class StaleSparse(StrategySettings):
     selection: Literal["threshold", "topk", "random"] = "threshold"
     """how blocks are chosen: by a threshold that adapts, exactly (`topk`), or at random (the same on all ranks)"""
 
-    values: Literal["float16", "bfloat16", "float32", "int8", "int4", "int2"] = "float16"
+    values: Literal["float16", "bfloat16", "float32", "int8", "int4", "int2"] = "int2"
     """what the chosen values are rounded to on the wire: `int8` and `int4` with a scale for each 16, `int2` is a sign
-    and one of two magnitudes; what rounding takes away stays in the residual"""
+    and one of two magnitudes; what rounding takes away stays in the residual; left out with
+    `exchange = "gradients"`, `float16`"""
 
     digest_every: Annotated[int, Field(ge=1, lt=2**32)] = 100
     """rounds between comparisons of all workers' weights"""
@@ -47,6 +50,14 @@ class StaleSparse(StrategySettings):
 
     error_feedback: bool = True
     """with `exchange = "gradients"`: whether what was not sent is added to the next step's gradient"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gradients_as_published(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("exchange") != "gradients":
+            return values
+        said = {cls.RETIRED.get(name, name) for name in values}
+        return {name: value for name, value in AS_PUBLISHED.items() if name not in said} | values
 
     @field_validator("error_feedback")
     @classmethod

@@ -6,20 +6,18 @@ Legend of suffixes: N = ranks, J = islands.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import ClassVar, Final
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.controller.planners.optperf import NodeModel
-from atoll.controller.planners.wire_bytes import UpdateTraffic
+from atoll.controller.planners.wire_bytes import VALUE_BYTES, UpdateTraffic
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.strategy_steps import Network, Params, Timed
-
-VALUE_BYTES: Final = 2
-"""Of an entry of a sparse update: float16."""
+from atoll.controller.simulator.strategy_steps import Network, Params, PolicyMaker, Timed
+from atoll.strategies.stale_sparse.settings import StaleSparse
 
 
 class StaleSparseSteps:
@@ -28,11 +26,14 @@ class StaleSparseSteps:
     A round's bytes leave an island when its ranks have computed and the round before has left. See
     atoll.controller.simulator.strategy_steps."""
 
-    needs_extra: ClassVar = True
-    needs_sparse: ClassVar = False
+    needs: ClassVar = ("learning.extra",)
+    policies: ClassVar[Mapping[str, PolicyMaker]] = {}
 
     def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
         self._entries, self._surrogate = cluster.entries, cluster.surrogate
+        settings = cluster.scenario.strategy_settings
+        assert isinstance(settings, StaleSparse)
+        self._value_bytes = VALUE_BYTES[settings.values]
         self._links = sorted(set(island_of))
         self._island_N: NDArray[np.int64] = np.array([self._links.index(name) for name in island_of])
         ranks_J = np.bincount(self._island_N, minlength=len(self._links)).astype(np.float64)
@@ -46,7 +47,7 @@ class StaleSparseSteps:
         if len(self._links) == 1:
             return slowest_s
         rates = [network.links[name].at_mbit_s(network.now_s) * 125_000 for name in self._links]
-        traffic = UpdateTraffic(self._entries, VALUE_BYTES, self._part_J, np.array(rates))
+        traffic = UpdateTraffic(self._entries, self._value_bytes, self._part_J, np.array(rates))
         return max(slowest_s, traffic.seconds(1 - params["sparsity"]))
 
     def optimum_s(self, total: int, nodes: Sequence[NodeModel], network: Network) -> float:
@@ -59,7 +60,7 @@ class StaleSparseSteps:
         starts_N = np.maximum(self._own_done_N, self._rounds_done[0])
         exchange_N = np.broadcast_to((1 - params["sparsity"]) * computing.dense_N, starts_N.shape)
         done_N = starts_N + computing.all_N + exchange_N
-        traffic = UpdateTraffic(self._entries, VALUE_BYTES, self._part_J, np.ones(len(self._links)))
+        traffic = UpdateTraffic(self._entries, self._value_bytes, self._part_J, np.ones(len(self._links)))
         sent_J, received_J = traffic.carried(1 - params["sparsity"])
         begin_J = np.array([done_N[self._island_N == j].max() for j in range(len(self._links))])
         begin_J = np.maximum(begin_J, self._link_free_J)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from atoll.strategies.declaration import Shown
+from atoll.strategies.shared_masters.metrics import drift_of
 from atoll.strategies.stale_sparse.plan import StaleSparsePlan
 from atoll.strategies.stale_sparse.settings import StaleSparse
 
 
 def status(shown: Shown) -> list[str]:
-    """'sparsity 99.50 %', 'stall 3.1 % of the step', 'fresh layers 71 %'."""
+    """'sparsity 99.50 %', 'stall 3.1 % of the step', 'fresh layers 71 %', 'drift 8.3 steps'."""
     assert isinstance(shown.settings, StaleSparse)
     planned = shown.planned.sparsity if isinstance(shown.planned, StaleSparsePlan) else None
     # Before the first step was reported: what it will begin with.
@@ -21,4 +22,5 @@ def status(shown: Shown) -> list[str]:
         f"sparsity {sparsity * 100:.2f} %{soon}",
         f"stall {shown.metrics.get('stall_share', 0.0) * 100:.1f} % of the step",
         f"fresh layers {shown.metrics.get('fresh_share', 0.0) * 100:.0f} %",
+        *drift_of(shown),
     ]

@@ -19,6 +19,7 @@ STRATEGY: Final = Strategy(
         Metric("sent_bytes", "bytes", "that left on the wire in this step"),
     ),
     exchanges=True,
+    relayed=True,
     worker="atoll.strategies.zen.worker:build",
     simulator="atoll.strategies.zen.simulate:ZenSteps",
     view="atoll.strategies.zen.view:status",

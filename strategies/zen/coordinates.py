@@ -23,6 +23,8 @@ F32: TypeAlias = NDArray[np.float32]
 
 DTYPES: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """What float32 holds without loss."""
+MOST_UNITS: Final = 1 << 32
+"""That indices of 32 bits tell apart."""
 
 
 class GradientLayout(IntFlag):
@@ -67,6 +69,11 @@ class UnitShape:
         if tensor.dim() < 2:
             return UnitShape(tensor.numel(), 1)
         return UnitShape(tensor.shape[0], max(tensor.numel() // max(tensor.shape[0], 1), 1))
+
+
+def countable(tensor: torch.Tensor) -> bool:
+    """Whether its gradients can be had in coordinate form, without loss."""
+    return tensor.dtype in DTYPES and UnitShape.of(tensor).units <= MOST_UNITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,11 @@ FIRST_STAGE: Final = 2
 _FIRST, _SECOND = FIRST_STAGE, FIRST_STAGE + 1
 
 
+def stages_among(ranks: int) -> int:
+    """That a sum of so many ranks has at most, those within islands included: a ring has the most."""
+    return FIRST_STAGE + 2 * max(ranks, 2)
+
+
 def served(circle: Circle, split: Partitions, mine: Coordinates) -> Summing:
     """Point to point, in one shot: every rank pushes each partition to the one that serves it, which sums what all
     pushed in the order of ranks, and from which all pull the sum."""

@@ -4,7 +4,7 @@ The links carry one after the other: a table's gradient is the last of a backwar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
@@ -13,7 +13,7 @@ import numpy as np
 from atoll.controller.planners.optperf import NodeModel
 from atoll.controller.simulator.cluster import Cluster
 from atoll.controller.simulator.devices import Computing
-from atoll.controller.simulator.strategy_steps import Network, Params, Timed
+from atoll.controller.simulator.strategy_steps import Network, Params, PolicyMaker, Timed
 from atoll.sparse_scheme import EXACT, SparseSchemeInput, costs, densities_between
 from atoll.strategies.dense.simulate import GRADIENT_BYTES, DenseSteps
 from atoll.strategies.zen.settings import Zen
@@ -26,8 +26,8 @@ ROUND_LATENCY_S: Final = 0.0005
 class ZenSteps:
     """See atoll.controller.simulator.strategy_steps. Between islands one rank of each takes part."""
 
-    needs_extra: ClassVar = False
-    needs_sparse: ClassVar = True
+    needs: ClassVar = ("sparse",)
+    policies: ClassVar[Mapping[str, PolicyMaker]] = {}
 
     def __init__(self, cluster: Cluster, island_of: Sequence[str], begins_s: float) -> None:
         sparse, settings = cluster.scenario.sparse, cluster.scenario.strategy_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from atoll.errors import BadInput
 from atoll.strategies.staged_sums.mailbox import Awaited, StagedMailbox
@@ -14,7 +14,6 @@ from atoll.strategies.zen.partitions import HashPartitions
 from atoll.strategies.zen.schemes import SUMS, Circle, Summing
 from atoll.strategies.zen.tensor import SeparateTensor
 
-MAX_STAGES: Final = 16384
 Ended: TypeAlias = Callable[[object], None]
 _INSIDE, _RESULT = 0, 1  # stages before those of a scheme
 
@@ -61,7 +60,7 @@ class Summation:
         self._leader, self._mates = (own[0], own[1:]) if several else (rank, ())
         self._round = 0
         self._under_way: list[Sum] = []
-        self._hashed: dict[int, HashPartitions] = {}  # by the tensor's number; they know the members of partitions
+        self._hashed: dict[tuple[int, int], HashPartitions] = {}  # by the tensor's number, and how many there are
 
     def begin(self, round_: int) -> None:
         self._round = round_
@@ -90,28 +89,29 @@ class Summation:
 
     def _steps(self, tensor: SeparateTensor, mine: Coordinates) -> Summing:
         """Inside the island first, then between islands, then back."""
-        post, shape = partial(self._post, tensor.number), tensor.shape
+        post, shape, whole = partial(self._post, tensor.number), tensor.shape, self._hashed_of(tensor, 1)
         if self._rank != self._leader:
-            post(self._leader, _INSIDE, encode(mine, shape, 0, None))
+            post(self._leader, _INSIDE, _shortest(mine, whole))
             (message,) = yield Awaited(_RESULT, (self._leader,))
-            return self._island(post).read(0, message, shape, 0)
+            return self._island(post).read(0, message, shape, 0, whole)
         if self._mates:
             came = yield Awaited(_INSIDE, self._mates)
             island = self._island(post)
-            terms = [island.read(place, message, shape, 0) for place, message in enumerate(came, start=1)]
+            terms = [island.read(place, message, shape, 0, whole) for place, message in enumerate(came, start=1)]
             mine = summed([mine, *terms], shape)
         circle = Circle(self.circle, self.circle.index(self._rank), post)
-        sum_ = yield from SUMS[tensor.scheme](circle, shape, self._hashed_of(tensor), mine)
+        sum_ = yield from SUMS[tensor.scheme](circle, shape, self._hashed_of(tensor, len(self.circle)), mine)
         if self._mates:
-            message = encode(sum_, shape, 0, None)
+            message = _shortest(sum_, whole)
             for mate in self._mates:
                 post(mate, _RESULT, message)
         return sum_
 
-    def _hashed_of(self, tensor: SeparateTensor) -> HashPartitions:
-        if tensor.number not in self._hashed:
-            self._hashed[tensor.number] = HashPartitions(tensor.shape, self._seeds, len(self.circle))
-        return self._hashed[tensor.number]
+    def _hashed_of(self, tensor: SeparateTensor, count: int) -> HashPartitions:
+        key = tensor.number, count
+        if key not in self._hashed:
+            self._hashed[key] = HashPartitions(tensor.shape, self._seeds, count)
+        return self._hashed[key]
 
     def _island(self, post: Callable[[int, int, memoryview], None]) -> Circle:
         ranks = (self._leader, *self._mates)
@@ -119,3 +119,8 @@ class Summation:
 
     def _post(self, tensor: int, to: int, stage: int, message: memoryview) -> None:
         self._channel.send(to, self._round, tensor, stage, message)
+
+
+def _shortest(mine: Coordinates, whole: HashPartitions) -> memoryview:
+    """Of a tensor in one part."""
+    return encode(mine, whole.shape, 0, whole.listed(0, len(mine.unit)))

@@ -24,11 +24,12 @@ from atoll.strategies.dense.fusion import fused_by_bytes
 from atoll.strategies.dense.worker import DenseReducer
 from atoll.strategies.staged_sums.mailbox import StagedMailbox
 from atoll.strategies.zen.blocks import block_count
-from atoll.strategies.zen.coordinates import DTYPES, Coordinates, distinct_values, from_gradient, to_gradient
+from atoll.strategies.zen.coordinates import Coordinates, countable, distinct_values, from_gradient, to_gradient
 from atoll.strategies.zen.messages import finite_or_unknown, largest
 from atoll.strategies.zen.partitions import hash_seeds
+from atoll.strategies.zen.schemes import stages_among
 from atoll.strategies.zen.settings import Zen
-from atoll.strategies.zen.summation import MAX_STAGES, Sum, Summation
+from atoll.strategies.zen.summation import Sum, Summation
 from atoll.strategies.zen.tensor import EVERY_ROUNDS, Measured, SeparateTensor, measured_dense, measured_of
 from atoll.v1.common_pb2 import LEVEL_INFO
 
@@ -83,7 +84,8 @@ class ZenReducer:
             return
         islands, tensors = self._channel.islands(), self._tensors.values()
         names = [tensor.name for tensor in tensors]
-        mailbox = StagedMailbox(names, [largest(tensor.shape) for tensor in tensors], MAX_STAGES)
+        most = [largest(tensor.shape) for tensor in tensors]
+        mailbox = StagedMailbox(names, most, stages_among(self._session.place.world_size))
         seeds, rank = hash_seeds(self._session.seed), self._session.place.rank
         self._summation = Summation(self._channel, mailbox, islands, rank, seeds)
         self._channel.connect_receiver(mailbox, names)
@@ -132,7 +134,7 @@ class ZenReducer:
 
     def _may_be_sparse(self, parameter: nn.Parameter) -> bool:
         large = id(parameter) in self._embeddings or parameter.numel() >= LARGE_ENTRIES
-        return large and parameter.dtype in DTYPES
+        return large and countable(parameter)
 
     @property
     def _looks(self) -> bool:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import sys
+import urllib.request
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 from agent_harness import RunningAgent, ScriptedController, is_alive, until
+from held_ports import free_port
 
 from atoll.agent.settings import AgentSettings
 from atoll.v1 import agents_pb2, common_pb2
@@ -269,3 +274,17 @@ async def test_agent_that_ends_leaves_nothing_and_tells_how_workers_ended(
     )
     assert not list((settings.state_dir / "pids").iterdir())
     assert not (settings.state_dir / "agent.sock").exists()
+
+
+async def test_an_agent_is_scraped(settings: AgentSettings, controller: ScriptedController) -> None:
+    if find_spec("prometheus_client") is None:
+        pytest.skip("prometheus-client is not here: /metrics was NOT tested (make setup installs it)")
+    address = f"127.0.0.1:{free_port()}"
+    running = RunningAgent(replace(settings, metrics=address))
+    try:
+        await until("the agent is connected", lambda: controller.connected or running.task.done())
+        found = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read())
+        assert b"atoll_agent_connected 1.0\n" in found
+        assert b"atoll_agent_devices 1.0\n" in found
+    finally:
+        await running.end()

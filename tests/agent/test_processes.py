@@ -62,17 +62,20 @@ for step in range(1, 10000):
 async def test_killed_agent_takes_its_workers_along_and_its_successor_the_rest(
     controller: ScriptedController, tmp_path: Path
 ) -> None:
-    """1. A worker with a child of its own runs. 2. Its agent is killed. 3. The kernel kills the worker; its
-    children live. 4. The next agent on that state directory ends them before it registers."""
+    """1. A worker with a child of its own runs, and a process waits to be one. 2. Its agent is killed. 3. The kernel
+    kills both; the worker's children live. 4. The next agent on that state directory ends them before it registers."""
     command = [sys.executable, "-c", AGENT, controller.address, str(tmp_path / "agent")]
     agent = subprocess.Popen(command, start_new_session=True)  # noqa: ASYNC220
-    await until("connected", lambda: controller.connected, 20)
-    controller.launch(WITH_CHILDREN)
+    pids = tmp_path / "agent" / "pids"
+    waits = await until(
+        "one waits", lambda: [facts[0] for path in pids.glob("spare-*") if (facts := PidFile(path).read())], 30
+    )
+    controller.launch(WITH_CHILDREN, spec={"env": {"PYTHONHASHSEED": "0"}})  # which none can wait for
     await until("its children's pids", lambda: controller.printed().count(b"\n") == 2)
     pid, children = controller.is_running(), [int(line) for line in controller.printed().split()]
     agent.kill()
     agent.wait(5)
-    await until("the worker is dead", lambda: not is_alive(pid), 3)
+    await until("both are dead", lambda: not any(map(is_alive, [pid, *waits])), 3)
     assert all(map(is_alive, children))
     registered = len(controller.registers)
     successor = RunningAgent(AgentSettings(controllers=(controller.address,), state_dir=tmp_path / "agent"))

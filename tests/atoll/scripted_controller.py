@@ -32,6 +32,8 @@ class Script:
     plans: pb.PlansReply = field(default_factory=pb.PlansReply)
     curves: dict[str, pb.Curve] = field(default_factory=dict)
     nodes: pb.ListNodesReply = field(default_factory=pb.ListNodesReply)
+    seen_at: str = "127.0.0.1"
+    dials: bool = True
     leader: str = ""
     refuse: grpc.StatusCode | None = None
     silent: bool = False
@@ -193,6 +195,13 @@ class Servicer(JobServiceServicer):
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesReply:
         await self._enter("ListNodes", context)
         return self.script.nodes
+
+    async def DialBack(self, request: pb.DialBackRequest, context: Any) -> pb.DialBackReply:
+        await self._enter("DialBack", context)
+        if self.script.dials:
+            _, writer = await asyncio.open_connection("127.0.0.1", request.port)
+            writer.close()
+        return pb.DialBackReply(address=self.script.seen_at)
 
 
 class ScriptedController:

@@ -21,6 +21,7 @@ STATUS = {
     "plan": 3,
     "trained": False,
     "view": None,
+    "volunteer_port": 0,
 }
 LAST = {
     "step": 1240,
@@ -41,6 +42,7 @@ LAST = {
     "sync_s": 0.0,
     "last_sync_s": 0.0,
     "halves": False,
+    "consumed": 0,
     "strategy_metrics": {},
 }
 LINK = {
@@ -50,6 +52,10 @@ LINK = {
     "busy_s": 0.75,
     "goodput_bps": 96e6,
     "dropped": {"old run": 2},
+    "volunteer": "",
+    "wait_share": 0.0,
+    "form": "",
+    "differs": 0.0,
 }
 JOB = {
     "id": "vit-3f9a",
@@ -74,6 +80,9 @@ JOB = {
         "adapt": None,
         "standby": 0,
         "strategy_settings": {},
+        "module": "",
+        "requirements": [],
+        "setup": "",
     },
     "phase": "running",
     "reason": "every rank reported step 0",
@@ -87,9 +96,9 @@ JOB = {
     "ended_unix_s": 0.0,
     "workers": [
         {"rank": 0, "node": "local-0", "device": 0, "status": STATUS, "share": 0.625, "last": LAST, "links": [LINK]}
-        | {"dropped_steps": 0},
+        | {"dropped_steps": 0, "island": "", "behind_nat": False},
         {"rank": 1, "node": "local-1", "device": 1, "status": None, "share": 0.375, "last": None, "links": []}
-        | {"dropped_steps": 0},
+        | {"dropped_steps": 0, "island": "", "behind_nat": False},
     ],
     "progress": {
         "step": 1240,
@@ -98,6 +107,7 @@ JOB = {
         "step_s": 0.14,
         "metrics": {"accuracy": None, "loss": 0.125},
         "strategy_metrics": {},
+        "left_s": 0.0,
     },
     "plan": {
         "id": 3,

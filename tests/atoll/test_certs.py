@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import secrets
+import shutil
 import stat
 from pathlib import Path
 
@@ -50,6 +51,27 @@ async def test_a_client_of_the_cluster_gets_through(server: Tls, ann: Tls) -> No
     with ScriptedController(tls=server) as controller:
         controller.script.add("vit-1")
         assert await ask(controller, ann) == ["vit-1"]
+
+
+async def test_a_client_that_lives_on_uses_a_certificate_that_was_renewed_meanwhile(
+    authority: Path, server: Tls, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A page that is open for a year. 1. Its certificate has run out: it is refused. 2. The key is replaced alone: that
+    fits nothing. 3. Once the certificate is there too, the same client is let in."""
+    before = certs.identity(certs.issue(authority, "client", "page", [], LONG_AGO)).ca.parent
+    own = certs.identity(before.rename(tmp_path / "page"))
+    fresh = certs.identity(certs.issue(authority, "client", "page", [], NOW))
+    with ScriptedController(tls=server) as controller:
+        controller.script.add("vit-1")
+        async with AsyncClient([controller.address], tls=own, timeout_s=2.0) as client:
+            with pytest.raises(NotAllowed, match="it expired on"):
+                await client.jobs()
+            shutil.copy(fresh.key, own.key)
+            with pytest.raises(BadInput, match="does not belong to"):
+                await client.jobs()
+            assert "The files before are used" in caplog.text
+            shutil.copy(fresh.certificate, own.certificate)
+            assert [job.id for job in await client.jobs()] == ["vit-1"]
 
 
 async def test_a_client_of_another_cluster_is_told_that_the_ca_differs(server: Tls, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +15,8 @@ import pytest
 from held_ports import free_port
 from scripted_controller import ScriptedController
 
+import atoll
+from atoll import to_plain
 from atoll.client import AsyncClient, Client
 from atoll.errors import AtollError, BadInput, Conflict, ControllerUnreachable, DeadlineExceeded, NotAllowed, NotFound
 from atoll.v1 import common_pb2 as common
@@ -269,6 +273,38 @@ def test_the_client_without_an_event_loop_does_the_same(controller: ScriptedCont
         assert [event.text for event in client.events(job)] == ["started"]
         assert [seen.phase for seen in client.watch(job)] == [pb.PHASE_CANCELLED]
         assert not client.nodes().nodes
+
+
+async def test_the_client_works_inside_a_running_event_loop_as_in_a_notebook(controller: ScriptedController) -> None:
+    """Twice in a row, and what it started is gone with it."""
+    controller.script.add("vit-1")
+    for _ in range(2):
+        with Client([controller.address]) as client:
+            assert [found.id for found in client.jobs()] == ["vit-1"]
+            assert [seen["phase"] for seen in map(to_plain, client.jobs())] == ["running"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "atoll-client"]
+
+
+def test_a_script_is_submitted_from_python_as_from_a_shell(
+    controller: ScriptedController, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Fields are those of a job file. 2. Whom to ask may be in the environment. 3. A field that is none, a secret
+    that is not set and a script that is not there are told before anything is sent."""
+    script = tmp_path / "train.py"
+    script.write_text("print('hello')")
+    job = atoll.submit(script, workers="2:3", args=["--lr", "0.1"], controllers=[controller.address])
+    spec = controller.script.headers[0].spec
+    assert job == "train-0000"
+    assert (spec.script, spec.min_workers, spec.max_workers, list(spec.args)) == ("train.py", 2, 3, ["--lr", "0.1"])
+    monkeypatch.setenv("ATOLL_CONTROLLER", controller.address)
+    atoll.submit(str(script), checkpoint={"every_steps": 7})
+    assert controller.script.headers[1].spec.checkpoint.every_steps == 7
+    for wrong, says in (({"worker": 2}, "worker"), ({"secrets": ["NOT_SET_HERE"]}, "NOT_SET_HERE is not set")):
+        with pytest.raises(BadInput, match=says):
+            atoll.submit(script, **wrong)
+    with pytest.raises(AtollError, match="nothing.py"):
+        atoll.submit(tmp_path / "nothing.py")
+    assert len(controller.script.headers) == 2
 
 
 @pytest.mark.parametrize("address", ["", "host:", "host:70000", "host:abc", ":7700"])

@@ -91,6 +91,9 @@ def test_a_submitted_job_says_what_its_job_file_said() -> None:
         "stall_timeout_s": 90.0,
         "hang_s": 600.0,
         "stop_grace_s": 40.0,
+        "module": "package.train",
+        "requirements": ("einops>=0.8",),
+        "setup": "make",
         "strategy": "stale-sparse",
         "stale_sparse": StaleSparse(sparsity=0.5, staleness=0),
         "adapt": AdaptSection.model_validate({"batch": (64, 256), "learning_rate": "none", "sparsity": True}),
@@ -101,6 +104,7 @@ def test_a_submitted_job_says_what_its_job_file_said() -> None:
         "zen",
         "compressed",
         "groups",
+        "volunteer",
     }  # what travelled is there already; another strategy's settings
     assert set(said) | left_out == set(JobFile.model_fields)
     job = JobFile.model_validate(said)
@@ -118,7 +122,7 @@ def test_the_manual_has_every_field() -> None:
 def test_an_empty_job_file_means_the_defaults(tmp_path: Path) -> None:
     spec = load(written(tmp_path, "")).to_spec("My Script.py")
     assert (spec.name, spec.min_workers, spec.max_workers) == ("my-script", 1, 1)
-    assert (spec.split, spec.max_restarts, spec.checkpoint.keep) == ("auto", 3, 2)
+    assert (spec.split, spec.max_restarts, spec.checkpoint.keep) == ("auto", 1, 2)
     assert (spec.strategy, spec.strategy_settings) == ("dense", "")
 
 
@@ -141,6 +145,9 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
             "stall_timeout_s": 30,
             "hang_s": 600,
             "stop_grace_s": 40,
+            "module": "package.train",
+            "requirements": ["einops>=0.8"],
+            "setup": "make",
             "strategy": "stale-sparse",
             "stale_sparse": {"sparsity": 0.995, "staleness": 0, "error_feedback": False, "values": "float32"}
             | {"selection": "topk", "exchange": "gradients", "momentum": "as-is"}
@@ -148,7 +155,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
             "adapt": {"batch": [128, 1024], "learning_rate": "square-root", "sparsity": True},
         }
     )
-    left_out = {"workdir", "local_steps", "zen", "compressed", "groups"}
+    left_out = {"workdir", "local_steps", "zen", "compressed", "groups", "volunteer"}
     assert job.model_fields_set | left_out == set(JobFile.model_fields)  # a new field belongs here
     assert jobfile.from_spec(job.to_spec("train.py")).to_spec("train.py") == job.to_spec("train.py")
 
@@ -162,7 +169,7 @@ def test_a_restored_job_is_asked_for_as_the_first_was() -> None:
         ("checkpoint.every = 3", "line 1: unknown field 'checkpoint.every'. Did you mean 'every_steps'?"),
         (
             "xyzzy = 1",
-            "line 1: unknown field 'xyzzy'. Known: name, script, args, workers, standby, env, secrets, workdir, check",
+            "line 1: unknown field 'xyzzy'. Known: name, script, module, args, workers, standby, env, secrets",
         ),
         ("[resources]\ngpus = 1", "line 1: unknown field 'resources'."),
         ("\nworkers = true", "line 2: workers = True is wrong: it should be a valid integer"),

@@ -1,4 +1,4 @@
-"""A held port: closed to whoever takes any, open to who names it."""
+"""Ports: one that is held is closed to whoever takes any and open to who names it; addresses as they are written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from atoll.ports import hold_port
+from atoll.ports import hold_port, host_and_port, listening
+from atoll.rpc import split_address
 
 
 def number(held: socket.socket) -> int:
@@ -48,3 +49,18 @@ def test_connections_go_out_by_other_ports() -> None:
             with socket.create_connection(server.getsockname(), timeout=5) as connection:
                 assert number(connection) not in held
                 server.accept()[0].close()
+
+
+@pytest.mark.parametrize(
+    ("host", "written"), [("head.lab", "head.lab:80"), ("fd00::2", "[fd00::2]:80"), ("*", "*:80"), ("::1", "[::1]:80")]
+)
+def test_addresses_are_written_as_they_are_read(host: str, written: str) -> None:
+    assert host_and_port(host, 80) == written
+    assert split_address(written) == (host, 80)
+
+
+def test_a_port_in_use_is_listened_on_by_no_other() -> None:
+    with listening("127.0.0.1", 0) as one:
+        assert not one.getblocking()
+        with pytest.raises(OSError, match="in use"):
+            listening("127.0.0.1", number(one))

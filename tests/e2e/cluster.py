@@ -145,7 +145,7 @@ class Cluster:
         self.wait_for_nodes(len(speeds))
         return self
 
-    def wait_for_nodes(self, count: int, deadline_s: float = 30) -> None:
+    def wait_for_nodes(self, count: int, deadline_s: float = 90) -> None:
         wait_until(
             f"{count} connected nodes",
             lambda: sum(node.connected for node in self.client.nodes().nodes) == count,
@@ -157,7 +157,7 @@ class Cluster:
     @property
     def client(self) -> Client:
         if self._client is None:
-            self._client = Client(self.addresses, timeout_s=20)
+            self._client = Client(self.addresses, timeout_s=60)
         return self._client
 
     def submit(self, script: str, *arguments: str, workers: tuple[int, int] = (1, 1), **fields: Any) -> str:
@@ -174,7 +174,7 @@ class Cluster:
     def job(self, job: str) -> pb.Job:
         return self.client.get(job)
 
-    def wait_for(self, job: str, what: str, condition: Callable[[pb.Job], bool], deadline_s: float = 45) -> pb.Job:
+    def wait_for(self, job: str, what: str, condition: Callable[[pb.Job], bool], deadline_s: float = 90) -> pb.Job:
         def seen() -> pb.Job | None:
             now = self.job(job)
             return now if condition(now) else None
@@ -186,12 +186,12 @@ class Cluster:
         assert found is not None
         return found
 
-    def wait_for_step(self, job: str, step: int, *, run: int = 0, deadline_s: float = 45) -> pb.Job:
+    def wait_for_step(self, job: str, step: int, *, run: int = 0, deadline_s: float = 90) -> pb.Job:
         return self.wait_for(
             job, f"step {step} in run >= {run}", lambda j: j.run >= run and j.progress.step >= step, deadline_s
         )
 
-    def wait_for_end(self, job: str, deadline_s: float = 60) -> pb.Job:
+    def wait_for_end(self, job: str, deadline_s: float = 90) -> pb.Job:
         return self.wait_for(job, "the job's end", lambda j: j.phase in ENDED, deadline_s)
 
     def story(self, job: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -104,6 +106,66 @@ def test_ctrl_c_detaches_and_the_job_lives(up: subprocess.Popen[str]) -> None:
     assert phase() == "running"
     assert run("cancel", "long").returncode == 0
     wait_until("it is cancelled", lambda: phase() == "cancelled", 10)
+
+
+def test_up_in_the_background_and_a_job_that_is_resumed(tmp_path: Path) -> None:
+    """1. `up --detach` comes back when all is ready, and goes on. 2. The same again is refused; the shell completes the
+    ids of jobs. 3. A job that is cancelled goes on as another one, from its last checkpoint; one that is done does not.
+    4. `top` shows it in a pipe. 5. `down` ends all of it, and again it has nothing to do. 6. An `up` that cannot listen
+    says why at once."""
+    address, data, out = f"127.0.0.1:{free_port()}", tmp_path / "data", tmp_path / "out"
+    where = ("--listen", address, "--data-dir", str(data))
+    started = run("up", "--agents", "2", "--detach", *where)
+    assert started.returncode == 0, started.stderr
+    assert started.stdout.startswith("ready: 2 agents"), started.stdout
+    assert f"atoll down --data-dir {data}" in started.stderr
+    ours = [p for p in psutil.process_iter(["cmdline"]) if str(data) in " ".join(p.info["cmdline"] or ())]
+    os.environ["ATOLL_CONTROLLER"] = address
+    try:
+        again = run("up", "--detach", "--listen", f"127.0.0.1:{free_port()}", "--data-dir", str(data))
+        assert (again.returncode, "`atoll down` stops it" in again.stderr) == (1, True), again.stderr
+        arguments = ("--step-s=0.02", "--epochs=40", f"--out={out}")
+        submitted = run(
+            "submit", str(SCRIPTS / "tiny.py"), "--checkpoint-every", "5", "--name", "tiny", "--", *arguments
+        )
+        job = submitted.stdout.strip()
+        words = {"_ATOLL_COMPLETE": "complete_bash", "COMP_WORDS": "atoll status tin", "COMP_CWORD": "2"}
+        completed = subprocess.run(
+            [*ATOLL], capture_output=True, text=True, timeout=30, env=os.environ | words, check=False
+        )
+        assert completed.stdout.split() == [job], completed.stderr
+
+        def seen(name: str) -> dict[str, Any]:
+            return dict(json.loads(run("status", name, "--json").stdout))
+
+        wait_until("a checkpoint", lambda: seen(job)["checkpoint_step"] >= 10, 40)
+        refused = run("resume", job)
+        assert (refused.returncode, "only what was cancelled or failed" in refused.stderr) == (1, True), refused.stderr
+        assert run("cancel", job).returncode == 0
+        wait_until("it is cancelled", lambda: seen(job)["phase"] == "cancelled", 20)
+        kept = seen(job)["checkpoint_step"]
+        (out / "full-speed").touch()
+        resumed = run("resume", job, "--follow")
+        assert resumed.returncode == 0, resumed.stderr
+        assert f"from step {kept} of {job}" in resumed.stderr
+        assert resumed.stdout.strip() != job
+        assert run("resume", resumed.stdout.strip()).returncode == 1
+        shown = run("top")
+        assert job in shown.stdout
+        assert "2 of 2 nodes connected" in shown.stdout
+        stopped = run("down", "--data-dir", str(data))
+        assert (stopped.returncode, stopped.stdout) == (0, "stopped\n"), stopped.stderr
+        gone, left = psutil.wait_procs(ours, timeout=5)
+        assert (len(gone) >= 4, left) == (True, [])
+    finally:
+        del os.environ["ATOLL_CONTROLLER"]
+        assert run("down", "--data-dir", str(data)).returncode == 0
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        busy = f"127.0.0.1:{taken.getsockname()[1]}"
+        failed = run("up", "--detach", "--listen", busy, "--data-dir", str(data))
+        assert (failed.returncode, "Address already in use" in failed.stderr) == (2, True)
 
 
 def test_nothing_outlives_up(up: subprocess.Popen[str]) -> None:

@@ -60,6 +60,22 @@ def test_who_saves_may_die_in_the_middle_of_it_and_the_last_checkpoint_may_take_
     assert {one["strike"] for one in told["strikes"]} == {"worker, then who saves"}  # how many: by how soon it was back
 
 
+def test_an_overflow_on_one_rank_and_a_crowd_that_leaves_cost_nothing(tmp_path: Path) -> None:
+    """1. Gradients overflow on one rank: all leave that update out, and the undisturbed job does at the same step. 2.
+    300 agents leave at once: each is kept until its lease ends. 3. A worker is killed meanwhile."""
+    arguments = ("--minutes=0.6", "--every=7", "--seed=2", "--nodes=3", "--kinds=overflow,crowd,workers", "--json")
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [*ATOLL, "drill", *arguments], capture_output=True, text=True, timeout=170, check=False, env=environment
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    told = json.loads(done.stdout)
+    assert "a node is kept until its lease ends" in {verdict["name"] for verdict in told["invariants"]}, told
+    assert {one["strike"] for one in told["strikes"]} == {"worker", "overflow on one rank", "a crowd leaves"}, told
+    undisturbed = {one["strike"]: one["ended_a_run"] for one in told["strikes"]}
+    assert (undisturbed["overflow on one rank"], undisturbed["a crowd leaves"]) == (False, False)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_drill_that_is_interrupted_takes_its_cluster_with_it(tmp_path: Path, number: signal.Signals) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -59,12 +59,15 @@ def test_rank_0_killed_while_it_saves_the_last_checkpoint_is_finished_by_another
 
 
 def test_workers_that_save_are_not_stopped_in_the_middle_of_it(cluster: Cluster, tmp_path: Path) -> None:
-    """1. A device joins: the run stops to grow, and its only checkpoint takes 18 s, of which it once got 12; nobody was
-    told how many steps were lost with it. 2. The next run goes on from that step, and a sentence says so. 3. It is
-    cancelled: the checkpoint takes 18 s again, of which it once got 4, and is there in the end."""
+    """1. A device joins: the run, whose script has a schedule of its own, stops to grow, and its only checkpoint takes
+    18 s, of which it once got 12; nobody was told how many steps were lost with it. 2. The next run goes on from that
+    step, and a sentence says so. 3. It is cancelled: the checkpoint takes 18 s again, of which it once got 4, and is
+    there in the end."""
     out = tmp_path / "out"
     cluster.local([1.0])
-    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=1000", SLOW_DISK, workers=(1, 2), checkpoint_every=0)
+    job = cluster.submit(
+        "tiny.py", f"--out={out}", "--epochs=1000", SLOW_DISK, "--own-schedule", workers=(1, 2), checkpoint_every=0
+    )
     cluster.wait_for_step(job, 10)
     cluster.agent("agent-1")
     grown = cluster.wait_for(job, "two workers that train", lambda j: j.run == 2 and j.recovery.resumed_unix_s > 0, 90)

@@ -29,15 +29,15 @@ def went_on(cluster: Cluster, job: str) -> re.Match[str] | None:
 def test_the_survivors_of_a_killed_worker_keep_their_processes_and_every_sample_counts_once(
     strategy: str, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """1. Three workers train; the one of rank 1 is killed (SIGKILL), with its agent, so that its device does not come
-    back. 2. The two others go on as the same processes, in the same run, in view 2; the job is RUNNING all the time,
-    and nobody is started again. 3. All samples count once: those of the broken step as the two trained it; under
-    stale-sparse those of all steps since the one that was whole in memory."""
+    """1. Three workers train; the one of rank 1 is killed (SIGKILL), with its agent, so that its device is gone. 2. The
+    two others go on as the same processes, in the same run, in view 2; the job is RUNNING all the time, and nobody is
+    started again. 3. The agent comes back: a worker joins them, in view 3. 4. All samples count once: those of the
+    broken step as the two trained it; under stale-sparse those of all steps since the one that was whole in memory."""
     out = tmp_path / "out"
     cluster.local([1.0, 1.0, 1.0])
     policy = CheckpointPolicy(keep=3, memory_replicas=2)
-    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=1", "--samples=3600", workers=(2, 3), checkpoint=policy,
-                         strategy=strategy)  # fmt: skip
+    work = ("--epochs=1", "--samples=6000", "--step-s=0.1")
+    job = cluster.submit("tiny.py", f"--out={out}", *work, workers=(2, 3), checkpoint=policy, strategy=strategy)
     before = cluster.wait_for(job, "a step in memory", lambda now: now.progress.step >= 20 and now.memory_step > 0)
     lost = next(worker for worker in before.workers if worker.rank == 1)
     pids = {worker.rank: worker.status.pid for worker in before.workers if worker.rank != 1}
@@ -50,10 +50,14 @@ def test_the_survivors_of_a_killed_worker_keep_their_processes_and_every_sample_
     told = went_on(cluster, job)
     assert told is not None
     assert (told[1], told[2], told[5]) == ("2", "2", "1")
+    cluster.restart(lost.node)
+    grown = cluster.wait_for(job, "three workers again", lambda now: now.view == 3 and len(now.workers) == 3, 90)
+    assert {worker.rank: worker.status.pid for worker in grown.workers if worker.rank != 3} == pids
+    cluster.wait_for_step(job, grown.progress.step + 10)
     hurry(out)
     end = cluster.wait_for_end(job)
     assert (end.phase, end.run, end.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
-    check_every_sample_once(out, samples=3600, epochs=1)
+    check_every_sample_once(out, samples=6000, epochs=1)
 
 
 @pytest.mark.timeout(240)
@@ -85,6 +89,29 @@ def test_a_killed_worker_is_replaced_in_place_and_no_bit_of_the_result_is_anothe
     assert (end.phase, end.run, end.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
     check_every_sample_once(out, samples=600, epochs=6)
     assert (out / "final.json").read_text() == (calm / "final.json").read_text()
+
+
+@pytest.mark.timeout(180)
+def test_a_device_that_makes_the_run_slower_leaves_in_place(cluster: Cluster, tmp_path: Path) -> None:
+    """1. Two workers train; a third machine comes and is taken in. 2. Each of its steps takes ten times as long: it is
+    sent back, and is a standby with that reason. 3. The two others have trained on in the same processes; every sample
+    counts once."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0])
+    work = ("--epochs=1", "--samples=12000", "--step-s=0.05", "--late-s=0.5")
+    job = cluster.submit("tiny.py", f"--out={out}", *work, workers=(2, 3))
+    before = cluster.wait_for_step(job, 20)
+    pids = {worker.rank: worker.status.pid for worker in before.workers}
+    cluster.agent("agent-2")
+    cluster.wait_for(job, "the third is taken in", lambda now: len(now.workers) == 3, 90)
+    after = cluster.wait_for(job, "it is sent back", lambda now: now.view >= 3 and len(now.workers) == 2, 90)
+    assert {worker.rank: worker.status.pid for worker in after.workers} == pids
+    cluster.wait_for_step(job, after.progress.step + 10)
+    hurry(out)
+    end = cluster.wait_for_end(job)
+    assert (end.phase, end.run, end.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
+    assert [(one.node, one.device) for one in after.standby] == [("agent-2", 0)], cluster.story(job)
+    check_every_sample_once(out, samples=12000, epochs=1)
 
 
 def kill_quietly(pid: int) -> None:

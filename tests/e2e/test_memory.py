@@ -6,9 +6,11 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cluster import Cluster, alive, hurry, kill, wait_until
 from test_failures import check_every_sample_once
 
@@ -146,8 +148,8 @@ def test_stale_sparse_goes_on_from_memory_when_all_its_workers_are_killed(cluste
 
 def test_a_machine_outside_of_the_new_run_serves_what_it_holds(cluster: Cluster, tmp_path: Path) -> None:
     """1. Two of three machines train; each keeps its own part alone, nothing is on disk. 2. All workers are killed, and
-    machine 1 comes back so slow that the third takes its place. 3. The new run lacks machine 1's part and began anew;
-    now its agent, which has no part in the run, serves it: the job goes on from memory."""
+    machine 1 comes back so slow that the third takes its place. 3. The new run lacks machine 1's part, which is waited
+    for; its agent, which has no part in the run, serves it: the job goes on from memory."""
     out, calm = tmp_path / "out", tmp_path / "calm"
     cluster.controller()
     for name, speed in (("agent-0", 1.0), ("agent-1", 1.0), ("agent-2", 0.5)):
@@ -196,3 +198,28 @@ def test_killed_agent_leaves_its_jobs_memory_to_the_next_one_and_strangers_go(cl
     cluster.client.cancel(job)
     cluster.wait_for_end(job)
     wait_until("the job's memory is given back", lambda: not memory_of(cluster, "agent-0", job).exists(), 10)
+
+
+def test_a_machine_whose_shared_memory_is_small_says_so_in_the_jobs_events(cluster: Cluster, tmp_path: Path) -> None:
+    """1. As in many containers /dev/shm has 64 MB: here in a mount namespace of the agent's own. 2. An event of the job
+    says how large it is, where the checkpoints are instead, and what to do. 3. Its worker is killed: the job goes on
+    from there."""
+    small = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-m", "sh", "-c", small], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no mount namespace may be made here: a small /dev/shm was NOT tried")
+    cluster.controller()
+    cluster.agent("agent-0")
+    cluster.kill("agent-0")
+    cluster.start("agent-0", ("unshare", "-m", "sh", "-c", f'{small} && exec "$@"', "sh", *cluster.commands["agent-0"]))
+    cluster.wait_for_nodes(1)
+    job = cluster.submit("tiny.py", f"--out={tmp_path / 'out'}", SLOW, "--epochs=1", checkpoint_every=0)
+    before = in_memory(cluster, job, 5)
+    folder = cluster.folder / "agent-0" / "memory"
+    told = f"/dev/shm has 67 MB, checkpoints in memory ask for 268: they are files in {folder} instead"
+    assert told in cluster.story(job)
+    assert any((folder / job).iterdir())
+    kill(before.workers[0].status.pid)
+    ended = cluster.wait_for_end(job)
+    assert (ended.phase, ended.run) == (pb.PHASE_DONE, 2), cluster.story(job)
+    ((step, where),) = resumed_at(cluster, job)
+    assert (step >= 5, where) == (True, ", from memory")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atoll import kernels
-from atoll.kernels import compress, cuda_device, scatter, sparse_optimizer, units
+from atoll.kernels import compress, cuda_device, scatter, units
 from atoll.kernels.cuda_device import CudaQueue
 
 sys.path.insert(0, str(Path(__file__).parent))  # for cuda_on_cpu, kernels_of, exchange_job
@@ -34,7 +34,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if name != "cuda on cpu":
         return name
     queue = CudaQueue(request.getfixturevalue("cuda_kernels_on_cpu"), 0)
-    for module in (kernels, compress, sparse_optimizer, scatter, units):
+    for module in (kernels, compress, scatter, units):
         monkeypatch.setattr(module, "cuda_queue", lambda _buffer: queue)
     return "cpu"
 

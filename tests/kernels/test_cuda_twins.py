@@ -20,7 +20,6 @@ SELECTIONS: dict[str, tuple[object, ...]] = {
     "topk_element": (0.7,),
     "random_block": (0.7, 2**63 + 5),
 }
-RULES = ["sgd", "momentum", "nesterov", "adam", "adamw"]
 Bits = tuple[object, ...]
 CPU = Kernels(_native, "cpu", ())
 
@@ -101,35 +100,6 @@ def test_a_sample_has_the_cpus_scores(twin: Kernels) -> None:
     _native.sample_scores(gradient, residual, 0.3, 9, here)
     twin.call("sample_scores", gradient.to(twin.device), residual.to(twin.device), 0.3, 9, there)
     assert bits(here) == bits(there)
-
-
-def updated(where: Kernels, rule: str, entries: int, live_type: torch.dtype | None, lazy: bool) -> Bits:
-    """Effects of three steps; in each one block is not finite."""
-    blocks, on = block_count(entries), where.device
-    master = normal(entries, 1).to(on)
-    first = None if rule == "sgd" else torch.zeros(entries, device=on)
-    second = torch.zeros(entries, device=on) if rule.startswith("adam") else None
-    live = None if live_type is None else torch.zeros(entries, dtype=live_type, device=on)
-    last_step = torch.zeros(blocks, dtype=torch.int32, device=on) if lazy else None
-    left_out = []
-    for step in (1, 2, 7):
-        index = torch.zeros(-(-blocks * 2 // 3), dtype=torch.int32)
-        _native.random_blocks(step, blocks, index)
-        values = normal(len(index) * BLOCK_ENTRIES, step).view(-1, BLOCK_ENTRIES)
-        values[2:3, 4] = torch.nan
-        buffers = (master, first, second, last_step, live, index.to(on), values.to(on))
-        named = "sgd" if rule == "momentum" else rule
-        left_out.append(where.call("update_blocks", *buffers, named, step, 0.01, 0.02, 0.9, 0.999, 1e-8, 0.7))
-    return *left_out, *bits(master, first, second, live, last_step)
-
-
-@pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize("entries", [1, 17, 1025, 40000])
-@pytest.mark.parametrize("rule", RULES)
-def test_an_optimizers_step_has_the_cpus_bits(twin: Kernels, rule: str, entries: int, lazy: bool) -> None:
-    for live_type in (None, torch.float32, torch.float16, torch.bfloat16):
-        expected = updated(CPU, rule, entries, live_type, lazy)
-        assert updated(twin, rule, entries, live_type, lazy) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -83,6 +83,20 @@ def test_a_bitmap_has_the_cpus_bits_and_comes_back(members: int, share: float, d
 
 
 @pytest.mark.usefixtures("everywhere")
+def test_units_of_a_table_beyond_2_31_rows_have_their_bits(device: str) -> None:
+    """They ascend as unsigned numbers. Of such a table a few rows are members here; nothing lists the others."""
+    rows = np.array([0, 5, 2**31 - 1, 2**31, 2**31 + 7, 2**32 - 2, 2**32 - 1], np.uint32)
+    member = torch.from_numpy(rows.view(np.int32)).to(device)
+    unit = member[[1, 3, 4, 6]]
+    bitmap = torch.zeros(1, dtype=torch.uint8)
+    units.bitmap_encode(member, unit, bitmap)
+    assert bitmap.item() == 0b1011010
+    again = torch.zeros(4, dtype=torch.int32)
+    units.bitmap_decode(member, bitmap, again)
+    assert again.cpu().equal(unit.cpu())
+
+
+@pytest.mark.usefixtures("everywhere")
 def test_what_is_no_set_of_members_is_refused() -> None:
     member = torch.arange(0, 60, 2, dtype=torch.int32)
     bitmap = torch.zeros(4, dtype=torch.uint8)

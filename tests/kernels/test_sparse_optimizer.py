@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sparse_rules import adam_blocks, sgd_blocks
 
 from atoll.errors import BadInput
 from atoll.kernels import _native, compress
-from atoll.kernels.sparse_optimizer import adam_blocks, sgd_blocks
 
 SIZES = [0, 1, 15, 16, 17, 31, 32, 33, 1023, 1025, 2**18 + 1]
 RULES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -72,7 +72,6 @@ def touched(entries: int, index: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", list(RULES))
 @pytest.mark.parametrize("entries", SIZES)
-@pytest.mark.usefixtures("everywhere")
 def test_touched_blocks_take_torchs_steps_and_the_others_none(name: str, entries: int) -> None:
     start, index = normal(entries), some_blocks(entries)
     where = touched(entries, index)
@@ -122,7 +121,6 @@ def test_a_processor_without_avx2_takes_the_same_steps(rule: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("entries", [1, 17, 1025])
-@pytest.mark.usefixtures("everywhere")
 def test_the_live_copy_follows_where_the_master_changes(dtype: torch.dtype, entries: int) -> None:
     start, index = normal(entries) * 1e-3, some_blocks(entries, 0.6)
     live = torch.full((entries,), 7.0, dtype=dtype)
@@ -133,7 +131,6 @@ def test_the_live_copy_follows_where_the_master_changes(dtype: torch.dtype, entr
     assert live[~where].eq(7.0).all()
 
 
-@pytest.mark.usefixtures("everywhere")
 def test_a_live_copy_beyond_float16_becomes_infinite_as_in_torch() -> None:
     master, live = torch.tensor([70000.0, 1e-8, -0.0, 65520.0, 65519.0]), torch.zeros(5, dtype=torch.float16)
     sgd_blocks(master, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 16), lr=0.0, live=live)
@@ -141,7 +138,6 @@ def test_a_live_copy_beyond_float16_becomes_infinite_as_in_torch() -> None:
 
 
 @pytest.mark.parametrize("name", ["momentum", "nesterov", "adam", "adamw"])
-@pytest.mark.usefixtures("everywhere")
 def test_lazy_decay_makes_up_for_the_steps_a_block_was_missed(name: str) -> None:
     """Block 1 gets zeros in steps 2..4 in one run and is missed in another: in step 5 its moments agree again."""
     start, values = normal(48), normal(3, 16, seed=1)
@@ -160,7 +156,6 @@ def test_lazy_decay_makes_up_for_the_steps_a_block_was_missed(name: str) -> None
     assert (lazy.master[:16] == always.master[:16]).all()
 
 
-@pytest.mark.usefixtures("everywhere")
 def test_lazy_momentum_is_the_power_of_the_steps_missed() -> None:
     buffer, last_step = torch.ones(16), torch.tensor([3], dtype=torch.int32)
     index, values = torch.zeros(1, dtype=torch.int32), torch.zeros(1, 16)
@@ -172,7 +167,6 @@ def test_lazy_momentum_is_the_power_of_the_steps_missed() -> None:
 
 
 @pytest.mark.parametrize("name", list(RULES))
-@pytest.mark.usefixtures("everywhere")
 def test_a_block_that_is_not_finite_is_left_out_whole_and_counted(name: str) -> None:
     start, index = normal(1025), some_blocks(1025)
     values = normal(len(index), 16, seed=1)
@@ -188,7 +182,6 @@ def test_a_block_that_is_not_finite_is_left_out_whole_and_counted(name: str) -> 
 
 @pytest.mark.parametrize("offset", [1, 5, 15])
 @pytest.mark.parametrize("name", ["momentum", "adamw"])
-@pytest.mark.usefixtures("everywhere")
 def test_misaligned_parameters_are_updated_and_nothing_around_them(name: str, offset: int) -> None:
     entries, index = 1023, some_blocks(1023, 1.0)
     whole, values = torch.full((entries + 32,), torch.nan), normal(64, 16, seed=1)
@@ -203,7 +196,6 @@ def test_misaligned_parameters_are_updated_and_nothing_around_them(name: str, of
     assert whole[offset + entries :].isnan().all()
 
 
-@pytest.mark.usefixtures("everywhere")
 def test_scale_clips_the_gradient_before_everything_else() -> None:
     start, index = normal(64), some_blocks(64, 1.0)
     values = normal(4, 16, seed=1)
@@ -262,7 +254,6 @@ def test_any_sgd_step_is_numpys_in_float32_bit_for_bit(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-@pytest.mark.usefixtures("everywhere")
 def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(call: Callable[..., Any], says: str) -> None:
     master, index, values = torch.ones(30), torch.arange(2, dtype=torch.int32), torch.ones(2, 16)
     with pytest.raises(BadInput, match=says):

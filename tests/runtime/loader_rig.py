@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from itertools import chain
 from typing import Any, Final
 
 from torch.utils.data import DataLoader, Dataset
 
+from atoll.agent.runtime.data.by_value import ByValue
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
+from atoll.agent.runtime.data.orders import StreamOrder
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.planned_step import PlannedStep
 from atoll.agent.runtime.step.schedule import PlanSchedule
@@ -36,7 +38,8 @@ class AheadOfTime(DataLoader[Any]):
         self.lead = options.pop("num_workers") * (options.pop("prefetch_factor") or 0)
         options.pop("persistent_workers")
         options.pop("multiprocessing_context")
-        super().__init__(dataset, **options)
+        held = {"dataset": dataset, "collate_fn": options.pop("collate_fn")}
+        super().__init__(**{n: one.held if isinstance(one, ByValue) else one for n, one in held.items()}, **options)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         indices = iter(self.batch_sampler)  # type: ignore[arg-type]
@@ -70,8 +73,18 @@ def flat(parts: Iterable[list[int]]) -> list[int]:
 class Members:
     """All ranks of one run in lockstep: the control collective is a function call."""
 
-    def __init__(self, world_size: int, position: Position, lead: int, **options: Any) -> None:
-        samples = options.get("samples")
+    def __init__(
+        self,
+        world_size: int,
+        position: Position,
+        lead: int,
+        *,
+        before: dict[str, Any] | None = None,
+        kind: Callable[[int], Dataset[int]] = Numbers,
+        **options: Any,
+    ) -> None:
+        """before: of the stream, in the run before. kind: of dataset, of which each rank has its own."""
+        samples = options.get("samples") if kind is Numbers else None
         self.schedules = [PlanSchedule(world_size, samples=samples) for _ in range(world_size)]
         self.loaders = [
             make(
@@ -80,11 +93,14 @@ class Members:
                 schedule=self.schedules[rank],
                 num_workers=lead,
                 prefetch_factor=1 if lead else None,
+                dataset=kind(options["samples"]),
                 **options,
             )
             for rank in range(world_size)
         ]
         for loader in self.loaders:
+            if before and isinstance(loader.order, StreamOrder):
+                loader.order.load_state_dict(before)
             loader.seek(position)
 
     def tell(self, rank: int, plan_id: int, from_step: int, planned: PlannedStep) -> None:

@@ -62,17 +62,21 @@ def check_nothing_was_lost(
         )
 
 
+def lines(out: Path) -> list[dict[str, Any]]:
+    """What all ranks wrote of each step, in the order of each."""
+    found = []
+    for log in sorted(out.glob("run-*-rank-*.jsonl")):
+        of = {"run": int(log.name.split("-")[1]), "rank": int(log.name.split("-")[3].partition(".")[0])}
+        found += [json.loads(text) | of for text in log.read_text().splitlines()]
+    return found
+
+
 def trained(out: Path) -> list[dict[str, Any]]:
     """One entry per rank and step, of the newest run that trained it, and there of the newest view."""
     newest: dict[int, tuple[int, int]] = {}
-    lines = []
-    for log in out.glob("run-*-rank-*.jsonl"):
-        run = int(log.name.split("-")[1])
-        for text in log.read_text().splitlines():
-            line = json.loads(text)
-            newest[line["step"]] = max(newest.get(line["step"], (0, 0)), (run, line["view"]))
-            lines.append(line | {"run": run})
-    return [line for line in lines if newest[line["step"]] == (line["run"], line["view"])]
+    for line in lines(out):
+        newest[line["step"]] = max(newest.get(line["step"], (0, 0)), (line["run"], line["view"]))
+    return [line for line in lines(out) if newest[line["step"]] == (line["run"], line["view"])]
 
 
 def check_every_sample_once(out: Path, epochs: int) -> None:

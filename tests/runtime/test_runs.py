@@ -163,7 +163,7 @@ def test_the_batch_and_the_learning_rate_change_and_every_sample_counts_once(tmp
             told = {sample.step: (sample.plan, sample.total_batch, sample.local_batch) for sample in agent.steps[rank]}
             assert [told[step][:2] for step in (10, 11, 12, 14)] == [(1, 12), (2, 30), (2, 30), (3, 30)]
             assert told[14][2] == whole
-        (refusal,) = [notice.text for notice in agent.notices]
+        (refusal,) = agent.warnings
         assert refusal.startswith("plan 3 cannot be trained: its total batch of 101 is more than the dataset's 100")
     with FakeAgent(tmp_path, run=2, world_size=2, start=start) as agent:
         agent.total_batch, agent.learning_rate_factor = 40, 1.75
@@ -175,6 +175,30 @@ def test_the_batch_and_the_learning_rate_change_and_every_sample_counts_once(tmp
     by_rank[2] += [{**line, "ids": [], "weight": 0.0} for line in by_rank[0][18:]]
     check_equals_one_process(by_rank)
     assert [by_rank[0][step]["factor"] for step in (10, 11, 17, 18, 23, 24)] == [1.0, 1.5, 1.5, 1.75, 1.75, 1.0]
+
+
+def test_a_stream_is_cut_by_the_plan_and_goes_on_where_it_stood(tmp_path: Path, start: Start) -> None:
+    """1. Three ranks read a stream that draws its order itself; each trains its part, of other sizes from step 11 on.
+    2. Asked to stop at an epoch's end, they save where the stream stands. 3. Two ranks go on from there: of what was
+    trained they read the last batch alone. 4. All of it equals one process, each sample once in each epoch."""
+    arguments = (str(tmp_path), "--epochs", str(EPOCHS), "--stream")
+    with FakeAgent(tmp_path, run=1, world_size=3, start=start) as agent:
+        agent.shares, agent.later_plans = FIRST, [agent.plan(2, 11, SECOND, total_batch=30)]
+        agent.start_workers("regression.py", *arguments, "--await-stop-at", "17")
+        agent.send_stop_in(17, rank=0)
+        assert agent.exit_codes() == [85, 85, 85], agent.said()
+        assert (agent.checkpoint_step, agent.prepared.samples) == (18, 0)
+    with FakeAgent(tmp_path, run=2, world_size=2, start=start) as agent:
+        agent.start_workers("regression.py", *arguments)
+        assert agent.exit_codes() == [0, 0], agent.said()
+    by_rank = lines(tmp_path)
+    by_rank[2] += [{**line, "ids": [], "weight": 0.0} for line in by_rank[0][18:]]
+    check_equals_one_process(by_rank)
+    orders = [
+        [i for parts in zip(*by_rank, strict=True) for p in parts if p["epoch"] == e for i in p["ids"]] for e in (1, 4)
+    ]
+    assert orders[0] != orders[1]
+    assert all(300 < int((tmp_path / f"read-2-{rank}").read_text()) < 330 for rank in (0, 1))
 
 
 def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_path: Path, start: Start) -> None:

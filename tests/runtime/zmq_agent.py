@@ -20,8 +20,9 @@ from held_ports import free_port
 
 from atoll.agent.runtime.transport.keys import generate
 from atoll.strategies.declaration import as_json
-from atoll.v1.agents_pb2 import DataKeys, Launch, Member, Notice, View, ViewMember
+from atoll.v1.agents_pb2 import DataKeys, Launch, Member, Notice, Prepared, View, ViewMember
 from atoll.v1.common_pb2 import (
+    LEVEL_WARNING,
     VIEW_STAGE_TRAINING,
     VIEW_STAGE_UNSPECIFIED,
     CheckpointPolicy,
@@ -157,6 +158,7 @@ class FakeAgent:
         self.alive_count = 0
         self.checkpoint_step = 0
         self.entries: dict[int, int] = {}  # of parameters, by rank
+        self.prepared = Prepared()  # as rank 0 told last
         self.workers: list[Worker] = []
         self._start = start
         self._outgoing: list[tuple[int, SupervisorMessage]] = []
@@ -231,7 +233,7 @@ class FakeAgent:
             self.send(rank, SupervisorMessage(view=view))
 
     def _view_of(self, number: int, ranks: Sequence[int], without_state: Collection[int], plan: Plan) -> View:
-        places = {member.rank: member for member in self._placed()}
+        places = {member.rank: member for member in self._placed(ranks)}
         members = [
             ViewMember(member=places.get(rank, Member(rank=rank)), has_state=rank not in without_state)
             for rank in ranks
@@ -271,7 +273,7 @@ class FakeAgent:
             self.send(rank, SupervisorMessage(plan=self.plan(plan_id, from_step, shares, params)))
 
     def place(self, nodes: Sequence[str], islands: Sequence[str]) -> None:
-        """Let launches say where each rank is, and hand out the run's data keys."""
+        """Let launches say where each rank is, those who join too, and hand out the run's data keys."""
         self.members = [
             Member(rank=rank, node=node, island=island)
             for rank, (node, island) in enumerate(zip(nodes, islands, strict=True))
@@ -362,6 +364,11 @@ class FakeAgent:
         logs = sorted(self.job_directory.glob("run-*-rank-*.log"))
         return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in logs)
 
+    @property
+    def warnings(self) -> list[str]:
+        """Notices that tell of something wrong; a slow disk brings others."""
+        return [notice.text for notice in self.notices if notice.level >= LEVEL_WARNING]
+
     def _serve(self) -> None:
         context = zmq.Context()
         router = context.socket(zmq.ROUTER)
@@ -406,14 +413,17 @@ class FakeAgent:
                     self.checkpoint_step = max(self.checkpoint_step, message.telemetry.checkpoint_step)
                     self.memory_steps[rank] = message.telemetry.memory_step
                     self.entries[rank] = message.telemetry.prepared.entries
+                    if rank == 0:
+                        self.prepared.CopyFrom(message.telemetry.prepared)
             self._changed.notify_all()
 
     def _identity(self, rank: int) -> bytes:
         return f"{self.job}/{self.run}/{rank}".encode()
 
-    def _placed(self) -> list[Member]:
-        """The members, each node's state kept by the next ones."""
-        nodes = list(dict.fromkeys(member.node for member in self.members))
+    def _placed(self, ranks: Sequence[int] | None = None) -> list[Member]:
+        """The members, those of a view where its ranks are given, each node's state kept by the next ones."""
+        there = [self.members[rank] for rank in ranks or range(self.world_size) if rank < len(self.members)]
+        nodes = list(dict.fromkeys(member.node for member in there))
         copies = min(self.spec.checkpoint.memory_replicas, len(nodes)) - 1
         return [
             Member(
@@ -422,7 +432,7 @@ class FakeAgent:
                 island=member.island,
                 holders=[(nodes.index(member.node) + ahead) % len(nodes) for ahead in range(1, copies + 1)],
             )
-            for member in self.members
+            for member in there
         ]
 
     def _welcome(self, rank: int) -> SupervisorMessage:
@@ -436,15 +446,17 @@ class FakeAgent:
             learning_rate_factor=self.learning_rate_factor,
             view=int(self.makes_views),
         )
+        world_size = self.world_size if beside is None else len(beside.members) + 1
+        keys = self.keys[rank] if self.keys else None
         launch = Launch(
             id=self.id_of(rank),
-            world_size=self.world_size if beside is None else len(beside.members) + 1,
+            world_size=world_size,
             local_rank=rank if beside is None else 0,
             local_world_size=self.world_size if beside is None else 1,
             spec=self.spec,
             plan=first if beside is None else beside.plan,
-            members=self._placed(),
-            keys=self.keys[rank] if self.keys else None,
+            members=self._placed(range(world_size)),
+            keys=DataKeys(secret=keys.secret, public=keys.public[:world_size]) if keys is not None else None,
             joins=beside,
         )
         return SupervisorMessage(

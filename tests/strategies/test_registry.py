@@ -15,11 +15,19 @@ from atoll.strategies.stale_sparse.settings import StaleSparse
 
 
 def test_strategies_are_found_by_name_and_by_settings() -> None:
-    assert list(registry.strategies()) == ["dense", "stale-sparse", "local-steps", "zen", "groups", "compressed"]
+    assert list(registry.strategies()) == [
+        "dense",
+        "stale-sparse",
+        "local-steps",
+        "zen",
+        "groups",
+        "compressed",
+        "volunteer",
+    ]
     assert registry.find("").name == registry.default().name == "dense"
     for settings in (Dense(), StaleSparse()):
         assert registry.of(settings).settings is type(settings)
-    known = "dense, stale-sparse, local-steps, zen, groups, compressed"
+    known = "dense, stale-sparse, local-steps, zen, groups, compressed, volunteer"
     with pytest.raises(SettingError, match=f"strategy = 'ring' is not known. Use one of {known}"):
         registry.find("ring")
 

@@ -13,7 +13,7 @@ from zmq_agent import FakeAgent
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).parent / "toy"
-LINE = 'FOLDERS: Final = ("dense", "stale_sparse", "local_steps", "zen", "groups", "compressed")'
+LINE = 'FOLDERS: Final = ("dense", "stale_sparse", "local_steps", "zen", "groups", "compressed", "volunteer")'
 AT_START = """
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -54,7 +54,7 @@ def atoll(*arguments: str) -> tuple[int, str]:
 @pytest.mark.usefixtures("with_toy")
 def test_command_line_and_job_file_know_it(tmp_path: Path) -> None:
     _, said = atoll("submit", "--help")
-    assert "dense|stale-sparse|local-steps|zen|groups|compressed|toy" in said
+    assert "dense|stale-sparse|local-steps|zen|groups|compressed|volunteer|toy" in said
     assert "toy: how hard it plays" in said
     assert "--adapt-strength" in said
     assert "--strength" in atoll("adjust", "--help")[1]

@@ -19,11 +19,20 @@ from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.agent_link.place import AgentEndpoint, WorkerPlace
 from atoll.agent.runtime.agent_link.save_progress import progress
-from atoll.errors import BadInput, DeadlineExceeded
+from atoll.errors import BadInput, DeadlineExceeded, PeerLost
 from atoll.jobspec import check_shares
 from atoll.v1.agents_pb2 import View
 from atoll.v1.common_pb2 import LEVEL_WARNING, Plan, StrategyMessage, ViewReport, WorkerId
-from atoll.v1.worker_pb2 import Alive, Hello, Stop, SupervisorMessage, Welcome, WorkerMessage
+from atoll.v1.worker_pb2 import (
+    Alive,
+    Hello,
+    OpenPassage,
+    Passage,
+    Stop,
+    SupervisorMessage,
+    Welcome,
+    WorkerMessage,
+)
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 HELLO_EVERY_S: Final = 0.2
@@ -31,6 +40,7 @@ WELCOME_DEADLINE_S: Final = 30.0
 ALIVE_EVERY_S: Final = 0.5
 TELEMETRY_EVERY_S: Final = 1.0
 MAX_ASKED: Final = 256
+PASSAGE_S: Final = 20.0
 _TURN_MS: Final = 100
 _FLUSH_MS: Final = 1000  # how long closing waits for last words to leave
 
@@ -51,6 +61,7 @@ class AgentLink:
         self.on_strategy: Callable[[str], None] | None = None
         self.on_view: Callable[[View], None] | None = None
         self.step, self.plan, self.trained = 0, 0, False  # what Alive says
+        self.volunteer_port = 0  # likewise: where this worker takes volunteers' help
         self.obeyed = False  # the training thread is carrying the stop out
         self._world_size = place.world_size
         self._stop: Stop | None = None
@@ -59,8 +70,10 @@ class AgentLink:
         self._overdue_s = math.inf  # monotonic
         self._plans: list[Plan] = []
         self._lock = threading.Lock()
-        self._told = threading.Condition()  # a view or a stop came
+        self._told = threading.Condition()  # a view, a stop or a passage came
         self._asked: deque[str] = deque(maxlen=MAX_ASKED)  # for the strategy's controller half
+        self._wanted: deque[OpenPassage] = deque()
+        self._passages: dict[tuple[int, int, bool], Passage] = {}
         self._waking, self._woken = socket.socketpair()  # a ZeroMQ socket is its thread's alone
         for end in (self._waking, self._woken):
             end.setblocking(False)
@@ -133,6 +146,19 @@ class AgentLink:
         self._asked.append(body)
         self._wake()
 
+    def passage(self, rank: int, port: int, seal: bool) -> int:
+        """A port of this machine that leads to that port at another rank, through the relay. Raises PeerLost."""
+        asked = OpenPassage(rank=rank, port=port, seal=seal)
+        where = (rank, port, seal)
+        self._wanted.append(asked)
+        self._wake()
+        self.wait_for(lambda: where in self._passages, PASSAGE_S)
+        found = self._passages.pop(where, None)
+        if found is None or not found.port:
+            why = found.trouble if found is not None else f"the agent did not answer within {PASSAGE_S:.0f} s"
+            raise PeerLost(f"rank {rank} is behind NAT, and there is no way to it through the relay: {why}")
+        return found.port
+
     def close(self) -> None:
         """Send what is left and join the thread."""
         self._closing.set()
@@ -184,6 +210,8 @@ class AgentLink:
                 self._woken.recv(4096)
             while self._asked:
                 self._send(WorkerMessage(id=self.id, strategy=StrategyMessage(body=self._asked.popleft())))
+            while self._wanted:
+                self._send(WorkerMessage(id=self.id, open_passage=self._wanted.popleft()))
             now_s = time.monotonic()
             if now_s - alive_s >= ALIVE_EVERY_S or self._standing is not said:
                 alive_s, said = now_s, self._standing
@@ -205,6 +233,7 @@ class AgentLink:
             saving=progress.saving,
             saved_bytes=progress.own_bytes + progress.peer_bytes,
             view=self._standing,
+            volunteer_port=self.volunteer_port,
         )
         return WorkerMessage(id=self.id, alive=alive)
 
@@ -220,6 +249,11 @@ class AgentLink:
                     self._told.notify_all()
             case "view":
                 self._take_view(message.view)
+            case "passage":
+                asked = message.passage.asked
+                with self._told:
+                    self._passages[asked.rank, asked.port, asked.seal] = message.passage
+                    self._told.notify_all()
             case "strategy" if self.on_strategy is not None:
                 self.on_strategy(message.strategy.body)
             case _:  # a second Welcome or Stop says nothing new

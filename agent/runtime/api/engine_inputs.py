@@ -66,12 +66,18 @@ def pair_of(batch: Any, device: torch.device) -> tuple[Any, Any]:
     return inputs, targets
 
 
-def round_settings(parts: EngineParts, round_batches: int) -> LoaderSettings:
-    """Of a loader that gives rounds. Their samples are fetched by the engine: the loader has but their numbers."""
+def round_settings(parts: EngineParts, round_batches: int, *, makes_rounds: bool) -> LoaderSettings:
+    """Of a loader that gives rounds; where the engine makes none, batches. Their samples are fetched by the engine: the
+    loader has but their numbers."""
     check_count("round_batches", round_batches)
     numbers = range(sample_count(parts.dataset))
-    size = parts.batch_size * round_batches * parts.place.pipelines
-    return LoaderSettings(dataset=cast("Dataset[Any]", numbers), batch_size=size, shuffle=parts.shuffle)
+    size = parts.batch_size * (round_batches if makes_rounds else 1)
+    return LoaderSettings(
+        dataset=cast("Dataset[Any]", numbers),
+        batch_size=size,
+        shuffle=parts.shuffle,
+        batch_of=parts.place.stages if makes_rounds else 0,
+    )
 
 
 def check_count(name: str, value: int) -> None:

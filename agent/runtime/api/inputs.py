@@ -12,6 +12,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.loader import LoaderSettings
+from atoll.agent.runtime.data.orders import Order
 from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.errors import BadInput
 
@@ -108,7 +109,9 @@ Likeness = Mapping[str, int]
 """What all ranks prepare alike, in digests below 2^63, by what it is of."""
 
 
-def likeness(session: Session, model: nn.Module, settings: LoaderSettings, part: ModelPart | None = None) -> Likeness:
+def likeness(
+    session: Session, model: nn.Module, settings: LoaderSettings, order: Order, part: ModelPart | None = None
+) -> Likeness:
     """part: what of the whole model this rank has; None: all of it."""
     state = model.state_dict().items()
     tensors = [(name, tuple(one.shape), one.dtype) for name, one in state if isinstance(one, torch.Tensor)]
@@ -116,7 +119,8 @@ def likeness(session: Session, model: nn.Module, settings: LoaderSettings, part:
     return {
         "model": _digest((tensors, trained) if part is None else (part.whole.digest, part.trained)),
         "cut of the model into stages": _digest(part.cuts if part is not None else ()),
-        "length of the dataset": len(settings.dataset),  # type: ignore[arg-type]
+        "length of the dataset": order.samples or 0,
+        "the sampler's order, or the stream's first sample (all workers read the same whole stream)": order.digest(),
         "batch_size": settings.batch_size,
         "shuffle": int(settings.shuffle),
         "drop_last": int(settings.drop_last),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
+import torch._dynamo  # the first optimizer would: here it is still among what `init` leaves out of collections
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -30,7 +32,9 @@ from atoll.agent.runtime.api.session import (
     memory_settings,
 )
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
+from atoll.agent.runtime.data.evaluation import EvaluationLoader
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
+from atoll.agent.runtime.data.orders import StreamOrder
 from atoll.agent.runtime.pipeline.layers import MakesLayer
 from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.pipeline.prepared import MakesOptimizer, prepared_stage
@@ -42,9 +46,10 @@ from atoll.agent.runtime.step.throttle import Throttle
 from atoll.agent.runtime.step.training import Training
 from atoll.agent.runtime.transport import process_groups
 from atoll.agent.runtime.transport.process_groups import COLLECTIVE_TIMEOUT_S
+from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.errors import BadInput, PeerLost, SettingError
 from atoll.strategies import registry
-from atoll.strategies.declaration import StrategySettings
+from atoll.strategies.declaration import StrategySettings, load
 from atoll.telemetry_limits import MAX_METRICS
 from atoll.v1.agents_pb2 import Member
 from atoll.v1.common_pb2 import LEVEL_WARNING
@@ -94,6 +99,7 @@ def init(
     if probe is not None:
         seed, chosen = probe.seed(seed), probe.strategy(chosen)
         own = CheckpointSettings(directory=None, every_steps=0, keep=2)  # a trial neither goes on nor leaves anything
+    gc.freeze()  # what was imported stays: a full collection over it costs a step 0.1 s, and the process's end 1 s
     _current = Run(place, seed, chosen, own, probe)
     return _current
 
@@ -129,6 +135,11 @@ class Run:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def job(self) -> str:
+        """The job's id, the same in all of its runs; empty where no agent started this worker."""
+        return self._session.job
 
     @property
     def rank(self) -> int:
@@ -201,7 +212,8 @@ class Run:
         model, optimizer: come back themselves, moved to `device`, equal on every rank. Several go as tuples or lists:
         prepare((generator, discriminator), (optimizer_g, optimizer_d), dataset, batch_size=...). Every parameter that
         trains belongs to one of the optimizers.
-        dataset: with a length and an index; or a DataLoader, whose dataset and settings are taken over.
+        dataset: with a length and an index; or a stream, that every worker iterates whole; or a DataLoader, whose
+        dataset, sampler and settings are taken over.
         batch_size: samples per step of the whole job, split over the workers by the plan. Needed unless a DataLoader is
         given. scheduler: short for track("scheduler", scheduler); several are "scheduler_0", "scheduler_1" and so on.
         Returns (model, optimizer, loader). Raises BadInput for what cannot be trained, CheckpointError for a checkpoint
@@ -242,14 +254,16 @@ class Run:
         shuffle: bool = True,
         collate_fn: Callable[[list[Any]], Any] = default_collate,
     ) -> tuple[Callable[[Any], torch.Tensor], Loader[Any]]:
-        """In place of `prepare`, under strategy `groups`: each replica trains at its own pace. Once per run.
+        """In place of `prepare`, under strategies `groups`, where each replica trains at its own pace, and `volunteer`.
+        Once per run.
 
         With stages = 1 a replica is a worker, with more it is a pipeline of so many. model: for stages an nn.Sequential
         or a list of its layers, each a module or a function that makes one; on the meta device it takes no memory, and
         a worker makes its own layers alone. split_at: names of the layers (their keys in the model) with which the
         stages after the first begin; without it they are cut by what layers cost.
         optimizer_factory: called with the parameters of the worker's stage. loss: of what the model gave and the
-        targets, the mean. dataset: gives (inputs, targets). batch_size: samples of one update of one replica.
+        targets, the mean. dataset: gives (inputs, targets). batch_size: samples of one update of one replica; under
+        `volunteer`, of all ranks.
         micro_batches: that a batch is split into, each by itself through the model. clip_norm: the most that the L2
         norm of a batch's gradient may be, over all stages. round_batches: updates of a round, in the mean over the
         replicas; the loader gives rounds, at whose ends all replicas are equal and checkpoints are taken.
@@ -266,7 +280,7 @@ class Run:
             shuffle=shuffle,
             clip_norm=clip_norm,
         )
-        settings = round_settings(parts, round_batches)
+        settings = round_settings(parts, round_batches, makes_rounds=session.strategy.makes_rounds)
         try:
             stage, optimizer, part = prepared_stage(
                 session,
@@ -290,18 +304,29 @@ class Run:
     ) -> Training:
         if self._training is not None:
             raise BadInput("run.prepare was called already. Models that train together go into one call, as a tuple")
-        settings.check(self.world_size)
+        settings.check(self.world_size if not settings.batch_of else settings.batch_of)
         together = one_module(model)
+        if self._session.helping is not None:
+            self._help(together, parts)
         optimizers = listed_optimizers(together, optimizer)
         if self._probe is not None:
             settings = self._probe.begin(settings, together, optimizers)
         training = Training(self._session, together, optimizers, settings, self._tracked, engine_parts=parts)
+        if isinstance(order := training.loader.order, StreamOrder) and order.stateful:
+            self.track("stream", order)
         try:
             training.start()
         except PeerLost as error:
             self._leave_without_peer(error)
         self._training = training
         return training
+
+    def _help(self, model: nn.Module, parts: EngineParts | None) -> NoReturn:
+        """As a volunteer: nothing of the script that follows is for it."""
+        strategy = registry.of(self._session.strategy)
+        if parts is None or not strategy.volunteer:
+            raise BadInput(f"strategy {strategy.name} has no use for volunteers here: call run.prepare_pipeline")
+        raise exits.WorkerExit(load(strategy.volunteer)(self._session, model, parts))
 
     def track(self, name: str, tracked: Tracked) -> None:
         """Keep this in checkpoints too: a scheduler, a gradient scaler, an average of weights.
@@ -322,6 +347,7 @@ class Run:
         last batch once more, without effect."""
         training = self._prepared("run.epochs")
         training.be_taken_in()
+        training.tell_epochs(total)
         for epoch in range(training.loader.position.epoch, total):
             training.begin_epoch(epoch)
             self._left_early = True  # unless the script comes back for more
@@ -386,6 +412,31 @@ class Run:
             raise BadInput(f"run.sum takes single numbers, e.g. loss.item(): {error}") from error
         return training.sum(mine)
 
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensors of all ranks, one behind the other by rank, on every rank. All ranks call it together.
+
+        tensor: [n, ...], with an n of each rank's own; a number counts as [1]. Returns [sum of all n, ...]. Raises
+        BadInput where dtypes or other dimensions differ between ranks."""
+        if not isinstance(tensor, torch.Tensor):
+            raise BadInput(f"run.gather got a {type(tensor).__name__}; it takes a tensor. For numbers there is run.sum")
+        return self._prepared("run.gather").gather(tensor)
+
+    def evaluation_loader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> EvaluationLoader:
+        """Gives this worker's part of a dataset, so large as its share of a batch; over all workers each sample counts
+        once. What they find is brought together by `sum` or `gather`.
+
+        batch_size: samples at a time on this worker. Raises BadInput."""
+        training = self._prepared("run.evaluation_loader")
+        return EvaluationLoader(
+            dataset, batch_size, collate_fn=collate_fn, part=lambda: (self.rank, training.shares), device=self.device
+        )
+
     def statistics(self) -> dict[str, float]:
         """total_batch and learning_rate_factor of this step, and what the strategy measured since the run began.
 
@@ -396,7 +447,8 @@ class Run:
         return {**measured, **plan}
 
     def report(self, **metrics: float) -> None:
-        """Numbers for `atoll status` and the job's curves, at the current step. At most 64, under any names."""
+        """Numbers for `atoll status` and the job's curves, at the current step. At most 64, under any names; of
+        more than 256 reports a second the oldest are dropped."""
         if len(metrics) > MAX_METRICS:
             raise BadInput(f"run.report got {len(metrics)} numbers; it takes at most {MAX_METRICS}")
         try:
@@ -452,7 +504,8 @@ class Run:
         sync = torch.cuda.synchronize if device.type == "cuda" else None
         try:
             abortable = link is not None and link.makes_views
-            group = None if joins else process_groups.join(place, device, abortable=abortable)
+            links = RelayedLinks(members, place.rank, link.passage) if link is not None and members else None
+            group = None if joins else process_groups.join(place, device, abortable=abortable, links=links)
         except PeerLost as error:
             self._leave_without_peer(error)
         return Session(
@@ -471,7 +524,11 @@ class Run:
             memory=memory,
             probe=self._probe,
             members=members,
+            links=links,
             view=0 if joins else 1,
+            helping=link.welcome.launch.helping
+            if link is not None and link.welcome.launch.HasField("helping")
+            else None,
             keys=link.welcome.launch.keys if link is not None and link.welcome.launch.HasField("keys") else None,
         )
 

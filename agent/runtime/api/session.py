@@ -17,8 +17,9 @@ from atoll.agent.runtime.step.planned_step import PlannedStep
 from atoll.agent.runtime.step.probe import Probe
 from atoll.agent.runtime.step.throttle import Throttle
 from atoll.agent.runtime.transport.process_groups import Group
+from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.strategies.declaration import StrategySettings
-from atoll.v1.agents_pb2 import DataKeys, Member, ShardHolder
+from atoll.v1.agents_pb2 import DataKeys, Helping, Member, ShardHolder
 from atoll.v1.common_pb2 import Level
 from atoll.v1.worker_pb2 import Welcome
 
@@ -68,8 +69,8 @@ class MemorySettings:
 class Session:
     """One worker's membership in its run. `group` is None in a run of one, `link` where there is no agent.
 
-    What is of a view is replaced with it, by the training thread: `view`, `place`, `members`, `keys`, `group` and
-    `memory`."""
+    What is of a view is replaced with it, by the training thread: `view`, `place`, `members`, `keys`, `group`,
+    `links` and `memory`."""
 
     place: WorkerPlace
     device: torch.device
@@ -88,6 +89,8 @@ class Session:
     view: int = 1  # which membership of the run this is; 0: it joins, and is in none yet
     members: tuple[Member, ...] = ()  # by rank in it, where the controller said so
     keys: DataKeys | None = None  # likewise
+    links: RelayedLinks | None = None  # of the view; None where nobody says how others are reached
+    helping: Helping | None = None  # of a volunteer, which is no rank: whom it helps
 
     @property
     def incarnation(self) -> int:

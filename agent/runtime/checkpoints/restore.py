@@ -16,7 +16,7 @@ from atoll.agent.runtime.checkpoints.memory.cost.budget import StateBytes
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
-from atoll.agent.runtime.data.loader import Loader, LoaderSettings
+from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.agent.runtime.step.optimizers import OptimizerState
 from atoll.errors import BadInput
@@ -85,14 +85,12 @@ def work_of(session: Session, directory: Path) -> tuple[bool, int]:
     return writes, session.place.world_size if everywhere else 1
 
 
-def prepared(
-    model: nn.Module, loader: Loader[object], settings: LoaderSettings, fingerprint: str, state: StateBytes
-) -> Prepared:
+def prepared(model: nn.Module, loader: Loader[object], fingerprint: str, state: StateBytes) -> Prepared:
     """What the controller needs to know of what is trained."""
     return Prepared(
         entries=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         samples=loader.samples,
-        batch_size=settings.batch_size,
+        batch_size=loader.own_batch,
         fingerprint=fingerprint,
         shared_bytes=state.shared,
         own_bytes=state.own,

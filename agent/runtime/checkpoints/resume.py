@@ -11,11 +11,12 @@ import xxhash
 from torch import nn
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.checkpoints.disk import fence, files, listing, transfer
+from atoll.agent.runtime.checkpoints.disk import fence, files, listing
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header, check_fits, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
+from atoll.agent.runtime.checkpoints.handing_over import hand_over
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import HeldGenerations, Recovered
 from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
 from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
@@ -59,7 +60,8 @@ class Resumed:
     def origin(self) -> Origin:
         """What a Durable takes over of it."""
         header = self._header
-        return Origin(header.run, header.step, header.world_size, self._states.pop(SHARED, {}), self._own)
+        shared = self._states.pop(SHARED, {})
+        return Origin(header.run, header.view, header.step, header.world_size, shared, self._own)
 
     @contextmanager
     def _another(self, what: str) -> Iterator[None]:
@@ -140,8 +142,8 @@ def agreed(session: Session, own: LoadedCheckpoint | None) -> LoadedCheckpoint |
         return None
     if all(one == best for one in positions):
         return own
-    sent = session.group.broadcast_bytes(transfer.pack(own) if own and session.group.rank == source else None, source)
-    return own if mine == best else transfer.unpack(sent)
+    lacking = [rank for rank, position in enumerate(positions) if position != best]
+    return hand_over(session.group, own, source, lacking) or own
 
 
 def _contained(checkpoint: LoadedCheckpoint) -> int:

@@ -23,6 +23,7 @@ from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.checkpoints.upload import Uploader
+from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_ERROR, LEVEL_WARNING
 
@@ -55,7 +56,6 @@ class Saver:
 
     def __init__(self, session: Session, snapshot: Snapshot) -> None:
         self._session, self._snapshot = session, snapshot
-        self._part = snapshot.part
         self._directory = session.checkpoint.directory
         self._writes, self._writers = False, 1
         self._copy: BackgroundCopy | None = None
@@ -67,6 +67,10 @@ class Saver:
         self._under_way: threading.Thread | None = None
         self._leaving = threading.Event()  # who saves on shall not try again
         self._failure: Exception | None = None  # of the last checkpoint
+
+    @property
+    def _part(self) -> ModelPart | None:
+        return self._snapshot.part
 
     @property
     def enabled(self) -> bool:

@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import deque
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+from torch.utils.data.distributed import DistributedSampler
 
+from atoll.agent.runtime.data.by_value import ByValue, without_script
+from atoll.agent.runtime.data.orders import EpochOrder, Order, StreamedSamples, StreamOrder, is_stream, mixed_seed
 from atoll.agent.runtime.data.rows import as_is, move, tensor_rows
-from atoll.agent.runtime.data.sampler import BatchSlice, BatchSlicer, EpochOrder, Position, after, mixed_seed
+from atoll.agent.runtime.data.sampler import BatchSlice, BatchSlicer, Position, after
 from atoll.agent.runtime.step.schedule import PlanSchedule
 from atoll.errors import AtollError, BadInput
 
@@ -25,7 +35,7 @@ _END: Final = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """How batches are made. `batch_size` is the whole job's."""
+    """How batches are made. `batch_size` is the whole job's, or of `batch_of` workers where that is not 0."""
 
     dataset: Dataset[Any]
     batch_size: int
@@ -37,25 +47,34 @@ class LoaderSettings:
     prefetch_factor: int | None = None
     persistent_workers: bool = False
     worker_init_fn: Callable[[int], None] | None = None
+    sampler: Iterable[Any] | None = None  # in place of all samples once, shuffled or not
     min_local_batch: int = 1
     """The fewest samples that a rank trains in a step: BatchNorm needs two. A rank may also have none that count."""
+    batch_of: int = 0
 
     @staticmethod
     def from_dataloader(given: DataLoader[Any], batch_size: int | None) -> LoaderSettings:
         """Take over a DataLoader's settings; its batch size counts as the whole job's. Raises BadInput."""
-        size = batch_size if batch_size is not None else given.batch_size
-        plain = isinstance(given.sampler, (RandomSampler, SequentialSampler))
-        if size is None or not plain or getattr(given.sampler, "replacement", False):
-            own = type(given.sampler if size is not None else given.batch_sampler).__name__
+        batches = given.batch_sampler
+        if type(batches) is not BatchSampler:
+            own = type(batches).__name__
             raise BadInput(
-                f"the DataLoader has its own {own}; Atoll cuts batches itself so that each sample counts once. "
-                "Pass the dataset and batch_size in its place"
+                f"the DataLoader has its own {own}; Atoll cuts batches itself, as large as the plan says. Pass the "
+                "dataset and batch_size in its place, or a sampler that gives one sample at a time"
             )
+        stream, sampler = is_stream(given.dataset), batches.sampler
+        if isinstance(sampler, DistributedSampler):
+            raise BadInput(
+                "the DataLoader's DistributedSampler gives each worker a part already, and Atoll does that by the "
+                "plan. Leave it out: shuffle=True does what it does"
+            )
+        plain = stream or type(sampler) is SequentialSampler or _all_once(sampler)
         return LoaderSettings(
             dataset=given.dataset,
-            batch_size=size,
-            shuffle=isinstance(given.sampler, RandomSampler),
-            drop_last=given.drop_last,
+            batch_size=batch_size if batch_size is not None else batches.batch_size,
+            shuffle=_all_once(sampler),
+            sampler=None if plain else sampler,
+            drop_last=batches.drop_last,
             num_workers=given.num_workers,
             collate_fn=given.collate_fn,
             pin_memory=given.pin_memory,
@@ -95,10 +114,9 @@ class Loader(Generic[BatchT]):
         iteration. handed_out: called when the batch is there, before the script gets it.
 
         multiprocessing_context: how worker processes are made. Not "fork": this process has threads (its link to the
-        agent, gloo, NCCL, OpenMP) whose locks a forked child would inherit locked. The training script must therefore
-        guard its code with `if __name__ == "__main__":` when it uses workers, and the dataset must be picklable.
+        agent, gloo, NCCL, OpenMP) whose locks a forked child would inherit locked. The dataset must be picklable.
         device: where batches are moved to; None leaves them. Raises BadInput."""
-        self.samples = samples = _fitting(settings)
+        self.order = order = _order(settings, seed)
         if not 0 <= rank < schedule.world_size:
             raise BadInput(f"rank {rank} of {schedule.world_size} does not exist; the first is 0")
         self.lead = settings.num_workers * (_prefetched(settings) or 0)
@@ -107,7 +125,6 @@ class Loader(Generic[BatchT]):
         self.current: BatchSlice | None = None
         self._boundary, self._tell_handed_out = boundary, handed_out
         self._device = device
-        order = EpochOrder(samples, seed, settings.shuffle)
         self._slicer = BatchSlicer(
             order,
             settings.batch_size,
@@ -115,11 +132,12 @@ class Loader(Generic[BatchT]):
             rank,
             schedule,
             min_local_batch=settings.min_local_batch,
+            batch_of=settings.batch_of,
         )
         self._seeds = (seed, rank)
         self._ahead: deque[BatchSlice] = deque()  # not handed out yet
         self._handed_out = False  # `current` is being trained on: not complete yet
-        self._shown_again: tuple[BatchSlice, list[int]] | None = None  # all that the next pass hands out
+        self._shown_again: tuple[BatchSlice, list[Any]] | None = None  # all that the next pass hands out
         self._exhausted = False  # the last iteration came to its epoch's end
         self._rewound = False  # the iteration goes on elsewhere
         self._pass = 0
@@ -135,8 +153,13 @@ class Loader(Generic[BatchT]):
         return self._slicer.own_batches()
 
     @property
+    def samples(self) -> int:
+        """Of an epoch; 0 of a stream, which does not say."""
+        return self.order.samples or 0
+
+    @property
     def batches_left(self) -> int:
-        """Of this epoch, from the position, if no other plan comes."""
+        """Of this epoch, from the position, if no other plan comes; of a stream, whether there is one."""
         return self._slicer.batches_left(self.position)
 
     @property
@@ -148,6 +171,11 @@ class Loader(Generic[BatchT]):
     def total_batch(self) -> int:
         """Samples of all ranks in the step under way; an epoch's last batch may be shorter."""
         return self._slicer.batch_at(self.position.step)
+
+    @property
+    def own_batch(self) -> int:
+        """Samples of all ranks in a step, as the script gave it."""
+        return self._slicer.own_batch
 
     @property
     def share(self) -> float:
@@ -167,7 +195,7 @@ class Loader(Generic[BatchT]):
 
     def seek(self, position: Position) -> None:
         """Go on from here, e.g. from a checkpoint. What was handed out and not completed is forgotten."""
-        if min(position.epoch, position.consumed, position.step) < 0 or position.consumed > self.samples:
+        if min(position.epoch, position.consumed, position.step) < 0 or self._is_past(position.consumed):
             raise BadInput(
                 f"{position} is not in this dataset of {self.samples} samples. Was the checkpoint of another?"
             )
@@ -179,16 +207,20 @@ class Loader(Generic[BatchT]):
 
     def rewind(self, position: Position, rank: int) -> None:
         """By `boundary`: the iteration under way goes on here, as this rank of those that the schedule knows. Worker
-        processes stay. Raises BadInput where `position` is of another epoch, and not where the next one begins."""
-        if position.epoch == self.position.epoch + 1 and position.consumed == 0:
+        processes stay. Raises BadInput where `position` is of another epoch; of a dataset with a length not where the
+        next one begins."""
+        if self.samples and position.epoch == self.position.epoch + 1 and position.consumed == 0:
             position = Position(self.position.epoch, self.samples, position.step)  # what follows the loop runs first
-        if position.epoch != self.position.epoch or position.consumed > self.samples:
+        if position.epoch != self.position.epoch or self._is_past(position.consumed):
             raise BadInput(f"{position} is in another epoch than {self.position}, where the script is")
         self.current, self._handed_out = None, False
         self.position = position
         self._slicer.rank, self._seeds = rank, (self._seeds[0], rank)
         self._shown_again = None
         self._rewound = True
+
+    def _is_past(self, consumed: int) -> bool:
+        return self.order.samples is not None and consumed > self.order.samples
 
     def join(self, position: Position, rank: int) -> None:
         """Before the first iteration: go on from here, as this rank of those that the schedule knows."""
@@ -215,16 +247,25 @@ class Loader(Generic[BatchT]):
 
     def _fetching(self, settings: LoaderSettings, multiprocessing_context: str) -> DataLoader[Any]:
         """The DataLoader that fetches what `_slice_ahead` names."""
-        rows = tensor_rows(settings.dataset) if settings.collate_fn in (None, default_collate) else None
+        stream = is_stream(settings.dataset)
+        dataset: Dataset[Any] = StreamedSamples() if stream else settings.dataset
+        rows = tensor_rows(dataset) if settings.collate_fn in (None, default_collate) else None
+        fetched: Any = dataset if rows is None else rows
+        collate_fn: Any = settings.collate_fn if rows is None else as_is
+        init_fn: Any = settings.worker_init_fn
+        if settings.num_workers > 0:
+            fetched, collate_fn, init_fn = (
+                None if one is None else ByValue(one) for one in (fetched, collate_fn, init_fn)
+            )
         return DataLoader(
-            settings.dataset if rows is None else rows,
+            fetched,
             batch_sampler=_Ahead(self._slice_ahead),
             num_workers=settings.num_workers,
-            collate_fn=settings.collate_fn if rows is None else as_is,
+            collate_fn=collate_fn,
             pin_memory=self._pinned,
             prefetch_factor=_prefetched(settings),
             persistent_workers=settings.num_workers > 0,  # an iteration that is rewound keeps them
-            worker_init_fn=settings.worker_init_fn,
+            worker_init_fn=init_fn,
             multiprocessing_context=_context(multiprocessing_context) if settings.num_workers > 0 else None,
             generator=self._generator,
         )
@@ -260,15 +301,15 @@ class Loader(Generic[BatchT]):
                 self._stop_pass()
 
     def _start(self) -> Iterator[Any]:
-        _refuse_unguarded_main(self._data.num_workers)
         self._ahead.clear()
         seed, rank = self._seeds
         self._generator.manual_seed(mixed_seed(seed, self.position.epoch, self.position.consumed, rank))
-        self._workers = iter(self._data)
+        with without_script():
+            self._workers = iter(self._data)
         batches: Iterator[Any] = self._workers
         return batches
 
-    def _slice_ahead(self) -> Iterator[list[int]]:
+    def _slice_ahead(self) -> Iterator[list[Any]]:
         """What DataLoader draws from, `lead` batches before it hands them out."""
         if self._shown_again is not None:
             (batch_slice, indices), self._shown_again = self._shown_again, None
@@ -289,6 +330,7 @@ class Loader(Generic[BatchT]):
     def _complete(self) -> None:
         if self._handed_out and self.current is not None:
             self.position = after(self.current)
+            self.order.completed(self.position.epoch, self.position.consumed)
         self._handed_out = False
 
     def _stop_pass(self) -> None:
@@ -307,10 +349,10 @@ class Loader(Generic[BatchT]):
 
 
 class _Ahead:
-    def __init__(self, slices: Callable[[], Iterator[list[int]]]) -> None:
+    def __init__(self, slices: Callable[[], Iterator[list[Any]]]) -> None:
         self._slices = slices
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         return self._slices()
 
 
@@ -319,28 +361,42 @@ def _prefetched(settings: LoaderSettings) -> int | None:
     return (settings.prefetch_factor or 2) if settings.num_workers > 0 else None
 
 
-def _fitting(settings: LoaderSettings) -> int:
-    """How many samples there are. Raises BadInput where the settings make no batches of them."""
-    samples, batch = sample_count(settings.dataset), settings.batch_size
+def _order(settings: LoaderSettings, seed: int) -> Order:
+    """Raises BadInput where the settings make no batches of the dataset."""
+    batch, workers, prefetch = settings.batch_size, settings.num_workers, settings.prefetch_factor
     if batch < 1:
         raise BadInput(f"batch_size = {batch} must be at least 1")
-    if settings.drop_last and samples < batch:
-        raise BadInput(
-            f"the dataset's {samples} samples are fewer than one global batch of {batch}, and drop_last "
-            "drops them all. Use a smaller batch or drop_last=False"
-        )
-    workers, prefetch = settings.num_workers, settings.prefetch_factor
     if workers < 0 or (prefetch is not None and prefetch < 1):
         raise BadInput(f"num_workers = {workers} must be 0 or more, prefetch_factor = {prefetch} at least 1")
-    return samples
+    if is_stream(settings.dataset):
+        return StreamOrder(cast("Iterable[Any]", settings.dataset), seed)
+    order = EpochOrder(sample_count(settings.dataset), seed, settings.shuffle, settings.sampler)
+    if settings.drop_last and order.samples < batch:
+        raise BadInput(
+            f"the dataset's {order.samples} samples are fewer than one global batch of {batch}, and drop_last "
+            "drops them all. Use a smaller batch or drop_last=False"
+        )
+    return order
+
+
+def _all_once(sampler: Iterable[Any]) -> bool:
+    """Whether it is what shuffle=True makes."""
+    return (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    )
+
+
+def known_count(settings: LoaderSettings) -> int | None:
+    """The largest total batch; None where the dataset is a stream. Raises as `sample_count`."""
+    return None if is_stream(settings.dataset) else sample_count(settings.dataset)
 
 
 def sample_count(dataset: Dataset[Any]) -> int:
     """Raises BadInput where it has no length, no index or no sample."""
-    if isinstance(dataset, IterableDataset) or not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
+    if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
         raise BadInput(
-            f"{type(dataset).__name__} has no length or no index; both are needed to give each sample to one rank "
-            "once. Wrap the data in a Dataset with __len__ and __getitem__"
+            f"{type(dataset).__name__} has no length or no index; both are needed here. Wrap the data in a Dataset "
+            "with __len__ and __getitem__. run.prepare also takes what can be iterated alone"
         )
     samples = len(dataset)
     if samples < 1:
@@ -356,11 +412,3 @@ def _context(name: str) -> Any:
     if name == "forkserver":
         context.set_forkserver_preload(["torch.utils.data"])  # imported once there, not once in every worker
     return context
-
-
-def _refuse_unguarded_main(num_workers: int) -> None:
-    if num_workers > 0 and getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise BadInput(
-            "a loader's worker process is running the training script itself. Put what the script does under "
-            '`if __name__ == "__main__":`, so that worker processes can import it for its definitions'
-        )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from typing import Any
 
-import torch
-
+from atoll.agent.runtime.data.orders import Order
 from atoll.agent.runtime.data.split import split_batch
 from atoll.agent.runtime.step.schedule import PlanSchedule
-from atoll.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,74 +34,62 @@ class BatchSlice:
     shares: tuple[float, ...] = ()  # all ranks'
 
 
-class EpochOrder:
-    """The order of an epoch's samples, from (seed, epoch) alone."""
-
-    def __init__(self, samples: int, seed: int, shuffle: bool) -> None:
-        self.samples = samples
-        self._seed = seed
-        self._shuffle = shuffle
-        self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.int64)  # int64 [samples]
-
-    def indices(self, epoch: int, begin: int, end: int) -> list[int]:
-        """The dataset's indices at positions [begin, end) of the epoch, the same on every rank and machine."""
-        if not self._shuffle:
-            return list(range(begin, end))
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(mixed_seed(self._seed, epoch))
-            self._order = torch.randperm(self.samples, generator=generator)
-            self._epoch = epoch
-        indices: list[int] = self._order[begin:end].tolist()
-        return indices
-
-
 class BatchSlicer:
     """Cuts global batches, as large as the plan says, and this rank's slice out of them."""
 
     def __init__(
         self,
-        order: EpochOrder,
+        order: Order,
         global_batch: int,
         drop_last: bool,
         rank: int,
         schedule: PlanSchedule,
         *,
         min_local_batch: int = 1,
+        batch_of: int = 0,
     ) -> None:
         """global_batch: the script's own, which holds where the plan says nothing. min_local_batch: the fewest samples
-        of a slice that is not empty."""
+        of a slice that is not empty. batch_of: so many workers' is the script's; 0: that of all."""
         self._order = order
-        self._global_batch = global_batch
+        self._global_batch, self._batch_of = global_batch, batch_of
         self._drop_last = drop_last
         self.rank = rank
         self._schedule = schedule
         self._min_local_batch = min_local_batch
         self._last_split: tuple[int, Sequence[float], list[int]] = (0, (), [])
 
+    @property
+    def own_batch(self) -> int:
+        """Samples of all ranks, as the script gave it."""
+        return self._global_batch * (self._schedule.world_size // self._batch_of if self._batch_of else 1)
+
     def batch_at(self, step: int) -> int:
         """Samples of all ranks in `step`, unless it is an epoch's last."""
-        return self._schedule.planned_at(step).total_batch or self._global_batch
+        return self._schedule.planned_at(step).total_batch or self.own_batch
 
     def own_batches(self) -> int:
-        """Of a whole epoch, were all as large as the script gave them."""
-        return self._batches(self._order.samples, self._global_batch)
+        """Of a whole epoch, were all as large as the script gave them. Raises TypeError for a stream."""
+        if self._order.samples is None:
+            raise TypeError("a stream has no length: where its epoch ends shows when it does")
+        return self._batches(self._order.samples, self.own_batch)
 
     def share_at(self, step: int) -> float:
         """This rank's share of a whole batch in `step`: its samples there, or one where it would have none."""
         return self._shares_at(step)[self.rank]
 
     def batches_left(self, position: Position) -> int:
-        """Of the epoch, if no other plan comes."""
-        return self._batches(self._order.samples - position.consumed, self.batch_at(position.step))
+        """Of the epoch, if no other plan comes; of a stream, whether there is one."""
+        batch = self.batch_at(position.step)
+        left = self._order.left(position.epoch, position.consumed, batch if self._drop_last else 1)
+        return self._batches(left, batch)
 
-    def slice_at(self, position: Position) -> tuple[BatchSlice, list[int]] | None:
-        """The batch that begins at `position` and this rank's dataset indices; None at the end of the epoch."""
+    def slice_at(self, position: Position) -> tuple[BatchSlice, list[Any]] | None:
+        """The batch that begins at `position` and what this rank asks the dataset for; None at the end of the epoch."""
         if self.batches_left(position) == 0:
             return None
-        return self._slice(position, min(self.batch_at(position.step), self._order.samples - position.consumed))
+        return self._slice(position, self._order.cut(position.epoch, position.consumed, self.batch_at(position.step)))
 
-    def slice_ending(self, end: Position) -> tuple[BatchSlice, list[int]]:
+    def slice_ending(self, end: Position) -> tuple[BatchSlice, list[Any]]:
         """The batch that ended the epoch at `end`; another that ends there where batches had other sizes than now."""
         batch = self.batch_at(end.step - 1)
         total = min(batch, end.consumed) if self._drop_last else (end.consumed - 1) % batch + 1
@@ -112,7 +98,7 @@ class BatchSlicer:
     def _batches(self, samples: int, batch: int) -> int:
         return samples // batch if self._drop_last else -(-samples // batch)
 
-    def _slice(self, position: Position, total: int) -> tuple[BatchSlice, list[int]]:
+    def _slice(self, position: Position, total: int) -> tuple[BatchSlice, list[Any]]:
         start, shares = position.consumed, self._shares_at(position.step)
         counts = self._split(total, self._schedule.planned_at(position.step).shares)
         local = counts[self.rank]
@@ -140,12 +126,3 @@ class BatchSlicer:
 def after(batch_slice: BatchSlice) -> Position:
     """The position once this batch is completed."""
     return Position(batch_slice.epoch, batch_slice.start + batch_slice.total, batch_slice.step + 1)
-
-
-def mixed_seed(*parts: int) -> int:
-    """One generator seed from several numbers. torch's CPU generator uses the low 32 bits: they must be well mixed."""
-    try:
-        words = b"".join(part.to_bytes(9, "little", signed=True) for part in parts)
-    except OverflowError as error:
-        raise BadInput(f"a seed among {parts} is too large; it must be at least -2^64 and below 2^64") from error
-    return int.from_bytes(blake2b(words, digest_size=8).digest(), "little")

@@ -18,7 +18,8 @@ class Standing:
         self._noticed_s = 0.0
         self._times: ViewTimes | None = None
         self._stage: ViewStage.ValueType | None = None
-        self._takes_in = False  # as it was said last while it trained
+        self._takes_in = self._goes_on = False  # as it was said last while it trained
+        self._trained = False  # a step of this view is complete
 
     @property
     def times(self) -> ViewTimes | None:
@@ -32,7 +33,7 @@ class Standing:
 
     def noticed(self) -> None:
         """The view is broken, or left."""
-        self._noticed_s, self._times = time.monotonic(), ViewTimes()
+        self._noticed_s, self._times, self._trained = time.monotonic(), ViewTimes(), False
 
     def came_to(self, what: str) -> None:
         """The first time counts: a view may be formed several times."""
@@ -51,15 +52,20 @@ class Standing:
                     reason=reason[:MAX_REASON],
                     times=self._times,
                     takes_in=self._takes_in,
+                    goes_on=self._goes_on,
                 )
             )
 
-    def trains(self, stage: ViewStage.ValueType, step: int, trained: bool, *, takes_in: Callable[[], bool]) -> None:
-        """At a boundary. trained: a step of the view is complete. takes_in: whether it can leave the
-        view for one with others in it; asked where there is news."""
-        if trained and self._times is not None and not self._times.first_step_s:
+    def trains(
+        self, stage: ViewStage.ValueType, step: int, trained: bool, *, takes_in: Callable[[], bool], goes_on: bool
+    ) -> None:
+        """At a boundary. trained: a step of the view is complete. takes_in: whether it can leave the view for one with
+        others in it; asked where there is news. goes_on: whether it makes a step without a peer that is lost in it."""
+        if trained and not self._trained:
+            self._trained = True
             self.came_to("first_step_s")
             self._stage = None
         if self._stage != stage:
             self._takes_in = takes_in()
+            self._goes_on = goes_on and self._takes_in
             self.say(stage, step)

@@ -22,7 +22,9 @@ from torch import nn
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.api.inputs import Likeness
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.checkpoints.disk import transfer
+from atoll.agent.runtime.checkpoints.disk.state import pack_state
+from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
+from atoll.agent.runtime.checkpoints.handing_over import hand_over
 from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Recovered
 from atoll.agent.runtime.checkpoints.resume import Resumed, position_of
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
@@ -31,11 +33,13 @@ from atoll.agent.runtime.data.sampler import Position, after
 from atoll.agent.runtime.membership.broken_step import LONGEST_PASSES, BrokenStep, why_not
 from atoll.agent.runtime.membership.standing import Standing
 from atoll.agent.runtime.membership.view import View, read_view
+from atoll.agent.runtime.step.durable import HandedOver, Origin
 from atoll.agent.runtime.step.optimizers import as_one
 from atoll.agent.runtime.step.planned_step import planned_from_wire
 from atoll.agent.runtime.step.schedule import PlanSchedule
 from atoll.agent.runtime.step.state_keeper import StateKeeper
 from atoll.agent.runtime.transport import process_groups
+from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost
 from atoll.strategies import registry
 from atoll.v1 import agents_pb2
@@ -73,22 +77,29 @@ class Succession:
         loader: Loader[object],
         schedule: PlanSchedule,
         state: StateKeeper,
-        rebuild: Callable[[Position, Recovered | None], None],
+        rebuild: Callable[[Position, Recovered | None, Origin | None], None],
         why_not: Callable[[], str | None],
+        goes_on: Callable[[], bool],
+        rewind: Callable[[int], bool] | None,
         likeness: Likeness,
     ) -> None:
         """rebuild: collective; makes anew what exchanges steps with the members that the session names, from this
-        position on, and from this state where it is another. It raises PeerLost, CheckpointError. why_not: why the
-        strategy cannot leave its members for others; None where it can. likeness: of what this worker trains."""
+        position on, and from this state where it is another, or with what was handed over to it. It raises PeerLost,
+        CheckpointError. why_not: why the
+        strategy cannot leave its members for others; None where it can. goes_on: whether it makes a step without a
+        member that is lost in it. rewind: of a model in stages, of which each rank has a part: puts back what a step
+        has changed, the last whole one too. likeness: of what this worker trains."""
         self._session, self._model, self._optimizers, self._tracked = session, model, optimizers, tracked
         self._loader, self._schedule, self._state, self._rebuild = loader, schedule, state, rebuild
-        self._why_not, self._likeness = why_not, likeness
+        self._why_not, self._goes_on_without, self._likeness = why_not, goes_on, likeness
+        self._rewind = rewind
         self._strategy = registry.of(session.strategy)
         self._standing = Standing(session)
         self._launched = session.place
         self._joins = session.joins  # it has trained in no view yet
         self._proposed: dict[int, agents_pb2.View] = {}  # by number, since the last view began
         self._trains_from = -1  # the first step in this view
+        self._handed_over: HandedOver | None = None  # where it left the last view at a boundary
         self.broken: BrokenStep | None = None
         """What the script does counts for nothing."""
         if (link := session.link) is not None and link.makes_views:
@@ -125,7 +136,7 @@ class Succession:
         """Go into the next view where that is due. pending: gradients wait for an update. Returns whether the batch
         that follows is for show, because the script's update is still to come."""
         newest = self._newest()
-        if self.broken is None and (newest is None or newest.at_boundary):
+        if self.broken is None and (newest is None or newest.at_boundary or self._next_epoch_suits(newest)):
             return False
         if self.broken is None and pending:
             self.lose(PeerLost("a newer view came"), mid_step=None)
@@ -136,6 +147,10 @@ class Succession:
         if self._loader.batches_left == 0 or self.broken.passes > LONGEST_PASSES:
             self.abandon("gradients wait for an update that does not come before the epoch's end")
         return True
+
+    def _next_epoch_suits(self, newest: agents_pb2.View) -> bool:
+        """At an epoch's end: what a script does there is not for who joins, who was not in that epoch."""
+        return self._loader.batches_left == 0 and not all(one.has_state for one in newest.members)
 
     def lost_at_boundary(self, *, pending: bool) -> bool:
         """After `lose`, between two steps; else as `at_boundary`."""
@@ -170,9 +185,11 @@ class Succession:
             return 0
         return self._proposed.setdefault(newest.view, newest).view
 
-    def leave(self, number: int) -> None:
-        """At a boundary at which all ranks do, for this view, which all have proposed."""
+    def leave(self, number: int, handed_over: HandedOver | None) -> None:
+        """At a boundary at which all ranks do, for this view, which all have proposed. handed_over: where there is
+        something beside model and optimizer."""
         self._standing.noticed()
+        self._handed_over = handed_over
         self._state.stands(self._loader.position)
         self._end_group()
         self._standing.came_to("aborted_s")
@@ -180,7 +197,9 @@ class Succession:
 
     @property
     def _takes_in(self) -> bool:
-        return self._why_not() is None and why_not(self._optimizers, self._tracked) is None
+        """Who starts does not know where a model was cut into stages."""
+        alike = self._rewind is None
+        return alike and self._why_not() is None and why_not(self._optimizers, self._tracked) is None
 
     def _go_on(self) -> None:
         """At a boundary: into the next view, however many it takes. Does not return where there is none for this
@@ -217,8 +236,16 @@ class Succession:
     def trains(self, step: int) -> None:
         """At a boundary."""
         if self.possible:
-            trained = 0 <= self._trains_from < step
-            self._standing.trains(VIEW_STAGE_TRAINING, step, trained, takes_in=lambda: self._takes_in)
+            if self._trains_from < 0:  # the view that it was launched with
+                self._trains_from = step
+            trained = self._trains_from < step
+            self._standing.trains(
+                VIEW_STAGE_TRAINING,
+                step,
+                trained,
+                takes_in=lambda: self._takes_in,
+                goes_on=self._goes_on_without(),
+            )
 
     # --- the next view
 
@@ -248,19 +275,21 @@ class Succession:
         if view.place is None:
             self._state.shutdown.left_out(view.reason)
         self._standing.say(VIEW_STAGE_FORMING, self._step, view=view.number)
+        session.links = RelayedLinks(view.members, view.place.rank, self._link.passage)
         group = process_groups.join_again(
             view.place,
             view.port,
             session.device,
             within_s=view.meet_s,
             given_up=lambda wait_s: self._link.wait_for(lambda: self._told(view.number), wait_s),
+            links=session.links,
         )
         self._enter(view, group)
         self._standing.came_to("met_s")
         if group is not None and not all(view.has_state):
             self._check_alike(group, view.has_state)
         recovered: Recovered | None = None
-        if self._state.shutdown.exchange.goes_back:
+        if self._state.shutdown.exchange.goes_back and not self._all_handed_over(group, view.has_state):
             recovered = self._state.newest_in_memory()
             if self.broken is not None:
                 self.broken.put_back()
@@ -271,23 +300,40 @@ class Succession:
         else:
             own = self._state.snapshot.position if self.broken is not None else self._loader.position
             assert own is not None  # a boundary came before the first pass
-            position = self._level(
-                own, counts=view.has_state[view.place.rank] and (self.broken is None or self.broken.whole)
-            )
+            counts = view.has_state[view.place.rank] and (self.broken is None or self.broken.whole)
+            position = self._level(own, counts=counts) if self._rewind is None else self._level_stages(own, counts)
         self._schedule.begin_view(
             view.place.world_size, view.plan.id, planned_from_wire(view.plan, self._strategy), position.step
         )
         if self._joins:
+            if 0 < self._loader.samples <= position.consumed:  # of a stream nobody knows
+                raise BadInput("the others are between two epochs, where nobody joins")
             self._loader.join(position, view.place.rank)
         else:
             self._loader.rewind(position, view.place.rank)
         if group is not None:
             group.expect_answers_within(session.collective_timeout_s)
-        self._rebuild(self._loader.position, recovered)
-        self.broken, self._joins = None, False
+        self._rebuild(self._loader.position, recovered, self._taken_over(view) if recovered is None else None)
+        self.broken, self._joins, self._handed_over = None, False, None
         self._proposed.clear()
         self._trains_from = position.step
         self._standing.came_to("agreed_s")
+
+    def _all_handed_over(self, group: process_groups.Group | None, has_state: Sequence[bool]) -> bool:
+        """Whether all who have state left the view before at one boundary, with what there was beside it. Collective;
+        raises PeerLost."""
+        step = self._handed_over.origin.step if self._handed_over is not None else -1
+        rows = [[step]] if group is None else group.gather_rows([step])
+        steps = {row[0] for row, has in zip(rows, has_state, strict=True) if has}
+        return len(steps) == 1 and min(steps) >= 0
+
+    def _taken_over(self, view: View) -> Origin | None:
+        """What this worker has beside model and optimizer in the view. Who joins has what all share alone."""
+        assert view.place is not None
+        if self._handed_over is not None:
+            return self._handed_over.shared_out(view.place.rank, sum(view.has_state))
+        resumed = self._state.resumed if self._joins else None
+        return replace(resumed.origin(), own=()) if resumed is not None else None
 
     def _check_alike(self, group: process_groups.Group, has_state: Sequence[bool]) -> None:
         """Who joins prepared the same as the others. Collective; raises PeerLost on them, BadInput on who did not."""
@@ -337,20 +383,45 @@ class Succession:
             return own
         assert group is not None  # or it were behind itself
         here = group.rank
-        sent = group.broadcast_bytes(transfer.pack(saver.loaded()) if here == source else None, source)
-        if here not in behind:
+        known, _ = pack_state({"model": self._model.state_dict()}) if here in behind else ({}, None)
+        sent = hand_over(group, saver.loaded() if here == source else None, source, behind, known)
+        if sent is None:
             return own
         _, step, epoch, consumed, _ = rows[source]
         self._session.notice(LEVEL_INFO, f"rank {here} takes the state of step {step} from rank {source}")
         self._take_over(sent)
         return Position(epoch, consumed, step)
 
-    def _take_over(self, sent: bytes) -> None:
-        resumed = self._state.resumed = Resumed(transfer.unpack(sent))
+    def _level_stages(self, own: Position, counts: bool) -> Position:
+        """All stages of all members stand at one step: where not all of the old view have made the last one whole, it
+        is trained again. Nobody else may have a stage's later state. Collective; raises BadInput where a member cannot
+        go back so far."""
+        assert self._rewind is not None
+        group, saver = self._session.group, self._state.saver
+        mine = (int(counts), own.step, own.epoch, own.consumed, saver.seen_step)
+        rows = [list(mine)] if group is None else group.gather_rows(mine)
+        if not all(row[0] for row in rows):
+            raise BadInput("a stage has not the state of a whole step; it is in a checkpoint")
+        _, step, epoch, consumed, _ = min(rows, key=lambda row: row[1])
+        position = Position(epoch, consumed, step)
+        if self.broken is not None:
+            self.broken.put_back()
+        if own.step > step:
+            if self._tracked or not self._rewind(step):
+                raise BadInput(f"another stage stands at step {step}, and this one at {own.step} cannot go back there")
+            self._stands_at(position)
+        saver.seen_step = min(max(row[4] for row in rows), step)
+        return position
+
+    def _take_over(self, sent: LoadedCheckpoint) -> None:
+        resumed = self._state.resumed = Resumed(sent)
         resumed.restore(self._model, as_one(self._optimizers))
         for name, tracked in self._tracked.items():
             resumed.restore_tracked(name, tracked)
-        self._state.snapshot.take(resumed.position)
+        self._stands_at(resumed.position)
+
+    def _stands_at(self, position: Position) -> None:
+        self._state.snapshot.take(position)
         if self.broken is not None:
             self.broken = BrokenStep(self._model, self._optimizers, self._state.snapshot, whole=True)
 

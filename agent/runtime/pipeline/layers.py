@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, fingerprint
-from atoll.agent.runtime.data.sampler import mixed_seed
+from atoll.agent.runtime.data.orders import mixed_seed
 from atoll.errors import BadInput
 
 MakesLayer = Callable[[], nn.Module]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
@@ -29,6 +29,11 @@ class ModelPart:
     def writes(self) -> bool:
         """Whether this rank writes ordinary checkpoints of its stage."""
         return self.place.pipeline == 0
+
+    def in_view(self, rank: int, world_size: int) -> ModelPart:
+        """Of this worker, where the run has other members now. Raises BadInput where they make up no whole
+        pipelines."""
+        return replace(self, place=StagePlace.of(rank, world_size, self.place.stages))
 
     def numbered(self, optimizer: OptimizerState) -> WholeNumbers:
         return WholeNumbers(optimizer, self.place.stage, self.group_sizes)

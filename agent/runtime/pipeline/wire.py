@@ -18,6 +18,7 @@ from atoll.errors import BadInput, PeerLost
 
 DTYPES: Final = (
     torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,
+    torch.int8,
 )  # fmt: skip
 MAX_DIMENSIONS: Final = 8
 MOST_WAITING: Final = 4096  # messages of one neighbour that nobody took yet
@@ -29,12 +30,16 @@ FIRST_PURPOSE: Final = 16
 """Smaller ones are messages of others on the same channel."""
 
 
+NO_BATCH: Final = -1
+NO_BATCH_NOW: Final = -2
+
+
 class StagePurpose(IntEnum):
     FORWARD = 16  # a stage's output, for the next one
     BACKWARD = 17  # the gradient of that, for the one before
-    BATCH = 18  # the number of the batch that comes next; below 0: none does
+    BATCH = 18  # the number of the batch that comes next; NO_BATCH; NO_BATCH_NOW, and another follows
     NORM = 19  # of this stage's gradients, squared
-    LOSS = 20  # of the whole round
+    LOSS = 20  # of the whole round, where this stage knows it
 
 
 class StageMessage(NamedTuple):
@@ -110,10 +115,8 @@ class StageMailbox:
                 return origin == mine + 1
             case StagePurpose.BATCH:
                 return origin == self._place.mates[0] != mine
-            case StagePurpose.NORM:
+            case StagePurpose.NORM | StagePurpose.LOSS:
                 return origin != mine
-            case StagePurpose.LOSS:
-                return origin == self._place.mates[-1] != mine
 
 
 class StageLinks:
@@ -133,14 +136,27 @@ class StageLinks:
         self._round, self.batch = round_, -1
         self.mailbox.begin(round_)
 
-    def agree_on_batch(self, claim: Callable[[], int | None]) -> int | None:
-        """The next batch of this pipeline: the first stage claims it and tells the others. None: there is no other."""
-        place, self.batch = self.place, self.batch + 1
+    def agree_on_batch(
+        self, claim: Callable[[Callable[[], None]], int | None], waits: Callable[[], None]
+    ) -> int | None:
+        """The next batch of this pipeline: the first stage claims it and tells the others. None: there is no other.
+
+        claim: calls what it is given as long as there is none now. waits: called then, on all stages."""
+        place, self.batch, told = self.place, self.batch + 1, 0
         if not place.first:
-            number = int(self._take_number(StagePurpose.BATCH, place.mates[0]))
-            return number if number >= 0 else None
-        claimed = claim()
-        self._tell(StagePurpose.BATCH, -1.0 if claimed is None else float(claimed))
+            while (number := int(self._take_number(StagePurpose.BATCH, place.mates[0], told))) == NO_BATCH_NOW:
+                waits()
+                told += 1
+            return number if number != NO_BATCH else None
+
+        def none_now() -> None:
+            nonlocal told
+            self._tell(StagePurpose.BATCH, NO_BATCH_NOW, told)
+            told += 1
+            waits()
+
+        claimed = claim(none_now)
+        self._tell(StagePurpose.BATCH, NO_BATCH if claimed is None else claimed, told)
         return claimed
 
     def add_up(self, number: float) -> float:
@@ -150,12 +166,12 @@ class StageLinks:
         return sum(number if one == mine else self._take_number(StagePurpose.NORM, one) for one in self.place.mates)
 
     def last_stages(self, number: float) -> float:
-        """The last stage's number, on all."""
+        """The last stage's number, on all, once all stages have come here."""
         self.batch += 1
-        if not self.place.last:
-            return self._take_number(StagePurpose.LOSS, self.place.mates[-1])
         self._tell(StagePurpose.LOSS, number)
-        return number
+        mine = self.place.rank
+        numbers = [number if one == mine else self._take_number(StagePurpose.LOSS, one) for one in self.place.mates]
+        return numbers[-1]
 
     def send(self, purpose: StagePurpose, micro: int, tensor: torch.Tensor) -> None:
         """To the neighbour that it is for. Raises PeerLost, BadInput for a tensor that cannot be sent."""
@@ -173,16 +189,16 @@ class StageLinks:
         self.waited_s += time.monotonic() - begun_s
         return payload
 
-    def _take_number(self, purpose: StagePurpose, sender: int) -> float:
-        payload = self._take(purpose, 0, sender)
+    def _take_number(self, purpose: StagePurpose, sender: int, micro: int = 0) -> float:
+        payload = self._take(purpose, micro, sender)
         if len(payload) != _NUMBERS.size:
             raise PeerLost(f"rank {sender} sent {len(payload)} bytes for one number")
         return float(_NUMBERS.unpack(payload)[1])
 
-    def _tell(self, purpose: StagePurpose, number: float) -> None:
+    def _tell(self, purpose: StagePurpose, number: float, micro: int = 0) -> None:
         for one in self.place.mates:
             if one != self.place.rank:
-                self._send(one, self._round, self.batch, 0, _NUMBERS.pack(purpose, number))
+                self._send(one, self._round, self.batch, micro, _NUMBERS.pack(purpose, number))
 
 
 def packed(purpose: StagePurpose, tensor: torch.Tensor) -> bytearray:
@@ -210,7 +226,7 @@ def unpacked(payload: bytearray) -> torch.Tensor:
         raise PeerLost("a neighbour's activation is malformed: its header is of no tensor")
     shape = [_SIZE.unpack_from(payload, _HEADER.size + _SIZE.size * place)[0] for place in range(dimensions)]
     dtype = DTYPES[code]
-    if math.prod(shape) * dtype.itemsize != len(payload) - begin:
+    if math.prod(shape) * dtype.itemsize != len(payload) - begin or max(shape, default=0) >= 2**63:
         raise PeerLost(f"a neighbour's activation is malformed: {len(payload) - begin} bytes for {dtype} {shape}")
     if not math.prod(shape):
         return torch.empty(shape, dtype=dtype)

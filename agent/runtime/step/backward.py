@@ -101,14 +101,15 @@ class BackwardPass:
         self.broken = self.open = self.gradients_pending = self.unsent = False
         self.exchange, self._own_norms = exchange, own_norms
 
-    def end(self) -> None:
+    def end(self, *, agrees: bool = True) -> None:
+        """agrees: with all other ranks; where one was lost there is nothing to agree upon."""
         if self.broken:
             return
         throttle = self._session.throttle
         throttle.pay()
         combined = Norms()
         with self._if_lost():
-            combined = self.exchange.end()
+            combined = self.exchange.end() if agrees else combined
         if self.broken:
             return
         self.norms = combined if self._own_norms is None else self._own_norms()

@@ -5,13 +5,14 @@ A strategy implements one of three and says which by what its `build` returns. N
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.sampler import BatchSlice, Position
@@ -21,6 +22,7 @@ from atoll.agent.runtime.step.durable import Durable, NothingBeside, Origin
 from atoll.agent.runtime.transport.channel import Channel
 from atoll.errors import AtollError
 from atoll.strategies.declaration import PlanParameters, StrategySettings
+from atoll.v1.common_pb2 import LinkSample
 
 Statistics = Mapping[str, float]
 
@@ -54,6 +56,7 @@ class StepEvents:
 
     open_pass: Callable[[], None]  # a gradient came and no pass is open: the user called loss.backward() himself
     gradients_leave: Callable[[], None]  # the next ones are about to
+    muted: Callable[[], bool]  # nothing counts of what the script does now
     lost: Callable[[AtollError], None]
     """Does not return where the worker leaves for it. Where the run goes on without the peer it does: what the script
     does up to its next batch counts for nothing."""
@@ -196,6 +199,14 @@ class LocalUpdate(StepPhases, Protocol):
 class Engine(Protocol):
     """Owns the whole step."""
 
+    @property
+    def why_not_in_place(self) -> str | None:
+        """Why the run cannot go on with other workers, with this engine built anew for them; None where it can."""
+
+    @property
+    def lost(self) -> str | None:
+        """Who was lost in a step that the others made whole without it: they go on without it after that step."""
+
     def start(self) -> None:
         """All ranks are equal; training begins. Collective; raises PeerLost."""
 
@@ -204,8 +215,9 @@ class Engine(Protocol):
 
         batch: what the loader gave. Returns the mean loss over this rank's part, []. Raises PeerLost."""
 
-    def rewind(self) -> bool:
-        """After a step that raised: put model and optimizer back to where it began. False: they cannot be."""
+    def rewind(self, step: int) -> bool:
+        """Put model and optimizer back to where this step began: one that raised, or the last that was whole. False:
+        they cannot be."""
 
     def close(self) -> None: ...
 
@@ -236,6 +248,11 @@ class EngineParts:
     part: ModelPart | None = None  # None: every worker has the whole model
     clip_norm: float | None = None  # of a batch's gradient, over all stages
 
+    def in_view(self, place: WorkerPlace) -> EngineParts:
+        """Of this worker, where the run has other members now. Raises BadInput where they make up no whole
+        pipelines."""
+        return replace(self, place=StagePlace.of(place.rank, place.world_size, self.place.stages))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
@@ -249,6 +266,7 @@ class WorkerContext:
     channel: Channel  # for frames and proposals between ranks, from `LocalUpdate.start` on
     scheduler: StrategyChannel  # to the strategy's controller half
     engine_parts: EngineParts | None = None  # None: the script makes forward pass, backward pass and update
+    learned: object = None  # as the WorkerHalf of the view before had it; None in a worker's first view
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,3 +276,5 @@ class WorkerHalf:
     capability: TensorReducer | LocalUpdate | Engine
     durable: Durable = field(default_factory=NothingBeside)
     measures: Measures | None = None
+    learned: object = None  # of links and devices, for the half of the run's next view
+    links: Callable[[], list[LinkSample]] | None = None  # beside those of the channel, since the run began

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -31,13 +31,28 @@ class OwnState:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The checkpoint from which a run goes on."""
+    """The checkpoint from which a run goes on; or what the ranks of the view before handed over."""
 
     run: int  # that wrote it
+    view: int  # of that run
     step: int
     world_size: int  # of that run
     shared: Mapping[str, torch.Tensor]  # what `Durable.shared` gave; empty for a strategy that gives nothing
     own: Sequence[OwnState] | None = None  # that this rank takes over; None: it is beside the checkpoint, on disks
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What the ranks of a view had beside model and optimizer when all left it, the same on each of them. So whoever of
+    them comes into the next view has all of it."""
+
+    origin: Origin  # without own
+    unsent: Mapping[str, torch.Tensor]  # by all of them together, by layer; float32 [N]
+
+    def shared_out(self, rank: int, takers: int) -> Origin:
+        """With one of `takers` equal parts of what was not sent, for this rank."""
+        part = {name: one / takers for name, one in self.unsent.items()}
+        return replace(self.origin, own=[OwnState(rank, part, None)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +121,10 @@ class Durable(Protocol):
         """At a boundary: what is this rank's alone and nothing in the background changes, by layer; float32 [N]. Read
         before training goes on."""
 
+    def unsent(self) -> Mapping[str, torch.Tensor]:
+        """At a boundary, after a flush: what this rank has for itself still and others may take over, by layer; float32
+        [N]. By all the same layers."""
+
     def rolling(self) -> RollingState | None:
         """What the background changes; None: the state stands still between a boundary and the next update."""
 
@@ -128,4 +147,17 @@ class NothingBeside:
     def standing(self) -> Mapping[str, torch.Tensor]:
         return {}
 
+    def unsent(self) -> Mapping[str, torch.Tensor]:
+        return {}
+
     def rolling(self) -> None: ...
+
+
+class BetweenViews(NothingBeside):
+    """The Durable of a worker that has left one view and is not in the next yet, with what it goes on with."""
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        return self._origin.shared

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -94,7 +94,13 @@ class Probe:
     def begin(
         self, settings: LoaderSettings, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
     ) -> LoaderSettings:
-        """Tell what is trained; returns how to load it. Raises WorkerExit where telling is all that is asked."""
+        """Tell what is trained; returns how to load it. Raises WorkerExit where telling is all that is asked, BadInput
+        for a stream."""
+        if not isinstance(settings.dataset, Sized):
+            raise BadInput(
+                f"atoll profile needs to know how many samples there are, and {type(settings.dataset).__name__} is a "
+                "stream. Profile with a Dataset of a part of it"
+            )
         self._file = Path(self._asked.directory, f"rank-{self._rank}.jsonl").open("w", encoding="utf-8")  # noqa: SIM115
         self._write({"event": "prepared", **description(settings, model, optimizers)})
         if self._asked.steps == 0:
@@ -176,7 +182,7 @@ def description(
             [name, list(one.shape), str(one.dtype).removeprefix("torch."), one.requires_grad]
             for name, one in model.named_parameters()
         ],
-        "samples": len(settings.dataset),  # type: ignore[arg-type]
+        "samples": len(settings.dataset) if isinstance(settings.dataset, Sized) else 0,
         "batch": settings.batch_size,
         "optimizer": {
             "kind": " + ".join(type(optimizer).__name__ for optimizer in optimizers),

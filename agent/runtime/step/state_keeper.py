@@ -100,11 +100,15 @@ class StateKeeper:
         self.memory.close()
         complete_step = self.memory.complete_step
         self.memory = CheckpointTier(self._session, self.snapshot)
-        directory = self._session.checkpoint.directory
+        directory, place = self._session.checkpoint.directory, self._session.place
+        if self.snapshot.part is not None:
+            self.snapshot.part = self.snapshot.part.in_view(place.rank, place.world_size)
         if directory is not None:
             fence.take(directory, self._session.run, self._session.view)
             writes, writers = work_of(self._session, directory)
-            self.saver.share_work(writes=writes, writers=writers)
+            part = self.snapshot.part
+            self.saver.share_work(writes=writes if part is None else part.writes, writers=writers)
+        if directory is not None and self.snapshot.part is None:
             if self.bytes == StateBytes(0, 0):  # it joins
                 self.bytes = size_of_state(self._model, self._optimizers, self.snapshot)
             self.memory.start(step, generation, self.bytes, complete_step=complete_step)

@@ -26,7 +26,7 @@ from atoll.agent.runtime.step.capabilities import (
     WorkerContext,
     WorkerHalf,
 )
-from atoll.agent.runtime.step.durable import NothingBeside, Origin
+from atoll.agent.runtime.step.durable import HandedOver, NothingBeside, Origin
 from atoll.agent.runtime.step.gradients import refuse_sparse_modules
 from atoll.agent.runtime.step.phases import OneWorker
 from atoll.agent.runtime.step.reduction import ReducedGradients
@@ -60,13 +60,15 @@ class StepExchange:
         busy: Callable[[bool], None],
         agreed: Agreed,
         engine_parts: EngineParts | None,
+        learned: object = None,
     ) -> None:
-        """busy: told when training fills the links, and when it does no more; on any thread. agreed: what holds before
-        the first pass. engine_parts: where the script leaves the step to an engine. Raises BadInput for what the
-        strategy cannot train."""
+        """busy: told when training fills the links, and when it does no more; on any thread. agreed: what holds
+        before the first pass. engine_parts: where the script leaves the step to an engine. learned: in the view
+        before. Raises BadInput for what the strategy cannot train."""
         self._channel = Channel(session, busy)
+        self._in_stages = engine_parts is not None and engine_parts.part is not None
         strategy = registry.of(session.strategy)
-        self._name = strategy.name
+        self._session = session
         context = WorkerContext(
             session=session,
             settings=session.strategy,
@@ -75,11 +77,13 @@ class StepExchange:
             events=events,
             channel=self._channel,
             scheduler=StrategyChannel(session.link, strategy),
-            engine_parts=engine_parts,
+            engine_parts=engine_parts.in_view(session.place) if engine_parts is not None else None,
+            learned=learned,
         )
         half: WorkerHalf = load(strategy.worker)(context)
         group = session.group
-        self.durable, self._measures = half.durable, half.measures
+        self.durable, self._measures, self.learned = half.durable, half.measures, half.learned
+        self._links = half.links
         self._local = half.capability if isinstance(half.capability, LocalUpdate) else None
         self.engine = half.capability if isinstance(half.capability, Engine) else None
         if engine_parts is not None and self.engine is None:
@@ -115,25 +119,29 @@ class StepExchange:
 
     @property
     def why_not_in_place(self) -> str | None:
-        """Why the run cannot go on without a peer that was lost in a step, by the strategy; None where it can."""
-        if self.engine is not None:
-            return f"the engine of strategy {self._name} starts again"
-        if self.goes_back and self.durable.rolling() is None:
-            return f"strategy {self._name} starts again: what each rank keeps for itself is not in memory"
-        return None
+        """Why the run cannot go on with other workers, by the strategy; None where it can."""
+        return self.engine.why_not_in_place if self.engine is not None else None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a step goes on where a peer is lost in it, and is made without it."""
+        return self.steps_are_whole and not self._in_stages
+
+    @property
+    def steps_are_whole(self) -> bool:
+        """Whether nothing of a step is left to do at the boundary after it."""
+        return self.engine is not None and self.engine.why_not_in_place is None
+
+    @property
+    def lost(self) -> str | None:
+        """Who was lost in the step that is over, which is whole."""
+        return self.engine.lost if self.engine is not None else None
 
     @property
     def goes_back(self) -> bool:
         """Whether a peer that is lost takes something along that nobody else has, as residuals, or ranks were in
         different rounds: the run goes on from where all of it is in memory."""
         return not isinstance(self.durable, NothingBeside)
-
-    @property
-    def why_no_others(self) -> str | None:
-        """Why it cannot go on with other workers from a boundary at which nobody is lost; None where it can."""
-        if self.why_not_in_place is None and self.goes_back:
-            return f"strategy {self._name} has something on each rank that none of the others has"
-        return self.why_not_in_place
 
     @property
     def flush_changes(self) -> bool:
@@ -199,6 +207,18 @@ class StepExchange:
         self._phases.boundary(wait=True)
         self._phases.flush()
 
+    def hand_over(self, step: int) -> HandedOver:
+        """All ranks together, at a boundary at which they leave their view: what there is beside model and optimizer.
+        Raises as `flush`."""
+        self.flush()
+        unsent = {name: one.cpu().clone() for name, one in self.durable.unsent().items()}
+        if (group := self._session.group) is not None:
+            for one in unsent.values():
+                group.sum_in_place(one, "handing over what was not sent")
+        shared = {name: one.clone() for name, one in self.durable.shared().items()}
+        session = self._session
+        return HandedOver(Origin(session.run, session.view, step, session.place.world_size, shared), unsent)
+
     def check_alike(self) -> None:
         """Raises BadInput where a peer is known to have made other updates than this rank."""
         self._channel.proposals.check()
@@ -225,7 +245,7 @@ class StepExchange:
 
     def links(self) -> list[LinkSample]:
         """What this rank's connections carried since the run began."""
-        return self._channel.link_samples()
+        return [*self._channel.link_samples(), *(self._links() if self._links is not None else ())]
 
     def break_off(self) -> None:
         """A peer is gone: what is under way counts for nothing, and nothing but `close` is called any more."""

@@ -30,6 +30,7 @@ class StepReporter:
         sample = StepSample(
             step=batch_slice.step,
             epoch=batch_slice.epoch,
+            consumed=batch_slice.start + batch_slice.total,
             plan=plan,
             local_batch=batch_slice.local,
             total_batch=batch_slice.total,

@@ -16,7 +16,8 @@ from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Rec
 from atoll.agent.runtime.checkpoints.restore import prepared
 from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
-from atoll.agent.runtime.data.loader import Loader, LoaderSettings, sample_count
+from atoll.agent.runtime.data.evaluation import gathered
+from atoll.agent.runtime.data.loader import Loader, LoaderSettings, known_count
 from atoll.agent.runtime.data.sampler import BatchSlice, Position, after
 from atoll.agent.runtime.membership.succession import Succession
 from atoll.agent.runtime.step.agreement import Agreed
@@ -25,7 +26,7 @@ from atoll.agent.runtime.step.batch_statistics import batch_statistics_layers, n
 from atoll.agent.runtime.step.capabilities import EngineParts, Norms, StepEvents
 from atoll.agent.runtime.step.carried_gradients import CarriedGradients
 from atoll.agent.runtime.step.clock import Lap, StepClock, marks_of
-from atoll.agent.runtime.step.durable import Origin
+from atoll.agent.runtime.step.durable import BetweenViews, Origin
 from atoll.agent.runtime.step.fingerprint import fingerprint_of
 from atoll.agent.runtime.step.gradients import clip_norm
 from atoll.agent.runtime.step.half_batches import HalfBatches
@@ -42,6 +43,7 @@ from atoll.agent.runtime.step.state_keeper import StateKeeper
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.agent.runtime.step.step_reporter import Silent, StepReporter
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
+from atoll.v1.agents_pb2 import Prepared
 
 LINKS_EVERY_STEPS: Final = 10
 
@@ -61,11 +63,12 @@ class Training:
     ) -> None:
         """engine_parts: where the script calls `step` in place of its own passes and updates."""
         self._session, self._engine_parts = session, engine_parts
+        self._prepared: Prepared | None = None  # as the agent was told
         if layers := batch_statistics_layers(model):
             settings = replace(settings, min_local_batch=2)
         self._model, self._optimizers, self._settings, self._tracked = model, optimizers, settings, tracked
         place = session.place
-        self._schedule = PlanSchedule(place.world_size, session.first, samples=sample_count(settings.dataset))
+        self._schedule = PlanSchedule(place.world_size, session.first, samples=known_count(settings))
         self.loader: Loader[Any] = Loader(
             settings,
             rank=place.rank,
@@ -78,8 +81,8 @@ class Training:
         model.to(session.device)
         self._clock = StepClock(marks_of(session.device))
         self._reporter = StepReporter(session.link.outbox) if session.link is not None else Silent()
-        self._exchange = self._new_exchange()
         self._muted = MutedSteps(session.probe)
+        self._exchange = self._new_exchange()
         self._halves: HalfBatches | None = None
         self._backward = BackwardPass(
             session,
@@ -107,8 +110,10 @@ class Training:
             schedule=self._schedule,
             state=self.state,
             rebuild=self._begin_view,
-            why_not=lambda: self._exchange.why_no_others,
-            likeness=likeness(session, model, settings, self._part),
+            why_not=lambda: self._exchange.why_not_in_place,
+            goes_on=lambda: self._exchange.goes_on,
+            rewind=self._rewind if self._part is not None else None,
+            likeness=likeness(session, model, settings, self.loader.order, self._part),
         )
         self._scaled_steps = ScaledSteps(
             optimizers, self._update_left_out, for_show=lambda: self.succession.broken is not None
@@ -130,7 +135,7 @@ class Training:
         # Before a checkpoint changes the optimizer's settings: it tells the model as the script prepares it.
         trains = fingerprint_of(description(self._settings, self._model, self._optimizers)) if session.link else ""
         if session.group is not None:
-            check_alike(session, likeness(session, self._model, self._settings, self._part))
+            check_alike(session, likeness(session, self._model, self._settings, self.loader.order, self._part))
             self._plans.start()
         self.state.restore(self.loader)
         if session.group is not None:
@@ -142,7 +147,8 @@ class Training:
         self._exchange.start(self.loader.position, self.loader.share, origin)
         self.state.start(self.loader.position)
         if session.link is not None:
-            session.link.outbox.prepared(prepared(self._model, self.loader, self._settings, trains, self.state.bytes))
+            self._prepared = prepared(self._model, self.loader, trains, self.state.bytes)
+            session.link.outbox.prepared(self._prepared)
         seed_step(session.seed, session.place.rank, self.loader.position.step)
 
     def be_taken_in(self) -> None:
@@ -187,14 +193,24 @@ class Training:
         self._backward.begin()
         assert taken is not None  # or begin had refused
         loss = torch.zeros(())
-        try:
-            loss = engine.step(batch, taken)
-        except PeerLost as error:
-            if engine.rewind():
-                self.state.shutdown.updated = False
-            self.lost(error)
-        self._backward.end()
+        if self.succession.broken is None:
+            try:
+                loss = engine.step(batch, taken)
+            except PeerLost as error:
+                if self._rewind(taken.step):
+                    self.state.shutdown.updated = False
+                self.lost(error)
+            else:  # also where this rank had no part in it, or made no update of its own
+                self._backward.gradients_pending, self.state.shutdown.updated = False, True
+        if self.succession.broken is not None:  # an engine's step is whole, or nothing of it is left
+            self.succession.broken.updated, self._backward.gradients_pending = True, False
+        self._backward.end(agrees=False)  # at the boundary: what the script does until then is of a step that is whole
         return loss
+
+    def _rewind(self, step: int) -> bool:
+        """An engine's step that raised, or its last one, as if it had never begun."""
+        engine = self._exchange.engine
+        return engine is not None and engine.rewind(step)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -236,6 +252,23 @@ class Training:
             with self._shut_down_if_lost():
                 numbers = self._session.group.sum_numbers(numbers)
         return tuple(numbers)
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All ranks together: the tensors of all."""
+        self.succession.abandon("run.gather needs all ranks")
+        with self._shut_down_if_lost():
+            return gathered(self._session.group, tensor)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of the step that is next, by rank, relative."""
+        return self._schedule.planned_at(self.loader.position.step).shares
+
+    def tell_epochs(self, total: int) -> None:
+        """How many epochs the script trains in all."""
+        if self._session.link is not None and self._prepared is not None:
+            self._prepared.epochs = max(total, 0)
+            self._session.link.outbox.prepared(self._prepared)
 
     @property
     def learning_rate_factor(self) -> float:
@@ -285,11 +318,12 @@ class Training:
 
     # --- the views of the run
 
-    def _new_exchange(self) -> StepExchange:
-        """With the members that the session names."""
+    def _new_exchange(self, learned: object = None) -> StepExchange:
+        """With the members that the session names. learned: in the view before."""
         events = StepEvents(
             open_pass=lambda: self._backward.begin_from_hook(),  # noqa: PLW0108 - there is none yet
             gradients_leave=lambda: self._backward.gradients_leave(),  # noqa: PLW0108 - there is none yet
+            muted=self._muted,
             lost=self.lost,
         )
         self._agreed = Agreed(self._schedule.newest_contiguous(), False)
@@ -301,20 +335,23 @@ class Training:
             busy=self._links_busy,
             agreed=self._agreed,
             engine_parts=self._engine_parts,
+            learned=learned,
         )
 
-    def _begin_view(self, position: Position, recovered: Recovered | None) -> None:
-        """Collective: go on with other members, from the state that all have alike, or from what all have in memory.
-        Raises PeerLost, CheckpointError."""
+    def _begin_view(self, position: Position, recovered: Recovered | None, origin: Origin | None) -> None:
+        """Collective: go on with other members, from the state that all have alike, and `origin` beside it, or from
+        what all have in memory. Raises PeerLost, CheckpointError."""
+        self.state.memory.close()
         self._exchange.close(broken=True)
-        origin: Origin | None = None
+        if origin is not None:
+            self.state.snapshot.durable = BetweenViews(origin)
         if recovered is not None:
             resumed = Resumed(recovered.checkpoint, recovered.own)
             self.state.go_back(resumed)
             origin = resumed.origin()
-        if self._session.group is not None:
+        if self._session.group is not None and self._part is None:  # of stages the engine does
             self._session.group.broadcast_tensors(list(self._model.buffers()))
-        self._exchange = self._new_exchange()
+        self._exchange = self._new_exchange(self._exchange.learned)
         self._backward.resume(self._exchange, self._own_norms())
         self._plans.start()
         self._carried.go_back()
@@ -322,10 +359,12 @@ class Training:
         self._exchange.start(position, self.loader.share, origin)
 
     def _leave_view(self) -> None:
-        """At a boundary whose update is whole: for the next view, where all ranks know of it."""
+        """At a boundary whose update is whole: for the next view, where all ranks know of it. Raises PeerLost."""
         if self._agreed.view <= self._session.view or self._agreed.stop or not self.loader.batches_left:
             return  # after an epoch's last batch the script does what needs all who were there
-        self.succession.leave(self._agreed.view)
+        self.state.change_begins()
+        handed_over = self._exchange.hand_over(self.loader.position.step) if self._exchange.goes_back else None
+        self.succession.leave(self._agreed.view, handed_over)
 
     def _own_norms(self) -> Callable[[], Norms] | None:
         """What tells of each rank's own gradients, where the strategy does not see them all combined."""
@@ -355,8 +394,6 @@ class Training:
         if self._agree_again_if_lost(last=last):
             self._clock.boundary_ends()
             return
-        if not last and not self._backward.gradients_pending:
-            self._leave_view()
         step = self.loader.position.step
         if self._session.link is not None:
             self._session.link.step, self._session.link.plan = step, self._schedule.plan_at(step)
@@ -406,14 +443,21 @@ class Training:
         )
 
     def _agree_again_if_lost(self, *, last: bool) -> bool:
-        """`_agree` with whoever is left. Returns whether the batch that follows is for show, because the script's
-        update is still to come."""
+        """`_agree` with whoever is left, and leave for another view where that was agreed. Returns whether the batch
+        that follows is for show, because the script's update is still to come."""
         while True:
             try:
+                if (lost := self._exchange.lost) is not None:
+                    raise PeerLost(lost)
                 self._agree(self.loader.position.step)
+                if not last and not self._backward.gradients_pending:
+                    self._leave_view()
             except PeerLost as error:
                 self._exchange.check_alike()
-                if last or not self._exchange.goes_back:
+                in_place = self._exchange.goes_back or self._exchange.steps_are_whole
+                if self._exchange.steps_are_whole:
+                    self.state.stands(self.loader.position)
+                if last or not in_place:
                     self.succession.unable("it was lost outside of a step", error)
                     self._leave(error)
                 self.lost(error)

@@ -74,16 +74,29 @@ class Channel:
         Raises PeerLost, DeadlineExceeded."""
         self._connect(engine, engine, tensors, Transport.DEADLINE_S)
 
-    def connect_receiver(self, receiver: FrameReceiver, tensors: Sequence[str]) -> None:
-        """As `connect`, for what gives its frames to `send`: each may take as long as a collective to leave."""
-        self._connect(receiver, None, tensors, self._session.collective_timeout_s)
+    def connect_receiver(
+        self,
+        receiver: FrameReceiver,
+        tensors: Sequence[str],
+        goes_on: Callable[[int, str], bool] = lambda rank, reason: False,
+    ) -> None:
+        """As `connect`, for what gives its frames to `send`: each may take as long as a collective to leave. goes_on:
+        told of a rank that is lost, on the wire's thread; whether this one goes on without it."""
+        self._connect(receiver, None, tensors, self._session.collective_timeout_s, goes_on)
 
     def send(self, to: int, number: int, tensor: int, count: int, payload: bytes | memoryview) -> None:
         """To one peer: of the same island, or between leaders of islands. As Transport.send."""
         assert self._transport is not None  # connect came before, in a run of several
         self._transport.send(to, number, tensor, count, payload)
 
-    def _connect(self, engine: FrameReceiver, source: Source | None, tensors: Sequence[str], deadline_s: float) -> None:
+    def _connect(
+        self,
+        engine: FrameReceiver,
+        source: Source | None,
+        tensors: Sequence[str],
+        deadline_s: float,
+        goes_on: Callable[[int, str], bool] = lambda rank, reason: False,
+    ) -> None:
         session = self._session
         self._engine = engine
         self._digests = Digests(session.place.rank, tensors, partial(self._broadcast, Kind.DIGEST))
@@ -101,7 +114,15 @@ class Channel:
             own = self._transport.bind()
             gathered = session.group.gather_bytes(str(own).encode())
             endpoints = [Endpoint.parse(one.decode(errors="replace")) for one in gathered]
-            self._transport.connect(endpoints, source, self._hear, self._lost, self._busy)
+            if session.links is not None:
+                peers = self._transport.peers
+                endpoints = [
+                    replace(one, tcp=session.links.endpoint(rank, one.tcp)) if rank in peers else one
+                    for rank, one in enumerate(endpoints)
+                ]
+            self._transport.connect(
+                endpoints, source, self._hear, self._lost, self._busy, goes_on=lambda rank, why: goes_on(rank, str(why))
+            )
         except BaseException:
             self._transport.close(linger_s=0)
             raise

@@ -19,7 +19,7 @@ from atoll.agent.runtime.transport.peer import Peer
 from atoll.agent.runtime.transport.sendqueue import EncodedFrame
 from atoll.agent.runtime.transport.shared import ArenaView
 from atoll.agent.runtime.transport.topology import Topology
-from atoll.errors import AtollError
+from atoll.errors import AtollError, PeerLost
 
 _TICK_S: Final = 0.1
 _FLUSH_MS: Final = 5  # how often closing looks whether everything has left
@@ -64,6 +64,7 @@ class LoopCallbacks:
     ready: Callable[[], None]  # every peer is connected and has said hello
     lost: Callable[[AtollError], None]  # once; from then on nothing is received
     waits: Callable[[bool], None] = lambda waits: None  # whether something waits to leave now; told when it changes
+    goes_on: Callable[[int, AtollError], bool] = lambda rank, error: False  # without this peer, which is lost
 
 
 @dataclass(slots=True)
@@ -180,8 +181,16 @@ class Loop:
             self._watch_source()
         if now_s >= self._next_tick_s:
             self._next_tick_s = now_s + _TICK_S
-            for peer in self._peers.values():
-                peer.tick(now_s)
+            for rank, peer in self._peers.items():
+                self._tick(rank, peer, now_s)
+
+    def _tick(self, rank: int, peer: Peer, now_s: float) -> None:
+        try:
+            peer.tick(now_s)
+        except PeerLost as error:
+            if not (self._ready and self._callbacks.goes_on(rank, error)):
+                raise
+            peer.give_up()
 
     def _receive(self, now_s: float) -> None:
         for _ in range(_AT_ONCE):
@@ -193,6 +202,8 @@ class Loop:
                 self._on_frame(peer, frame, encoded, now_s)
 
     def _on_frame(self, peer: Peer, frame: Frame, encoded: EncodedFrame, now_s: float) -> None:
+        if peer.gone:
+            return  # it was given up: nothing of it counts any more
         if frame.kind is Kind.HELLO:
             self._on_hello(peer, bytes(frame.payload))
             return

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
+from atoll.agent.routes import interface_of
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.transport.keys import Keys, generate, keys_of
 from atoll.agent.runtime.transport.process_groups import own_address_towards
@@ -47,7 +48,10 @@ def data_keys(session: Session) -> Keys:
 
 
 def host(session: Session) -> str:
-    """The address at which the other workers reach this one."""
+    """The address at which the other workers reach this one. What its agent said at its start may be gone since."""
+    told = session.link.welcome.address if session.link is not None else ""
+    if told and interface_of(told) is not None:
+        return told
     return own_address_towards(session.place.master_address) or "127.0.0.1"
 
 

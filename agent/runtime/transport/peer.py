@@ -55,7 +55,7 @@ class Peer:
         self.up = False  # this rank's connection has shaken hands
         self.greeted = False  # the peer's Hello came
         self.left = False  # it said goodbye
-        self.gone = False  # it said goodbye and its connection is closed
+        self.gone = False  # likewise and its connection is closed; or it was given up
         self.trouble = "nothing was heard from it"
         self.arena: Arena | None = None  # towards it
         self.view: ArenaView | None = None  # from it
@@ -96,7 +96,11 @@ class Peer:
             parts: list[bytes | memoryview] = []
             for encoded in self.queue.pop(FRAMES_AT_ONCE, ahead):
                 parts += self._parts(encoded)
-            self.dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
+            try:
+                self.dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
+            except zmq.Again:  # the connection ended just now, with all that is on its way; the monitor tells of it
+                self.meter.drop("left")
+                break
         if self._local and not self.queue:
             self.meter.busy(False, time.monotonic())  # what was handed over is there
         return len(self.queue) > 0
@@ -165,6 +169,8 @@ class Peer:
 
     def tick(self, now_s: float) -> None:
         """Several times a second: close a measuring window, and raise PeerLost where the peer is lost."""
+        if self.gone:
+            return
         counts = self._counts()
         self.meter.sample(counts)
         waits = counts is not None and counts.waiting_bytes > 0
@@ -193,10 +199,14 @@ class Peer:
         counts = self._counts()
         return not self.queue and self.writable and (counts is None or counts.waiting_bytes == 0)
 
+    def give_up(self) -> None:
+        """It left, or is lost and the others go on without it: nothing is sent to it any more."""
+        self.gone = True
+        self.queue.clear()
+
     def _judge(self, closed_for_s: float) -> None:
         if self.left:
-            self.gone = True
-            self.queue.clear()
+            self.give_up()
             return
         if closed_for_s < _JUDGE_S:
             return  # its goodbye may still be on the way to us

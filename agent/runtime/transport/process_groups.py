@@ -1,19 +1,17 @@
-"""The run's process groups, and the one place that knows what a failing collective means."""
+"""The run's process groups."""
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
-from functools import reduce
+from functools import partial, reduce
 from operator import add
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +22,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from atoll.agent.routes import address_towards, interface_of
 from atoll.agent.runtime.agent_link.place import WorkerPlace
+from atoll.agent.runtime.transport.collectives import Aborted, UnderWay, collective
 from atoll.agent.runtime.transport.gloo_sockets import GlooSockets, open_sockets
+from atoll.agent.runtime.transport.relayed_links import RelayedLinks
+from atoll.agent.runtime.transport.relayed_store import RelayedStore
 from atoll.errors import BadInput, PeerLost
 
 # torch's own default is 30 minutes, for which a run with a dead peer would only look busy.
@@ -36,39 +37,30 @@ CONNECT_S: Final = 1.0
 BROADCAST_BYTES: Final = 64 * 1024 * 1024  # at a time, so that the timeout is for this much on a thin link
 
 
-@contextmanager
-def collective(doing: str) -> Iterator[None]:
-    """Turn what torch.distributed raises inside the block into PeerLost."""
-    try:
-        yield
-    except RuntimeError as error:  # gloo raises it bare, NCCL and the store subclasses of it
-        raise PeerLost(f"{doing}: {_cause(error)}") from error
-
-
-def _cause(error: RuntimeError) -> str:
-    """What happened, without the place in gloo's source before it and the general advice after it."""
-    first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return re.sub(r"^\[[^]]*\]\s*", "", first_line).partition(". This is")[0][:300]
-
-
-class Counters(Protocol):
-    """Of the rendezvous: rank 0 keeps them."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """The new value."""
-
-
 class Group:
     """The workers of this run. `data` carries tensors where they live, `control` small CPU tensors beside them."""
 
     def __init__(
-        self, rank: int, world_size: int, data: dist.ProcessGroup, control: dist.ProcessGroup, store: Counters
+        self,
+        rank: int,
+        world_size: int,
+        data: dist.ProcessGroup,
+        control: dist.ProcessGroup,
+        *,
+        nccl: bool = False,
+        links: RelayedLinks | None = None,
+        island_backend: str | None = None,
     ) -> None:
+        """nccl: `data` carries tensors of a GPU by it. links: which of its connections are relayed, where any is.
+        island_backend: of its parts, where it is another one."""
+        self._links, self._island_backend = links, island_backend
         self.rank, self.world_size = rank, world_size
+        self._nccl, self._once, self._ending = nccl, threading.Lock(), threading.Lock()
         self.data, self.control = data, control
-        self._store = store
         self._sockets: list[GlooSockets] = []
         self._parts: list[Group] = []
+        self._aborted = Aborted()
+        self._aborting: threading.Thread | None = None
 
     def hold_sockets(self, before: Collection[int]) -> None:
         """Collective: from now on `abort` ends what is under way. before: inodes of sockets that are not the group's.
@@ -76,7 +68,10 @@ class Group:
         self._sockets.append(
             GlooSockets(
                 before,
-                lambda mine: {int(port) for port in b",".join(self.gather_bytes(_listed(mine))).split(b",") if port},
+                lambda mine: (
+                    {int(port) for port in b",".join(self.gather_bytes(_listed(mine))).split(b",") if port}
+                    | (self._links.ports if self._links is not None else set())
+                ),
             )
         )
 
@@ -85,29 +80,55 @@ class Group:
         one. It ends with this one; its ranks are numbered by their place. Raises PeerLost."""
         before = open_sockets()
         with collective("meeting the workers of its island"):
-            made = [dist.new_group(list(part), timeout=timedelta(seconds=timeout_s)) for part in parts]
+            backend = self._island_backend
+            made = [dist.new_group(list(part), timedelta(seconds=timeout_s), backend) for part in parts]
         place = next(place for place, part in enumerate(parts) if self.rank in part)
-        part = Group(parts[place].index(self.rank), len(parts[place]), made[place], made[place], self._store)
+        part = Group(
+            parts[place].index(self.rank),
+            len(parts[place]),
+            made[place],
+            made[place],
+            nccl=self._nccl or backend is not None,
+            links=self._links,
+        )
+        part._aborted = self._aborted
         self._parts.append(part)
         if self._sockets:
             self.hold_sockets(before)
         return part
 
     def abort(self) -> None:
-        """Collectives under way fail, here and on the peers, and none succeeds after this. By any thread."""
+        """Collectives under way fail, here and on the peers, and none succeeds after this. By any thread; it waits for
+        nothing."""
+        self._aborted.say()
         for sockets in self._sockets:
             sockets.end()
-        if torch.cuda.is_available() and hasattr(self, "data"):  # gloo's does nothing
-            for group in (self, *self._parts):
-                group.data.abort()
+        with self._once:
+            if self._nccl and self._aborting is None and hasattr(self, "data"):  # gloo's does nothing
+                under_way = [group.data for group in (self, *self._parts)]
+                self._aborting = threading.Thread(
+                    target=_abort_all, args=(under_way,), name="atoll-group-abort", daemon=True
+                )
+                self._aborting.start()
 
     def close_within(self, deadline_s: float) -> bool:
-        """`close` after `abort`: whether everything that was under way has come back by then."""
+        """`close` after `abort`: whether everything that was under way, and the abort, has come back by then. What gloo
+        does not wake is left behind, and counts as back."""
+        if not hasattr(self, "data"):
+            return True
         self.abort()
-        closing = threading.Thread(target=self.close, name="atoll-group-end", daemon=True)
+        closing = threading.Thread(target=self._close_aborted, args=(deadline_s,), name="atoll-group-end", daemon=True)
         closing.start()
         closing.join(deadline_s)
-        return not closing.is_alive()
+        return not hasattr(self, "data") and not (self._nccl and closing.is_alive())
+
+    def _close_aborted(self, deadline_s: float) -> None:
+        if self._aborting is not None:
+            self._aborting.join(deadline_s)
+            if self._aborting.is_alive():
+                return
+        with self._ending:
+            self.close()
 
     def expect_answers_within(self, seconds: float) -> None:
         """From now on a collective that takes longer has failed."""
@@ -122,17 +143,41 @@ class Group:
             return  # closed already
         for sockets in self._sockets:
             sockets.close()
-        for part in self._parts:
-            del part.data, part.control
-        del self.data, self.control  # whose destructors join the threads; torch holds the only other references
+        ended = [one for group in (*self._parts, self) for one in (group.data, group.control)]
+        for group in (*self._parts, self):
+            del group.data, group.control
         dist.destroy_process_group()
+        ended.clear()  # whose destructors join the threads; torch has let go of them
+
+    def begin_sum(self, tensor: torch.Tensor, doing: str) -> UnderWay:
+        """Over all ranks, in place, beside what the caller goes on with. Raises PeerLost, as its `wait` does."""
+        return self._begin(doing, tensor, lambda: dist.all_reduce(tensor, group=self.data, async_op=True))
+
+    def begin_least(self, numbers: torch.Tensor, doing: str) -> UnderWay:
+        """As `begin_sum`, of small CPU tensors, the least of each number."""
+        least, group = dist.ReduceOp.MIN, self.control
+        return self._begin(doing, numbers, lambda: dist.all_reduce(numbers, op=least, group=group, async_op=True))
+
+    def sum_in_place(self, tensor: torch.Tensor, doing: str) -> None:
+        """Over all ranks, on the CPU. Raises PeerLost."""
+        self._begin(doing, tensor, lambda: dist.all_reduce(tensor, group=self.control, async_op=True)).wait()
+
+    def level(self, flat: torch.Tensor, doing: str) -> None:
+        """Overwrite it with what the group's first rank has. Raises PeerLost."""
+        self._begin(doing, flat, lambda: dist.broadcast(flat, group_src=0, group=self.data, async_op=True)).wait()
+
+    def _begin(self, doing: str, tensor: torch.Tensor, call: Callable[[], dist.Work | None]) -> UnderWay:
+        """tensor: one that it carries. Raises PeerLost."""
+        with collective(doing):
+            work = call()
+        assert work is not None  # async_op
+        return UnderWay(work, doing, None if tensor.is_cuda else self._aborted)
 
     def gather_rows(self, row: Sequence[int]) -> list[list[int]]:
         """Every rank's row of integers, equally long and each below 2^63, by rank. Raises PeerLost."""
         mine = torch.tensor(row, dtype=torch.int64)
         rows = [torch.empty_like(mine) for _ in range(self.world_size)]
-        with collective("gathering from all ranks"):
-            dist.all_gather(rows, mine, group=self.control)
+        self._gather(rows, mine)
         return [[int(value) for value in row.tolist()] for row in rows]
 
     def gather_bytes(self, mine: bytes) -> list[bytes]:
@@ -142,9 +187,12 @@ class Group:
         if mine:
             padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         received = [torch.empty_like(padded) for _ in range(self.world_size)]
-        with collective("gathering from all ranks"):
-            dist.all_gather(received, padded, group=self.control)
+        self._gather(received, padded)
         return [one[:length].numpy().tobytes() for one, length in zip(received, lengths, strict=True)]
+
+    def _gather(self, into: list[torch.Tensor], mine: torch.Tensor) -> None:
+        gather = partial(dist.all_gather, into, mine, group=self.control, async_op=True)
+        self._begin("gathering from all ranks", mine, gather).wait()
 
     def sum_numbers(self, numbers: Sequence[float]) -> tuple[float, ...]:
         """Each number's sum over all ranks, equal on all. Raises PeerLost, BadInput where ranks gave unequally many."""
@@ -160,9 +208,9 @@ class Group:
         """`data` of rank `source` on every rank. Raises PeerLost."""
         length = self.gather_rows([len(data) if data is not None else 0])[source][0]
         buffer = torch.frombuffer(bytearray(data or bytes(length)), dtype=torch.uint8)
-        with collective(f"receiving from rank {source}"):
-            for chunk in torch.split(buffer, BROADCAST_BYTES):
-                dist.broadcast(chunk, source, group=self.control)
+        for chunk in torch.split(buffer, BROADCAST_BYTES):
+            broadcast = partial(dist.broadcast, chunk, source, group=self.control, async_op=True)
+            self._begin(f"receiving from rank {source}", chunk, broadcast).wait()
         return buffer.numpy().tobytes()
 
     def distribute(
@@ -196,9 +244,9 @@ class Group:
             warnings.simplefilter("ignore")  # read-only memory as a tensor: the source's is only read
             tensor = torch.from_numpy(piece)
             if self.rank == source:
-                dist.send(tensor, to, group=self.control)
+                self._aborted.run(lambda: dist.send(tensor, to, group=self.control))
             else:
-                dist.recv(tensor, source, group=self.control)
+                self._aborted.run(lambda: dist.recv(tensor, source, group=self.control))
 
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
         """Overwrite `tensors` with rank 0's. Raises PeerLost."""
@@ -206,50 +254,65 @@ class Group:
             dense = [tensor.detach().contiguous() for tensor in tensors]
             # As bytes: neither gloo nor NCCL sends every dtype that a buffer may have.
             flat = [tensor.reshape(-1).view(torch.uint8) for tensor in dense]
-            with collective("receiving the model from rank 0"):
-                works = [dist.broadcast(part, 0, group=self.data, async_op=True) for part in flat]
-                for work in works:
-                    work.wait()
+            broadcasts = [partial(dist.broadcast, part, 0, group=self.data, async_op=True) for part in flat]
+            doing = "receiving the model from rank 0"
+            for under_way in [self._begin(doing, part, call) for part, call in zip(flat, broadcasts, strict=True)]:
+                under_way.wait()
             for tensor, received in zip(tensors, dense, strict=True):
                 if received.data_ptr() != tensor.data_ptr():
                     tensor.detach().copy_(received)
 
-    def claim(self, what: str) -> int:
-        """The next number of `what`, from 0: no other rank gets the same. Raises PeerLost."""
-        with collective(f"rank {self.rank} asked for its next {what}"):
-            return int(self._store.add(f"atoll/{what}", 1)) - 1
-
     def barrier(self) -> None:
         self.gather_rows([0])
+
+
+def _abort_all(groups: Sequence[dist.ProcessGroup]) -> None:
+    for one in groups:
+        one.abort()
 
 
 def _listed(ports: Sequence[int]) -> bytes:
     return ",".join(map(str, ports)).encode()
 
 
-def join(place: WorkerPlace, device: torch.device, *, abortable: bool = False) -> Group | None:
+def join(
+    place: WorkerPlace, device: torch.device, *, abortable: bool = False, links: RelayedLinks | None = None
+) -> Group | None:
     """Meet the other ranks; None where there are none. Raises PeerLost if one does not come.
 
-    abortable: `Group.abort` shall end what is under way; on all ranks alike."""
+    abortable: `Group.abort` shall end what is under way; on all ranks alike. links: who is reached through the
+    relay."""
     if place.world_size == 1:
         return None
+    if links is not None:
+        address, port = links.meeting(place.master_address, int(os.environ["MASTER_PORT"]))
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
     timeout = timedelta(seconds=START_TIMEOUT_S)
     with collective(f"rank {place.rank} waited for the {place.world_size} workers of its run to meet"):
         store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=timeout))
-    return _made(place, device, store, START_TIMEOUT_S, abortable=abortable)
+    return _made(place, device, store, START_TIMEOUT_S, abortable=abortable, links=links)
 
 
 def join_again(
-    place: WorkerPlace, port: int, device: torch.device, *, within_s: float, given_up: Callable[[float], bool]
+    place: WorkerPlace,
+    port: int,
+    device: torch.device,
+    *,
+    within_s: float,
+    given_up: Callable[[float], bool],
+    links: RelayedLinks | None = None,
 ) -> Group | None:
     """As `join`, with the members of a later view at `port` of its master; the group before is closed. given_up: waits
     for so long; whether the meeting is not to be waited for any more. Raises PeerLost."""
-    where = {"RANK": place.rank, "WORLD_SIZE": place.world_size, "MASTER_ADDR": place.master_address}
+    address = place.master_address
+    if links is not None and place.world_size > 1:
+        address, port = links.meeting(address, port)
+    where = {"RANK": place.rank, "WORLD_SIZE": place.world_size, "MASTER_ADDR": address}
     os.environ.update({name: str(value) for name, value in {**where, "MASTER_PORT": port}.items()})
     if place.world_size == 1:
         return None
     ends_s = time.monotonic() + within_s
-    what = f"at {place.master_address}:{port}, where {place.world_size} members of the view meet"
+    what = f"at {address}:{port}, where {place.world_size} members of the view meet"
 
     def until(there: Callable[[], bool]) -> None:
         while not there():
@@ -257,10 +320,10 @@ def join_again(
                 raise PeerLost(f"rank {place.rank} did not meet everyone {what}")
 
     if not place.is_main:  # torch's store tries again only after most of a second
-        until(lambda: _listens_at(place.master_address, port))
+        until(lambda: _listens_at(address, port))
     with collective(what):
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            place.master_address,
+            address,
             port,
             place.world_size,
             place.is_main,
@@ -271,15 +334,25 @@ def join_again(
         everyone = [f"here/{rank}" for rank in range(place.world_size)]
         until(lambda: store.check(everyone))
     try:
-        return _made(place, device, store, max(ends_s - time.monotonic(), 1.0), abortable=True)
+        return _made(place, device, store, max(ends_s - time.monotonic(), 1.0), abortable=True, links=links)
     except PeerLost:
         if dist.is_initialized():
             dist.destroy_process_group()
         raise
 
 
-def _made(place: WorkerPlace, device: torch.device, store: Any, within_s: float, *, abortable: bool) -> Group:
+def _made(
+    place: WorkerPlace,
+    device: torch.device,
+    store: Any,
+    within_s: float,
+    *,
+    abortable: bool,
+    links: RelayedLinks | None,
+) -> Group:
     """The group of those who meet at this store of torch's."""
+    over_relay = links is not None and links.used
+    shared = RelayedStore(store, place.rank, links) if links is not None and over_relay else store
     own = own_address_towards(place.master_address)
     if own is not None and (interface := interface_of(own)) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # gloo asks the host's name otherwise, often 127.0.1.1
@@ -287,12 +360,21 @@ def _made(place: WorkerPlace, device: torch.device, store: Any, within_s: float,
     timeout = timedelta(seconds=within_s)
     with collective(f"rank {place.rank} waited for the {place.world_size} workers of its run to meet"):
         before = open_sockets()
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
+        whole = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        backend = "gloo" if over_relay else whole  # NCCL's connections are nobody's to lead
+        dist.init_process_group(backend, store=shared, rank=place.rank, world_size=place.world_size, timeout=timeout)
         control = dist.new_group(backend="gloo", timeout=timeout)
     data = dist.group.WORLD
     assert data is not None
-    group = Group(place.rank, place.world_size, data, control, store)
+    group = Group(
+        place.rank,
+        place.world_size,
+        data,
+        control,
+        nccl=backend != "gloo",
+        links=links,
+        island_backend=whole if whole != backend else None,
+    )
     if abortable:
         group.hold_sockets(before)
     return group

@@ -9,10 +9,10 @@ from dataclasses import astuple
 from typing import Final
 
 import torch
-import torch.distributed as dist
 
 from atoll.agent.runtime.step.agreement import Proposal, other_updates
-from atoll.agent.runtime.transport.process_groups import Group, collective
+from atoll.agent.runtime.transport.collectives import UnderWay
+from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput, PeerLost
 
 _PROPOSAL: Final = struct.Struct("<QBQQQQQQQ")  # the fields of a Proposal
@@ -27,19 +27,17 @@ class ReducedProposals:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._bounds = torch.empty(0, dtype=torch.int64)
-        self._work: dist.Work | None = None
+        self._under_way: UnderWay | None = None
 
     def propose(self, number: int, own: Proposal) -> None:
         fields = astuple(own)
         self._bounds = torch.tensor([*fields, *(-one for one in fields)], dtype=torch.int64)
-        with collective(_DOING):
-            self._work = dist.all_reduce(self._bounds, op=dist.ReduceOp.MIN, group=self._group.control, async_op=True)
+        self._under_way = self._group.begin_least(self._bounds, _DOING)
 
     def collect(self, number: int, deadline_s: float) -> Sequence[tuple[str, Proposal]]:
         """The least and the greatest of each field."""
-        assert self._work is not None  # propose came first
-        with collective(_DOING):
-            self._work.wait()
+        assert self._under_way is not None  # propose came first
+        self._under_way.wait()
         bounds = [int(one) for one in self._bounds.tolist()]
         half = len(bounds) // 2
         return [("one", Proposal(*bounds[:half])), ("another", Proposal(*(-one for one in bounds[half:])))]

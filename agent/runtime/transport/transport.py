@@ -20,6 +20,7 @@ from atoll.agent.runtime.transport.peer import Peer
 from atoll.agent.runtime.transport.sendqueue import EncodedFrame
 from atoll.agent.runtime.transport.topology import Member, Topology
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
+from atoll.ports import host_and_port
 
 MAX_BROADCAST_BYTES: Final = 1024 * 1024
 _RECEIVED_AHEAD: Final = 256  # messages of each peer that wait for the wire's thread before the peer has to wait
@@ -49,7 +50,7 @@ class Transport:
         self._topology = Topology.of(me, members)
         self._run = run
         self._keys = keys
-        self._host = f"[{host}]" if ":" in host else host
+        self._host = host
         if host in {"", "*", "0.0.0.0", "::"}:
             raise BadInput(f"host {host!r} is no address that peers can connect to. Give one address of this machine")
         unknown = [rank for rank in self._topology.peers if keys is not None and rank not in keys.of]
@@ -68,6 +69,11 @@ class Transport:
         self._failure: AtollError | None = None
         self._closed = False
 
+    @property
+    def peers(self) -> Sequence[int]:
+        """Whom it connects with."""
+        return self._topology.peers
+
     def bind(self) -> Endpoint:
         """Listen. Raises BadInput where the host is no address of this machine."""
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
@@ -84,7 +90,7 @@ class Transport:
         self._router = router
         name = f"ipc://@atoll-{self._run}-{self._topology.me.rank}-{secrets.token_hex(16)}"
         try:
-            router.bind(f"tcp://{self._host}:0")
+            router.bind(f"tcp://{host_and_port(self._host, 0)}")
             tcp = router.getsockopt(zmq.LAST_ENDPOINT)
             router.bind(name)
         except zmq.ZMQError as error:
@@ -99,13 +105,16 @@ class Transport:
         deliver: Callable[[Frame], str | None],
         lost: Callable[[str], None],
         waits: Callable[[bool], None] = lambda waits: None,
+        *,
+        goes_on: Callable[[int, AtollError], bool] = lambda rank, error: False,
     ) -> None:
         """Start the thread, and wait until every peer is connected and has said hello.
 
         endpoints: by rank. source: None where all that leaves is given to `broadcast` and `send`. deliver, lost, waits:
         called on the wire's thread, deliver already before this returns. waits: told when something begins to wait for
-        links, and when nothing does any more. Raises NotAllowed where keys do not fit, PeerLost, DeadlineExceeded;
-        after each only close is left."""
+        links, and when nothing does any more. goes_on: whether the others go on without this peer, which is lost; then
+        nothing comes of it any more. Raises NotAllowed where keys do not fit, PeerLost, DeadlineExceeded; after each
+        only close is left."""
         if self._router is None or self._thread is not None or self._closed:
             raise BadInput("connect comes once, after bind and before close")
         if len(endpoints) != len(self._topology.members):
@@ -119,7 +128,7 @@ class Transport:
                 lost(str(error))
             self._met.set()
 
-        callbacks = LoopCallbacks(deliver, self._met.set, on_lost, waits)
+        callbacks = LoopCallbacks(deliver, self._met.set, on_lost, waits, goes_on)
         self._loop = Loop(
             topology=self._topology,
             run=self._run,

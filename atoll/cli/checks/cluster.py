@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from atoll.cli.checks.finding import Finding
+from atoll.cli.checks.reach import check_reach
 from atoll.cli.connection import Connection
 from atoll.errors import AtollError, BadInput, ControllerUnreachable
 from atoll.ports import DEFAULT_ADDRESS
@@ -61,7 +62,8 @@ def check_cluster(reached: Connection) -> list[Finding]:
     half_way_s = (before_s + time.time()) / 2
     leads = reply.controller or where
     found = f"{leads} leads, answered in {(time.time() - before_s) * 1000:.0f} ms"
-    return [Finding("controller", "ok", found), *judge_cluster(reply, version("atoll"), half_way_s)]
+    judged = judge_cluster(reply, version("atoll"), half_way_s)
+    return [Finding("controller", "ok", found), *judged, *check_reach(reached)]
 
 
 def judge_cluster(reply: ListNodesReply, own_version: str, now_s: float) -> list[Finding]:

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import sys
@@ -34,6 +33,8 @@ _ASK_TORCH: Final = (
 
 def check_machine(data: Path) -> list[Finding]:
     """All checks of this machine. data: the folder whose disk counts."""
+    if sys.platform != "linux":
+        return [_python(), Finding("role", "info", "a client: controllers, agents and workers run on Linux alone")]
     cards = _cards()
     checks: Sequence[Callable[[], Finding]] = (
         _python,
@@ -56,6 +57,9 @@ def _python() -> Finding:
 
 
 def _kernels() -> Finding:
+    if importlib.util.find_spec("atoll.kernels._native") is None:
+        step = "where workers run: pip install atoll with the wheel of that platform, or from source with a compiler"
+        return Finding("kernels", "info", "none in this installation, which is a client", step)
     try:
         kernels = importlib.import_module("atoll.kernels")
         features = kernels.cpu_features()
@@ -174,6 +178,8 @@ def _memory() -> Finding:
 
 
 def _open_files() -> Finding:
+    import resource  # not on every platform of clients
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _ENOUGH_OPEN_FILES:
         most = "" if hard == resource.RLIM_INFINITY or hard >= _ENOUGH_OPEN_FILES else " (raise the hard limit first)"

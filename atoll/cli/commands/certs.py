@@ -58,6 +58,19 @@ def agent(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE", he
 
 
 @app.command()
+def volunteer(folder: Folder, node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]) -> None:
+    """Make a volunteer's certificate (1 year) and its join token. With them a node can help, and nothing else."""
+    from atoll import certs
+
+    own = certs.issue_volunteer(folder.expanduser(), node, _now())
+    print(own)
+    terminal.note(
+        f"next: copy {own} to its machine, then ATOLL_TLS_DIR={own} atoll agent --volunteer --name {node} "
+        f"--token-file {own}/token --controller HOST:PORT"
+    )
+
+
+@app.command()
 def revoke(
     folder: Folder,
     name: Annotated[str, typer.Argument(metavar="NAME", help="As its folder is named: client-alice, agent-node7.")],

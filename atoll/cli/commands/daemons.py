@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib
 import logging
 import os
@@ -12,16 +11,21 @@ import socket
 import stat
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli import connection
+from atoll.cli.daemon_gc import tune_collector
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
 from atoll.ports import DEFAULT_ADDRESS
+
+if TYPE_CHECKING:
+    from atoll.rpc import Tls
 
 
 def controller(
@@ -45,8 +49,20 @@ def controller(
         bool,
         typer.Option("--insecure", help="Without certificates beyond this machine, to etcd too: anyone may run code."),
     ] = False,
+    relay: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="A relay for nodes behind NAT.", show_default="its own")
+    ] = None,
+    relay_secret_file: Annotated[Path | None, typer.Option(help="The secret of that relay.")] = None,
+    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus.")] = None,
+    dashboard: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve the page of `atoll dashboard` too.")
+    ] = None,
+    dashboard_identity: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The client's certificate with which the page asks.")
+    ] = None,
 ) -> None:
     """Run a controller: the daemon on the head node. Several may run on one etcd; one leads."""
+    need_linux()
     reached = connection.of(context)  # before gRPC is imported, which reads its variables then
     settings = need("atoll.controller.settings", "controller")
     daemon = need("atoll.controller.daemon", "controller")
@@ -59,15 +75,27 @@ def controller(
         tls=reached.tls,
         insecure=insecure,
         token_file=token_file.expanduser().absolute() if token_file else None,
+        relay=relay,
+        relay_secret_file=relay_secret_file.expanduser().absolute() if relay_secret_file else None,
+        metrics=metrics,
     )
-    run_until_told(lambda stop: daemon.serve(chosen, stop))
+    if dashboard is None:
+        run_until_told(lambda stop: daemon.serve(chosen, stop))
+        return
+    server = need("atoll.dashboard.serve", "dashboard")
+    identity = _page_identity(dashboard_identity, reached.tls)
+    page = server.listening(dashboard, "--dashboard", reached.tls)
+    beside = partial(server.beside_controller, page, identity, chosen.data_dir)
+    run_until_told(lambda stop: daemon.serve(chosen, stop, beside))
 
 
 def agent(
     context: typer.Context,
     *,
     name: Annotated[str | None, typer.Option(help="Of this node.", show_default="the host's name")] = None,
-    island: Annotated[str, typer.Option(help="Nodes with a fast network between them share one.")] = "default",
+    island: Annotated[
+        str | None, typer.Option(help="Nodes with a fast network between them share one.", show_default="default")
+    ] = None,
     rack: Annotated[str, typer.Option(help="What fails together inside the island.", show_default="none")] = "",
     address: Annotated[
         str | None, typer.Option(help="Where other nodes reach this one.", show_default="found out")
@@ -76,40 +104,75 @@ def agent(
     jobs_dir: Annotated[
         Path | None, typer.Option(help="Checkpoints; a folder that all nodes share lets any of them go on.")
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="The cluster's join token.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="The cluster's join token, or a volunteer's.")] = None,
+    behind_nat: Annotated[
+        bool,
+        typer.Option("--behind-nat", help="Other islands cannot dial it: links to them go through the relay."),
+    ] = False,
+    volunteer: Annotated[
+        bool,
+        typer.Option("--volunteer", help="It may vanish at any moment: help jobs of strategy volunteer, hold nothing."),
+    ] = False,
+    hours: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HH:MM-HH:MM", help="Volunteers: help then alone, by this machine's clock; repeatable."),
+    ] = None,
+    pause: Annotated[
+        str, typer.Option(metavar="COMMAND", help="Volunteers: rest while this succeeds; asked every 2 s.")
+    ] = "",
+    uplink_mbps: Annotated[
+        float | None, typer.Option(help="Volunteers: what answers take of the line, Mbit/s.", show_default="all")
+    ] = None,
     speed: Annotated[
-        float, typer.Option(help="Slow the devices down to this part, (0, 1]: for tests and demos.")
+        float, typer.Option(help="Use this part of the devices, (0, 1]: of a friend's, or for tests and demos.")
     ] = 1.0,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of each worker.", show_default="cores / devices")
     ] = None,
+    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus.")] = None,
 ) -> None:
     """Run an agent: the daemon on each machine with devices. It dials out and comes back for ever."""
+    need_linux()
     reached = connection.of(context)
     token = read_token(token_file) if token_file else ""
     settings = need("atoll.agent.settings", "agent")
     daemon = need("atoll.agent.daemon", "agent")
+    owner = need("atoll.agent.owner", "agent")
+    name = name or socket.gethostname().partition(".")[0]
     chosen = settings.AgentSettings(
         controllers=reached.controllers,
-        name=name or socket.gethostname().partition(".")[0],
-        island=island,
+        name=name,
+        island=island or (name if behind_nat else "default"),  # behind NAT is a site of its own, unless it is said
         rack=rack,
         address=address,
         state_dir=state_dir.expanduser().absolute(),
         jobs_dir=jobs_dir.expanduser().absolute() if jobs_dir else None,
         tls=reached.tls,
         token=token,
+        behind_nat=behind_nat,
+        volunteer=volunteer,
+        owner=owner.OwnersLimits(tuple(map(owner.Hours.parse, hours or ())), pause),
+        uplink_bps=uplink_mbps * 1e6 if uplink_mbps is not None else None,
         speed=speed,
         threads=threads,
+        metrics=metrics,
     )
     run_until_told(lambda stop: daemon.serve(chosen, stop))
 
 
+def need_linux() -> None:
+    """Raises BadInput elsewhere, where an installation is a client's."""
+    if sys.platform != "linux":
+        raise BadInput("this runs on Linux alone. Here `atoll` is a client: name a cluster with --controller HOST:PORT")
+
+
 def need(module: str, extra: str) -> ModuleType:
-    """Import a part of Atoll whose dependencies are optional. Raises BadInput with the command that installs them."""
+    """Import a part of Atoll that not every installation has. Raises BadInput with what brings it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        if error.name == "atoll.kernels._native":
+            raise BadInput("this installation is a client without kernels. Install this platform's wheel") from error
         if error.name is None or error.name.partition(".")[0] == "atoll":
             raise  # a part of Atoll itself is missing: no extra brings that back
         raise BadInput(f"{error.name} is not installed. pip install 'atoll[{extra}]'") from error
@@ -151,7 +214,7 @@ def run_until_told(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
                 loop.add_signal_handler(number, told, number)
         await serve(stop)
 
-    gc.freeze()  # what was imported stays: full collections, tens of milliseconds over all of it, leave it out
+    tune_collector()
     try:
         asyncio.run(running())
     except* AtollError as errors:
@@ -162,6 +225,22 @@ def innermost(errors: BaseExceptionGroup[AtollError]) -> AtollError:
     """The first cause inside what a task group raised."""
     first = errors.exceptions[0]
     return innermost(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def _page_identity(folder: Path | None, own: Tls | None) -> Tls | None:
+    """Whose rights the page has. Raises BadInput where a controller with certificates would refuse it."""
+    if own is None:
+        return None
+    if folder is None:
+        raise BadInput(
+            "--dashboard asks as a client, which needs a certificate: `atoll certs client DIR dashboard` makes one. "
+            "Name its folder with --dashboard-identity"
+        )
+    from atoll.certs import identity
+
+    found = identity(folder.expanduser())
+    found.check()
+    return found
 
 
 def _etcd_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> object:

@@ -27,7 +27,7 @@ def dashboard(
     """
     reached = connection.of(context)
     server = daemons.need("atoll.dashboard.serve", "dashboard")
-    bound = server.listening(listen)
+    page = server.listening(listen)
 
     def ready(address: str) -> None:
         print(address, flush=True)
@@ -37,6 +37,6 @@ def dashboard(
 
     async def serve(stop: asyncio.Event) -> None:
         async with reached.client() as client:
-            await server.serve(client, bound, ready, stop)
+            await server.serve(client, page, ready, stop)
 
     daemons.run_until_told(serve)

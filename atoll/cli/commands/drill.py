@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from atoll.cli.commands.daemons import innermost, need
+from atoll.cli.commands.daemons import innermost, need, need_linux
 from atoll.cli.commands.jobs import Json
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from atoll.drill.conduct import DrillOutcome
     from atoll.drill.settings import Settings
 
-_ALL: Final = "workers,everyone,agents,machines,pairs,stops,leader,recovery,etcd,saving"  # atoll.drill.schedule.KINDS
+# atoll.drill.schedule.KINDS
+_ALL: Final = "workers,everyone,agents,machines,pairs,stops,leader,recovery,etcd,saving,overflow,crowd"
 _MAX_MACHINES: Final = 16
 
 
@@ -47,10 +48,16 @@ def drill(
 
     atoll drill --minutes 30 --every 20 --seed 7
     """
+    need_linux()
     need("atoll.controller.daemon", "controller")
     need("atoll.agent.daemon", "agent")
-    from atoll.drill.cluster import fresh_folder
-    from atoll.drill.settings import Settings
+    try:
+        from atoll.drill.cluster import fresh_folder
+        from atoll.drill.settings import Settings
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            "wheels are without drills, which try Atoll itself. `make setup` in a clone of the project brings them"
+        ) from error
 
     if strategy not in ("dense", "stale-sparse"):
         raise BadInput(f"--strategy {strategy!r} is neither dense nor stale-sparse")

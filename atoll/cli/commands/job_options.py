@@ -36,6 +36,13 @@ Secret = Annotated[
 Workdir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Ship this whole folder; else *.py under the script's.")
 ]
+Module = Annotated[
+    str | None,
+    typer.Option("--module", "-m", metavar="NAME", help="In place of a script, as `python -m` takes it."),
+]
+Requirements = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="As pip takes it: what workers import beside what the nodes have.")
+]
 Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="With --follow: stop following then (exit code 124).")
 ]
@@ -43,15 +50,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout; JSON lines
 
 
 def flags(context: typer.Context) -> dict[str, Any]:
-    """What was given of a job's fields, by their names; None where it was left out. Raises BadInput."""
+    """What was given of a job's fields, by their names; None where it was left out. Raises BadInput, NotFound."""
+    from atoll.submission import read_requirements
+
     given = context.params
     return {
         "name": given["name"],
         "script": str(given["script"]) if given["script"] else None,
+        "module": given["module"],
         "args": tuple(given["args"]) if given["args"] else None,
         "workers": given["workers"],
         "standby": given["standby"],
         "workdir": str(given["workdir"]) if given["workdir"] else None,
+        "requirements": read_requirements(given["requirements"]) if given["requirements"] else None,
         "env": given["env"],
         "secrets": given["secret"],
         "checkpoint.every_steps": given["checkpoint_every"],

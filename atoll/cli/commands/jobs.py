@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from atoll.cli import connection
 from atoll.cli.commands import strategy_options
 from atoll.cli.render import terminal, wire
-from atoll.errors import BadInput, NotFound
+from atoll.errors import AtollError, BadInput, NotFound
+from atoll.ports import DEFAULT_ADDRESS
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="Its id, or its name (then the newest of that name).")]
+_COMPLETE_WITHIN_S: Final = 1.0
+
+
+def _ids(context: typer.Context, incomplete: str) -> list[str]:
+    """Ids of jobs that begin so, for the shell's completion, which waits: nothing where nobody answers."""
+    given = context.find_root().params
+    address = given.get("controller") or os.environ.get("ATOLL_CONTROLLER") or DEFAULT_ADDRESS
+    tls = (given.get("tls_ca"), given.get("tls_cert"), given.get("tls_key"))
+    try:
+        found = connection.described(connection.Options(address, *tls, _COMPLETE_WITHIN_S)).run(
+            lambda client: client.jobs(ended=True)
+        )
+    except AtollError:
+        return []
+    return [job.id for job in found if job.id.startswith(incomplete)]
+
+
+JobName = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="Its id, or its name (then the newest of that name).", autocompletion=_ids),
+]
 
 
 def jobs(

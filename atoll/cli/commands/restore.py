@@ -30,6 +30,7 @@ def restore(
     script: Annotated[
         Path | None, typer.Option(help="Another script than the job's; needed for a directory or a URL.")
     ] = None,
+    module: options.Module = None,
     name: Annotated[str | None, typer.Option(help="Name of the new job.")] = None,
     workers: Annotated[str | None, typer.Option(metavar="N|MIN:MAX", help="How many devices.")] = None,
     standby: options.Standby = None,
@@ -46,6 +47,7 @@ def restore(
     adapt_batch: options.AdaptBatch = None,
     seed: options.Seed = None,
     workdir: options.Workdir = None,
+    requirements: options.Requirements = None,
     timeout: options.Timeout = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -57,14 +59,15 @@ def restore(
     """
     wanted = sources.parse(source, step)
     flags = options.flags(context)
-    own_code = script is not None or config is not None
+    own_code = script is not None or module is not None or config is not None
     if not wanted.job and not own_code:
         raise BadInput(f"{source} says nothing of the code. Give it with --script train.py, or with --config")
-    send = _of_job(wanted, flags) if not own_code else _with_own_code(wanted, config, flags)
+    send = of_job(wanted, flags) if not own_code else _with_own_code(wanted, config, flags)
     submit.hand_over(context, send, follow, timeout, as_json=as_json)
 
 
-def _of_job(wanted: sources.CheckpointSource, flags: dict[str, Any]) -> submit.Send:
+def of_job(wanted: sources.CheckpointSource, flags: dict[str, Any]) -> submit.Send:
+    """To begin with a job's checkpoint, with its code and settings but for the flags."""
     from atoll import jobfile
 
     async def send(client: AsyncClient) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from atoll.errors import BadInput
 
 def simulate(
     scenario: Annotated[
-        Path | None, typer.Argument(help="A TOML file: devices, links, changes, learning; or failures.")
+        Path | None, typer.Argument(help="A TOML file: devices, links, changes, learning; or failures, or volunteers.")
     ] = None,
     *,
     policy: Annotated[
@@ -29,7 +30,8 @@ def simulate(
     list_presets: Annotated[bool, typer.Option("--list-presets", help="Devices, models, clusters, policies.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Simulate a cluster and compare who decides about batches and compression, or how it recovers from failures.
+    """Simulate a cluster and compare who decides about batches and compression, how it recovers from failures, or what
+    volunteers bring.
 
     The same scenario and seed give the same output, to the byte.
     """
@@ -45,10 +47,11 @@ def simulate(
     from atoll.controller.simulator import scenario as scenarios
 
     document = scenarios.read(scenario)
-    if document.get("kind") == "failures":
+    of_kind = {"failures": _failures, "volunteers": _volunteers}.get(document.get("kind", ""))
+    if of_kind is not None:
         if plot is not None:
-            raise BadInput("--plot draws scenarios of devices; of failures there is a table, and --json")
-        _failures(document, scenario, policy, seed, as_json)
+            raise BadInput(f"--plot draws scenarios of devices; of {document['kind']} there is a table, and --json")
+        of_kind(document, scenario, policy, seed, as_json)
         return
     read = scenarios.parse(document, str(scenario))
     for line in scenarios.retired(document | ({"policies": policy} if policy else {})):
@@ -76,17 +79,42 @@ def _failures(document: dict[str, Any], path: Path, policy: list[str] | None, se
     from atoll.controller.simulator import failure_scenario, recovery, recovery_report
 
     read = failure_scenario.parse(document, str(path))
+    _compare(read, recovery.survive, recovery_report, policy, seed, as_json)
+
+
+def _volunteers(
+    document: dict[str, Any], path: Path, policy: list[str] | None, seed: int | None, as_json: bool
+) -> None:
+    from atoll.controller.simulator import volunteer_scenario, volunteers, volunteers_report
+
+    read = volunteer_scenario.parse(document, str(path))
+    _compare(read, volunteers.simulate, volunteers_report, policy, seed, as_json)
+
+
+def _compare(  # noqa: PLR0917 - what a kind of scenario is made of, then what was asked
+    read: Any,
+    simulate: Callable[..., Iterable[Any]],
+    told: Any,
+    policy: list[str] | None,
+    seed: int | None,
+    as_json: bool,
+) -> None:
+    """Show what each policy makes of the scenario."""
     chosen = read.seed if seed is None else seed
-    outcomes = list(recovery.survive(read, policy or read.policies, chosen))
+    outcomes = list(simulate(read, policy or read.policies, chosen))
     if as_json:
-        terminal.print_json(recovery_report.document(read.name, chosen, outcomes))
+        terminal.print_json(told.document(read.name, chosen, outcomes))
     else:
-        terminal.print_table(recovery_report.COLUMNS, recovery_report.rows(outcomes), right=recovery_report.NUMBERS)
+        terminal.print_table(told.COLUMNS, told.rows(outcomes), right=told.NUMBERS)
 
 
 def _list_presets(as_json: bool) -> None:
     presets = need("atoll.controller.simulator.presets", "controller")
-    policies = need("atoll.controller.simulator.catalogue", "controller").POLICIES
+    catalogue = need("atoll.controller.simulator.catalogue", "controller")
+    from atoll.strategies.registry import strategies
+
+    own = {name: made for each in strategies().values() for name, made in catalogue.of_strategy(each).items()}
+    policies = catalogue.POLICIES | own
     found = presets.listed() + [{"kind": "policy", "name": name, "what": what} for name, (_, what) in policies.items()]
     if as_json:
         terminal.print_json({"presets": found})

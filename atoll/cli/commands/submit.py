@@ -30,10 +30,11 @@ Send: TypeAlias = "Callable[[AsyncClient], Awaitable[str]]"
 def submit(
     context: typer.Context,
     script: Annotated[
-        Path | None, typer.Argument(help="The training script. Its own arguments follow after `--`.")
+        str | None, typer.Argument(help="The training script. Its own arguments follow after `--`.")
     ] = None,
     args: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Handed to the script.")] = None,
     *,
+    module: options.Module = None,
     name: Annotated[str | None, typer.Option(help="Name of the job; the script's name where left out.")] = None,
     workers: Annotated[
         str | None, typer.Option(metavar="N|MIN:MAX", help="How many devices.", show_default="1")
@@ -52,6 +53,7 @@ def submit(
     adapt_batch: options.AdaptBatch = None,
     seed: options.Seed = None,
     workdir: options.Workdir = None,
+    requirements: options.Requirements = None,
     timeout: options.Timeout = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -59,9 +61,13 @@ def submit(
 
     atoll submit train.py --workers 2:8 --follow -- --lr 0.1
 
+    atoll submit -m package.train --workers 4 -- --lr 0.1
+
     The code is executed on every node it is placed on.
     """
     flags = options.flags(context)
+    if script is not None and (module or script.startswith("-")):  # the first word after `--`
+        flags |= {"script": None, "args": (script, *(args or ()))}
     job, bundle = prepare(config, flags)
     spec = job.to_spec(bundle.script, os.environ)
     hand_over(context, lambda client: client.submit(spec, bundle.data), follow, timeout, as_json=as_json)
@@ -91,19 +97,12 @@ def hand_over(
 
 def prepare(config: Path | None, flags: dict[str, Any]) -> tuple[JobFile, Bundle]:
     """Everything that can be wrong with the input is found here, before any connection."""
-    from atoll import bundle, jobfile
+    from atoll import jobfile, submission
 
     job = jobfile.load(config, terminal.note) if config else jobfile.JobFile()
-    base = config.parent if config and not flags["script"] else Path()
+    base = config.parent if config and not (flags["script"] or flags["module"]) else Path()
     root = config.parent if config and not flags["workdir"] else Path()
-    job = with_flags(job, flags)
-    if job.script is None:
-        raise BadInput("no script named. Give it: atoll submit train.py, or `script = ` in the job file")
-    script = base / job.script
-    if missing := [name for name in job.secrets if not os.environ.get(name)]:
-        raise BadInput(f"secret {missing[0]} is not set here. export {missing[0]}=… before you submit")
-    job = jobfile.with_profile(job, root)
-    return job, bundle.pack(script, root / job.workdir if job.workdir else None)
+    return submission.bundled(with_flags(job, flags), base, root)
 
 
 def with_flags(job: JobFile, flags: dict[str, Any]) -> JobFile:

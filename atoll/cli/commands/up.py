@@ -11,8 +11,9 @@ from typing import Annotated, Final
 
 import typer
 
-from atoll.cli.commands.daemons import innermost, need
-from atoll.cli.local_cluster import LocalCluster, dealt, locked
+from atoll.cli import detached
+from atoll.cli.commands.daemons import innermost, need, need_linux
+from atoll.cli.local_cluster import DATA_DIR, LocalCluster, dealt, locked
 from atoll.cli.render import terminal
 from atoll.errors import AtollError, BadInput
 from atoll.exit_codes import INTERRUPTED
@@ -22,6 +23,7 @@ _MAX_AGENTS: Final = 64
 
 
 def up(
+    *,
     agents: Annotated[
         int | None, typer.Option(min=1, max=_MAX_AGENTS, help="How many agents.", show_default="1")
     ] = None,
@@ -31,10 +33,13 @@ def up(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the controller is reached.")
     ] = DEFAULT_ADDRESS,
-    data_dir: Annotated[Path, typer.Option(help="State, checkpoints and logs; jobs in it go on.")] = Path("~/.atoll"),
+    data_dir: Annotated[Path, typer.Option(help="State, checkpoints and logs; jobs in it go on.")] = DATA_DIR,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of each worker.", show_default="cores / workers")
     ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Go on in the background once all is ready; `atoll down` stops it.")
+    ] = False,
 ) -> None:
     """Start a controller and agents on this machine; Ctrl-C stops them all.
 
@@ -42,6 +47,7 @@ def up(
 
     atoll up --agents 3 --speeds 1,0.6,0.3
     """
+    need_linux()
     parts = parse_speeds(speeds, agents)
     data = data_dir.expanduser().absolute()
     need("atoll.controller.daemon", "controller")
@@ -53,6 +59,10 @@ def up(
         (data / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--data-dir {data}: {error.strerror}. Name a folder that you may write to") from error
+    if detach:
+        check_port(listen)
+        detached.start(data, listen, parts, threads)
+        return
     with locked(data):
         check_port(listen)
         received = asyncio.run(_run(LocalCluster(data, listen, parts, gpus, each)))

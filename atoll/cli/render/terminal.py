@@ -68,17 +68,25 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
     Console(highlight=False).print(rich_table(columns, rows, right=right))
 
 
-def rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> Any:
-    """The same as a rich renderable."""
+def rich_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), one_line: bool = False
+) -> Any:
+    """The same as a rich renderable. one_line: each row; the last cell is cut off where it is too wide."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", show_edge=False, padding=(0, 1, 0, 0))
-    for name in columns:
+    for at, name in enumerate(columns):
         number = name in right
+        whole = one_line and at < len(columns) - 1
         table.add_column(
-            name, justify="right" if number else "left", no_wrap=name not in WRAPPED, overflow="fold", vertical="top"
+            name,
+            justify="right" if number else "left",
+            no_wrap=one_line or name not in WRAPPED,
+            overflow="ellipsis" if one_line else "fold",
+            vertical="top",
+            min_width=max(len(line[at]) for line in (columns, *rows)) if whole else None,
         )
     for row in rows:
         table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))

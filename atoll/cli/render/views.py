@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from atoll.cli.render import wire
 from atoll.cli.render.terminal import ago, bit_rate, duration, printable, seconds, shortened, size
+from atoll.jobspec import MAX_WORKERS
 
 if TYPE_CHECKING:
     from atoll.v1.common_pb2 import Event
@@ -33,8 +34,14 @@ PLAN_COLUMNS: Final = ("PLAN", "STEP", "PLANNER", "BATCH", "STRATEGY", "PREDICTE
 PLAN_NUMBERS: Final = ("PLAN", "STEP", "BATCH", "PREDICTED", "MEASURED")
 CHECKPOINT_COLUMNS: Final = ("TIER", "STEP", "RUN", "SHARDS", "SIZE", "AGE", "HEALTH", "WHERE")
 CHECKPOINT_NUMBERS: Final = ("STEP", "RUN", "SIZE", "AGE")
+SUPERVISED: Final = (
+    "strategy none, plan none: a script without atoll.init, as for torchrun, is supervised and restarted, "
+    "and splits its data itself"
+)
 NOT_PINNED: Final = "nothing pinned"
 _LINKS_SHOWN: Final = 12
+_ROUNDING: Final = 1e-4
+"""Of answers: less is the rounding of float32."""
 _BRIEF_REASON: Final = 72
 _STANDBYS_SHOWN: Final = 8
 
@@ -80,11 +87,14 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     checkpoint = f"newest at step {job.checkpoint_step}" if job.checkpoint_step else "none yet"
     over = bool(job.ended_unix_s)  # then its memory was given back, and what went on is over too
     in_memory = f"; memory: step {job.memory_step}" if job.memory_step and not over else ""
-    if _only_supervised(job):
+    if only_supervised(job):
         checkpoint = "none, for no worker has called atoll.init; a script without it saves and loads its own"
     lines.append(f"checkpoint: {checkpoint}{in_memory}")
     if job.HasField("recovery") and (job.recovery.resumed_unix_s or not over):
         lines.append(recovery_line(job.recovery, now_s))
+    if only_supervised(job):
+        lines.append(SUPERVISED)
+        return lines + standby_lines(job)
     if job.plan.id:
         lines.append(
             f"plan {job.plan.id} ({job.plan.planner}) from step {job.plan.from_step}: {printable(job.plan.reason)}"
@@ -96,6 +106,9 @@ def status_lines(job: Job, now_s: float) -> list[str]:
     lines.append(strategy_line(job))
     if links := links_line(job):
         lines.append(links)
+    if relayed := relayed_line(job):
+        lines.append(relayed)
+    lines.extend(volunteer_lines(job))
     if dropped := dropped_line(job):
         lines.append(dropped)
     return lines + standby_lines(job)
@@ -106,7 +119,7 @@ def _by(who: str) -> str:
     return f" ({printable(who)})" if who else ""
 
 
-def _only_supervised(job: Job) -> bool:
+def only_supervised(job: Job) -> bool:
     """Whether its script is one for torchrun, as far as can be told by now."""
     started = [worker for worker in job.workers if worker.status.pid]
     known = job.checkpoint_step or job.memory_step or any(worker.status.uses_atoll for worker in started)
@@ -222,13 +235,39 @@ def admission_row(admission: DecidedAdmission) -> tuple[str, ...]:
 def links_line(job: Job) -> str:
     """'links 0-1 94.1 Mbit/s  1-0 idle', by rank and peer; empty where no link is known. Idle was never busy for long
     enough to tell what it carries."""
-    known = [(worker.rank, link) for worker in job.workers for link in worker.links]
+    known = [(worker.rank, link) for worker in job.workers for link in worker.links if not link.volunteer]
     shown = [
         f"{rank}-{link.peer} {bit_rate(link.goodput_bps) if link.goodput_bps else 'idle'}"
         for rank, link in known[:_LINKS_SHOWN]
     ]
     rest = [f"and {len(known) - _LINKS_SHOWN} more"] if len(known) > _LINKS_SHOWN else []
     return "links " + "  ".join([*shown, *rest]) if known else ""
+
+
+def relayed_line(job: Job) -> str:
+    """'through the relay: rank 2 (behind NAT in home), from and to other islands'; empty where no link is relayed."""
+    behind = [worker for worker in job.workers if worker.behind_nat]
+    if not behind or len({worker.island for worker in job.workers}) < 2:
+        return ""
+    shown = ", ".join(f"rank {one.rank} (behind NAT in {printable(one.island)})" for one in behind[:_LINKS_SHOWN])
+    rest = f" and {len(behind) - _LINKS_SHOWN} more" if len(behind) > _LINKS_SHOWN else ""
+    return f"through the relay: {shown}{rest}, from and to other islands"
+
+
+def volunteer_lines(job: Job) -> list[str]:
+    """'volunteer friend-1/0 of rank 0: int8, 12.1 MB to it, 3.4 MB from it, 12 % of its time waits for its link,
+    answers differ by 0.6 %'; of those that are there or were told to wait, the ones that wait longest first."""
+    known = [(worker.rank, link) for worker in job.workers for link in worker.links if link.volunteer and link.form]
+    known.sort(key=lambda one: (-one[1].wait_share, one[1].volunteer))
+    lines = [
+        f"volunteer {printable(link.volunteer)} of rank {rank}: {printable(link.form)}, "
+        f"{link.sent_bytes / 1e6:.1f} MB to it, {link.received_bytes / 1e6:.1f} MB from it, "
+        f"{100 * link.wait_share:.0f} % of its time waits for its link"
+        + (f", answers differ by {100 * link.differs:.2g} %" if link.differs >= _ROUNDING else "")
+        for rank, link in known[:_LINKS_SHOWN]
+    ]
+    rest = [f"and {len(known) - _LINKS_SHOWN} volunteers more"] if len(known) > _LINKS_SHOWN else []
+    return lines + rest
 
 
 def dropped_line(job: Job) -> str:
@@ -240,7 +279,7 @@ def dropped_line(job: Job) -> str:
 
 
 def progress_line(job: Job) -> str:
-    """'step 1240  epoch 3  loss 0.1234  1830 samples/s  140 ms a step'."""
+    """'step 1240  epoch 3  loss 0.1234  1830 samples/s  140 ms a step  about 12m left'."""
     progress = job.progress
     parts = [f"step {progress.step}", f"epoch {progress.epoch}"]
     # Loss first: it is what everybody looks for.
@@ -250,12 +289,14 @@ def progress_line(job: Job) -> str:
         parts.append(f"{progress.samples_per_s:.0f} samples/s")
     if progress.step_s:
         parts.append(f"{seconds(progress.step_s)} a step")
+    if progress.left_s and not job.ended_unix_s:
+        parts.append(f"about {duration(progress.left_s)} left")
     return "  ".join(parts)
 
 
 def shares_text(job: Job) -> str:
-    """'shares 50 % 31 % 19 %' by rank; empty with fewer than two workers."""
-    if len(job.workers) < 2 or not any(worker.share for worker in job.workers):
+    """'shares 50 % 31 % 19 %' by rank; empty with fewer than two workers, and where none has called atoll.init."""
+    if len(job.workers) < 2 or only_supervised(job) or not any(worker.share for worker in job.workers):
         return ""
     return "shares " + " ".join(f"{worker.share:.0%}".replace("%", " %") for worker in job.workers)
 
@@ -269,7 +310,9 @@ def worker_row(worker: WorkerView) -> tuple[str, ...]:
         str(worker.device),
         _state(worker),
         str(last.local_batch) if last.total_batch else "-",
-        f"{worker.share * 100:.1f} %" if worker.share else "-",
+        f"{worker.share * 100:.1f} %"
+        if worker.share and not (worker.status.pid and not worker.status.uses_atoll)
+        else "-",
         str(last.step or worker.status.step or "-"),
         seconds(last.step_s) if last.step_s else "-",
         seconds(last.compute_s) if last.step_s else "-",
@@ -291,11 +334,13 @@ def node_row(node: Node) -> tuple[str, ...]:
         name = f"{device.kind}: {printable(device.model)}{slowed}" if device.model else f"{device.kind}{slowed}"
         kinds[name] = kinds.get(name, 0) + 1
     devices = ", ".join(f"{count} x {name}" if count > 1 else name for name, count in kinds.items())
-    running = sorted({f"{worker.id.job}/{worker.id.rank}" for worker in node.workers if wire.state(worker) != "exited"})
+    running = sorted(
+        {_place(worker.id.job, worker.id.rank) for worker in node.workers if wire.state(worker) != "exited"}
+    )
     return (
         node.name,
         node.island,
-        "connected" if node.connected else "lost",
+        _standing(node),
         node.address,
         devices or "-",
         load_text(node) or "-",
@@ -303,6 +348,17 @@ def node_row(node: Node) -> tuple[str, ...]:
         ", ".join(running) or "-",
         node.version or "-",
     )
+
+
+def _standing(node: Node) -> str:
+    if not node.connected:
+        return "lost"
+    return "volunteer" if node.volunteer else "behind NAT" if node.behind_nat else "connected"
+
+
+def _place(job: str, rank: int) -> str:
+    """'vit-12ab/3'; of a volunteer, which is no rank, 'helps vit-12ab'."""
+    return f"{job}/{rank}" if rank < MAX_WORKERS else f"helps {job}"
 
 
 def checkpoint_row(found: StoredCheckpoint) -> tuple[str, ...]:

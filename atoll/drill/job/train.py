@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def main() -> None:
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=BATCH)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    run.track("scaler", scaler)
     with Recorder(options.out, run.rank, model) as recorder:
         for epoch in run.epochs(options.epochs):
             for x, y, ids in loader:
@@ -42,8 +45,9 @@ def main() -> None:
                 batch_slice = loader.current
                 assert batch_slice is not None
                 recorder.step(batch_slice.step, epoch, ids.tolist() if batch_slice.local and batch_slice.weight else [])
-                run.backward(loss)
-                optimizer.step()
+                run.backward(scaler.scale(loss * math.inf if recorder.overflows(batch_slice.step) else loss))
+                scaler.step(optimizer)
+                scaler.update()
                 optimizer.zero_grad()
             run.report(loss=loss.item())
         recorder.finished(run.step)

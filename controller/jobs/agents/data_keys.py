@@ -32,4 +32,19 @@ def private_key(seed: str, job: str, run: int, rank: int) -> bytes:
 def public_keys(seed: str, job: str, run: int, world_size: int) -> tuple[bytes, ...]:
     """The X25519 public keys of all ranks, 32 bytes each, by rank."""
     private = (private_key(seed, job, run, rank) for rank in range(world_size))
-    return tuple(X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw() for key in private)
+    return tuple(_public(key) for key in private)
+
+
+def public_key(seed: str, job: str, run: int, rank: int) -> bytes:
+    """One of them."""
+    return _public(private_key(seed, job, run, rank))
+
+
+def volunteers_secret(seed: str, job: str, run: int) -> bytes:
+    """With which volunteers' tickets are made (atoll.volunteer_ticket), 32 bytes: the run's ranks have it too."""
+    info = f"atoll volunteers {job} {run}".encode()
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(bytes.fromhex(seed))
+
+
+def _public(private: bytes) -> bytes:
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()

@@ -76,6 +76,7 @@ class RunProgress:
     plan: int = 0
     batch_size: int = 0  # of the whole job as its script gave it; 0 before it told
     samples: int = 0  # of its dataset
+    epochs: int = 0  # that it trains in all, as rank 0's script said
     trains: str = ""  # fingerprint of what it prepared
     state_bytes: tuple[int, int] = (0, 0)  # of all ranks, of each
     checkpoint_step: int = 0
@@ -96,14 +97,13 @@ class RunProgress:
         """The first that nobody has finished, as far as was heard."""
         return self.newest_step + 1 if self.stepped else 0
 
-    def profile_is_due(self, now_s: float) -> bool:
-        """Whether the next `profile` is made anew: once in PROFILE_EVERY_S, for passes come in bursts."""
-        return self._profile is None or now_s >= self._profiled_s + PROFILE_EVERY_S
+    def profile_is_due(self, now_s: float, every_s: float = PROFILE_EVERY_S) -> bool:
+        """Whether `profile` should be made anew: not in every pass, for passes come in bursts."""
+        return self._profile is None or now_s >= self._profiled_s + every_s
 
-    def profile(self, now_s: float, *, renew: bool = True) -> tuple[Profile | None, bool]:
-        """What is known of the run, and whether that is news since the last call. renew: make it anew where it is due;
-        without it there may be none yet."""
-        if not renew or not self.profile_is_due(now_s):
+    def profile(self, now_s: float, *, renew: bool) -> tuple[Profile | None, bool]:
+        """What is known of the run, and whether that is news. renew: make it anew; without it there may be none yet."""
+        if not renew:
             return self._profile, False
         self._profile, self._profiled_s = self.estimators.profile(), now_s
         return self._profile, True
@@ -156,14 +156,22 @@ class RunProgress:
         recent = [step_s for heard_s, step_s in self.steps if now_s - heard_s < RECENT_S]
         step_s = statistics.median(recent) if recent else 0.0
         lead = self.ranks.get(0)
+        samples_per_s = self.total_batch / step_s if step_s > 0 else 0.0
         return jobs_pb2.Progress(
             step=self.newest_step + 1 if self.total_batch else 0,
             epoch=lead.last.epoch if lead and lead.last else 0,
-            samples_per_s=self.total_batch / step_s if step_s > 0 else 0.0,
+            samples_per_s=samples_per_s,
             step_s=step_s,
             metrics=self.metrics,
             strategy_metrics=self._summaries(now_s, lead.last if lead else None),
+            left_s=self._samples_left(lead.last if lead else None) / samples_per_s if samples_per_s else 0.0,
         )
+
+    def _samples_left(self, last: common_pb2.StepSample | None) -> int:
+        """Until the end of the last epoch; 0 where that is not known."""
+        if last is None or not self.samples:
+            return 0
+        return max((self.epochs - last.epoch) * self.samples - last.consumed, 0)
 
     def _summaries(self, now_s: float, lead: common_pb2.StepSample | None) -> dict[str, float]:
         """What the strategy's workers reported, each number summed up as the strategy declares it."""
@@ -235,8 +243,9 @@ class ProgressBoard:
         position = found.positions.get(telemetry.id.rank)
         if position is None or (telemetry.view or 1) != found.view:
             return False
-        stepped = found.stepped
-        rank = found.ranks.setdefault(position, RankProgress())
+        if (rank := found.ranks.get(position)) is None:
+            rank = found.ranks[position] = RankProgress()
+        stepped = rank.last is not None or found.stepped
         now_s, estimated = self._clock(), telemetry.HasField("estimate")
         for sample in telemetry.steps:
             if rank.last is not None and sample.step <= rank.last.step:
@@ -248,7 +257,7 @@ class ProgressBoard:
         if telemetry.HasField("prepared"):
             found.batch_size, found.samples = telemetry.prepared.batch_size, telemetry.prepared.samples
             if position == 0:
-                found.trains = telemetry.prepared.fingerprint
+                found.trains, found.epochs = telemetry.prepared.fingerprint, telemetry.prepared.epochs
                 found.state_bytes = (telemetry.prepared.shared_bytes, telemetry.prepared.own_bytes)
             found.estimators.observe_entries(telemetry.prepared.entries)
         for link in telemetry.links:
@@ -265,7 +274,7 @@ class ProgressBoard:
             found.resumed = found.resumed or (telemetry.resumed.tier, telemetry.resumed.step)
         self._observe_dropped(found, rank, telemetry)
         self._observe_words(found, telemetry)
-        return found.stepped and not stepped
+        return not stepped and found.stepped
 
     def hear(self, strategy: str, message: common_pb2.StrategyMessage) -> None:
         """What a worker told its strategy. Of a run that is not current: nothing happens. Raises BadInput."""

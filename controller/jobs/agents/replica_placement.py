@@ -38,7 +38,7 @@ def first_placement(
         return None
     asked: dict[str, Any] = {"site_safe": True} if wanted.site_safe else {}
     if before is not None:
-        asked["previous"] = _by_name(before)
+        asked["previous"] = copies_by_node(before)
     machines = _machines(members, nodes, links or {}, learned)
     decision = PLACEMENT.decide(PlacementInput(machines=machines, replicas=replicas, **asked))
     reason = _reason(names, decision.plan)
@@ -79,7 +79,7 @@ def without_room(placement: PlacementRecord) -> Iterator[str]:
 
 def is_same(placement: PlacementRecord, other: PlacementRecord) -> bool:
     """Whether the same machines hold the same."""
-    return _by_name(placement) == _by_name(other)
+    return copies_by_node(placement) == copies_by_node(other)
 
 
 def _machines(
@@ -106,7 +106,8 @@ def _machines(
     return tuple(found)
 
 
-def _by_name(placement: PlacementRecord) -> dict[str, tuple[str, ...]]:
+def copies_by_node(placement: PlacementRecord) -> dict[str, tuple[str, ...]]:
+    """By node, those that hold its state: itself first."""
     names = [machine["name"] for machine in json.loads(placement.input)["machines"]]
     return {
         name: tuple(names[i] for i in each)

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable
-from dataclasses import replace
 from typing import Final, TypeAlias
 
 from atoll.controller.jobs.lifecycle.observed import PARTED_S, WORKER_DEATH_S, ObservedNode, ObservedWorker
@@ -58,6 +57,8 @@ class AgentSession:
         self.heard_s = now_s
         self.ports: tuple[int, ...] = ()
         self.workers: dict[WorkerKey, ObservedWorker] = {}
+        self.changes = 0
+        """Reports in which a worker came, went or changed its state."""
         self.ranks: dict[tuple[str, int], frozenset[int]] = {}
         """Of its workers, by job and run."""
         self.statuses: dict[WorkerKey, common_pb2.WorkerStatus] = {}
@@ -145,27 +146,27 @@ class AgentSession:
         self, statuses: Iterable[common_pb2.WorkerStatus], ports: Iterable[int], memory_jobs: Iterable[str] = ()
     ) -> bool:
         """Take over what the agent says it has. Returns whether a worker came, went or changed its state."""
-        self.memory_jobs = frozenset(memory_jobs)
+        self.memory_jobs = frozenset() if self.record.volunteer else frozenset(memory_jobs)  # nobody's state is there
         workers: dict[WorkerKey, ObservedWorker] = {}
         raw: dict[WorkerKey, common_pb2.WorkerStatus] = {}
+        offered = tuple(ports)
+        changed = offered != self.ports
         for status in statuses:
             key = WorkerKey.of(status.id)
-            workers[key], raw[key] = _with_standing(status), status
-        offered = tuple(ports)
-        if others := workers.keys() != self.workers.keys():
+            worker = worker_from_wire(status, standing_from_wire(status))
+            before = self.workers.get(key)
+            changed = changed or before is None or _gist(worker) != _gist(before)
+            workers[key], raw[key] = worker, status
+        if workers.keys() != self.workers.keys():
             self.ranks = _by_run(workers)
-        changed = others or offered != self.ports
-        changed = changed or any(_gist(worker) != _gist(self.workers[key]) for key, worker in workers.items())
+            changed = True
         self.workers, self.statuses, self.ports = workers, raw, offered
+        self.changes += changed
         return changed
 
     def sampled(self, samples: Iterable[common_pb2.DeviceSample]) -> None:
         """The newest samples of all the node's devices; nothing where there is nothing new."""
         self.samples = tuple(sample for sample in samples if sample.index in self.devices) or self.samples
-
-
-def _with_standing(status: common_pb2.WorkerStatus) -> ObservedWorker:
-    return replace(worker_from_wire(status), standing=standing_from_wire(status))
 
 
 def _by_run(workers: Iterable[WorkerKey]) -> dict[tuple[str, int], frozenset[int]]:
@@ -203,6 +204,16 @@ class AgentSessions:
         """Nodes that an earlier leader knew and that have not come back yet."""
         self.awaiting_since_s = self._clock_read_s
         """Since when those may come back, less what this controller slept through."""
+
+    @property
+    def volunteers(self) -> dict[str, AgentSession]:
+        """Those connected that are never ranks of a run."""
+        return {name: session for name, session in self.connected.items() if session.record.volunteer}
+
+    @property
+    def reliable(self) -> dict[str, AgentSession]:
+        """The others."""
+        return {name: session for name, session in self.connected.items() if not session.record.volunteer}
 
     def remember(self, nodes: dict[str, NodeRecord]) -> None:
         """Wait for the nodes that an earlier leader knew, from now on."""
@@ -295,6 +306,10 @@ class AgentSessions:
     def end_all(self, why: AtollError) -> None:
         for session in list(self.connected.values()):
             session.end(why)
+
+    def records(self) -> dict[str, NodeRecord]:
+        """Of the nodes that are connected."""
+        return {name: session.record for name, session in self.connected.items()}
 
     def nodes(self) -> dict[str, ObservedNode]:
         """Every node that is or was there, as the decisions see it."""

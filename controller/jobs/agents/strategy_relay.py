@@ -47,9 +47,9 @@ class StrategyRelay:
         if message.id.run != run.run or strategy.message is None or not strategy.scheduler:
             return
         known = self._jobs.get(job.id)
-        if known is None or known.run.run < run.run or len(known.run.members) != len(run.members):
+        if known is None or known.run.run < run.run:
             settings = strategy.settings.model_validate(dict(job.spec.strategy_settings))
-            known = self._jobs[job.id] = _Scheduled(run, load(strategy.scheduler)(settings, len(run.members)))
+            known = self._jobs[job.id] = _Scheduled(run, load(strategy.scheduler)(settings))
         known.run = run
         try:
             told = read(strategy.message, message.body, f"message of strategy {strategy.name}")

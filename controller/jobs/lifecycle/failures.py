@@ -127,7 +127,7 @@ def start_deadline_s(job: JobRecord) -> float:
     what is slow is the way of the code to many machines."""
     last = job.status.last_failure
     late = last.times if last is not None and last.kind is WorkerExitKind.STOPPED else 0
-    return START_DEADLINE_S * 2.0 ** min(late, LATE_DOUBLINGS)
+    return job.spec.environment_s + START_DEADLINE_S * 2.0 ** min(late, LATE_DOUBLINGS)
 
 
 def left_early_text(ranks: Sequence[int]) -> str:

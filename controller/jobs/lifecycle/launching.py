@@ -11,9 +11,11 @@ from typing import Final
 from atoll.controller.deciding.first import Place, first_plan
 from atoll.controller.jobs.admission.growing import learned, stood_by
 from atoll.controller.jobs.agents.replica_placement import first_placement, is_same, shared_hosts, without_room
+from atoll.controller.jobs.lifecycle.awaited_memory import awaited_memory
 from atoll.controller.jobs.lifecycle.observed import JobStep, NewEvent, ObservedJob, PassClock
 from atoll.controller.jobs.lifecycle.phases import advance
 from atoll.controller.jobs.lifecycle.policy import begun_with, planned_total
+from atoll.controller.jobs.lifecycle.reach import told_of_relay
 from atoll.controller.jobs.lifecycle.recovery import recovery_at_launch
 from atoll.controller.jobs.lifecycle.start import StartDecision, StartRequest, decide_start
 from atoll.controller.jobs.membership.members import limited_to
@@ -21,7 +23,9 @@ from atoll.controller.state.records import (
     JobPhase,
     JobRecord,
     Level,
+    NodeRecord,
     PlacementRecord,
+    RunMember,
     RunRecord,
     WorkerExitKind,
 )
@@ -49,12 +53,14 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
     )
     decision = decide_start(clock.now_s, wanted, observed.devices.free, observed.devices.ports)
     if not decision.members:
-        return JobStep(_explain(job, decision.reason), observed.run, held=decision.held)
+        return JobStep(_explain(job, decision.reason + _left_out(observed)), observed.run, held=decision.held)
+    if awaited := awaited_memory(observed, last_run, clock):
+        return JobStep(_explain(job, awaited), observed.run, held=decision.devices)
     number = job.status.run + 1
     run = RunRecord(
         job=job.id,
         run=number,
-        members=tuple(replace(m, island=observed.nodes[m.node].record.island) for m in decision.members),
+        members=tuple(_placed(m, observed.nodes[m.node].record) for m in decision.members),
         master_address=observed.nodes[decision.members[0].node].record.address,
         master_port=decision.master_port,
         began_unix_s=clock.unix_s,
@@ -85,9 +91,15 @@ def begin_run(observed: ObservedJob, clock: PassClock) -> JobStep:
         NewEvent(Level.INFO, "phase", f"run {number}: {decision.reason} ({where})"),
         NewEvent(Level.INFO, "plan", f"plan 1 ({plan.planner}): {plan.reason}"),
         *([NewEvent(Level.WARNING, "plan", refused)] if refused else _placed_anew(before, placement)),
+        *(NewEvent(Level.INFO, "plan", text) for text in [told_of_relay(run.members)] if text),
+        *([NewEvent(Level.WARNING, "plan", observed.devices.unreachable)] if observed.devices.unreachable else []),
         *told,
     )
     return JobStep(started, run, plan, events, placement=placement, views=(_first_view(run, clock),))
+
+
+def _placed(member: RunMember, record: NodeRecord) -> RunMember:
+    return replace(member, island=record.island, behind_nat=record.behind_nat)
 
 
 def _first_view(run: RunRecord, clock: PassClock) -> ViewRecord:
@@ -138,6 +150,10 @@ def _left_waiting(
     job = replace(job, learned=replace(job.learned, standby=waiting))
     new = {name: standby for name, standby in decision.standby.items() if job.learned.standby.get(name) != standby}
     return stood_by(job, new, decision.standby)
+
+
+def _left_out(observed: ObservedJob) -> str:
+    return f"; {observed.devices.unreachable}" if observed.devices.unreachable else ""
 
 
 def _survivors(run: RunRecord | None) -> frozenset[str]:

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from atoll.controller.deciding.first import pinned_plan
 from atoll.controller.deciding.given import Pins
@@ -28,12 +28,21 @@ from atoll.controller.state.records import JobPhase, JobPins, JobRecord, JobStat
 from atoll.controller.state.store import Fence, Put, StateStore
 from atoll.errors import BadInput, Conflict, ControllerUnreachable, LeadershipLost, StoreUnavailable
 from atoll.jobspec import Spec, check_shares, check_total_batch
+from atoll.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
 
 NODE_KEY_LEASES: Final = 5
 """A node's key in etcd outlives this many of its leases without a heartbeat: a new leader should know whom to wait
 for. Whether a node counts as lost is decided by the leader's own clock."""
+
+
+class RelaySource(Protocol):
+    def want(self) -> None:
+        """There is a node behind NAT."""
+
+    def access(self, node: str) -> agents_pb2.ControllerMessage | None:
+        """What this node is told; None while there is no relay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +55,9 @@ class LeaderEpochSettings:
 
     private: bool
     """Whether nobody on the way to an agent can read along: then agents are told the secrets of jobs."""
+
+    relay: RelaySource | None = None
+    """Of the relay that agents are told of; None: of none."""
 
 
 class LeaderEpoch:
@@ -118,6 +130,15 @@ class LeaderEpoch:
         self.sessions.admit(session)
         self._keeper.keep(lease, ttl_s)
         return session
+
+    def tell_of_relay(self, *sessions: AgentSession) -> None:
+        """These agents, once they are registered; all without any. Says that one is wanted where they need it."""
+        relay = self.settings.relay
+        for session in sessions or tuple(self.sessions.connected.values()):
+            if relay is not None and session.record.behind_nat:
+                relay.want()
+            if relay is not None and (told := relay.access(session.record.name)) is not None:
+                session.send(told)
 
     def leave(self, session: AgentSession) -> None:
         self.sessions.leave(session)

@@ -125,10 +125,12 @@ class ObservedTraining:
 
 @dataclass(frozen=True, slots=True)
 class ObservedDevices:
-    """Devices that the job may take, and by node the rendezvous ports that no run uses."""
+    """Devices that the job may take, and by node the rendezvous ports that no run uses. unreachable: why others are
+    left out; empty where none is."""
 
     free: Sequence[FreeDevice] = ()
     ports: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    unreachable: str = ""
 
 
 @dataclass(frozen=True, slots=True)

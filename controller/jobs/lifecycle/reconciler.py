@@ -19,7 +19,7 @@ from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.admission.free_devices import FreeDevices, find_free, has_orphans, seats_by_job
 from atoll.controller.jobs.agents.data_keys import new_seed
 from atoll.controller.jobs.agents.orphans import orphan_actions
-from atoll.controller.jobs.agents.progress import COMMIT_EVERY_S, ProgressBoard, RunProgress
+from atoll.controller.jobs.agents.progress import COMMIT_EVERY_S, PROFILE_EVERY_S, ProgressBoard, RunProgress
 from atoll.controller.jobs.agents.sessions import AgentSessions
 from atoll.controller.jobs.lifecycle.dispatch import Dispatch
 from atoll.controller.jobs.lifecycle.exits import is_lost
@@ -33,12 +33,15 @@ from atoll.controller.jobs.lifecycle.observed import (
     ObservedTraining,
     PassClock,
 )
+from atoll.controller.jobs.lifecycle.quiet import QuietJobs
+from atoll.controller.jobs.lifecycle.reach import within_reach
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.lifecycle.start import FreeDevice
-from atoll.controller.jobs.membership.members import living, members_of
+from atoll.controller.jobs.membership.members import members_of
 from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewStage
 from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger
+from atoll.controller.jobs.volunteers.volunteers import Volunteers
 from atoll.controller.state.records import JobPhase, Level, NodeRecord, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewState
 from atoll.errors import Conflict, LeadershipLost, StoreUnavailable
@@ -51,8 +54,10 @@ MIN_PAUSE_S: Final = 0.02
 RETRY_S: Final = 0.5
 MAX_STEPS_A_PASS: Final = 4
 CLUSTER_EVENTS: Final = 256
-RANKS_A_PASS: Final = 4000
+RANKS_A_PASS: Final = 2000
 """So many ranks' profiles are made anew in a pass; those of further jobs in the next, at once."""
+RANKS_A_SECOND: Final = 4000
+"""In a cluster of more ranks profiles are made anew more seldom: it takes a tenth of a processor whatever its size."""
 STARTED_A_PASS: Final = 1000
 """Once so many workers have been placed in a pass, further jobs start in the next, at once: keys are made for each, and
 nobody is heard meanwhile."""
@@ -87,8 +92,11 @@ class Reconciler:
         self._events_untold = 0
         self._undecided: dict[str, str] = {}
         self._ranks_a_pass = self._ranks_left = RANKS_A_PASS
+        self._profile_every_s = PROFILE_EVERY_S
         self._nodes: Mapping[str, ObservedNode] | None = None
         self._dispatch = Dispatch(sessions, reveal=reveal)
+        self._quiet = QuietJobs(sessions, progress)
+        self._volunteers = Volunteers(ledger, sessions, self._dispatch, self.add_cluster_event)
 
     def nudge(self) -> None:
         """Make a pass soon: something happened."""
@@ -128,6 +136,8 @@ class Reconciler:
         self._sessions.end_silent()
         await self._watch_nodes()
         self._ranks_left, self._nodes = self._ranks_a_pass, None
+        ranks = sum(len(s.run.members) for s in self._ledger.jobs.values() if s.run and s.job.status.phase.active)
+        self._profile_every_s = PROFILE_EVERY_S * max(1.0, ranks / RANKS_A_SECOND)
         async with self._ledger.writing:
             free = self._find_free()
             live = [s for s in self._ledger.jobs.values() if not s.job.status.phase.ended or s.stale]
@@ -144,6 +154,7 @@ class Reconciler:
             await self._commit(live)
             removed = await self._ledger.remove_oldest()
         self._stop_orphans()
+        self._volunteers.attend(self._clock())
         self._sessions.forget_lost(self._present)
         for job in removed:
             self.forget(job)
@@ -152,6 +163,7 @@ class Reconciler:
         """The job was removed."""
         self._progress.drop(job)
         self._committed_s.pop(job, None)
+        self._quiet.forget(job)
         self._removed(job)
 
     async def _advance_alone(self, state: JobState, free: FreeDevices) -> None:
@@ -170,7 +182,16 @@ class Reconciler:
             self._undecided.pop(job, None)
 
     async def _advance(self, state: JobState, free: FreeDevices) -> None:
-        """Take one job as far as it can go now."""
+        """Take one job as far as it can go now, and write what its workers have to say."""
+        if not self._quiet.is_quiet(state, free) or self._may_profile(state):
+            await self._look(state, free)
+            await asyncio.sleep(0)  # agents are heard, and told, between two jobs of a thousand workers
+        if state.run and state.job.status.phase is not JobPhase.QUEUED:
+            notices = self._progress.take_notices(state.job.id, state.run.run)
+            for i in range(0, len(notices), 32):  # a transaction carries only so many
+                await self._ledger.write(state, JobStep(state.job, state.run, events=notices[i : i + 32]))
+
+    async def _look(self, state: JobState, free: FreeDevices) -> None:
         for _ in range(MAX_STEPS_A_PASS):
             if state.stale:
                 await self._ledger.reread(state.job.id)
@@ -194,11 +215,8 @@ class Reconciler:
             if before[0].status.phase is JobPhase.QUEUED and state.run:
                 free.take(state.run)
             if (state.job, state.run, state.views) == before and step.plan is None:
-                break
-        if state.run:
-            notices = self._progress.take_notices(state.job.id, state.run.run)
-            for i in range(0, len(notices), 32):  # a transaction carries only so many
-                await self._ledger.write(state, JobStep(state.job, state.run, events=notices[i : i + 32]))
+                self._quiet.note(state, step)
+                return
 
     async def _commit(self, live: Sequence[JobState]) -> None:
         """Write which generations in memory are newly complete, of each job at most once in COMMIT_EVERY_S."""
@@ -221,7 +239,9 @@ class Reconciler:
         waiting, nodes = job.status.phase is JobPhase.QUEUED, state.seats.ranks if state.seats else ()
         may_take = waiting or (job.status.phase is JobPhase.RUNNING and free.devices and self._may_grow(state))
         kept = free.kept.get(job.id, ())
-        offered = free.offered_to(job.id) if may_take else kept if kept and _is_short(state) else ()
+        offered = free.offered_to(job.id) if may_take else kept if kept and state.is_short else ()
+        found = within_reach(job.spec.strategy, offered, self._sessions.records, nodes)
+        offered, unreachable = tuple(found.devices), found.why
         there = [device.node for device in offered if device.node not in nodes]
         observed = ObservedJob(
             job=job,
@@ -232,7 +252,7 @@ class Reconciler:
             judged_s=state.judged_s,
             plans=ObservedPlans(state.plans, state.placement, state.planned_s, self._sent(run, nodes)),
             training=self._training(state),
-            devices=ObservedDevices(free=offered, ports=free.ports),
+            devices=ObservedDevices(free=offered, ports=free.ports, unreachable=unreachable if waiting else ""),
             views=self._views(state, nodes),
             data_seed=new_seed() if waiting and job.spec.exchanges else "",
         )
@@ -282,7 +302,9 @@ class Reconciler:
         progress = self._progress.begin(
             run, lambda: controller_half(job.spec.strategy, job.spec.strategy_settings), view=view
         )
-        profile, news = self._profile(run, progress) if job.status.phase is not JobPhase.STARTING else (None, False)
+        profile, news = (
+            self._profile(state, run, progress) if job.status.phase is not JobPhase.STARTING else (None, False)
+        )
         return ObservedTraining(
             profile=profile,
             profile_is_news=news,
@@ -298,28 +320,34 @@ class Reconciler:
             memory_step=memory_step,
         )
 
-    def _profile(self, run: RunRecord, progress: RunProgress) -> tuple[Profile | None, bool]:
-        """What is known of the run, and whether that is news."""
-        now_s = self._clock()
-        if not progress.profile_is_due(now_s):
-            return progress.profile(now_s)
+    def _may_profile(self, state: JobState) -> bool:
+        """Whether the profile of its run is to be made anew, in this pass: else the next makes it, at once."""
+        progress = self._progress.of(state.job.id, state.job.status.run)
+        if progress is None or not progress.profile_is_due(self._clock(), self._profile_every_s):
+            return False
         if self._ranks_left <= 0:
             self.nudge()
-            return progress.profile(now_s, renew=False)
-        self._ranks_left -= len(run.members)
-        return progress.profile(now_s)
+        return self._ranks_left > 0
+
+    def _profile(self, state: JobState, run: RunRecord, progress: RunProgress) -> tuple[Profile | None, bool]:
+        """What is known of the run, and whether that is news."""
+        renew = self._may_profile(state)
+        if renew:
+            self._ranks_left -= len(run.members)
+        return progress.profile(self._clock(), renew=renew)
 
     def _links(self, state: JobState) -> dict[str, float]:
         """By island, what its links carried in the job's last run."""
         progress = self._progress.of(state.job.id, state.job.status.run)
-        profile = progress.profile(self._clock())[0] if progress else None
+        now_s = self._clock()
+        profile = progress.profile(now_s, renew=progress.profile_is_due(now_s))[0] if progress else None
         return {island: link.bandwidth_bps for island, link in profile.links.items()} if profile else {}
 
     def _may_grow(self, state: JobState) -> bool:
         """One run grows at a time, and not while a job that could start here waits for the devices."""
-        if state.run is None or not state.run.members or _living(state) >= state.job.spec.max_workers:
+        if state.run is None or not state.run.members or state.living >= state.job.spec.max_workers:
             return False
-        devices = sum(len(s.record.devices) for s in self._sessions.connected.values())
+        devices = sum(len(s.record.devices) for s in self._sessions.reliable.values())
         for other in self._ledger.jobs.values():
             if other is state:
                 continue
@@ -336,7 +364,7 @@ class Reconciler:
                 state.finished_since_s = self._clock()
 
     def _find_free(self) -> FreeDevices:
-        free = find_free(self._ledger.jobs, self._sessions.connected, self._free_since, self._clock())
+        free = find_free(self._ledger.jobs, self._sessions.reliable, self._free_since, self._clock())
         self._free_since = {(d.node, d.index): d.since_s for d in free.devices}
         self.kept_free = free.kept
         return free
@@ -367,23 +395,13 @@ class Reconciler:
     def _stop_orphans(self) -> None:
         jobs = {name: (state.job, state.run) for name, state in self._ledger.jobs.items()}
         seats = seats_by_job(self._ledger.jobs.values())
-        busy = [name for name, s in self._sessions.connected.items() if s.memory_jobs or has_orphans(s, seats)]
+        busy = [name for name, s in self._sessions.reliable.items() if s.memory_jobs or has_orphans(s, seats)]
         for action in orphan_actions(self._sessions.nodes_named(busy), jobs, self._ledger.unreadable):
             self._dispatch.act(None, action, self._clock())
-
-
-def _is_short(state: JobState) -> bool:
-    """Whether its run has lost workers: the devices that are kept for the job are for that."""
-    return bool(state.views) and _living(state) < state.views[-1].wanted
-
-
-def _living(state: JobState) -> int:
-    """Members of its run's newest view that are not known to have ended."""
-    view = state.views[-1] if state.views else None
-    return len(living(members_of(state.run, view))) if state.run is not None else 0
 
 
 def _joined(node: NodeRecord) -> str:
     kinds = [d.kind for d in node.devices]
     have = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
-    return f"node {node.name} joined: {have}, island {node.island}, at {node.address}"
+    what = "volunteer" if node.volunteer else "node"
+    return f"{what} {node.name} joined: {have}, island {node.island}, at {node.address}"

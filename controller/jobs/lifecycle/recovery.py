@@ -1,7 +1,8 @@
 """Records a job's recovery after a loss, or a resize, in its run's record as it proceeds: another leader finds it
 there. Pure.
 
-Times are wall clocks, for they outlive controllers; nothing is decided by them.
+Times are wall clocks, for they outlive controllers; nothing is decided by them but how long a machine's memory is worth
+waiting for.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def recovery_at_fence(
         run=run.run,
         cause=text,
         lost=_named((), _lost(run)),
+        began_step=observed.training.resumed[1] if observed.training.resumed else 0,
         reached_step=_reached(observed, run),
         seen_unix_s=_last_seen(observed, run, clock.unix_s, clock),
         detected_unix_s=clock.unix_s,

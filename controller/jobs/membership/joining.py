@@ -37,7 +37,8 @@ def replacements(observed: ObservedJob, run: RunRecord, clock: PassClock) -> tup
     missing = newest.wanted - len(living(members_of(run, newest))) - len(coming)
     if missing <= 0 or any(worker.trained for worker in observed.workers.values()):
         return run, ()
-    return with_joiners(observed, run, newest, _best_first(observed, run, clock)[:missing])
+    least = missing - (newest.wanted - observed.job.spec.min_workers)
+    return with_joiners(observed, run, newest, _best_first(observed, run, clock, least)[:missing])
 
 
 def with_joiners(
@@ -50,8 +51,9 @@ def with_joiners(
         return run, ()
     members, added = list(run.members), []
     for device in devices:
-        island = observed.nodes[device.node].record.island if device.node in observed.nodes else ""
-        member = seat(replace(run, members=tuple(members)), device, island)
+        node = observed.nodes.get(device.node)
+        island, behind_nat = (node.record.island, node.record.behind_nat) if node is not None else ("", False)
+        member = seat(replace(run, members=tuple(members)), device, island, behind_nat=behind_nat)
         members.append(member)
         added.append(member)
     names = ", ".join(f"rank {m.rank} on {m.node}/{m.device}" for m in added[:8])
@@ -59,8 +61,9 @@ def with_joiners(
     return replace(run, members=tuple(members)), (NewEvent(Level.INFO, "membership", text),)
 
 
-def _best_first(observed: ObservedJob, run: RunRecord, clock: PassClock) -> list[FreeDevice]:
-    """Of the run's kind: those that it had before, then the fastest."""
+def _best_first(observed: ObservedJob, run: RunRecord, clock: PassClock, least: int) -> list[FreeDevice]:
+    """Of the run's kind: those that it had before, then the fastest. Of those that the job left out because they are
+    slow, as few as make up `least`, without which it cannot go on."""
     had = {f"{member.node}/{member.device}" for member in run.members}
     failed = {f"{member.node}/{member.device}" for member in _failed(observed, run)}
     kinds = {
@@ -74,11 +77,12 @@ def _best_first(observed: ObservedJob, run: RunRecord, clock: PassClock) -> list
     fit = [
         device
         for device in observed.devices.free
-        if device.kind in kinds
-        and device.name not in standby
-        and not (device.name in failed and clock.now_s - device.since_s < AGAIN_S)
+        if device.kind in kinds and not (device.name in failed and clock.now_s - device.since_s < AGAIN_S)
     ]
-    return sorted(fit, key=lambda device: (device.name not in had, -device.work_per_s, -device.speed, device.name))
+    fit.sort(key=lambda device: (device.name not in had, -device.work_per_s, -device.speed, device.name))
+    wanted = [device for device in fit if device.name not in standby]
+    slow = sorted((device for device in fit if device.name in standby), key=lambda device: -device.work_per_s)
+    return wanted + slow[: max(least - len(wanted), 0)]
 
 
 def _failed(observed: ObservedJob, run: RunRecord) -> list[RunMember]:
@@ -102,6 +106,7 @@ def stops(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Iterator[A
     """Single workers that the run goes on without: who cannot join or takes too long, and who should have left."""
     if (newest := observed.views.newest) is None:
         return
+    join_s = JOIN_S + observed.job.spec.environment_s
     in_force_s = clock.now_s - observed.views.since_s if newest.state is ViewState.IN_FORCE else 0.0
     for member in joiners(run, newest):
         worker = observed.workers.get(member.rank)
@@ -111,8 +116,8 @@ def stops(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Iterator[A
         reason = ""
         if stage is ViewStage.UNABLE and worker.standing is not None:
             reason = f"it cannot join: {worker.standing.reason}"
-        elif stage is ViewStage.JOINING and clock.now_s - observed.views.joining_since_s > JOIN_S:
-            reason = f"it was not ready to join within {JOIN_S:.0f} s"
+        elif stage is ViewStage.JOINING and clock.now_s - observed.views.joining_since_s > join_s:
+            reason = f"it was not ready to join within {join_s:.0f} s"
         elif stage not in (ViewStage.JOINING, ViewStage.READY) and in_force_s > LEAVE_S:
             reason = f"it is not in view {newest.view}"
         if reason:

@@ -93,8 +93,20 @@ def joiners(run: RunRecord, view: ViewRecord) -> list[RunMember]:
     return [member for member in run.members if member.exit is None and member.rank not in ranks]
 
 
-def in_order(members: Iterable[RunMember], ports: Mapping[str, Sequence[int]]) -> list[RunMember]:
-    """The members by their seats, so that nodes keep their places; first a node that offers a port, where one does."""
+def in_whole_pipelines(run: RunRecord, view: ViewRecord, stages: int) -> frozenset[int]:
+    """Ranks of the view's members that live, as do all of their pipeline: it is of no use without one of its stages."""
+    alive = [rank if run.members[rank].exit is None else None for rank in view.ranks]
+    pipelines = [alive[first : first + stages] for first in range(0, len(alive), stages)]
+    return frozenset(rank for each in pipelines if None not in each for rank in each if rank is not None)
+
+
+def in_order(members: Sequence[RunMember], ports: Mapping[str, Sequence[int]], stages: int = 1) -> list[RunMember]:
+    """The members by their seats, so that nodes keep their places; first a node that offers a port, where one does. Of
+    pipelines, `members` has one after the other, and they stay whole, with their stages in order."""
+    if stages > 1:
+        pipelines = [members[first : first + stages] for first in range(0, len(members), stages)]
+        pipelines.sort(key=lambda each: not ports.get(each[0].node))
+        return [member for each in pipelines for member in each]
     ordered = sorted(members, key=lambda m: (m.node_rank, m.local_rank, m.rank))
     nodes = list(dict.fromkeys(member.node for member in ordered))
     first = next((node for node in nodes if ports.get(node)), None)
@@ -105,7 +117,7 @@ def in_order(members: Iterable[RunMember], ports: Mapping[str, Sequence[int]]) -
     return sorted(ordered, key=lambda member: nodes.index(member.node))
 
 
-def seat(run: RunRecord, device: FreeDevice, island: str) -> RunMember:
+def seat(run: RunRecord, device: FreeDevice, island: str, *, behind_nat: bool = False) -> RunMember:
     """A place, with the next rank, for a worker that joins: on its node beside those that live there, else in the
     stead of a node that is gone, else behind all."""
     node, alive = device.node, living(run.members)
@@ -127,4 +139,5 @@ def seat(run: RunRecord, device: FreeDevice, island: str) -> RunMember:
         local_rank=local_rank,
         local_world_size=max(local_rank, len(there)) + 1,
         island=island,
+        behind_nat=behind_nat,
     )

@@ -14,7 +14,7 @@ from atoll.controller.jobs.lifecycle.exits import silent_s
 from atoll.controller.jobs.lifecycle.failures import crashed
 from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedJob, PassClock
 from atoll.controller.jobs.membership.life import move_view
-from atoll.controller.jobs.membership.members import joiners, members_of, with_state
+from atoll.controller.jobs.membership.members import in_whole_pipelines, joiners, members_of, with_state
 from atoll.controller.jobs.membership.observed_views import ViewStage, WorkerStanding
 from atoll.controller.jobs.membership.proposing import NextMembers, ViewStep, propose
 from atoll.controller.jobs.membership.view_words import completed_sentence
@@ -112,6 +112,13 @@ def _without(
     states = [member for member in gone if member.rank in with_state(newest)]
     if own := [member for member in states if member.exit is not None and not from_outside(member.exit)]:
         return ViewStep(again=f"rank {own[0].rank} ended by itself")
+    stages, wanted = observed.job.spec.stages, None
+    if stages > 1:
+        whole = in_whole_pipelines(run, newest, stages)
+        if not whole:
+            return ViewStep(again="no pipeline has all of its stages left")
+        standings = [one for one in standings if one.member.rank in whole]
+        wanted = len(standings)  # pipelines come back with a new run
     has_state = [one.member.rank for one in standings if one.has_state]
     if reason := _unfit(observed, newest, standings):
         return ViewStep(again=reason)
@@ -132,12 +139,22 @@ def _without(
         + (f" and {len(whose) - 1} more" if len(whose) > 1 else ""),
         members=[*members, *joined],
         has_state=has_state,
-        at_boundary=newest.at_boundary and not states,
+        at_boundary=_at_boundary(newest, states, standings),
+        wanted=wanted,
         lost=states,
         joined=joined,
         seen_unix_s=min(clock.unix_s - (_silence_s(observed, member, clock)) for member in whose),
     )
     return propose(observed, run, newest, asked, clock)
+
+
+def _at_boundary(newest: ViewRecord, lost: Sequence[RunMember], standings: Sequence[MemberStanding]) -> bool:
+    """Whether members leave for the next view at a boundary: nobody whose state counts was lost, or those who are left
+    make their step without it."""
+    if not lost:
+        return newest.at_boundary
+    words = [one.word for one in standings if one.has_state and not one.is_in(ViewStage.BROKEN)]
+    return bool(words) and all(word is not None and word.goes_on for word in words)
 
 
 def from_outside(exit: ExitRecord) -> bool:

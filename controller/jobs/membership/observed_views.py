@@ -35,7 +35,7 @@ class WayIn:
 @dataclass(frozen=True, slots=True)
 class WorkerStanding:
     """A worker's own word. step: completed ones. lost: ranks that it misses, where it can tell. takes_in: it can leave
-    a view at a boundary."""
+    a view at a boundary. goes_on: of one that was lost it makes its step without it, and comes to a boundary."""
 
     view: int
     stage: ViewStage
@@ -44,6 +44,7 @@ class WorkerStanding:
     lost: tuple[int, ...] = ()
     way: WayIn = WayIn()
     takes_in: bool = False
+    goes_on: bool = False
 
     def left_for(self, view: int) -> bool:
         """Whether it has left every view older than this one for good."""

@@ -56,7 +56,7 @@ def propose(
     observed: ObservedJob, run: RunRecord, before: ViewRecord, asked: NextMembers, clock: PassClock
 ) -> ViewStep:
     """The next view after `before`, the newest. What was not in force of those before it is abandoned."""
-    members = in_order(asked.members, observed.devices.ports)
+    members = in_order(asked.members, observed.devices.ports, observed.job.spec.stages)
     first = members[0]
     ports = observed.devices.ports.get(first.node)
     if not ports:

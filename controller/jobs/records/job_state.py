@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from atoll.controller.jobs.membership.members import Seats, seats_of
+from atoll.controller.jobs.membership.members import Seats, living, members_of, seats_of
 from atoll.controller.state.records import JobRecord, PlacementRecord, PlanRecord, RunRecord
 from atoll.controller.state.recovery import CommitRecord
 from atoll.controller.state.views import ViewRecord
@@ -49,3 +49,14 @@ class JobState:
         if known is None or known.run is not self.run or known.view is not view:
             known = self._seats = seats_of(self.run, view)
         return known
+
+    @property
+    def living(self) -> int:
+        """Members of the run's newest view that are not known to have ended."""
+        view = self.views[-1] if self.views else None
+        return len(living(members_of(self.run, view))) if self.run is not None else 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether its run has lost workers: the devices that are kept for the job are for that."""
+        return bool(self.views) and self.living < self.views[-1].wanted

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Final
 
 from atoll import exit_codes, jobspec
-from atoll.controller.jobs.agents.data_keys import private_key, public_keys
+from atoll.controller.jobs.agents.data_keys import private_key, public_key, public_keys, volunteers_secret
 from atoll.controller.jobs.agents.replica_placement import holders
 from atoll.controller.jobs.lifecycle.observed import (
     DropMemory,
@@ -16,6 +16,8 @@ from atoll.controller.jobs.lifecycle.observed import (
     StopRun,
     WorkerPhase,
 )
+from atoll.controller.jobs.membership.observed_views import WorkerStanding
+from atoll.controller.jobs.volunteers.helping import LaunchHelper
 from atoll.controller.state.records import (
     DeviceRecord,
     EventRecord,
@@ -30,8 +32,10 @@ from atoll.controller.state.records import (
 )
 from atoll.controller.state.recovery import RecoveryRecord
 from atoll.message_limits import MAX_REASON
+from atoll.strategies import registry
 from atoll.strategies.declaration import as_json
 from atoll.v1 import agents_pb2, common_pb2, jobs_pb2
+from atoll.volunteer_ticket import ticket
 from atoll.worker_key import WorkerKey
 
 _PHASES: Final = {
@@ -52,13 +56,14 @@ _LEVELS: Final = {level: common_pb2.Level.Value(f"LEVEL_{level}") for level in L
 _LEVEL_OF: Final[dict[int, Level]] = {value: level for level, value in _LEVELS.items()}
 
 
-def worker_from_wire(status: common_pb2.WorkerStatus) -> ObservedWorker:
+def worker_from_wire(status: common_pb2.WorkerStatus, standing: WorkerStanding | None) -> ObservedWorker:
+    """standing: its word about the views of its run."""
     phase = _PHASES.get(status.state, WorkerPhase.STARTING)
     exit = None
     if phase is WorkerPhase.EXITED:
         kind = _EXIT.get(status.exit_kind) or _kind_of(status.exit_code)
         exit = ExitRecord(kind=kind, code=status.exit_code, reason=status.reason[:MAX_REASON], step=status.step)
-    return ObservedWorker(phase, status.step, status.plan, status.uses_atoll, exit, status.trained)
+    return ObservedWorker(phase, status.step, status.plan, status.uses_atoll, exit, status.trained, standing)
 
 
 def _kind_of(code: int) -> WorkerExitKind:
@@ -94,8 +99,10 @@ def node_from_wire(register: agents_pb2.Register) -> NodeRecord:
         host=register.host,
         rack=register.rack,
         checkpoint_memory_bytes=register.checkpoint_memory_bytes,
-        shards_port=register.shards_port,
+        shards_port=0 if register.volunteer else register.shards_port,
         shards_key=register.shards_key.hex(),
+        volunteer=register.volunteer,
+        behind_nat=register.behind_nat,
     )
 
 
@@ -120,7 +127,9 @@ def plan_to_wire(plan: PlanRecord) -> common_pb2.Plan:
 
 
 def recovery_to_wire(recovery: RecoveryRecord) -> jobs_pb2.Recovery:
-    return jobs_pb2.Recovery(**asdict(recovery) | {"steps_lost": recovery.steps_lost})
+    told = asdict(recovery) | {"steps_lost": recovery.steps_lost}
+    del told["began_step"]  # that steps are counted from: nobody asks for it
+    return jobs_pb2.Recovery(**told)
 
 
 def event_to_wire(event: EventRecord) -> common_pb2.Event:
@@ -161,6 +170,7 @@ def launch_of_all(
     if run.data_seed:
         common.members.extend(_members(run, placement))
         common.keys.public.extend(public_keys(run.data_seed, run.job, run.run, len(run.members)))
+        common.keys.volunteers = secret_of_volunteers(job, run)
         common.outside.extend(
             agents_pb2.ShardHolder(
                 node=one.name, address=one.address, port=one.shards_port, public_key=bytes.fromhex(one.shards_key)
@@ -192,6 +202,36 @@ def launch(common: bytes, run: RunRecord, ranks: Sequence[int]) -> bytes:
     return common + agents_pb2.ControllerMessage(launch=own).SerializeToString()
 
 
+def secret_of_volunteers(job: JobRecord, run: RunRecord) -> bytes:
+    """With which its ranks recognise tickets; empty where the strategy takes no help."""
+    return volunteers_secret(run.data_seed, run.job, run.run) if registry.find(job.spec.strategy).volunteer else b""
+
+
+def launch_of_helper(job: JobRecord, run: RunRecord, action: LaunchHelper, number: int) -> agents_pb2.ControllerMessage:
+    """A volunteer's: as of a run of its own, without the job's secrets, keys of its ranks, and any state of it."""
+    spec = jobspec.to_wire(job.spec, reveal=False)
+    spec.checkpoint.memory_replicas = 0
+    name = f"{action.node}/{action.device}"
+    launch = agents_pb2.Launch(
+        id=WorkerKey(run.job, run.run, number).to_wire(),
+        world_size=1,
+        local_world_size=1,
+        device=action.device,
+        master_address="127.0.0.1",
+        master_port=run.master_port,  # nobody meets there
+        spec=spec,
+        plan=common_pb2.Plan(id=1, run=run.run, shares=[1.0], planner="even", reason="a volunteer has no share"),
+        helping=agents_pb2.Helping(
+            name=name,
+            ticket=ticket(secret_of_volunteers(job, run), name),
+            address=action.helps.address,
+            port=action.helps.port,
+            public_key=public_key(run.data_seed, run.job, run.run, action.helps.rank),
+        ),
+    )
+    return agents_pb2.ControllerMessage(launch=launch)
+
+
 def _secret(run: RunRecord, rank: int) -> bytes:
     """Empty where workers send each other nothing but collectives."""
     return private_key(run.data_seed, run.job, run.run, rank) if run.data_seed else b""
@@ -214,7 +254,10 @@ def plan_for_job(job: str, plan: PlanRecord) -> bytes:
 def _members(run: RunRecord, placement: PlacementRecord | None) -> list[agents_pb2.Member]:
     kept_by = holders(placement.output) if placement else ((),) * len(run.members)
     return [
-        agents_pb2.Member(rank=m.rank, node=m.node, island=m.island, holders=kept_by[m.node_rank]) for m in run.members
+        agents_pb2.Member(
+            rank=m.rank, node=m.node, island=m.island, holders=kept_by[m.node_rank], behind_nat=m.behind_nat
+        )
+        for m in run.members
     ]
 
 

@@ -11,7 +11,7 @@ from atoll.controller.jobs.agents.data_keys import private_key, public_keys
 from atoll.controller.jobs.agents.replica_placement import holders
 from atoll.controller.jobs.membership.members import by_position, members_of
 from atoll.controller.jobs.membership.observed_views import ViewStage, WayIn, WorkerStanding
-from atoll.controller.jobs.records.wire import plan_to_wire
+from atoll.controller.jobs.records.wire import plan_to_wire, secret_of_volunteers
 from atoll.controller.state.records import JobRecord, PlacementRecord, PlanRecord, RunMember, RunRecord
 from atoll.controller.state.views import ViewRecord, ViewState
 from atoll.message_limits import MAX_REASON
@@ -20,6 +20,7 @@ from atoll.worker_key import WorkerKey
 
 MEET_S: Final = 10.0
 _STAGES: Final = {common_pb2.ViewStage.Value(f"VIEW_STAGE_{stage.name}"): stage for stage in ViewStage}
+_NO_WAY: Final = WayIn()
 
 
 def standing_from_wire(status: common_pb2.WorkerStatus) -> WorkerStanding | None:
@@ -27,11 +28,12 @@ def standing_from_wire(status: common_pb2.WorkerStatus) -> WorkerStanding | None
     word = status.view
     if (stage := _STAGES.get(word.stage)) is None:
         return None
-    times = word.times
-    way = WayIn(times.aborted_s, times.told_s, times.met_s, times.agreed_s, times.first_step_s)
-    return WorkerStanding(
-        word.view, stage, word.step, word.reason[:MAX_REASON], tuple(word.lost[:64]), way, word.takes_in
-    )
+    way = _NO_WAY
+    if word.HasField("times"):
+        times = word.times
+        way = WayIn(times.aborted_s, times.told_s, times.met_s, times.agreed_s, times.first_step_s)
+    lost = tuple(word.lost[:64]) if word.lost else ()
+    return WorkerStanding(word.view, stage, word.step, word.reason[:MAX_REASON], lost, way, word.takes_in, word.goes_on)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,7 @@ def launch_to_join(job: JobRecord, known: RunViews, rank: int, *, reveal: bool) 
         launch.members.extend([*(one.member for one in view.members), _member(member, ())])
         launch.keys.public.extend([*(one.public_key for one in view.members), _own_public(run, rank)])
         launch.keys.secret = private_key(run.data_seed, run.job, run.run, rank)
+        launch.keys.volunteers = secret_of_volunteers(job, run)
     return agents_pb2.ControllerMessage(launch=launch)
 
 
@@ -112,4 +115,6 @@ def _own_public(run: RunRecord, rank: int) -> bytes:
 
 
 def _member(member: RunMember, kept_by: Sequence[int]) -> agents_pb2.Member:
-    return agents_pb2.Member(rank=member.rank, node=member.node, island=member.island, holders=kept_by)
+    return agents_pb2.Member(
+        rank=member.rank, node=member.node, island=member.island, holders=kept_by, behind_nat=member.behind_nat
+    )

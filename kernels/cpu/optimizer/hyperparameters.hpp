@@ -5,8 +5,7 @@
 
 #include "sparse_optimizer.hpp"
 
-// The constants that a step's hyperparameters come to for one entry, in float32, for the processor and the device
-// alike.
+// The constants that a step's hyperparameters come to for one entry, in float32.
 namespace atoll_kernels {
 
 struct Constants {

@@ -131,20 +131,20 @@ ATOLL_TARGET_AVX2 std::size_t scan_avx2(const Difference& of, std::size_t first,
 void write_portable(const Difference& of, float* out) { write_any(of, 0, of.n, out); }
 ATOLL_TARGET_AVX2 void write_avx2(const Difference& of, float* out) { write_any(of, 0, of.n, out); }
 
-void copy_block(const Difference& of, std::size_t block, float* values) {
+}  // namespace
+
+void difference_of_block(const Difference& of, std::size_t block, float* values) {
     const std::size_t begin = block * block_entries, n = std::min(block_entries, of.n - begin);
     write_any(of, begin, n, values);
     std::fill(values + n, values + block_entries, 0.0F);
 }
-
-}  // namespace
 
 Selection difference_block(const Difference& of, float threshold, const Chosen& to, int threads, Path path) {
     const auto scan = path == Path::avx2 ? scan_avx2 : scan_portable;
     return blocks_above(
         block_count(of.n), threshold, to, threads, path,
         [&](std::size_t first, std::size_t count, float* scores) { return scan(of, first, count, scores); },
-        [&](std::size_t block, float* values) { copy_block(of, block, values); });
+        [&](std::size_t block, float* values) { difference_of_block(of, block, values); });
 }
 
 void difference_scores(const Difference& of, std::uint64_t seed, std::size_t count, float* scores) {

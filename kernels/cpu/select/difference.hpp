@@ -29,6 +29,9 @@ Selection difference_block(const Difference& of, float threshold, const Chosen& 
 // scores[k] = score of the k-th of random_blocks(seed, blocks, count), or -1 if that is not finite.
 void difference_scores(const Difference& of, std::uint64_t seed, std::size_t count, float* scores);
 
+// values [16] = d of one block, zeros beyond the tensor's end.
+void difference_of_block(const Difference& of, std::size_t block, float* values);
+
 // out [n] = d.
 void difference(const Difference& of, float* out, Path path);
 

@@ -372,7 +372,7 @@ nb::tuple PythonEngine::take_stats() {
     const Stats s = core().take_stats();
     return nb::make_tuple(s.queue.tasks, s.queue.queue_s, s.compress_s, s.sum_s, s.update_s, s.publish_s,
                           s.chosen_blocks, s.found_blocks, s.all_blocks, s.nonfinite_blocks, s.payload_bytes,
-                          s.stall_s);
+                          s.stall_s, s.drift.outstanding, s.drift.update);
 }
 
 }  // namespace atoll_kernels

@@ -35,6 +35,7 @@ ExchangeEngine::Tensor::Tensor(std::size_t tensor, const TensorSettings& setting
       weights(settings.parameters),
       weights_version(all.first_round - 1),
       rounding(settings.parameters.n),
+      drift(settings.parameters.n),
       owner_sum(settings.owner_sum),
       owner_selector(all.selection, settings.owner_sum, settings.parameters.n),
       rounds(islands, all.first_round, {all.every, settings.turn, settings.owner}) {}

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "../parts/drift.hpp"
 #include "../parts/parts.hpp"
 #include "../parts/selector.hpp"
 #include "../queue/outbox.hpp"
@@ -101,6 +102,7 @@ struct Digest {
 struct Stats {
     double compress_s = 0, sum_s = 0, update_s = 0, publish_s = 0, stall_s = 0;
     std::uint64_t chosen_blocks = 0, found_blocks = 0, all_blocks = 0, nonfinite_blocks = 0, payload_bytes = 0;
+    DriftSquares drift;
     QueueStats queue;
 };
 
@@ -215,6 +217,7 @@ class ExchangeEngine {
         // Used where updates are exchanged.
         PendingUpdates pending;
         LiveRounding rounding;
+        Drift drift;
         float* const owner_sum;  // null: this rank does not own the tensor
         Selector owner_selector;
         float weight = 1;  // of this rank's updates in the masters, in the round that was compressed last
@@ -269,7 +272,8 @@ class ExchangeEngine {
 
     // Tasks (tasks.cpp), without any lock at first.
     void run_compress(Tensor& tensor, Scratch& scratch);
-    Selected compress_live(Tensor& tensor, std::int64_t sync_round, const Gradient& live, Scratch& scratch);
+    Selected compress_live(Tensor& tensor, std::int64_t sync_round, const Gradient& live, Scratch& scratch,
+                           DriftSquares& drift);
     void run_read(Tensor& tensor, MessageKind kind, std::size_t origin, std::int64_t sync_round, std::size_t count,
                   const Payload& payload);
     void run_sum(Tensor& tensor, std::int64_t sync_round, Scratch& scratch);

@@ -26,11 +26,12 @@ void ExchangeEngine::run_compress(Tensor& tensor, Scratch& scratch) {
     state_lock.unlock();
     const double begun_s = processor_s();
     Selected own;
+    DriftSquares drift;
     {
         const std::lock_guard<std::mutex> lock(tensor.residual_mutex);
         tensor.residual_snapshot.before(sync_round);
         const Format format = format_of(tensor, sync_round);
-        own = gradient.is_live             ? compress_live(tensor, sync_round, gradient, scratch)
+        own = gradient.is_live             ? compress_live(tensor, sync_round, gradient, scratch, drift)
               : gradient.chosen != nullptr ? tensor.selector.encode(gradient, format, scratch)
                                            : tensor.selector.select(gradient, format, scratch);
     }
@@ -38,6 +39,8 @@ void ExchangeEngine::run_compress(Tensor& tensor, Scratch& scratch) {
     gradient.owner = nullptr;
     state_lock.lock();
     stats_.compress_s += compress_s;
+    stats_.drift.outstanding += drift.outstanding;
+    stats_.drift.update += drift.update;
     stats_.chosen_blocks += own.selection.chosen;
     stats_.found_blocks += own.selection.found;
     stats_.nonfinite_blocks += own.selection.nonfinite;

@@ -111,16 +111,19 @@ bool ExchangeEngine::await_compressed(std::span<const std::size_t> tensors, Cloc
 }
 
 Selected ExchangeEngine::compress_live(Tensor& tensor, std::int64_t sync_round, const Gradient& live,
-                                       Scratch& scratch) {
+                                       Scratch& scratch, DriftSquares& drift) {
     const std::lock_guard<std::mutex> lock(tensor.weights_mutex);
-    tensor.weight = live.weight;
+    if (std::exchange(tensor.weight, live.weight) != live.weight) tensor.drift.forget();
     Selected own;
     {
         const Shifted shifted(tensor.weights, tensor.pending.missing_from_copy(live.takes), scratch);
         const Copies copies{tensor.weights.master(), live.data,     live.format,
                             live.weight,             live.k_blocks, tensor.rounding.lost()};
+        tensor.drift.before({copies.master, copies.live, copies.format, copies.scale, tensor.weights.entries(),
+                             copies.lost});
         own = tensor.selector.select(copies, format_of(tensor, sync_round), scratch);
     }
+    drift = tensor.drift.after(own.encoded.part->units());
     tensor.pending.forget(live.takes);
     tensor.pending.add(sync_round, own.encoded.part, 1 / live.weight);
     return own;
@@ -144,6 +147,7 @@ void ExchangeEngine::set_live(std::size_t tensor, const Live& live, const float*
     Tensor& t = at(tensor);
     const std::lock_guard<std::mutex> lock(t.weights_mutex);
     t.weight = weight;
+    t.drift.forget();
     t.rounding.set(live, t.weights.master(), residual, 1 / weight);
     if (!t.weights.has_live()) t.rounding.note_copy(live);
     t.pending.mark_published();

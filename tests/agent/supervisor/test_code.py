@@ -120,7 +120,7 @@ def test_newest_bundles_are_kept_and_those_in_use(tmp_path: Path) -> None:
     for n, name in enumerate(names):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (n, n))
-    doomed = retire(tmp_path, {names[0]})
+    doomed = retire(tmp_path, 8, {names[0]})
     assert {path.name for path in tmp_path.iterdir() if path not in doomed} == {names[0], *names[4:]}
     assert len(doomed) == 3
     assert all(path.name.startswith(".") for path in doomed), "no longer found by whoever asks for the bundle next"

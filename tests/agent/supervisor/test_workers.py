@@ -14,13 +14,17 @@ from agent_harness import until
 
 from atoll.agent.supervisor.workers import WorkerSocket
 from atoll.agent.telemetry.collect import Collector
-from atoll.telemetry_limits import MAX_STEPS
+from atoll.telemetry_limits import MAX_METRICS, MAX_REPORTS, MAX_STEPS
 from atoll.v1.agents_pb2 import Launch, Notice, PlanForJob, Prepared, View, WorkerTelemetry
 from atoll.v1.common_pb2 import LinkSample, Metrics, Plan, StepSample, StrategyMessage, WorkerId
-from atoll.v1.worker_pb2 import Alive, Hello, SupervisorMessage, Welcome, WorkerMessage
+from atoll.v1.worker_pb2 import Alive, Hello, OpenPassage, Passage, SupervisorMessage, Welcome, WorkerMessage
 from atoll.worker_key import WorkerKey
 
 KEY = WorkerKey("job-1", 2, 0)
+
+
+def _none(key: WorkerKey, asked: OpenPassage) -> Passage:
+    return Passage(asked=asked, trouble="none here")
 
 
 class Heard:
@@ -43,7 +47,12 @@ def collector() -> Collector:
 @pytest.fixture
 async def workers(tmp_path: Path, heard: Heard, collector: Collector) -> AsyncIterator[WorkerSocket]:
     opened = WorkerSocket(
-        tmp_path, collector, heard.hellos.append, lambda *said: heard.alive.append(said), heard.strategy.append
+        tmp_path,
+        collector,
+        heard.hellos.append,
+        lambda *said: heard.alive.append(said),
+        heard.strategy.append,
+        on_passage=lambda key, asked: Passage(asked=asked, port=4711 + key.rank),
     )
     running = asyncio.create_task(opened.run())
     launch = Launch(id=WorkerId(job=KEY.job, run=KEY.run), world_size=1, plan=Plan(id=1, run=2, shares=[1.0]))
@@ -141,6 +150,15 @@ async def test_messages_of_a_strategy_pass_both_ways_and_those_of_another_run_do
         assert (await worker.hear()).strategy.body == '{"answer":2}'
 
 
+async def test_who_asks_for_a_passage_is_told_of_a_port(workers: WorkerSocket) -> None:
+    async with FakeWorker(workers.endpoint) as worker:
+        await worker.say(hello=Hello(secret="secret"))
+        assert (await worker.hear()).HasField("welcome")
+        asked = OpenPassage(rank=1, port=29500, seal=True)
+        await worker.say(open_passage=asked)
+        assert (await worker.hear()).passage == Passage(asked=asked, port=4711)
+
+
 async def test_stop_before_hello_follows_the_welcome(workers: WorkerSocket) -> None:
     workers.send_stop(KEY, 5.0, "cancelled")
     async with FakeWorker(workers.endpoint) as worker:
@@ -200,7 +218,7 @@ async def test_telemetry_is_collected_bounded_and_counted(workers: WorkerSocket,
     (mine,) = telemetry.workers
     assert [step.step for step in mine.steps] == list(range(600 - MAX_STEPS, 600))
     assert mine.dropped_steps == 600 - MAX_STEPS + 5
-    assert (len(mine.metrics), len(mine.metrics[0].values)) == (64, 64)
+    assert (len(mine.metrics), len(mine.metrics[0].values)) == (MAX_REPORTS, MAX_METRICS)
     assert (len(mine.notices), len(mine.notices[0].text)) == (64, 4096)
     assert mine.checkpoint_step == 200
     assert list(collector.take()) == []
@@ -214,6 +232,8 @@ def test_links_are_told_64_at_a_time_the_newest_of_each_and_no_nonsense() -> Non
     reasons = {f"reason {n:02}": n for n in range(20)} | {"x" * 300: 1}
     collector.add(KEY, WorkerTelemetry(links=[LinkSample(peer=peer, dropped=reasons) for peer in range(40, 80)]))
     wrong = [LinkSample(peer=5000), LinkSample(peer=90, busy_s=float("nan")), LinkSample(peer=91, goodput_bps=-1)]
+    wrong += [LinkSample(peer=5000, volunteer="v/0"), LinkSample(peer=92, form="int3")]
+    wrong += [LinkSample(peer=93, wait_share=1.1), LinkSample(peer=94, differs=float("inf"))]
     collector.add(KEY, WorkerTelemetry(links=wrong))
     told = [[*message.workers[0].links] for _ in range(2) for message in collector.take()]
     assert [len(links) for links in told] == [64, 16]
@@ -278,7 +298,7 @@ def test_telemetry_of_many_workers_is_split_into_messages() -> None:
 async def test_long_state_directory_gets_a_short_socket(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
-    opened = WorkerSocket(deep, Collector(), lambda _: None, lambda *_: None, lambda _: None)
+    opened = WorkerSocket(deep, Collector(), lambda _: None, lambda *_: None, lambda _: None, on_passage=_none)
     folder = Path(opened.endpoint.removeprefix("ipc://")).parent
     assert len(opened.endpoint) < 100
     assert folder.stat().st_mode & 0o077 == 0

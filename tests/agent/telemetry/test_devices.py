@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from atoll.agent.memory_limits import total_bytes
-from atoll.agent.supervisor.environment import visible_devices, worker_environment
+from atoll.agent.supervisor.environment import launch_variables, visible_devices, worker_environment
 from atoll.agent.telemetry.devices import Device, cpu_model, find_devices, is_visible
 from atoll.agent.telemetry.numa import NumaBinding
 from atoll.v1.agents_pb2 import Launch
-from atoll.v1.common_pb2 import JobSpec, WorkerId
+from atoll.v1.common_pb2 import WorkerId
 
 
 class NVMLError(Exception):
@@ -94,14 +94,12 @@ def test_worker_finds_its_gpu_at_its_local_rank() -> None:
 
 def test_environment_of_a_gpu_worker() -> None:
     gpus = [Device(n, "cuda", "RTX", 1, 1.0, visible_as=str(n)) for n in range(2)]
-    spec = JobSpec(
-        env={"CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "3", "WORLD_SIZE": "9"}, secrets={"KEY": "k", "RANK": "3"}
-    )
-    launch = Launch(id=WorkerId(job="j", run=1), world_size=1, local_world_size=1, master_port=5, spec=spec)
+    own = {"CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "3", "WORLD_SIZE": "9", "KEY": "k", "RANK": "3"}
+    launch = Launch(id=WorkerId(job="j", run=1), world_size=1, local_world_size=1, master_port=5)
     inherited = {"ATOLL_TOKEN": "secret", "HOME": "/root", "RANK": "4"}
     env = worker_environment(
-        inherited, launch, gpus[1], gpus, agent_socket="ipc://s", secret="x", interface="eth1", threads=2, binding=None
-    )
+        inherited, own, gpus[1], gpus, local_rank=0, interface="eth1", threads=2, binding=None
+    ) | launch_variables(launch, agent_socket="ipc://s", secret="x")
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
     assert (env["WORLD_SIZE"], env["RANK"], env["OMP_NUM_THREADS"]) == ("1", "0", "3")
     assert (env["HOME"], env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("/root", "eth1", "eth1")
@@ -114,15 +112,14 @@ def test_workers_share_the_cores_and_the_job_has_the_last_word(kind: str) -> Non
     """1. Eight workers of a node took as many threads each as there are cores, and waited for each other. 2. Each has
     the cores over the node's devices, unless agent, environment or job say otherwise."""
     devices = [Device(n, kind, "x", 1, 1.0, visible_as=str(n)) for n in range(8)]
-    launch = Launch(id=WorkerId(job="j", run=1), world_size=1)
+    own: dict[str, str] = {}
 
     def threads(
         devices: list[Device], inherited: dict[str, str], told: int | None, binding: NumaBinding | None = None
     ) -> str:
         env = worker_environment(
-            inherited, launch, devices[0], devices,
-            agent_socket="s", secret="x", interface=None, threads=told, binding=binding,
-        )  # fmt: skip
+            inherited, own, devices[0], devices, local_rank=0, interface=None, threads=told, binding=binding
+        )
         assert ("CUDA_VISIBLE_DEVICES" in env) == (kind == "cuda")
         return env["OMP_NUM_THREADS"]
 
@@ -132,5 +129,5 @@ def test_workers_share_the_cores_and_the_job_has_the_last_word(kind: str) -> Non
     assert threads(devices, {}, None, NumaBinding(1, (4, 5, 6), 3)) == "3"
     assert threads(devices, {"OMP_NUM_THREADS": "7"}, None) == "7"
     assert threads(devices, {"OMP_NUM_THREADS": "7"}, 2) == "2"
-    launch.spec.env["OMP_NUM_THREADS"] = "5"
+    own["OMP_NUM_THREADS"] = "5"
     assert threads(devices, {"OMP_NUM_THREADS": "7"}, 2) == "5"

@@ -6,6 +6,7 @@ import datetime
 import json
 from pathlib import Path
 
+import grpc
 import pytest
 from scripted_controller import ScriptedController
 from typer.testing import CliRunner
@@ -16,6 +17,7 @@ from atoll.cli.checks import machine
 from atoll.cli.checks.cluster import check_certificates, check_cluster, judge_cluster
 from atoll.cli.checks.finding import Finding
 from atoll.cli.checks.machine import cards_finding, check_machine, judge_etcd, numa_finding
+from atoll.cli.checks.reach import check_reach
 from atoll.cli.connection import Connection
 from atoll.cli.main import app
 from atoll.controller.state.etcd_binary import EtcdBinary
@@ -136,7 +138,30 @@ def test_who_leads_is_said(controller: ScriptedController) -> None:
     first, *rest = check_cluster(Connection((controller.address,), None, 5.0))
     assert first.verdict == "ok"
     assert first.found.startswith("head:7700 leads, answered in ")
-    assert [finding.subject for finding in rest] == ["agents", "versions", "clock"]
+    assert [finding.subject for finding in rest] == ["agents", "versions", "clock", "reach"]
+
+
+@pytest.mark.parametrize(
+    ("seen_at", "dials", "verdict", "words"),
+    [
+        ("127.0.0.1", True, "info", "the controller is on this machine"),
+        ("198.51.100.7", True, "ok", "the controller dials this machine at 198.51.100.7"),
+        ("198.51.100.7", False, "info", "sees 198.51.100.7, and cannot dial this machine there"),
+    ],
+)
+def test_whether_others_can_dial_this_machine(
+    controller: ScriptedController, seen_at: str, dials: bool, verdict: str, words: str
+) -> None:
+    """The controller's words are not what counts: it was dialled, or it was not."""
+    controller.script.seen_at, controller.script.dials = seen_at, dials
+    (found,) = check_reach(Connection((controller.address,), None, 5.0))
+    assert (found.verdict, words in found.found) == (verdict, True), found
+    assert ("--behind-nat" in found.next_step) is not dials
+
+
+def test_a_controller_that_knows_no_dialling_back_is_no_finding(controller: ScriptedController) -> None:
+    controller.script.refuse = grpc.StatusCode.UNIMPLEMENTED
+    assert check_reach(Connection((controller.address,), None, 5.0)) == []
 
 
 def test_certificates_that_expire_or_belong_to_another_cluster(tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ def test_nodes(runner: CliRunner, controller: ScriptedController) -> None:
         "seen_s_ago": 12.0,
         "workers": [],
         "version": "",
+        "volunteer": False,
+        "behind_nat": False,
     }
 
 

@@ -34,7 +34,7 @@ COMMANDS = (
         "events",
         "plan",
     ),
-    *("simulate", "doctor", "certs", "version"),
+    *("simulate", "doctor", "certs", "version", "down", "resume", "restore", "top"),
 )
 
 

@@ -17,6 +17,8 @@ from atoll.profiling.document import load_profile, read
 
 ATOLL = (sys.executable, "-m", "atoll.cli.main")
 SCRIPT = Path(__file__).parent / "scripts/profiled.py"
+pytestmark = pytest.mark.timeout(330)
+
 QUICK = ("--probes", "2", "--samples", "120", "--batch", "12:12")
 
 
@@ -29,11 +31,10 @@ def command(folder: Path, *args: str, env: Mapping[str, str] = os.environ) -> su
 
 def run(folder: Path, *args: str, **env: str) -> tuple[int, str, str]:
     process = command(folder, *args, env={**os.environ, **env})
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=150)
     return process.returncode, out, err
 
 
-@pytest.mark.timeout(150)
 def test_interrupted_at_the_second_probe_the_same_command_goes_on(tmp_path: Path) -> None:
     """1. Ctrl-C while probe 2 runs: exit code 130, probe 1 is on disk. 2. The same command makes the other one and a
     plot. 3. No checkpoint was made: the script asks for one at every step, but a trial leaves nothing but the profile

@@ -43,7 +43,7 @@ def test_a_table_has_a_row_for_each_policy(runner: CliRunner, scenario: str) -> 
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["POLICY", "even", "lb-bsp"]
 
 
-@pytest.mark.parametrize("name", ["cannikin-a", "failures"])
+@pytest.mark.parametrize("name", ["cannikin-a", "failures", "volunteers"])
 def test_the_manual_shows_what_it_prints(runner: CliRunner, name: str) -> None:
     page = (ROOT / "docs" / "simulator.md").read_text()
     shown = re.search(rf"^atoll simulate examples/scenarios/{name}\.toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -10,6 +10,7 @@ from scripted_controller import ScriptedController
 from shown_job import JOB, atoll, full_job, sparse_job
 from typer.testing import CliRunner
 
+from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
 
@@ -92,6 +93,31 @@ def test_a_link_that_was_never_busy_is_idle(runner: CliRunner, controller: Scrip
     job.workers[1].links[0].goodput_bps = 0
     controller.script.jobs["vit-3f9a"] = job
     assert "links 0-1 94.1 Mbit/s  1-0 idle" in atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
+
+
+def test_status_says_what_links_to_volunteers_carry_and_cost(runner: CliRunner, controller: ScriptedController) -> None:
+    job = full_job()
+    for peer, (name, form, share, differs) in enumerate(
+        [
+            ("a\x1b/0", "float32", 0.02, 1e-7),
+            ("b/0", "int8", 0.25, 0.006),
+            ("c/1", "waits", 0.9, 0),
+            ("gone/0", "", 1, 0),
+        ]
+    ):
+        link = common.LinkSample(
+            peer=4096 + peer, volunteer=name, form=form, wait_share=share, differs=differs, sent_bytes=12_340_000
+        )
+        job.workers[0].links.append(link)
+    controller.script.jobs["vit-3f9a"] = job
+    lines = atoll(runner, controller, "status", "vit-3f9a")[1].splitlines()
+    carries = "12.3 MB to it, 0.0 MB from it"
+    assert [line for line in lines if line.startswith("volunteer ")] == [
+        f"volunteer c/1 of rank 0: waits, {carries}, 90 % of its time waits for its link",
+        f"volunteer b/0 of rank 0: int8, {carries}, 25 % of its time waits for its link, answers differ by 0.6 %",
+        f"volunteer a/0 of rank 0: float32, {carries}, 2 % of its time waits for its link",
+    ]
+    assert "4096" not in "".join(lines)
 
 
 def test_status_says_whose_telemetry_was_dropped(runner: CliRunner, controller: ScriptedController) -> None:

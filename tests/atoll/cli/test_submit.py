@@ -62,6 +62,9 @@ def submit(runner: CliRunner, controller: ScriptedController, *args: str) -> Res
         (["train.py", "--checkpoint-dir", "rel"], "error: checkpoint.directory = 'rel' must be an absolute path"),
         (["train.py", "--workdir", "gone"], "error: folder gone is not there"),
         (["train.py", "--config", "gone.toml"], "error: job file gone.toml is not there"),
+        (["train.py", "--requirements", "gone.txt"], "error: requirements gone.txt are not there"),
+        (["-m", "gone.train"], "error: module gone.train is not in "),
+        (["-m", "no-name"], "error: module = 'no-name' is no name of a module"),
         (["train.py", "--timeout", "0"], "error: --timeout 0 must be positive"),
         (["train.py", "--lr", "0.1"], "error: No such option: --lr"),
     ],
@@ -108,6 +111,33 @@ def test_flags_and_arguments_become_the_spec(
     assert (spec.min_workers, spec.max_workers, spec.seed, spec.max_restarts, spec.split) == (2, 8, 7, 1, "even")
     assert dict(spec.env) == {"A": "1", "B": "2", "C": "a=b"}
     assert spec.checkpoint == common.CheckpointPolicy(directory="/mnt", every_steps=50, keep=9, memory_replicas=2)
+
+
+def test_a_module_brings_what_lies_in_the_working_folder(
+    runner: CliRunner, controller: ScriptedController, tmp_path: Path
+) -> None:
+    """1. The file that it is in, and all arguments. 2. `__main__.py` of a package. 3. A job file's, relative to that; a
+    flag stands in its place. 4. A script and a module at once are refused."""
+    (tmp_path / "package/tool").mkdir(parents=True)
+    for name in ("package/train.py", "package/tool/__main__.py", "beside.py"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "needs.txt").write_text("# none\n\neinops>=0.8  # why\n-r \\\n more.txt\n")
+    assert submit(runner, controller, "-m", "package.train", "--", "--lr", "0.1").exit_code == 0
+    assert submit(runner, controller, "-m", "package.tool", "--requirements", "needs.txt").exit_code == 0
+    (tmp_path / "job.toml").write_text('module = "package.train"\nrequirements = "needs.txt"\nsetup = "make"\n')
+    assert submit(runner, controller, "--config", "job.toml", "--", "--lr", "0.1").exit_code == 0
+    assert submit(runner, controller, "beside.py", "--config", "job.toml").exit_code == 0
+    first, second, third, fourth = (header.spec for header in controller.script.headers)
+    assert (first.name, first.module, first.script) == ("train", "package.train", "package/train.py")
+    assert list(first.args) == list(third.args) == ["--lr", "0.1"]
+    assert (second.module, second.script) == ("package.tool", "package/tool/__main__.py")
+    assert list(second.requirements) == list(third.requirements) == ["einops>=0.8", "-r   more.txt"]
+    assert (third.module, third.setup) == ("package.train", "make")
+    assert (fourth.module, fourth.script) == ("", "beside.py")
+    (tmp_path / "job.toml").write_text('module = "package.train"\nscript = "beside.py"\n')
+    refused = submit(runner, controller, "--config", "job.toml")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "a job has one of them" in refused.stderr
 
 
 def test_paths_in_a_job_file_are_relative_to_it(

@@ -107,6 +107,20 @@ async def test_a_child_that_ends_is_reported_with_its_last_line(tmp_path: Path) 
     await cluster.stop()
 
 
+async def test_children_are_of_this_installation_whatever_lies_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. `atoll up` of a wheel ran in a clone of the project. 2. Its children imported the clone's `atoll`, which has
+    no generated code, and ended."""
+    (tmp_path / "atoll.py").write_text("raise SystemExit('this is not the installed one')\n")
+    monkeypatch.chdir(tmp_path)
+    cluster = cluster_in(tmp_path)
+    await cluster._spawn("agent-0", ["version"])
+    with pytest.raises(AtollError, match=r"^agent-0 ended with exit code 0"):
+        await asyncio.wait_for(cluster.watch_children(), 20)
+    await cluster.stop()
+
+
 async def test_a_child_that_is_killed_is_reported(tmp_path: Path, controller: ScriptedController) -> None:
     cluster = cluster_in(tmp_path)
     await cluster._spawn("agent-0", ["events", "-f", "--controller", controller.address])
@@ -154,7 +168,7 @@ async def test_ready_is_said_when_all_agents_are_connected(
 async def test_agents_that_do_not_come_are_counted(
     tmp_path: Path, controller: ScriptedController, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_cluster, "_READY_WITHIN_S", 0.5)
+    monkeypatch.setattr(local_cluster, "READY_WITHIN_S", 0.5)
     controller.script.nodes.nodes.append(pb.Node(name="local-0", connected=True))
     with pytest.raises(DeadlineExceeded, match="1 of 2 agents connected within"):
         await cluster_in(tmp_path, controller.address, agents=2).announce_when_ready()

@@ -9,8 +9,8 @@ import pytest
 from atoll.cli.render import views
 from atoll.cli.render.follow import PlainScreen, verdict
 from atoll.errors import JobCancelled, JobFailed
-from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, Event, WorkerStatus
-from atoll.v1.jobs_pb2 import PHASE_CANCELLED, PHASE_FAILED, PHASE_RUNNING, Job, Recovery, WorkerView
+from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, Event, Plan, WorkerStatus
+from atoll.v1.jobs_pb2 import PHASE_CANCELLED, PHASE_FAILED, PHASE_RUNNING, Job, Progress, Recovery, WorkerView
 
 
 def job(**fields: Any) -> Job:
@@ -45,8 +45,18 @@ def test_a_recovery_that_came_about_stays_in_the_story() -> None:
 
 @pytest.mark.parametrize("uses_atoll", [False, True])
 def test_a_script_for_torchrun_is_told_that_its_checkpoints_are_its_own(uses_atoll: bool) -> None:
-    worker = WorkerView(status=WorkerStatus(pid=4711, uses_atoll=uses_atoll))
-    assert ("saves and loads its own" in said(job(workers=[worker]))) is not uses_atoll
+    worker = WorkerView(status=WorkerStatus(pid=4711, uses_atoll=uses_atoll), share=0.5)
+    told = said(job(workers=[worker, worker], plan=Plan(id=1, planner="even", reason="first")))
+    assert ("saves and loads its own" in told) is not uses_atoll
+    assert ("strategy none, plan none" in told) is not uses_atoll
+    assert ("strategy dense" in told and "plan 1 (even)" in told) is uses_atoll
+    assert views.worker_row(worker)[5] == ("50.0 %" if uses_atoll else "-")
+
+
+def test_progress_says_how_long_it_still_takes_until_it_is_over() -> None:
+    progress = Progress(step=3, epoch=1, left_s=725.0)
+    assert views.progress_line(job(progress=progress)) == "step 3  epoch 1  about 12 min left"
+    assert "left" not in views.progress_line(job(progress=progress, ended_unix_s=155.0))
 
 
 def test_who_cancels_is_told_how_it_goes_on() -> None:
@@ -96,3 +106,16 @@ def test_status_shows_the_view_that_a_run_goes_on_in() -> None:
     assert "view" not in said(job(view=1))
     changed = job(view=2, membership="in force, 2 workers: rank 1 on b was killed")
     assert "view 2 of run 2 is in force, 2 workers: rank 1 on b was killed" in said(changed).splitlines()
+
+
+def test_status_names_the_workers_that_are_reached_through_the_relay() -> None:
+    workers = [WorkerView(rank=rank, node=f"n{rank}", island="lab") for rank in range(3)]
+    assert "relay" not in said(job(workers=workers))
+    for worker in workers:
+        worker.behind_nat = True
+    assert "relay" not in said(job(workers=workers))  # of one site: they dial each other
+    workers[1].island, workers[0].behind_nat, workers[2].behind_nat = "home", False, False
+    line = "through the relay: rank 1 (behind NAT in home), from and to other islands"
+    assert line in said(job(workers=workers)).splitlines()
+    many = [WorkerView(rank=rank, island=f"home-{rank}", behind_nat=True) for rank in range(14)]
+    assert "rank 11 (behind NAT in home-11) and 2 more, from" in said(job(workers=many))

@@ -71,10 +71,13 @@ def test_the_map_joins_what_workers_measured_between_islands(busy: ScriptedContr
     jobs[0].workers[4].links.add(peer=99, goodput_bps=1e9)  # to nobody that is known
     found = pages.islands(jobs, busy.script.nodes.nodes)
     assert found["links"] == [
-        {"from": "east", "to": "west", "goodput_bps": 94e6, "sent_bytes": 2**20},
-        {"from": "west", "to": "east", "goodput_bps": 94e6, "sent_bytes": 2**20},
+        {"from": "east", "to": "west", "goodput_bps": 94e6, "sent_bytes": 2**20, "relayed": False},
+        {"from": "west", "to": "east", "goodput_bps": 94e6, "sent_bytes": 2**20, "relayed": False},
     ]
     assert [(island["name"], len(island["nodes"])) for island in found["islands"]] == [("east", 4), ("west", 4)]
+    jobs[0].workers[0].behind_nat = True
+    links = pages.islands(jobs, busy.script.nodes.nodes)["links"]
+    assert [link["relayed"] for link in links] == [True, False]  # rank 1 measured the way to rank 2 alone
     assert json.dumps(pages.cluster(jobs, busy.script.nodes), allow_nan=False)
 
 

@@ -138,7 +138,7 @@ SOUND = ObservedStep(step=99, plan=1, local_batch=40, total_batch=120, step_s=0.
         replace(SOUND, compute_s=0.0),
         replace(SOUND, backward_s=math.inf),
         replace(SOUND, sync_s=-1.0),
-        replace(SOUND, stall_s=math.nan),
+        replace(SOUND, strategy_metrics={"stall_s": math.nan}),
         replace(SOUND, local_sqnorm=-1.0),
         replace(SOUND, total_batch=0, local_batch=0),
         replace(SOUND, total_batch=20),
@@ -173,7 +173,7 @@ def test_only_what_all_ranks_wait_for_cuts_the_estimate_of_a_link() -> None:
     for second in range(40):
         for rank, stall_s in ((0, 0.3), (1, 0.3 if second >= 20 else 0.0)):
             for i in range(5):
-                seen = replace(SOUND, step=5 * second + i, stall_s=stall_s, step_s=1.0)
+                seen = replace(SOUND, step=5 * second + i, strategy_metrics={"stall_s": stall_s}, step_s=1.0)
                 run.observe(rank, seen)
         link = ObservedLink(peer=1, sent_bytes=second * 5_000_000, busy_s=0.7 * second)
         run.observe_links(0, {0: "a", 1: "b"}, [link], float(second))

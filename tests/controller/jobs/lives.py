@@ -217,12 +217,20 @@ class Life:
             )
 
     async def tick(self) -> None:
-        for agent in self._cluster.agents.values():
-            self._report(agent)
+        self.report()
         try:
             await self.reconciler.once()
         except StoreUnavailable:
             return  # looked at again with the next tick
+        await self.obey()
+
+    def report(self) -> None:
+        """All agents beat, and tell what they have to."""
+        for agent in self._cluster.agents.values():
+            self._report(agent)
+
+    async def obey(self) -> None:
+        """All agents do what they were told."""
         for agent in self._cluster.agents.values():
             session = self.sessions.connected.get(agent.name)
             while session and session.waiting:

@@ -9,9 +9,11 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from daemons import Controller, bundle, controller, leading, spec_for
+from daemons import CALL_S, Controller, bundle, controller, leading, spec_for
 from fake_agent import FakeAgent
 
+from atoll.controller.services.dial_back import address_of
+from atoll.errors import BadInput
 from atoll.rpc import MAX_CODE_BYTES, open_channel
 from atoll.v1 import common_pb2
 from atoll.v1 import jobs_pb2 as pb
@@ -169,6 +171,40 @@ async def test_nodes_are_listed_connected_and_gone(head: Controller) -> None:
     ]
     assert reply.controller == head.address
     await a.disconnect()
+
+
+async def test_whoever_asks_is_dialled_at_its_own_address_and_at_no_low_port(head: Controller) -> None:
+    came = asyncio.Event()
+
+    async def arrived(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        writer.close()
+
+    async with await asyncio.start_server(arrived, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        answer = await head.stub.DialBack(pb.DialBackRequest(port=port), timeout=CALL_S)
+        assert answer.address == "127.0.0.1"
+        async with asyncio.timeout(CALL_S):
+            await came.wait()
+    nobody = await head.stub.DialBack(pb.DialBackRequest(port=port), timeout=CALL_S)
+    assert nobody.address == "127.0.0.1"  # nor is it told that nobody listens
+    for refused in (0, 443, 70_000):
+        code, text = await refusal(head.stub.DialBack(pb.DialBackRequest(port=refused), timeout=CALL_S))
+        assert (code, "must be 1024 to 65535" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.7:41234", "10.0.0.7"),
+        ("ipv6:%5Bfd00::2%5D:41234", "fd00::2"),
+        ("ipv6:[::ffff:10.0.0.7]:41234", "10.0.0.7"),
+    ],
+)
+def test_the_address_of_a_caller(peer: str, address: str) -> None:
+    assert address_of(peer) == address
+    with pytest.raises(BadInput, match="no address"):
+        address_of("unix:/run/atoll")
 
 
 async def nodes(head: Controller) -> pb.ListNodesReply:

@@ -34,7 +34,7 @@ TWO_ISLANDS: dict[str, Any] = {
     "strategy": "stale-sparse",
     "entries": 25_000_000,
     "total_batch": 128,
-    "stale_sparse": {"sparsity": 0.95},
+    "stale_sparse": {"sparsity": 0.95, "values": "float16"},
     "devices": [FAST, {**MIDDLE, "island": "b"}],
     "links": {"a": {"mbit_s": 480}, "b": {"mbit_s": 480}},
     "learning": {"samples": 60_000, "extra": GRID},

@@ -284,7 +284,7 @@ def test_a_rate_of_release_0_1_is_the_sparsity_of_stale_sparse() -> None:
     key = "/atoll/jobs/sparse-6c9b"
     sparse = decode(JobRecord, key, json.dumps(RECORDED[key]).encode())
     assert (sparse.spec.strategy, sparse.pinned.strategy_params) == ("stale-sparse", {"sparsity": 0.8})
-    assert StaleSparse.model_validate(sparse.spec.strategy_settings) == StaleSparse(sparsity=0.9)
+    assert StaleSparse.model_validate(sparse.spec.strategy_settings) == StaleSparse(sparsity=0.9, values="float16")
     assert sparse.learned.adapted == Adapted(strategy_params={"sparsity": 0.97})
     assert sparse.spec.adapt.strategy_params == ("sparsity",)
     published = {"exchange": "gradients", "no_error_feedback": True}

@@ -28,9 +28,11 @@ parser.add_argument("--samples", type=int, default=600)
 parser.add_argument("--batch-size", type=int, default=12)
 parser.add_argument("--step-s", type=float, default=0.02, help="pretended work per step and worker")
 parser.add_argument("--sample-s", type=float, default=0.0, help="pretended work per sample, beside that of a step")
+parser.add_argument("--late-s", type=float, default=0.0, help="more of it in each step, of who was not there at first")
 parser.add_argument("--hang-at", type=int, default=-1, help="in this step run 1 waits for ever")
 parser.add_argument("--dropout", type=float, default=0.1)
 parser.add_argument("--disk-s", type=float, default=0.0, help="how long a disk takes for a piece of a checkpoint")
+parser.add_argument("--own-schedule", action="store_true", help="one that the run is not told of")
 parser.add_argument("--evaluate-s", type=float, default=0.0, help="pretended evaluation by rank 0 after training")
 options = parser.parse_args()
 
@@ -44,14 +46,17 @@ dataset = torch.utils.data.TensorDataset(inputs, targets, torch.arange(options.s
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(options.dropout), nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=options.batch_size)
+if options.own_schedule:
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
 
 options.out.mkdir(parents=True, exist_ok=True)
 rank = os.environ.get("ATOLL_RANK", run.rank)
+step_s = options.step_s + (options.late_s if int(rank) >= 2 else 0.0)
 with (options.out / f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{rank}.jsonl").open("a") as log:
     for epoch in run.epochs(options.epochs):
         for x, y, ids in loader:
             if not (options.out / "full-speed").exists():
-                time.sleep(options.step_s + options.sample_s * len(x))  # pretended work, not a wait for anything
+                time.sleep(step_s + options.sample_s * len(x))  # pretended work, not a wait for anything
             loss = nn.functional.mse_loss(model(x), y)
             batch_slice = loader.current
             if batch_slice.step == options.hang_at and os.environ.get("ATOLL_RUN") == "1":

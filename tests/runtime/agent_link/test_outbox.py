@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from atoll.agent.runtime.agent_link.outbox import Outbox
-from atoll.telemetry_limits import MAX_STEPS
+from atoll.telemetry_limits import MAX_REPORTS, MAX_STEPS
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import StepSample, WorkerId
 
@@ -31,3 +31,14 @@ def test_the_number_of_entries_is_in_every_message_so_that_a_controller_that_com
     assert first is not None
     assert second is not None
     assert (first.prepared.entries, second.prepared.entries) == (25_000_000, 25_000_000)
+
+
+def test_a_report_in_each_step_is_kept_as_long_as_the_steps_are() -> None:
+    outbox = Outbox()
+    for step in range(MAX_STEPS + 3):
+        outbox.step(StepSample(step=step))
+        outbox.metrics(step, {"loss": 1.0})
+    sent = outbox.take(ID)
+    assert sent is not None
+    assert [one.step for one in sent.metrics] == [one.step for one in sent.steps]
+    assert len(sent.metrics) == MAX_REPORTS

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,10 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_rig import AheadOfTime, Members, Numbers, epoch_of, flat, make
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
 
 from atoll.agent.runtime.data import loader as loader_module
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
+from atoll.agent.runtime.data.orders import StreamOrder
 from atoll.agent.runtime.data.sampler import BatchSlice, Position
 from atoll.agent.runtime.data.split import split_batch
 from atoll.agent.runtime.step.planned_step import PlannedStep
@@ -22,11 +34,48 @@ from atoll.errors import AtollError, BadInput
 DATA = TensorDataset(torch.zeros(20, 2))
 
 
+class Stream(IterableDataset[int]):
+    """Numbers in an order that it draws from the global generator, anew in each epoch."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(self.samples), self.samples))
+
+
+class StreamThatKnows(IterableDataset[int]):
+    """The same; it says where it stands, and draws on the way, too."""
+
+    def __init__(self, samples: int) -> None:
+        self.left: list[int] = []
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[int]:
+        self.left = self.left or random.sample(range(self.samples), self.samples)
+        while self.left:
+            yield self.left.pop(random.randrange(len(self.left)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": list(self.left)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.left = list(state["left"])
+
+
+def standing(loader: Loader[Any]) -> dict[str, Any]:
+    """What a checkpoint would keep of its stream."""
+    return loader.order.state_dict() if isinstance(loader.order, StreamOrder) and loader.order.stateful else {}
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject) -> None:
+def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject) -> None:  # noqa: PLR0915 - one story
     """Runs of any size follow one another, are stopped at any step, and change shares and total batch as plans reach
-    their ranks, which may also be plans that cannot be trained."""
+    their ranks, which may also be plans that cannot be trained. Of streams, too: those that say where they stand, and
+    those that are read again."""
+    kind = data.draw(st.sampled_from([Numbers, Stream, StreamThatKnows]), "dataset")
+    stands: dict[str, Any] = {}
     samples, batch = data.draw(st.integers(1, 60), "samples"), data.draw(st.integers(1, 17), "batch")
     drop_last = data.draw(st.booleans(), "drop_last") and samples >= batch
     epochs = data.draw(st.integers(1, 3), "epochs")
@@ -37,7 +86,8 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
         patch.setattr(loader_module, "DataLoader", AheadOfTime)
         while position.epoch < epochs:
             world_size, lead = data.draw(st.integers(1, 5), "world"), data.draw(st.integers(0, 3), "lead")
-            members = Members(world_size, position, lead, samples=samples, batch_size=batch, drop_last=drop_last)
+            options = {"samples": samples, "batch_size": batch, "drop_last": drop_last, "kind": kind}
+            members = Members(world_size, position, lead, before=stands, **options)
             ends_after = data.draw(st.integers(0, 12), "steps of this run")
             plans = 0
             for epoch in range(position.epoch, epochs):
@@ -55,7 +105,8 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
                     # Telemetry names the plan of a step, so batches that were cut ahead must follow it too.
                     planned = members.schedules[0].planned_at(step)
                     assert counts == split_batch(first.total, planned.shares)
-                    assert world_size <= planned.total_batch <= samples or planned.total_batch == 0
+                    most = samples if kind is Numbers else samples + 2  # a stream's end is not known before
+                    assert world_size <= planned.total_batch <= most or planned.total_batch == 0
                     assert first.total == min(planned.total_batch or batch, samples - first.start)
                     assert [one.weight * one.total for one in slices if one is not None] == pytest.approx(counts)
                     for rows, count in zip(batches, counts, strict=True):
@@ -75,6 +126,7 @@ def test_each_sample_counts_once_per_epoch_whatever_happens(data: st.DataObject)
                     loader.begin_epoch(epoch)  # the step that was handed out counts as done
                     assert loader.position == members.loaders[0].position
                 position = members.loaders[0].position
+                stands = standing(members.loaders[0])
                 assert position.step == step
                 consumed[epoch] = position.consumed
                 if ends_after <= 0:
@@ -314,11 +366,6 @@ def test_the_global_generator_is_not_drawn_from() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-class Endless(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(())
-
-
 @pytest.mark.parametrize(
     ("build", "says"),
     [
@@ -331,7 +378,7 @@ class Endless(IterableDataset[int]):
         (lambda: list(make(seed=2**80)), "seed"),
         (lambda: make().begin_epoch(-1), "epoch -1"),
         (lambda: make().seek(Position(0, 21, 4)), "20 samples"),
-        (lambda: make(dataset=Endless()), "Endless has no length"),
+        (lambda: make(dataset=object()), "object has no length"),
     ],
 )
 def test_bad_input_is_refused_in_words(build: Callable[[], object], says: str) -> None:
@@ -381,9 +428,66 @@ def test_settings_of_a_dataloader_are_taken_over() -> None:
     assert LoaderSettings.from_dataloader(DataLoader(DATA), 6).batch_size == 6
 
 
-def test_dataloader_that_draws_in_its_own_way_is_refused() -> None:
-    sampler = WeightedRandomSampler([1.0] * 20, 20)
-    with pytest.raises(BadInput, match="its own WeightedRandomSampler"):
-        LoaderSettings.from_dataloader(DataLoader(DATA, batch_size=4, sampler=sampler), None)
-    with pytest.raises(BadInput, match="Pass the dataset and batch_size"):
-        LoaderSettings.from_dataloader(DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]), None)
+def test_dataloader_that_cuts_batches_in_its_own_way_is_refused() -> None:
+    with pytest.raises(BadInput, match="its own list; Atoll cuts batches itself"):
+        LoaderSettings.from_dataloader(DataLoader(DATA, batch_sampler=[[0, 1], [2, 3]]), 4)
+    split = DistributedSampler(DATA, num_replicas=2, rank=0)
+    with pytest.raises(BadInput, match=r"DistributedSampler gives each worker a part already.*shuffle=True"):
+        LoaderSettings.from_dataloader(DataLoader(DATA, batch_size=4, sampler=split), None)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WeightedRandomSampler([0.0, *range(1, 20)], 30),
+        RandomSampler(DATA, replacement=True, num_samples=9, generator=torch.Generator()),
+        SubsetRandomSampler(range(3, 17)),
+    ],
+)
+def test_a_sampler_is_honoured_and_gives_all_ranks_the_same_order(sampler: Any) -> None:
+    """1. What it draws is drawn once for all ranks, from (seed, epoch). 2. Whoever resumes draws the same."""
+    dataset = TensorDataset(torch.arange(20))
+    taken = LoaderSettings.from_dataloader(DataLoader(dataset, batch_size=6, sampler=sampler), None)
+    loaders = [Loader(taken, rank=rank, seed=3, schedule=PlanSchedule(2), boundary=lambda: None) for rank in (0, 1, 0)]
+    loaders[2].seek(Position(1, 6, 9))
+    epochs = [[[batch.tolist() for (batch,) in loader] for loader in loaders[:2]] for _ in range(2)]
+    orders = [flat(flat(parts) for parts in zip(*ranks, strict=True)) for ranks in epochs]
+    assert [len(order) for order in orders] == [len(sampler)] * 2
+    assert orders[0] != orders[1]
+    assert isinstance(sampler, RandomSampler) or 0 not in orders[0]
+    assert [batch.tolist() for (batch,) in loaders[2]] == epochs[1][0][1:]
+    assert loaders[0].order.digest() == loaders[1].order.digest() > 0
+
+
+def test_a_sampler_that_gives_another_number_than_it_says_is_refused() -> None:
+    class Wrong(Sampler[int]):
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(5))
+
+    with pytest.raises(BadInput, match=r"Wrong gave 5 samples in epoch 0 and says len\(\) = 4"):
+        list(make(sampler=Wrong()))
+
+
+def test_a_stream_is_read_by_the_training_process_and_its_batches_are_made_of_its_samples() -> None:
+    """1. It has no length. 2. What it draws is not the script's. 3. One that ends before the position of a checkpoint
+    is another stream. 4. A stream that shares itself out among ranks is told from one that does not."""
+    loader = make(dataset=Stream(20), min_local_batch=2)
+    with pytest.raises(TypeError, match="a stream has no length"):
+        len(loader)
+    random.seed(1)
+    before = (torch.get_rng_state(), random.getstate())
+    batches = [batch.tolist() for batch in loader]
+    assert sorted(flat(batches)) == list(range(20))
+    assert [len(batch) for batch in batches] == [6, 6, 6, 2]
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    loader.seek(Position(0, 24, 4))
+    with pytest.raises(BadInput, match="the stream ends after 20 samples"):
+        list(loader)
+    digests = {
+        StreamOrder(one, 1).digest() for one in ([1, 2, 3], [2, 4], [{"x": torch.ones(2)}], [{"x": torch.zeros(2)}])
+    }
+    assert len(digests) == 4

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -13,9 +18,11 @@ import torch
 from loader_rig import make
 from torch.utils.data import TensorDataset
 
+from atoll.agent.runtime.data.by_value import ByValue
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.step.planned_step import PlannedStep
 from atoll.agent.runtime.step.schedule import PlanSchedule
+from atoll.errors import BadInput
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +82,18 @@ def test_worker_processes_give_the_same_batches_and_end_with_the_iteration(persi
             if plain.position.step == 9:
                 break
     assert rows == expected
+
+
+def test_a_script_without_main_guard_trains_with_workers_on_what_it_defines() -> None:
+    """1. The worker processes do not import it. 2. They have its dataset and its lambda by value, the tensors in shared
+    memory. 3. What cannot be handed over is named."""
+    script = Path(__file__).parent.parent / "scripts" / "unguarded.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen == {"rows": [2.0 * row for row in range(40)], "workers": [0, 1], "shared": [True]}
+    with pytest.raises(BadInput, match="lock cannot be handed to a loader.s worker"):
+        ByValue(threading.Lock()).__reduce__()
 
 
 def _children_of_the_server() -> list[psutil.Process]:

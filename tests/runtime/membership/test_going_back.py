@@ -9,10 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-from sparse_runs import check_alike, check_every_sample_once, check_nothing_was_lost, kept, sparse, together, trained
+from sparse_runs import (
+    check_alike,
+    check_every_sample_once,
+    check_nothing_was_lost,
+    kept,
+    lines,
+    sparse,
+    together,
+    trained,
+)
 from zmq_agent import FakeAgent, Start
 
-from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_UNABLE
+from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
+from atoll.errors import CheckpointError
+from atoll.v1.common_pb2 import VIEW_STAGE_BROKEN, VIEW_STAGE_READY, VIEW_STAGE_UNABLE
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -20,35 +31,74 @@ KILLED = -signal.SIGKILL
 UPDATES: dict[str, Any] = {"sparsity": 0.9, "values": "float32", "digest_every": 3}
 GRADIENTS: dict[str, Any] = {**UPDATES, "exchange": "gradients"}
 LOCAL: dict[str, Any] = {"strategy": "local-steps", "density": 0.2, "values": "float32", "digest_every": 3}
+LARGEST: dict[str, Any] = {"strategy": "compressed", "algorithm": "dgc", "density": 0.1, "min_bytes": 0}
+DIVISIBLE: dict[str, Any] = {"ways": ["cpu/device/divisible"], "groups": [[6, 0]]}
 
 
 def of_three(out: Path, start: Start, replicas: int, settings: dict[str, Any]) -> FakeAgent:
     agent = sparse(out, 3, start=start, **settings)
     agent.makes_views, agent.own_directories, agent.memory = True, True, out / "memory"
     agent.spec.checkpoint.memory_replicas, agent.spec.checkpoint.every_steps = replicas, 0
-    agent.place(["a", "b", "c"], ["a", "b", "c"])
+    agent.place(["a", "b", "c", "b"], ["a", "b", "c", "b"])
     return agent
 
 
-@pytest.mark.parametrize("settings", [UPDATES, GRADIENTS, LOCAL], ids=["updates", "gradients", "local-steps"])
-def test_who_is_left_goes_on_with_the_residuals_of_all(tmp_path: Path, start: Start, settings: dict[str, Any]) -> None:
-    """1. Three workers keep each other's state in memory, and send a tenth of it in each step; one dies. 2. The other
-    two go back in the same process, to the newest step that is whole in memory: masters are the same, and what the dead
-    one had not sent until then is one survivor's. 3. They end: all gradients that count are in the masters or still
+def strike_once_remembered(agent: FakeAgent, out: Path) -> None:
+    """Let rank 1, which holds all up in step 16, die there: once a generation of its epoch is whole in memory."""
+    epoch = 9
+
+    def steps() -> list[int]:
+        """The newest of each shard on each machine; a generation begins when the one before is whole."""
+        found: dict[str, int] = {}
+        for path in (out / "memory").glob("*/*.mem"):
+            shard = str(path).partition("-slot-")[0]
+            try:
+                found[shard] = max(found.get(shard, -1), parse(content_of(path)).header.step)
+            except CheckpointError:
+                found.setdefault(shard, -1)  # it is being written
+        return list(found.values())
+
+    agent.wait_until(lambda: agent.alive.get(1, (0, 0))[0] >= 16)
+    agent.wait_until(lambda: min(steps(), default=0) > epoch)
+    (out / "strike").touch()
+
+
+CASES = [
+    (UPDATES, ("--raise-at", "16"), False),
+    (GRADIENTS, ("--raise-at", "16"), False),
+    (LOCAL, ("--raise-at", "16"), True),
+    (LARGEST, ("--fault", "16:2:die"), False),
+]
+
+
+@pytest.mark.parametrize(("settings", "dies", "replaced"), CASES, ids=["updates", "gradients", "local", "compressed"])
+def test_who_is_left_goes_on_with_the_residuals_of_all(
+    tmp_path: Path, start: Start, settings: dict[str, Any], dies: tuple[str, ...], replaced: bool
+) -> None:
+    """1. Three workers keep each other's state in memory, and send a tenth of it in each step; one dies, or does when
+    it has sent its gradients and not what it summed of them. 2. The other two go back in the same process, alone or
+    with one that starts in its stead, to the newest step that is whole in memory: masters are the same, and what the
+    dead one had not sent until then is another's. 3. They end: all gradients that count are in the masters or still
     residuals, and each sample counted once an epoch."""
     with of_three(tmp_path, start, 2, settings) as agent:
-        agent.start_workers("stale_train.py", str(tmp_path), "--keep-sums", "--often", "--sleep-s", "0.05",
-                            "--raise-at", "16")  # fmt: skip
+        agent.params = DIVISIBLE if settings is LARGEST else {}
+        arguments = (str(tmp_path), "--keep-sums", "--often", "--sleep-s", "0.05")
+        agent.start_workers("stale_train.py", *arguments, "--hold-at", "16", *dies)
+        strike_once_remembered(agent, tmp_path)
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
-        agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2)
+        ranks = [0, 2]
+        if replaced:
+            ranks = [0, agent.start_joiner("stale_train.py", *arguments), 2]
+            agent.wait_until(lambda: agent.stands_at(ranks[1])[1] == VIEW_STAGE_READY)
+        agent.send_view(2, ranks, [1.0] * len(ranks), plan_id=2, without_state=ranks[1:-1])
         agent.put_in_force()
-        assert agent.exit_codes() == [0, KILLED, 0], agent.said()
+        assert agent.exit_codes() == [0, KILLED, 0, 0][: 1 + len(ranks)], agent.said()
     again = [line for line in trained(tmp_path) if line["view"] == 2]
     step = min(line["step"] for line in again)
     assert 9 < step <= 16
-    assert sorted(line["step"] for line in again) == sorted([*range(step, 27)] * 2)
+    assert sorted(line["step"] for line in again) == sorted([*range(step, 27)] * len(ranks))
     check_every_sample_once(tmp_path, epochs=3)
-    ended = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]
+    ended = [kept(tmp_path, 1, rank, "end") for rank in ranks]
     lost = {"summed": torch.load(tmp_path / f"run-1-rank-1.sums-{step}", weights_only=True)}
     gradients, residuals = together([*ended, lost], "summed"), together(ended, "residuals")
     origin = kept(tmp_path, 1, 0, "begin")["masters"]
@@ -56,8 +106,35 @@ def test_who_is_left_goes_on_with_the_residuals_of_all(tmp_path: Path, start: St
     sums = together(ended, "owner_sums")
     for name, one in sums.items():  # of masters, what they are behind by
         residuals[name] = residuals[name] + one
-    exchange = settings.get("exchange", "updates")
+    exchange = "gradients" if settings is LARGEST else settings.get("exchange", "updates")
     check_nothing_was_lost(origin, masters, gradients, residuals, exchange)
+
+
+def test_a_second_loss_before_the_new_view_has_a_copy_of_its_own(tmp_path: Path, start: Start) -> None:
+    """1. Three workers keep each other's state twice; one dies, and the other two go back. 2. As soon as their view is
+    in force one of them dies too. 3. The last one goes on alone: copies of the first view stayed until there were newer
+    ones, so nothing of either is lost."""
+    with of_three(tmp_path, start, 3, UPDATES) as agent:
+        agent.start_workers("stale_train.py", str(tmp_path), "--keep-sums", "--often", "--sleep-s", "0.05",
+                            "--hold-at", "16", "--raise-at", "16")  # fmt: skip
+        strike_once_remembered(agent, tmp_path)
+        agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
+        agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2)
+        agent.put_in_force()
+        agent.workers[2].send_signal(signal.SIGKILL)
+        agent.wait_for_stage(2, VIEW_STAGE_BROKEN, 0)
+        agent.send_view(3, [0], [1.0], plan_id=3, in_force=2)
+        agent.put_in_force()
+        assert agent.exit_codes() == [0, KILLED, KILLED], agent.said()
+    check_every_sample_once(tmp_path, epochs=3)
+    ended = kept(tmp_path, 1, 0, "end")
+    steps = {view: min(line["step"] for line in lines(tmp_path) if line["view"] == view) for view in (2, 3)}
+    lost = [
+        {"summed": torch.load(tmp_path / f"run-1-rank-{rank}.sums-{step}", weights_only=True)}
+        for rank, step in ((1, min(steps.values())), (2, steps[3]))
+    ]
+    gradients, origin = together([ended, *lost], "summed"), kept(tmp_path, 1, 0, "begin")["masters"]
+    check_nothing_was_lost(origin, ended["masters"], gradients, together([ended], "residuals"), "updates")
 
 
 def test_without_a_copy_of_what_is_lost_it_starts_again_and_says_so(tmp_path: Path, start: Start) -> None:

@@ -147,18 +147,6 @@ def test_what_cannot_go_on_in_place_says_why_and_ends_as_ever(tmp_path: Path, st
         assert [one.step for one in listing.newest(agent.job_directory)] == [5]
 
 
-def test_a_strategy_that_keeps_residuals_starts_again(tmp_path: Path, start: Start) -> None:
-    """1. Under `compressed` a peer is lost. 2. What the survivors left out of their messages would be lost in a new
-    exchange: they say that the strategy starts again, save with it and end with 75."""
-    out = folder(tmp_path, "out")
-    with of_three(out, start) as agent:
-        agent.spec.strategy = "compressed"
-        agent.start_workers("in_place.py", str(out), "--kill-rank", "1", "--kill-step", "5", "--kill-at", "backward")
-        assert agent.exit_codes() == [75, KILLED, 75], agent.said()
-        assert [agent.stands[rank][-1].stage for rank in (0, 2)] == [VIEW_STAGE_UNABLE] * 2
-        assert "strategy compressed starts again" in agent.stands[0][-1].reason
-
-
 def test_who_stands_still_obeys_a_stop_with_what_the_last_boundary_left(tmp_path: Path, start: Start) -> None:
     """1. A peer is lost; the controller decides that the run starts again. 2. The survivors, who wait for a view, save
     the step that was complete and end with 75 at once."""

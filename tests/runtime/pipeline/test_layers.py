@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime.pipeline.cutting import plan_stages_of, split_by_name
+from atoll.agent.runtime.pipeline.cutting import cut, plan_stages_of, split_by_name
 from atoll.agent.runtime.pipeline.layers import Layers
 from atoll.agent.runtime.pipeline.measuring import LayerCost
 from atoll.agent.runtime.pipeline.places import StagePlace
@@ -80,6 +82,12 @@ def test_slower_devices_get_fewer_layers_and_all_pipelines_one_cut() -> None:
     assert plan_stages_of(layers, place, of, [10**9] * 4) == (0, 4)
     with pytest.raises(BadInput, match="the model cannot be cut into 2 stages: no cut fits the memory"):
         plan_stages_of(layers, place, of, [10**9, 100, 10**9, 10**9])
+
+
+def test_stages_without_a_layer_each_are_refused() -> None:
+    session: Any = None  # nothing was asked of it
+    with pytest.raises(BadInput, match="3 stages need as many layers; the model has 2"):
+        cut(session, StagePlace.of(0, 3, 3), Layers.of([nn.Tanh()] * 2), None, lambda: None)
 
 
 def test_workers_make_up_whole_pipelines() -> None:

@@ -20,6 +20,8 @@ SAMPLES, BATCH, EPOCHS = 29, 7, 4
 RANKS: Final = WorkerPlace.from_environment().world_size
 CASES: Final[tuple[dict[str, Any], ...]] = (
     {"algorithm": "float16"},
+    {"algorithm": "int8"},
+    {"algorithm": "int4"},
     {"algorithm": "random-k", "density": 0.3},
     {"algorithm": "dgc", "density": 0.2},
     {"algorithm": "dgc", "density": 0.2, "momentum": 0.5, "clip_norm": 5.0, "warmup_steps": 6},
@@ -71,17 +73,29 @@ def train(strategy: str | StrategySettings, accumulate: int = 1) -> tuple[dict[s
     return trained, losses
 
 
+class Branched(nn.Module):
+    """Of a layer that a batch leaves out, no rank has a gradient then; of the last one none ever has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes, self.never = (nn.Linear(50, 40) for _ in range(3))
+        for layer in (self.always, self.sometimes, self.never):
+            nn.init.zeros_(layer.weight)
+
+    def forward(self, given: torch.Tensor, *, both: bool) -> torch.Tensor:
+        return self.always(given) + self.sometimes(2 * given) if both else self.always(given)
+
+
 def check_linear_model_keeps_every_gradient() -> None:
     """A gradient that does not depend on the weights: the sum of all that was sent and of all that is left out is what
-    dense sends."""
+    dense sends. So it is of a layer that only some batches use: what arrives in others counts."""
     for settings in CASES:
         if settings.get("momentum"):
             continue
         sums = []
         for strategy in ("dense", Compressed(**settings, min_bytes=0)):
             with opened(strategy) as run:
-                model = nn.Linear(50, 40)
-                nn.init.zeros_(model.weight)
+                model = Branched()
                 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
                 inputs = torch.randn(24, 50, generator=torch.Generator().manual_seed(5))
                 dataset = torch.utils.data.TensorDataset(inputs)
@@ -89,7 +103,9 @@ def check_linear_model_keeps_every_gradient() -> None:
                 begun = {name: one.detach().clone() for name, one in model.named_parameters()}
                 for _ in run.epochs(2):
                     for (given,) in loader:
-                        run.backward((model(given) * torch.linspace(-1, 1, 40)).sum(dim=1).mean())
+                        outputs = model(given, both=run.step % 3 == 0)
+                        run.backward((outputs * torch.linspace(-1, 1, 40)).sum(dim=1).mean())
+                        assert model.never.weight.grad is None
                         optimizer.step()
                         optimizer.zero_grad()
                 moved = {name: begun[name] - one.detach() for name, one in model.named_parameters()}

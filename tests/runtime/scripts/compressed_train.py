@@ -30,7 +30,8 @@ options = parser.parse_args()
 
 SAMPLES, BATCH = 96, 12
 run = atoll.init(seed=7)
-NAME = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}"
+RUN = f"run-{os.environ.get('ATOLL_RUN', '0')}"
+NAME = f"{RUN}-rank-{run.rank}"
 
 
 def data() -> torch.utils.data.TensorDataset:
@@ -59,6 +60,8 @@ def lying(payload: memoryview, what: str) -> bytes:
         struct.pack_into("<I", message, 24 + 4 * counts + 4 * there, 2**31)
     elif what == "short":
         message = message[:10]
+    elif what == "range":
+        struct.pack_into("<Q", message, 8, struct.unpack_from("<Q", message, 8)[0] + 1024)
     else:
         raise ValueError(what)
     return bytes(message)
@@ -84,7 +87,7 @@ def spoil(gradient: torch.Tensor) -> torch.Tensor | None:
 
 weight.register_hook(spoil)  # type: ignore[no-untyped-call]
 try:
-    with faulty(run, options.fault, lying):
+    with faulty(run, options.fault, lying, options.out / f"{RUN}-rank-0.jsonl"):
         for _ in run.epochs(options.epochs):
             for inputs, targets, samples in loader:
                 if run.step == options.await_stop_at and run.is_main:

@@ -47,9 +47,8 @@ def raise_it(error: PeerLost) -> NoReturn:
 
 
 def reduced(model: nn.Module, open_pass: Callable[[], None] = lambda: None) -> ReducedGradients:
-    return ReducedGradients(
-        model, DenseReducer(GROUP), StepEvents(open_pass, lambda: None, raise_it), lambda busy: None, GROUP.gather_rows
-    )
+    events = StepEvents(open_pass, lambda: None, lambda: False, raise_it)
+    return ReducedGradients(model, DenseReducer(GROUP), events, lambda busy: None, GROUP.gather_rows)
 
 
 def opened(weight: float, sampled: bool) -> Pass:

@@ -25,6 +25,7 @@ parser.add_argument("--kill-rank", type=int, default=-1)
 parser.add_argument("--kill-step", type=int, default=-1)
 parser.add_argument("--kill-at", choices=["forward", "backward", "update", "between", "never"], default="never")
 parser.add_argument("--stop-in-place", action="store_true", help="SIGSTOP in place of SIGKILL")
+parser.add_argument("--await-view-at", type=int, default=-1, help="after this step's update, until it is told of one")
 parser.add_argument("--accumulate", type=int, default=1, help="passes for an update")
 parser.add_argument("--no-sync", action="store_true", help="all but the last of them stay local")
 parser.add_argument("--two", action="store_true", help="two models with an optimizer each")
@@ -72,6 +73,15 @@ def data() -> torch.utils.data.TensorDataset:
 def dies_here(step: int, where: str) -> None:
     if me == options.kill_rank and step == options.kill_step and where == options.kill_at:
         os.kill(os.getpid(), signal.SIGSTOP if options.stop_in_place else signal.SIGKILL)
+
+
+def await_view(step: int) -> None:
+    if step != options.await_view_at or run._session.view > 1:
+        return
+    link, ends_s = run._link, time.monotonic() + 60
+    while link is not None and (link.newest_view is None or link.newest_view.view <= run._session.view):
+        assert time.monotonic() < ends_s
+        time.sleep(0.005)
 
 
 def miss_the_end() -> None:
@@ -132,8 +142,8 @@ def main() -> None:
                     "lr": optimizers[0].param_groups[0]["lr"],
                     "random": torch.rand(()).item().hex(),
                     "at_s": time.monotonic(),
+                    "passes": int(models[0].passes),
                 }
-                line["passes"] = int(models[0].passes)
                 log.write(json.dumps(line) + "\n")
                 local = options.no_sync and not updates
                 for one, optimizer in zip(compiled, optimizers, strict=True):
@@ -157,6 +167,7 @@ def main() -> None:
                             scheduler.step()
                 run.report(loss=loss.item())
                 dies_here(step, "between")
+                await_view(step)
             if not options.per_batch:
                 for scheduler in schedulers:
                     scheduler.step()

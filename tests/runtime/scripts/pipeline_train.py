@@ -1,6 +1,7 @@
 """A small model in stages under strategy groups.
 
-OUT/run-N-rank-R.jsonl has a line for each round: its number, the samples that this rank fetched in it, the loss.
+OUT/run-N-rank-R.jsonl has a line for each round: its number, the view, the samples that this rank fetched in it, the
+loss; for one that broke, too.
 OUT/run-N-rank-R.end (torch.save) has the weights of its stage; OUT/run-N-rank-R.peak the most of them that it had."""
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import contextlib
 import json
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import torch
@@ -17,6 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import atoll
+from atoll.agent.runtime.pipeline.wire import StageLinks, StagePurpose
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
@@ -32,11 +36,14 @@ parser.add_argument("--clip", type=float)
 parser.add_argument("--bfloat16", action="store_true")
 parser.add_argument("--recompute", action="store_true")
 parser.add_argument("--die", default="", help="RANK:ROUND:SAMPLES, by SIGKILL once it has fetched so many of the round")
+parser.add_argument("--die-ahead", default="", help="RANK:ROUND, once that is over for RANK and the next pipeline; the "
+                    "last one has made its averages by then, and its end does not come")  # fmt: skip
 parser.add_argument("--flaw", default="")
 options = parser.parse_args()
 
 run = atoll.init(seed=7, strategy="groups")
-NAME = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}"
+FIRST_RANK = run.rank  # later views have others
+NAME = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{FIRST_RANK}"
 fetched: list[int] = []
 
 
@@ -85,7 +92,7 @@ class Data(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         fetched.append(index)
         rank, round_, samples = (int(one) for one in options.die.split(":")) if options.die else (-1, 0, 0)
-        if (run.rank, run.step) == (rank, round_) and len(fetched) >= samples:
+        if (FIRST_RANK, run.step) == (rank, round_) and len(fetched) >= samples:
             os.kill(os.getpid(), signal.SIGKILL)
         return self.words[index], (self.words[index].sum() % 4)
 
@@ -145,15 +152,42 @@ train_round, loader = run.prepare_pipeline(
     clip_norm=options.clip,
     round_batches=options.round_batches,
 )
+
+
+def die_ahead() -> None:
+    rank, round_ = (int(one) for one in options.die_ahead.split(":"))
+    ends = StageLinks.last_stages
+
+    def last_stages(links: StageLinks, number: float) -> float:
+        place = links.place
+        if run.step == round_ and place.pipeline == place.pipelines - 1 and "ATOLL_VIEW" not in os.environ:
+            links._take_number(StagePurpose.LOSS, place.mates[0], micro=4000)  # until a peer is lost
+        return ends(links, number)
+
+    StageLinks.last_stages = last_stages  # type: ignore[method-assign]
+    if rank == FIRST_RANK:
+        next_ones = [options.out / f"{NAME[:-1]}{one}.jsonl" for one in range(rank + 1, rank + 3)]
+
+        def wait_and_die() -> None:
+            while not all(path.exists() and f'"round": {round_},' in path.read_text() for path in next_ones):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=wait_and_die, daemon=True).start()
+
+
+if options.die_ahead:
+    die_ahead()
 low = torch.autocast("cpu", dtype=torch.bfloat16) if options.bfloat16 else contextlib.nullcontext()
 for _ in run.epochs(options.epochs):
     for each in loader:
         fetched.clear()
-        number = run.step
+        number, view = run.step, int(os.environ.get("ATOLL_VIEW", "1"))
         with low:
             loss = train_round(each)
         run.report(loss=loss.item())
         with (options.out / f"{NAME}.jsonl").open("a") as file:
-            file.write(json.dumps({"round": number, "samples": fetched, "loss": loss.item()}) + "\n")
+            line = {"round": number, "view": view, "samples": fetched, "loss": loss.item()}
+            file.write(json.dumps(line) + "\n")
 stage = run._training._model.state_dict()  # type: ignore[union-attr]
 torch.save(stage, options.out / f"{NAME}.end")

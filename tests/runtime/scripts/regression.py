@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,6 +27,7 @@ parser.add_argument("--leave-at", type=int, default=-1, help="rank 1 calls sys.e
 parser.add_argument("--hidden", type=int, default=16, help="another number is another model")
 parser.add_argument("--adam", action="store_true", help="an optimizer that keeps a counter and two moments")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
+parser.add_argument("--stream", action="store_true", help="the same samples as a stream, in an order drawn per epoch")
 options = parser.parse_args()
 
 SAMPLES, BATCH = 100, 12  # 8 whole batches and one of 4 in each epoch
@@ -34,6 +38,28 @@ def data() -> torch.utils.data.TensorDataset:
     inputs = torch.randn(SAMPLES, 8, generator=generator)
     targets = inputs @ torch.randn(8, 1, generator=generator)
     return torch.utils.data.TensorDataset(inputs, targets, torch.arange(SAMPLES))
+
+
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """Draws its order from the global generator, and counts what is read of it."""
+
+    def __init__(self, dataset: torch.utils.data.TensorDataset) -> None:
+        self.dataset = dataset
+        self.at, self.order, self.read = 0, list(range(SAMPLES)), 0
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.at == 0:
+            random.shuffle(self.order)
+        while self.at < SAMPLES:
+            self.at, self.read = self.at + 1, self.read + 1
+            yield self.dataset[self.order[self.at - 1]]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "order": self.order}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.order = state["at"], list(state["order"])
 
 
 class Model(nn.Sequential):
@@ -62,7 +88,8 @@ if options.adam:
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
-model, optimizer, loader = run.prepare(model, optimizer, data(), batch_size=BATCH, scheduler=scheduler)
+dataset: Any = Stream(data()) if options.stream else data()
+model, optimizer, loader = run.prepare(model, optimizer, dataset, batch_size=BATCH, scheduler=scheduler)
 
 begun_step = run.step
 name = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}.jsonl"
@@ -99,5 +126,7 @@ with (options.out / name).open("a", buffering=1) as log:
                 optimizer.zero_grad()
             scheduler.step()
             run.report(loss=loss.item(), epoch=epoch)
+        if options.stream:
+            (options.out / f"read-{os.environ['ATOLL_RUN']}-{run.rank}").write_text(str(dataset.read))
     except Exception as error:  # noqa: BLE001 - careless scripts do this; Atoll's exits must get through
         print(f"the script swallowed {error!r}", flush=True)

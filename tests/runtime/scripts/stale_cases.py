@@ -156,7 +156,7 @@ def one_rank_may_use_what_the_other_does_not(exchange: Exchange) -> None:
         assert moved == {"all", "some"}
 
 
-if __name__ == "__main__":  # loader's workers import this too
+if __name__ == "__main__":
     for kind in EXCHANGES:
         every_setting_keeps_all_ranks_alike(kind)
         a_forward_pass_is_never_more_than_a_round_late(kind)

@@ -1,4 +1,4 @@
-"""A small regression under strategy stale-sparse that writes down everything it did.
+"""A small regression, under strategy stale-sparse or another that keeps residuals, that writes down everything it did.
 
 OUT/run-N-rank-R.jsonl has a line for each batch. OUT/run-N-rank-R.begin and .end (torch.save) have, by parameter, what
 this rank's residuals, the masters, the model's own weights, and what this rank's gradients add up to, each weighted by
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from faulty_peer import faulty
 from torch import nn
 
 import atoll
@@ -30,7 +31,9 @@ parser.add_argument("out", type=Path)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work per step")
 parser.add_argument("--raise-at", type=int, default=-1, help="rank 1 gets --signal in this step, before its gradients")
+parser.add_argument("--hold-at", type=int, default=-1, help="rank 1 waits in this step until OUT/strike is there")
 parser.add_argument("--signal", type=int, default=signal.SIGKILL)
+parser.add_argument("--fault", default="", help="STEP:STAGE:die of rank 1, before it sends")
 parser.add_argument("--adamw", action="store_true")
 parser.add_argument("--settings", type=json.loads, help="of atoll.StaleSparse, where no agent tells them")
 parser.add_argument("--checkpoints", type=Path, help="where to save, without an agent")
@@ -52,7 +55,7 @@ run = atoll.init(
     strategy=atoll.StaleSparse(**options.settings) if options.settings is not None else "dense",
     checkpoint_directory=options.checkpoints,
 )
-RANK = run.rank  # for good: that of a later view may be another
+RANK = int(os.environ.get("ATOLL_RANK", run.rank))  # for good: that of a later view may be another
 NAME = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{RANK}"
 
 
@@ -81,12 +84,15 @@ def exchange() -> Any:
 
 
 def keep(what: str) -> None:
-    update = exchange()
-    shaped = {layer.name: layer.shaped for layer in update._layers}
+    assert run._training is not None
+    durable: Any = run._training._exchange.durable
+    trained, masters = dict(model.named_parameters()), durable.masters()
+    residuals = durable.residuals() if masters else durable.standing()
+    owner_sums = durable.owner_sums() if masters else {}
     state = {
-        "residuals": {name: shaped[name](flat).clone() for name, flat in update.state.residuals().items()},
-        "owner_sums": {name: shaped[name](flat).clone() for name, flat in update.state.owner_sums().items()},
-        "masters": {layer.name: layer.shaped(layer.master).clone() for layer in update._layers},
+        "residuals": {name: flat.clone().view_as(trained[name]) for name, flat in residuals.items()},
+        "owner_sums": {name: flat.clone().view_as(trained[name]) for name, flat in owner_sums.items()},
+        "masters": {name: masters.get(id(one), one).detach().clone() for name, one in trained.items()},
         "live": {name: one.detach().clone() for name, one in model.named_parameters()},
         "summed": summed,
         "step": run.step,
@@ -101,16 +107,22 @@ def await_stop() -> None:
         time.sleep(0.01)
 
 
+def await_strike() -> None:
+    ends_s = time.monotonic() + 60
+    while not (options.out / "strike").exists():
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+
+
 def break_flush() -> None:
     """Let this rank be lost when it has given the third tensor away and not yet taken what came of it."""
     number = int(options.break_flush.partition(":")[2])
     reduce, calls = torch.distributed.all_reduce, itertools.count(1)
 
-    def breaking(tensor: torch.Tensor, **settings: Any) -> None:
+    def breaking(tensor: torch.Tensor, **settings: Any) -> Any:
         if next(calls) < 3:
-            reduce(tensor, **settings)
-            return
-        reduce(tensor.clone(), **settings)
+            return reduce(tensor, **settings)
+        reduce(tensor.clone(), **settings).wait()
         if number:
             os.kill(os.getpid(), number)
         raise RuntimeError("Connection closed by peer")
@@ -149,8 +161,12 @@ def go_back(step: int) -> None:
 if options.die_flushed or options.often:
     cadence.SHARE = 100.0  # every step, however busy this machine is
 next_step = begun_step
-keep("begin")
-with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
+if not run._session.joins:
+    keep("begin")
+with (
+    (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log,
+    faulty(run, options.fault, lambda payload, what: bytes(payload)),
+):
     try:
         for epoch in run.epochs(options.epochs):
             for x, y, ids in loader:
@@ -163,11 +179,13 @@ with (options.out / f"{NAME}.jsonl").open("a", buffering=1) as log:
                     exchange()._layers[2].master.view(torch.int32)[5] ^= 1
                 if batch.step == options.await_stop_at:
                     await_stop()
+                if RANK == 1 and batch.step == options.hold_at:
+                    await_strike()
                 if RANK == 1 and batch.step == options.raise_at:
                     os.kill(os.getpid(), options.signal)
                 loss = nn.functional.mse_loss(model(x), y) * (options.silent_rank != RANK)
                 run.backward(loss)
-                assert run.statistics()["sparsity"] <= 1  # looking takes nothing away from what is told
+                assert run.statistics().get("sparsity", 0) <= 1  # looking takes nothing away from what is told
                 optimizer.step()
                 optimizer.zero_grad()
                 if batch.step >= begun_step:  # at an epoch's end the last batch is shown again

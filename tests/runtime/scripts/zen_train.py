@@ -24,15 +24,18 @@ parser.add_argument("--sleep-s", type=float, default=0.0, help="pretended work p
 parser.add_argument("--dense", action="store_true", help="the table's gradients are dense")
 parser.add_argument("--words", type=int, default=400)
 parser.add_argument("--turn-dense-at", type=int, default=-1, help="rank 1's sparse gradient is dense in this step")
-parser.add_argument("--nan-at", type=int, default=-1, help="rank 1's gradient has a NaN in this step")
+parser.add_argument("--fill-at", type=int, default=-1, help="rank 1's dense gradient has no zero in this step")
+parser.add_argument("--bad", default="", help="STEP:VALUE: an entry of rank 1's gradient in this step")
 parser.add_argument("--fault", default="", help="STEP:STAGE:WHAT of rank 1: before it sends, it is killed or lies")
 parser.add_argument("--await-stop-at", type=int, default=-1, help="rank 0 waits in this step for a stop")
 options = parser.parse_args()
 
 SAMPLES, BATCH = 96, 12
 run = atoll.init(seed=7)
-NAME = f"run-{os.environ.get('ATOLL_RUN', '0')}-rank-{run.rank}"
+RUN = f"run-{os.environ.get('ATOLL_RUN', '0')}"
+NAME = f"{RUN}-rank-{run.rank}"
 HEADER = 52
+BAD_AT = int(options.bad.split(":")[0]) if options.bad else -1
 
 
 class Model(nn.Module):
@@ -78,16 +81,16 @@ model, optimizers, loader = run.prepare(model, optimizers, data(), batch_size=BA
 
 def spoil(gradient: torch.Tensor) -> torch.Tensor | None:
     """Before it is accumulated."""
-    if run.rank == 1 and run.step == options.nan_at:
+    if run.rank == 1 and options.bad and run.step == BAD_AT:
         gradient = gradient.coalesce()
-        gradient.values()[0, 0] = torch.nan
+        gradient.values()[0, 0] = float(options.bad.split(":")[1])
         return gradient
     return None
 
 
 model.table.weight.register_hook(spoil)  # type: ignore[no-untyped-call]
 try:
-    with faulty(run, options.fault, lying):
+    with faulty(run, options.fault, lying, options.out / f"{RUN}-rank-0.jsonl"):
         for _ in run.epochs(options.epochs):
             for words, targets, samples in loader:
                 if run.step == options.await_stop_at and run.is_main:
@@ -96,13 +99,16 @@ try:
                 loss = nn.functional.mse_loss(model(words), targets)
                 if run.rank == 1 and run.step == options.turn_dense_at:
                     loss = loss + 0 * model.table.weight.sum()
+                if run.rank == 1 and run.step == options.fill_at:
+                    loss = loss + (model.table.weight * torch.linspace(0.5, 1.5, options.words)[:, None]).sum()
                 run.backward(loss)
                 assert model.table.weight.grad is not None
-                if run.step not in {options.turn_dense_at, options.nan_at}:
+                if run.step not in {options.turn_dense_at, BAD_AT}:
                     assert model.table.weight.grad.is_sparse != options.dense
-                elif run.step == options.nan_at:
-                    assert model.table.weight.grad.values().isnan().sum() == 1
-                    model.table.weight.grad.values().nan_to_num_(0.0)
+                elif run.step == BAD_AT:
+                    values = model.table.weight.grad.values()
+                    assert (~values.isfinite()).sum() == 1, f"rank {run.rank}: {values}"
+                    values.nan_to_num_(0.0, 0.0, 0.0)
                 for optimizer in optimizers:
                     optimizer.step()
                     optimizer.zero_grad()

@@ -49,7 +49,9 @@ class MicroBatches:
 
     def start(self) -> None: ...
 
-    def rewind(self) -> bool:
+    why_not_in_place = lost = None
+
+    def rewind(self, step: int) -> bool:
         return False
 
     def close(self) -> None:

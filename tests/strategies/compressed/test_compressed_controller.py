@@ -11,8 +11,8 @@ from atoll.controller.deciding.next import next_plan
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import PlanRecord
 from atoll.strategies.compressed.controller import CompressedController
-from atoll.strategies.compressed.costs import CostEstimator
-from atoll.strategies.compressed.measured import MeasuredCosts
+from atoll.strategies.compressed.costs.compression_costs import CostEstimator
+from atoll.strategies.compressed.costs.measured import MeasuredCosts
 from atoll.strategies.compressed.plan import CompressedPlan
 from atoll.strategies.compressed.settings import Compressed
 

@@ -14,7 +14,7 @@ from held_ports import free_port
 from strategy_runs import Tensors, agent_of, ended, undisturbed
 from zmq_agent import Start, torchrun_like
 
-from atoll.strategies.compressed.measured import MeasuredCosts
+from atoll.strategies.compressed.costs.measured import MeasuredCosts
 
 pytestmark = pytest.mark.timeout(120)
 LARGEST = {"algorithm": "dgc", "density": 0.2, "min_bytes": 0}
@@ -25,7 +25,7 @@ def test_every_algorithm_trains_alike_on_all_ranks_and_loses_nothing(start: Star
     """By each algorithm, unequal and empty shares, accumulation: ranks end with the same bits. Where the gradient does
     not depend on the weights, what arrived and what all ranks still keep are what dense sends."""
     world_size = len(islands) or 2
-    ports = ",".join(str(free_port()) for _ in range(30))
+    ports = ",".join(str(free_port()) for _ in range(40))
     codes = torchrun_like(
         "compressed_cases.py", ports, world_size=world_size, islands=islands, start=start, deadline_s=100
     )
@@ -94,6 +94,31 @@ def test_a_rank_killed_in_an_exchange_costs_one_step_and_its_residual_goes_on(
     assert trained == Counter((epoch, sample) for epoch in range(3) for sample in range(96))
 
 
+@pytest.mark.parametrize(
+    ("fault", "way"),
+    [("5:1:die behind", "device/device/indivisible"), ("5:2:die behind", "cpu/cpu/divisible")],
+    ids=["everybody's", "served"],
+)
+def test_a_rank_killed_between_two_messages_leaves_the_others_with_what_they_have(
+    start: Start, tmp_path: Path, fault: str, way: str
+) -> None:
+    """1. In step 5 rank 1 of three sends to rank 0 and is killed before it sends to rank 2: rank 0 makes the step, and
+    rank 2 cannot. 2. The next run goes on from step 6, with what both had left out; rank 1's is lost, and told."""
+    params = {"ways": [way], "groups": [[4, 0]]}
+    with agent_of("compressed", tmp_path, 3, start=start, **LARGEST) as agent:
+        agent.params = params
+        agent.start_workers("compressed_train.py", str(tmp_path), "--fault", fault)
+        assert agent.exit_codes(deadline_s=30.0) == [75, -9, 75], agent.said()
+    with agent_of("compressed", tmp_path, 3, start=start, run=2, **LARGEST) as agent:
+        agent.params = params
+        agent.start_workers("compressed_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 3, agent.said()
+        assert agent.said().count("goes on from step 6\n") == 3
+    lost = [notice.text for notice in agent.notices if "is lost" in notice.text]
+    assert lost == ["the residual of rank 1 of run 1 is lost with its machine; training goes on"]
+    ended(tmp_path, 2, 3)
+
+
 @pytest.mark.parametrize("memory", [False, True], ids=["disk", "memory"])
 def test_what_was_left_out_is_handed_over_once_to_more_and_to_fewer_workers(
     start: Start, tmp_path: Path, memory: bool
@@ -127,6 +152,35 @@ def test_what_was_left_out_is_handed_over_once_to_more_and_to_fewer_workers(
     torch.testing.assert_close(handed, whole, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("world_sizes", [(2, 1, 2), (2, 2, 2)], ids=["fewer", "as many"])
+def test_a_stop_at_an_epochs_end_changes_nothing_of_what_was_left_out(
+    start: Start, tmp_path: Path, world_sizes: tuple[int, ...]
+) -> None:
+    """1. Two workers are stopped at the end of an epoch, of eight steps. 2. One or two go on, and are shown the batch
+    that led there once more: nothing of that pass counts, also not in what they put into or keep of their gradients.
+    3. Two end. As many, with momentum, end with the bits of an undisturbed run."""
+    alike = len(set(world_sizes)) == 1
+    linear, settings = ("--linear", "--epochs", "3"), {**LARGEST, "momentum": 0.9 if alike else 0.0}
+    undisturbed("compressed", tmp_path / "undisturbed", start, *linear, **settings)
+    for run, world_size in enumerate(world_sizes, start=1):
+        with agent_of("compressed", tmp_path, world_size, start=start, run=run, **settings) as agent:
+            last = run == len(world_sizes)
+            stop_at = () if last else ("--await-stop-at", str(8 * run - 1))
+            agent.start_workers("compressed_train.py", str(tmp_path), *linear, *stop_at)
+            if not last:
+                agent.send_stop_in(8 * run - 1, 0)
+            assert agent.exit_codes() == [0 if last else 85] * world_size, agent.said()
+            assert last or agent.checkpoint_step == 8 * run
+    if alike:
+        assert equal(ended(tmp_path, len(world_sizes), 2), ended(tmp_path / "undisturbed", 1, 2))
+    handed, whole = sums(tmp_path, len(world_sizes), 2), sums(tmp_path / "undisturbed", 1, 2)
+    torch.testing.assert_close(handed, whole, rtol=1e-4, atol=1e-4)
+
+
+def equal(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 def sums(out: Path, run: int, world_size: int) -> Tensors:
     """Weights as if all that was left out had been sent."""
     weights = dict(ended(out, run, world_size))
@@ -146,6 +200,7 @@ def sums(out: Path, run: int, world_size: int) -> Tensors:
         ("3:1:form", "form 9 means nothing"),
         ("3:1:longer", "bytes of compressed entries, and"),
         ("3:1:short", "its header alone has"),
+        ("3:1:range", "entries from .* were expected"),
     ],
 )
 def test_a_peer_that_lies_ends_the_run_with_a_clear_error(start: Start, tmp_path: Path, fault: str, says: str) -> None:

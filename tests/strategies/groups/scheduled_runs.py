@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from zmq_agent import FakeAgent, Start
 
 from atoll.strategies.declaration import as_json, read
@@ -23,7 +25,7 @@ class Scheduling:
 
     def __init__(self, agent: FakeAgent, settings: Groups) -> None:
         self._agent, self._settings = agent, settings
-        self._scheduler = GroupScheduler(settings, agent.world_size)
+        self._scheduler = GroupScheduler(settings)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self.away = False
@@ -43,7 +45,7 @@ class Scheduling:
     def another(self) -> None:
         """Another controller leads, which knows nothing."""
         with self._lock:
-            self._scheduler = GroupScheduler(self._settings, self._agent.world_size)
+            self._scheduler = GroupScheduler(self._settings)
         self.away = False
 
     def _answers(self, rank: int, body: str) -> list[tuple[int, str]]:
@@ -84,3 +86,15 @@ def groups(out: Path, world_size: int, *, start: Start, run: int = 1, **settings
 
 def rounds(out: Path, rank: int, run: int = 1) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / f"run-{run}-rank-{rank}.jsonl").read_text().splitlines()]
+
+
+def ended_alike(out: Path, ranks: Iterable[int], run: int = 1) -> dict[str, Any]:
+    """The state that these ended with, which is the same on all, bit for bit."""
+    states = [torch.load(out / f"run-{run}-rank-{rank}.end", weights_only=True) for rank in ranks]
+    for state in states[1:]:
+        for name, one in states[0]["model"].items():
+            assert torch.equal(one, state["model"][name]) or not one.is_floating_point(), name
+        for number, kept in states[0]["optimizer"]["state"].items():
+            for name, one in kept.items():
+                assert torch.equal(one, state["optimizer"]["state"][number][name]), (number, name)
+    return dict(states[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from scheduled_runs import Scheduling, groups, rounds
 from zmq_agent import Start
 
+from atoll import exit_codes
 from atoll.agent.runtime.checkpoints.disk.files import newest_valid
 from atoll.agent.runtime.checkpoints.disk.state import unpack_state
 from atoll.strategies.groups.settings import Groups
@@ -124,6 +126,41 @@ def test_a_killed_stage_costs_its_round(start: Start, tmp_path: Path) -> None:
     trained(tmp_path, 2, 2, "--round-batches=4", start=start, run=2)
     assert rounds(tmp_path, 0, run=2)[0]["round"] == 2
     assert counted(tmp_path, [(1, 0), (1, 2), (2, 0)]) == dict.fromkeys(range(96), 2)
+
+
+@pytest.mark.parametrize(("die", "broken"), [("--die=1:3:5", 3), ("--die-ahead=1:2", 2)])
+def test_a_killed_stage_ends_its_pipeline_and_the_others_train_the_round_again_in_place(
+    start: Start, tmp_path: Path, die: str, broken: int
+) -> None:
+    """1. Of three pipelines of two stages the first loses its second stage in a round: in the middle of a schedule, or
+    when the round is over for two pipelines, and the third does not hear of its end. 2. The workers of the others go
+    on in view 2, in their processes, from that round's beginning; who is left of the first pipeline leaves the run.
+    3. Every sample counts once an epoch, the replicas of each stage end alike to the bit, and that is on disk: another
+    pipeline writes it now."""
+    settings = {"stages": 2}
+    agent = groups(tmp_path, 6, start=start, **settings)
+    agent.spec.checkpoint.every_steps = 1
+    with agent, Scheduling(agent, Groups(**settings)):
+        agent.makes_views = True
+        agent.start_workers("pipeline_train.py", str(tmp_path), die, "--samples=192", "--split-at", "3")
+        assert agent.workers[1].wait(timeout=60) == -signal.SIGKILL, agent.said()
+        agent.send_view(2, [2, 3, 4, 5], [1.0] * 4, plan_id=2, to=[0, 2, 3, 4, 5])
+        agent.put_in_force()
+        assert agent.exit_codes(90) == [exit_codes.DRAINED, -signal.SIGKILL, 0, 0, 0, 0], agent.said()
+    if "ahead" in die:
+        assert [line["loss"] > 0 for line in rounds(tmp_path, 2) if line["round"] == broken] == [True, True]
+    for stage in range(2):
+        lines = [line for rank in range(stage, 6, 2) for line in rounds(tmp_path, rank)]
+        whole_ones = [line for line in lines if line["view"] == 2 or line["round"] < broken]
+        assert {line["round"] for line in whole_ones if line["view"] == 2} == set(range(broken, 5))
+        assert Counter(index for line in whole_ones for index in line["samples"]) == dict.fromkeys(range(192), 2)
+    ends = [torch.load(tmp_path / f"run-1-rank-{rank}.end", weights_only=True) for rank in (2, 3, 4, 5)]
+    assert all(torch.equal(one, ends[stage + 2][name]) for stage in range(2) for name, one in ends[stage].items())
+    saved = newest_valid(tmp_path / "job", lambda why: None)
+    assert saved is not None
+    assert saved.header.step == 5
+    model = unpack_state(saved.tensors, saved.scalars)["model"]
+    assert all(torch.equal(model[name], one) for name, one in {**ends[0], **ends[1]}.items())
 
 
 def test_what_fails_in_a_stage_is_said_by_name(start: Start, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.strategies.groups.averaging import alike, shares_of, weighted_mean
+from atoll.strategies.groups.averaging import alike, distance, shares_of, weighted_mean
 from atoll.strategies.groups.replica_state import MEAN, REMOVED, ReplicaState
 
 
@@ -66,6 +66,14 @@ def test_weights_of_zero_count_alike_and_unequal_ones_as_fewer_replicas() -> Non
     assert alike([4.0, 4.0, 4.0]) == pytest.approx(3)
     assert alike([1.0, 0.0]) == 1
     assert 1 < alike([3.0, 1.0]) < 2
+
+
+def test_the_distance_from_the_mean_is_of_its_norm_and_never_more_than_all_of_it() -> None:
+    mean = np.array([3.0, 4.0], np.float32)
+    assert distance(mean, mean) == 0
+    assert distance(np.array([3.0, 5.0], np.float32), mean) == pytest.approx(0.2)
+    assert distance(-mean, mean) == 1
+    assert (distance(mean, 0 * mean), distance(0 * mean, 0 * mean)) == (1, 0)
 
 
 def test_going_back_to_a_rounds_beginning_restores_every_bit() -> None:

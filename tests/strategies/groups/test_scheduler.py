@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,41 +17,58 @@ from atoll.strategies.groups.scheduler import GroupScheduler, Scheduled
 from atoll.strategies.groups.settings import Groups
 
 
-def signal(number: int, round_: int = 0, ended: tuple[int, ...] = ()) -> GroupsMessage:
-    return GroupsMessage(round=round_, signal=number, ended=list(ended))
+class Heard:
+    """What workers of one view tell the scheduler; their ranks in the run are ten more than in the view."""
+
+    def __init__(self, scheduler: GroupScheduler, workers: int, view: int = 1) -> None:
+        self._scheduler, self._workers, self._view = scheduler, workers, view
+
+    def __call__(self, rank: int, now_s: float, **said: Any) -> list[tuple[int, GroupsMessage]]:
+        message = GroupsMessage(view=self._view, rank=rank, workers=self._workers, **said)
+        return [(to - 10, answer) for to, answer in self._scheduler.heard(rank + 10, message, now_s)]
 
 
 def test_a_repeated_signal_gets_its_answer_again_and_an_older_one_nothing() -> None:
-    scheduler = GroupScheduler(Groups(grouping="all"), 2)
-    assert list(scheduler.heard(0, signal(1), 0.0)) == []
-    ((rank, waits),) = scheduler.heard(0, signal(1), 0.5)
+    heard = Heard(GroupScheduler(Groups(grouping="all")), 2)
+    assert heard(0, 0.0, signal=1) == []
+    ((rank, waits),) = heard(0, 0.5, signal=1)
     assert (rank, waits.waits, waits.group) == (0, True, 0)
-    answers = dict(scheduler.heard(1, signal(1), 1.0))
+    answers = dict(heard(1, 1.0, signal=1))
     assert {rank: answer.members for rank, answer in answers.items()} == {0: [0, 1], 1: [0, 1]}
-    assert list(scheduler.heard(0, signal(1), 1.5)) == [(0, answers[0])]
-    assert list(scheduler.heard(0, signal(2), 2.0)) == []
-    assert list(scheduler.heard(0, signal(1), 2.5)) == []
+    assert heard(0, 1.5, signal=1) == [(0, answers[0])]
+    assert heard(0, 2.0, signal=2) == []
+    assert heard(0, 2.5, signal=1) == []
 
 
-def test_who_is_done_is_not_waited_for_also_where_only_another_knows() -> None:
-    """1. Rank 2 is done, and what it said was lost. 2. Rank 0 has rank 2's part of the round's end, and says so with
-    its repeated signal: it and rank 1 go on."""
-    scheduler = GroupScheduler(Groups(grouping="all"), 3)
-    scheduler.heard(0, signal(1), 0.0)
-    scheduler.heard(1, signal(1), 0.0)
-    answers = list(scheduler.heard(0, signal(1, ended=(2,)), 0.5))
+def test_who_is_lost_is_not_waited_for_once_another_says_so() -> None:
+    """1. Rank 2 is lost. 2. Rank 0 misses it, and says so with its repeated signal: it and rank 1 go on."""
+    heard = Heard(GroupScheduler(Groups(grouping="all")), 3)
+    heard(0, 0.0, signal=1)
+    heard(1, 0.0, signal=1)
+    answers = heard(0, 0.5, signal=1, ended=[2])
     assert sorted({(rank, tuple(answer.members)) for rank, answer in answers}) == [(0, (0, 1)), (1, (0, 1))]
-    assert list(scheduler.heard(2, GroupsMessage(round=0, done=True), 1.0)) == []
+    assert heard(2, 1.0, done=True) == []
 
 
 def test_a_new_round_forgets_the_last_and_late_messages_of_it_are_dropped() -> None:
-    scheduler = GroupScheduler(Groups(grouping="all"), 2)
-    scheduler.heard(0, signal(1), 0.0)
-    scheduler.heard(1, GroupsMessage(round=0, done=True), 0.0)
-    scheduler.heard(0, signal(2, round_=1), 1.0)
-    assert list(scheduler.heard(1, signal(1), 1.5)) == []  # of round 0
-    answers = list(scheduler.heard(1, signal(1, round_=1), 2.0))
+    heard = Heard(GroupScheduler(Groups(grouping="all")), 2)
+    heard(0, 0.0, signal=1)
+    heard(1, 0.0, done=True)
+    heard(0, 1.0, signal=2, round=1)
+    assert heard(1, 1.5, signal=1) == []  # of round 0
+    answers = heard(1, 2.0, signal=1, round=1)
     assert {(answer.round, answer.group) for _, answer in answers} == {(1, 1)}
+
+
+def test_a_later_view_begins_anew_with_as_many_workers_as_it_has() -> None:
+    """1. Three replicas; one is lost, and the run goes on with two, whose rounds and signals begin again. 2. What the
+    lost one said comes late, and silences nobody."""
+    scheduler = GroupScheduler(Groups(grouping="all"))
+    before, after = Heard(scheduler, 3), Heard(scheduler, 2, view=2)
+    before(0, 0.0, signal=7, round=4)
+    assert after(0, 1.0, signal=1) == []
+    assert before(2, 1.5, signal=9, round=5) == []
+    assert sorted(rank for rank, _ in after(1, 2.0, signal=1)) == [0, 1]
 
 
 def rules(stages: int, replicas: int) -> list[StageRule]:

@@ -9,16 +9,18 @@ from measured_runs import EVEN, given, ranks
 
 from atoll.controller.deciding.given import Given, Pins, Policy
 from atoll.controller.deciding.next import next_plan
-from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density
+from atoll.controller.planners.exchange_density import Drift, ExchangeDensityInput, plan_exchange_density
 from atoll.controller.planners.registry import PLANNERS
 from atoll.controller.state.records import PlanRecord
 from atoll.strategies.local_steps.controller import FILLED, LocalStepsController
+from atoll.strategies.local_steps.exchange_estimator import DriftEstimate, ExchangeEstimate
 from atoll.strategies.local_steps.plan import LocalStepsPlan
 from atoll.strategies.local_steps.settings import LocalSteps
 from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate
 
 ISLANDS = ("paris", "lyon", "nice")
 LIKE = (0.002, 0.002, 0.002)
+COST = SparsityCostEstimate(dense_s=0.5, error_s=0.01)
 FOLLOWING = Policy(half=LocalStepsController(LocalSteps()), adapts=("density",), split="even")
 
 
@@ -52,10 +54,56 @@ def test_the_density_follows_the_thinnest_link_over_a_trace_and_says_why() -> No
 
 
 def test_what_the_devices_bear_holds_it_on_a_wide_link() -> None:
-    plan = next_plan(run(480, of_strategy=SparsityCostEstimate(dense_s=0.5, error_s=0.01)))
+    plan = next_plan(run(480, of_strategy=ExchangeEstimate(cost=COST, drift=None)))
     assert plan is not None
     assert plan.strategy_params["density"] == pytest.approx(0.1 * 0.172 / 0.5, rel=1e-4)
     assert plan.reason.endswith("more would take the devices over a tenth of a step")
+
+
+def test_devices_bear_what_keeps_drift_within_its_bound() -> None:
+    """1. Devices would bear a density of 3.4 %. 2. At 20 % ten steps' worth of updates wait; at 3.4 % it would be more
+    than 16. 3. So 12.5 % are sent, and the reason says why."""
+    seen = ExchangeEstimate(cost=COST, drift=DriftEstimate(drift=10, density=0.2))
+    plan = next_plan(run(480, of_strategy=seen))
+    assert plan is not None
+    assert plan.strategy_params["density"] == pytest.approx(0.2 * 10 / 16)
+    assert plan.reason.endswith("less would leave more than 16 steps of updates unsent; drift 10 → 16 steps")
+    assert PLANNERS["exchange-density"].run_json(plan.input) == plan.output
+
+
+def test_a_link_that_carries_too_little_against_drift_is_told_of() -> None:
+    seen = ExchangeEstimate(cost=None, drift=DriftEstimate(drift=10, density=0.2))
+    plan = next_plan(run(2, of_strategy=seen))
+    assert plan is not None
+    assert plan.strategy_params["density"] < 0.2 * 10 / 16
+    assert "as much as the thinnest link carries in 70 % of a step; drift 10 → " in plan.reason
+    assert plan.reason.endswith(" steps, islands learn late of each other")
+
+
+@pytest.mark.parametrize(
+    ("drift", "exchange_s", "bandwidth", "density", "held_by"),
+    [
+        (None, 0.0, 1e9, 0.4, "learning"),  # nothing costs anything
+        (4, 0.0, 1e9, 0.4, "learning"),  # there is little to gain, and it costs nothing
+        (4, 2.0, 1e9, 0.05, "devices"),  # 2.5 % would keep it within the bound: sent is what devices bear
+        (400, 2.0, 1e9, 0.4, "drift"),  # all of it would be too little; more than enough teaches nothing
+        (32, 2.0, 1e9, 0.2, "drift"),
+        (32, 2.0, 2e4, 0.0198, "links"),
+        (32, 0.0, 2e4, 0.0198, "links"),
+        (32, 2.0, 10, 0.0001, "links"),
+    ],
+)
+def test_the_cheapest_density_that_keeps_drift_within_its_bound(
+    drift: float | None, exchange_s: float, bandwidth: float, density: float, held_by: str
+) -> None:
+    asked = ExchangeDensityInput(
+        entries=10**6, bandwidths=(bandwidth,) * 4, step_s=1.0, value_bytes=0.25, enough=0.4, exchange_s=exchange_s,
+        drift=None if drift is None else Drift(steps=drift, density=0.1),
+    )  # fmt: skip
+    plan = plan_exchange_density(asked)
+    assert (plan.density, plan.held_by) == (pytest.approx(density, rel=0.03), held_by)
+    if drift is not None and held_by == "drift" and density < asked.enough:
+        assert asked.drift_at(plan.density) == pytest.approx(asked.most_drift)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_all_islands_end_with_the_same_model_and_all_that_was_trained(
     with local(tmp_path, 3, start=start, every=every, values=values) as agent:
         agent.start_workers("stale_train.py", str(tmp_path))
         assert agent.exit_codes() == [0] * 3, agent.said()
-        assert not agent.notices
+        assert agent.warnings == []
         assert all(not link.dropped for links in agent.links.values() for link in links.values())
     begun, ended = ([kept(tmp_path, 1, rank, what) for rank in range(3)] for what in ("begin", "end"))
     masters = check_alike(ended, "masters")
@@ -79,7 +79,7 @@ def test_drained_and_resumed_by_as_many_or_fewer_nothing_is_lost(start: Start, t
     with local(tmp_path, after, start=start, run=2) as agent:
         agent.start_workers("stale_train.py", str(tmp_path))
         assert agent.exit_codes() == [0] * after, agent.said()
-        assert not agent.notices
+        assert agent.warnings == []
     first = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(after)] for what in ("begin", "end"))
     assert any(one.any() for state in first for one in state["owner_sums"].values())
@@ -109,7 +109,7 @@ def test_a_killed_island_costs_its_own_and_no_part_counts_twice(start: Start, tm
     with local(tmp_path, 2, start=start, run=2, every=every, values="float32") as agent:
         agent.start_workers("stale_train.py", str(tmp_path))
         assert agent.exit_codes() == [0] * 2, agent.said()
-        (lost,) = [notice.text for notice in agent.notices]
+        (lost,) = agent.warnings
         assert lost.startswith("the residual of rank 1 of run 1 is lost")
     first = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(2)] for what in ("begin", "end"))
@@ -192,7 +192,7 @@ def test_an_island_of_several_workers_is_one_replica_over_a_stop_and_another_mem
     with islands(tmp_path, then, start=start, run=2, **settings) as agent:
         agent.start_workers("stale_train.py", str(tmp_path), *flags)
         assert agent.exit_codes() == [0] * len(then), agent.said()
-        assert not agent.notices
+        assert agent.warnings == []
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(len(then))] for what in ("begin", "end"))
     mates_have_the_same_weights(begun, then)
     check_every_sample_once(tmp_path, epochs=3)

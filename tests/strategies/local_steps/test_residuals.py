@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
-from atoll.agent.runtime.step.durable import OwnState
+from atoll.agent.runtime.step.durable import Origin, OwnState
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import RecentPart
 from atoll.strategies.shared_masters import residuals
 from atoll.strategies.shared_masters.residuals import OwnerSums
 
-NO_SUMS = OwnerSums({}, {})
+NO_SUMS = OwnerSums({}, {}, {})
 NO_FLUSHES: Any = SimpleNamespace(counts={}, given={})
 
 
@@ -35,10 +35,10 @@ def write(
     *,
     parts: Sequence[Mapping[str, Any]] = (),
     sums: OwnerSums = NO_SUMS,
+    view: int = 1,
 ) -> None:
-    header = Header(
-        job="tiny", run=1, step=step, epoch=0, consumed=0, loader_step=step, world_size=2, seed=7, model=Fingerprint({})
-    )
+    at: dict[str, Any] = {"run": 1, "view": view, "step": step, "epoch": 0, "consumed": 0, "loader_step": step}
+    header = Header(job="tiny", **at, world_size=2, seed=7, model=Fingerprint({}))
     packed = residuals.pack({"layer": torch.full((3,), value)}, parts, sums, None, NO_FLUSHES, copy=True)
     residuals.write(directory, header, rank, packed)
 
@@ -51,7 +51,7 @@ def own(directory: Path, step: int, told: list[str], shared: Mapping[str, torch.
         checkpoint=SimpleNamespace(directory=directory),
         notice=lambda level, text: told.append(text),
     )
-    origin: Any = SimpleNamespace(run=1, step=step, world_size=2, shared=shared)
+    origin = Origin(run=1, view=1, step=step, world_size=2, shared=shared)
     found = residuals.take_over(session, origin, {"layer": 3})
     return {one.rank: one for one in found}
 
@@ -66,6 +66,14 @@ def part(sync_round: int, value: float, *, total: bool = False) -> dict[str, Any
     index, values = np.zeros(1, np.uint32), np.full((1, 16), value, np.float32)
     layer: Any = SimpleNamespace(number=0, name="layer")
     return residuals.as_rows([layer], [RecentPart(kind, sync_round, 0, index, values)])[0]
+
+
+def test_what_another_view_wrote_is_with_others_by_now(tmp_path: Path, told: list[str]) -> None:
+    write(tmp_path, 8, 1.0)
+    write(tmp_path, 9, 2.0, view=2)
+    write(tmp_path, 8, 3.0, rank=1, view=2)
+    assert taken_over(tmp_path, 9, told) == {0: 1.0}
+    assert any("rank 1" in text for text in told)
 
 
 def test_those_of_the_first_release_are_taken_over(tmp_path: Path, told: list[str]) -> None:
@@ -106,7 +114,7 @@ def test_a_part_that_its_owner_has_is_no_residual_again(tmp_path: Path, told: li
     is in the owner's sum and stays there; that of round 9 is rank 0's again. 3. The masters lack the total of round 8:
     it is in the sum again."""
     write(tmp_path, 10, 1.0, rank=0, parts=[part(7, 10.0), part(8, 20.0), part(9, 40.0)])
-    sums = OwnerSums({"layer": torch.full((3,), 5.0)}, {"layer": 8})
+    sums = OwnerSums({"layer": torch.full((3,), 5.0)}, {"layer": 8}, {"layer": 9})
     write(tmp_path, 10, 2.0, rank=1, parts=[part(7, 0.25, total=True), part(8, 0.5, total=True)], sums=sums)
     found = own(tmp_path, 10, told, of_round(7))
     assert found[0].residual["layer"].tolist() == [41.0] * 3
@@ -119,8 +127,17 @@ def test_a_part_that_its_owner_has_is_no_residual_again(tmp_path: Path, told: li
 def test_a_sum_that_is_older_than_the_checkpoint_is_lost_aloud(tmp_path: Path, told: list[str]) -> None:
     """The owner was killed and left what it wrote a step before: the masters took some of it since, and nobody knows
     which."""
-    write(tmp_path, 9, 1.0, rank=0, sums=OwnerSums({"layer": torch.full((3,), 5.0)}, {"layer": 6}))
+    write(tmp_path, 9, 1.0, rank=0, sums=OwnerSums({"layer": torch.full((3,), 5.0)}, {"layer": 6}, {"layer": 7}))
     write(tmp_path, 9, 2.0, rank=1)
     found = own(tmp_path, 9, told, of_round(7))
     assert not found[0].owner_sums["layer"].any()
     assert ["rank 0 had summed of layer" in text for text in told] == [True]
+
+
+def test_a_sum_is_whole_while_its_layer_had_no_turn_since(tmp_path: Path, told: list[str]) -> None:
+    """The owner stopped a step before the checkpoint, in whose sync round this layer was not exchanged."""
+    write(tmp_path, 9, 1.0, rank=0, sums=OwnerSums({"layer": torch.full((3,), 5.0)}, {"layer": 6}, {"layer": 8}))
+    write(tmp_path, 9, 2.0, rank=1)
+    assert own(tmp_path, 9, told, of_round(7))[0].owner_sums["layer"].tolist() == [5.0] * 3
+    assert told == []
+    assert not own(tmp_path, 9, told, of_round(8))[0].owner_sums["layer"].any()

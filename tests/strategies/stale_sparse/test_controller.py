@@ -16,7 +16,7 @@ from atoll.strategies.stale_sparse.settings import StaleSparse
 from atoll.strategies.stale_sparse.sparsity_cost import SparsityCostEstimate
 
 SITES = ("paris", "paris", "lyon")
-HALF = StaleSparseController(StaleSparse())
+HALF = StaleSparseController(StaleSparse(sparsity=0.99, values="float16"))
 FOLLOWING = Policy(half=HALF, adapts=("sparsity",), initial_batch=256)
 CURRENT = replace(EVEN, strategy_params={"sparsity": 0.97})
 LIKE = (0.002, 0.002, 0.002)

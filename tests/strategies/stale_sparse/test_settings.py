@@ -12,7 +12,7 @@ from atoll.strategies.stale_sparse.settings import MAX_SPARSITY, StaleSparse
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sparsity": 1.0}, f"sparsity = 1.0 should be less than or equal to {MAX_SPARSITY}. Leave it out for 0.99"),
+        ({"sparsity": 1.0}, f"sparsity = 1.0 should be less than or equal to {MAX_SPARSITY}. Leave it out for 0.8"),
         ({"sparsity": -0.1}, "sparsity = -0.1"),
         ({"sparsity": float("nan")}, "sparsity = nan"),
         ({"staleness": 2}, "staleness = 2 should be less than or equal to 1"),
@@ -52,3 +52,16 @@ def test_other_values_are_checked_too() -> None:
     assert StaleSparse(values="float32").with_values(sparsity=0.5) == StaleSparse(values="float32", sparsity=0.5)
     with pytest.raises(SettingError, match="staleness = 3"):
         StaleSparse().with_values(staleness=3)
+
+
+def test_gradients_are_exchanged_as_published_unless_it_is_said_otherwise() -> None:
+    published = StaleSparse(exchange="gradients")
+    assert (published.sparsity, published.values) == (0.99, "float16")
+    assert StaleSparse(exchange="gradients", sparsity=0.9, values="int4").said().items() >= {
+        "sparsity": 0.9, "values": "int4",
+    }.items()  # fmt: skip
+    with pytest.warns(FutureWarning, match="`sparsity` now"):
+        assert StaleSparse(exchange="gradients", rate=0.9).sparsity == 0.9  # type: ignore[call-arg]
+    updates = StaleSparse()
+    assert (updates.sparsity, updates.values) == (0.8, "int2")
+    assert StaleSparse(sparsity=0.99).values == "int2"

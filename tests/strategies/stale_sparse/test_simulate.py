@@ -8,15 +8,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from atoll.controller.planners.wire_bytes import UpdateTraffic
+from atoll.controller.planners.wire_bytes import VALUE_BYTES, UpdateTraffic
 from atoll.controller.simulator.devices import Computing
 from atoll.controller.simulator.links import Link
 from atoll.controller.simulator.strategy_steps import Network, Timed
-from atoll.strategies.stale_sparse.simulate import VALUE_BYTES, StaleSparseSteps
+from atoll.strategies.stale_sparse.settings import StaleSparse
+from atoll.strategies.stale_sparse.simulate import StaleSparseSteps
 
 
 def steps(*island_of: str, entries: int) -> StaleSparseSteps:
-    return StaleSparseSteps(cast(Any, SimpleNamespace(entries=entries, surrogate=None)), island_of, 0.0)
+    scenario = SimpleNamespace(strategy_settings=StaleSparse(values="float16"))
+    cluster = SimpleNamespace(entries=entries, surrogate=None, scenario=scenario)
+    return StaleSparseSteps(cast(Any, cluster), island_of, 0.0)
 
 
 def step(rounds: StaleSparseSteps, computing: Computing, sparsity: float, links: dict[str, Link]) -> Timed:
@@ -30,7 +33,9 @@ def test_steps_with_staleness_1_settle_to_the_longer_of_computing_and_sending(mb
     rounds = steps("a", "a", "b", entries=entries)
     computing = Computing(np.array([0.02, 0.01, 0.03]), np.array([0.04, 0.02, 0.05]))
     ends = [step(rounds, computing, sparsity, links).ends_s for _ in range(40)]
-    traffic = UpdateTraffic(entries, VALUE_BYTES, np.array([2 / 3, 1 / 3]), np.array([mbit_s, 2 * mbit_s]) * 125_000)
+    traffic = UpdateTraffic(
+        entries, VALUE_BYTES["float16"], np.array([2 / 3, 1 / 3]), np.array([mbit_s, 2 * mbit_s]) * 125_000
+    )
     assert ends[-1] - ends[-2] == pytest.approx(max(0.08, traffic.seconds(1 - sparsity)), rel=1e-9)
 
 

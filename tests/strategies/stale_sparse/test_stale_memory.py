@@ -66,8 +66,7 @@ class Job:
             found = re.findall(r"goes on from step (\d+), from memory", "\n".join(logs))
             assert len(found) == world_size, logs
             assert len(set(found)) == 1, found
-            notices = [notice.text for notice in agent.notices]
-            return int(found[0]), [text for text in notices if "the state goes into memory every" not in text]
+            return int(found[0]), [text for text in agent.warnings if "the state goes into memory every" not in text]
 
     def kept(self, run: int, world_size: int, what: str) -> list[dict[str, Any]]:
         return [kept(self.out, run, rank, what) for rank in range(world_size)]

@@ -115,7 +115,7 @@ def test_drained_and_resumed_by_fewer_nothing_is_trained_or_taken_over_twice(
         agent.start_workers("stale_train.py", str(tmp_path))
         assert agent.exit_codes() == [0] * 2, agent.said()
         assert agent.said().count(f"goes on from step {drained}\n") == 2
-        assert not agent.notices
+        assert agent.warnings == []
     first = [kept(tmp_path, 1, rank, "end") for rank in range(3)]
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(2)] for what in ("begin", "end"))
     before = together(first, "residuals")
@@ -152,7 +152,7 @@ def test_the_batch_and_the_learning_rate_change_and_nothing_is_trained_twice(
             told = [(sample.plan, sample.total_batch, sample.local_batch) for sample in agent.steps[rank]]
             assert told[4:7] == [(1, 12, 4), (2, 30, local[0]), (2, 10, local[1])]
             assert told[7:] == [(3, 30, local[0])] * 2
-        (refusal,) = [notice.text for notice in agent.notices]
+        (refusal,) = agent.warnings
         assert refusal.startswith("plan 3 cannot be trained")
     with sparse(tmp_path, 2, start=start, run=2, **settings) as agent:
         agent.total_batch, agent.learning_rate_factor = 40, 2.0
@@ -254,7 +254,7 @@ def test_a_stop_at_the_end_of_each_epoch_changes_nothing(start: Start, tmp_path:
                 agent.send_stop_in(await_stop_at, rank=0)
             assert agent.exit_codes() == [85 if await_stop_at > 0 else 0] * 2, agent.said()
             assert agent.checkpoint_step == (await_stop_at + 1 if await_stop_at > 0 else 27)
-            assert not agent.notices
+            assert agent.warnings == []
     check_every_sample_once(stopped, epochs=3)
     expected = check_alike([kept(whole, 1, rank, "end") for rank in range(2)], "masters")
     actual = check_alike([kept(stopped, 3, rank, "end") for rank in range(2)], "masters")
@@ -275,7 +275,7 @@ def test_the_residual_of_a_lost_machine_is_missed_aloud(start: Start, tmp_path: 
                 shutil.rmtree(agent.directory_of(1))
             else:
                 assert agent.exit_codes() == [0] * 2, agent.said()
-                (lost,) = [notice.text for notice in agent.notices]
+                (lost,) = agent.warnings
                 assert lost.startswith("the residual of rank 1 of run 1 is lost")
     for rank in range(2):
         before, after = kept(tmp_path, 1, rank, "end"), kept(tmp_path, 2, rank, "begin")
@@ -303,7 +303,7 @@ def test_a_killed_rank_costs_seconds_and_only_its_own_residual(start: Start, tmp
         agent.start_workers("stale_train.py", str(tmp_path))
         assert agent.exit_codes() == [0] * 2, agent.said()
         assert agent.said().count(f"goes on from step {saved}\n") == 2
-        (lost,) = [notice.text for notice in agent.notices]
+        (lost,) = agent.warnings
         assert lost.startswith("the residual of rank 1 of run 1 is lost")
     first = [kept(tmp_path, 1, rank, "end") for rank in (0, 2)]
     begun, second = ([kept(tmp_path, 2, rank, what) for rank in range(2)] for what in ("begin", "end"))

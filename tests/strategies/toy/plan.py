@@ -19,14 +19,14 @@ class ToyMessage(Declared):
 
 
 class ToyScheduler:
-    """Multiplies what it is asked by the rounds of the game, for the rank that asked and the next one."""
+    """Multiplies what it is asked by the rounds of the game, for both players."""
 
-    def __init__(self, settings: Toy, world_size: int) -> None:
-        self._rounds, self._world_size = settings.rounds, world_size
+    def __init__(self, settings: Toy) -> None:
+        self._rounds = settings.rounds
 
     def heard(self, rank: int, message: ToyMessage, now_s: float) -> Iterable[tuple[int, ToyMessage]]:
         answer = ToyMessage(answer=self._rounds * (message.question or 0))
-        return [(rank, answer), ((rank + 1) % self._world_size, answer)]
+        return [(rank, answer), (1 - rank, answer)]
 
     due_s = None
 

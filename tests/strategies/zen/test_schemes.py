@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from circle_rig import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +16,18 @@ from hypothesis import strategies as st
 from atoll.errors import BadInput
 from atoll.sparse_scheme import SCHEMES, Scheme, SparseSchemeInput, costs
 from atoll.strategies.zen.blocks import block_count, from_blocks, to_blocks
-from atoll.strategies.zen.coordinates import Coordinates, GradientLayout, SumTally, UnitShape
-from atoll.strategies.zen.messages import HEADER_BYTES, decode, encode
+from atoll.strategies.zen.coordinates import (
+    Coordinates,
+    GradientLayout,
+    SumTally,
+    UnitShape,
+    countable,
+    from_gradient,
+    to_gradient,
+)
+from atoll.strategies.zen.messages import HEADER_BYTES, decode, encode, largest
 from atoll.strategies.zen.partitions import HashPartitions, hash_seeds
+from atoll.strategies.zen.schemes import stages_among
 from atoll.strategies.zen.tensor import measured_of
 
 SPARSE = GradientLayout.SPARSE
@@ -82,13 +92,68 @@ def test_ranks_without_a_gradient_take_part(scheme: Scheme, has: list[int]) -> N
         assert sum_.tally.layouts == (SPARSE if has else GradientLayout.NONE)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("layout", [GradientLayout.SPARSE, GradientLayout.DENSE])
+def test_gradients_without_a_unit_are_a_gradient(scheme: Scheme, layout: GradientLayout) -> None:
+    """Of a sparse one without entries, or a dense one of zeros: parameters get zeros, not none."""
+    shape = UnitShape(50, 4)
+    empty = torch.sparse_coo_tensor(
+        torch.zeros(1, 0, dtype=torch.long), torch.zeros(0, 4), (50, 4), check_invariants=True
+    ).coalesce()
+    mine = from_gradient(empty if layout is GradientLayout.SPARSE else torch.zeros(50, 4), shape, 0.5)
+    for sum_ in run(scheme, shape, [mine] * 3).sums:
+        assert (len(sum_.unit), sum_.tally.layouts) == (0, layout)
+        gradient = to_gradient(sum_, torch.zeros(50, 4), lambda: torch.ones(50, 4))
+        assert gradient is not None
+        assert gradient.is_sparse == (layout is GradientLayout.SPARSE)
+        assert not gradient.to_dense().any()
+
+
+@pytest.mark.parametrize("whole", [[1], [0, 1, 2]])
+@pytest.mark.parametrize("width", [1, 3, 300])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_tensor_that_turns_dense_is_summed_in_messages_that_mailboxes_take(
+    scheme: Scheme, width: int, whole: list[int]
+) -> None:
+    """All units of one rank, or of all."""
+    shape = UnitShape(701, width)
+    few = gradients(3, shape, 0.02)
+    terms = [gradient(rank, shape, np.arange(701)) if rank in whole else few[rank] for rank in range(3)]
+    expected = in_rank_order(terms)
+    longest = []
+
+    def change(rank: int, to: int, stage: int, message: memoryview) -> memoryview:
+        longest.append(len(message))
+        return message
+
+    for sum_ in run(scheme, shape, terms, change).sums:
+        assert sum_.unit.tolist() == list(range(701))
+        exact = np.stack([expected[unit] for unit in range(701)])
+        np.testing.assert_allclose(sum_.values, exact, rtol=1e-5, atol=1e-5)
+    assert max(longest) <= largest(shape)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 17])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_no_scheme_has_more_stages_than_mailboxes_take(scheme: Scheme, size: int) -> None:
+    seen = [0]
+
+    def change(rank: int, to: int, stage: int, message: memoryview) -> memoryview:
+        seen.append(stage)
+        return message
+
+    shape = UnitShape(50, 4)
+    run(scheme, shape, gradients(size, shape, 0.2), change)
+    assert max(seen) < stages_among(size)
+
+
 def _none(
     width: int,
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.uint32]], np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
     return np.zeros(0, np.uint32), np.zeros((0, width), np.float32)
 
 
-@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme != "omnireduce"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_nan_and_infinity_arrive_everywhere(scheme: Scheme) -> None:
     shape = UnitShape(40, 2)
     terms = [gradient(rank, shape, np.arange(rank, 40, 2)) for rank in range(4)]
@@ -335,3 +400,12 @@ def test_a_table_of_2_31_rows_is_summed_without_listing_them() -> None:
         assert sum_.unit.tolist() == [0, 1, 2**31 - 1, 2**31 + 8]
         np.testing.assert_array_equal(sum_.values[2:], terms[0].values[1:] + terms[1].values[1:])
     assert max(ran.sent) < 2 * HEADER_BYTES + 3 * 12 + 4 * 12
+
+
+def test_a_table_with_more_rows_than_32_bits_count_goes_the_dense_way() -> None:
+    """As do values that float32 does not hold. Nothing of them is allocated."""
+    assert countable(torch.empty(2**32, 1, device="meta"))
+    assert not countable(torch.empty(2**32 + 1, 1, device="meta"))
+    assert not countable(torch.empty(2**32 + 1, device="meta"))
+    assert countable(torch.empty(4, 2**32, device="meta", dtype=torch.bfloat16))
+    assert not countable(torch.empty(4, 2, device="meta", dtype=torch.float64))

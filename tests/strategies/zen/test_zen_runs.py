@@ -77,6 +77,27 @@ def test_a_rank_killed_in_a_push_or_pull_costs_one_step(start: Start, tmp_path: 
 
 
 @pytest.mark.parametrize(
+    ("fault", "goes_on_from"), [("5:2:die between", 5), ("5:3:die behind", 6)], ids=["push", "pull"]
+)
+def test_a_rank_killed_between_two_messages_leaves_the_others_with_what_they_have(
+    start: Start, tmp_path: Path, fault: str, goes_on_from: int
+) -> None:
+    """1. In step 5 rank 1 of three sends to rank 0 and is killed before it sends to rank 2. 2. What rank 0 got of a
+    push is of no use without the others' pulls. With what it got of a pull it makes the step, and rank 2 cannot. 3. The
+    next run goes on from the newest that anybody has, and ends with the bits of a run that nobody disturbed."""
+    expected = undisturbed("zen", tmp_path / "undisturbed", start, scheme="zen", world_size=3)
+    with agent_of("zen", tmp_path, 3, start=start, scheme="zen") as agent:
+        agent.start_workers("zen_train.py", str(tmp_path), "--fault", fault)
+        assert agent.exit_codes(deadline_s=30.0) == [75, -9, 75], agent.said()
+    with agent_of("zen", tmp_path, 3, start=start, run=2, scheme="zen") as agent:
+        agent.start_workers("zen_train.py", str(tmp_path))
+        assert agent.exit_codes() == [0] * 3, agent.said()
+        assert agent.said().count(f"goes on from step {goes_on_from}\n") == 3
+    weights = ended(tmp_path, 2, 3)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
     ("fault", "says"),
     [
         ("3:2:outside", "has unit 2147483648, beyond the last of 4000"),
@@ -103,9 +124,25 @@ def test_a_gradient_that_is_dense_in_one_step_is_summed_as_one_on_all_ranks(star
     torch.testing.assert_close(turned, usual, rtol=1e-5, atol=1e-6)
 
 
-def test_nan_arrives_on_all_ranks_in_the_same_step(start: Start, tmp_path: Path) -> None:
-    """Rank 1's gradient has one in step 4. The script sees it on each rank, and mends it there."""
-    weights = undisturbed("zen", tmp_path / "nan", start, "--nan-at", "4", scheme="zen")
+@pytest.mark.parametrize("scheme", ["zen", "agsparse"])
+def test_a_gradient_without_a_zero_goes_the_sparse_way_once_and_nothing_is_lost(
+    start: Start, tmp_path: Path, scheme: str
+) -> None:
+    """1. Gradients are dense and mostly zero, and go the sparse way. 2. Rank 1's has no zero in step 6: it goes whole,
+    also where it is longer so than by an all-reduce. 3. The weights are those of strategy dense."""
+    arguments = ("--dense", "--words", "20000", "--fill-at", "6")
+    sparse = undisturbed("zen", tmp_path / "sparse", start, *arguments, scheme=scheme)
+    with FakeAgent(tmp_path, run=2, world_size=2, start=start) as agent:
+        agent.start_workers("zen_train.py", str(tmp_path), *arguments)
+        assert agent.exit_codes() == [0, 0], agent.said()
+    dense = ended(tmp_path, 2, 2)
+    assert all(torch.equal(sparse[name], dense[name]) for name in dense)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_what_is_not_finite_arrives_on_all_ranks_in_the_same_step(start: Start, tmp_path: Path, value: str) -> None:
+    """Rank 1's gradient has one such entry in step 4. The script sees it on each rank, and mends it there."""
+    weights = undisturbed("zen", tmp_path / "spoilt", start, "--bad", f"4:{value}", scheme="zen")
     assert all(one.isfinite().all() for one in weights.values())
 
 
@@ -119,7 +156,7 @@ def test_dense_gradients_that_are_mostly_zero_go_the_sparse_way_once_that_was_me
     with agent_of("zen", tmp_path, 2, start=start) as agent:
         agent.start_workers("zen_train.py", str(tmp_path), *arguments)
         assert agent.exit_codes() == [0, 0], agent.said()
-    (notice,) = agent.notices
+    (notice,) = [one for one in agent.notices if one.text.startswith("gradients")]
     assert re.match(
         r"gradients of table\.weight: 0\.\d\d% of its 20000 units are in a rank's gradient and 0\.\d\d% in the sum of "
         r"2, 100% of a rank's distinct, skew 1\.0, 100 Mbit/s: \S+ takes \S+ ms, allreduce \S+ ms",

@@ -44,6 +44,15 @@ class Readable(Protocol):
     def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
+def ordered(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names in the order of their bytes: wide elements first keeps every tensor aligned to its element. CheckpointError
+    for what the format cannot hold."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPE_NAMES:
+            raise CheckpointError(f"tensor {name} is {tensor.dtype}, which a checkpoint cannot hold; convert it")
+    return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+
+
 def serialized(
     tensors: Mapping[str, torch.Tensor],
     staging: Callable[[torch.device], StagingRing | None] = staging_ring,
@@ -52,11 +61,7 @@ def serialized(
     of theirs holds until the next. CheckpointError for what the format cannot hold."""
     header: dict[str, Any] = {}
     rings = {device: staging(device) for device in {tensor.device for tensor in tensors.values()}}
-    for name, tensor in tensors.items():
-        if tensor.dtype not in DTYPE_NAMES:
-            raise CheckpointError(f"tensor {name} is {tensor.dtype}, which a checkpoint cannot hold; convert it")
-    # Wide elements first keeps every tensor aligned to its element.
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    order = ordered(tensors)
     offset = 0
     for name in order:
         tensor = tensors[name]

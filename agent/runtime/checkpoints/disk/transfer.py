@@ -1,25 +1,25 @@
-"""A checkpoint as one string of bytes, for a peer whose machine lacks it. Verified on arrival; no code in it."""
+"""A checkpoint for a peer that lacks it: a list of its tensors with their hashes, then those that the peer has not got.
+Verified on arrival; no code in it."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
+import xxhash
 
 from atoll.agent.runtime.checkpoints.disk import manifest
-from atoll.agent.runtime.checkpoints.disk.content import Hasher
-from atoll.agent.runtime.checkpoints.disk.header import Header
-from atoll.agent.runtime.checkpoints.disk.manifest import STATE_FILE, Manifest
-from atoll.agent.runtime.checkpoints.disk.tensorfile import deserialized, serialized
+from atoll.agent.runtime.checkpoints.disk.header import MAX_TENSORS, Header
+from atoll.agent.runtime.checkpoints.disk.tensorfile import DTYPE_NAMES, DTYPES, bytes_of, is_shape, ordered
 from atoll.errors import CheckpointError
 
 MAX_BYTES: Final = 64 << 30
-_MAGIC: Final = b"ATOLLCP1"
-_PREFIX_BYTES: Final = len(_MAGIC) + 8
 
 
 @dataclass(frozen=True)
@@ -32,39 +32,111 @@ class LoadedCheckpoint:
     path: Path | None = None
 
 
-def pack(checkpoint: LoadedCheckpoint, limit_bytes: int = MAX_BYTES) -> bytes:
-    """Magic, length of the manifest (8 bytes, little endian), manifest, state file."""
-    hasher, parts = Hasher(), []
-    for part in serialized(checkpoint.tensors):
-        hasher.update(part)
-        parts.append(part)
-    head = manifest.to_bytes(Manifest(checkpoint.header, checkpoint.scalars, {STATE_FILE: hasher.content()}))
-    size = _PREFIX_BYTES + len(head) + hasher.content().bytes
+@dataclass(frozen=True, slots=True)
+class ListedTensor:
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    digest: str  # XXH3, 128 bit, of its bytes
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def is_that(self, tensor: torch.Tensor) -> bool:
+        """Whether it has the same bits."""
+        alike = tensor.dtype == self.dtype and tuple(tensor.shape) == self.shape
+        return alike and _digest(tensor) == self.digest
+
+
+@dataclass(frozen=True, slots=True)
+class TensorList:
+    """tensors: wide elements first, so that each is aligned to its own in what is sent."""
+
+    header: Header
+    scalars: Any
+    tensors: Sequence[ListedTensor]
+
+    def lacking(self, known: Mapping[str, torch.Tensor]) -> list[bool]:
+        """Of each tensor, whether it is not in `known` with these very bits."""
+        return [not (one.name in known and one.is_that(known[one.name])) for one in self.tensors]
+
+    def sent_bytes(self, wanted: Sequence[bool]) -> int:
+        return sum(one.bytes for one, is_wanted in zip(self.tensors, wanted, strict=True) if is_wanted)
+
+    def read(
+        self, wanted: Sequence[bool], sent: npt.NDArray[np.uint8], known: Mapping[str, torch.Tensor]
+    ) -> LoadedCheckpoint:
+        """sent: uint8 [sent_bytes], as `gathered` made it. It becomes the tensors'; those not wanted are of `known`.
+        Raises CheckpointError where it is not what is listed."""
+        if sent.nbytes != self.sent_bytes(wanted):
+            raise CheckpointError(f"a peer sent {sent.nbytes} bytes of a checkpoint in place of its tensors'")
+        found, at = {}, 0
+        for one, is_wanted in zip(self.tensors, wanted, strict=True):
+            if not is_wanted:
+                found[one.name] = known[one.name]
+                continue
+            flat = torch.from_numpy(sent[at : at + one.bytes])
+            found[one.name] = flat.view(one.dtype).view(one.shape)
+            at += one.bytes
+            if not one.is_that(found[one.name]):
+                raise CheckpointError(f"a checkpoint from a peer was damaged on the way: tensor {one.name}")
+        return LoadedCheckpoint(self.header, found, self.scalars)
+
+
+def listed(checkpoint: LoadedCheckpoint, limit_bytes: int = MAX_BYTES) -> TensorList:
+    """Raises CheckpointError for what no checkpoint can hold, or is over the limit."""
+    tensors = checkpoint.tensors
+    order = ordered(tensors)
+    size = sum(one.numel() * one.element_size() for one in tensors.values())
     if size > limit_bytes:
         raise CheckpointError(f"checkpoint {checkpoint.header.name} takes {size} bytes; at most {limit_bytes} are sent")
-    return b"".join([_MAGIC, len(head).to_bytes(8, "little"), head, *parts])
+    entries = [ListedTensor(n, tensors[n].dtype, tuple(tensors[n].shape), _digest(tensors[n])) for n in order]
+    return TensorList(checkpoint.header, checkpoint.scalars, entries)
 
 
-def unpack(data: bytes | bytearray | memoryview, limit_bytes: int = MAX_BYTES) -> LoadedCheckpoint:
-    """Raises CheckpointError where `data` is over the limit, torn, damaged or something else."""
-    view = memoryview(data).cast("B")
-    if len(view) > limit_bytes:
-        raise CheckpointError(f"a peer sent {len(view)} bytes as a checkpoint; at most {limit_bytes} are taken")
-    if len(view) < _PREFIX_BYTES or bytes(view[: len(_MAGIC)]) != _MAGIC:
-        raise CheckpointError(f"the {len(view)} bytes from a peer are not a checkpoint: their first 8 are wrong")
-    end = _PREFIX_BYTES + int.from_bytes(view[len(_MAGIC) : _PREFIX_BYTES], "little")
-    if end > len(view) or end - _PREFIX_BYTES > manifest.MAX_MANIFEST_BYTES:
-        raise CheckpointError(
-            f"the manifest of a checkpoint from a peer ends at byte {end}, over its {len(view)} or the limit"
-        )
+def gathered(listing: TensorList, wanted: Sequence[bool], tensors: Mapping[str, torch.Tensor]) -> npt.NDArray[np.uint8]:
+    """The wanted tensors' bytes, one after the other; uint8 [sent_bytes]."""
+    sent, at = np.empty(listing.sent_bytes(wanted), np.uint8), 0
+    for one, is_wanted in zip(listing.tensors, wanted, strict=True):
+        if is_wanted:
+            sent[at : at + one.bytes] = np.frombuffer(_bytes(tensors[one.name]), np.uint8)
+            at += one.bytes
+    return sent
+
+
+def to_bytes(listing: TensorList) -> bytes:
+    """Raises CheckpointError where its scalars are no plain JSON."""
+    rows = [[one.name, DTYPE_NAMES[one.dtype], one.shape, one.digest] for one in listing.tensors]
+    return manifest.sealed({"header": listing.header.to_json(), "tensors": rows, "scalars": listing.scalars})
+
+
+def from_bytes(raw: bytes, limit_bytes: int = MAX_BYTES) -> TensorList:
+    """Raises CheckpointError saying what is wrong with these bytes of a peer."""
     try:
-        found = manifest.from_bytes(bytes(view[_PREFIX_BYTES:end]))
-        if len(view) - end != found.state_bytes or list(found.files) != [STATE_FILE]:
-            raise CheckpointError(f"its state has {len(view) - end} bytes; {found.state_bytes} were written")
-        tensors, seen = deserialized(io.BytesIO(view[end:]), found.state_bytes)
-        difference = found.files[STATE_FILE].difference(seen)
-        if difference is not None:
-            raise CheckpointError(f"of its state, {difference}")
-    except CheckpointError as error:
-        raise CheckpointError(f"a checkpoint from a peer was damaged on the way: {error}") from error
-    return LoadedCheckpoint(found.header, tensors, found.scalars)
+        body = manifest.unsealed(raw)
+        rows, scalars, header = body["tensors"], body["scalars"], Header.from_json(body["header"])
+        tensors = [ListedTensor(str(name), DTYPES[kind], _shape(shape), str(seal)) for name, kind, shape, seal in rows]
+    except (CheckpointError, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise CheckpointError(f"what a peer says of its checkpoint cannot be read: {error}") from error
+    size = sum(one.bytes for one in tensors)
+    if size > limit_bytes or len(tensors) > MAX_TENSORS or len({one.name for one in tensors}) < len(tensors):
+        raise CheckpointError(
+            f"a peer speaks of {len(tensors)} tensors of {size} bytes as a checkpoint; at most {MAX_TENSORS} of "
+            f"{limit_bytes} are taken, each once"
+        )
+    return TensorList(header, scalars, tensors)
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    if not is_shape(shape):
+        raise ValueError(f"the shape {shape!r}")
+    return tuple(shape)
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return xxhash.xxh3_128_hexdigest(_bytes(tensor))
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return bytes_of(tensor.detach().cpu().contiguous())

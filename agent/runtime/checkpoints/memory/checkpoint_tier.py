@@ -39,9 +39,9 @@ class CheckpointTier:
         self._sender: ReplicaSender | None = None
         place, rolling, ring = session.place, snapshot.durable.rolling(), staging_ring(session.device)
         self._shard: ShardState = (
-            StandingShard(snapshot, place.rank, place.world_size, ring)
+            StandingShard(snapshot, place.rank, place.world_size, ring, view=session.view)
             if rolling is None
-            else RollingShard(snapshot, rolling, place.rank, place.world_size, ring)
+            else RollingShard(snapshot, rolling, place.rank, place.world_size, ring, view=session.view)
         )
         self._writer = ShardWriter(session, snapshot, self._shard, inline=rolling is None, written=self._copy)
         self._cadence = Cadence()

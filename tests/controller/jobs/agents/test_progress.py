@@ -4,7 +4,7 @@ import pytest
 from made import run
 
 from atoll.controller.jobs.agents.progress import ProgressBoard
-from atoll.v1.agents_pb2 import WorkerTelemetry
+from atoll.v1.agents_pb2 import Prepared, WorkerTelemetry
 from atoll.v1.common_pb2 import LinkSample, StepSample, WorkerId
 
 
@@ -18,9 +18,23 @@ def test_an_epochs_short_last_batch_is_no_measure_of_speed_nor_of_the_total_batc
     short = StepSample(step=20, plan=1, local_batch=2, total_batch=4, compute_s=0.3)
     board.observe(WorkerTelemetry(id=worker, steps=[*whole, short]))
     assert progress.total_batch == 64
-    rank = progress.profile(0.0)[0].ranks[0]
+    rank = progress.profile(0.0, renew=True)[0].ranks[0]
     assert (rank.local_batch, round(rank.compute_s, 6)) == (32, 0.32)
     assert progress.to_wire(0.0).step == 21  # steps completed
+
+
+def test_what_is_left_follows_from_epochs_samples_and_the_newest_steps() -> None:
+    """1. 3 epochs of 640 samples; in the second, 128 are trained on: 1,152 are left, at 640 a second. 2. The script of
+    another rank is nobody's word. 3. A stream does not say how long an epoch is."""
+    for samples, left_s in ((640, 1.8), (0, 0.0)):
+        board = ProgressBoard(clock=lambda: 10.0)
+        progress = board.begin(run("a", "b", job="vit-1234"))
+        sample = StepSample(step=11, epoch=1, consumed=128, total_batch=64, step_s=0.1)
+        for rank, epochs in ((0, 3), (1, 9)):
+            prepared = Prepared(samples=samples, batch_size=64, epochs=epochs)
+            worker = WorkerId(job="vit-1234", run=1, rank=rank)
+            board.observe(WorkerTelemetry(id=worker, prepared=prepared, steps=[sample] if rank == 0 else ()))
+        assert progress.to_wire(11.0).left_s == pytest.approx(left_s)
 
 
 def test_metrics_of_a_strategy_are_summed_up_as_it_declares_them() -> None:

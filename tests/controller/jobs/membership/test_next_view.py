@@ -10,7 +10,7 @@ from made import JOB, NOW_S, changed, clock, ended, exited, free, job, node, obs
 from atoll.controller.jobs.lifecycle.observed import JobStep, ObservedJob, ObservedWorker, SendView, StopRun
 from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewStage, WayIn, WorkerStanding
-from atoll.controller.state.records import Cause, ExitRecord, JobPhase, RunRecord, WorkerExitKind
+from atoll.controller.state.records import Cause, ExitRecord, JobPhase, RunRecord, Standby, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 
 KILLED = exited(WorkerExitKind.SIGNALLED, -9, "killed by signal 9", step=9)
@@ -92,6 +92,24 @@ def test_the_survivors_of_a_killed_worker_are_the_next_view_and_the_job_goes_on_
         told(step)[-1]
         == "view 2: rank 1 on b was killed at step 9: killed by signal 9; 2 workers go on in place (ranks 0, 2)"
     )
+
+
+def test_members_who_make_their_step_without_a_lost_one_leave_at_its_end() -> None:
+    """1. Rank 1 is killed; the others say that they make their step without it. 2. View 2 is left for at a boundary, by
+    who stands still already too. 3. Where one of them does not, collectives are aborted, as ever."""
+
+    def goes_on(made: ObservedWorker) -> ObservedWorker:
+        assert made.standing is not None
+        return replace(made, standing=replace(made.standing, goes_on=True))
+
+    for others, at_boundary in (
+        ((goes_on(standing()), goes_on(standing())), True),
+        ((goes_on(standing()), standing(ViewStage.BROKEN)), True),
+        ((goes_on(standing()), standing()), False),
+        ((standing(ViewStage.BROKEN), standing(ViewStage.BROKEN)), False),
+    ):
+        [proposed] = next_step(look(others[0], gone(), others[1]), clock()).views
+        assert (proposed.ranks, proposed.at_boundary) == ((0, 2), at_boundary)
 
 
 ALL = {"min_workers": 3}
@@ -228,3 +246,48 @@ def test_a_lost_worker_is_replaced_by_one_that_joins_while_the_others_train() ->
         after = next_step(changed(seen, nodes={**seen.nodes, "b": joiner}), clock())
         assert [one.ranks for one in after.views] == ranks
         assert all((one.at_boundary, one.has_state, one.cause) == (True, (0, 2), ViewCause.JOIN) for one in after.views)
+
+
+@pytest.mark.parametrize(("least", "joins"), [(3, ["a", "b", "c", "b"]), (2, ["a", "b", "c"])])
+def test_a_device_that_was_left_out_as_slow_is_better_than_to_stand_still(least: int, joins: list[str]) -> None:
+    """1. The third of three is lost. The one free device waits as a standby, for it would slow the job down. 2. Where
+    the job cannot go on with two it is taken; where it can, it goes on waiting."""
+    views = (view(1),) if least == 3 else (view(1, ViewState.ABANDONED), view(2, ranks=(0, 2)))
+    record, trains = ended(run("a", "b", "c"), None, KILLED, None), standing(number=views[-1].view)
+    seen = look(trains, None, trains, views=views, record=record, wants={"min_workers": least}, free=[free("b")])
+    learned = replace(seen.job.learned, standby={"b/0": Standby(reason="it is slow")})
+    step = next_step(replace(seen, job=replace(seen.job, learned=learned)), clock())
+    assert step.run is not None
+    assert [member.node for member in step.run.members] == joins
+
+
+def test_a_lost_stage_leaves_its_pipeline_out_and_the_others_keep_their_order() -> None:
+    """1. Three pipelines of two stages; of the first one the second stage is killed. 2. The next view has the other
+    two, stage by stage, with its first member on a node that offers a port, and waits for nobody in their stead: the
+    pipeline comes back with a new run. 3. Where the job needs three pipelines, or none is whole, it starts again."""
+    nodes, ports = "abcdef", {"e": (29501,)}
+
+    def decided(*exits: ExitRecord | None, least: int) -> JobStep:
+        broken = replace(standing(), standing=WorkerStanding(1, ViewStage.BROKEN, 9))
+        workers = [broken if exit is None else gone(exit) for exit in exits]
+        wants = {"strategy": "groups", "strategy_settings": {"stages": 2}, "min_workers": least, "max_workers": 6}
+        seen = observed(
+            job(spec=spec(**wants), view=1),
+            run(*nodes),
+            *(node(name, {rank: workers[rank]}) for rank, name in enumerate(nodes)),
+        )
+        views = ObservedViews(kept=(view(ranks=tuple(range(6)), wanted=6),), since_s=NOW_S)
+        devices = replace(seen.devices, ports=ports)
+        return next_step(changed(seen, views=views, judged_s=NOW_S + 1e6, devices=devices), clock())
+
+    (proposed,) = decided(None, KILLED, None, None, None, None, least=2).views
+    assert (proposed.ranks, proposed.has_state, proposed.wanted) == ((4, 5, 2, 3), (4, 5, 2, 3), 4)
+    assert (proposed.lost, proposed.at_boundary) == (("rank 1 on b",), False)
+    again = {
+        "4 of at least 6 workers are left": decided(None, KILLED, None, None, None, None, least=6),
+        "no pipeline has all of its stages left": decided(None, KILLED, KILLED, None, KILLED, None, least=2),
+    }
+    for reason, step in again.items():
+        assert step.run is not None
+        assert step.run.fenced
+        assert any(reason in text for text in told(step)), told(step)

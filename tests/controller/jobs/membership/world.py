@@ -20,7 +20,6 @@ from atoll.controller.jobs.lifecycle.reconcile import next_step
 from atoll.controller.jobs.membership.observed_views import ObservedViews, ViewStage, WayIn, WorkerStanding
 from atoll.controller.state.records import JobPhase, JobRecord, PlacementRecord, PlanRecord, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
-from atoll.worker_key import WorkerKey
 
 NODES = ("a", "b", "c")
 T_S = 1000.0
@@ -313,7 +312,3 @@ def at_rest(world: World) -> bool:
     ):
         return False
     return all(p.rank in newest.ranks for p in world.processes if p.alive)
-
-
-def key_of(rank: int) -> WorkerKey:
-    return WorkerKey(JOB, 1, rank)

@@ -112,7 +112,7 @@ def test_what_was_left_out_gets_its_meaning() -> None:
     assert (spec.split, spec.checkpoint.keep, spec.script) == ("auto", 1, "examples/train.py")
     assert to_wire(spec).strategy == "dense"
     sparse = json.loads(to_wire(spec_from_wire(wire(strategy="stale-sparse"))).strategy_settings)
-    assert (sparse["sparsity"], sparse["staleness"], sparse["values"]) == (0.99, 1, "float16")
+    assert (sparse["sparsity"], sparse["staleness"], sparse["values"]) == (0.8, 1, "int2")
 
 
 def test_worker_and_controller_mean_the_same_by_what_was_left_out() -> None:

@@ -73,19 +73,30 @@ def test_zeroed_blocks_and_swapped_files_are_never_loaded(small: Path, header: A
 
 
 def test_bytes_from_a_peer_are_taken_whole_or_not_at_all(small: Path) -> None:
-    whole = transfer.pack(files.read(small))
-    for length in lengths(len(whole)):
+    checkpoint = files.read(small)
+    listing = transfer.listed(checkpoint)
+    wanted = listing.lacking({})
+    said, sent = transfer.to_bytes(listing), transfer.gathered(listing, wanted, checkpoint.tensors)
+    for length in lengths(len(said)):
         with pytest.raises(CheckpointError, match="peer"):
-            transfer.unpack(whole[:length])
-    for index in range(0, len(whole), 3):
-        damaged = bytearray(whole)
+            transfer.from_bytes(said[:length])
+    for index in range(0, len(said), 3):
+        damaged = bytearray(said)
         damaged[index] ^= 0x80 >> (index % 8)
         with pytest.raises(CheckpointError, match="peer"):
-            transfer.unpack(damaged)
+            transfer.from_bytes(bytes(damaged))
     noise = random.Random(2)
     for _ in range(200):
         with pytest.raises(CheckpointError, match="peer"):
-            transfer.unpack(b"ATOLLCP1" + noise.randbytes(noise.randrange(200)))
+            transfer.from_bytes(noise.randbytes(noise.randrange(200)))
+    for length in lengths(len(sent)):
+        with pytest.raises(CheckpointError, match="peer"):
+            listing.read(wanted, sent[:length].copy(), {})
+    for index in range(0, len(sent), 3):
+        hit = sent.copy()
+        hit[index] ^= 0x80 >> (index % 8)
+        with pytest.raises(CheckpointError, match="peer"):
+            listing.read(wanted, hit, {})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from atoll.agent.runtime.checkpoints.disk import files, listing, retention, transfer
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, check_fits, fingerprint
-from atoll.agent.runtime.checkpoints.disk.tensorfile import deserialized
+from atoll.agent.runtime.checkpoints.disk.tensorfile import bytes_of, deserialized
 from atoll.errors import CheckpointError
 
 
@@ -145,13 +145,32 @@ def test_what_dead_writers_left_is_swept_and_live_ones_are_not(tmp_path: Path, h
 
 def test_a_peer_gets_the_same_checkpoint(tmp_path: Path, header: Any, tensors: dict[str, torch.Tensor]) -> None:
     path = files.write(tmp_path, header(), tensors, {"a": [1]})
-    sent = transfer.pack(files.read(path))
-    assert sent == transfer.pack(files.read(path))
-    got = transfer.unpack(sent)
+    mine = files.read(path)
+    listing = transfer.from_bytes(transfer.to_bytes(transfer.listed(mine)))
+    wanted = listing.lacking({})
+    assert all(wanted)
+    got = listing.read(wanted, transfer.gathered(listing, wanted, mine.tensors), {})
     assert (got.header, got.scalars, got.path) == (header(), {"a": [1]}, None)
     assert all(torch.equal(got.tensors[name], tensor) for name, tensor in tensors.items())
     stored = files.write(tmp_path / "theirs", got.header, got.tensors, got.scalars, as_run=9)
     assert (stored / "state.safetensors").read_bytes() == (path / "state.safetensors").read_bytes()
+
+
+def test_a_peer_gets_nothing_that_it_has(tmp_path: Path, header: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """It has the bits of all but one tensor, and one of another shape."""
+    mine = files.read(files.write(tmp_path, header(), tensors, None))
+    listing = transfer.listed(mine)
+    other, another = sorted(name for name in tensors if tensors[name].numel())[:2]
+    known = {**tensors, other: tensors[other].clone(), another: tensors[another].reshape(-1)[:0]}
+    bytes_of(known[other])[0] ^= 1
+    wanted = listing.lacking(known)
+    assert [one.name for one, is_wanted in zip(listing.tensors, wanted, strict=True) if is_wanted] == [
+        one.name for one in listing.tensors if one.name in {other, another}
+    ]
+    sent = transfer.gathered(listing, wanted, mine.tensors)
+    assert sent.nbytes == sum(tensors[name].nbytes for name in (other, another))
+    got = listing.read(wanted, sent, known)
+    assert all(torch.equal(got.tensors[name], tensor) for name, tensor in tensors.items())
 
 
 def test_what_is_too_large_to_send_is_refused_at_both_ends(
@@ -159,9 +178,9 @@ def test_what_is_too_large_to_send_is_refused_at_both_ends(
 ) -> None:
     path = files.write(tmp_path, header(), tensors, None)
     with pytest.raises(CheckpointError, match="at most 1000 are sent"):
-        transfer.pack(files.read(path), limit_bytes=1000)
-    with pytest.raises(CheckpointError, match="at most 1000 are taken"):
-        transfer.unpack(transfer.pack(files.read(path)), limit_bytes=1000)
+        transfer.listed(files.read(path), limit_bytes=1000)
+    with pytest.raises(CheckpointError, match="of 1000 are taken"):
+        transfer.from_bytes(transfer.to_bytes(transfer.listed(files.read(path))), limit_bytes=1000)
 
 
 def test_scalars_that_are_not_json_are_refused_before_anything_is_published(tmp_path: Path, header: Any) -> None:

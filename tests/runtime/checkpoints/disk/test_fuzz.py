@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 from hypothesis import given, settings
@@ -45,7 +46,11 @@ STATE_BYTES, HASHER = content()
 SOUND = manifest.to_bytes(Manifest(HEADER, SCALARS, {manifest.STATE_FILE: HASHER.content()}))
 BODY = {name: value for name, value in json.loads(SOUND).items() if name != "xxh3_128"}
 LISTED = json.loads(STATE_BYTES[8 : 8 + int.from_bytes(STATE_BYTES[:8], "little")])
-WHOLE = transfer.pack(LoadedCheckpoint(HEADER, TENSORS, SCALARS))
+LISTING = transfer.listed(LoadedCheckpoint(HEADER, TENSORS, SCALARS))
+ALL = LISTING.lacking({})
+WHOLE = transfer.to_bytes(LISTING) + transfer.gathered(LISTING, ALL, TENSORS).tobytes()
+SAID_BYTES = len(WHOLE) - LISTING.sent_bytes(ALL)
+SAID = {name: value for name, value in json.loads(WHOLE[:SAID_BYTES]).items() if name != "xxh3_128"}
 
 
 def sealed(body: Any) -> bytes:
@@ -94,8 +99,20 @@ def test_what_a_peer_sends_is_the_checkpoint_or_refused(data: st.DataObject) -> 
         case _:
             sent[at : at + run] = sent[at : at + run][::-1]
     try:
-        checkpoint = transfer.unpack(sent)
+        listing = transfer.from_bytes(bytes(sent[:SAID_BYTES]))
+        checkpoint = listing.read(ALL, np.frombuffer(bytearray(sent[SAID_BYTES:]), np.uint8), {})
     except AtollError:
         return
     assert bytes(sent) == WHOLE
     assert checkpoint.header == HEADER
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(mutated(SAID))
+def test_a_peers_list_with_sound_hashes_is_read_or_refused_in_words(body: Any) -> None:
+    try:
+        listing = transfer.from_bytes(sealed(body))
+        found = listing.read([True] * len(listing.tensors), np.frombuffer(bytearray(WHOLE[SAID_BYTES:]), np.uint8), {})
+    except AtollError:
+        return
+    assert [one.name for one in listing.tensors] == list(found.tensors)

@@ -17,6 +17,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_store import Generation
 from atoll.agent.runtime.transport.keys import Keys, secure_client
 from atoll.errors import CheckpointError
 from atoll.message_limits import MAX_SHARD_PIECE
+from atoll.ports import host_and_port
 from atoll.v1.agents_pb2 import ShardHolder
 from atoll.v1.worker_pb2 import ShardReply, ShardRequest
 
@@ -68,18 +69,24 @@ class OutsideAgents:
     def listed(self) -> tuple[list[OutsideShard], list[str]]:
         """What they hold, and what is wrong with those that do not say. All are asked at once."""
         found: list[OutsideShard] = []
-        troubles = []
+        untold: dict[int, Exception] = {}
         for holder in range(len(self._holders)):
-            self._ask(holder, ShardRequest())
+            try:
+                self._ask(holder, ShardRequest())
+            except CheckpointError as error:  # one that refuses our key may have done so by now
+                untold[holder] = error
         ends_s = time.monotonic() + ANSWER_S
-        for holder, named in enumerate(self._holders):
+        for holder in [one for one in range(len(self._holders)) if one not in untold]:
             try:
                 reply = self._reply(holder, ends_s)
                 rows = [[holder, h.run, h.step, h.shards, h.layout, h.shard, h.slot, h.bytes] for h in reply.held]
                 found += [OutsideShard.of(row) for row in rows[:MAX_FILES]]
             except (CheckpointError, ValueError) as error:
-                troubles.append(f"what the agent of {named.node} holds in memory is not known: {error}")
-        return found, troubles
+                untold[holder] = error
+        return found, [
+            f"what the agent of {self._holders[holder].node} holds in memory is not known: {error}"
+            for holder, error in sorted(untold.items(), key=lambda one: one[0])
+        ]
 
     def fetch(self, wanted: OutsideShard, file: SlotFile) -> Iterator[int]:
         """Fill the file, its head last; yields how much is there, after each answer. Raises CheckpointError."""
@@ -111,9 +118,8 @@ class OutsideAgents:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.MAXMSGSIZE, 2 * MAX_SHARD_PIECE)
             secure_client(socket, Keys(self._keys.secret, self._keys.public, {0: named.public_key}), 0)
-            host = f"[{named.address}]" if ":" in named.address else named.address
             socket.setsockopt(zmq.IPV6, ":" in named.address)
-            socket.connect(f"tcp://{host}:{named.port}")
+            socket.connect(f"tcp://{host_and_port(named.address, named.port)}")
         return self._sockets[holder]
 
     def _ask(self, holder: int, request: ShardRequest) -> None:

@@ -42,6 +42,11 @@ def connected_sender(
     if silent:
         sender.close()
         return None, f"rank {silent[0]} cannot listen for copies of others' state {why}".rstrip()
+    links = session.links
+    if links is not None:
+        for holder in placement.holders:
+            key, endpoint = hellos[holder][:KEY_BYTES], hellos[holder][KEY_BYTES:].decode(errors="replace")
+            hellos[holder] = key + links.endpoint(holder, endpoint).encode()
     try:
         sender.start(hellos, placement.holders)
     except AtollError as error:

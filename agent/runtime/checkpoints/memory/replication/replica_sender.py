@@ -31,6 +31,7 @@ from atoll.agent.runtime.checkpoints.memory.replication.sealing import Sealer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys
 from atoll.errors import BadInput, CheckpointError
+from atoll.ports import host_and_port
 
 _HEARTBEAT_MS: Final = 5000
 _TURN_MS: Final = 500
@@ -104,7 +105,7 @@ class ReplicaSender:
             (zmq.IPV6, int(":" in host)),
         ):
             self._router.setsockopt(option, value)
-        self._router.bind(f"tcp://[{host}]:0" if ":" in host else f"tcp://{host}:0")
+        self._router.bind(f"tcp://{host_and_port(host, 0)}")
         bound = self._router.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(bound, bytes)
         return self._sealer.ephemeral + bound.rstrip(b"\0")

@@ -22,7 +22,7 @@ from atoll.errors import NotAllowed
 
 _NONCE: Final = struct.Struct("<4xQ")
 _AES_BYTES: Final = 32
-_PURPOSE: Final = b"atoll copies of checkpoints 1"
+COPIES: Final = b"atoll copies of checkpoints 1"
 
 
 class Seal:
@@ -61,8 +61,9 @@ class Seal:
 class Sealer:
     """One sender's part in the agreement."""
 
-    def __init__(self, run: int, rank: int, keys: Keys) -> None:
-        self._run, self._rank, self._keys = run, rank, keys
+    def __init__(self, run: int, rank: int, keys: Keys, purpose: bytes = COPIES) -> None:
+        """purpose: other keys for each."""
+        self._run, self._rank, self._keys, self._purpose = run, rank, keys, purpose
         self._own = X25519PrivateKey.generate()
         self.ephemeral = self._own.public_key().public_bytes_raw()
         """What the others need to hear of this sender: 32 bytes, no secret."""
@@ -88,4 +89,4 @@ class Sealer:
         ends = sorted([(self._rank, self._keys.public, self.ephemeral), (rank, self._keys.of[rank], ephemeral)])
         assert all(len(key) == KEY_BYTES for _, *both in ends for key in both)
         numbers = struct.pack("<QII", self._run, ends[0][0], ends[1][0])
-        return b"".join([_PURPOSE, numbers, *(key for _, *both in ends for key in both)])
+        return b"".join([self._purpose, numbers, *(key for _, *both in ends for key in both)])

@@ -89,8 +89,8 @@ def pieces_of(sizes: Sequence[int], begin: int, end: int) -> list[Piece]:
 class LiveState:
     """`look` at a boundary; then the tensors may be read until the next optimizer.step()."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+    def __init__(self, snapshot: Snapshot, *, view: int = 1) -> None:
+        self._snapshot, self._view = snapshot, view
         self._identity: list[Any] | None = None
         self._resting: list[torch.Tensor] = []
         self._entries: list[tuple[str, str, list[int]]] = []
@@ -115,7 +115,7 @@ class LiveState:
         moved = listed(moving)
         if changed or moved != self._moved:
             self._moved = moved
-            self.layout = laid_out(self._entries + moved, self._tree, self._model)
+            self.layout = laid_out(self._entries + moved, self._tree, self._model, self._view)
         self.tensors = [*self._resting, *moving.values()]
 
 
@@ -222,8 +222,11 @@ def listed(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str, list[int
     return [(name, DTYPE_NAMES[tensor.dtype], list(tensor.shape)) for name, tensor in tensors.items()]
 
 
-def laid_out(entries: Sequence[tuple[str, str, list[int]]], tree: Any, model: Mapping[str, Any]) -> Layout:
-    raw = json.dumps({"tensors": entries, "tree": tree, "model": model}).encode()
+def laid_out(
+    entries: Sequence[tuple[str, str, list[int]]], tree: Any, model: Mapping[str, Any], view: int = 1
+) -> Layout:
+    """view: of the run. Who goes back trains the same steps again, in another one: its shards are no others' state."""
+    raw = json.dumps({"tensors": entries, "tree": tree, "model": model, "view": view}).encode()
     return Layout(raw, xxhash.xxh3_128_digest(raw), tuple(size_of(dtype, shape) for _, dtype, shape in entries))
 
 

@@ -70,9 +70,10 @@ class ShardState(Protocol):
 class StandingShard:
     """Of a state that only optimizer.step() changes; and what is this rank's alone, which a pass may change before."""
 
-    def __init__(self, snapshot: Snapshot, shard: int, shards: int, ring: StagingRing | None) -> None:
-        """ring: of the device that has the state, None: the CPU."""
-        self._live, self._durable, self._shard, self._shards = LiveState(snapshot), snapshot.durable, shard, shards
+    def __init__(self, snapshot: Snapshot, shard: int, shards: int, ring: StagingRing | None, *, view: int = 1) -> None:
+        """ring: of the device that has the state, None: the CPU. view: of the run."""
+        self._live, self._durable = LiveState(snapshot, view=view), snapshot.durable
+        self._shard, self._shards = shard, shards
         self._ring, self._sources = ring, Sources(ring)
         self._laid_out: tuple[bytes, list[list[Piece]]] = (b"", [])
         self._file: SlotFile
@@ -141,10 +142,18 @@ class RollingShard:
     they are; all else is this rank's own: what it has not sent, moments of its own optimizer, buffers."""
 
     def __init__(
-        self, snapshot: Snapshot, rolling: RollingState, shard: int, shards: int, ring: StagingRing | None
+        self,
+        snapshot: Snapshot,
+        rolling: RollingState,
+        shard: int,
+        shards: int,
+        ring: StagingRing | None,
+        *,
+        view: int = 1,
     ) -> None:
-        """ring: as for StandingShard."""
+        """ring, view: as for StandingShard."""
         self._snapshot, self._rolling, self._shard, self._shards = snapshot, rolling, shard, shards
+        self._view = view
         self._ring, self._sources, self._shared_sources = ring, Sources(ring), Sources(ring)
         self._identity: list[Any] | None = None
         self._shared: dict[str, torch.Tensor] = {}
@@ -225,7 +234,7 @@ class RollingShard:
         frozen = {f"frozen.{name}": one for name, one in self._snapshot.frozen().items()}
         self._shared = {**self._rolling.shared(), **frozen}
         model = self._snapshot.states()["model"]
-        self.layout = laid_out(listed(self._shared), None, fingerprint(model).to_json())
+        self.layout = laid_out(listed(self._shared), None, fingerprint(model).to_json(), self._view)
         packed, self._tree = pack_state(self._snapshot.resting(narrow=False))
         self._resting, self._aliases = self._parted(packed)
         return all(isinstance(one, torch.Tensor) for one in model.values())

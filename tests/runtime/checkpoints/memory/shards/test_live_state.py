@@ -203,9 +203,14 @@ def test_shards_of_two_moments_are_never_one_state(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     snapshot = Snapshot(model, optimizer, {}, NothingBeside())
     snapshot.take(Position(0, 0, 2))
-    (tmp_path / "two").mkdir()
-    one, two = (written(LiveState(snapshot), folder, model, 2) for folder in (tmp_path, tmp_path / "two"))
+    folders = [tmp_path / name for name in ("one", "two", "later")]
+    for folder in folders:
+        folder.mkdir()
+    one, two, later = (
+        written(LiveState(snapshot, view=view), folder, model, 2)
+        for view, folder in zip((1, 1, 2), folders, strict=True)
+    )
     assert assembled(SharedState.of([one[0], two[1]])).header.step == 2  # of the same moment they are
-    for mixed in ([one[1], one[0]], [one[0]], [one[0], one[0]]):
+    for mixed in ([one[1], one[0]], [one[0]], [one[0], one[0]], [one[0], later[1]]):
         with pytest.raises(CheckpointError, match="of another state|is missing"):
             assembled(SharedState.of(mixed))

@@ -1,0 +1,106 @@
+"""Waits for collectives, which end when their group was aborted, and what it means that one fails.
+
+gloo wakes nobody for a message that was half received or half sent when its connection ended: such a collective comes
+back at its timeout, minutes later. Whoever waits for it leaves it behind: its connections are closed, so that it
+touches no tensor any more."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import torch.distributed as dist
+
+from atoll.errors import PeerLost
+
+LOOKS_S: Final = 0.2  # how often a wait looks at whether its group was aborted
+COMES_BACK_S: Final = 0.5  # within which collectives that gloo wakes come back after it
+
+
+@contextmanager
+def collective(doing: str) -> Iterator[None]:
+    """Turn what torch.distributed raises inside the block into PeerLost."""
+    try:
+        yield
+    except RuntimeError as error:  # gloo raises it bare, NCCL and the store subclasses of it
+        raise PeerLost(f"{doing}: {_cause(error)}") from error
+
+
+def _cause(error: RuntimeError) -> str:
+    """What happened, without the place in gloo's source before it and the general advice after it."""
+    first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return re.sub(r"^\[[^]]*\]\s*", "", first_line).partition(". This is")[0][:300]
+
+
+class Aborted:
+    """Of a group: whether and when it was aborted. By any thread."""
+
+    def __init__(self) -> None:
+        self._at_s = math.inf  # monotonic
+
+    def say(self) -> None:
+        self._at_s = min(self._at_s, time.monotonic())
+
+    def wait(self, work: dist.Work) -> None:
+        """For a collective of gloo's. Raises RuntimeError as its `wait` does, or because it is left behind."""
+        while True:
+            try:
+                work.wait(timedelta(seconds=LOOKS_S))
+            except RuntimeError:
+                if work.is_completed():
+                    break
+                self._check()
+            else:
+                return
+        work.wait()  # it may have ended between the two
+
+    def run(self, send_or_receive: Callable[[], object]) -> None:
+        """Where gloo's handle knows no wait with a limit. Raises as `wait`."""
+        failures: list[RuntimeError] = []
+
+        def call() -> None:
+            try:
+                send_or_receive()
+            except RuntimeError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=call, name="atoll-hand-over", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(LOOKS_S)
+            if thread.is_alive():
+                self._check()
+        if failures:
+            raise failures[0]
+
+    def _check(self) -> None:
+        if time.monotonic() > self._at_s + COMES_BACK_S:
+            raise RuntimeError("its group was aborted")
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A collective."""
+
+    work: dist.Work
+    doing: str
+    aborted: Aborted | None  # of its group; None: NCCL, which ends its own
+
+    def wait(self) -> None:
+        """Raises PeerLost."""
+        with collective(self.doing):
+            if self.aborted is None:
+                self.work.wait()
+            else:
+                self.aborted.wait(self.work)
+
+    def then(self, ended: Callable[[object], None]) -> None:
+        """Call it, by any thread, once the collective has ended either way."""
+        self.work.get_future().add_done_callback(ended)

@@ -1,0 +1,158 @@
+"""Makes a job's environment: a virtual one on top of what the agent has, with the job's requirements, then its setup.
+
+FOLDER/venv    what workers run with
+FOLDER/code    a copy of the job's code, where requirements or setup may read it
+FOLDER/log     what the installer and the setup printed
+FOLDER/whole   there once all of it is
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from atoll import die_with_parent
+from atoll.agent.supervisor.environment import SECRET
+from atoll.agent.supervisor.environments import base
+from atoll.agent.supervisor.environments.installers import install_command
+from atoll.agent.supervisor.environments.recipe import Recipe
+from atoll.agent.supervisor.exits import last_lines
+from atoll.agent.supervisor.leftovers import PidFile, end_escaped
+from atoll.errors import EnvironmentFailed
+from atoll.jobspec import ENVIRONMENT_S
+
+MAX_BYTES: Final = 32 << 30
+LEAST_FREE_BYTES: Final = 1 << 30
+"""Left on the disk, for checkpoints and logs."""
+TOLD_LINES: Final = 3
+_POLL_S: Final = 0.05
+_LOOK_S: Final = 2.0
+_OUTPUT_BYTES: Final = 64 * 1024
+_WHOLE: Final = "whole"
+
+
+def is_whole(folder: Path) -> bool:
+    return (folder / _WHOLE).exists()
+
+
+def interpreter(folder: Path) -> Path:
+    """The environment's Python."""
+    return folder / "venv" / "bin" / "python"
+
+
+def activated(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables under which programs of the environment come first."""
+    venv = folder / "venv"
+    path = os.pathsep.join((str(venv / "bin"), env.get("PATH", os.defpath)))
+    return {**env, "VIRTUAL_ENV": str(venv), "PATH": path}
+
+
+class Building:
+    """One environment in the making, on a thread. Whoever sets `stopped` ends it within moments."""
+
+    def __init__(self, folder: Path, pid_file: Path, env: Mapping[str, str]) -> None:
+        """env: the agent's variables, and the job's own."""
+        self._folder = folder
+        self._pid_file = PidFile(pid_file)
+        self._secret = secrets.token_hex(16)
+        self._env = activated(folder, {**env, SECRET: self._secret})
+        self._ends_s = 0.0
+        self.stopped = threading.Event()
+
+    def make(self, recipe: Recipe, code: Path) -> Path:
+        """The folder, whole. Raises EnvironmentFailed with the last lines of what failed, OSError; then nothing of it
+        is left. The thread that calls must live as long as what is run: the kernel ends that with it."""
+        self._ends_s = time.monotonic() + ENVIRONMENT_S
+        shutil.rmtree(self._folder, ignore_errors=True)  # torn, of an agent that was killed
+        try:
+            self._make(recipe, code)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        return self._folder
+
+    def _make(self, recipe: Recipe, code: Path) -> None:
+        self._folder.mkdir(parents=True)
+        venv = self._folder / "venv"
+        where = self._folder / "code"
+        if recipe.code_sha256:
+            shutil.copytree(code, where)
+        else:
+            where.mkdir()
+        self._run("making the virtual environment", [sys.executable, "-m", "venv", "--without-pip", str(venv)], where)
+        base.lay_under(venv)
+        if recipe.requirements:
+            listed = where / ".atoll-requirements.txt"  # in the code's folder, which paths in it are relative to
+            listed.write_text("".join(f"{line}\n" for line in recipe.requirements))
+            with base.seen_by_installers(venv):
+                name, command = install_command(interpreter(self._folder), listed, self._env)
+                self._run(f"`{name} install`", command, where)
+        if recipe.setup:
+            self._run("its setup", ["/bin/sh", "-ec", recipe.setup], where)
+        (self._folder / _WHOLE).touch()
+
+    def _run(self, what: str, command: Sequence[str], where: Path) -> None:
+        with (self._folder / "log").open("ab") as output:
+            process = subprocess.Popen(
+                die_with_parent.command(command, signal.SIGKILL),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=where,
+                env=self._env,
+                start_new_session=True,
+            )
+        try:
+            self._pid_file.write(process.pid, self._secret)
+            self._wait(what, process.pid)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # before wait: until then nobody else's group has this number
+            process.wait()
+            end_escaped(self._secret)
+            self._pid_file.remove()
+        if process.returncode:
+            raise self._failed(f"{what} ended with exit code {process.returncode}")
+
+    def _wait(self, what: str, pid: int) -> None:
+        """Until it has ended. Raises EnvironmentFailed where that takes too long, or too much of the disk."""
+        looked_s = time.monotonic()
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if self.stopped.wait(_POLL_S):
+                raise self._failed(f"{what} was stopped: nobody waits for it any more")
+            if (now_s := time.monotonic()) > self._ends_s:
+                raise self._failed(f"{what} was not done {ENVIRONMENT_S:.0f} s after the beginning")
+            if now_s - looked_s < _LOOK_S:
+                continue
+            if shutil.disk_usage(self._folder).free < LEAST_FREE_BYTES:
+                raise self._failed(f"{what} left less than {LEAST_FREE_BYTES >> 20} MiB free in {self._folder.parent}")
+            if bytes_below(self._folder) > MAX_BYTES:
+                raise self._failed(f"{what} made it larger than {MAX_BYTES >> 20} MiB")
+            looked_s = time.monotonic()
+
+    def _failed(self, why: str) -> EnvironmentFailed:
+        with (self._folder / "log").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
+            output = file.read()
+        said = " | ".join(last_lines(output, TOLD_LINES)) or "it printed nothing"
+        return EnvironmentFailed(f"the job's environment could not be made: {why}: {said}", output)
+
+
+def bytes_below(folder: Path) -> int:
+    """Of all files; what goes meanwhile counts as nothing."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size
+    return total

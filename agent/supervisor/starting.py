@@ -1,0 +1,101 @@
+"""Makes a worker's process: of one that waits for just this launch where there is one, else a new one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from atoll.agent.routes import interface_of
+from atoll.agent.runtime.warm_start import LaunchOrder
+from atoll.agent.settings import AgentSettings
+from atoll.agent.supervisor import on_numa_node
+from atoll.agent.supervisor.environment import launch_variables, worker_environment
+from atoll.agent.supervisor.environments.building import activated, interpreter
+from atoll.agent.supervisor.interpreter import Interpreter, can_wait
+from atoll.agent.supervisor.preparation import Prepared
+from atoll.agent.supervisor.process import WorkerProcess
+from atoll.agent.supervisor.spares import Spares
+from atoll.agent.telemetry.devices import Device
+from atoll.agent.telemetry.numa import bindings, read_nodes
+from atoll.v1.agents_pb2 import Launch
+from atoll.worker_key import WorkerKey
+
+
+class WorkerStarter:
+    """On the event loop. `spares` is to be closed when no worker is started any more."""
+
+    def __init__(self, settings: AgentSettings, devices: Sequence[Device], pids: Path, agent_socket: str) -> None:
+        """pids: the folder of pid files. agent_socket: where workers speak."""
+        self._settings = settings
+        self._devices = {device.index: device for device in devices}
+        self._bindings = bindings(read_nodes(), devices)
+        self._pids = pids
+        self._agent_socket = agent_socket
+        self.spares = Spares(pids)
+
+    def wait_for_launches(self, address: str) -> None:
+        """Of jobs without variables of their own, at first. address: this node's, on whose interface workers meet."""
+        place = {device: rank for rank, device in enumerate(self._devices)}
+        idle = {device: self._interpreter(device, place[device], {}, address=address) for device in self._devices}
+        self.spares.open(idle, time.monotonic())
+
+    def start(
+        self, key: WorkerKey, launch: Launch, prepared: Prepared, *, address: str, on_exit: Callable[[], None]
+    ) -> WorkerProcess:
+        """Raises AtollError, OSError, ValueError if the process cannot be made."""
+        own = {**launch.spec.env, **launch.spec.secrets}
+        wanted = self._interpreter(
+            launch.device, launch.local_rank, own, address=address, job=key.job, environment=prepared.environment
+        )
+        spare = self.spares.take(launch.device, wanted if can_wait(wanted.env, own) else None, key, time.monotonic())
+        secret = spare.secret if spare is not None else secrets.token_hex(16)
+        argv = (launch.spec.script, *launch.spec.args)
+        variables = launch_variables(launch, agent_socket=self._agent_socket, secret=secret)
+        paths = [str(prepared.code), *filter(None, [wanted.env.get("PYTHONPATH")])]
+        variables["PYTHONPATH"] = os.pathsep.join(paths)
+        order = LaunchOrder(argv, str(prepared.code), variables, launch.spec.module)
+        pid_file = self._pids / f"{key.job}.{key.run}.{key.rank}.pid"
+        if spare is not None:
+            if spare.hand_over(order.to_json(), pid_file=pid_file, on_exit=on_exit):
+                return spare
+            spare.reap()
+            os.close(spare.output_fd)
+        return WorkerProcess(
+            [*wanted.command, *order.arguments],
+            folder=prepared.code,
+            env={**wanted.env, **variables},
+            pid_file=pid_file,
+            on_exit=on_exit,
+        )
+
+    def _interpreter(
+        self,
+        device: int,
+        local_rank: int,
+        own: Mapping[str, str],
+        *,
+        address: str,
+        job: str = "",
+        environment: Path | None = None,
+    ) -> Interpreter:
+        bound = self._bindings.get(device)
+        command = [sys.executable if environment is None else str(interpreter(environment))]
+        if bound is not None:
+            command = on_numa_node.command(command, bound.node, bound.cpus)
+        env = worker_environment(
+            os.environ,
+            own,
+            self._devices[device],
+            list(self._devices.values()),
+            local_rank=local_rank,
+            interface=interface_of(address),
+            threads=self._settings.threads,
+            binding=bound,
+        )
+        if environment is not None:
+            env = activated(environment, env)
+        return Interpreter(tuple(command), env, job if own or environment is not None else "")

@@ -1,0 +1,44 @@
+"""Lets Accelerate, and what builds on it, see a process alone: gradients, samples and checkpoints are Atoll's."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from accelerate import PartialState
+
+from atoll.agent.runtime.api.run import Run, init
+from atoll.errors import BadInput
+
+_SAID_BY_TORCHRUN: Final = ("LOCAL_RANK", "RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def joined(**options: Any) -> Run:
+    """As atoll.init(**options), before anything of Accelerate's or transformers' is made. Raises BadInput where that
+    came first."""
+    if PartialState._shared_state:
+        raise BadInput(
+            "Accelerate has looked at its environment already. Join the run first, before Accelerator(), "
+            "TrainingArguments(...) or whatever else makes one"
+        )
+    run = init(**options)
+    for name in _SAID_BY_TORCHRUN:  # or it would wrap the model, split the data and meet the others itself
+        os.environ.pop(name, None)
+    return run
+
+
+def show_rank(run: Run, state: PartialState) -> None:
+    """Who writes, prints and logs once is rank 0; there is one process all the same."""
+    state.process_index, state.local_process_index = run.rank, run.local_rank
+
+
+def refuse_what_it_cannot_do(run: Run, state: PartialState, mixed_precision: str) -> None:
+    """Raises BadInput for what would train something else than it says."""
+    if state.num_processes > 1:
+        raise BadInput(
+            f"Accelerate has {state.num_processes} processes of its own; the adapter needs one in each worker"
+        )
+    if mixed_precision == "fp16":
+        raise BadInput("the adapter does not take fp16, whose scaler's state is Accelerate's own. Use bf16")
+    if run.device.type != state.device.type:
+        raise BadInput(f"Accelerate trains on {state.device} and Atoll on {run.device}; let both see the same devices")

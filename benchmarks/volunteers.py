@@ -1,0 +1,127 @@
+"""Runs a job of strategy volunteer on a real cluster: two agents that stay and six volunteers, killed all the time.
+
+    python benchmarks/volunteers.py [--seconds 40] [--kill-every 5]
+
+The job is that of the tests (tests/e2e/scripts/helped.py): tiny, and a sample pretends to take 20 ms wherever it is
+computed, so that cores count little. Parts, one after the other in one run of the job: `alone` the two ranks by
+themselves; `calm` six volunteers help; `kills` every few seconds the worker of one gets SIGKILL, and its agent starts
+another; `gone` all volunteers' agents get SIGKILL at once, and their workers with them. Told are steps a second of each
+part, how long a volunteer takes from `atoll agent` to its first task, and by how much the loss of any step differs from
+that of the same script by itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "e2e")]
+
+from cluster import SCRIPTS, Cluster, kill, wait_until
+
+from atoll.v1 import common_pb2 as common
+
+RANKS, VOLUNTEERS = 2, 6
+SCRIPT: Final = ("--batch-size=128", "--micro-batches=8", "--epochs=100000")
+SETTLED_S: Final = 3.0
+
+
+class Run:
+    """The job on its cluster."""
+
+    def __init__(self, cluster: Cluster, out: Path) -> None:
+        self._cluster, self._out = cluster, out
+        cluster.local([1.0] * RANKS)
+        self._job = cluster.submit(
+            "helped.py", f"--out={out}", "--sample-s=0.02", *SCRIPT, workers=(RANKS, RANKS), strategy="volunteer"
+        )
+        cluster.wait_for_step(self._job, 2)
+
+    def losses(self) -> dict[int, float]:
+        lines = (self._out / "rank-0.jsonl").read_text().splitlines()
+        return {int(one["step"]): float(one["loss"]) for one in map(json.loads, lines[:-1])}  # the last may be half
+
+    def metric(self, name: str) -> float:
+        return self._cluster.job(self._job).progress.strategy_metrics.get(name, 0.0)
+
+    def join(self, name: str) -> None:
+        self._cluster.agent(name, 1.0, "--volunteer")
+
+    def joined(self, count: int) -> None:
+        wait_until(f"{count} volunteers", lambda: self.metric("volunteers") >= count, 60)
+
+    def steps_per_s(self, seconds: float, every_s: float = 0.0) -> float:
+        """Over so long a time. every_s: one volunteer's worker is killed so often; 0: none."""
+        begun_s, before, turn = time.monotonic(), len(self.losses()), 0
+        while (left_s := begun_s + seconds - time.monotonic()) > 0:
+            time.sleep(min(left_s, every_s or left_s))
+            if every_s:
+                turn = self._kill(turn)
+        return (len(self.losses()) - before) / (time.monotonic() - begun_s)
+
+    def gone(self) -> None:
+        for number in range(VOLUNTEERS):
+            self._cluster.kill(f"friend-{number}")
+
+    def _kill(self, turn: int) -> int:
+        """The worker of the next volunteer that has one."""
+        nodes = {node.name: node for node in self._cluster.client.nodes().nodes}
+        for number in range(turn, turn + VOLUNTEERS):
+            for worker in nodes[f"friend-{number % VOLUNTEERS}"].workers:
+                if worker.state == common.WORKER_STATE_RUNNING and worker.uses_atoll:
+                    kill(worker.pid)
+                    return number + 1
+        return turn
+
+
+def by_itself(out: Path, steps: int) -> dict[int, float]:
+    """The losses of the script without controller and volunteers."""
+    epochs = steps // 3 + 1  # of 320 samples in batches of 128
+    command = [sys.executable, str(SCRIPTS / "helped.py"), f"--out={out}", "--sample-s=0", *SCRIPT[:2]]
+    subprocess.run([*command, f"--epochs={epochs}"], check=True, timeout=120, capture_output=True)
+    lines = map(json.loads, (out / "rank-0.jsonl").read_text().splitlines())
+    return {int(one["step"]): float(one["loss"]) for one in lines}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="of `kills`; the other parts take a quarter, 30 at most"
+    )
+    parser.add_argument("--kill-every", type=float, default=5.0)
+    asked = parser.parse_args()
+    quarter_s = min(asked.seconds / 4, 30.0)
+    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
+        out = Path(folder) / "out"
+        run = Run(cluster, out)
+        print(f"alone: {run.steps_per_s(quarter_s):.2f} steps a second", flush=True)
+        for number in range(VOLUNTEERS):
+            run.join(f"friend-{number}")
+            begun_s = time.monotonic()
+            run.joined(number + 1)
+        print(
+            f"the last of {VOLUNTEERS} volunteers helped {time.monotonic() - begun_s:.1f} s after its start", flush=True
+        )
+        time.sleep(SETTLED_S)
+        share = run.metric("volunteers_share")
+        print(f"calm: {run.steps_per_s(quarter_s):.2f}; {100 * share:.0f} % of the samples by volunteers", flush=True)
+        print(f"kills: {run.steps_per_s(asked.seconds, asked.kill_every):.2f}", end="; ", flush=True)
+        print(f"{run.metric('returned'):.0f} tasks back in the pool, {run.metric('late'):.0f} answers late", flush=True)
+        run.gone()
+        wait_until("nobody helps", lambda: run.metric("volunteers") == 0, 60)
+        print(f"gone: {run.steps_per_s(quarter_s):.2f}", flush=True)
+        found = run.losses()
+        same = by_itself(Path(folder) / "by-itself", max(found) + 1)
+        apart = max(abs(loss / same[step] - 1) for step, loss in found.items())
+        print(f"{len(found)} steps, of which none is missing: {sorted(found) == list(range(len(found)))}", end="; ")
+        print(f"losses differ by at most {apart:.2g} of their size from the script's by itself")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Finds the devices that can train one job together, where some cannot be dialled from other islands. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from atoll.controller.jobs.lifecycle.start import FreeDevice
+from atoll.controller.state.records import NodeRecord, RunMember
+from atoll.strategies import registry
+
+
+@dataclass(frozen=True, slots=True)
+class WithinReach:
+    devices: Sequence[FreeDevice]
+    why: str = ""
+    """What was left out; empty where nothing was."""
+
+
+def within_reach(
+    strategy: str, free: Sequence[FreeDevice], records: Callable[[], Mapping[str, NodeRecord]], seats: Iterable[str]
+) -> WithinReach:
+    """Those of `free` that can train by this strategy, together and with the nodes `seats` of the job's run.
+
+    Where the strategy goes through no relay, these are all that can be dialled, or all of one island, whichever are
+    more. records: by node, of those that are connected."""
+    known = registry.find(strategy)
+    if known.relayed or not free:
+        return WithinReach(free)
+    nodes = records()
+    behind = {device.node for device in free if device.node in nodes and nodes[device.node].behind_nat}
+    behind |= {node for node in seats if node in nodes and nodes[node].behind_nat}
+    if not behind:
+        return WithinReach(free)
+    if seated := [nodes[node] for node in seats if node in nodes]:
+        return WithinReach([d for d in free if all(_dialled(nodes.get(d.node), seat) for seat in seated)])
+    islands = sorted({nodes[device.node].island for device in free if device.node in nodes})
+    together = [[device for device in free if device.node not in behind]]
+    together += [[d for d in free if d.node in nodes and nodes[d.node].island == island] for island in islands]
+    best = max(together, key=len)
+    left = sorted({device.node for device in free} - {device.node for device in best})
+    if not left:
+        return WithinReach(best)
+    through = ", ".join(name for name, each in registry.strategies().items() if each.relayed)
+    names = ", ".join(left[:8])
+    return WithinReach(
+        best,
+        f"strategy {known.name} goes through no relay, so {names} behind NAT cannot take part with others: submit with "
+        f"--strategy {through.replace(', ', ' or ')}, or put the machines of one site into one island",
+    )
+
+
+def _dialled(one: NodeRecord | None, other: NodeRecord) -> bool:
+    return one is not None and (one.island == other.island or not (one.behind_nat or other.behind_nat))
+
+
+def told_of_relay(members: Sequence[RunMember]) -> str:
+    """Which links of a run go through the relay, and what that costs; empty where none does."""
+    islands = {member.island for member in members}
+    behind = sorted({member.node for member in members if member.behind_nat})
+    if not behind or len(islands) < 2:
+        return ""
+    return (
+        f"links between islands to and from {', '.join(behind[:16])} (behind NAT) go through the relay: its distance "
+        "is added to each round trip, and all of them share its bandwidth"
+    )

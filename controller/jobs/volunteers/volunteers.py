@@ -1,0 +1,113 @@
+"""The volunteers of a leader epoch: looks whom they could help, and sends what was decided of them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
+from atoll.controller.jobs.lifecycle.dispatch import Dispatch
+from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedWorker, WorkerPhase
+from atoll.controller.jobs.membership.members import members_of
+from atoll.controller.jobs.records import wire
+from atoll.controller.jobs.records.job_state import JobState
+from atoll.controller.jobs.records.ledger import Ledger
+from atoll.controller.jobs.volunteers.helping import (
+    DRAWS,
+    HelpedRank,
+    HelpedRuns,
+    LaunchHelper,
+    device_of,
+    helper_number,
+    helping_actions,
+)
+from atoll.controller.state.records import JobPhase, Level, WorkerExitKind
+from atoll.strategies import registry
+from atoll.worker_key import WorkerKey
+
+REST_S: Final = 1.0
+"""After an end that is nobody's fault."""
+LONGEST_REST_S: Final = 300.0
+_HELPED: Final = {JobPhase.STARTING, JobPhase.RUNNING}
+_ASKED: Final = {WorkerExitKind.DRAINED, WorkerExitKind.STOPPED}
+_FAILURES: Final = {WorkerExitKind.FAILED, WorkerExitKind.NOT_STARTED, WorkerExitKind.UNRESPONSIVE}
+
+
+class Volunteers:
+    """tell: has an event of the cluster written."""
+
+    def __init__(
+        self, ledger: Ledger, sessions: AgentSessions, dispatch: Dispatch, tell: Callable[[NewEvent], None]
+    ) -> None:
+        self._ledger, self._sessions, self._dispatch, self._tell = ledger, sessions, dispatch, tell
+        self._noted: set[tuple[str, WorkerKey]] = set()
+        self._failures: dict[tuple[str, int, str], int] = {}
+        self._rests_until_s: dict[tuple[str, int, str], float] = {}
+
+    def attend(self, now_s: float) -> None:
+        """Have every volunteer do what it should."""
+        sessions = self._sessions.volunteers
+        if not sessions:
+            return
+        self._note_ends(sessions, now_s)
+        self._rests_until_s = {who: until_s for who, until_s in self._rests_until_s.items() if until_s > now_s}
+        nodes = self._sessions.nodes_named(sessions)
+        for action in helping_actions(nodes.values(), self._helped_runs(), self._rests_until_s):
+            if isinstance(action, LaunchHelper):
+                self._launch(sessions[action.node], action, now_s)
+            else:
+                self._dispatch.act(None, action, now_s)
+
+    def _helped_runs(self) -> HelpedRuns:
+        running = [s for s in self._ledger.jobs.values() if s.job.status.phase in _HELPED]
+        running.sort(key=lambda state: state.created)
+        return {
+            (state.job.id, state.run.run): self._helped_ranks(state)
+            for state in running
+            if state.run is not None and registry.find(state.job.spec.strategy).volunteer
+        }
+
+    def _helped_ranks(self, state: JobState) -> list[HelpedRank]:
+        run, found = state.run, []
+        if run is None:
+            return []
+        for member in members_of(run, state.views[-1] if state.views else None):
+            session = self._sessions.connected.get(member.node)
+            status = self._sessions.status(member.node, WorkerKey(run.job, run.run, member.rank))
+            if member.exit is None and session is not None and status is not None and status.volunteer_port:
+                found.append(HelpedRank(member.rank, session.record.address, status.volunteer_port))
+        return found
+
+    def _launch(self, session: AgentSession, action: LaunchHelper, now_s: float) -> None:
+        state = self._ledger.jobs[action.job]
+        assert state.run is not None
+        number = helper_number(action.device, secrets.randbelow(DRAWS))
+        message = partial(wire.launch_of_helper, state.job, state.run, action, number)
+        session.send_unless_recent(("helper", action.device, action.job, action.run), message, now_s)
+
+    def _note_ends(self, sessions: dict[str, AgentSession], now_s: float) -> None:
+        """A device whose helper failed rests before it tries again, longer each time."""
+        ended = {
+            (name, key): worker
+            for name, session in sessions.items()
+            for key, worker in session.workers.items()
+            if worker.phase is WorkerPhase.EXITED
+        }
+        for name, key in ended.keys() - self._noted:
+            self._note_end(name, key, ended[name, key], now_s)
+        self._noted = set(ended)
+
+    def _note_end(self, node: str, key: WorkerKey, worker: ObservedWorker, now_s: float) -> None:
+        who, exit = (node, device_of(key.rank), key.job), worker.exit
+        if exit is None or exit.kind not in _FAILURES:
+            self._failures.pop(who, None)
+            if exit is not None and exit.kind not in _ASKED:
+                self._rests_until_s[who] = now_s + REST_S
+            return
+        failures = self._failures[who] = self._failures.get(who, 0) + 1
+        rest_s = min(LONGEST_REST_S, 2.0**failures)
+        self._rests_until_s[who] = now_s + rest_s
+        text = f"volunteer {node}/{who[1]} could not help {key.job}: {exit.reason}; it tries again in {rest_s:.0f} s"
+        self._tell(NewEvent(Level.WARNING, "node", text))

@@ -1,0 +1,110 @@
+"""Orders the stages of a pipeline such that neighbours are near: an open travelling salesman."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+EXACT_STAGES: Final = 12
+"""As many are ordered exactly: 2^12 sets of stages are a few milliseconds."""
+
+ROUNDS: Final = 40_000
+SEED: Final = 0
+
+F64 = NDArray[np.float64]
+
+
+def shortest_order(edge_PP: F64) -> tuple[int, ...]:
+    """The order of stages with the least sum of edges between neighbours; the one that begins with the smaller stage
+    number, of an order and its reverse.
+
+    edge_PP: float64 [P, P], symmetric, finite, at least 0. Exact up to EXACT_STAGES (Held and Karp, 1962), by simulated
+    annealing beyond, with a fixed seed: the same edges have the same order."""
+    count = len(edge_PP)
+    if count <= 1:
+        return tuple(range(count))
+    order = _exact(edge_PP) if count <= EXACT_STAGES else _annealed(edge_PP)
+    return order if order[0] < order[-1] else order[::-1]
+
+
+def order_cost(edge_PP: F64, order: tuple[int, ...]) -> float:
+    """The sum of edges between neighbours."""
+    return math.fsum(float(edge_PP[i, j]) for i, j in pairwise(order))
+
+
+def _exact(edge_PP: F64) -> tuple[int, ...]:
+    """reached[visited, last]: the least cost of visiting a set of stages, ending at one of them."""
+    count = len(edge_PP)
+    reached = np.full((1 << count, count), np.inf)
+    before = np.zeros((1 << count, count), dtype=np.intp)
+    for one in range(count):
+        reached[1 << one, one] = 0.0
+    for visited in range(1, 1 << count):
+        onward_PP = reached[visited][:, None] + edge_PP
+        best_P, from_P = onward_PP.min(axis=0), onward_PP.argmin(axis=0)
+        for after in range(count):
+            larger = visited | (1 << after)
+            if larger != visited and best_P[after] < reached[larger, after]:
+                reached[larger, after] = best_P[after]
+                before[larger, after] = from_P[after]
+    visited = (1 << count) - 1
+    last, order = int(reached[visited].argmin()), []
+    while visited:
+        order.append(last)
+        visited, last = visited ^ (1 << last), int(before[visited, last])
+    return tuple(order)
+
+
+def _annealed(edge_PP: F64) -> tuple[int, ...]:
+    """Reverses pieces of the order, worse ones less and less often."""
+    draw = np.random.default_rng(SEED)
+    count = len(edge_PP)
+    order = _nearest_first(edge_PP)
+    best, cost = list(order), order_cost(edge_PP, tuple(order))
+    least = cost
+    hot = max(cost / (count - 1), 1e-12)
+    for round_ in range(ROUNDS):
+        i, j = sorted(int(one) for one in draw.choice(count, 2, replace=False))
+        change = _change(edge_PP, order, i, j)
+        heat = hot * (1 - round_ / ROUNDS) ** 3 + 1e-15
+        if change < 0 or draw.random() < math.exp(-change / heat):
+            order[i : j + 1] = order[i : j + 1][::-1]
+            cost += change
+            if cost < least - 1e-12:
+                best, least = list(order), cost
+    return tuple(_descended(edge_PP, best))
+
+
+def _nearest_first(edge_PP: F64) -> list[int]:
+    order, left = [0], set(range(1, len(edge_PP)))
+    while left:
+        order.append(min(left, key=lambda one: (edge_PP[order[-1], one], one)))
+        left.remove(order[-1])
+    return order
+
+
+def _descended(edge_PP: F64, order: list[int]) -> list[int]:
+    """Until no reversal of a piece is shorter."""
+    improved = True
+    while improved:
+        improved = False
+        for i in range(len(order) - 1):
+            for j in range(i + 1, len(order)):
+                if _change(edge_PP, order, i, j) < -1e-12:
+                    order[i : j + 1] = order[i : j + 1][::-1]
+                    improved = True
+    return order
+
+
+def _change(edge_PP: F64, order: list[int], i: int, j: int) -> float:
+    """Of the cost, where order[i..j] is reversed."""
+    change = 0.0
+    if i > 0:
+        change += edge_PP[order[i - 1], order[j]] - edge_PP[order[i - 1], order[i]]
+    if j < len(order) - 1:
+        change += edge_PP[order[i], order[j + 1]] - edge_PP[order[j], order[j + 1]]
+    return float(change)

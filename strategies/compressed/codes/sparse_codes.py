@@ -1,0 +1,170 @@
+"""Codes that send some entries and leave the others for later: the largest, those beyond a threshold, random ones."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.errors import BadInput
+from atoll.kernels.compress import threshold_element, topk_element
+from atoll.strategies.compressed.codes.compressors import CodePlace, Payload, as_payload, expect_bytes, read
+
+_COUNT_BYTES = 4
+
+
+class Largest:
+    """The K = density * N entries of the largest magnitude (top-k, as in Deep Gradient Compression, Lin et al., 2018).
+
+    Payload: uint32 [1] K', uint32 [K'] ascending indices, float32 [K'] values, K' <= K: zeros are not sent."""
+
+    divisible = True
+
+    def compress(self, value_N: torch.Tensor, residual_N: torch.Tensor, place: CodePlace) -> Payload:
+        index, values = _room(value_N, chosen_of(len(value_N), place.density))
+        chosen = topk_element(value_N, residual_N, index, values).chosen
+        return _coordinates(index[:chosen], values[:chosen])
+
+    def decompress(self, payload: memoryview, out_N: torch.Tensor, place: CodePlace) -> None:
+        add_coordinates(payload, out_N)
+
+    def ratio(self, place: CodePlace, entries: int) -> float:
+        return 2 * place.density
+
+
+class WithMomentum:
+    """Adds up each rank's own momentum before the largest are chosen (Deep Gradient Compression, Section 3.2):
+
+    u = m u + g, r = r + u; what is sent of r is taken from u too (momentum factor masking)."""
+
+    divisible = True
+
+    def __init__(self, momentum: float, entries: int) -> None:
+        """entries: of the model."""
+        self._momentum, self._inner = momentum, Largest()
+        self.velocity = torch.zeros(entries)
+
+    def compress(self, value_N: torch.Tensor, residual_N: torch.Tensor, place: CodePlace) -> Payload:
+        if not place.own:
+            return self._inner.compress(value_N, residual_N, place)
+        if self.velocity.device != value_N.device:
+            self.velocity = self.velocity.to(value_N.device)
+        velocity_N = self.velocity[place.first : place.first + len(value_N)]
+        velocity_N.mul_(self._momentum).add_(value_N)
+        payload = self._inner.compress(velocity_N, residual_N, place)
+        velocity_N.mul_(residual_N != 0)
+        return payload
+
+    def decompress(self, payload: memoryview, out_N: torch.Tensor, place: CodePlace) -> None:
+        self._inner.decompress(payload, out_N, place)
+
+    def ratio(self, place: CodePlace, entries: int) -> float:
+        return self._inner.ratio(place, entries)
+
+
+class Above:
+    """The entries whose magnitude exceeds a threshold (threshold-v, Dutta et al., 2020). Payload: as of Largest."""
+
+    divisible = True
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._sent = self._seen = 0
+
+    def compress(self, value_N: torch.Tensor, residual_N: torch.Tensor, place: CodePlace) -> Payload:
+        index, values = _room(value_N, len(value_N))
+        chosen = threshold_element(value_N, residual_N, self._threshold, index, values).chosen
+        self._sent, self._seen = self._sent + chosen, self._seen + len(value_N)
+        return _coordinates(index[:chosen], values[:chosen])
+
+    def decompress(self, payload: memoryview, out_N: torch.Tensor, place: CodePlace) -> None:
+        add_coordinates(payload, out_N)
+
+    def ratio(self, place: CodePlace, entries: int) -> float:
+        """As it was so far."""
+        return 2 * self._sent / self._seen if self._seen else 0.02
+
+
+class RandomK:
+    """K = density * N entries, one of each of K equal intervals, the same on all ranks: no index travels.
+
+    Payload: float32 [K]. Stich et al., 2018."""
+
+    divisible = True
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def compress(self, value_N: torch.Tensor, residual_N: torch.Tensor, place: CodePlace) -> Payload:
+        at_K = self._at(len(value_N), place, value_N.device)
+        residual_N.add_(value_N)
+        values_K = residual_N[at_K]
+        residual_N[at_K] = 0
+        return as_payload(values_K)
+
+    def decompress(self, payload: memoryview, out_N: torch.Tensor, place: CodePlace) -> None:
+        at_K = self._at(len(out_N), place, out_N.device)
+        expect_bytes(payload, 4 * len(at_K))
+        out_N[at_K] += read(payload, "<f4", 0, len(at_K), out_N.device)
+
+    def ratio(self, place: CodePlace, entries: int) -> float:
+        return place.density
+
+    def _at(self, entries: int, place: CodePlace, device: torch.device) -> torch.Tensor:
+        at = random_places(entries, chosen_of(entries, place.density), (self._seed, place.round, place.first))
+        return torch.from_numpy(at).to(device)
+
+
+def chosen_of(entries: int, density: float) -> int:
+    """At least one, where there is one."""
+    return min(math.ceil(density * entries), entries)
+
+
+def random_places(entries: int, count: int, seeds: tuple[int, ...]) -> NDArray[np.int64]:
+    """[count], ascending: one of each of `count` equal intervals of 0 ... entries - 1, each as likely as any other."""
+    bounds = np.arange(count + 1, dtype=np.uint64) * np.uint64(entries) // np.uint64(max(count, 1))
+    hashed: np.uint64 | NDArray[np.uint64] = np.uint64(0)
+    for seed in seeds:
+        hashed = _mixed(hashed + np.uint64(seed % 2**64))
+    with np.errstate(over="ignore"):
+        draw = _mixed(hashed + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    width = bounds[1:] - bounds[:-1]
+    return (bounds[:-1] + ((draw >> np.uint64(32)) * width >> np.uint64(32))).astype(np.int64)
+
+
+def _mixed(value: np.uint64 | NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of SplitMix64 (Steele et al., 2014)."""
+    with np.errstate(over="ignore"):
+        mixed = np.asarray(value, np.uint64)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return mixed ^ (mixed >> np.uint64(31))
+
+
+def _room(like: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        torch.empty(count, dtype=torch.int32, device=like.device),
+        torch.empty(count, dtype=torch.float32, device=like.device),
+    )
+
+
+def _coordinates(index_K: torch.Tensor, values_K: torch.Tensor) -> Payload:
+    count = torch.tensor([len(index_K)], dtype=torch.int32)
+    return as_payload(count, index_K, values_K)
+
+
+def add_coordinates(payload: memoryview, out_N: torch.Tensor) -> None:
+    """Raises BadInput for indices that do not ascend, or are outside."""
+    if len(payload) < _COUNT_BYTES:
+        raise BadInput(f"{len(payload)} bytes do not even hold a count")
+    count = int(np.frombuffer(payload, "<u4", 1)[0])
+    if count > len(out_N):
+        raise BadInput(f"it says that {count} of {len(out_N)} entries are there")
+    expect_bytes(payload, _COUNT_BYTES + 8 * count)
+    index_K = np.frombuffer(payload, "<u4", count, _COUNT_BYTES)
+    if count and (int(index_K[-1]) >= len(out_N) or bool((index_K[1:] <= index_K[:-1]).any())):
+        raise BadInput(f"its indices do not ascend, or reach beyond the last of {len(out_N)} entries")
+    at_K = torch.from_numpy(index_K.astype(np.int64)).to(out_N.device)
+    out_N[at_K] += read(payload, "<f4", _COUNT_BYTES + 4 * count, count, out_N.device)

@@ -1,0 +1,123 @@
+"""The costs that workers measured, as planner `tensor-groups` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.controller.planners.compression import CompressionInput, Option, TaskCost, TensorTimes
+from atoll.step_estimators.observed import ObservedStep
+from atoll.strategies.compressed.costs.measured import MeasuredCosts
+from atoll.strategies.compressed.groups.options import Way, ways
+from atoll.strategies.compressed.settings import Algorithm
+from atoll.strategies.declaration import Declared
+
+ON: Final = {"device": "gpu", "cpu": "cpu"}
+"""Resources of the timeline: the device of the backward pass is called so there, whatever it is."""
+LINK: Final = "link"
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionCosts:
+    """Of a run: what planner `tensor-groups` is asked, and how many tensors stand behind each of its rows."""
+
+    given: CompressionInput
+    counts: tuple[int, ...]
+    iteration_s: float
+    algorithm: Algorithm
+
+
+class CostEstimator:
+    """A MessageEstimator: of one run, the newest message of each rank."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, MeasuredCosts] = {}
+
+    def observe(self, rank: int, step: ObservedStep) -> None:
+        """Steps say nothing that messages do not."""
+
+    def hear(self, rank: int, told: Declared) -> None:
+        if isinstance(told, MeasuredCosts):
+            self._told[rank] = told
+
+    def estimate(self) -> Mapping[int, MeasuredCosts]:
+        return dict(self._told)
+
+
+def costs_of(told: Mapping[int, MeasuredCosts], ranks: int) -> CompressionCosts | None:
+    """Of all ranks together; None before all have told, or where they tell of different models.
+
+    A step waits for the slowest rank: of backward times and compression the longest count. How long an exchange takes
+    all ranks measure together, and who comes last waits for nobody: there the shortest counts."""
+    if len(told) < ranks:
+        return None
+    each = [told[rank] for rank in sorted(told)]
+    first = each[0]
+    if any(
+        [row[:2] for row in one.tensors] != [row[:2] for row in first.tensors] or one.groups != first.groups
+        for one in each
+    ):
+        return None
+    tensors = tuple(
+        TensorTimes(bytes=first.tensors[row][1], backward_s=max(one.tensors[row][2] for one in each) * 1e-6)
+        for row in range(len(first.tensors))
+    )
+    link, allreduce = (_least([getattr(one, name) for one in each]) for name in ("link", "allreduce"))
+    costs = {
+        name: _most([getattr(one, name) for one in each])
+        for name in ("compress_device", "compress_cpu", "decompress_device", "decompress_cpu")
+    }
+    options = tuple(
+        Option(name=way.name, tasks=_tasks(way, first, link, allreduce, costs))
+        for way in ways(divisible=first.divisible)
+    )
+    given = CompressionInput(forward_s=max(one.rest_s for one in each), tensors=tensors, options=options)
+    counts = tuple(row[0] for row in first.tensors)
+    return CompressionCosts(given, counts, max(one.iteration_s for one in each), first.algorithm)
+
+
+def _tasks(
+    way: Way,
+    told: MeasuredCosts,
+    link: Sequence[float],
+    allreduce: Sequence[float],
+    costs: Mapping[str, Sequence[float]],
+) -> tuple[TaskCost, ...]:
+    """n workers, r the ratio of compression, C and D the cost of compression and decompression of M bytes.
+
+    Indivisible: C(M); (n - 1) r M on the link; D(M) n times. Divisible: C(M); (n - 1) / n r M; of a part of M / n: D n
+    times and C, by the exchange's thread; (n - 1) / n r M; D of n parts."""
+    if not way.compressed:
+        return (TaskCost(on=LINK, alpha=allreduce[0], beta=allreduce[1]),)
+    n, (alpha, beta) = told.workers, link
+    (c_alpha, c_beta), (d_alpha, d_beta) = costs[f"compress_{way.compress}"], costs[f"decompress_{way.decompress}"]
+    if not way.divisible:
+        return (
+            TaskCost(on=ON[way.compress], alpha=c_alpha, beta=c_beta),
+            TaskCost(on=LINK, alpha=alpha, beta=beta, factor=(n - 1) * told.ratio),
+            TaskCost(on=ON[way.decompress], alpha=n * d_alpha, beta=n * d_beta),
+        )
+    (again_alpha, again_beta), (sum_alpha, sum_beta) = costs["compress_cpu"], costs["decompress_cpu"]
+    part = TaskCost(on=LINK, alpha=alpha, beta=beta, factor=(n - 1) / n * told.ratio)
+    return (
+        TaskCost(on=ON[way.compress], alpha=n * c_alpha, beta=c_beta),
+        part,
+        TaskCost(on=ON["cpu"], alpha=n * sum_alpha + again_alpha, beta=(n * sum_beta + again_beta) / n),
+        part,
+        TaskCost(on=ON[way.decompress], alpha=n * d_alpha, beta=d_beta),
+    )
+
+
+def _least(each: Sequence[Sequence[float]]) -> list[float]:
+    return [min(one[place] for one in each) for place in range(2)]
+
+
+def _most(each: Sequence[Sequence[float]]) -> list[float]:
+    return [max(one[place] for one in each) for place in range(2)]
+
+
+def link_bps(given: CompressionInput) -> float:
+    """Bits a second that leave a worker while all exchange; without compression those of an all-reduced gradient."""
+    tasks = [task for option in reversed(given.options) for task in option.tasks if task.on == LINK]
+    return 8 / tasks[0].beta if tasks and tasks[0].beta else 0.0

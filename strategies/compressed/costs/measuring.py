@@ -1,0 +1,227 @@
+"""Measures what a plan rests on: compression when a worker starts, links when a run does and every hundred passes,
+tensors by their hooks. What is known of links stays from view to view; those of who is new are measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from atoll.agent.runtime.step.capabilities import WorkerContext
+from atoll.agent.runtime.transport.process_groups import Group
+from atoll.strategies.compressed.codes.algorithms import compressor_of
+from atoll.strategies.compressed.codes.compressors import CodePlace, Compressor
+from atoll.strategies.compressed.codes.dense_codes import Float16
+from atoll.strategies.compressed.costs.link_costs import AgreedCosts, Cost, LearnedCosts, LinkCosts
+from atoll.strategies.compressed.costs.measured import (
+    LINK_EVERY_ROUNDS,
+    MAX_ROWS,
+    PROBE_BYTES,
+    REPEATS,
+    TELL_EVERY_ROUNDS,
+    MeasuredCosts,
+)
+from atoll.strategies.compressed.costs.timing import PassTimes
+from atoll.strategies.compressed.exchanges.group_exchange import GroupExchange
+from atoll.strategies.compressed.exchanges.group_sum import GroupGradient, RankCircle
+from atoll.strategies.compressed.groups.layout import GRADIENT_BYTES, TensorLayout
+from atoll.strategies.compressed.groups.options import TensorGroup, Way
+from atoll.strategies.compressed.settings import Compressed
+from atoll.strategies.dense.worker import DenseReducer
+
+CPU: Final = torch.device("cpu")
+SMALL: Final = 1_024
+LARGE: Final = 1 << 18
+"""Entries that calibration compresses: a line through both is the cost."""
+SHOWN_SHARE: Final = 2.576
+"""Standard deviations beyond which lies one percent of what is normal: so large calibration's entries are against the
+threshold of `threshold`."""
+
+
+class Measuring:
+    """All methods run on the training thread; `start` and `between_passes` are collective."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        layout: TensorLayout,
+        compressor: Compressor,
+        device: torch.device,
+        times: PassTimes,
+    ) -> None:
+        """Goes on with what was learned in the view before."""
+        self._session, self._scheduler = context.session, context.scheduler
+        assert isinstance(context.settings, Compressed)
+        self._settings, self._layout, self._compressor = context.settings, layout, compressor
+        self._device, self._times = device, times
+        self.learned = context.learned if isinstance(context.learned, LearnedCosts) else LearnedCosts()
+
+    def start(self, exchange: GroupExchange, circle: RankCircle, next_round: Callable[[], None]) -> None:
+        """next_round: what is exchanged from now on is of another round, on all ranks."""
+        self._exchange, self._circle, self._next_round = exchange, circle, next_round
+        if self._session.group is None:
+            return
+        if not self.learned.compression:
+            taken = {device: self._calibrate(device) for device in {self._device, CPU}}
+            for name, device in (("device", self._device), ("cpu", CPU)):
+                compress, decompress = taken[device]
+                self.learned.compression |= {f"compress_{name}": compress, f"decompress_{name}": decompress}
+        told = self._session.group.gather_bytes(self.learned.packed())
+        agreed = AgreedCosts.of(told, circle.ranks)
+        if agreed is None:
+            self.measure_links()
+        else:
+            self._know_links(self._session.group, agreed)
+
+    def between_passes(self) -> None:
+        self.learned.rounds += 1
+        if self.learned.rounds >= LINK_EVERY_ROUNDS:
+            self.measure_links()
+            self._times.forget()
+
+    def regrouped(self) -> None:
+        self._times.forget()
+
+    def tell(self, groups: Sequence[TensorGroup]) -> None:
+        """At a pass's end."""
+        backward_s = self._times.backward_s
+        links = self.learned.links
+        if self.learned.rounds % TELL_EVERY_ROUNDS or backward_s is None or links is None:
+            return
+        layout = self._layout
+        place = CodePlace(0, 0, layout.shapes, self._settings.density)
+        self._scheduler.tell(
+            MeasuredCosts(
+                tensors=rows_of(layout, backward_s),
+                rest_s=self._times.rest_s,
+                iteration_s=self._times.iteration_s,
+                groups=len(groups),
+                workers=len(self._circle.ranks),
+                algorithm=self._settings.algorithm,
+                divisible=self._compressor.divisible,
+                ratio=self._compressor.ratio(place, layout.entries),
+                link=links.link,
+                allreduce=links.allreduce,
+                **self.learned.compression,
+            )
+        )
+
+    # --- compression
+
+    def _calibrate(self, device: torch.device) -> tuple[Cost, Cost]:
+        """Of compression and decompression there; on a GPU's behalf with the copies that it takes."""
+        compressor = compressor_of(self._settings, LARGE, self._session.seed)
+        small, large = (self._timed(compressor, entries, device) for entries in (SMALL, LARGE))
+        costs = [line(SMALL, one_s, LARGE, other_s) for one_s, other_s in zip(small, large, strict=True)]
+        return costs[0], costs[1]
+
+    def _timed(self, compressor: Compressor, entries: int, device: torch.device) -> tuple[float, float]:
+        """Seconds to compress and to decompress so many."""
+        generator = torch.Generator().manual_seed(1)
+        deviation = self._settings.threshold / SHOWN_SHARE if self._settings.algorithm == "threshold" else 1e-3
+        given = torch.randn(entries, generator=generator).mul_(deviation).to(self._device)
+        side = round(entries**0.5)
+        place = CodePlace(0, 0, ((side, side),), self._settings.density)
+        compressing_s, adding_s = [], []
+        for _ in range(REPEATS):
+            begun_s = self._now_s()
+            value, residual = given.to(device), torch.zeros_like(given).to(device)
+            payload = compressor.compress(value, residual, place)
+            residual.to(self._device)
+            compressed_s = self._now_s()
+            out = torch.zeros(entries, device=device)
+            compressor.decompress(payload.data, out, place)
+            out.to(self._device)
+            compressing_s.append(compressed_s - begun_s)
+            adding_s.append(self._now_s() - compressed_s)
+        return min(compressing_s), min(adding_s)
+
+    def _now_s(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.monotonic()
+
+    # --- links
+
+    def measure_links(self) -> None:
+        """Collective."""
+        ranks = self._session.place.world_size
+        link = self._link_cost(self._circle)
+        entries = max(PROBE_BYTES * ranks // (2 * (ranks - 1) * GRADIENT_BYTES), 2)
+        small_s, large_s = self._allreduced_s(1), self._allreduced_s(entries)
+        allreduce = [small_s, max(large_s - small_s, 0.0) / (entries * GRADIENT_BYTES)]
+        self._keep(LinkCosts(link, allreduce, ranks), 0)
+
+    def _know_links(self, group: Group, agreed: AgreedCosts) -> None:
+        """What is agreed holds; who is new exchanges with one who is not. Collective."""
+        links, rank = agreed.links, self._circle.rank
+        if agreed.new:
+            few = tuple(sorted((agreed.known, *agreed.new)))
+            mine = self._link_cost(RankCircle(few, rank, rank, ())) if rank in few else self._pass_over()
+            told = [np.frombuffer(one, np.float64).tolist() for one in group.gather_bytes(np.array(mine).tobytes())]
+            links = links.slowed_to([min(one[place] for one in told if one) for place in range(2)])
+        self._keep(links, agreed.rounds)
+
+    def _keep(self, links: LinkCosts, rounds: int) -> None:
+        self.learned.links, self.learned.rounds = links, rounds
+        self.learned.took_part = self._circle.rank in self._circle.ranks
+
+    def _link_cost(self, circle: RankCircle) -> Cost:
+        """Of an exchange among these. Collective, for all ranks."""
+        others = len(circle.ranks) - 1
+        entries = max(min(PROBE_BYTES // max(2 * others, 1), self._layout.entries), 2)
+        small_s, large_s = self._exchanged_s(circle, 1), self._exchanged_s(circle, entries)
+        return [small_s, max(large_s - small_s, 0.0) / max(others * entries * 2, 1)]
+
+    def _pass_over(self) -> Cost:
+        """The rounds of others' `_link_cost`."""
+        for _ in range(2 * REPEATS):
+            self._next_round()
+        return []
+
+    def _exchanged_s(self, circle: RankCircle, entries: int) -> float:
+        """Seconds in which these have exchanged so many half-precision entries; the least of a few times, as a rank may
+        begin late."""
+        found = []
+        for _ in range(REPEATS):
+            self._next_round()
+            value = torch.ones(entries)
+            mine = GroupGradient(CodePlace(0, 0), value, torch.zeros(entries), np.zeros(0, np.float32), value)
+            way = Way(compressed=True, compress="cpu")
+            begun_s = time.monotonic()
+            group = self._exchange.submit(0, circle, Float16(), mine, way=way, ended=lambda _: None)
+            self._exchange.finish(group, self._session.collective_timeout_s)
+            found.append(time.monotonic() - begun_s)
+        return min(found)
+
+    def _allreduced_s(self, entries: int) -> float:
+        reducer, found = DenseReducer(self._session.group), []
+        ones = torch.ones(entries, device=self._device)
+        for _ in range(REPEATS):
+            begun_s = self._now_s()
+            reducer.reduce(ones, 0, lambda _: None).wait()
+            found.append(self._now_s() - begun_s)
+        return min(found)
+
+
+def line(small: int, small_s: float, large: int, large_s: float) -> Cost:
+    """[alpha, beta]: seconds for entries of GRADIENT_BYTES each are alpha + beta * bytes."""
+    beta = max(large_s - small_s, 0.0) / ((large - small) * GRADIENT_BYTES)
+    return [max(small_s - beta * small * GRADIENT_BYTES, 0.0), beta]
+
+
+def rows_of(layout: TensorLayout, backward_s: Sequence[float]) -> list[list[int]]:
+    """As `MeasuredCosts.tensors`: with more tensors than rows, neighbours together, of equal numbers."""
+    count = len(layout.names)
+    step = -(-count // MAX_ROWS)
+    return [
+        [
+            min(begin + step, count) - begin,
+            layout.size(begin, min(begin + step, count)) * GRADIENT_BYTES,
+            round(1e6 * sum(backward_s[begin : begin + step])),
+        ]
+        for begin in range(0, count, step)
+    ]

@@ -1,0 +1,119 @@
+"""Times of a pass: backward time of each tensor, from the moments at which gradients come, and the rest of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from atoll.agent.runtime.step.clock import Mark, MarkMaker
+from atoll.strategies.compressed.costs.measured import KEPT
+
+EVERY_ROUNDS: Final = 5
+
+
+class PassTimes:
+    """Of every fifth pass. All methods run on the training thread."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], make: MarkMaker) -> None:
+        self._make = make
+        self._came: list[Mark | None] = [None] * len(parameters)
+        self._own: list[tuple[Mark, Mark]] = []  # the strategy's own work behind a gradient
+        self._begin: Mark | None = None
+        self._taken: list[list[float]] = []  # of the newest looked-at passes, seconds by tensor
+        self._begun_s = self._combined_s = 0.0
+        self._rest: list[float] = []
+        self._iterations: list[float] = []
+        self._hooks: list[RemovableHandle] = [
+            one.register_post_accumulate_grad_hook(partial(self._on_gradient, index))  # type: ignore[no-untyped-call]
+            for index, one in enumerate(parameters)
+        ]
+
+    def begin(self, *, looked_at: bool) -> None:
+        now_s = time.monotonic()
+        if self._begun_s and self._combined_s > self._begun_s:
+            _keep(self._rest, now_s - self._combined_s)
+            _keep(self._iterations, now_s - self._begun_s)
+        self._begun_s = now_s
+        self._read()
+        self._begin = self._make() if looked_at else None
+        self._came = [None] * len(self._came)
+        self._own.clear()
+
+    @contextmanager
+    def own_work(self) -> Iterator[None]:
+        """What happens inside is not the backward pass's."""
+        if self._begin is None:
+            yield
+            return
+        begun = self._make()
+        yield
+        self._own.append((begun, self._make()))
+
+    def combined(self) -> None:
+        """Everything that the pass waited for is there."""
+        self._combined_s = time.monotonic()
+
+    def forget(self) -> None:
+        """What follows is another way of exchanging, or not of this run's usual steps."""
+        self._iterations.clear()
+        self._begun_s = 0.0
+
+    @property
+    def backward_s(self) -> list[float] | None:
+        """Medians by tensor; None before a pass was looked at."""
+        return [_median(one) for one in zip(*self._taken, strict=True)] if self._taken else None
+
+    @property
+    def rest_s(self) -> float:
+        """Of a step, without its backward pass and waiting."""
+        return _median(self._rest)
+
+    @property
+    def iteration_s(self) -> float:
+        """From pass to pass; 0 where none is known."""
+        return _median(self._iterations)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _on_gradient(self, index: int, _: torch.Tensor) -> None:
+        if self._begin is not None:
+            self._came[index] = self._make()
+
+    def _read(self) -> None:
+        """Of the pass before. What came out of order counts where it came; what did not come took no time."""
+        if self._begin is None:
+            return
+        moments = sorted((mark.since(self._begin), index) for index, mark in enumerate(self._came) if mark is not None)
+        if not moments:
+            return
+        own = sorted((begun.since(self._begin), ended.since(self._begin)) for begun, ended in self._own)
+        found, before_s = [0.0] * len(self._came), 0.0
+        for at_s, index in moments:
+            taken_s = sum(min(end_s, at_s) - begin_s for begin_s, end_s in own if before_s <= begin_s < at_s)
+            found[index] = max(at_s - before_s - taken_s, 0.0)
+            before_s = at_s
+        _keep_row(self._taken, found)
+
+
+def _keep(values: list[float], value: float) -> None:
+    values.append(value)
+    del values[:-KEPT]
+
+
+def _keep_row(rows: list[list[float]], row: list[float]) -> None:
+    rows.append(row)
+    del rows[:-KEPT]
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else 0.0

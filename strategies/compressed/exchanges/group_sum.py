@@ -1,0 +1,248 @@
+"""The sum of one group over all ranks, as it goes on when messages come.
+
+In the island first, whole; then between the first ranks of islands, compressed; then back, as it came. With one rank an
+island, or one island, its ranks exchange with each other. Everybody decodes the same messages in the same order: the
+sum has the same bits on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from atoll.errors import BadInput
+from atoll.kernels.signs import SIGN_BLOCK
+from atoll.strategies.compressed.codes.compressors import CodePlace, Compressor, as_payload
+from atoll.strategies.compressed.exchanges.messages import EntryForm, bundled, decode, encode, unbundled
+from atoll.strategies.staged_sums.mailbox import Awaited, Message
+
+STAGES: Final = 4
+INSIDE, FIRST, SECOND, RESULT = range(STAGES)
+"""Stages: to the island's first rank, between those twice, back."""
+Counts: TypeAlias = NDArray[np.float32]
+Post: TypeAlias = Callable[[int, int, Message], None]
+"""(rank, stage, message)"""
+
+Summing: TypeAlias = Generator[Awaited, list[Message], list["Addend"]]
+ALIGNED: Final = SIGN_BLOCK
+"""Ranges of a divided group begin at multiples of so many entries."""
+COMPRESSED_MOST: Final = 2.0**40
+"""Magnitude of an entry that is compressed: sums of squares of such stay far from the end of float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addend:
+    """A message that is a part of the sum: of entries [begin, end) of the group, from `rank`."""
+
+    rank: int
+    begin: int
+    end: int
+    counts: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class RankCircle:
+    """The ranks that exchange compressed gradients, ascending; leader, mates: of this rank's island, where islands have
+    several."""
+
+    ranks: tuple[int, ...]
+    rank: int
+    leader: int
+    mates: tuple[int, ...]
+
+    @classmethod
+    def of(cls, islands: Sequence[Sequence[int]], rank: int) -> RankCircle:
+        own = next(tuple(sorted(ranks)) for ranks in islands if rank in ranks)
+        if len(islands) == 1:
+            return cls(own, rank, rank, ())
+        return cls(tuple(sorted(min(ranks) for ranks in islands)), rank, own[0], own[1:])
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        return tuple(one for one in self.ranks if one != self.rank)
+
+
+def _at_once() -> None: ...
+
+
+@dataclass(slots=True)
+class GroupGradient:
+    """This rank's part of one group, in one pass. value_N: float32; residual_N: in place what is left out, both in the
+    memory where compression is; counts: exact. out_N: float32, where the sum goes; may be value_N itself."""
+
+    place: CodePlace
+    value_N: torch.Tensor
+    residual_N: torch.Tensor
+    counts: Counts
+    out_N: torch.Tensor
+    ready: Callable[[], object] = _at_once
+    """Waits until value_N is there."""
+
+
+class GroupSum:
+    """The sum of one group. `steps` compresses, posts and waits; `add_up` decodes what came."""
+
+    def __init__(
+        self, circle: RankCircle, compressor: Compressor, mine: GroupGradient, post: Post, *, divisible: bool
+    ) -> None:
+        self.mine, self._circle, self._compressor, self._post = mine, circle, compressor, post
+        self._divisible = divisible and compressor.divisible
+        self._own: dict[int, Message] = {}  # of the first stage, by the place of the range
+
+    @property
+    def payload_bytes(self) -> int:
+        """Of this rank's own part, as it leaves."""
+        return sum(len(message) for message in self._own.values())
+
+    def compress(self) -> None:
+        """This rank's own part. Of an island's mates nothing is compressed: what they left out before goes along."""
+        mine = self.mine
+        mine.ready()
+        if self._circle.rank != self._circle.leader:
+            self._own = {0: self._whole(mine)}
+        elif not self._circle.mates:
+            self._compress_ranges()
+
+    def steps(self) -> Summing:
+        """After `compress`. Raises BadInput naming the rank whose message cannot be."""
+        circle = self._circle
+        if circle.rank != circle.leader:
+            self._post(circle.leader, INSIDE, self._own[0])
+            (message,) = yield Awaited(RESULT, (circle.leader,))
+            return self._from_leader(message)
+        if circle.mates:
+            came = yield Awaited(INSIDE, circle.mates)
+            for mate, message in zip(circle.mates, came, strict=True):
+                self._add_mate(mate, message)
+            self._compress_ranges()
+        addends = yield from (self._divided() if self._divisible else self._everybody_all())
+        if circle.mates:
+            result = bundled([addend.message for addend in addends])
+            for mate in circle.mates:
+                self._post(mate, RESULT, result)
+        return addends
+
+    def add_up(self, addends: Sequence[Addend]) -> Counts:
+        """out_N becomes the sum. Returns the sum of the counts. Raises BadInput naming the rank."""
+        out_N = self.mine.out_N
+        out_N.zero_()
+        counts = np.zeros_like(self.mine.counts)
+        for addend in addends:
+            counts[: addend.counts] += self._add(addend, out_N[addend.begin : addend.end])
+        return counts
+
+    # --- the exchange between islands
+
+    def _everybody_all(self) -> Summing:
+        """Indivisible: everybody's whole part to everybody."""
+        circle = self._circle
+        for other in circle.others:
+            self._post(other, FIRST, self._own[0])
+        came = dict(zip(circle.others, (yield Awaited(FIRST, circle.others)), strict=True))
+        came[circle.rank] = self._own[0]
+        entries, counts = len(self.mine.value_N), len(self.mine.counts)
+        return [Addend(rank, 0, entries, counts, came[rank]) for rank in circle.ranks]
+
+    def _divided(self) -> Summing:
+        """Divisible: each serves a range. What is left out of its sum when that is compressed again counts in this
+        rank's residual, as if it were its own."""
+        circle, me, ranges = self._circle, self._circle.ranks.index(self._circle.rank), self._ranges()
+        for place, other in enumerate(circle.ranks):
+            if other != circle.rank:
+                self._post(other, FIRST, self._own[place])
+        came = dict(zip(circle.others, (yield Awaited(FIRST, circle.others)), strict=True))
+        came[circle.rank] = self._own[me]
+        begin, end, counted = ranges[me]
+        sum_M = torch.zeros_like(self.mine.value_N[begin:end])
+        counts = np.zeros(counted, np.float32)
+        for rank in circle.ranks:
+            counts += self._add(Addend(rank, begin, end, counted, came[rank]), sum_M)
+        message = self._encoded(
+            sum_M, self.mine.residual_N[begin:end], replace(self._place(begin, end), own=False), counts
+        )
+        for other in circle.others:
+            self._post(other, SECOND, message)
+        told = dict(zip(circle.others, (yield Awaited(SECOND, circle.others)), strict=True))
+        told[circle.rank] = message
+        return [Addend(rank, *ranges[place], told[rank]) for place, rank in enumerate(circle.ranks)]
+
+    def _from_leader(self, message: Message) -> list[Addend]:
+        """What the leader was told, as it came."""
+        circle, entries, counts = self._circle, len(self.mine.value_N), len(self.mine.counts)
+        try:
+            messages = unbundled(message, len(circle.ranks))
+        except BadInput as error:
+            raise BadInput(f"rank {circle.leader} sent a message that cannot be: {error}") from error
+        ranges = self._ranges() if self._divisible else [(0, entries, counts)] * len(circle.ranks)
+        return [Addend(rank, *ranges[place], messages[place]) for place, rank in enumerate(circle.ranks)]
+
+    def _ranges(self) -> list[tuple[int, int, int]]:
+        """First entry, the one after the last, and counts, of what each of the circle serves; the first has all
+        counts."""
+        entries, ranks = len(self.mine.value_N), len(self._circle.ranks)
+        blocks = -(-entries // ALIGNED)
+        bounds = [min(blocks * place // ranks * ALIGNED, entries) for place in range(ranks + 1)]
+        return [
+            (bounds[place], bounds[place + 1], len(self.mine.counts) if place == 0 else 0) for place in range(ranks)
+        ]
+
+    # --- messages
+
+    def _compress_ranges(self) -> None:
+        mine = self.mine
+        ranges = self._ranges() if self._divisible else [(0, len(mine.value_N), len(mine.counts))]
+        self._own = {
+            place: self._encoded(
+                mine.value_N[begin:end],
+                mine.residual_N[begin:end],
+                self._place(begin, end),
+                mine.counts[:counts],
+            )
+            for place, (begin, end, counts) in enumerate(ranges)
+        }
+
+    def _encoded(self, value_M: torch.Tensor, residual_M: torch.Tensor, place: CodePlace, counts: Counts) -> Message:
+        """What is not finite, or nearly so, goes whole, as strategy `dense` sends it, and leaves the residual alone."""
+        if not _compressible(value_M):
+            return encode(EntryForm.WHOLE, place, len(value_M), counts, as_payload(value_M))
+        payload = self._compressor.compress(value_M, residual_M, place)
+        return encode(EntryForm.CODE, place, len(value_M), counts, payload)
+
+    @staticmethod
+    def _whole(mine: GroupGradient) -> Message:
+        if _compressible(mine.value_N):
+            mine.value_N.add_(mine.residual_N)
+            mine.residual_N.zero_()
+        return encode(EntryForm.WHOLE, mine.place, len(mine.value_N), mine.counts, as_payload(mine.value_N))
+
+    def _add_mate(self, mate: int, message: Message) -> None:
+        mine = self.mine
+        entries = len(mine.value_N)
+        mine.counts = mine.counts + self._add(Addend(mate, 0, entries, len(mine.counts), message), mine.value_N)
+
+    def _add(self, addend: Addend, out_M: torch.Tensor) -> Counts:
+        place = self._place(addend.begin, addend.end)
+        try:
+            said = decode(addend.message, place, addend.end - addend.begin, addend.counts)
+            said.add_to(out_M, self._compressor, place)
+        except BadInput as error:
+            raise BadInput(f"rank {addend.rank} sent a message that cannot be: {error}") from error
+        return said.counts
+
+    def _place(self, begin: int, end: int) -> CodePlace:
+        mine = self.mine.place
+        if (begin, end) == (0, len(self.mine.value_N)):
+            return mine
+        return CodePlace(mine.round, mine.first + begin, (), mine.density)
+
+
+def _compressible(value_N: torch.Tensor) -> bool:
+    if not len(value_N):
+        return True
+    least, most = torch.aminmax(value_N)  # NaN where any entry is
+    return bool(torch.maximum(most, -least) <= COMPRESSED_MOST)

@@ -1,0 +1,120 @@
+"""Record of who trains which batch of a round, as one of its pipelines keeps it. Pure.
+
+The lowest pipeline that lives keeps it. A batch is handed out once while its pipeline lives. What a lost one trained
+counts where it is in somebody's state: each says with every question which batches are in its own, and averages bring
+in those of the others. The rest is handed out again once all who live are asking, for then nobody is in an average
+that may bring in more. Whoever takes over from a lost keeper begins with that, and so needs nothing of what it knew."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Say(Enum):
+    BATCH = "batch"  # train this one
+    WAIT = "wait"  # there is none now, and there may be: others are at work
+    END = "end"  # all batches are in somebody's state: average with these pipelines
+    OFF = "off"  # somebody was lost before the round began: it does not
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Of a pipeline. number: of its questions in the round, from 1; 0: it asks nothing. has: bits of the batches in its
+    state. begun: it has trained in the round. ended: whom it was told to average with, where that is not over."""
+
+    number: int = 0
+    has: int = 0
+    begun: bool = False
+    ended: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To this pipeline's question of that number."""
+
+    pipeline: int
+    number: int
+    say: Say
+    batch: int = 0
+    members: tuple[int, ...] = ()
+
+
+class BatchLedger:
+    """Of one round."""
+
+    def __init__(self, pipelines: int, batches: int, live: Iterable[int], *, first: bool) -> None:
+        """live: those that are not lost. first: nobody kept the round before."""
+        self._batches, self._all, self._live = batches, frozenset(range(pipelines)), set(live)
+        self._fresh = deque(range(batches) if first else ())
+        self._questions: dict[int, Question] = {}
+        self._asking: dict[int, int] = {}  # numbers of questions, in the order in which they came
+        self._waits: dict[int, int] = {}  # of them, those that were told to
+        self._unheard = set() if first else set(self._live)
+        self._begun = False
+        self._ended: tuple[int, ...] = ()
+        self._told_end: set[int] = set()
+
+    def hear(self, pipeline: int, question: Question) -> list[Answer]:
+        if pipeline not in self._live:
+            return []
+        self._unheard.discard(pipeline)
+        self._questions[pipeline] = question
+        self._begun = self._begun or question.begun
+        if question.ended:
+            self._ended = question.ended
+            self._told_end.add(pipeline)
+        if question.number:
+            self._asking[pipeline] = question.number
+        return self._answers()
+
+    def lose(self, pipeline: int) -> list[Answer]:
+        self._live.discard(pipeline)
+        self._unheard.discard(pipeline)
+        self._asking.pop(pipeline, None)
+        return self._answers()
+
+    def _answers(self) -> list[Answer]:
+        if self._unheard:
+            return []
+        if not self._begun:
+            if self._live != self._all:
+                return [self._answer(one, Say.OFF) for one in list(self._asking)]
+            if self._asking.keys() != self._live:
+                return []
+            self._begun = True
+        found = [
+            self._answer(one, Say.END, members=self._ended)
+            for one in list(self._asking)
+            if self._ended and one not in self._told_end
+        ]
+        self._told_end.update(one.pipeline for one in found)
+        found += self._handed_out()
+        if self._asking and self._asking.keys() == self._live:
+            self._ended, self._told_end = (), set()
+            held = 0
+            for one in self._live:
+                held |= self._questions[one].has
+            self._fresh.extend(batch for batch in range(self._batches) if not held >> batch & 1)
+            if self._fresh:
+                return found + self._handed_out() + self._waiting()
+            self._ended = tuple(sorted(self._live))
+            self._told_end = set(self._live)
+            return found + [self._answer(one, Say.END, members=self._ended) for one in list(self._asking)]
+        return found + self._waiting()
+
+    def _handed_out(self) -> list[Answer]:
+        found = []
+        while self._fresh and self._asking:
+            found.append(self._answer(next(iter(self._asking)), Say.BATCH, batch=self._fresh.popleft()))
+        return found
+
+    def _waiting(self) -> list[Answer]:
+        new = {one: number for one, number in self._asking.items() if self._waits.get(one) != number}
+        self._waits |= new
+        return [Answer(one, number, Say.WAIT) for one, number in new.items()]
+
+    def _answer(self, pipeline: int, say: Say, batch: int = 0, members: tuple[int, ...] = ()) -> Answer:
+        return Answer(pipeline, self._asking.pop(pipeline), say, batch, members)

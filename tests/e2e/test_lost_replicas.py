@@ -1,0 +1,51 @@
+"""A replica of strategy groups is killed, with a real controller and agents."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, hurry, kill
+
+from atoll.v1 import jobs_pb2 as pb
+
+
+@pytest.mark.timeout(300)
+def test_replicas_make_their_round_without_a_killed_one_which_is_replaced(cluster: Cluster, tmp_path: Path) -> None:
+    """1. Three replicas of strategy groups train at their own pace; one is killed (SIGKILL). 2. The others make the
+    round without it, stand at no step that they had made, and go on in view 2, as the same processes. 3. Another starts
+    in its stead and is taken in, with their state. 4. No survivor trains a sample twice in an epoch, and what the lost
+    one had for itself is trained by them: none is left out."""
+    out = tmp_path / "out"
+    cluster.local([1.0, 1.0, 1.0])
+    job = cluster.submit("rounds.py", f"--out={out}", "--epochs=120", workers=(2, 3), strategy="groups")
+    before = cluster.wait_for_step(job, 4)
+    pids = {worker.rank: worker.status.pid for worker in before.workers}
+    kill(pids.pop(1))
+    now = cluster.wait_for(job, "three replicas again", lambda now: now.view == 3 and len(now.workers) == 3, 90)
+    assert {worker.rank: worker.status.pid for worker in now.workers if worker.rank != 3} == pids
+    assert "view 2: 2 workers paused for " in cluster.story(job)
+    cluster.wait_for_step(job, now.progress.step + 4)
+    hurry(out)
+    end = cluster.wait_for_end(job, 120)
+    assert (end.phase, end.run, end.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
+    check_rounds(out, lost=1, epochs=120)
+
+
+def check_rounds(out: Path, *, lost: int, epochs: int) -> None:
+    """What rounds.py leaves. Of a round that was begun in several views the newest counts."""
+    batches = [
+        {**json.loads(line), "rank": int(path.stem.split("-")[1])}
+        for path in out.glob("rank-*.batches")
+        for line in path.read_text().splitlines()
+    ]
+    newest: dict[int, int] = {}
+    for batch in batches:
+        newest[batch["step"]] = max(newest.get(batch["step"], 0), batch["view"])
+    counted = [batch for batch in batches if batch["view"] == newest[batch["step"]]]
+    by_others = Counter((one["step"], id_) for one in counted if one["rank"] != lost for id_ in one["ids"])
+    assert set(by_others.values()) == {1}
+    everything = {(one["step"], id_) for one in counted for id_ in one["ids"]}
+    assert Counter(id_ for _, id_ in everything) == dict.fromkeys(range(360), epochs)

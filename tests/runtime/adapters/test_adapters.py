@@ -1,0 +1,80 @@
+"""The examples of the adapters, each trained by two unequal workers."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from zmq_agent import FakeAgent
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+STEPS = 80
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def needs(library: str) -> None:
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not here: its adapter was NOT tested (make setup installs it)")
+
+
+def test_an_unmodified_trainer_trains_by_shares_and_goes_on_with_its_schedule(tmp_path: Path) -> None:
+    """1. Two workers with 3:1 of the batch; asked to stop in the middle, they save and leave. 2. One goes on where they
+    were: the epochs that are behind pass without a batch. 3. Each step is trained once and logged once, and the
+    learning rate falls linearly over all of them."""
+    needs("transformers")
+    script, arguments = str(EXAMPLES / "huggingface_trainer.py"), ("--epochs", "20")
+    with FakeAgent(tmp_path, run=1, world_size=2) as agent:
+        agent.shares, agent.speed = (3.0, 1.0), 0.3  # the stop comes before the end
+        agent.start_workers(script, *arguments)
+        agent.wait_until(lambda: agent.alive.get(0, (0, 0))[0] >= 5, deadline_s=150)
+        agent.send_stop(0)
+        assert agent.exit_codes(60) == [85, 85], agent.said()
+        assert {sample.local_batch for sample in agent.steps[0]} == {9}
+        done, logged = agent.checkpoint_step, list(agent.metrics[0])
+    assert 5 <= done < STEPS
+    with FakeAgent(tmp_path, run=2) as agent:
+        agent.start_workers(script, *arguments)
+        assert agent.exit_codes(150) == [0], agent.said()
+        assert [(s.step, s.epoch) for s in agent.steps[0]] == [(step, step // 4) for step in range(done, STEPS)]
+        logged += agent.metrics[0]
+        assert agent.checkpoint_step == STEPS
+    rates = [dict(one.values)["learning_rate"] for one in logged if "learning_rate" in one.values]
+    assert rates == pytest.approx([3e-3 * (STEPS - step) / STEPS for step in range(STEPS)])
+    losses = [dict(one.values)["loss"] for one in logged if "loss" in one.values]
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_a_trainer_that_goes_on_at_an_epochs_end_logs_no_step_twice(tmp_path: Path) -> None:
+    """Epochs of one step: wherever the first run is asked to stop, an epoch ends there. The second is shown the batch
+    that led there once more, trains nothing with it and does not log it."""
+    needs("transformers")
+    script, arguments = str(EXAMPLES / "huggingface_trainer.py"), ("--epochs", "60", "--batch", "48")
+    with FakeAgent(tmp_path, run=1) as agent:
+        agent.speed = 0.3
+        agent.start_workers(script, *arguments)
+        agent.wait_until(lambda: agent.alive.get(0, (0, 0))[0] >= 2, deadline_s=150)
+        agent.send_stop(0)
+        assert agent.exit_codes(60) == [85], agent.said()
+        done, logged = agent.checkpoint_step, list(agent.metrics[0])
+    assert done < 60
+    with FakeAgent(tmp_path, run=2) as agent:
+        agent.start_workers(script, *arguments)
+        assert agent.exit_codes(150) == [0], agent.said()
+        logged += agent.metrics[0]
+    epochs = [dict(one.values)["epoch"] for one in logged if "learning_rate" in one.values]
+    assert epochs == pytest.approx(list(range(1, 61)))
+
+
+def test_a_loop_of_accelerate_trains_by_shares(tmp_path: Path) -> None:
+    """Gradients, clipping and the loss are those of the whole job's batch of 32, which two workers share 3:1."""
+    needs("accelerate")
+    with FakeAgent(tmp_path, world_size=2) as agent:
+        agent.shares = (3.0, 1.0)
+        agent.start_workers(str(EXAMPLES / "accelerate_loop.py"))
+        assert agent.exit_codes(150) == [0, 0], agent.said()
+        assert {(s.local_batch, s.total_batch) for s in agent.steps[1]} == {(8, 32)}
+        losses = [dict(one.values)["loss"] for one in agent.metrics[0]]
+    assert losses[-1] < losses[0]

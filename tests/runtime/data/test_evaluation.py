@@ -1,0 +1,31 @@
+"""Evaluation by all ranks: who sees which sample, and what they bring together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from zmq_agent import FakeAgent, Start
+
+
+def test_each_sample_is_evaluated_once_by_shares_and_all_ranks_know_what_all_found(
+    tmp_path: Path, start: Start
+) -> None:
+    """1. Three ranks with 6:4:2 of a batch evaluate 23 samples, twice: 11, 8 and 4. 2. Gathered, they are 0 to 22 by
+    rank, on every rank, of any dtype and any number each. 3. Where shapes differ in more than that, all are told.
+    4. The agent knows how many epochs there are, and how far each step came in its own."""
+    with FakeAgent(tmp_path, world_size=3, start=start) as agent:
+        agent.shares = (6.0, 4.0, 2.0)
+        agent.start_workers("evaluated.py", str(tmp_path))
+        assert agent.exit_codes() == [0, 0, 0], agent.said()
+        assert agent.prepared.epochs == 2
+        assert [(sample.epoch, sample.consumed) for sample in agent.steps[0]] == [
+            (epoch, consumed) for epoch in (0, 1) for consumed in (12, 24, 36)
+        ]
+    found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(3)]
+    assert {one["job"] for one in found} == {"tiny-test"}
+    numbers = list(range(23))
+    assert [one["seen"] for one in found] == [[numbers[:11]] * 2, [numbers[11:19]] * 2, [numbers[19:]] * 2]
+    for one in found:
+        assert one["told"][:2] == [[numbers, 23.0, [0.0, 1.0, 2.0]]] * 2
+        assert "all of them give one dtype and one shape but for n" in one["told"][2]

@@ -1,0 +1,86 @@
+"""Two stages of a pipeline in one process: what goes through them, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor
+from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.pipeline.wire import StageLinks, StagePurpose
+from atoll.agent.runtime.step.throttle import Throttle
+from atoll.agent.runtime.transport.frames import Kind
+from atoll.errors import BadInput
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+def never(outputs: Any, targets: Any) -> torch.Tensor:
+    raise AssertionError("a stage that is not the last one has no loss")
+
+
+def linked(change: Callable[[StagePurpose, torch.Tensor], torch.Tensor] | None = None) -> list[StageLinks]:
+    """Two stages, whose messages arrive at once. change: of what is sent."""
+    links: list[StageLinks] = []
+
+    class Changing(StageLinks):
+        def send(self, purpose: StagePurpose, micro: int, tensor: torch.Tensor) -> None:
+            super().send(purpose, micro, tensor if change is None else change(purpose, tensor))
+
+    def deliver(origin: int) -> Callable[[int, int, int, int, bytes | memoryview], None]:
+        def send(to: int, round_: int, batch: int, micro: int, payload: bytes | memoryview) -> None:
+            assert links[to].mailbox.deliver(Kind.DIRECT, origin, round_, batch, micro, payload) is None
+
+        return send
+
+    for rank in range(2):
+        links.append(Changing(StagePlace.of(rank, 2, 2), deliver(rank), deadline_s=60))
+        links[rank].begin(0)
+    return links
+
+
+def executed(links: list[StageLinks], stages: list[nn.Module], batches: list[tuple[Any, Any]], loss: Loss) -> float:
+    """A batch of these micro-batches. Returns the last stage's loss, and raises what the first one raised."""
+    micros = [MicroBatch(1 / len(batches), lambda one=one: one) for one in batches]  # type: ignore[misc]
+    first, last = (
+        StageExecutor(stage, own, one, torch.device("cpu"), Throttle(1.0))
+        for stage, own, one in zip(stages, (never, loss), links, strict=True)
+    )
+    told: list[float] = []
+    thread = threading.Thread(target=lambda: told.append(last.run(micros)))
+    thread.start()
+    try:
+        first.run(micros)
+    finally:
+        thread.join(timeout=60)
+    return told[0]
+
+
+def test_micro_batches_of_other_shapes_train_as_in_one_process_and_the_last_stage_alone_has_a_loss() -> None:
+    torch.manual_seed(1)
+    stages: list[nn.Module] = [nn.Linear(4, 8), nn.Sequential(nn.Tanh(), nn.Linear(8, 3))]
+    alone = copy.deepcopy(nn.Sequential(*stages))
+    shapes = [(5, 4), (2, 7, 4), (1, 4)]
+    batches = [(torch.randn(shape), torch.randn(*shape[:-1], 3)) for shape in shapes]
+    loss = executed(linked(), stages, batches, nn.functional.mse_loss)
+    expected = sum(nn.functional.mse_loss(alone(inputs), targets) / len(batches) for inputs, targets in batches)
+    assert isinstance(expected, torch.Tensor)
+    expected.backward()  # type: ignore[no-untyped-call]
+    assert loss == pytest.approx(expected.item(), rel=1e-6)
+    for mine, its in zip(nn.Sequential(*stages).parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad)
+
+
+def test_a_gradient_of_another_shape_than_the_output_is_refused_by_name() -> None:
+    def cut_short(purpose: StagePurpose, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[:1] if purpose is StagePurpose.BACKWARD else tensor
+
+    batches = [(torch.randn(5, 4), torch.randn(5, 3))]
+    with pytest.raises(BadInput, match=r"gradient of a stage's output came as torch.float32 \(1, 8\), the output is"):
+        executed(linked(cut_short), [nn.Linear(4, 8), nn.Linear(8, 3)], batches, nn.functional.mse_loss)

@@ -1,0 +1,182 @@
+"""A process that waited for its launch beside a new interpreter, both real: what a script can tell of that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from atoll.agent.runtime import warm_start
+from atoll.agent.runtime.warm_start import LaunchOrder, code_of
+from atoll.agent.supervisor.environment import PLACE
+
+ENDS_S = 120
+WHERE = """
+    import atexit, os, pickle, sys, threading, time
+    print({name: __builtins__ and str(value).split(" at 0x")[0] for name, value in sorted(globals().items())})
+    print(type(__builtins__), __loader__.path, __loader__.name, __annotations__)
+    print(sys.argv, sys.orig_argv, sys.path[0], os.getcwd(), sys.stdin.read(), os.environ["RANK"])
+    class Mine:
+        pass
+    def late():
+        threading.main_thread().join()
+        print("late", type(pickle.loads(pickle.dumps(Mine()))) is Mine, sys.modules["__main__"].Mine is Mine)
+    threading.Thread(target=late).start()
+    atexit.register(print, "at exit")
+    def broken():
+        raise ValueError("inner")
+    try:
+        broken()
+    except ValueError as error:
+        raise KeyError("outer") from error
+    """
+SPAWNS = """
+    import multiprocessing, os, sys
+    from torch.utils.data import DataLoader, Dataset
+    class Squares(Dataset):
+        def __len__(self):
+            return 3
+        def __getitem__(self, index):
+            return index * index, os.getcwd(), sys.argv[1]
+    if __name__ == "__main__":
+        print(multiprocessing.get_start_method(allow_none=True))
+        for how in ("spawn", "fork"):
+            print(list(DataLoader(Squares(), num_workers=1, multiprocessing_context=how)))
+        sys.exit("that was all")
+    """
+INTERRUPTED = """
+    import os, signal
+    sys = __import__("sys")
+    sys.excepthook = lambda kind, error, trace: print("hook", kind.__name__, trace.tb_frame.f_code.co_name)
+    os.kill(os.getpid(), signal.SIGINT)
+    """
+BECOMES_COLD = """
+    import os
+    os.environ["OMP_NUM_THREADS"] = "3"
+    print("torch" in __import__("sys").modules, os.environ["RANK"], open("/proc/self/fd/0").name, os.getcwd())
+    """
+
+
+MODULE = """
+    import os, sys
+    from . import beside
+    from deeper.further import FURTHER
+    print({name: str(value).split(" at 0x")[0] for name, value in sorted(globals().items())})
+    print(sys.argv, sys.orig_argv, sys.path[:2], os.environ["PYTHONPATH"], beside.ARGV, FURTHER)
+    raise ValueError("inner")
+    """
+
+
+def write(folder: Path, script: str, module: str = "") -> str:
+    path = folder.joinpath(*module.split(".")).with_suffix(".py") if module else folder / "train.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(script))
+    return str(path.relative_to(folder))
+
+
+def cold(folder: Path, script: str, env: Mapping[str, str], module: str = "") -> subprocess.Popen[bytes]:
+    path = write(folder, script, module)
+    command = [sys.executable, *(("-m", module) if module else (path,)), "--x"]
+    return subprocess.Popen(
+        command, cwd=folder, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=-1, stderr=subprocess.STDOUT
+    )
+
+
+def waiting(folder: Path, script: str, env: Mapping[str, str], module: str = "") -> subprocess.Popen[bytes]:
+    order = LaunchOrder((write(folder, script, module), "--x"), str(folder), env, module)
+    process = subprocess.Popen(
+        [sys.executable, warm_start.__file__], cwd="/", stdin=-1, stdout=-1, stderr=subprocess.STDOUT
+    )
+    assert process.stdin is not None
+    process.stdin.write(order.to_json())
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "ends_with"),
+    [
+        (WHERE, 1, "late True True\nat exit\n"),
+        (SPAWNS, 1, "that was all\n"),
+        (INTERRUPTED, -signal.SIGINT, "hook KeyboardInterrupt <module>\n"),
+        (BECOMES_COLD, 0, "\n"),
+    ],
+    ids=["where", "spawns", "interrupted", "becomes-cold"],
+)
+def test_script_cannot_tell(tmp_path: Path, script: str, code: int, ends_with: str) -> None:
+    """Names of `__main__`, arguments, paths, input, threads that outlive the script, pickles of its classes, children
+    that are spawned, tracebacks, and the exit code: the same text to the last byte."""
+    env = {"RANK": "4"}
+    started = [begin(tmp_path, script, env) for begin in (cold, waiting)]
+    printed = [process.communicate(timeout=ENDS_S)[0].decode() for process in started]
+    assert [process.returncode for process in started] == [code, code], printed
+    assert printed[0].endswith(ends_with)
+    assert printed[1] == printed[0]
+
+
+def test_module_cannot_tell(tmp_path: Path) -> None:
+    """As above, of a module of a package with relative imports; its folder and PYTHONPATH are where it finds others."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/beside.py").write_text("import sys\nARGV = sys.argv[1:]")
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper/further.py").write_text("FURTHER = 7")
+    env = {"PYTHONPATH": str(tmp_path)}
+    started = [begin(tmp_path, MODULE, env, "package.train") for begin in (cold, waiting)]
+    printed = [process.communicate(timeout=ENDS_S)[0].decode() for process in started]
+    assert [process.returncode for process in started] == [1, 1], printed
+    assert "['--x'] 7" in printed[0]
+    assert printed[0].endswith("ValueError: inner\n")
+    assert printed[1] == printed[0]
+
+
+def test_what_only_a_new_interpreter_runs_alike(tmp_path: Path) -> None:
+    """1. A plain script is compiled. 2. Not one that does not compile or is not there; one that may set a variable that
+    torch read at its import; one that has a module beside it with the name of one that was imported. 3. What torchrun
+    sets is only read, and a folder without code hides nothing."""
+    beside = {str(tmp_path)}
+    assert code_of(str(tmp_path / write(tmp_path, "import os\nos.environ['TORCHELASTIC_RUN_ID']")), beside) is not None
+    for script in ("x = (", "\0", "import os\nos.environ.setdefault('MKL_NUM_THREADS', '1')"):
+        assert code_of(str(tmp_path / write(tmp_path, script)), beside) is None
+    assert code_of(str(tmp_path / "absent.py"), beside) is None
+    path = str(tmp_path / write(tmp_path, "pass"))
+    (tmp_path / "pytest").mkdir()
+    assert code_of(path, beside) is not None
+    (tmp_path / "pytest" / "__init__.py").touch()
+    assert code_of(path, beside) is None
+
+
+def test_nothing_that_is_imported_asks_who_the_worker_is() -> None:
+    """1. Imported before the launch is known. 2. No variable of a launch is read, no thread is started, no socket or
+    file is left open, no device is touched. 3. An end of its input ends it."""
+    watch = """
+        import os, sys, threading
+        read = set()
+        class Watched(type(os.environ)):
+            def __getitem__(self, name):
+                read.add(name)
+                return super().__getitem__(name)
+            def __contains__(self, name):
+                read.add(name)
+                return super().__contains__(name)
+        os.environ.__class__ = Watched
+        before = set(os.listdir("/proc/self/fd"))
+        from atoll.agent.runtime import warm_start
+        try:
+            warm_start.main()
+        finally:
+            import torch
+            print(sorted(name for name in read if name.startswith("ATOLL_") or name in sys.argv))
+            print([t.name for t in threading.enumerate()], set(os.listdir("/proc/self/fd")) - before)
+            print(torch.cuda.is_initialized(), torch.distributed.is_initialized())
+        """
+    command = [sys.executable, "-c", textwrap.dedent(watch), *PLACE]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ENDS_S, check=False)
+    assert ended.stdout.decode() == "[]\n['MainThread'] set()\nFalse False\n", ended.stderr.decode()
+    assert ended.returncode == 0
