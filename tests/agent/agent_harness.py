@@ -24,7 +24,7 @@ T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-async def until(what: str, condition: Callable[[], T], deadline_s: float = 10.0) -> T:
+async def until(what: str, condition: Callable[[], T], deadline_s: float = 30.0) -> T:
     """Wait until the condition is truthy. The failure says what was waited for."""
     ends_s = asyncio.get_running_loop().time() + deadline_s
     while not (value := condition()):
@@ -202,7 +202,7 @@ class RunningAgent:
 
     async def end(self) -> None:
         self.stop.set()
-        await asyncio.wait_for(self.task, 15)
+        await asyncio.wait_for(self.task, 30)
 
 
 def is_alive(pid: int) -> bool:

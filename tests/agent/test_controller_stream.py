@@ -69,7 +69,7 @@ async def test_wrong_token_ends_the_agent(settings: AgentSettings, controller: S
     controller.token = "right"
     agent = RunningAgent(replace(settings, token="wrong"))
     with pytest.raises(NotAllowed, match="wrong join token"):
-        await asyncio.wait_for(agent.task, 10)
+        await asyncio.wait_for(agent.task, 30)
     assert len(controller.registers) == 1
 
 
@@ -91,7 +91,7 @@ async def test_controller_with_another_token_costs_no_worker(
 async def test_missing_certificate_ends_the_agent(settings: AgentSettings, tmp_path: Path) -> None:
     tls = Tls(tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "key.pem")
     with pytest.raises(BadInput, match=r"cannot read .*ca\.pem"):
-        await asyncio.wait_for(RunningAgent(replace(settings, tls=tls)).task, 10)
+        await asyncio.wait_for(RunningAgent(replace(settings, tls=tls)).task, 30)
 
 
 async def test_controller_that_wants_certificates_is_told_from_one_that_is_away(
@@ -118,7 +118,7 @@ async def test_certificate_of_another_role_ends_the_agent(
 ) -> None:
     controller.refusal = (grpc.StatusCode.PERMISSION_DENIED, "this certificate is a client's")
     with pytest.raises(NotAllowed, match="a client's"):
-        await asyncio.wait_for(RunningAgent(settings).task, 10)
+        await asyncio.wait_for(RunningAgent(settings).task, 30)
 
 
 async def test_controller_of_another_version_ends_the_agent(
@@ -126,7 +126,7 @@ async def test_controller_of_another_version_ends_the_agent(
 ) -> None:
     controller.refusal = (grpc.StatusCode.INVALID_ARGUMENT, "protocol = 1 must be 2")
     with pytest.raises(BadInput, match="protocol"):
-        await asyncio.wait_for(RunningAgent(settings).task, 10)
+        await asyncio.wait_for(RunningAgent(settings).task, 30)
 
 
 async def test_name_of_a_predecessor_is_waited_for(settings: AgentSettings, controller: ScriptedController) -> None:
@@ -147,7 +147,7 @@ async def test_name_that_stays_taken_ends_the_agent(
         "another agent 'node-a' is there. Give this one another --name",
     )
     with pytest.raises(Conflict, match=r"'node-a'.*--name"):
-        await asyncio.wait_for(RunningAgent(settings).task, 10)
+        await asyncio.wait_for(RunningAgent(settings).task, 30)
     assert len(controller.registers) >= 2
 
 
@@ -198,10 +198,10 @@ async def test_flood_of_output_delays_no_heartbeat_and_keeps_its_end(
     )
     before = controller.heartbeats
     began_s = asyncio.get_running_loop().time()
-    ended = await until("the worker's end", controller.has_exited, 20)
+    ended = await until("the worker's end", controller.has_exited, 30)
     assert ended.exit_kind == common_pb2.EXIT_KIND_FAILED
     assert ended.reason == "ValueError: after the flood"
-    await until("the output's end", lambda: controller.printed().endswith(b"ValueError: after the flood\n"), 20)
+    await until("the output's end", lambda: controller.printed().endswith(b"ValueError: after the flood\n"), 30)
     took_s = asyncio.get_running_loop().time() - began_s
     assert controller.heartbeats - before >= took_s / 0.2 * 0.6
     assert b" MB of output dropped \xe2\x80\xa6\n" in controller.printed()

@@ -177,7 +177,7 @@ async def test_stopped_process_counts_as_dead(agent: RunningAgent, controller: S
     controller.launch(FOREVER)
     pid = await until("the worker runs", controller.is_running)
     os.kill(pid, signal.SIGSTOP)
-    ended = await until("the worker's end", controller.has_exited, 5)
+    ended = await until("the worker's end", controller.has_exited, 30)
     assert ended.exit_kind == common_pb2.EXIT_KIND_UNRESPONSIVE
     assert "SIGSTOP" in ended.reason
 

@@ -36,11 +36,11 @@ async def test_it_rests_while_the_owners_command_succeeds(tmp_path: Path) -> Non
     assert await limits.why_to_rest() is None
     resting = asyncio.create_task(limits.until_rest())
     (tmp_path / "owner").touch()
-    assert "its owner needs it" in await asyncio.wait_for(resting, 20)
+    assert "its owner needs it" in await asyncio.wait_for(resting, 30)
     stop = asyncio.Event()
     helping = asyncio.create_task(limits.until_help(stop))
     (tmp_path / "owner").unlink()
-    await asyncio.wait_for(helping, 20)
+    await asyncio.wait_for(helping, 30)
 
 
 async def test_without_limits_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ async def test_who_waits_for_the_owner_ends_when_asked(tmp_path: Path) -> None:
     stop = asyncio.Event()
     waiting = asyncio.create_task(OwnersLimits(pause="true").until_help(stop))
     stop.set()
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, 30)
 
 
 async def test_outside_all_hours_it_rests_and_says_when_it_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,7 +230,7 @@ class ScriptedController:
         self.script.silent = False
         self.kill()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(30)
         self._loop.close()
 
     def start(self) -> None:
@@ -254,7 +254,7 @@ class ScriptedController:
 
         self._do(ended())
 
-    def wait_for(self, condition: Callable[[Script], object], deadline_s: float = 5.0) -> None:
+    def wait_for(self, condition: Callable[[Script], object], deadline_s: float = 30.0) -> None:
         """Wait until the condition holds for what was asked of this controller."""
 
         async def holds() -> None:
@@ -265,4 +265,4 @@ class ScriptedController:
         self._do(holds())
 
     def _do(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(15)
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(40)

@@ -24,7 +24,7 @@ from atoll.v1 import jobs_pb2 as pb
 
 
 async def next_of(stream: AsyncIterator[Any]) -> Any:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return await anext(stream)
 
 

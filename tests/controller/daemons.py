@@ -123,7 +123,7 @@ async def leading(one: Controller, within_s: float = 20.0) -> Controller:
 
 async def told_address(path: Path, task: asyncio.Task[None] | None = None) -> str:
     """What a daemon wrote down once it serves."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not (address := _read(path)):
             if task and task.done():
                 task.result()

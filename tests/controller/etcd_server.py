@@ -86,7 +86,7 @@ class EtcdServer:
         """SIGKILL. What was acknowledged must be there after `start`."""
         self.signal(signal.SIGKILL)
         assert self._process is not None
-        self._process.wait(5)
+        self._process.wait(30)
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:

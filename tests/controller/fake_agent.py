@@ -15,7 +15,7 @@ from atoll.v1 import agents_pb2 as pb
 from atoll.v1 import common_pb2
 from atoll.v1.agents_pb2_grpc import AgentServiceStub
 
-WAIT_S = 15.0
+WAIT_S = 30.0
 Key = tuple[str, int, int]
 
 

@@ -203,7 +203,7 @@ async def test_the_other_controller_leads_when_the_leader_dies(etcd: str, tmp_pa
         await leading(one)
         async with controller(tmp_path / "two", etcd) as two:
             job = await one.submit()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while (hint := await _leader_hint(two)) is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             assert hint == one.address
@@ -264,7 +264,7 @@ async def test_whoever_follows_is_told_when_the_controller_leads_no_more(etcd: s
         head.stop.set()
         for stream in streams:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await asyncio.wait_for(_heard_out(stream), 10)
+                await asyncio.wait_for(_heard_out(stream), 30)
             assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
         await asyncio.wait({head.task}, timeout=10)
         assert head.task.done()
@@ -390,7 +390,7 @@ async def test_a_controller_killed_with_sigkill_is_followed_by_another(etcd: str
 
 async def connected(agent: FakeAgent, address: str) -> FakeAgent:
     """Connected to a controller that may not lead yet."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         while (await agent.connect(address)).failure is not None:
             await agent.disconnect()
     return agent

@@ -74,11 +74,11 @@ class Cluster:
             process.send_signal(signal.SIGCONT)
             process.terminate()
             try:
-                process.wait(15)
+                process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(5)
-                raise AssertionError(f"{process.args!r} did not stop within 15 s of SIGTERM") from None
+                process.wait(30)
+                raise AssertionError(f"{process.args!r} did not stop within 30 s of SIGTERM") from None
 
     # Starting and killing.
 
@@ -93,7 +93,7 @@ class Cluster:
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         self.processes[name].send_signal(number)
         if number == signal.SIGKILL:
-            self.processes[name].wait(5)
+            self.processes[name].wait(30)
 
     def atoll(self, name: str, *arguments: str) -> None:
         self.start(name, (sys.executable, "-m", "atoll.cli.main", *arguments))

@@ -7,11 +7,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from cluster import Cluster, trained_samples
+from cluster import Cluster, hurry, trained_samples
 
 from atoll.v1 import jobs_pb2 as pb
 
-SAMPLES, EPOCHS = 3000, 6
+SAMPLES, EPOCHS = 3000, 16
 
 
 def atoll(*arguments: str, given: str | None = None) -> str:
@@ -48,6 +48,7 @@ def test_batches_follow_the_speeds_and_the_user_and_every_sample_counts_once(clu
     larger = cluster.wait_for(job, "batches of 60", lambda j: {w.last.total_batch for w in j.workers} == {60})
     assert larger.pins.total_batch == 60
 
+    hurry(out)
     ended = cluster.wait_for_end(job, deadline_s=120)
     assert ended.phase == pb.PHASE_DONE, cluster.story(job)
     controller = ("--controller", cluster.addresses[0])

@@ -60,7 +60,7 @@ def test_a_job_trains_through_the_relay_and_goes_on_when_that_is_killed(
     reach = "import socket, sys; s = socket.socket(); s.settimeout(1); sys.exit(s.connect_ex((sys.argv[1], 9)) != 111)"
     for site in (0, 1):
         far.start(f"dial-{site}", (*sites.inside(site), sys.executable, "-c", reach, sites.address(1 - site)))
-        assert far.processes[f"dial-{site}"].wait(10) == 1  # not even refused
+        assert far.processes[f"dial-{site}"].wait(30) == 1  # not even refused
     out = tmp_path / "out"
     options = ("--out", str(out), "--epochs", "2", "--step-s", "0.1")
     job = far.submit("tiny.py", *options, workers=(2, 2), strategy="local-steps")
@@ -89,13 +89,13 @@ def test_strategy_dense_is_refused_by_name_and_strangers_get_nothing_from_the_re
     assert "home" in seen.reason
     assert "local-steps" in seen.reason
     far.client.cancel(job)
-    relay = wait_until("a relay", lambda: relay_of(far), 20)
+    relay = wait_until("a relay", lambda: relay_of(far), 30)
     assert relay is not None
 
     def listens() -> list[int]:
         return [one.laddr.port for one in relay.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
 
-    (port,) = wait_until("the relay's port", listens, 20)
+    (port,) = wait_until("the relay's port", listens, 30)
     with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
         stranger.recv(32, socket.MSG_WAITALL)
         said = b'{"node": "lab", "want": "stand-by", "to": "", "link": "", "note": "", "proof": "00"}'

@@ -59,15 +59,15 @@ def test_train_kill_look_restore_and_export(cluster: Cluster, tmp_path: Path) ->
     out, again, url = tmp_path / "out", tmp_path / "again", f"file://{tmp_path / 'store'}"
     cluster.local([1.0, 1.0])
     policy = common.CheckpointPolicy(every_steps=10, keep=2, keep_every_steps=40, directory=url, memory_replicas=2)
-    job = cluster.submit("tiny.py", f"--out={out}", "--step-s=0.1", "--epochs=2", workers=(2, 2), checkpoint=policy)
+    job = cluster.submit("tiny.py", f"--out={out}", "--step-s=0.2", "--epochs=2", workers=(2, 2), checkpoint=policy)
     before = in_memory(cluster, job, 15)
-    wait_until("a checkpoint is in the store", lambda: steps_in(url), 20)
+    wait_until("a checkpoint is in the store", lambda: steps_in(url), 30)
     kill(before.workers[1].status.pid)
     in_memory(cluster, job, 25)
     seen = {(row["tier"], row["health"]) for row in rows(cluster, job)}
     assert seen >= {(tier, "complete") for tier in ("own memory", "others' memory", "disk", "store")}
     assert cluster.wait_for_end(job).phase == pb.PHASE_DONE, cluster.story(job)
-    wait_until("memory is given back", lambda: not [r for r in rows(cluster, job) if "memory" in str(r["tier"])], 10)
+    wait_until("memory is given back", lambda: not [r for r in rows(cluster, job) if "memory" in str(r["tier"])], 30)
     for tier in ("disk", "store"):
         assert [row["step"] for row in rows(cluster, job) if row["tier"] == tier] == [100, 90, 80, 40]
     refused = atoll(cluster, "restore", job, "--step", "41")

@@ -35,7 +35,7 @@ def up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     finally:
         os.environ.pop("ATOLL_CONTROLLER", None)
         process.send_signal(signal.SIGINT)
-        process.wait(20)
+        process.wait(30)
         process.stdout.close()
 
 
@@ -100,12 +100,12 @@ def test_ctrl_c_detaches_and_the_job_lives(up: subprocess.Popen[str]) -> None:
 
     wait_until("the job runs", lambda: phase() == "running", 30)
     following.send_signal(signal.SIGINT)
-    _, said = following.communicate(timeout=15)
+    _, said = following.communicate(timeout=30)
     assert following.returncode == 130
     assert "goes on" in said
     assert phase() == "running"
     assert run("cancel", "long").returncode == 0
-    wait_until("it is cancelled", lambda: phase() == "cancelled", 10)
+    wait_until("it is cancelled", lambda: phase() == "cancelled", 30)
 
 
 def test_up_in_the_background_and_a_job_that_is_resumed(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_up_in_the_background_and_a_job_that_is_resumed(tmp_path: Path) -> None:
         refused = run("resume", job)
         assert (refused.returncode, "only what was cancelled or failed" in refused.stderr) == (1, True), refused.stderr
         assert run("cancel", job).returncode == 0
-        wait_until("it is cancelled", lambda: seen(job)["phase"] == "cancelled", 20)
+        wait_until("it is cancelled", lambda: seen(job)["phase"] == "cancelled", 30)
         kept = seen(job)["checkpoint_step"]
         (out / "full-speed").touch()
         resumed = run("resume", job, "--follow")
@@ -155,7 +155,7 @@ def test_up_in_the_background_and_a_job_that_is_resumed(tmp_path: Path) -> None:
         assert "2 of 2 nodes connected" in shown.stdout
         stopped = run("down", "--data-dir", str(data))
         assert (stopped.returncode, stopped.stdout) == (0, "stopped\n"), stopped.stderr
-        gone, left = psutil.wait_procs(ours, timeout=5)
+        gone, left = psutil.wait_procs(ours, timeout=30)
         assert (len(gone) >= 4, left) == (True, [])
     finally:
         del os.environ["ATOLL_CONTROLLER"]
@@ -180,7 +180,7 @@ def test_nothing_outlives_up(up: subprocess.Popen[str]) -> None:
     started = [process.pid for process in psutil.Process(up.pid).children(recursive=True)]
     assert len(started) >= 5  # controller, etcd, two agents, a worker
     up.kill()
-    wait_until("all of them are gone", lambda: not any(alive(pid) for pid in started), 15)
+    wait_until("all of them are gone", lambda: not any(alive(pid) for pid in started), 30)
 
 
 def test_no_controller_is_exit_code_three() -> None:

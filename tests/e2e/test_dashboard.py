@@ -47,6 +47,6 @@ def test_a_job_is_watched_and_cancelled_in_a_browser_over_a_restart_of_its_contr
             browser.close()
     finally:
         served.terminate()
-        assert served.wait(15) == 0
+        assert served.wait(30) == 0
         if served.stdout is not None:
             served.stdout.close()

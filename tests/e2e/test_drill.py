@@ -86,4 +86,4 @@ def test_a_drill_that_is_interrupted_takes_its_cluster_with_it(tmp_path: Path, n
         drill.send_signal(number)
         drill.communicate(timeout=40)
     assert drill.returncode == (130 if number is signal.SIGINT else -number)
-    wait_until("nothing of it is left", lambda: not marked(tmp_path), 20)
+    wait_until("nothing of it is left", lambda: not marked(tmp_path), 30)

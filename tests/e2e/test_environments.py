@@ -59,7 +59,7 @@ def test_a_module_with_packages_of_its_own(cluster: Cluster, project: Path) -> N
     first = submitted(cluster, project, "--config", "job.toml", "--name", "first", "--", "--lr", "0.1")
     assert cluster.wait_for_end(first).phase == pb.PHASE_DONE, cluster.story(first)
     said = "tiny 1.5 net found ['--lr', '0.1'] 2\n"
-    wait_until("both have said it", lambda: cluster.log(first).count(said) == 2, 20)
+    wait_until("both have said it", lambda: cluster.log(first).count(said) == 2, 30)
     assert cluster.story(first).count("makes the job's own environment") == 2, "one for each node"
 
     (project / "requirements.txt").write_text("./wheels/tiny-1.5-py3-none-any.whl\n")
@@ -79,7 +79,7 @@ def test_a_module_with_packages_of_its_own(cluster: Cluster, project: Path) -> N
     assert ended.phase == pb.PHASE_FAILED, cluster.story(failing)
     assert "the job's environment could not be made" in ended.reason
     assert "nowhere-to-be-found" in ended.reason
-    wait_until("the installer's words", lambda: "nowhere-to-be-found" in cluster.log(failing), 20)
+    wait_until("the installer's words", lambda: "nowhere-to-be-found" in cluster.log(failing), 30)
 
 
 def test_writing_beside_the_code_is_warned_of(cluster: Cluster, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_writing_beside_the_code_is_warned_of(cluster: Cluster, tmp_path: Path) 
     assert cluster.story(job).count("beside its code") == 1
     short = cluster.submit("writes_beside.py", str(go), name="short")
     assert cluster.wait_for_end(short).phase == pb.PHASE_DONE
-    wait_until("a warning", lambda: "beside its code" in cluster.story(short), 20)
+    wait_until("a warning", lambda: "beside its code" in cluster.story(short), 30)
     quiet = cluster.submit("bad.py", "sleep", "0", name="quiet")
     assert cluster.wait_for_end(quiet).phase == pb.PHASE_DONE
     assert "beside its code" not in cluster.story(quiet)

@@ -26,10 +26,12 @@ def test_killed_worker_costs_one_step_and_every_sample_still_counts_once(cluster
     its stead. 3. View 2 goes on with the broken step, in the same run."""
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
-    job = cluster.submit("tiny.py", f"--out={out}", workers=(2, 2), checkpoint_every=1000)
+    work = ("--epochs=2", "--step-s=0.1")
+    job = cluster.submit("tiny.py", f"--out={out}", *work, workers=(2, 2), checkpoint_every=1000)
     before = cluster.wait_for_step(job, 20)
     kill(before.workers[1].status.pid)
     cluster.wait_for(job, "view 2 trains", lambda j: j.view == 2 and j.progress.step > before.progress.step)
+    hurry(out)
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.run) == (pb.PHASE_DONE, 1), cluster.story(job)
     assert ended.restarts == 0, "a killed worker is not the script's fault"
@@ -43,7 +45,7 @@ def test_killed_worker_costs_one_step_and_every_sample_still_counts_once(cluster
 def test_controller_killed_and_restarted_costs_no_step_and_no_worker(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
-    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=14", workers=(2, 2))
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=40", workers=(2, 2))
     before = cluster.wait_for_step(job, 20)
     pids = cluster.worker_pids(job)
     cluster.kill("controller")
@@ -52,20 +54,20 @@ def test_controller_killed_and_restarted_costs_no_step_and_no_worker(cluster: Cl
         return len((out / "run-1-rank-0.jsonl").read_text().splitlines())
 
     at_kill = steps_written()
-    wait_until("training goes on without a controller", lambda: steps_written() > at_kill + 30, 20)
+    wait_until("training goes on without a controller", lambda: steps_written() > at_kill + 30, 30)
     cluster.restart("controller")
     cluster.wait_for_step(job, before.progress.step + 40)
     cluster.wait_for(job, "the same processes", lambda j: [w.status.pid for w in j.workers] == pids)
     hurry(out)
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.run) == (pb.PHASE_DONE, 1), cluster.story(job)
-    check_every_sample_once(out, samples=600, epochs=14)
+    check_every_sample_once(out, samples=600, epochs=40)
 
 
 def test_leader_of_two_controllers_killed_the_other_leads(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
     cluster.led_by_one_of_two()
-    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=14", workers=(2, 2))
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=40", workers=(2, 2))
     cluster.client.close()
     cluster._client = None  # a client that knows both controllers
     before = cluster.wait_for_step(job, 20)
@@ -91,10 +93,10 @@ def test_frozen_leader_is_left_by_its_agents_and_by_users(cluster: Cluster) -> N
     cluster.client.close()
     cluster._client = None  # a client that knows both controllers
     cluster.kill("controller-a", signal.SIGSTOP)
-    cluster.wait_for_nodes(1, deadline_s=20)
+    cluster.wait_for_nodes(1)
     assert cluster.client.nodes().controller == cluster.addresses[1]
     cluster.kill("controller-a", signal.SIGCONT)
-    wait_until("it says so", lambda: "leadership lost" in (cluster.folder / "controller-a.log").read_text(), 20)
+    wait_until("it says so", lambda: "leadership lost" in (cluster.folder / "controller-a.log").read_text(), 30)
     assert cluster.client.nodes().controller == cluster.addresses[1]
 
 
@@ -108,7 +110,7 @@ def test_agent_killed_with_its_workers_job_shrinks_and_grows_again(cluster: Clus
     before = cluster.wait_for(job, "two workers that train", lambda j: len(j.workers) == 2 and j.progress.step >= 10)
     worker = next(w.status.pid for w in before.workers if w.node == "agent-1")
     cluster.kill("agent-1")
-    wait_until("no worker outlives its agent", lambda: not alive(worker), 5)
+    wait_until("no worker outlives its agent", lambda: not alive(worker), 30)
     cluster.wait_for(
         job, "training on one", lambda j: len(j.workers) == 1 and j.progress.step > before.progress.step + 5
     )
@@ -127,7 +129,7 @@ def test_etcd_killed_everything_waits_and_resumes(cluster: Cluster, tmp_path: Pa
     cluster.controller(etcd=etcd)
     cluster.agent("agent-0")
     cluster.wait_for_nodes(1)
-    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=8")
+    job = cluster.submit("tiny.py", f"--out={out}", "--epochs=30")
     cluster.wait_for_step(job, 20)
     pids = cluster.worker_pids(job)
     cluster.kill("etcd")
@@ -136,7 +138,7 @@ def test_etcd_killed_everything_waits_and_resumes(cluster: Cluster, tmp_path: Pa
         return len((out / "run-1-rank-0.jsonl").read_text().splitlines())
 
     at_kill = steps_written()
-    wait_until("training goes on without etcd", lambda: steps_written() > at_kill + 100, 20)
+    wait_until("training goes on without etcd", lambda: steps_written() > at_kill + 100, 30)
     cluster.restart("etcd")
     cluster.wait_for_step(job, at_kill + 100)
     hurry(out)

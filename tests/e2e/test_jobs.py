@@ -57,7 +57,7 @@ def test_scripts_that_go_wrong_say_why(cluster: Cluster) -> None:
 
     flood = cluster.submit("bad.py", "flood", name="flood")
     assert cluster.wait_for_end(flood).phase == pb.PHASE_DONE
-    wait_until("the end of the flood in the log", lambda: "after the flood" in cluster.log(flood), 20)
+    wait_until("the end of the flood in the log", lambda: "after the flood" in cluster.log(flood), 30)
     kept = sum(path.stat().st_size for path in cluster.folder.rglob("*rank-0.log*") if flood in str(path))
     assert kept < 64 * 2**20, "100 MB of output must not be kept whole"
 

@@ -75,7 +75,7 @@ def test_killed_worker_goes_on_from_its_agents_memory(cluster: Cluster, tmp_path
     assert before.memory_step <= step <= last_step(out, 1) + 1
     assert first_step(out, 2) == step
     check_every_sample_once(out, samples=600, epochs=6)
-    wait_until("the job's memory is given back", lambda: not folder.exists(), 10)
+    wait_until("the job's memory is given back", lambda: not folder.exists(), 30)
     undisturbed = cluster.submit("tiny.py", f"--out={calm}", "--step-s=0", "--epochs=6", checkpoint_every=0)
     assert cluster.wait_for_end(undisturbed).phase == pb.PHASE_DONE
     assert final(out) == final(calm)
@@ -107,7 +107,7 @@ def test_lost_machine_with_its_memory_and_everything_goes_on_from_the_copies(clu
         kill(pid, signal.SIGSTOP)
     cluster.kill("agent-1")
     kill(pids["agent-0"])
-    wait_until("no worker is left", lambda: not any(alive(pid) for pid in pids.values()), 5)
+    wait_until("no worker is left", lambda: not any(alive(pid) for pid in pids.values()), 30)
     shutil.rmtree(memory_of(cluster, "agent-1", job))
     cluster.restart("agent-1")
     ended = cluster.wait_for_end(job)
@@ -164,14 +164,14 @@ def test_a_machine_outside_of_the_new_run_serves_what_it_holds(cluster: Cluster,
         kill(pid, signal.SIGSTOP)
     cluster.kill("agent-1")
     kill(pids["agent-0"])
-    wait_until("no worker is left", lambda: not any(alive(pid) for pid in pids.values()), 5)
+    wait_until("no worker is left", lambda: not any(alive(pid) for pid in pids.values()), 30)
     cluster.agent("agent-1", 0.05)
     again = cluster.wait_for(job, "run 2 that trains", lambda j: j.run == 2 and j.memory_step > before.memory_step)
     assert {worker.node for worker in again.workers} == {"agent-0", "agent-2"}, cluster.story(job)
     ((step, where),) = resumed_at(cluster, job)
     assert (step >= before.memory_step, where) == (True, ", from memory"), cluster.story(job)
     told = "come from the memory of agent-1, which has no part in this run"
-    wait_until("that is told", lambda: told in cluster.story(job), 20)
+    wait_until("that is told", lambda: told in cluster.story(job), 30)
     hurry(out)
     assert cluster.wait_for_end(job).phase == pb.PHASE_DONE
     check_every_sample_once(out, samples=600, epochs=2)
@@ -194,10 +194,10 @@ def test_killed_agent_leaves_its_jobs_memory_to_the_next_one_and_strangers_go(cl
     cluster.wait_for(job, "run 2 that trains", lambda j: j.run == 2 and j.memory_step > 8)
     ((step, where),) = resumed_at(cluster, job)
     assert (step >= 5, where) == (True, ", from memory")
-    wait_until("the stranger's folder is gone", lambda: not stranger.exists(), 10)
+    wait_until("the stranger's folder is gone", lambda: not stranger.exists(), 30)
     cluster.client.cancel(job)
     cluster.wait_for_end(job)
-    wait_until("the job's memory is given back", lambda: not memory_of(cluster, "agent-0", job).exists(), 10)
+    wait_until("the job's memory is given back", lambda: not memory_of(cluster, "agent-0", job).exists(), 30)
 
 
 def test_a_machine_whose_shared_memory_is_small_says_so_in_the_jobs_events(cluster: Cluster, tmp_path: Path) -> None:

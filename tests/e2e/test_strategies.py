@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from cluster import SCRIPTS, Cluster, kill, trained_samples
+from cluster import SCRIPTS, Cluster, hurry, kill, trained_samples
 
 from atoll.v1 import jobs_pb2 as pb
 
@@ -40,8 +40,7 @@ def test_a_sparse_job_tells_its_rate_and_links_and_follows_an_adjustment_to_the_
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
     tiny = (str(SCRIPTS / "tiny.py"), "--name", "sparse", "--workers", "2", *SPARSE)
-    # Slow enough for three commands on a busy machine before it ends.
-    job = submitted(cluster, *tiny, "--", f"--out={out}", "--epochs=6", "--step-s=0.06")
+    job = submitted(cluster, *tiny, "--", f"--out={out}", "--epochs=6", "--step-s=0.2")
     cluster.wait_for(job, "links and steps", lambda j: j.progress.step > 20 and all(w.links for w in j.workers))
     seen = status(cluster, job)
     assert seen["spec"]["strategy"] == "stale-sparse"
@@ -63,6 +62,7 @@ def test_a_sparse_job_tells_its_rate_and_links_and_follows_an_adjustment_to_the_
     )
     assert changed.run == 1
     assert "sparsity 50.00 %" in atoll(cluster, "status", job).stdout
+    hurry(out)
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.run, ended.checkpoint_step) == (pb.PHASE_DONE, 1, 300), cluster.story(job)
     for steps in trained_samples(out).values():
@@ -72,28 +72,29 @@ def test_a_sparse_job_tells_its_rate_and_links_and_follows_an_adjustment_to_the_
 def test_a_killed_worker_of_a_sparse_job_costs_the_others_no_sample(cluster: Cluster, tmp_path: Path) -> None:
     """1. The sparsity is adjusted, then rank 1 is killed. 2. The other keeps its process and stands still until rank 2
     takes the place, at that sparsity. 3. No sample counts twice in an epoch; only the killed worker's last ones may not
-    count at all. 4. The run goes on from the newest step that is whole in memory."""
+    count at all. 4. The run goes on from the newest step that is whole in memory, which is of the same epoch: nobody
+    goes back over an epoch's end in place."""
     out = tmp_path / "out"
     cluster.local([1.0, 1.0])
     job = cluster.submit(
-        "tiny.py", f"--out={out}", "--epochs=4", workers=(2, 2), checkpoint_every=1000,
-        strategy="stale-sparse", strategy_settings='{"sparsity":0.9}',
+        "tiny.py", f"--out={out}", "--epochs=1", "--samples=6000", "--step-s=0.06", workers=(2, 2),
+        checkpoint_every=1000, strategy="stale-sparse", strategy_settings='{"sparsity":0.9}',
     )  # fmt: skip
     cluster.wait_for_step(job, 10)
     cluster.client.adjust(job, params={"sparsity": 0.8})
     before = cluster.wait_for(
-        job, "steps at the new sparsity", lambda j: j.progress.strategy_metrics.get("sparsity") == 0.8
-    )
+        job, "steps at the new sparsity, one in memory",
+        lambda j: j.progress.strategy_metrics.get("sparsity") == 0.8 and j.memory_step > 0,
+    )  # fmt: skip
     kill(before.workers[1].status.pid)
+    hurry(out)
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
     assert ended.progress.strategy_metrics["sparsity"] == 0.8
-    missing = 0
-    for steps in trained_samples(out).values():
-        counts = Counter(sample for batch in steps.values() for sample in batch)
-        assert set(counts.values()) == {1}
-        missing += 600 - len(counts)
-    assert missing <= 2 * 6  # two steps of half a batch
+    (steps,) = trained_samples(out).values()
+    counts = Counter(sample for batch in steps.values() for sample in batch)
+    assert set(counts.values()) == {1}
+    assert len(counts) >= 6000 - 2 * 6  # two steps of half a batch
     joined = [json.loads(line)["step"] for line in (out / "run-1-rank-2.jsonl").read_text().splitlines()]
     left = [json.loads(line)["step"] for line in (out / "run-1-rank-1.jsonl").read_text().splitlines()]
     assert left[0] < joined[0] <= left[-1] + 1
@@ -157,9 +158,10 @@ def test_a_compressed_job_is_planned_by_what_its_workers_measured_and_explained(
     settings.parent.mkdir()
     settings.write_text('strategy = "compressed"\n[compressed]\nalgorithm = "ef-sign"\nmin_bytes = 0\n')
     tiny = (str(SCRIPTS / "tiny.py"), "--name", "compressed", "--workers", "2", "--config", str(settings))
-    job = submitted(cluster, *tiny, "--", f"--out={out}", "--epochs=6", "--step-s=0.03")
+    job = submitted(cluster, *tiny, "--", f"--out={out}", "--epochs=6", "--step-s=0.1")
     cluster.wait_for(job, "a plan that groups tensors", lambda j: '"groups"' in j.plan.strategy_params)
     cluster.wait_for(job, "steps under it", lambda j: all(w.last.plan >= j.plan.id for w in j.workers))
+    hurry(out)
     plans = json.loads(atoll(cluster, "plans", job, "--json").stdout)["plans"]
     grouped = next(one for one in plans if one["plan"]["planner"] == "tensor-groups")
     assert "groups" in grouped["plan"]["reason"]

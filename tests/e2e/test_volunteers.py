@@ -115,7 +115,7 @@ def test_a_volunteer_that_lies_is_shut_out_with_the_reason(
     cluster.wait_for_nodes(3)
     job = helped(cluster, out)
     verdict = re.compile(r"liar/0 is shut out: 2 of its (\d+) answers differ")
-    wait_until("the verdict", lambda: verdict.search(cluster.story(job)), 45)
+    wait_until("the verdict", lambda: verdict.search(cluster.story(job)), 90)
     (answers,) = verdict.findall(cluster.story(job))
     assert int(answers) <= honest + 50
     assert "honest/0 is shut out" not in cluster.story(job)

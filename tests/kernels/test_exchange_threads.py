@@ -48,7 +48,7 @@ class Background:
             self.outcome = error
 
     def result(self) -> Any:
-        self._thread.join(10)
+        self._thread.join(30)
         assert not self._thread.is_alive()
         return self.outcome
 

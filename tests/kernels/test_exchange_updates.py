@@ -275,7 +275,7 @@ def test_asking_what_is_owed_leaves_quiesced_masters_alone() -> None:
         asking.start()
         while not done.is_set():
             moved += float(master[0]) != before
-        asking.join(5)
+        asking.join(30)
         assert moved == 0
 
 

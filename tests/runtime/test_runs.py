@@ -227,7 +227,7 @@ def test_a_plan_waits_for_every_rank_and_a_stuck_worker_saves_and_leaves(tmp_pat
         agent.workers[1].send_signal(signal.SIGSTOP)
         begun_s = time.monotonic()
         agent.send_stop(0, grace_s=5.0)
-        assert agent.workers[0].wait(timeout=10) == 75, agent.said()
+        assert agent.workers[0].wait(timeout=30) == 75, agent.said()
         assert 2.0 < time.monotonic() - begun_s < 5.0
         reached = len(lines(out, 2)[0])
         assert "is stuck; checkpoint" in agent.said()

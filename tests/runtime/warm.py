@@ -71,7 +71,7 @@ class WarmStock:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._process.kill()
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=30)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: IO[bytes] | None = None) -> WarmWorker:
         """command: as for subprocess, [interpreter, script, arguments...]."""

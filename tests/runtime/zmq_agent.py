@@ -90,7 +90,7 @@ def torchrun_like(
     finally:
         for worker in workers:
             worker.kill()
-            worker.wait(timeout=10)
+            worker.wait(timeout=30)
 
 
 def torchrun_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -175,9 +175,9 @@ class FakeAgent:
             if worker.poll() is None:
                 worker.send_signal(signal.SIGCONT)
                 worker.kill()
-            worker.wait(timeout=10)
+            worker.wait(timeout=30)
         self._closing.set()
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=30)
 
     def id_of(self, rank: int) -> WorkerId:
         return WorkerId(job=self.job, run=self.run, rank=rank)

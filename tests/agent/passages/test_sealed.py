@@ -36,7 +36,7 @@ def ends() -> tuple[socket.socket, socket.socket]:
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await story()
 
     asyncio.run(bounded())

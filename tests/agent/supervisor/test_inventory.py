@@ -61,13 +61,13 @@ def test_a_question_is_answered_from_memory_disk_and_store_and_a_look_that_fails
     answers: queue.Queue[Inventory] = queue.Queue()
     taker = InventoryTaker((tmp_path / "memory", tmp_path / "spill"), lambda directory: tmp_path / "jobs", answers.put)
     taker.take(TakeInventory(request=5, job=JOB, directory=f"file://{tmp_path}/store", store=True))
-    inventory = answers.get(timeout=10)
+    inventory = answers.get(timeout=30)
     assert (inventory.request, list(inventory.troubles)) == (5, [])
     held = (inventory.memory, inventory.disk, inventory.store)
     assert [[one.step for one in each] for each in held] == [[7], [10], [20]]
     taker.close()
     taker.take(TakeInventory(request=6, job=JOB, directory="no-such://bucket", store=True))
-    inventory = answers.get(timeout=10)
+    inventory = answers.get(timeout=30)
     assert ("no-such://bucket/vit-3f9a cannot be looked at" in inventory.troubles[0], len(inventory.disk)) == (True, 1)
     taker.close()
 
@@ -87,7 +87,7 @@ def test_what_is_to_be_removed_is_gone_and_what_cannot_be_is_told(tmp_path: Path
 
     def remove(job: str) -> Inventory:
         taker.take(TakeInventory(request=7, job=job, directory=f"file://{store}", store=True, remove=True))
-        answer = answers.get(timeout=20)
+        answer = answers.get(timeout=30)
         taker.close()
         return answer
 

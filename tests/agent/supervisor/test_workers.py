@@ -84,7 +84,7 @@ class FakeWorker:
         await self.socket.send(WorkerMessage(id=self.id, **body).SerializeToString())  # type: ignore[arg-type]
 
     async def hear(self) -> SupervisorMessage:
-        frames = await asyncio.wait_for(self.socket.recv_multipart(), 5)
+        frames = await asyncio.wait_for(self.socket.recv_multipart(), 30)
         return SupervisorMessage.FromString(frames[-1])
 
 

@@ -21,7 +21,7 @@ class CountingGauges:
         self.reads += 1
         if self.reads == 4:
             self.third.set()
-            assert self.let_go.wait(10)
+            assert self.let_go.wait(30)
         return [DeviceSample(index=0, memory_used_bytes=self.reads)]
 
     def close(self) -> None:
@@ -31,7 +31,7 @@ class CountingGauges:
 def test_the_newest_reading_is_given_once_and_whoever_takes_it_never_waits() -> None:
     gauges = CountingGauges()
     with Sampler(gauges, every_s=0.001) as one:
-        assert gauges.third.wait(10)
+        assert gauges.third.wait(30)
         assert [sample.memory_used_bytes for sample in one.take()] == [3]
         assert list(one.take()) == []  # the driver does not answer
         gauges.let_go.set()
@@ -44,8 +44,8 @@ def test_a_driver_that_does_not_answer_does_not_keep_the_agent_from_ending(
     monkeypatch.setattr(sampler, "_STOP_S", 0.01)
     gauges = CountingGauges()
     with Sampler(gauges, every_s=0.001) as one:
-        assert gauges.third.wait(10)
+        assert gauges.third.wait(30)
     assert "did not answer" in caplog.text
     gauges.let_go.set()
-    one._thread.join(timeout=10)
+    one._thread.join(timeout=30)
     assert not one._thread.is_alive()

@@ -49,7 +49,7 @@ def test_it_ends_in_order(number: signal.Signals) -> None:
     with serving() as process:
         process.send_signal(number)
         assert said(process) == "stops"
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
 
 
 def test_a_second_signal_ends_it_at_once() -> None:
@@ -57,7 +57,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
         process.send_signal(signal.SIGTERM)
         assert said(process) == "stops"
         process.send_signal(signal.SIGHUP)
-        assert process.wait(10) == 128 + signal.SIGHUP
+        assert process.wait(30) == 128 + signal.SIGHUP
 
 
 def test_under_nohup_it_outlives_its_terminal() -> None:
@@ -65,4 +65,4 @@ def test_under_nohup_it_outlives_its_terminal() -> None:
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         assert said(process) == "stops"
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0

@@ -168,7 +168,7 @@ def test_a_reader_that_goes_away_is_no_traceback(controller: ScriptedController)
         assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(20) == 1
+        assert process.wait(30) == 1
         assert process.stderr.read() == b""
 
 

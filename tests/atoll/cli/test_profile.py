@@ -50,7 +50,7 @@ def test_interrupted_at_the_second_probe_the_same_command_goes_on(tmp_path: Path
         assert first.wait(timeout=30) == 130
     finally:
         first.kill()
-        first.communicate(timeout=10)
+        first.communicate(timeout=30)
     assert "interrupted. The same command goes on where it stopped: p.json" in rest
     begun = read(path)
     assert [len(begun.baselines), len(begun.probes)] == [1, 1]

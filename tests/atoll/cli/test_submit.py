@@ -159,7 +159,7 @@ def while_following(
         result = pool.submit(follow)
         controller.wait_for(lambda script: {"Watch", "Events", "Logs"} <= set(script.calls))
         happens()
-        return result.result(20)
+        return result.result(30)
 
 
 def test_following_shows_progress_and_ends_with_the_job(
@@ -275,9 +275,9 @@ def test_ctrl_c_detaches_and_the_job_lives(controller: ScriptedController, scrip
         "-f",
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        controller.wait_for(lambda script: "Watch" in script.calls, deadline_s=20)
+        controller.wait_for(lambda script: "Watch" in script.calls, deadline_s=30)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert out == "train-0000\n"
     assert err.splitlines()[-1] == "detached; the job goes on: atoll status train-0000"
@@ -288,9 +288,9 @@ def test_ctrl_c_before_the_answer_is_exit_130(controller: ScriptedController, sc
     controller.script.silent = True
     command = [sys.executable, "-m", "atoll.cli.main", "--controller", controller.address, "submit", str(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        controller.wait_for(lambda script: "Submit" in script.calls, deadline_s=20)
+        controller.wait_for(lambda script: "Submit" in script.calls, deadline_s=30)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
 

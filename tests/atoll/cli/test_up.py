@@ -103,7 +103,7 @@ async def test_a_child_that_ends_is_reported_with_its_last_line(tmp_path: Path) 
     cluster = cluster_in(tmp_path)
     await cluster._spawn("agent-0", ["jobs", "--nope"])
     with pytest.raises(AtollError, match=r"^agent-0 ended with exit code 2: No such option: --nope.*agent-0\.log$"):
-        await asyncio.wait_for(cluster.watch_children(), 20)
+        await asyncio.wait_for(cluster.watch_children(), 30)
     await cluster.stop()
 
 
@@ -117,7 +117,7 @@ async def test_children_are_of_this_installation_whatever_lies_in_the_folder(
     cluster = cluster_in(tmp_path)
     await cluster._spawn("agent-0", ["version"])
     with pytest.raises(AtollError, match=r"^agent-0 ended with exit code 0"):
-        await asyncio.wait_for(cluster.watch_children(), 20)
+        await asyncio.wait_for(cluster.watch_children(), 30)
     await cluster.stop()
 
 
@@ -127,7 +127,7 @@ async def test_a_child_that_is_killed_is_reported(tmp_path: Path, controller: Sc
     await asyncio.to_thread(controller.wait_for, lambda script: "Events" in script.calls, 20)
     cluster._children[0].process.kill()
     with pytest.raises(AtollError, match=r"^agent-0 was killed by signal 9"):
-        await asyncio.wait_for(cluster.watch_children(), 20)
+        await asyncio.wait_for(cluster.watch_children(), 30)
     await cluster.stop()
 
 
@@ -141,7 +141,7 @@ async def test_children_that_do_not_stop_are_killed_in_time(
     await asyncio.to_thread(controller.wait_for, lambda script: script.calls.count("Events") == 2, 20)
     for child in cluster._children:
         child.process.send_signal(signal.SIGSTOP)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while psutil.Process(child.process.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the kernel's
                 await asyncio.sleep(0.01)
     async with asyncio.timeout(10):  # as is promised
@@ -159,7 +159,7 @@ async def test_ready_is_said_when_all_agents_are_connected(
         assert not waiting.done()
         controller.script.nodes.nodes.append(pb.Node(name=f"local-{number}", connected=True))
         controller.script.calls.clear()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, 30)
     out, err = capsys.readouterr()
     assert out == f"ready: 2 agents, controller {controller.address}\n"
     assert f"atoll submit train.py --workers 2 --follow --controller {controller.address}" in err
@@ -181,7 +181,7 @@ def test_children_die_with_an_up_that_is_killed(controller: ScriptedController) 
     )
     environment = {**os.environ, "ATOLL_CONTROLLER": controller.address}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:
-        controller.wait_for(lambda script: "Events" in script.calls, deadline_s=20)
+        controller.wait_for(lambda script: "Events" in script.calls, deadline_s=30)
         (child,) = psutil.Process(parent.pid).children()
         parent.kill()
     gone, _ = psutil.wait_procs([child], timeout=5)
@@ -208,7 +208,7 @@ def test_a_daemon_stops_on_a_signal(number: signal.Signals) -> None:
         assert process.stdout.readline() == "up\n"
         process.send_signal(number)
         assert process.stdout.read() == "down\n"
-        assert process.wait(20) == 0
+        assert process.wait(30) == 0
 
 
 def test_a_daemon_that_hangs_while_stopping_ends_on_the_second_signal() -> None:
@@ -219,7 +219,7 @@ def test_a_daemon_that_hangs_while_stopping_ends_on_the_second_signal() -> None:
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stopping\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 128 + signal.SIGTERM
+        assert process.wait(30) == 128 + signal.SIGTERM
 
 
 def test_what_an_extra_would_bring_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

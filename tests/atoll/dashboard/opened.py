@@ -33,7 +33,7 @@ class Dashboard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.terminate()
-        _, said = self._process.communicate(timeout=15)
+        _, said = self._process.communicate(timeout=30)
         assert self._process.returncode == 0, said
         assert "Traceback" not in said, said
 

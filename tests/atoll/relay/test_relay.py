@@ -18,7 +18,7 @@ from atoll.relay.server import Relay, RelayLimits, read_secret
 from atoll.relay.splice import PIPE_BYTES
 
 SECRET = b"of this cluster alone, 32 bytes!"
-DEADLINE_S = 20.0
+DEADLINE_S = 30.0
 
 
 @asynccontextmanager

@@ -188,7 +188,7 @@ async def test_links_are_shown_and_more_than_the_protocol_allows_is_refused(head
     await head.phase(job, pb.PHASE_RUNNING)
     link = common_pb2.LinkSample(peer=1, sent_bytes=9, received_bytes=8, busy_s=0.5, goodput_bps=96e6)
     await a.send(telemetry(job, [link]))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not (seen := await head.get(job)).workers[0].links:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert list(seen.workers[0].links) == [link]
@@ -244,7 +244,7 @@ async def run_record(etcd: str, job: str, run: int) -> RunRecord:
 
 
 async def shown_step(head: Controller, job: str, step: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (await head.get(job)).progress.step != step:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

@@ -145,7 +145,7 @@ async def test_a_killed_child_is_started_again_on_its_socket_with_its_data(
         first = private.pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(30):
             while private.pid in (first, None):  # noqa: ASYNC110 - it is another process that changes
                 await asyncio.sleep(0.02)
             entry = await read_until_answered(store, "/atoll/a")
@@ -238,7 +238,7 @@ async def test_it_dies_with_a_controller_that_is_killed_and_the_next_one_starts(
     )
     assert controller.stdout is not None
     try:
-        child = psutil.Process(int(await asyncio.wait_for(controller.stdout.readline(), 20)))
+        child = psutil.Process(int(await asyncio.wait_for(controller.stdout.readline(), 30)))
         assert Path(child.exe()) == find_etcd().path.resolve()
     finally:
         controller.kill()

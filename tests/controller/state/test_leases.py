@@ -28,7 +28,7 @@ async def running(keeper: LeaseKeeper) -> AsyncIterator[LeaseKeeper]:
         assert task.cancelled()
 
 
-async def until(holds: Callable[[], bool], deadline_s: float = 10.0) -> None:
+async def until(holds: Callable[[], bool], deadline_s: float = 30.0) -> None:
     async with asyncio.timeout(deadline_s):
         while not holds():  # noqa: ASYNC110 - what is waited for is in another process
             await asyncio.sleep(0.02)
@@ -113,4 +113,4 @@ async def test_the_keeper_ends_when_its_store_is_closed(etcd: str) -> None:
     serving = asyncio.create_task(LeaseKeeper(store, pytest.fail).run())
     await asyncio.sleep(0.1)
     await store.close()
-    await asyncio.wait_for(serving, 2)
+    await asyncio.wait_for(serving, 30)

@@ -65,7 +65,7 @@ async def opened(server: EtcdServer, tls: Tls | None, timeout_s: float = 3.0) ->
 async def told(store: EtcdStore, why: str) -> None:
     """Each read fails; the reason is known once a handshake was tried, which a busy machine may take longer for than
     one read does."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while True:
             with pytest.raises(StoreUnavailable) as refused:
                 await store.read("/atoll/a")
@@ -108,7 +108,7 @@ async def test_files_that_are_replaced_are_used_for_the_next_connection(secured:
         await told(store, "signed by the same CA")
         shutil.copy(secured.own.key, kept.key)
         shutil.copy(secured.own.certificate, kept.certificate)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await read_until_answered(store, "/atoll/a")
 
 

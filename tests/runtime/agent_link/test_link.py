@@ -36,13 +36,13 @@ def test_worker_is_welcomed_lives_and_says_its_last_words(agent: FakeAgent) -> N
         assert link.welcome.speed == 0.5
         assert list(link.welcome.launch.plan.shares) == [3.0, 1.0]
         link.step = 17
-        agent.wait_until(lambda: agent.alive.get(1) == (17, 0) and agent.alive_count >= 3, deadline_s=5)
+        agent.wait_until(lambda: agent.alive.get(1) == (17, 0) and agent.alive_count >= 3, deadline_s=30)
         link.outbox.step(StepSample(step=17, local_batch=3))
         link.outbox.metrics(17, {"loss": 0.25})
         link.outbox.notice(LEVEL_INFO, "on the way out")
     finally:
         link.close()
-    agent.wait_until(lambda: bool(agent.metrics[1]), deadline_s=5)
+    agent.wait_until(lambda: bool(agent.metrics[1]), deadline_s=30)
     assert [sample.step for sample in agent.steps[1]] == [17]
     assert dict(agent.metrics[1][0].values) == {"loss": 0.25}
     assert [notice.text for notice in agent.notices] == ["on the way out"]
@@ -61,8 +61,8 @@ def test_plans_come_in_order_and_those_that_cannot_be_are_refused_with_a_notice(
             taken.extend(plan.id for plan in link.take_plans())
             return taken == [2, 5]
 
-        agent.wait_until(all_taken, deadline_s=5)
-        agent.wait_until(lambda: len(agent.notices) == 2, deadline_s=5)
+        agent.wait_until(all_taken, deadline_s=30)
+        agent.wait_until(lambda: len(agent.notices) == 2, deadline_s=30)
         assert "refused plan 3" in agent.notices[0].text
         assert "run 99" in agent.notices[1].text
     finally:
@@ -75,7 +75,7 @@ def test_stop_that_is_not_obeyed_is_overdue_after_half_its_grace(agent: FakeAgen
     link.on_overdue = overdue.append
     try:
         agent.send_stop(1, grace_s=0.4)
-        agent.wait_until(lambda: link.stop is not None and bool(overdue), deadline_s=5)
+        agent.wait_until(lambda: link.stop is not None and bool(overdue), deadline_s=30)
         assert [stop.grace_s for stop in overdue] == [0.4]
     finally:
         link.close()

@@ -45,7 +45,7 @@ def test_a_checkpoint_is_left_out_aloud_while_the_one_before_is_still_being_writ
     answers, write = threading.Event(), files.write
 
     def hangs(*args: Any) -> Path:
-        assert answers.wait(20)
+        assert answers.wait(30)
         return write(*args)
 
     monkeypatch.setattr(saving.files, "write", hangs)
@@ -73,7 +73,7 @@ def test_training_waits_for_the_copy_of_the_state_only_where_it_would_change_it(
     may_copy, copied = threading.Event(), background_copy._copied
 
     def slowly(tensor: torch.Tensor, ring: StagingRing | None) -> torch.Tensor:
-        assert may_copy.wait(20)
+        assert may_copy.wait(30)
         return copied(tensor, ring)
 
     monkeypatch.setattr(background_copy, "_copied", slowly)
@@ -89,7 +89,7 @@ def test_training_waits_for_the_copy_of_the_state_only_where_it_would_change_it(
     update.join(0.1)
     assert update.is_alive()
     may_copy.set()
-    update.join(20)
+    update.join(30)
     saver.close()
     (found,) = listing.newest(tmp_path)
     assert files.read(found.path).tensors["model/weight"].unique().tolist() == [4.0]

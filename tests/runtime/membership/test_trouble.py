@@ -59,7 +59,7 @@ def test_a_loss_while_a_view_is_formed_ends_in_the_one_after_it(tmp_path: Path, 
                             "--epochs", "2")  # fmt: skip
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
         agent.workers[2].send_signal(signal.SIGKILL)
-        agent.workers[2].wait(timeout=10)
+        agent.workers[2].wait(timeout=30)
         agent.send_view(2, [2, 0], [1.0, 1.0], plan_id=2, meet_s=2.0, to=[0])
         agent.wait_for_stage(2, VIEW_STAGE_FAILED, 0)
         agent.send_view(3, [0], [1.0], plan_id=3)
@@ -81,7 +81,7 @@ def test_a_meeting_is_given_up_as_soon_as_a_newer_view_is_there(tmp_path: Path, 
                             "--epochs", "2")  # fmt: skip
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
         agent.workers[2].send_signal(signal.SIGKILL)
-        agent.workers[2].wait(timeout=10)
+        agent.workers[2].wait(timeout=30)
         agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2, meet_s=100.0, to=[0])
         agent.wait_for_stage(2, VIEW_STAGE_FORMING, 0)
         agent.send_view(3, [0], [1.0], plan_id=3)

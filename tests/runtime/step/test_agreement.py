@@ -12,7 +12,7 @@ from atoll.agent.runtime.step.agreement import Agreed, Agreement, Proposal, merg
 from atoll.agent.runtime.transport.proposals import KEPT_PASSES, BroadcastProposals
 from atoll.errors import BadInput, PeerLost
 
-DEADLINE_S = 5.0
+DEADLINE_S = 30.0
 NOTHING = Agreed(0, False)
 
 

@@ -34,7 +34,7 @@ def refusals(ranks: list[Rank]) -> dict[int, AtollError]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=30)
     for rank in ranks:
         rank.close(linger_s=0)
     return failed

@@ -73,4 +73,4 @@ def test_a_message_that_came_by_half_is_left_behind(way: str, sent_with: signal.
         said = [receiver.stdout.readline().strip() for _ in range(3)]
         assert said[0].startswith("half "), said
         assert said[1:] == ["closed True False", "again"]
-        assert receiver.wait(timeout=20) == 0
+        assert receiver.wait(timeout=30) == 0

@@ -69,7 +69,7 @@ def test_bytes_counted_at_both_ends_agree(node: str) -> None:
         sizes = [0, 1, 15, 100, 4095, 4097, 70_000, 500_000, 9_000_000, 30_000_000]
         payloads = [os.urandom(size) for size in sizes]
         run.ranks[0].source.put(*(Out(0, 1, at, at, 1, payload) for at, payload in enumerate(payloads)))
-        wait_until(lambda: len(run.ranks[1].heard) == len(sizes), deadline_s=20)
+        wait_until(lambda: len(run.ranks[1].heard) == len(sizes), deadline_s=30)
         assert {frame.tensor: bytes(frame.payload) for frame in run.ranks[1].heard} == dict(enumerate(payloads))
         sent, received = run.ranks[0].link(1), run.ranks[1].link(0)
         assert sent.frames_sent == received.frames_received == len(sizes) + 1  # and a hello
@@ -82,7 +82,7 @@ def test_goodput_is_measured_once_there_is_something_to_measure() -> None:
     with Run([("a", "x"), ("b", "x")]) as run:
         sender = run.ranks[0]
         sender.source.put(*(Out(0, 1, at, at, 1, bytes(1_000_000)) for at in range(60)))
-        wait_until(lambda: len(run.ranks[1].heard) == 60, deadline_s=20)
+        wait_until(lambda: len(run.ranks[1].heard) == 60, deadline_s=30)
         wait_until(lambda: sender.link(1).goodput_bps > 0)
         assert sender.link(1).busy_s > 0
         assert run.ranks[1].link(0).goodput_bps == 0  # it sent nothing
@@ -95,7 +95,7 @@ def test_thousands_of_small_tensors_all_arrive() -> None:
         ]
         for one in run.ranks:
             one.source.put(*outs)
-        wait_until(lambda: all(len(one.heard) == len(outs) for one in run.ranks), deadline_s=20)
+        wait_until(lambda: all(len(one.heard) == len(outs) for one in run.ranks), deadline_s=30)
         for one in run.ranks:
             assert Counter(bytes(frame.payload) for frame in one.heard) == Counter(out.payload for out in outs)
 
@@ -269,7 +269,7 @@ def test_a_peer_of_another_run_never_says_hello() -> None:
             with pytest.raises(DeadlineExceeded, match="it has not said hello"):
                 rank.connect(endpoints)
             with pytest.raises(DeadlineExceeded, match="it has not said hello"):
-                late.result(timeout=5)
+                late.result(timeout=30)
         assert rank.link(1).dropped == {"old run": 1}
     finally:
         rank.close()

@@ -170,10 +170,10 @@ def connect_all(ranks: Sequence[Rank]) -> None:
     endpoints = [rank.endpoint for rank in ranks]
     with ThreadPoolExecutor(len(ranks)) as pool:
         for done in [pool.submit(rank.connect, endpoints) for rank in ranks]:
-            done.result(timeout=20)
+            done.result(timeout=30)
 
 
-def wait_until(condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], deadline_s: float = 30.0) -> None:
     ends_s = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < ends_s, "the condition did not come true in time"
@@ -212,14 +212,14 @@ class Process:
         self.tell("connect", *(str(endpoint).replace(" ", "|") for endpoint in endpoints))
 
     def exit_code(self) -> int:
-        return self._process.wait(timeout=5)
+        return self._process.wait(timeout=30)
 
     def signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait(timeout=5)
+        self._process.wait(timeout=30)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with suppress(BrokenPipeError):

@@ -52,7 +52,7 @@ async def story(store: EtcdStore, at: int) -> str:
 
 
 async def until(running: asyncio.Task[None], condition: object) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # type: ignore[operator]
             if running.done():
                 running.result()
@@ -85,8 +85,8 @@ async def test_whatever_answer_of_etcd_is_lost_a_candidate_leads_in_the_end(stor
         await store.commit([DeletePrefix("/atoll/")])
         losing = LosingAnswers(store)
         losing.arm(at)
-        leadership = await asyncio.wait_for(Election(losing, keys.LEADER, b"me", 1).campaign(), 10)
-        async with asyncio.timeout(10):
+        leadership = await asyncio.wait_for(Election(losing, keys.LEADER, b"me", 1).campaign(), 30)
+        async with asyncio.timeout(30):
             while not losing.lost:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         entry = await store.read(keys.LEADER)

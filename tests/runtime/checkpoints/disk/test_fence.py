@@ -64,15 +64,15 @@ def test_the_lock_passes_to_the_next_who_waits(tmp_path: Path) -> None:
         with locked(tmp_path):
             held.set()
             order.append("first")
-            waiting.wait(5)
+            waiting.wait(30)
             order.append("first again")
 
     waiting = threading.Event()
     thread = threading.Thread(target=first)
     thread.start()
-    assert held.wait(5)
+    assert held.wait(30)
     threading.Timer(0.05, waiting.set).start()
-    with locked(tmp_path, 10):
+    with locked(tmp_path, 30):
         order.append("second")
     thread.join()
     assert order == ["first", "first again", "second"]

@@ -99,7 +99,7 @@ def test_a_generation_that_begins_as_the_one_before_is_told_is_written_too(
     monkeypatch.setattr(tested._writer, "_complete", held_up)
     monkeypatch.setattr(shard_writer, "LONGEST_WAIT_S", 5.0)
     assert boundary(1) is None
-    assert told.wait(10)
+    assert told.wait(30)
     tested.wait_for_reads()
     tested.close()
     assert rig.said == []

@@ -20,7 +20,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFol
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys, generate
 
-RUN, TOTAL, DEADLINE_S = 3, PAGE_BYTES + 600, 20.0
+RUN, TOTAL, DEADLINE_S = 3, PAGE_BYTES + 600, 30.0
 BODY, HEAD = bytes(range(200)) * 3, b"\1" * PAGE_BYTES
 NOT_SEALED_SO = "damaged, of another rank or seen before"
 

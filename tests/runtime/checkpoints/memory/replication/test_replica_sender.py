@@ -25,7 +25,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFol
 from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles, ShardFiles
 from atoll.agent.runtime.transport.keys import KEY_BYTES, Keys, generate
 
-DEADLINE_S = 20.0
+DEADLINE_S = 30.0
 CHUNK_BYTES = 128 * 1024
 
 
@@ -226,7 +226,7 @@ class Wire:
 
     def close(self) -> None:
         os.eventfd_write(self._ends, 1)
-        self._thread.join(10)
+        self._thread.join(30)
         self._server.close()
         os.close(self._ends)
 
