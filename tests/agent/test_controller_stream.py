@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,9 +183,9 @@ async def test_controller_that_promised_a_sign_of_life_and_stands_still_is_left(
 
 
 async def test_heartbeats_go_on_while_nothing_happens(agent: RunningAgent, controller: ScriptedController) -> None:
-    before = controller.heartbeats
-    await asyncio.sleep(1.0)
-    assert 3 <= controller.heartbeats - before <= 7, "every 0.2 s, as Registered says"
+    before, began_s = controller.heartbeats, time.monotonic()
+    await until("ten heartbeats", lambda: controller.heartbeats >= before + 10)
+    assert time.monotonic() - began_s > 1.0, "every 0.2 s, as Registered says"
 
 
 async def test_flood_of_output_delays_no_heartbeat_and_keeps_its_end(
@@ -203,7 +204,7 @@ async def test_flood_of_output_delays_no_heartbeat_and_keeps_its_end(
     assert ended.reason == "ValueError: after the flood"
     await until("the output's end", lambda: controller.printed().endswith(b"ValueError: after the flood\n"), 30)
     took_s = asyncio.get_running_loop().time() - began_s
-    assert controller.heartbeats - before >= took_s / 0.2 * 0.6
+    assert controller.heartbeats - before >= took_s / 0.2 * 0.3
     assert b" MB of output dropped \xe2\x80\xa6\n" in controller.printed()
     assert 8e6 < len(controller.printed()) < 30e6
     assert sum(f.stat().st_size for f in (agent.settings.state_dir / "logs").rglob("run-*")) <= 21 * 1024 * 1024

@@ -412,7 +412,7 @@ async def test_a_disk_that_stands_still_holds_up_no_heartbeat(head: Controller, 
     writing = asyncio.create_task(agent.log((job, 1, 0), 0, b"a line\n"))
     for _ in range(6):
         await asyncio.sleep(0.5)
-        nodes = await head.stub.ListNodes(pb.ListNodesRequest(), timeout=2)
+        nodes = await head.stub.ListNodes(pb.ListNodesRequest(), timeout=30)
         assert [(node.name, node.connected) for node in nodes.nodes] == [("a", True)]
     assert not writing.done()
     taken = await asyncio.to_thread(stuck.read_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -69,6 +70,7 @@ async def test_a_thousand_nodes_beating_ten_times_cost_one_refresh_each_in_a_thi
         for lease in leases:
             keeper.keep(lease, 60)
         await asyncio.sleep(1.1)  # so that a refreshed lease can be told from a new one
+        began_s = time.monotonic()
         for tick in range(10):
             now_s = 20.0 + tick
             for lease in leases:
@@ -76,7 +78,7 @@ async def test_a_thousand_nodes_beating_ten_times_cost_one_refresh_each_in_a_thi
             assert len(keeper._due) == (1000 if tick == 0 else 0)
             await until(lambda: not keeper._due and not keeper._asked)
         left_s = await asyncio.gather(*(remaining_s(store, lease) for lease in leases[::100]))
-        assert min(left_s) >= 59
+        assert min(left_s) >= 59 - (time.monotonic() - began_s)
 
 
 async def test_touches_during_an_outage_are_sent_after_it(own_etcd: EtcdServer, own_store: EtcdStore) -> None:

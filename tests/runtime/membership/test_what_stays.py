@@ -27,7 +27,7 @@ def test_loader_processes_and_copies_in_memory_go_on_in_the_next_view(
         agent.spec.checkpoint.memory_replicas = 2
         agent.own_directories, agent.memory = True, out / "memory"
         agent.start_workers("in_place.py", str(out), "--kill-rank", "1", "--kill-step", "13", "--kill-at", "forward",
-                            "--workers", str(workers), "--sleep-s", "0.02")  # fmt: skip
+                            "--workers", str(workers), "--often")  # fmt: skip
         agent.wait_for_stage(1, VIEW_STAGE_BROKEN, 0, 2)
         agent.send_view(2, [0, 2], [1.0, 1.0], plan_id=2)
         agent.put_in_force()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from generations import await_generation, keep_every_step
 from torch import nn
 
 import atoll
@@ -38,6 +39,7 @@ parser.add_argument("--compile", action="store_true")
 parser.add_argument("--behind", type=int, default=-1, help="this rank does not hear of the kill step's gradients")
 parser.add_argument("--sleep-s", type=float, default=0.0)
 parser.add_argument("--workers", type=int, default=0, help="of the loader")
+parser.add_argument("--often", action="store_true", help="a generation in memory every step")
 options = parser.parse_args()
 
 SAMPLES, BATCH = 100, 12
@@ -73,6 +75,12 @@ def data() -> torch.utils.data.TensorDataset:
 def dies_here(step: int, where: str) -> None:
     if me == options.kill_rank and step == options.kill_step and where == options.kill_at:
         os.kill(os.getpid(), signal.SIGSTOP if options.stop_in_place else signal.SIGKILL)
+
+
+def work() -> None:
+    time.sleep(options.sleep_s)
+    if options.often:
+        await_generation(run)
 
 
 def await_view(step: int) -> None:
@@ -127,7 +135,7 @@ def main() -> None:
     with (options.out / f"rank-{me}.jsonl").open("a", buffering=1) as log:
         for epoch in run.epochs(options.epochs):
             for index, (x, y, ids) in enumerate(loader):
-                time.sleep(options.sleep_s)
+                work()
                 part = loader.current
                 assert part is not None
                 step = part.step
@@ -185,4 +193,6 @@ def main() -> None:
 if __name__ == "__main__":
     run = atoll.init(seed=7)
     me = int(os.environ.get("ATOLL_RANK", run.rank))  # for good
+    if options.often:
+        keep_every_step()
     main()

@@ -20,11 +20,10 @@ from typing import Any
 
 import torch
 from faulty_peer import faulty
+from generations import await_generation, keep_every_step
 from torch import nn
 
 import atoll
-from atoll.agent.runtime.checkpoints.memory.cost import cadence
-from atoll.agent.runtime.checkpoints.memory.cost.paired_cost import Pauses
 from atoll.strategies.shared_masters.rolling import RollingMasters
 
 parser = argparse.ArgumentParser()
@@ -115,15 +114,6 @@ def await_strike() -> None:
         time.sleep(0.01)
 
 
-def await_generation() -> None:
-    """That which is under way is whole on this rank; once it is on all, the next boundary begins another one. Not for
-    ever: who should take the copy may be dead."""
-    tier: Any = run._training.state.memory  # type: ignore[union-attr]
-    ends_s = time.monotonic() + 10
-    while tier.enabled and tier.progress().step < tier._current and time.monotonic() < ends_s:
-        time.sleep(0.005)
-
-
 def break_flush() -> None:
     """Let this rank be lost when it has given the third tensor away and not yet taken what came of it."""
     number = int(options.break_flush.partition(":")[2])
@@ -169,9 +159,7 @@ def go_back(step: int) -> None:
 
 
 if options.die_flushed or options.often:
-    cadence.SHARE = 100.0  # every step, however busy this machine is
-if options.often:
-    Pauses.at = lambda *_, **__: False  # type: ignore[method-assign]
+    keep_every_step()
 next_step = begun_step
 if not run._session.joins:
     keep("begin")
@@ -185,7 +173,7 @@ with (
                 time.sleep(options.sleep_s)
                 batch = loader.current
                 if options.often:
-                    await_generation()
+                    await_generation(run)
                 if batch.step < next_step and batch.step >= begun_step:
                     go_back(batch.step)
                 next_step = batch.step + 1
