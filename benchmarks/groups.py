@@ -55,7 +55,7 @@ from atoll.strategies.groups.settings import Groups
 from atoll.v1 import jobs_pb2 as pb
 
 RUNS, REPLICAS = 100, 10
-SIGNAL = as_json(GroupsMessage(signal=77).said()).replace("77", "%d")
+SIGNAL = as_json(GroupsMessage(rank=77, workers=REPLICAS, signal=88).said()).replace("77", "%d").replace("88", "%d")
 RULES = ("all", "pairs", "static", "scheduled")
 WENT_ON = re.compile(  # what a view took but for its first round
     r"from step \d+: ([\d.]+) noticed, ([\d.]+) aborted, ([\d.]+) told, ([\d.]+) formed, ([\d.]+) agreed, .*lost"
@@ -108,7 +108,7 @@ class Load:
             return
         heapq.heappop(self._ready)
         self._signals[of][replica] += 1
-        told = read(GroupsMessage, SIGNAL % self._signals[of][replica], "signal")
+        told = read(GroupsMessage, SIGNAL % (replica, self._signals[of][replica]), "signal")
         self._take(of, self._schedulers[of].heard(replica, told, self.clock.now_s()), at_s)
         self.heard += 1
 
@@ -118,6 +118,7 @@ class Load:
             now_s = self.clock.now_s()
             self.delays_s.append(now_s - possible_s)
             self._goes_on(run, replica, now_s)
+        self._schedulers[run].take_notices(possible_s)
         if (due_s := self._schedulers[run].due_s) is not None:
             heapq.heappush(self._dues, (due_s, run))
 

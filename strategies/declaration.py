@@ -144,6 +144,9 @@ class Scheduler(Protocol):
     def passed(self, now_s: float) -> Iterable[tuple[int, Declared]]:
         """Answers that were due by now."""
 
+    def take_notices(self, now_s: float) -> Iterable[str]:
+        """What `atoll events` is to say of the answers since the last call. Called after each message: seldom any."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:

@@ -12,20 +12,25 @@ from typing import Final, Literal
 
 from atoll.errors import BadInput
 
-Cause = Literal["all ready", "window over", "connects", "not validated"]
+Cause = Literal["all ready", "window over", "connects", "not validated", "partners ready"]
 """Of a group: all live replicas are ready; the window ended and the groups connect; after a wait they connect; the
-window ended while another stage waits, so that nobody asked."""
+window ended while another stage waits, so that nobody asked; all are ready whom a rule without windows put together."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundGroup:
-    """Replicas of a stage that average together. waited_s: from the first one's ready signal on."""
+    """Replicas of a stage that average together. waited_s: from the first one's ready signal on. held_s: of that, after
+    the window's end until the groups connect, and awaited: who ended this wait, by being ready or by its departure.
+    widened_s: of it, in the window beyond its usual end."""
 
     stage: int
     formed_s: float
     members: tuple[int, ...]
     cause: Cause
     waited_s: float = 0.0
+    held_s: float = 0.0
+    awaited: int | None = None
+    widened_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +49,13 @@ class StageRounds:
 
 @dataclass(frozen=True, slots=True)
 class GroupRounds:
-    """All stages. waiting: the one stage that waits until its groups connect; meanwhile no other one is validated, for
-    two stages that wait for each other's pipelines would wait for ever (section 3.4)."""
+    """All stages. waiting: the one stage that waits until its groups connect, since waiting_since_s; meanwhile no other
+    one is validated, for two stages that wait for each other's pipelines would wait for ever (section 3.4)."""
 
     history: int
     stages: tuple[StageRounds, ...]
     waiting: int | None = None
+    waiting_since_s: float = 0.0
 
     @staticmethod
     def of(stages: int, replicas: int, history: int) -> GroupRounds:
@@ -87,7 +93,7 @@ def ready(rounds: GroupRounds, stage: int, replica: int, now_s: float, window_s:
     here = replace(here, ready=here.ready | {replica}, since_s=since_s)
     if here.window_ends_s is None and rounds.waiting != stage:
         here = replace(here, window_ends_s=now_s + window_s)
-    return _examined(_put(rounds, stage, here), stage, now_s)
+    return _examined(_put(rounds, stage, here), stage, replica, now_s)
 
 
 def passed(rounds: GroupRounds, now_s: float) -> Outcome:
@@ -109,7 +115,7 @@ def window_over(rounds: GroupRounds, stage: int, now_s: float) -> Outcome:
     if rounds.connects(stage):
         return _formed(rounds, stage, now_s, "window over")
     if rounds.waiting is None:
-        return replace(rounds, waiting=stage), []
+        return replace(rounds, waiting=stage, waiting_since_s=now_s), []
     return _formed(rounds, stage, now_s, "not validated")
 
 
@@ -122,8 +128,8 @@ def departed(rounds: GroupRounds, stage: int, replica: int, now_s: float) -> Out
         here = replace(here, window_ends_s=None)
     rounds = _put(rounds, stage, here)
     if rounds.waiting == stage and not here.ready:
-        rounds = replace(rounds, waiting=None)
-    return _examined(rounds, stage, now_s)
+        rounds = replace(rounds, waiting=None, waiting_since_s=0.0)
+    return _examined(rounds, stage, replica, now_s)
 
 
 def returned(rounds: GroupRounds, stage: int, replica: int) -> GroupRounds:
@@ -151,19 +157,21 @@ def connected(groups: Iterable[frozenset[int]], nodes: frozenset[int]) -> bool:
     return len(nodes) <= 1 or any(nodes <= part for part in parts)
 
 
-def _examined(rounds: GroupRounds, stage: int, now_s: float) -> Outcome:
-    """Forms the group that needs no window: nobody else can come, or what the stage waits for has come."""
+def _examined(rounds: GroupRounds, stage: int, replica: int, now_s: float) -> Outcome:
+    """Forms the group that needs no window: nobody else can come, or what the stage waits for has come, with
+    `replica`."""
     here = rounds.stages[stage]
     if not here.ready or here.ready <= here.returning != here.live:
         return rounds, []
     if here.ready == here.live:
-        return _formed(rounds, stage, now_s, "all ready")
+        return _formed(rounds, stage, now_s, "all ready", replica)
     if rounds.waiting == stage and rounds.connects(stage):
-        return _formed(rounds, stage, now_s, "connects")
+        return _formed(rounds, stage, now_s, "connects", replica)
     return rounds, []
 
 
-def _formed(rounds: GroupRounds, stage: int, now_s: float, cause: Cause) -> Outcome:
+def _formed(rounds: GroupRounds, stage: int, now_s: float, cause: Cause, last: int | None = None) -> Outcome:
+    """last: whose signal or departure made it possible; None: the window's end did."""
     here = rounds.stages[stage]
     kept = rounds.history - 1
     after = replace(
@@ -174,8 +182,10 @@ def _formed(rounds: GroupRounds, stage: int, now_s: float, cause: Cause) -> Outc
         recent=(*here.recent, here.ready)[-kept:] if kept else (),
     )
     group = RoundGroup(stage, now_s, tuple(sorted(here.ready)), cause, now_s - here.since_s)
-    waiting = None if rounds.waiting == stage else rounds.waiting
-    return replace(_put(rounds, stage, after), waiting=waiting), [group]
+    if rounds.waiting == stage:
+        group = replace(group, held_s=now_s - rounds.waiting_since_s, awaited=last)
+        rounds = replace(rounds, waiting=None, waiting_since_s=0.0)
+    return _put(rounds, stage, after), [group]
 
 
 def _put(rounds: GroupRounds, stage: int, here: StageRounds) -> GroupRounds:

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 from pydantic import Field, model_validator
 
 from atoll.controller.planners.group_rounds import GroupRounds, RoundGroup, passed, ready
+from atoll.controller.planners.group_waits import StageWaits
 from atoll.controller.planners.schemas import Schema, Seconds
 
 MAX_STAGES: Final = 256
@@ -61,10 +62,12 @@ class FormedGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupsPlan:
-    """groups: in the order in which they were formed. iterations: of each stage, how many each replica has trained."""
+    """groups: in the order in which they were formed. iterations: of each stage, how many each replica has trained.
+    waits: why groups waited, a sentence for each stage whose groups did, as `atoll events` has it."""
 
     groups: tuple[FormedGroup, ...]
     iterations: tuple[tuple[int, ...], ...]
+    waits: tuple[str, ...]
 
 
 def plan_groups(given: GroupsInput) -> GroupsPlan:
@@ -99,4 +102,12 @@ def plan_groups(given: GroupsInput) -> GroupsPlan:
             for member in group.members:
                 heapq.heappush(ends, (goes_on_s + given.iteration_s[group.stage][member], group.stage, member))
     told = tuple(FormedGroup(group.stage, group.formed_s, group.members) for group in groups)
-    return GroupsPlan(told, tuple(tuple(counts) for counts in trained))
+    return GroupsPlan(told, tuple(tuple(counts) for counts in trained), _waits(groups, given))
+
+
+def _waits(groups: list[RoundGroup], given: GroupsInput) -> tuple[str, ...]:
+    stages = [StageWaits() for _ in given.iteration_s]
+    for group in groups:
+        stages[group.stage].add(group)
+    told = [waits.in_words(stage, given.history) for stage, waits in enumerate(stages)]
+    return tuple(sentence for sentence in told if sentence is not None)

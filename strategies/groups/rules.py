@@ -6,16 +6,13 @@ import random
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
+
+from atoll.controller.planners.group_rounds import RoundGroup
 
 EARLIER: Final = 8  # iterations of a replica from which its next one is predicted
 
 Members = tuple[int, ...]
-
-
-class StageGroup(NamedTuple):
-    stage: int
-    members: Members
 
 
 class StageRule(Protocol):
@@ -25,12 +22,12 @@ class StageRule(Protocol):
     def due_s(self) -> float | None:
         """When `passed` is to be called, at the latest."""
 
-    def ready(self, stage: int, replica: int, now_s: float) -> list[StageGroup]: ...
+    def ready(self, stage: int, replica: int, now_s: float) -> list[RoundGroup]: ...
 
-    def done(self, stage: int, replica: int, now_s: float) -> list[StageGroup]:
+    def done(self, stage: int, replica: int, now_s: float) -> list[RoundGroup]:
         """It trains no more in this round."""
 
-    def passed(self, now_s: float) -> list[StageGroup]: ...
+    def passed(self, now_s: float) -> list[RoundGroup]: ...
 
 
 class GroupRule(Protocol):
@@ -61,25 +58,25 @@ class WholePipelines:
     def due_s(self) -> float | None:
         return self._rule.due_s
 
-    def ready(self, stage: int, replica: int, now_s: float) -> list[StageGroup]:
+    def ready(self, stage: int, replica: int, now_s: float) -> list[RoundGroup]:
         here = self._ready.setdefault(replica, set())
         here.add(stage)
         if len(here) < len(self._stages):
             return []
         here.clear()
-        return self._of_all(self._rule.ready(replica, now_s))
+        return self._of_all(self._rule.ready(replica, now_s), now_s)
 
-    def done(self, stage: int, replica: int, now_s: float) -> list[StageGroup]:
+    def done(self, stage: int, replica: int, now_s: float) -> list[RoundGroup]:
         if replica in self._done:
             return []
         self._done.add(replica)
-        return self._of_all(self._rule.done(replica, now_s))
+        return self._of_all(self._rule.done(replica, now_s), now_s)
 
-    def passed(self, now_s: float) -> list[StageGroup]:
-        return self._of_all(self._rule.passed(now_s))
+    def passed(self, now_s: float) -> list[RoundGroup]:
+        return self._of_all(self._rule.passed(now_s), now_s)
 
-    def _of_all(self, formed: list[Members]) -> list[StageGroup]:
-        return [StageGroup(stage, members) for members in formed for stage in self._stages]
+    def _of_all(self, formed: list[Members], now_s: float) -> list[RoundGroup]:
+        return [RoundGroup(stage, now_s, members, "partners ready") for members in formed for stage in self._stages]
 
 
 class Together:

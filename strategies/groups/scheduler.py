@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -11,13 +12,13 @@ from atoll.strategies.groups.messages import GroupsMessage
 from atoll.strategies.groups.rules import (
     ArrivalTimes,
     RandomPairs,
-    StageGroup,
     StageRule,
     Static,
     Together,
     WholePipelines,
 )
 from atoll.strategies.groups.settings import Groups
+from atoll.strategies.groups.wait_reports import WaitReports
 
 FIRST_WINDOW_S: Final = 0.1  # as long as nobody's iterations were measured
 WIDEST: Final = 1.5  # windows, where somebody is late whom it was opened for
@@ -35,29 +36,31 @@ class Scheduled:
         met = tuple(replace(stage, recent=(stage.live,) if history > 1 else ()) for stage in rounds.stages)
         self._rounds = replace(rounds, stages=met)
         self._window_s, self._arrivals, self._replicas = window_s, arrivals, replicas
+        self._widened: dict[int, float] = {}  # by stage: how long its window is without that
 
     @property
     def due_s(self) -> float | None:
         return self._rounds.due_s
 
-    def ready(self, stage: int, replica: int, now_s: float) -> list[StageGroup]:
+    def ready(self, stage: int, replica: int, now_s: float) -> list[RoundGroup]:
         here = self._rounds.stages[stage]
         if replica not in here.live:
             return []  # it said before that it was done
         window_s = self._window(stage, replica, now_s) if not here.ready else 0.0
         self._rounds, formed = ready(self._rounds, stage, replica, now_s, window_s)
-        return _of_stages(formed)
+        return self._with_widths(formed)
 
-    def done(self, stage: int, replica: int, now_s: float) -> list[StageGroup]:
+    def done(self, stage: int, replica: int, now_s: float) -> list[RoundGroup]:
         self._rounds, formed = departed(self._rounds, stage, replica, now_s)
-        return _of_stages(formed)
+        return self._with_widths(formed)
 
-    def passed(self, now_s: float) -> list[StageGroup]:
+    def passed(self, now_s: float) -> list[RoundGroup]:
         self._rounds, formed = passed(self._rounds, now_s)
-        return _of_stages(formed)
+        return self._with_widths(formed)
 
     def _window(self, stage: int, first: int, now_s: float) -> float:
         """Of one that the replica `first` opens now."""
+        self._widened.pop(stage, None)
         iteration_s = self._arrivals.iteration_s()
         longest_s = self._window_s or (FIRST_WINDOW_S if iteration_s is None else iteration_s / self._replicas)
         if iteration_s is None:
@@ -65,7 +68,18 @@ class Scheduled:
         stages, others = len(self._rounds.stages), self._rounds.stages[stage].live - {first}
         expected = [self._arrivals.expected(replica * stages + stage) for replica in others]
         surely_s = [each[1] for each in expected if each is not None and each[0] <= now_s + longest_s]
-        return min(max(0.0, *surely_s) - now_s, WIDEST * longest_s) if surely_s else 0.0
+        window_s = min(max(0.0, *surely_s) - now_s, WIDEST * longest_s) if surely_s else 0.0
+        if window_s > longest_s:
+            self._widened[stage] = longest_s
+        return window_s
+
+    def _with_widths(self, formed: list[RoundGroup]) -> list[RoundGroup]:
+        told = []
+        for group in formed:
+            usual_s = self._widened.pop(group.stage, math.inf)
+            widened_s = max(group.waited_s - group.held_s - usual_s, 0.0)
+            told.append(replace(group, widened_s=widened_s) if widened_s else group)
+        return told
 
 
 @dataclass(slots=True)
@@ -85,7 +99,7 @@ class GroupScheduler:
 
     def _begin_view(self, view: int, workers: int) -> None:
         self._view, self._workers = view, [_Replica() for _ in range(workers)]
-        self._arrivals = ArrivalTimes()
+        self._arrivals, self._waits = ArrivalTimes(), WaitReports(self._settings.history)
         self._round, self._groups = -1, 0
         self._rule: StageRule | None = None  # before the first round
 
@@ -111,6 +125,10 @@ class GroupScheduler:
     def passed(self, now_s: float) -> Iterable[tuple[int, GroupsMessage]]:
         return self._answers(self._rule.passed(now_s), now_s) if self._rule is not None else []
 
+    def take_notices(self, now_s: float) -> list[str]:
+        """Why groups waited."""
+        return self._waits.take(now_s)
+
     def _answer(self, rule: StageRule, message: GroupsMessage, now_s: float) -> Iterable[tuple[int, GroupsMessage]]:
         rank = message.rank
         replica = self._workers[rank]
@@ -125,11 +143,12 @@ class GroupScheduler:
         waits = GroupsMessage(view=self._view, round=self._round, signal=replica.signal, waits=True)
         return [(replica.rank, replica.answer or waits)]
 
-    def _answers(self, formed: list[StageGroup], now_s: float) -> list[tuple[int, GroupsMessage]]:
+    def _answers(self, formed: list[RoundGroup], now_s: float) -> list[tuple[int, GroupsMessage]]:
         answers = []
-        for stage, replicas in formed:
+        for group in formed:
             self._groups += 1
-            members = [replica * self._settings.stages + stage for replica in replicas]
+            self._waits.add(group)
+            members = [replica * self._settings.stages + group.stage for replica in group.members]
             signals = [self._workers[member].signal for member in members]
             alike = GroupsMessage(
                 view=self._view, round=self._round, group=self._groups, members=members, signals=signals
@@ -157,7 +176,3 @@ class GroupScheduler:
                 return WholePipelines(Together(replicas), settings.stages)
             case "scheduled":
                 return Scheduled(settings.stages, replicas, settings.history, settings.window_s, self._arrivals)
-
-
-def _of_stages(formed: list[RoundGroup]) -> list[StageGroup]:
-    return [StageGroup(group.stage, group.members) for group in formed]

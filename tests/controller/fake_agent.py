@@ -44,6 +44,7 @@ class FakeAgent:
         self.forgotten: list[Key] = []
         self.plans: list[pb.PlanForJob] = []
         self.acks: list[pb.LogAck] = []
+        self.answers: list[common_pb2.StrategyMessage] = []
         self.registered: pb.Registered | None = None
         self.inventory: pb.Inventory | None = pb.Inventory()
         self.looked: list[pb.TakeInventory] = []
@@ -97,6 +98,10 @@ class FakeAgent:
         report = pb.WorkerTelemetry(id=self._id(key), steps=samples)
         await self.send(pb.AgentMessage(telemetry=pb.Telemetry(workers=[report])))
         await self.beat()
+
+    async def tell(self, key: Key, body: str) -> None:
+        """The scheduler of a worker's strategy."""
+        await self.send(pb.AgentMessage(strategy=common_pb2.StrategyMessage(id=self._id(key), body=body)))
 
     async def log(self, key: Key, offset: int, data: bytes) -> None:
         before = len(self.acks)
@@ -165,6 +170,8 @@ class FakeAgent:
                 if self.inventory is not None:
                     self.inventory.request = message.take_inventory.request
                     await self.send(pb.AgentMessage(inventory=self.inventory))
+            case "strategy":
+                self.answers.append(message.strategy)
             case "log_ack":
                 self.acks.append(message.log_ack)
 

@@ -91,7 +91,7 @@ def test_the_simulator_knows_it(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("with_toy")
 def test_controller_and_views_know_it() -> None:
     """A spec is checked and filled in, a plan carries its parameter, telemetry its metrics. Its scheduler answers a
-    message, but none of an older run. Its line of `atoll status` shows what came."""
+    message, but none of an older run, and says something for the events. Its line of `atoll status` shows what came."""
     said = python(
         """if True:
         from atoll.cli.render.views import strategy_line
@@ -132,7 +132,7 @@ def test_controller_and_views_know_it() -> None:
         )
         job = JobRecord(id="toy-1", spec=spec, request_id="r")
         run = RunRecord(job="toy-1", run=2, members=members, master_address="h", master_port=1, began_unix_s=0.0)
-        relay = StrategyRelay()
+        relay = StrategyRelay(lambda job, run, text: print(f"event of {job}, run {run}: {text}"))
         for number, body in ((1, '{"question":7}'), (2, '{"question":7}'), (2, '{"colour":1}'), (2, "nonsense")):
             asked = common_pb2.StrategyMessage(id=common_pb2.WorkerId(job="toy-1", run=number, rank=1), body=body)
             answers = relay.answers(job, run, asked, 0.0)
@@ -156,6 +156,7 @@ def test_controller_and_views_know_it() -> None:
         "spec.toy.strength = 2 should be less than or equal to 1. Leave it out for 0.25",
         '{"strength":0.75}',
         "[]",
+        "event of toy-1, run 2: asked at 0 s",
         """[('b', 2, 1, '{"answer":21}'), ('a', 2, 0, '{"answer":21}')]""",
         "[]",
         "[]",

@@ -305,6 +305,11 @@ class ProgressBoard:
             )
             self._notice(found, NewEvent(Level.WARNING, "notice", text))
 
+    def schedulers_notice(self, job: str, run: int, text: str) -> None:
+        """What the scheduler of a run's strategy says. Of a run that is not current: nothing happens."""
+        if (found := self.of(job, run)) is not None:
+            self._notice(found, NewEvent(Level.INFO, "notice", text))
+
     @staticmethod
     def _notice(found: RunProgress, event: NewEvent) -> None:
         if len(found.notices) == KEPT_NOTICES:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from atoll.controller.state.records import JobRecord, RunRecord
 from atoll.errors import BadInput
@@ -35,7 +36,9 @@ class _Scheduled:
 class StrategyRelay:
     """One scheduler a job, of its newest run. In memory only: a new leader begins with new ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, notice: Callable[[str, int, str], None]) -> None:
+        """notice: tells the events of a job's run something."""
+        self._notice: Final = notice
         self._jobs: dict[str, _Scheduled] = {}
         self._heard = asyncio.Event()  # something may be due sooner than `run` waits for
 
@@ -59,6 +62,7 @@ class StrategyRelay:
                 logger.warning("%s run %d rank %d: dropped: %s", job.id, run.run, message.id.rank, error)
             return
         yield from known.wire(known.scheduler.heard(message.id.rank, told, now_s))
+        self._tell(known, now_s)
         self._heard.set()
 
     async def run(self, send: Callable[[str, agents_pb2.ControllerMessage], None]) -> None:
@@ -83,3 +87,8 @@ class StrategyRelay:
             due_s = one.scheduler.due_s
             if due_s is not None and due_s <= now_s:
                 yield from one.wire(one.scheduler.passed(now_s))
+                self._tell(one, now_s)
+
+    def _tell(self, one: _Scheduled, now_s: float) -> None:
+        for text in one.scheduler.take_notices(now_s):
+            self._notice(one.run.job, one.run.run, text)

@@ -76,7 +76,7 @@ class LeaderEpoch:
         self.ledger: Final = Ledger(store, fence, self.nudge)
         self.sessions: Final = AgentSessions(settings.node_lease_s, self.nudge)
         self.progress: Final = ProgressBoard()
-        self.relay: Final = StrategyRelay()
+        self.relay: Final = StrategyRelay(self.progress.schedulers_notice)
         self.code: Final = CodeBundles(store, fence)
         self.reconciler: Final = Reconciler(
             self.ledger,

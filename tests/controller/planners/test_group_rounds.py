@@ -72,12 +72,14 @@ def after(world: World, rounds: GroupRounds, formed: list[RoundGroup]) -> World:
 
 def canonical(rounds: GroupRounds) -> GroupRounds:
     """Without times: that a window is open is all that counts."""
-    if all(each.since_s == 0.0 and each.window_ends_s in (None, 1.0) for each in rounds.stages):
+    if rounds.waiting_since_s == 0.0 and all(
+        each.since_s == 0.0 and each.window_ends_s in (None, 1.0) for each in rounds.stages
+    ):
         return rounds
     stages = tuple(
         replace(each, since_s=0.0, window_ends_s=None if each.window_ends_s is None else 1.0) for each in rounds.stages
     )
-    return replace(rounds, stages=stages)
+    return replace(rounds, stages=stages, waiting_since_s=0.0)
 
 
 def following(world: World) -> Iterator[tuple[World, list[RoundGroup]]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -375,6 +377,32 @@ async def test_notices_become_events_of_the_job(head: Controller) -> None:
             await asyncio.sleep(0.05)
     found = await head.get(job)
     assert (found.checkpoint_step, found.memory_step) == (4, 6)
+    await a.disconnect()
+
+
+async def test_why_a_group_waited_is_an_event_of_the_job(head: Controller) -> None:
+    """1. Of three replicas of strategy groups one takes far longer than the others, which are not answered until it
+    connects them. 2. `atoll events` says for whom they waited; once, however often it happens meanwhile."""
+    a = await FakeAgent("a", devices=3).connect(head.address)
+    job = await head.submit((3, 3), strategy="groups", strategy_settings='{"history":3,"window_s":0.01}')
+    await head.phase(job, pb.PHASE_RUNNING)
+
+    async def trains(rank: int, iteration_s: float) -> None:
+        for signal in itertools.count(1):
+            await asyncio.sleep(iteration_s)
+            await a.tell((job, 1, rank), json.dumps({"view": 1, "rank": rank, "workers": 3, "signal": signal}))
+            await a.until(lambda: sum(one.id.rank == rank for one in a.answers) == signal)  # noqa: B023
+
+    replicas = [asyncio.create_task(trains(rank, 0.5 if rank == 2 else 0.005)) for rank in range(3)]
+    async with asyncio.timeout(60):
+        while not (told := [text for text in await head.events(job) if "would not connect" in text]):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    for one in replicas:
+        one.cancel()
+    await asyncio.wait(replicas)
+    (event,) = told
+    said = r"stage 0, of \d+ groups: 1 waited [\d.]+ s in all for replica \d: without it the last 3 groups would not "
+    assert re.match(said, event)
     await a.disconnect()
 
 

@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from atoll.controller.planners.group_rounds import RoundGroup
+from atoll.controller.planners.group_waits import StageWaits
+from atoll.controller.planners.groups import GroupsInput, plan_groups
 from atoll.strategies.groups.messages import GroupsMessage
 from atoll.strategies.groups.rules import ArrivalTimes, RandomPairs, StageRule, Static, Together, WholePipelines
 from atoll.strategies.groups.scheduler import GroupScheduler, Scheduled
@@ -71,6 +74,80 @@ def test_a_later_view_begins_anew_with_as_many_workers_as_it_has() -> None:
     assert sorted(rank for rank, _ in after(1, 2.0, signal=1)) == [0, 1]
 
 
+class Waiting:
+    """Three replicas, of which two are as fast and are held for the third in every third group: the answers are given
+    as a controller would give them, and what it is told is collected with its time."""
+
+    def __init__(self) -> None:
+        self._scheduler = GroupScheduler(Groups(window_s=1.0, history=3))
+        self._heard = Heard(self._scheduler, 3)
+        self._signals = dict.fromkeys(range(3), 0)
+        self._now_s = 0.0
+        self.told: list[tuple[float, str]] = []
+
+    def ready(self, rank: int, after_s: float = 0.0) -> list[tuple[int, ...]]:
+        self._now_s += after_s
+        self._signals[rank] += 1
+        answers = self._heard(rank, self._now_s, signal=self._signals[rank])
+        return self._groups(answers)
+
+    def passes(self, seconds: float) -> list[tuple[int, ...]]:
+        self._now_s += seconds
+        return self._groups((to - 10, answer) for to, answer in self._scheduler.passed(self._now_s))
+
+    def _groups(self, answers: Any) -> list[tuple[int, ...]]:
+        formed = sorted({tuple(answer.members) for _, answer in answers})
+        self.told += [(self._now_s, text) for text in self._scheduler.take_notices(self._now_s)]
+        return formed
+
+    def three_groups(self) -> None:
+        for _ in range(2):
+            assert self.ready(0) == self.ready(1) == []
+            assert self.passes(1.0) == [(0, 1)]
+        assert self.ready(0) == self.ready(1) == self.passes(1.0) == []
+        assert self.ready(2, after_s=0.5) == [(0, 1, 2)]
+
+
+def test_the_events_say_once_why_a_group_waited_and_then_sum_up_more_and_more_seldom() -> None:
+    """1. Two replicas wait half a second for the third, that the last three groups connect: that is told at once. 2. A
+    minute later comes a sum, two minutes after that the next one: 300 groups are three sentences. 3. The planner says
+    it of its replay in the same words."""
+    waiting = Waiting()
+    waiting.three_groups()
+    first = "waited 0.5 s in all for replica 2: without it the last 3 groups would not connect all replicas"
+    assert waiting.told == [(3.5, f"stage 0, of 3 groups: 1 {first}")]
+    for _ in range(99):
+        waiting.three_groups()
+    times_s = [at_s for at_s, _ in waiting.told]
+    assert [later - before for before, later in itertools.pairwise(times_s)] == [60.5, 120.0]
+    assert waiting.told[1][1] == f"stage 0, of 52 groups: 17 {first}".replace("0.5 s", "8.5 s")
+    replayed = GroupsInput(
+        replicas=3, window_s=0.25, history=3, average_s=0.0, until_s=3.5, iteration_s=((1.0, 1.0, 2.75),)
+    )
+    assert plan_groups(replayed).waits == (f"stage 0, of 1 groups: 1 {first}".replace("0.5", "1.5"),)
+
+
+def test_the_events_say_who_did_not_wait_because_another_stage_did_and_whose_window_was_widened() -> None:
+    """1. Stage 1 waits for replica 2, so that stage 0 does not. 2. A window is widened for one that is late: that alone
+    is no event."""
+    scheduler = GroupScheduler(Groups(stages=2, window_s=1.0, history=2))
+    heard = Heard(scheduler, 6)
+    for signal in (1, 2):
+        for rank in (0, 2, 1, 3):  # both stages of the first two pipelines
+            heard(rank, 2.0 * signal, signal=signal)
+        scheduler.passed(2.0 * signal + 1.0)
+    told = scheduler.take_notices(6.0)
+    assert told == ["stage 0, of 2 groups: 1 did not wait until groups connect, for another stage did"]
+    heard(5, 6.5, signal=1)
+    assert scheduler.take_notices(7.0) == []  # before a minute is over
+    (later,) = scheduler.take_notices(66.0)
+    assert later.startswith("stage 1, of 1 groups: 1 waited 1.5 s in all for replica 2: without it the last 2 groups")
+    waits = StageWaits()
+    assert not waits.add(RoundGroup(0, 1.0, (0, 1), "window over", waited_s=0.5, widened_s=0.02))
+    assert waits.in_words(0, 10) == "stage 0, of 1 groups: 1 waited 0.020 s in all for replicas that were late"
+    assert StageWaits().in_words(0, 10) is None
+
+
 def rules(stages: int, replicas: int) -> list[StageRule]:
     return [
         WholePipelines(Together(replicas), stages),
@@ -103,10 +180,10 @@ def test_by_every_rule_everyone_is_answered_once_whoever_is_done_when(
             formed = rule.ready(stage, replica, float(now))
         if rule.due_s is not None and (draw.random() < 0.5 or not training):
             formed = [*formed, *rule.passed(now + 0.5)]
-        for at, members in formed:
-            assert all((at, member) in waiting for member in members)
-            waiting.difference_update((at, member) for member in members)
-            for member in members:
+        for group in formed:
+            assert all((group.stage, member) in waiting for member in group.members)
+            waiting.difference_update((group.stage, member) for member in group.members)
+            for member in group.members:
                 released[member] += 1
                 if released[member] == stages:
                     released[member], left[member] = 0, left[member] - 1
@@ -132,8 +209,8 @@ def trained_in(rule: Scheduled, arrivals: ArrivalTimes, times: list[float], unti
             assert due_s is not None
             now_s = due_s
             formed = rule.passed(now_s)
-        for _, members in formed:
-            for member in members:
+        for group in formed:
+            for member in group.members:
                 arrivals.goes_on(member, now_s)
                 ends[member] = now_s + times[member]
 

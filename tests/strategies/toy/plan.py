@@ -32,3 +32,6 @@ class ToyScheduler:
 
     def passed(self, now_s: float) -> Iterable[tuple[int, ToyMessage]]:
         return []
+
+    def take_notices(self, now_s: float) -> Iterable[str]:
+        return [f"asked at {now_s:g} s"]

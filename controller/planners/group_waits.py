@@ -1,0 +1,67 @@
+"""Sums of why groups waited, in words: what planner `groups` says of its replay, and `atoll events` of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from atoll.controller.planners.group_rounds import RoundGroup
+
+MOST_AWAITED: Final = 3
+"""Replicas that a sentence names."""
+
+
+@dataclass(slots=True)
+class StageWaits:
+    """Of a stage's groups: all; those that were held until they connect, and how long for whom (s); those that were
+    not, because another stage was; those whose window was widened, and by how much (s)."""
+
+    groups: int = 0
+    held: int = 0
+    held_s: dict[int, float] = field(default_factory=dict)
+    unvalidated: int = 0
+    widened: int = 0
+    widened_s: float = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        return sum(self.held_s.values()) + self.widened_s
+
+    def add(self, group: RoundGroup) -> bool:
+        """Returns whether that is a reason to tell: what windows take alone is none."""
+        self.groups += 1
+        if group.awaited is not None:
+            self.held += 1
+            self.held_s[group.awaited] = self.held_s.get(group.awaited, 0.0) + group.held_s
+        self.unvalidated += group.cause == "not validated"
+        self.widened += group.widened_s > 0
+        self.widened_s += group.widened_s
+        return group.awaited is not None or group.cause == "not validated"
+
+    def in_words(self, stage: int, history: int) -> str | None:
+        """One sentence; None where nothing is to be told. history: as of GroupRounds."""
+        reasons = []
+        if self.held:
+            among = "this group" if history == 1 else f"the last {history} groups"
+            without = "it" if len(self.held_s) == 1 else "them"
+            reasons.append(
+                f"{self.held} waited {_seconds(sum(self.held_s.values()))} in all for {self._awaited()}: without "
+                f"{without} {among} would not connect all replicas"
+            )
+        if self.unvalidated:
+            reasons.append(f"{self.unvalidated} did not wait until groups connect, for another stage did")
+        if self.widened:
+            reasons.append(f"{self.widened} waited {_seconds(self.widened_s)} in all for replicas that were late")
+        return f"stage {stage}, of {self.groups} groups: {'; '.join(reasons)}" if reasons else None
+
+    def _awaited(self) -> str:
+        longest = sorted(self.held_s, key=lambda replica: (-self.held_s[replica], replica))
+        if len(longest) == 1:
+            return f"replica {longest[0]}"
+        named = [f"{replica} ({_seconds(self.held_s[replica])})" for replica in longest[:MOST_AWAITED]]
+        others = len(longest) - len(named)
+        return f"replicas {', '.join(named)}" + (f" and {others} more" if others else "")
+
+
+def _seconds(spent: float) -> str:
+    return f"{spent:.3f} s" if spent < 0.1 else f"{spent:.1f} s"
