@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from atoll.agent.runtime.api.engine_inputs import pair_of
-from atoll.agent.runtime.data.orders import EpochOrder
+from atoll.agent.runtime.data.orders import EpochOrder, Generators, mixed_seed
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.pipeline.clipping import clip_over_stages
 from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor
@@ -215,8 +215,11 @@ class RoundEngine:
         return loss
 
     def _fetched(self, indices: list[int]) -> tuple[Any, Any]:
+        """Augmented alike wherever that is drawn: the first stage takes the inputs of it, the last one the targets."""
         parts = self._parts
-        return pair_of(parts.collate_fn([parts.dataset[one] for one in indices]), self._session.device)
+        with Generators(mixed_seed(self._session.seed, self._round, *indices)).in_place_of_global():
+            batch = parts.collate_fn([parts.dataset[one] for one in indices])
+        return pair_of(batch, self._session.device)
 
     def _average_if_grouped(self, samples: int) -> bool:
         """After a local update. samples: trained since this replica last averaged. Returns whether it did now."""

@@ -49,6 +49,14 @@ class StageExecutor:
     def run(self, micros: Sequence[MicroBatch]) -> float:
         """All passes of a batch. Returns its mean loss on the last stage, 0 on the others. Raises PeerLost, BadInput
         for what cannot go through a pipeline."""
+        if (
+            torch.is_autocast_enabled(self._device.type)
+            and torch.get_autocast_dtype(self._device.type) == torch.float16
+        ):
+            raise BadInput(
+                "torch.autocast in float16 needs gradients that are scaled (GradScaler), which pipelines do not do: "
+                "small ones would be lost. Use torch.autocast with dtype=torch.bfloat16"
+            )
         self._under_way.clear()
         self._throttle.resume()
         loss = 0.0

@@ -5,6 +5,7 @@ and the layer's number alone, so a stage makes its own layers as one process wou
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +32,8 @@ class StageModule(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Raises BadInput for a layer whose output is no tensor: a stage hands one to the next."""
-        for name, layer in self.named_children():
+        for name, layer in self._modules.items():  # named_children leaves out a layer that stands here twice
+            assert layer is not None
             inputs = checked(name, layer, layer(inputs))
         return inputs
 
@@ -61,14 +63,13 @@ class Layers:
     @staticmethod
     def of(model: nn.Module | Sequence[nn.Module | MakesLayer]) -> Layers:
         """Raises BadInput for what has no layers in a row."""
-        if isinstance(model, nn.Sequential):
-            names, given = zip(*model.named_children(), strict=True) if len(model) else ((), ())
-            return Layers(tuple(names), tuple(given))
+        if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
+            return Layers(tuple(model._modules), tuple(model))
         if isinstance(model, (list, tuple)) and model and all(callable(one) for one in model):
             return Layers(tuple(str(number) for number in range(len(model))), tuple(model))
         raise BadInput(
-            f"a {type(model).__name__} cannot be cut into stages. Give run.prepare_pipeline an nn.Sequential, or a "
-            "list of layers (modules, or functions that make one)"
+            f"a {type(model).__name__} cannot be cut into stages. Give run.prepare_pipeline an nn.Sequential without a "
+            "forward of its own, or a list of layers (modules, or functions that make one)"
         )
 
     def __len__(self) -> int:
@@ -114,12 +115,12 @@ class Layers:
 
     def refuse_tied(self, cuts: Sequence[int]) -> None:
         """Raises BadInput where layers of two stages share a parameter. cuts: the first layer of each stage."""
-        owners: dict[int, tuple[str, int]] = {}
+        owners: dict[int, tuple[str, int]] = {}  # by memory, in which two may lie; what has none is by identity
         for number, layer in enumerate(self.described):
             stage = sum(cut <= number for cut in cuts) - 1
             for key, one in layer.named_parameters():
                 name = f"{self.names[number]}.{key}"
-                other, there = owners.setdefault(id(one), (name, stage))
+                other, there = owners.setdefault(one.data_ptr() or id(one), (name, stage))
                 if there != stage:
                     raise BadInput(
                         f"{other} and {name} are one parameter, and lie in stages {there} and {stage}. Untie them, or "
@@ -136,11 +137,34 @@ class Layers:
             return _materialised(name, given) if isinstance(given, nn.Module) else given()
 
     def stage(self, begin: int, end: int, seed: int) -> StageModule:
-        """Of the layers [begin, end)."""
-        return StageModule([(self.names[layer], self.made(layer, seed)) for layer in range(begin, end)])
+        """Of the layers [begin, end). One that stands there twice is one, and so is a parameter that two have."""
+        made: list[nn.Module] = []
+        layers: dict[int, nn.Module] = {}
+        parameters: dict[int, nn.Parameter] = {}
+        for number in range(begin, end):
+            given = self.given[number]
+            if not isinstance(given, nn.Module):
+                made.append(self.made(number, seed))
+                continue
+            if id(given) not in layers:
+                layers[id(given)] = self.made(number, seed)
+                _share(given, layers[id(given)], parameters)
+            made.append(layers[id(given)])
+        return StageModule(list(zip(self.names[begin:end], made, strict=True)))
+
+
+def _share(given: nn.Module, made: nn.Module, parameters: dict[int, nn.Parameter]) -> None:
+    """Parameters that were given as one are one again, also over layers. parameters: by identity of the given one."""
+    for key, one in given.named_parameters(remove_duplicate=False):
+        holder, _, attribute = key.rpartition(".")
+        module = made.get_submodule(holder)
+        first = parameters.setdefault(id(one), getattr(module, attribute))
+        if getattr(module, attribute) is not first:
+            setattr(module, attribute, first)
 
 
 def _materialised(name: str, layer: nn.Module) -> nn.Module:
+    """A copy: what was given stays as it is, for it says which parameters are one."""
     for at, module in layer.named_modules():
         if any(one.is_meta for one in _own_tensors(module)) and not any(hasattr(module, reset) for reset in RESETS):
             where = f"{name}.{at}" if at else name
@@ -149,13 +173,7 @@ def _materialised(name: str, layer: nn.Module) -> nn.Module:
                 "and no reset_parameters() that gives them values. Give it one, or give run.prepare_pipeline a "
                 "function that makes the layer"
             )
-    tied = [(key, id(one)) for key, one in layer.named_parameters(remove_duplicate=False)]
-    layer.to_empty(device="cpu")
-    firsts: dict[int, nn.Parameter] = {}
-    for key, identity in tied:  # to_empty gives each name memory of its own
-        holder, _, attribute = key.rpartition(".")
-        module = layer.get_submodule(holder)
-        setattr(module, attribute, firsts.setdefault(identity, getattr(module, attribute)))
+    layer = copy.deepcopy(layer).to_empty(device="cpu")  # which gives each name memory of its own
     for module in reversed(list(layer.modules())):  # children first, as constructors have it
         for reset in RESETS:
             if hasattr(module, reset):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from atoll.agent.runtime.pipeline.clipping import clip_over_stages
 from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor
 from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.pipeline.wire import StageLinks, StagePurpose
@@ -75,6 +78,73 @@ def test_micro_batches_of_other_shapes_train_as_in_one_process_and_the_last_stag
     assert loss == pytest.approx(expected.item(), rel=1e-6)
     for mine, its in zip(nn.Sequential(*stages).parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, its.grad)
+
+
+class Remembering(nn.Module):
+    """A layer with dropout, whose activations may be computed again in the backward pass in place of being kept."""
+
+    def __init__(self, *, again: bool) -> None:
+        super().__init__()
+        self.layer, self._again = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5)), again
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        made = checkpoint(self.layer, inputs, use_reentrant=False) if self._again else self.layer(inputs)
+        assert isinstance(made, torch.Tensor)
+        return made
+
+
+def test_dropout_draws_the_same_where_activations_are_computed_again() -> None:
+    """By 1F1B other micro-batches have drawn since: each has its own masks again."""
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        stages: list[nn.Module] = [Remembering(again=again), nn.Linear(64, 3)]
+        batches = [(torch.randn(5, 4, requires_grad=True), torch.randn(5, 3)) for _ in range(4)]
+        torch.manual_seed(2)
+        executed(linked(), stages, batches, nn.functional.mse_loss)
+        gradients.append([one.grad for one in nn.Sequential(*stages).parameters()])
+    for kept, made_again in zip(*gradients, strict=True):
+        torch.testing.assert_close(made_again, kept)
+
+
+@pytest.mark.parametrize(("max_norm", "scale"), [(0.1, 1.0), (1e6, 1.0), (0.1, math.nan)])
+def test_clipping_over_two_stages_is_that_of_one_process(max_norm: float, scale: float) -> None:
+    torch.manual_seed(1)
+    stages = [nn.Linear(4, 8), nn.Linear(8, 3)]
+    for one in nn.Sequential(*stages).parameters():
+        one.grad = scale * torch.randn_like(one)
+    whole = copy.deepcopy(nn.Sequential(*stages))
+    for mine, its in zip(nn.Sequential(*stages).parameters(), whole.parameters(), strict=True):
+        its.grad = None if mine.grad is None else mine.grad.clone()
+    expected = float(nn.utils.clip_grad_norm_(whole.parameters(), max_norm))
+    links, norms = linked(), dict[int, float]()
+
+    def clip(rank: int) -> None:
+        norms[rank] = clip_over_stages(stages[rank].parameters(), max_norm, links[rank])
+
+    thread = threading.Thread(target=clip, args=(1,))
+    thread.start()
+    clip(0)
+    thread.join(timeout=60)
+    assert norms == pytest.approx({0: expected, 1: expected}, nan_ok=True)
+    for mine, its in zip(nn.Sequential(*stages).parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, equal_nan=True)
+
+
+def test_autocast_without_scaled_gradients_is_refused_by_name() -> None:
+    batches = [(torch.randn(5, 4), torch.randn(5, 3))]
+    alone = StageExecutor(
+        nn.Linear(4, 3),
+        nn.functional.mse_loss,
+        StageLinks(StagePlace.of(0, 1, 1), lambda *_: None, deadline_s=60),
+        torch.device("cpu"),
+        Throttle(1.0),
+    )
+    micros = [MicroBatch(1.0, lambda: batches[0])]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert alone.run(micros) > 0
+    with torch.autocast("cpu", dtype=torch.float16), pytest.raises(BadInput, match=r"float16 needs .* dtype=torch\.bf"):
+        alone.run(micros)
 
 
 def test_a_gradient_of_another_shape_than_the_output_is_refused_by_name() -> None:

@@ -10,8 +10,9 @@ from torch import nn
 
 from atoll.agent.runtime.pipeline.cutting import cut, plan_stages_of, split_by_name
 from atoll.agent.runtime.pipeline.layers import Layers
-from atoll.agent.runtime.pipeline.measuring import LayerCost
+from atoll.agent.runtime.pipeline.measuring import LayerCost, measured
 from atoll.agent.runtime.pipeline.places import StagePlace
+from atoll.agent.runtime.step.throttle import Throttle
 from atoll.errors import BadInput
 
 
@@ -19,6 +20,13 @@ class Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(4))
+
+
+class Backwards(nn.Sequential):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in reversed(self):
+            inputs = layer(inputs)
+        return inputs
 
 
 def on_meta(*layers: type[nn.Module]) -> nn.Sequential:
@@ -54,9 +62,59 @@ def test_parameters_that_one_stage_shares_stay_one() -> None:
         Layers.of(model).refuse_tied((0, 1))
 
 
+def tied_on_meta() -> nn.Sequential:
+    """Its first and its last layer have one weight, as an embedding and a language model's head."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    return model
+
+
+def test_a_parameter_of_two_stages_is_refused_though_layers_were_measured_before() -> None:
+    """Measuring made the layers of the meta device in place, each with a weight of its own: two stages then trained two
+    copies, and nobody was told."""
+    layers = Layers.of(tied_on_meta())
+    measured(layers, torch.zeros(2, 4), 0, torch.device("cpu"), Throttle(1.0))
+    with pytest.raises(BadInput, match=r"0\.weight and 2\.weight are one parameter, and lie in stages 0 and 1\. Untie"):
+        layers.refuse_tied((0, 1))
+    embedding, head = nn.Embedding(4, 4), nn.Linear(4, 4)
+    head.weight = nn.Parameter(embedding.weight.data)  # another parameter in the same memory
+    with pytest.raises(BadInput, match=r"0\.weight and 1\.weight are one parameter"):
+        Layers.of([embedding, head]).refuse_tied((0, 1))
+
+
+def test_a_parameter_that_two_layers_of_one_stage_share_stays_one() -> None:
+    """Each layer of the meta device is made by itself: they had a weight each."""
+    layers = Layers.of(tied_on_meta())
+    layers.refuse_tied((0,))
+    made = layers.stage(0, 3, seed=0)
+    assert made.get_submodule("0").weight is made.get_submodule("2").weight
+    assert len(list(made.parameters())) == 3
+
+
+def test_a_layer_that_stands_in_the_model_twice_runs_twice() -> None:
+    """torch lists the children of a model without repetitions, and the second activation was left out of it."""
+    act, both = nn.Tanh(), nn.Linear(4, 4)
+    model = nn.Sequential(both, act, both, act)
+    expected = model(torch.ones(1, 4))
+    for given in (model, list(model)):
+        layers = Layers.of(given)
+        assert len(layers) == 4
+        whole = layers.stage(0, 4, seed=0)
+        assert torch.equal(whole(torch.ones(1, 4)), expected)
+        assert list(whole.state_dict()) == list(model.state_dict())
+    with pytest.raises(BadInput, match=r"0\.weight and 2\.weight are one parameter"):
+        Layers.of(model).refuse_tied((0, 2))
+    on_meta_twice = nn.Sequential(*[on_meta()[0]] * 2)
+    made = Layers.of(on_meta_twice).stage(0, 2, seed=0)
+    assert made.get_submodule("0") is made.get_submodule("1")
+
+
 def test_what_has_no_layers_or_no_first_values_is_refused_by_name() -> None:
     with pytest.raises(BadInput, match="a Linear cannot be cut into stages"):
         Layers.of(nn.Linear(4, 4))
+    with pytest.raises(BadInput, match="a Backwards cannot be cut into stages.*without a forward of its own"):
+        Layers.of(Backwards(nn.Linear(4, 4), nn.Tanh()))
     with pytest.raises(BadInput, match="what makes layer 0 gave a int"):
         _ = Layers.of([lambda: 3]).described  # type: ignore[list-item, return-value]
     with pytest.raises(BadInput, match=r"layer 2 \(Own\) is on the meta device, has parameters or buffers of its own"):

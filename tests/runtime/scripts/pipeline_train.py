@@ -35,6 +35,7 @@ parser.add_argument("--split-at", nargs="*")
 parser.add_argument("--clip", type=float)
 parser.add_argument("--bfloat16", action="store_true")
 parser.add_argument("--recompute", action="store_true")
+parser.add_argument("--augment", action="store_true", help="every other sample, at random, is of the first word alone")
 parser.add_argument("--die", default="", help="RANK:ROUND:SAMPLES, by SIGKILL once it has fetched so many of the round")
 parser.add_argument("--die-ahead", default="", help="RANK:ROUND, once that is over for RANK and the next pipeline; the "
                     "last one has made its averages by then, and its end does not come")  # fmt: skip
@@ -94,7 +95,10 @@ class Data(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         rank, round_, samples = (int(one) for one in options.die.split(":")) if options.die else (-1, 0, 0)
         if (FIRST_RANK, run.step) == (rank, round_) and len(fetched) >= samples:
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.words[index], (self.words[index].sum() % 4)
+        words = self.words[index]
+        if options.augment and torch.rand(()) < 0.5:
+            words = torch.zeros_like(words)
+        return words, (words.sum() % 4)
 
 
 class Mean(nn.Module):

@@ -47,14 +47,15 @@ def whole(out: Path, stages: int, run: int = 1) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--optimizer=sgd", "--model=real"],
+        ["--optimizer=sgd", "--model=real", "--augment"],
         ["--model=list", "--clip=0.5", "--recompute"],
         ["--bfloat16", "--split-at", "3"],
     ],
 )
 def test_two_stages_train_what_one_process_trains(start: Start, tmp_path: Path, arguments: list[str]) -> None:
     """Layers of one model on two workers, each of which made only its own: losses and weights of one process; with
-    momentum or Adam, clipped over both stages, with activations computed twice, or sent in bfloat16."""
+    momentum or Adam, clipped over both stages, with activations computed twice, or sent in bfloat16; of samples that
+    are augmented at random, too, whose inputs one stage draws and whose targets another."""
     alone = trained(tmp_path / "alone", 1, 1, *arguments, start=start)
     together = trained(tmp_path / "together", 2, 2, *arguments, start=start)
     assert losses(together) == losses(together, rank=1) == pytest.approx(losses(alone), rel=1e-5, abs=1e-5)
@@ -167,11 +168,12 @@ def test_what_fails_in_a_stage_is_said_by_name(start: Start, tmp_path: Path) -> 
     for flaw, said in (
         ("--flaw=pair", "layer 2 (Pair) gave a tuple, and a stage hands one tensor to the next"),
         ("--flaw=losses", "the loss has shape (2,); it must be one number"),
+        ("--flaw=tied", "1.up.weight and 3.up.weight are one parameter, and lie in stages 0 and 1. Untie them"),
         ("--flaw=groups", "optimizer_factory gave the stages [1, 2] parameter groups"),
     ):
         out = tmp_path / flaw.strip("-")
         out.mkdir()
         with groups(out, 2, start=start, stages=2) as agent:
-            agent.start_workers("pipeline_train.py", str(out), flaw)
+            agent.start_workers("pipeline_train.py", str(out), flaw, "--split-at", "2")
             assert set(agent.exit_codes()) in ({1}, {1, 75}), flaw
             assert said in agent.said()
