@@ -172,7 +172,7 @@ with (
             for x, y, ids in loader:
                 time.sleep(options.sleep_s)
                 batch = loader.current
-                if options.often and run._session.view == 1:
+                if options.often and batch.step < options.hold_at:  # who holds keeps later ones from being whole
                     await_generation(run)
                 if batch.step < next_step and batch.step >= begun_step:
                     go_back(batch.step)
