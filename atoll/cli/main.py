@@ -32,6 +32,7 @@ from atoll.cli.commands import (
     streams,
     submit,
     top,
+    trace,
     up,
 )
 from atoll.cli.group import AtollGroup
@@ -112,6 +113,7 @@ app.command(rich_help_panel=_SEE)(streams.logs)
 app.command(rich_help_panel=_SEE)(streams.events)
 app.command(rich_help_panel=_SEE)(checkpoints.checkpoints)
 app.command(rich_help_panel=_SEE)(metrics.metrics)
+app.command(rich_help_panel=_SEE)(trace.trace)
 app.command(rich_help_panel=_SEE)(jobs.nodes)
 app.command(rich_help_panel=_SEE)(dashboard.dashboard)
 app.command(rich_help_panel=_SEE)(plan.plan)

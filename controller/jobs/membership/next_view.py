@@ -17,7 +17,7 @@ from atoll.controller.jobs.membership.life import move_view
 from atoll.controller.jobs.membership.members import in_whole_pipelines, joiners, members_of, with_state
 from atoll.controller.jobs.membership.observed_views import ViewStage, WorkerStanding
 from atoll.controller.jobs.membership.proposing import NextMembers, ViewStep, propose
-from atoll.controller.jobs.membership.view_words import completed_sentence
+from atoll.controller.jobs.membership.view_words import completed_sentence, first_step_sentence
 from atoll.controller.state.records import ExitRecord, Level, RunMember, RunRecord, WorkerExitKind
 from atoll.controller.state.views import ViewCause, ViewRecord, ViewState
 
@@ -292,7 +292,8 @@ def _advanced(
         case ViewState.IN_FORCE if not newest.stepped_unix_s and all(_stepped(word, newest) for word in words):
             stepped = replace(newest, stepped_unix_s=clock.unix_s)
             if newest.cause is ViewCause.LAUNCH:
-                return ViewStep(views=(stepped,))
+                told = NewEvent(Level.INFO, "membership", first_step_sentence(stepped))
+                return ViewStep(views=(stepped,), events=(told,))
             level = Level.WARNING if len(words) == 1 else Level.INFO
             ways = [one.word.way for one in standings if one.word is not None and one.member.rank in newest.has_state]
             told = NewEvent(level, "membership", completed_sentence(stepped, ways))

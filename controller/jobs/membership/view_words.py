@@ -1,4 +1,7 @@
-"""Words a completed change of membership, for `atoll events`. Pure."""
+"""Words a completed change of membership, and a launch, for `atoll events`. Pure.
+
+atoll/cli/traces/sentences.py reads them.
+"""
 
 from __future__ import annotations
 
@@ -34,3 +37,9 @@ def completed_sentence(view: ViewRecord, ways: Sequence[WayIn]) -> str:
     )
     how = "paused for" if view.at_boundary else "went on in place after"
     return f"view {view.view}: {who} {how} {total_s:.2f} s from step {view.step}: {shown}{changed}"
+
+
+def first_step_sentence(view: ViewRecord) -> str:
+    """Of a launch's view: 'view 1: 3 workers completed their first step 4.1 s after the launch'."""
+    who = f"{len(view.ranks)} workers completed their" if len(view.ranks) > 1 else "1 worker completed its"
+    return f"view {view.view}: {who} first step {view.stepped_unix_s - view.proposed_unix_s:.1f} s after the launch"

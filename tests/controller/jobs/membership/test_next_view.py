@@ -221,6 +221,17 @@ def test_a_change_is_told_in_one_sentence_with_its_parts() -> None:
     ]
 
 
+def test_the_first_step_after_a_launch_is_told_once() -> None:
+    """1. One of three has not completed a step. 2. All have: it is told, with the seconds since the launch. 3. Never
+    again."""
+    launched = view(1, stepped_unix_s=0.0, proposed_unix_s=clock().unix_s - 4.1)
+    trains, waits = standing(step=1), standing(step=0)
+    assert told(next_step(look(trains, waits, trains, views=(launched,)), clock())) == []
+    step = next_step(look(trains, trains, trains, views=(launched,)), clock())
+    assert told(step) == ["view 1: 3 workers completed their first step 4.1 s after the launch"]
+    assert told(next_step(look(trains, trains, trains, views=step.views), clock())) == []
+
+
 def test_who_does_not_stand_still_in_time_starts_the_run_again() -> None:
     views, record = (view(1), view(2, ViewState.PROPOSED, (0, 2))), ended(run("a", "b", "c"), None, KILLED, None)
     workers = (standing(ViewStage.FORMING, 2), None, standing(ViewStage.TRAINING, 1))

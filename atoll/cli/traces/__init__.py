@@ -1,0 +1,1 @@
+"""Traces: what is recorded of a job as OpenTelemetry spans."""

@@ -1,0 +1,183 @@
+"""Makes spans of a job's recorded events: what a trace shows of it. Pure: messages in, descriptions out.
+
+    job
+      queued
+      run 1
+        starting
+        running
+          first step
+        stopping
+      recovery
+        detecting, ending, waiting for devices, starting
+
+Changes of a run's members are children of the run. Every other event is a moment of the span in which it happened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from atoll.cli.render import wire
+from atoll.cli.traces.sentences import ToldPause, is_first_step, pause_in
+from atoll.v1 import common_pb2 as common
+from atoll.v1 import jobs_pb2 as pb
+
+Attributes = dict[str, str | int | float]
+
+ROOT: Final = "job"
+_LAUNCHED: Final = re.compile(r"run (\d+): (.*)", re.DOTALL)
+_PHASE: Final = re.compile(r"(queued|running|stopping|done|failed|cancelled): (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanMoment:
+    """An event at one time within a span."""
+
+    name: str
+    unix_s: float
+    attributes: Attributes
+
+
+@dataclass(slots=True, kw_only=True)
+class JobSpan:
+    """A span of a job's trace. `key` is its name within the trace, the same at every export; parent: a key, empty of
+    the root. end_unix_s: None of what is not over. failure: why it failed, empty where it did not."""
+
+    key: str
+    parent: str
+    name: str
+    start_unix_s: float
+    end_unix_s: float | None = None
+    attributes: Attributes = field(default_factory=dict)
+    moments: list[SpanMoment] = field(default_factory=list)
+    failure: str = ""
+
+    def close(self, unix_s: float) -> None:
+        """End it, if it has not ended. Wall clocks of two controllers may differ: never before it began."""
+        if self.end_unix_s is None:
+            self.end_unix_s = max(unix_s, self.start_unix_s)
+
+
+def trace_id(job: pb.Job) -> int:
+    """128 bits, the same at every export: an id of a removed job may come back, not at the same time."""
+    return _digest(f"{job.id} {job.submitted_unix_s!r}", 16)
+
+
+def span_id(job: pb.Job, key: str) -> int:
+    """64 bits, the same at every export."""
+    return _digest(f"{job.id} {job.submitted_unix_s!r} {key}", 8)
+
+
+def spans_of(job: pb.Job, events: Sequence[common.Event]) -> list[JobSpan]:
+    """The job's spans, its own first.
+
+    events: in order. Only the newest are kept of a long job; what is gone leaves a gap.
+    """
+    told = _Telling(job)
+    for event in events:
+        told.hear(event)
+    return told.spans
+
+
+class _Telling:
+    """The spans so far, and those that are open: the job's, that of its run and that of its phase."""
+
+    def __init__(self, job: pb.Job) -> None:
+        self._job = job
+        known: Attributes = {"atoll.job.name": job.spec.name, "atoll.job.strategy": job.spec.strategy or "dense"}
+        self.spans: list[JobSpan] = []
+        self._root = self._phase = self._open(ROOT, "", f"job {job.id}", job.submitted_unix_s, known)
+        self._run: JobSpan | None = None
+
+    def hear(self, event: common.Event) -> None:
+        """Go on with the next event."""
+        if event.kind == "phase" and (launched := _LAUNCHED.match(event.text)):
+            self._launched(int(launched[1]), launched[2], event)
+        elif event.kind == "phase" and (phase := _PHASE.match(event.text)):
+            self._entered(phase[1], phase[2], event)
+        elif event.kind == "phase" and event.text.startswith("submitted "):
+            self._next("queued", self._root, event, "")
+        elif event.kind in ("membership", "recovery") and (pause := pause_in(event.text)):
+            self._paused(pause, event)
+        elif event.kind == "membership" and is_first_step(event.text):
+            self._stepped(event)
+        else:
+            attributes: Attributes = {"atoll.text": event.text, "atoll.level": wire.level(event)}
+            self._phase.moments.append(SpanMoment(name=event.kind, unix_s=event.unix_s, attributes=attributes))
+
+    def _launched(self, number: int, reason: str, event: common.Event) -> None:
+        name = f"run {number}"
+        self._run = self._open(name, ROOT, name, event.unix_s, {"atoll.run": number})
+        self._next("starting", self._run, event, reason)
+
+    def _entered(self, phase: str, reason: str, event: common.Event) -> None:
+        within = self._run or self._root
+        if phase == "stopping" and event.level >= common.LEVEL_WARNING:
+            within.failure = reason if self._run else ""
+        if phase in ("running", "stopping"):
+            self._next(phase, within, event, reason)
+            return
+        if self._run is not None:
+            self._run.close(event.unix_s)
+        if phase == "queued":
+            self._run = None
+            self._next(phase, self._root, event, reason)
+            return
+        self._over(self._phase, event.unix_s)
+        if phase == "failed":
+            self._root.failure = reason
+            if self._run is not None:
+                self._run.failure = self._run.failure or reason
+        self._root.attributes |= {"atoll.job.phase": phase, "atoll.reason": reason}
+        self._root.close(event.unix_s)
+        self._phase, self._run = self._root, None
+
+    def _next(self, phase: str, parent: JobSpan, event: common.Event, reason: str) -> None:
+        """The job is in another phase from now on."""
+        self._over(self._phase, event.unix_s)
+        attributes: Attributes = {"atoll.reason": reason} if reason else {}
+        self._phase = self._open(f"{phase} {event.sequence}", parent.key, phase, event.unix_s, attributes)
+
+    def _over(self, phase: JobSpan, unix_s: float) -> None:
+        if phase is not self._root:
+            phase.close(unix_s)
+
+    def _stepped(self, event: common.Event) -> None:
+        """All workers of a run have completed a step."""
+        attributes: Attributes = {"atoll.text": event.text}
+        parent = self._phase
+        span = self._open(f"first step {event.sequence}", parent.key, "first step", parent.start_unix_s, attributes)
+        span.close(event.unix_s)
+        waited_s = round(event.unix_s - self._root.start_unix_s, 6)
+        self._root.attributes.setdefault("atoll.job.submit_to_first_step_s", waited_s)
+
+    def _paused(self, pause: ToldPause, event: common.Event) -> None:
+        """Spans of what has just ended: its parts lie one after the other, and the last ends with it."""
+        start_unix_s = event.unix_s - pause.total_s
+        within = self._run if pause.view and self._run is not None else self._root
+        attributes: Attributes = {"atoll.text": event.text, "atoll.run": event.run}
+        attributes |= {"atoll.view": pause.view} if pause.view else {}
+        whole = self._open(f"{pause.name} {event.sequence}", within.key, pause.name, start_unix_s, attributes)
+        whole.close(event.unix_s)
+        at_s = start_unix_s
+        parts = [(name, seconds) for name, seconds in pause.parts if seconds > 0]
+        for name, seconds in parts:
+            part = self._open(f"{whole.key} {name}", whole.key, name, at_s, {})
+            at_s = min(at_s + seconds, event.unix_s)
+            part.close(event.unix_s if name == parts[-1][0] else at_s)
+
+    def _open(self, key: str, parent: str, name: str, start_unix_s: float, attributes: Attributes) -> JobSpan:
+        of_job: Attributes = {"atoll.job.id": self._job.id}
+        span = JobSpan(
+            key=key, parent=parent, name=name, start_unix_s=start_unix_s, attributes={**of_job, **attributes}
+        )
+        self.spans.append(span)
+        return span
+
+
+def _digest(text: str, size: int) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size]) or 1  # 0 is no id
