@@ -55,6 +55,10 @@ def test_follow_a_job_to_its_good_and_its_bad_end(up: subprocess.Popen[str], tmp
     assert failed.returncode == 1
     assert "does not like its input" in failed.stderr
     assert "Traceback" not in failed.stderr.splitlines()[-1]
+    for job, code in (("good", None), ("bad", 2)):
+        told = json.loads(run("trace", job, "--json").stdout)["resourceSpans"][0]["scopeSpans"][0]["spans"]
+        assert {"queued", "run 1", "starting", "running"} < {span["name"] for span in told}
+        assert told[0]["status"].get("code") == code, told[0]
     names = {job["id"].rsplit("-", 1)[0] for job in json.loads(run("jobs", "--all", "--json").stdout)["jobs"]}
     assert names == {"good", "bad"}
     assert len(json.loads(run("nodes", "--json").stdout)["nodes"]) == 2

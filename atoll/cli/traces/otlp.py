@@ -59,8 +59,8 @@ def _checked(name: str, url: str) -> str:
 def send(job: pb.Job, spans: Sequence[JobSpan], url: str) -> None:
     """Export them, headers, certificates and deadline (10 s) as OpenTelemetry's variables say. Raises
     CollectorFailed."""
-    heard = _Heard()
-    _LIBRARY.addHandler(heard)
+    message = _FirstMessage()
+    _LIBRARY.addHandler(message)
     propagated, _LIBRARY.propagate = _LIBRARY.propagate, False
     exporter = OTLPSpanExporter(endpoint=url)
     try:
@@ -68,9 +68,9 @@ def send(job: pb.Job, spans: Sequence[JobSpan], url: str) -> None:
     finally:
         exporter.shutdown()  # type: ignore[no-untyped-call]
         _LIBRARY.propagate = propagated
-        _LIBRARY.removeHandler(heard)
+        _LIBRARY.removeHandler(message)
     if sent is not SpanExportResult.SUCCESS:
-        why = terminal.shortened(heard.first or "it did not say why", 300)
+        why = terminal.shortened(message.first or "it did not say why", 300)
         raise CollectorFailed(f"{url}: {why}. Is a collector there? --endpoint names another, -o FILE needs none")
 
 
@@ -113,7 +113,7 @@ def _ns(unix_s: float) -> int:
     return round(unix_s * 1e6) * 1000
 
 
-class _Heard(logging.Handler):
+class _FirstMessage(logging.Handler):
     """Keeps the first thing that the library says, in place of printing it: the cause, before it tries again."""
 
     def __init__(self) -> None:

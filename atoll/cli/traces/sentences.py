@@ -24,7 +24,7 @@ _NAMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class ToldPause:
+class RecordedPause:
     """What held training up, as an event tells at its end. parts: one after the other, in seconds. view: 0 of a new
     run."""
 
@@ -34,14 +34,14 @@ class ToldPause:
     view: int
 
 
-def pause_in(text: str) -> ToldPause | None:
+def pause_in(text: str) -> RecordedPause | None:
     """A change of members, or a recovery, that the sentence tells of."""
     if (found := _CHANGED.match(text) or _RECOVERED.match(text)) is None:
         return None
     told = (part.partition(" ") for part in found["parts"].split(", "))
     parts = tuple((name, max(float(seconds), 0.0)) for seconds, _, name in told)
     view = int(found.groupdict().get("view") or 0)
-    return ToldPause(_NAMES[found["how"]], max(float(found["total"]), 0.0), parts, view)
+    return RecordedPause(_NAMES[found["how"]], max(float(found["total"]), 0.0), parts, view)
 
 
 def is_first_step(text: str) -> bool:

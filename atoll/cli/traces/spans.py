@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.cli.render import wire
-from atoll.cli.traces.sentences import ToldPause, is_first_step, pause_in
+from atoll.cli.traces.sentences import RecordedPause, is_first_step, pause_in
 from atoll.v1 import common_pb2 as common
 from atoll.v1 import jobs_pb2 as pb
 
@@ -77,13 +77,13 @@ def spans_of(job: pb.Job, events: Sequence[common.Event]) -> list[JobSpan]:
 
     events: in order. Only the newest are kept of a long job; what is gone leaves a gap.
     """
-    told = _Telling(job)
+    building = _SpanBuilder(job)
     for event in events:
-        told.hear(event)
-    return told.spans
+        building.add(event)
+    return building.spans
 
 
-class _Telling:
+class _SpanBuilder:
     """The spans so far, and those that are open: the job's, that of its run and that of its phase."""
 
     def __init__(self, job: pb.Job) -> None:
@@ -92,14 +92,16 @@ class _Telling:
         self.spans: list[JobSpan] = []
         self._root = self._phase = self._open(ROOT, "", f"job {job.id}", job.submitted_unix_s, known)
         self._run: JobSpan | None = None
+        self._from_submit = False
 
-    def hear(self, event: common.Event) -> None:
-        """Go on with the next event."""
+    def add(self, event: common.Event) -> None:
+        """The next event."""
         if event.kind == "phase" and (launched := _LAUNCHED.match(event.text)):
             self._launched(int(launched[1]), launched[2], event)
         elif event.kind == "phase" and (phase := _PHASE.match(event.text)):
             self._entered(phase[1], phase[2], event)
         elif event.kind == "phase" and event.text.startswith("submitted "):
+            self._from_submit = True
             self._next("queued", self._root, event, "")
         elif event.kind in ("membership", "recovery") and (pause := pause_in(event.text)):
             self._paused(pause, event)
@@ -116,8 +118,8 @@ class _Telling:
 
     def _entered(self, phase: str, reason: str, event: common.Event) -> None:
         within = self._run or self._root
-        if phase == "stopping" and event.level >= common.LEVEL_WARNING:
-            within.failure = reason if self._run else ""
+        if phase == "stopping" and event.level >= common.LEVEL_WARNING and self._run is not None:
+            self._run.failure = reason
         if phase in ("running", "stopping"):
             self._next(phase, within, event, reason)
             return
@@ -152,10 +154,11 @@ class _Telling:
         parent = self._phase
         span = self._open(f"first step {event.sequence}", parent.key, "first step", parent.start_unix_s, attributes)
         span.close(event.unix_s)
-        waited_s = round(event.unix_s - self._root.start_unix_s, 6)
-        self._root.attributes.setdefault("atoll.job.submit_to_first_step_s", waited_s)
+        if self._from_submit:  # else an earlier run's may be gone
+            waited_s = round(event.unix_s - self._root.start_unix_s, 6)
+            self._root.attributes.setdefault("atoll.job.submit_to_first_step_s", waited_s)
 
-    def _paused(self, pause: ToldPause, event: common.Event) -> None:
+    def _paused(self, pause: RecordedPause, event: common.Event) -> None:
         """Spans of what has just ended: its parts lie one after the other, and the last ends with it."""
         start_unix_s = event.unix_s - pause.total_s
         within = self._run if pause.view and self._run is not None else self._root

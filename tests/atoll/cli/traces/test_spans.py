@@ -20,7 +20,7 @@ from recorded import (
     recorded_job,
 )
 
-from atoll.cli.traces.sentences import ToldPause, is_first_step, pause_in
+from atoll.cli.traces.sentences import RecordedPause, is_first_step, pause_in
 from atoll.cli.traces.spans import JobSpan, span_id, spans_of, trace_id
 from atoll.controller.jobs.lifecycle.recovery import recovery_sentence
 from atoll.controller.jobs.membership.observed_views import WayIn
@@ -159,6 +159,7 @@ def test_a_long_job_whose_first_events_are_gone_has_what_is_left() -> None:
     events = recorded_events(RESTARTED)[6:]
     found = spans_of(recorded_job(), events)
     assert shown(found)[:3] == [("", JOB, 0.0, 33.42), (JOB, "queued", 9.62, 9.65), (JOB, "run 2", 9.65, 33.42)]
+    assert "atoll.job.submit_to_first_step_s" not in found[0].attributes
     whole = {span.key: span for span in spans(RESTARTED)}
     assert all(whole[span.key] == span for span in found if span.name not in (JOB, "first step"))
     (stopping,) = spans_of(recorded_job(), recorded_events(RESTARTED)[5:6])[1:]
@@ -209,10 +210,10 @@ def test_what_the_controller_words_is_what_is_read() -> None:
         ("first step", 0.4),
     )
     for view in (VIEW, replace(VIEW, ranks=(0,), has_state=(0,))):
-        assert pause_in(completed_sentence(view, [WAY])) == ToldPause("change in place", 0.95, parts, 2)
+        assert pause_in(completed_sentence(view, [WAY])) == RecordedPause("change in place", 0.95, parts, 2)
     joined = replace(VIEW, at_boundary=True, lost=(), joined=("rank 3 on c",))
     boundary = pause_in(completed_sentence(joined, [WAY]))
-    assert boundary == ToldPause("change at a boundary", 0.9, (("noticed", 0.0), *parts[1:]), 2)
+    assert boundary == RecordedPause("change at a boundary", 0.9, (("noticed", 0.0), *parts[1:]), 2)
     launched = replace(VIEW, view=1, cause=ViewCause.LAUNCH)
     for count in (1, 2):
         assert is_first_step(first_step_sentence(replace(launched, ranks=tuple(range(count)))))
@@ -233,4 +234,4 @@ def test_a_recovery_s_sentence_is_read(resize: bool) -> None:
         resize=resize,
     )
     parts = (("detecting", 0.4), ("ending", 0.9), ("waiting for devices", 1.0), ("starting", 1.6))
-    assert pause_in(recovery_sentence(recovery)) == ToldPause("resize" if resize else "recovery", 3.9, parts, 0)
+    assert pause_in(recovery_sentence(recovery)) == RecordedPause("resize" if resize else "recovery", 3.9, parts, 0)
