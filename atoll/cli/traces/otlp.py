@@ -59,10 +59,9 @@ def _checked(name: str, url: str) -> str:
 def send(job: pb.Job, spans: Sequence[JobSpan], url: str) -> None:
     """Export them, headers, certificates and deadline (10 s) as OpenTelemetry's variables say. Raises
     CollectorFailed."""
-    message = _FirstMessage()
+    exporter, message = OTLPSpanExporter(endpoint=url), _FirstMessage()
     _LIBRARY.addHandler(message)
     propagated, _LIBRARY.propagate = _LIBRARY.propagate, False
-    exporter = OTLPSpanExporter(endpoint=url)
     try:
         sent = exporter.export(_readable(job, spans))
     finally:
