@@ -65,7 +65,7 @@ def send(job: pb.Job, spans: Sequence[JobSpan], url: str) -> None:
     try:
         sent = exporter.export(_readable(job, spans))
     finally:
-        exporter.shutdown()  # type: ignore[no-untyped-call]
+        exporter.shutdown()
         _LIBRARY.propagate = propagated
         _LIBRARY.removeHandler(message)
     if sent is not SpanExportResult.SUCCESS:
