@@ -1,8 +1,9 @@
 """Strategy groups: what its scheduler takes, and what groups give four replicas of which one is three times slower.
 
     python benchmarks/groups.py scheduler [--signals 10000] [--seconds 10]
-    python benchmarks/groups.py replicas [--slower 3] [--rounds 8] [--rules all scheduled]
-    python benchmarks/groups.py pipelines [--cases bubble cut slower equal] [--rules all scheduled]
+    python benchmarks/groups.py replicas [--slower 3] [--rounds 8] [--rules all scheduled] [--seeds 1 2 3] [--json FILE]
+    python benchmarks/groups.py pipelines [--cases bubble cut slower equal] [--rounds 8] [--rules all scheduled]
+        [--seeds 1 2 3] [--layer-s 0.003] [--json FILE]
     python benchmarks/groups.py lost [--kills 3]
 
 scheduler: 100 runs of ten replicas, each message as JSON in and out as the relay has it. Time is the processor time of
@@ -11,11 +12,14 @@ runs. An answer's delay is counted from when it was possible: the window's end, 
 
 replicas: a real local cluster of four agents. Updates wait in place of computing (scripts/groups_train.py), so that
 four replicas on two cores are as independent as devices are. By each rule the same rounds of the same samples: rounds
-a second, and when the held-out loss of the model at a round's end was first as low as all rules reach.
+a second after the first, and when the held-out loss of the model at a round's end was first as low as all rules reach.
+Of several seeds (weights, order of samples) median, least and most.
 
 pipelines: the same with stages (scripts/pipelines_train.py). bubble: one pipeline of equal stages, the share of the
 time that they wait for each other, and the formula. cut: three devices 1 : 0.6 : 0.3, cut by planner stages
-and evenly. slower, equal: four pipelines of two stages, the last one --slower times slower or none, by each rule.
+and evenly. slower, equal: four pipelines of two stages, the last one --slower times slower or none, by each rule, as
+replicas. What workers compute besides waiting is the more, the shorter --layer-s is: too much, where bubbles are far
+above those of `bubble`.
 
 lost: SIGKILL of the last worker of three replicas, and of two pipelines of two stages; each kill is of a new job. By
 the controller's events: how long the others stood still (without the first round of the next view), and seconds from
@@ -38,15 +42,18 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent / "tests"
-sys.path[:0] = [str(HERE), str(TESTS), str(TESTS / "e2e")]
+sys.path[:0] = [str(HERE), str(HERE / "scripts"), str(TESTS), str(TESTS / "e2e")]
 
 from cluster import Cluster
+from grouping.standing import Standing, Trained
 from lab.machine import processor
+from pipelines_train import held_out_loss
 
 from atoll.strategies.declaration import as_json, read
 from atoll.strategies.groups.messages import GroupsMessage
@@ -140,80 +147,112 @@ def scheduler(signals_per_s: float, seconds: float) -> None:
         print(f"p{100 * share:g} of an answer's delay: {delays_ms[int(share * (len(delays_ms) - 1))]:.2f} ms")
 
 
-def trained(cluster: Cluster, rule: str, slower: float, rounds: int, folder: Path) -> list[tuple[float, float]]:
-    """(seconds since training began, held-out loss) at each round's end."""
-    job = cluster.submit(
-        str(HERE / "scripts" / "groups_train.py"), str(folder), str(slower), str(rounds), workers=(4, 4),
-        strategy="groups", strategy_settings=as_json({"grouping": rule}),
-    )  # fmt: skip
-    ended = cluster.wait_for_end(job, deadline_s=170)
-    if ended.phase != pb.PHASE_DONE:
+def done(cluster: Cluster, job: str) -> None:
+    if cluster.wait_for_end(job, deadline_s=1800).phase != pb.PHASE_DONE:
         raise SystemExit(cluster.story(job))
-    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [(line["s"], line["loss"]) for line in lines]
 
 
-def replicas(slower: float, rounds: int, rules: Sequence[str]) -> None:
-    curves: dict[str, list[tuple[float, float]]] = {}
+def rows(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def replicas(slower: float, rounds: int, rules: Sequence[str], seeds: Iterable[int]) -> Iterator[Trained]:
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
         cluster.local([1.0] * 4)
-        for rule in rules:
-            (Path(folder) / rule).mkdir()
-            curves[rule] = trained(cluster, rule, slower, rounds, Path(folder) / rule)
-    target = max(min(loss for _, loss in curve) for curve in curves.values())
-    print(f"| grouping | rounds/s | against `all` | held-out loss {target:.3f} after | against `all` | last loss |")
-    print("|---|---|---|---|---|---|")
-    reached = {rule: next(at_s for at_s, loss in curve if loss <= target) for rule, curve in curves.items()}
-    for rule, curve in curves.items():
-        rate, alls = rounds / curve[-1][0], rounds / curves["all"][-1][0]
-        sooner = reached["all"] / reached[rule]
-        times = f"{rate:.2f} | {rate / alls:.2f}x | {reached[rule]:.1f} s | {sooner:.2f}x"
-        print(f"| `{rule}` | {times} | {curve[-1][1]:.3f} |")
+        for seed, rule in itertools.product(seeds, rules):
+            out = Path(folder) / f"{rule}-{seed}"
+            out.mkdir()
+            job = cluster.submit(
+                str(HERE / "scripts" / "groups_train.py"), str(out), str(slower), str(rounds), workers=(4, 4),
+                strategy="groups", strategy_settings=as_json({"grouping": rule}), seed=seed,
+            )  # fmt: skip
+            done(cluster, job)
+            curve = tuple((line["s"], line["loss"]) for line in rows(out / "rounds.jsonl"))
+            yield Trained("slower", rule, seed, 0.0, curve)
 
 
-def pipelines(cases: Sequence[str], slower: float, rules: Sequence[str]) -> None:
+class Pipelines:
+    """Jobs of pipelines, on one cluster."""
+
+    def __init__(self, cluster: Cluster, folder: Path, layer_s: float) -> None:
+        self._cluster, self._folder, self._layer_s = cluster, folder, layer_s
+
+    def train(  # the script's arguments, in its order
+        self, name: str, pipelines: int, rule: str, speeds: str, slower: float, rounds: int, batches: int, micros: int,
+        split_at: str = "", seed: int = 0,
+    ) -> list[list[dict[str, float]]]:  # fmt: skip
+        """By rank, what its rounds were. With `split_at` FOLDER/NAME/weights has the model as each of them ended."""
+        out = self._folder / name
+        (out / "weights" if split_at else out).mkdir(parents=True)
+        stages = len(speeds.split(","))
+        workers = pipelines * stages
+        job = self._cluster.submit(
+            str(HERE / "scripts" / "pipelines_train.py"), str(out), str(self._layer_s), speeds, str(slower),
+            str(rounds), str(batches), str(micros), *([split_at] if split_at else []), workers=(workers, workers),
+            strategy="groups", strategy_settings=as_json({"stages": stages, "grouping": rule}), seed=seed,
+        )  # fmt: skip
+        done(self._cluster, job)
+        return [rows(out / f"rounds-{rank}.jsonl") for rank in range(workers)]
+
+    def bubbles(self) -> Iterator[str]:
+        for stages, split_at, micros in ((2, "6", 4), (2, "6", 8), (3, "4,8", 8)):
+            told = self.train(f"bubble-{stages}-{micros}", 1, "all", ",".join("1" * stages), 1, 3, 5, micros, split_at)
+            formula = (stages - 1) / (micros + stages - 1)
+            yield f"{stages} stages, {micros} micro-batches: bubbles {bubbles_of(told):.1%}, formula {formula:.1%}"
+
+    def cut(self) -> str:
+        planned, even = (
+            self.train(f"cut-{split_at}", 1, "all", "1,0.6,0.3", 1, 3, 4, 8, split_at) for split_at in ("", "4,8")
+        )
+        times = (even[0][-1]["s"] - even[0][0]["s"]) / (planned[0][-1]["s"] - planned[0][0]["s"])
+        return f"1 : 0.6 : 0.3, by planner stages against an even cut: {times:.2f}x"
+
+    def of_four(self, case: str, slower: float, rounds: int, rule: str, seed: int) -> Trained:
+        """Four pipelines of two stages, the last one so many times slower."""
+        name = f"{case}-{rule}-{seed}"
+        told = self.train(name, 4, rule, "1,1", slower, rounds, 12, 8, "6", seed)
+        weights = self._folder / name / "weights"
+        curve = tuple((line["s"], held_out_loss(weights, number)) for number, line in enumerate(told[0]))
+        return Trained(case, rule, seed, bubbles_of(told), curve)
+
+
+def bubbles_of(told: list[list[dict[str, float]]]) -> float:
+    return statistics.fmean(lines[-1]["bubble"] for lines in told)
+
+
+def pipelines(options: argparse.Namespace) -> Iterator[Trained]:
     with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder)) as cluster:
         cluster.local([1.0] * 8)
+        given = Pipelines(cluster, Path(folder), options.layer_s)
+        for line in [
+            *(given.bubbles() if "bubble" in options.cases else []),
+            *([given.cut()] if "cut" in options.cases else []),
+        ]:
+            print(line, flush=True)
+        for case, factor in (("slower", options.slower), ("equal", 1.0)):
+            for seed, rule in itertools.product(options.seeds, options.rules if case in options.cases else ()):
+                yield given.of_four(case, factor, options.rounds, rule, seed)
 
-        def run(name: str, pipelines: int, rule: str, *arguments: str) -> tuple[float, float, float]:
-            """Rounds a second of those after the first, the mean bubble share, the last loss."""
-            out = Path(folder) / name
-            out.mkdir()
-            stages = len(arguments[1].split(","))
-            workers = pipelines * stages
-            job = cluster.submit(
-                str(HERE / "scripts" / "pipelines_train.py"), str(out), *arguments, workers=(workers, workers),
-                strategy="groups", strategy_settings=as_json({"stages": stages, "grouping": rule}),
-            )  # fmt: skip
-            if cluster.wait_for_end(job, deadline_s=170).phase != pb.PHASE_DONE:
-                raise SystemExit(cluster.story(job))
-            told = [
-                [json.loads(line) for line in (out / f"rounds-{rank}.jsonl").read_text().splitlines()]
-                for rank in range(workers)
-            ]
-            bubble = sum(lines[-1]["bubble"] for lines in told) / workers
-            first, last = told[0][0], told[0][-1]
-            return (len(told[0]) - 1) / (last["s"] - first["s"]), bubble, last["loss"]
 
-        if "bubble" in cases:
-            for stages, split_at, micro_batches in ((2, "6", 4), (2, "6", 8), (3, "4,8", 8)):
-                speeds = ",".join(["1"] * stages)
-                name = f"bubble-{stages}-{micro_batches}"
-                _, bubble, _ = run(name, 1, "all", "0.003", speeds, "1", "3", "5", str(micro_batches), split_at)
-                formula = (stages - 1) / (micro_batches + stages - 1)
-                print(f"{stages} stages, {micro_batches} micro-batches: bubbles {bubble:.1%}, formula {formula:.1%}")
-        if "cut" in cases:
-            planned, _, _ = run("planned", 1, "all", "0.003", "1,0.6,0.3", "1", "3", "4", "8")
-            even, _, _ = run("even", 1, "all", "0.003", "1,0.6,0.3", "1", "3", "4", "8", "4,8")
-            print(f"1 : 0.6 : 0.3, by planner stages against an even cut: {planned / even:.2f}x")
-        for case, factor in (("slower", slower), ("equal", 1.0)):
-            if case in cases:
-                print(f"4 pipelines x 2 stages, the last {factor:g}x slower")
-                for rule in rules:
-                    rate, bubble, loss = run(
-                        f"{case}-{rule}", 4, rule, "0.003", "1,1", str(factor), "3", "12", "8", "6"
-                    )
-                    print(f"| `{rule}` | {rate:.3f} rounds/s | bubbles {bubble:.0%} | last loss {loss:.3f} |")
+def show(trained: Iterable[Trained], to: Path | None) -> None:
+    """Each job as it ends, then a table of each case. to: where all is kept as JSON, also of those so far."""
+    kept: list[Trained] = []
+    for one in trained:
+        kept.append(one)
+        print(f"{one.case}, {one.rule}, seed {one.seed}: {one.rounds_per_s:.3f} rounds/s, load {load()}", flush=True)
+        if to is not None:
+            to.write_text(json.dumps({"machine": machine(), "trained": [asdict(each) for each in kept]}, indent=1))
+    for _, group in itertools.groupby(kept, lambda one: one.case):
+        standing = Standing(list(group))
+        print("\n".join([f"\n{standing.case}:", *standing.table(), *standing.goals()]))
+
+
+def load() -> str:
+    return f"{os.getloadavg()[0]:.1f}"
+
+
+def machine() -> str:
+    return f"{datetime.date.today()}, {processor()}, {os.cpu_count()} cores, load {load()}"
 
 
 def lost(stages: int, kills: int) -> None:
@@ -263,23 +302,27 @@ def main() -> None:
     parser.add_argument("--signals", type=float, default=10_000, help="a second, of all runs")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--slower", type=float, default=3, help="how many times as long the last replica takes")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=8, help="of replicas, and of the cases slower and equal")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="each is trained by each rule")
+    parser.add_argument("--layer-s", type=float, default=0.003, help="of a layer's forward pass in pipelines")
+    parser.add_argument("--json", type=Path, help="write what was trained here")
     parser.add_argument(
         "--rules", nargs="+", choices=RULES, default=RULES, help="`all` is what others are held against"
     )
     cases = ("bubble", "cut", "slower", "equal")
     parser.add_argument("--cases", nargs="+", choices=cases, default=cases, help="of pipelines")
     options = parser.parse_args()
-    print(f"{datetime.date.today()}, {processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    options.rules = list(dict.fromkeys(["all", *options.rules]))
+    print(machine(), flush=True)
     if options.what == "scheduler":
         scheduler(options.signals, options.seconds)
     elif options.what == "pipelines":
-        pipelines(options.cases, options.slower, options.rules)
+        show(pipelines(options), options.json)
     elif options.what == "lost":
         for stages in (1, 2):
             lost(stages, options.kills)
     else:
-        replicas(options.slower, options.rounds, options.rules)
+        show(replicas(options.slower, options.rounds, options.rules, options.seeds), options.json)
 
 
 if __name__ == "__main__":
