@@ -135,7 +135,7 @@ def test_up_in_the_background_and_a_job_that_is_resumed(tmp_path: Path) -> None:
         job = submitted.stdout.strip()
         words = {"_ATOLL_COMPLETE": "complete_bash", "COMP_WORDS": "atoll status tin", "COMP_CWORD": "2"}
         completed = subprocess.run(
-            [*ATOLL], capture_output=True, text=True, timeout=30, env=os.environ | words, check=False
+            [*ATOLL], capture_output=True, text=True, timeout=60, env=os.environ | words, check=False
         )
         assert completed.stdout.split() == [job], completed.stderr
 

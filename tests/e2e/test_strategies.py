@@ -19,7 +19,7 @@ SPARSE = ("--strategy", "stale-sparse", "--sparsity", "0.9")
 
 def atoll(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*ATOLL, "--controller", cluster.addresses[0], *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def submitted(cluster: Cluster, *arguments: str) -> str:

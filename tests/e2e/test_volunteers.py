@@ -56,7 +56,7 @@ def volunteers(job: pb.Job) -> float:
 
 def told(cluster: Cluster, *arguments: str) -> str:
     command = [sys.executable, "-m", "atoll.cli.main", "--controller", cluster.addresses[0], *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def test_volunteers_help_are_killed_come_back_and_vanish_and_each_sample_counts_once(

@@ -184,7 +184,7 @@ def test_children_die_with_an_up_that_is_killed(controller: ScriptedController) 
         controller.wait_for(lambda script: "Events" in script.calls, deadline_s=30)
         (child,) = psutil.Process(parent.pid).children()
         parent.kill()
-    gone, _ = psutil.wait_procs([child], timeout=5)
+    gone, _ = psutil.wait_procs([child], timeout=30)
     assert gone == [child]
 
 

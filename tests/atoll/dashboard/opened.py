@@ -47,7 +47,7 @@ class Dashboard:
         if host is not None:
             request.add_header("host", host)
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, _read(answer.read())
         except urllib.error.HTTPError as error:
             with error:

@@ -40,7 +40,7 @@ class Served:
         if host is not None:
             request.add_header("host", host)
         try:
-            with self._opener.open(request, timeout=20) as answer:
+            with self._opener.open(request, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -50,7 +50,7 @@ class Served:
         """What a new connection is shown, as PEM."""
         found = urllib.parse.urlparse(self.address)
         assert found.hostname is not None
-        return ssl.get_server_certificate((found.hostname, found.port or 0), timeout=20)
+        return ssl.get_server_certificate((found.hostname, found.port or 0), timeout=60)
 
     def json(self, path: str) -> Any:
         return json.loads(self.ask(path)[1])
@@ -151,6 +151,6 @@ def test_with_certificates_the_page_needs_one_of_a_client(tmp_path: Path) -> Non
 def refused(folder: Path, *options: str) -> str:
     """The line with which the command ends."""
     command = (*COMMAND, "controller", "--data-dir", str(folder / "data"), *options)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done
     return done.stderr

@@ -98,4 +98,4 @@ def test_a_port_in_use_is_told(dashboard: Dashboard) -> None:
 
 def _started(*options: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "atoll.cli.main", "dashboard", *options)
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -44,7 +44,7 @@ def test_it_is_loaded_without_torch_and_without_scikit_optimize(path: Path) -> N
         "from pathlib import Path; from atoll.profiling.document import load_profile\n"
         f"print(load_profile(Path({str(path)!r}))['kind'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("atoll-profile\n", "")
 
 
