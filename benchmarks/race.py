@@ -32,6 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
+from racing.advice import advised
 from racing.clock import Exchange, link_of
 from racing.course import Course, Lap, best_setting, run
 from racing.field import FIELD
@@ -88,7 +89,7 @@ def main() -> int:
     for rho, network in links.items():
         print(f"  rho {rho:g}: links of {network.up_bps / 1e6:.2f} Mbit/s")
     print(table(laps, settings, target, links, step_s, entries))
-    for verdict in validity(laps):
+    for verdict in [*validity(laps), *advised(laps, target, links, step_s)]:
         print(verdict)
     if options.plot:
         draw(options.plot, laps, target, links, step_s)

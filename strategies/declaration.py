@@ -191,6 +191,10 @@ class Strategy:
     """The controller half, atoll.controller.deciding.controller_half; empty where the split of the batch is all there
     is to decide."""
 
+    steps_for_one: float = 0.0
+    """Steps to a loss for one of `dense`, at the least and by the default settings, as benchmarks/race.py measured
+    (docs/performance.md); by other settings it is taken to be 1. 0: such steps cannot be compared."""
+
     scheduler: str = ""
     """Makes the Scheduler of a run, from the job's settings; empty where none answers."""
 

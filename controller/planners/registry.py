@@ -20,6 +20,7 @@ from atoll.controller.planners.gns import GnsInput, estimate_gns
 from atoll.controller.planners.goodput import GoodputInput, plan_goodput
 from atoll.controller.planners.groups import GroupsInput, plan_groups
 from atoll.controller.planners.inverse_time import InverseTimeInput, split_by_inverse_time
+from atoll.controller.planners.one_island import OneIslandInput, compare_one_island
 from atoll.controller.planners.optperf import OptPerfInput, plan_optperf
 from atoll.controller.planners.placement import PlacementInput, plan_placement
 from atoll.controller.planners.schemas import canonical, read
@@ -209,6 +210,14 @@ EXCHANGE_DENSITY: Final = Planner(
     ExchangeDensityInput,
     plan_exchange_density,
 )
+ONE_ISLAND: Final = Planner(
+    "one-island",
+    "whether one island with all the data would be sooner than all of them together",
+    '{"islands": [{"name": "home", "batch": 64, "compute_s": 0.4}, {"name": "lab", "batch": 192, "compute_s": 0.4}], '
+    '"exchange": {"bytes": 100000000, "bandwidth": 12500000, "hidden": 0.5}}',
+    OneIslandInput,
+    compare_one_island,
+)
 ALLOCATION: Final = Planner(
     "allocation",
     "which reliable device holds which stage of a pipeline, and which stage each volunteer helps",
@@ -224,6 +233,6 @@ PLANNERS: Final[Mapping[str, Planner[Any, Any]]] = {
     planner.name: planner
     for planner in (
         *(EVEN, INVERSE_TIME, OPTPERF, GNS, GOODPUT, TTA, ADMISSION, PLACEMENT, CHUNKS),
-        *(COMPRESSION, FUSION, TENSOR_GROUPS, STAGES, GROUPS, SPARSE_SCHEME, EXCHANGE_DENSITY, ALLOCATION),
+        *(COMPRESSION, FUSION, TENSOR_GROUPS, STAGES, GROUPS, SPARSE_SCHEME, EXCHANGE_DENSITY, ONE_ISLAND, ALLOCATION),
     )
 }

@@ -17,6 +17,7 @@ from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.state.records import (
     AdmissionRecord,
     JobPhase,
+    JobRecord,
     PlacementRecord,
     PlanRecord,
     RunMember,
@@ -40,7 +41,7 @@ def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
         id=job.id,
         spec=jobspec.to_wire(job.spec),
         phase=_PHASES[job.status.phase],
-        reason=job.status.reason,
+        reason=_reason(job),
         run=job.status.run,
         restarts=job.status.restarts,
         submitted_unix_s=job.submitted_unix_s,
@@ -63,6 +64,12 @@ def job_to_wire(epoch: LeaderEpoch, state: JobState) -> jobs_pb2.Job:
         view=job.status.view,
         membership=_membership(state),
     )
+
+
+def _reason(job: JobRecord) -> str:
+    """Of its phase; while it trains also that one island would be sooner."""
+    advice = job.learned.one_island if job.status.phase is JobPhase.RUNNING else None
+    return job.status.reason if advice is None else f"{job.status.reason}; {advice.reason}"
 
 
 def plans_to_wire(

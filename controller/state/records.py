@@ -124,6 +124,18 @@ class Growth(EtcdRecord):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OneIsland(EtcdRecord):
+    """The island that would be sooner alone, as the job's user was told. together_s, alone_s: of planner `one-island`,
+    which gives them for `input`."""
+
+    island: str
+    together_s: float
+    alone_s: float
+    reason: str
+    input: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus(EtcdRecord):
     """Where a job stands. run: the number of its newest run, 0 before the first; view: of that run's newest view, 0
     where it has none. checkpoint_step, memory_step: of the newest on disk and in memory. events, admissions: how many
@@ -151,7 +163,7 @@ class JobLearned(EtcdRecord):
     trains: fingerprint of what its script prepared, empty before. shared_bytes, own_bytes: of its state, of all ranks
     and of each, 0 before. adapted: what the controller decided last, for the first plan of the next run. By
     "node/device": speeds, seconds per sample; learned_at, what those devices measured as work_per_s then; standby, what
-    the job leaves out."""
+    the job leaves out. one_island: None while no island would be sooner alone, as far as is known."""
 
     total_batch: int = 0
     initial_batch: int = field(default=0, metadata=LATER)
@@ -163,6 +175,7 @@ class JobLearned(EtcdRecord):
     learned_at: Mapping[str, float] = field(default_factory=dict, metadata=LATER)
     standby: Mapping[str, Standby] = field(default_factory=dict, metadata=LATER)
     growth: Growth | None = field(default=None, metadata=LATER)
+    one_island: OneIsland | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ STRATEGY: Final = Strategy(
     ),
     exchanges=True,
     relayed=True,
+    steps_for_one=1.0,
     worker="atoll.strategies.compressed.worker:build",
     controller="atoll.strategies.compressed.controller:CompressedController",
     simulator="atoll.strategies.compressed.simulate:CompressedSteps",

@@ -11,6 +11,7 @@ STRATEGY: Final = Strategy(
     name="dense",
     summary="every step all-reduces whole gradients: for a fast network",
     settings=Dense,
+    steps_for_one=1.0,
     worker="atoll.strategies.dense.worker:build",
     simulator="atoll.strategies.dense.simulate:DenseSteps",
 )

@@ -19,6 +19,7 @@ STRATEGY: Final = Strategy(
     metrics=METRICS,
     exchanges=True,
     relayed=True,
+    steps_for_one=1.05,
     worker="atoll.strategies.local_steps.worker:build",
     controller="atoll.strategies.local_steps.controller:LocalStepsController",
     view="atoll.strategies.local_steps.view:status",

@@ -19,6 +19,7 @@ STRATEGY: Final = Strategy(
     metrics=METRICS,
     exchanges=True,
     relayed=True,
+    steps_for_one=1.2,
     worker="atoll.strategies.stale_sparse.worker:build",
     simulator="atoll.strategies.stale_sparse.simulate:StaleSparseSteps",
     controller="atoll.strategies.stale_sparse.controller:StaleSparseController",

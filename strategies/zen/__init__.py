@@ -20,6 +20,7 @@ STRATEGY: Final = Strategy(
     ),
     exchanges=True,
     relayed=True,
+    steps_for_one=1.0,
     worker="atoll.strategies.zen.worker:build",
     simulator="atoll.strategies.zen.simulate:ZenSteps",
     view="atoll.strategies.zen.view:status",

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from racing.advice import asked
 from racing.clock import Exchange, Network, finished_s, link_of
 from racing.codecs import BLOCK, payload_bytes, rounded, top_blocks
+from racing.course import Lap
 from racing.inner import Replica, gather, ring
 from racing.local import DiLoCo, SparseLoCo
 from racing.synchronous import Ddp, PowerSgd
@@ -192,3 +194,30 @@ def test_powersgd_of_full_rank_is_ddp() -> None:
         ddp.step(step)
     assert bytes_sent < ENTRIES * 4
     assert (ones[0].theta - exact[0].theta).norm() < 0.5 * (exact[0].theta - Bowl.initial).norm()
+
+
+RACED_ALONE_S = 2.5
+"""One island with all the data, to the target of docs/performance.md (2026-11-23, three seeds)."""
+
+
+RACED: Any = {
+    "dense": (6.0, 1, 2 / 3, (5.9, 54.6, 542.4), (False, True, True)),
+    "local-steps": (0.1444, 2, 0.0, (1.7, 1.7, 16.5), (False, False, True)),
+    "stale-sparse": (0.0493, 2, 0.0, (2.0, 2.0, 6.4), (False, False, False)),
+}
+"""Bytes that an island sent, a parameter and step; when they are due, and how much of the step before they overlap;
+seconds to the target at rho 4, 40 and 400; whether the planner calls one island sooner there."""
+
+
+@pytest.mark.parametrize("strategy", RACED)
+def test_the_planner_calls_one_island_sooner_only_where_it_was_in_the_race(strategy: str) -> None:
+    """Where it says nothing though one island was sooner (dense at 4, stale-sparse at 400), that one won by its smaller
+    batch."""
+    bytes_each, due, overlap, raced_s, sooner = RACED[strategy]
+    step_s, entries = 0.0123, 142_000
+    sent = Exchange(0, due, bytes_each * entries, bytes_each * entries, overlap)
+    lap = Lap(losses=(), exchanges=(sent,), speeds=(1.0,) * 4, steps=1)
+    for rho, seconds, expected in zip((4, 40, 400), raced_s, sooner, strict=True):
+        planned = asked(lap, strategy, link_of(rho, entries, 4, step_s), step_s)
+        assert planned.sooner == expected
+        assert not planned.sooner or seconds > RACED_ALONE_S

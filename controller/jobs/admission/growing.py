@@ -81,7 +81,7 @@ def assess_devices(observed: ObservedJob, run: RunRecord, clock: PassClock) -> D
     names = {device.name for device in free}
     if free and (names - observed.job.learned.standby.keys() or clock.now_s - observed.judged_s >= JUDGE_EVERY_S):
         assessment = _offered(replace(observed, job=sent_back.job), run, free, clock)
-    elif clock.now_s - observed.judged_s >= JUDGE_EVERY_S and _is_steady(observed, run, clock):
+    elif clock.now_s - observed.judged_s >= JUDGE_EVERY_S and is_steady(observed, run, clock):
         assessment = _without_slowest(replace(observed, job=sent_back.job), run, clock)
     else:
         return sent_back
@@ -309,7 +309,7 @@ def _measured(observed: ObservedJob) -> bool:
     return profile.steps >= STEADY_STEPS
 
 
-def _is_steady(observed: ObservedJob, run: RunRecord, clock: PassClock) -> bool:
+def is_steady(observed: ObservedJob, run: RunRecord, clock: PassClock) -> bool:
     """Whether the run has trained for a while under its newest plan, and every rank measured it."""
     long_enough = clock.now_s - max(observed.plans.planned_s, observed.since_s) >= STEADY_S
     profile = observed.training.profile
@@ -325,7 +325,7 @@ def _compared(observed: ObservedJob, run: RunRecord, clock: PassClock) -> Device
     added = {f"{m.node}/{m.device}": m.rank for m in run.members if f"{m.node}/{m.device}" in growth.added}
     if not added or len(run.members) - len(added) < growth.workers:  # another run than was thought of
         return DeviceAssessment(job=compared)
-    if profile is None or not _is_steady(observed, run, clock):
+    if profile is None or not is_steady(observed, run, clock):
         return DeviceAssessment(job=job)
     now, before = profile.total_batch / profile.step_s, growth.samples_per_s
     worth = _worth(profile, growth)

@@ -12,6 +12,7 @@ from typing import Final
 from atoll.controller.deciding.given import Given
 from atoll.controller.deciding.next import next_plan
 from atoll.controller.jobs.admission.growing import DeviceAssessment, assess_devices
+from atoll.controller.jobs.admission.one_island import advise
 from atoll.controller.jobs.lifecycle import orders
 from atoll.controller.jobs.lifecycle.exits import exit_events, in_words, record_exits
 from atoll.controller.jobs.lifecycle.failures import (
@@ -60,10 +61,11 @@ def next_step(observed: ObservedJob, clock: PassClock) -> JobStep:
     events = tuple(exit_events(observed.run, run))
     run, recovered = close_recovery(observed, run, clock)
     observed, told = _recognised(observed)
+    observed, advised = advise(observed, run, clock)
     step = {JobPhase.STARTING: _starting, JobPhase.RUNNING: _running, JobPhase.STOPPING: _stopping}[job.status.phase](
         observed, run, clock
     )
-    events = (*events, *recovered, *told, *step.events)
+    events = (*events, *recovered, *told, *advised, *step.events)
     return replace(step, events=events, actions=(*orders.forgets(observed), *step.actions))
 
 

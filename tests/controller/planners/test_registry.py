@@ -21,6 +21,7 @@ MUST_SAY |= {
     "groups": "iterations",
     "sparse-scheme": "costs",
     "exchange-density": "held_by",
+    "one-island": "sooner",
     "allocation": "order_cost",
 }
 SENSELESS = [None, True, -1, 1e999, 10**400, "1", [], {}, [[]], [None], {"a": 1}, 0.5]

@@ -1,0 +1,141 @@
+"""Tells a job's user where one island with all the data would be sooner than all islands together. Pure.
+
+It only advises: where the data may be is not known here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from atoll.controller.jobs.admission.growing import is_steady
+from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedJob, PassClock
+from atoll.controller.jobs.membership.members import members_of
+from atoll.controller.planners.one_island import CLEARLY, IslandTimes, OneIslandInput, OneIslandPlan
+from atoll.controller.planners.registry import ONE_ISLAND, Decision
+from atoll.controller.state.records import JobPhase, JobRecord, Level, OneIsland, PlanRecord, RunMember, RunRecord
+from atoll.step_estimators.estimates import RankProfile
+from atoll.strategies import registry
+
+BESIDE_S: Final = 0.01
+"""A step's boundary, and its word to the agent: more than either was seen to take, for nobody measures them alone."""
+OTHER: Final = 2.0
+"""Who was told that one island is so much sooner is told again when it is by this factor more or less."""
+
+OneIslandDecision = Decision[OneIslandInput, OneIslandPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    decision: OneIslandDecision
+    devices: int  # of the island
+
+
+def advise(observed: ObservedJob, run: RunRecord, clock: PassClock) -> tuple[ObservedJob, tuple[NewEvent, ...]]:
+    """The job with what its user is told, and the event where that is news: once, and again when it changes."""
+    if observed.job.status.phase is not JobPhase.RUNNING or not observed.training.profile_is_news:
+        return observed, ()
+    before = observed.job.learned.one_island
+    members = members_of(run, observed.views.newest)
+    if len({member.island for member in members}) < 2:
+        return _with(observed, None), ()  # a run on one island is what it may have been told of
+    compared = _compare(observed, run, members, clock)
+    if compared is None:
+        return observed, ()
+    planned = compared.decision.plan
+    if before is None or not _says_the_same(before, compared.decision):
+        if planned.sooner:
+            told = OneIsland(
+                island=planned.island,
+                together_s=planned.together_s,
+                alone_s=planned.alone_s,
+                reason=_reason(observed, compared),
+                input=compared.decision.input,
+            )
+            return _with(observed, told), (NewEvent(Level.WARNING, "notice", told.reason),)
+        if before is not None and planned.alone_s > planned.together_s:
+            text = f"one island alone is no longer sooner: {_times(compared.decision)}"
+            return _with(observed, None), (NewEvent(Level.INFO, "notice", text),)
+    return observed, ()
+
+
+def _with(observed: ObservedJob, told: OneIsland | None) -> ObservedJob:
+    job = observed.job
+    if job.learned.one_island == told:
+        return observed
+    return replace(observed, job=replace(job, learned=replace(job.learned, one_island=told)))
+
+
+def _compare(observed: ObservedJob, run: RunRecord, members: Sequence[RunMember], clock: PassClock) -> _Compared | None:
+    """None where steps cannot be compared (of pipelines the model may not fit into one island), or are not known."""
+    profile, plan = observed.training.profile, observed.plans.newest
+    strategy = registry.find(observed.job.spec.strategy)
+    if profile is None or plan is None or not strategy.steps_for_one or observed.job.spec.stages > 1:
+        return None
+    if observed.views.newest is not None and observed.views.newest.view != plan.view:
+        return None
+    limited = replace(run, members=tuple(members))
+    if not is_steady(observed, limited, clock):
+        return None
+    ranks = [profile.ranks[rank] for rank in range(len(members)) if rank in profile.ranks]
+    measured = [rank for rank in ranks if rank.plan == plan.id and rank.local_batch > 0 and rank.compute_s > 0]
+    if len(measured) < len(members):
+        return None
+    by_island: dict[str, list[RankProfile]] = {}
+    for member, rank in zip(members, measured, strict=True):
+        by_island.setdefault(member.island, []).append(rank)
+    asked = OneIslandInput(
+        islands=tuple(_island(name, of) for name, of in sorted(by_island.items())),
+        step_s=profile.step_s,
+        steps=_steps(observed.job, plan, strategy.steps_for_one),
+        beside_s=BESIDE_S,
+        uncertainty=min(max(rank.compute_error_s / rank.compute_s for rank in measured), 10.0),
+    )
+    decision = ONE_ISLAND.decide(asked)
+    return _Compared(decision, len(by_island[decision.plan.island]))
+
+
+def _island(name: str, ranks: Sequence[RankProfile]) -> IslandTimes:
+    """Its devices share what it computes by their speeds."""
+    batch = sum(rank.local_batch for rank in ranks)
+    return IslandTimes(
+        name=name, batch=batch, compute_s=batch / math.fsum(rank.local_batch / rank.compute_s for rank in ranks)
+    )
+
+
+def _steps(job: JobRecord, plan: PlanRecord, by_default: float) -> float:
+    """Steps for one of `dense`; at least one where the strategy was not measured as it is set."""
+    declared = registry.find(job.spec.strategy)
+    said = {**job.spec.strategy_settings, **plan.strategy_params}
+    return by_default if declared.settings.model_validate(said) == declared.settings() else 1.0
+
+
+def _says_the_same(before: OneIsland, decision: OneIslandDecision) -> bool:
+    """Whether the island that was told of is still the soonest, or nearly, and by about as much."""
+    planned = decision.plan
+    its = [decision.given.alone_s(one) for one in decision.given.islands if one.name == before.island]
+    if not planned.sooner or not its or its[0] * (1 - CLEARLY) > planned.alone_s:
+        return False
+    then, now = before.together_s / before.alone_s, planned.together_s / planned.alone_s
+    return 1 / OTHER < now / then < OTHER
+
+
+def _reason(observed: ObservedJob, compared: _Compared) -> str:
+    """'one island with all the data would be sooner: lab alone takes 0.06 s for a step of 256 samples, all 4 islands
+    together 0.8 s'."""
+    given, among = compared.decision.given, ""
+    if given.steps > 1:
+        among += (
+            f" ({given.step_s:.3g} s a step, and {given.steps:.3g} of {observed.job.spec.strategy} for one of dense)"
+        )
+    if compared.devices > 1:
+        among += f"; what its {compared.devices} devices need among themselves is not counted"
+    return f"one island with all the data would be sooner: {_times(compared.decision)}{among}"
+
+
+def _times(decision: OneIslandDecision) -> str:
+    planned, islands = decision.plan, decision.given.islands
+    batch = sum(one.batch for one in islands)
+    alone = f"{planned.island} alone takes {planned.alone_s:.3g} s for a step of {batch} samples"
+    return f"{alone}, all {len(islands)} islands together {planned.together_s:.3g} s"
