@@ -19,7 +19,7 @@ from atoll.step_estimators.estimates import RankProfile
 from atoll.strategies import registry
 
 BESIDE_S: Final = 0.01
-"""A step's boundary, and its word to the agent: more than either was seen to take, for nobody measures them alone."""
+"""Stands for a step's boundary and its word to the agent, which nobody measures alone: rather too much."""
 OTHER: Final = 2.0
 """Who was told that one island is so much sooner is told again when it is by this factor more or less."""
 
