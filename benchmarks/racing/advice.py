@@ -1,4 +1,4 @@
-"""What planner `one-island` says of a strategy on each link, beside who was sooner in the race."""
+"""The word of planner `one-island` on a strategy on each link, beside who was sooner in the race."""
 
 from __future__ import annotations
 
