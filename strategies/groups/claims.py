@@ -45,14 +45,15 @@ class Claims:
             self._round, self._batches = round_, batches
             self._question, self._answer = Question(), None
 
-    def next(self, has: int, waits: Callable[[], None]) -> Answer:
+    def next(self, has: int, waits: Callable[[], None], *, averages: bool = False) -> Answer:
         """A batch, or with whom to average at the round's end. Raises PeerLost.
 
-        has: bits of the batches in this pipeline's state. waits: called again and again while there is none."""
+        has: bits of the batches in this pipeline's state. waits: called again and again while there is none. averages:
+        an average is under way, which is to be over before this pipeline waits: then WAIT is an answer."""
         with self._changed:
             self._numbers += 1
             self._answer = None
-            self._question = Question(self._numbers, has, self._question.begun)
+            self._question = Question(self._numbers, has, self._question.begun, averages=averages)
             self._ask()
         ends_s, waiting = time.monotonic() + self._deadline_s, False
         while True:
@@ -63,6 +64,8 @@ class Claims:
                 answer, self._answer = self._answer, None
                 if answer is not None and answer.say is not Say.WAIT:
                     return self._taken(answer)
+            if answer is not None and averages:
+                return answer
             waiting = waiting or answer is not None
             if waiting:
                 waits()
@@ -72,7 +75,7 @@ class Claims:
     def _taken(self, answer: Answer) -> Answer:
         if answer.say is Say.OFF:
             raise PeerLost(self._why or "a peer was lost before the round began")
-        self._question = replace(self._question, number=0, begun=True, ended=answer.members)
+        self._question = replace(self._question, number=0, begun=True, ended=answer.members, averages=False)
         return answer
 
     # --- the wire's thread
@@ -179,9 +182,9 @@ class Claims:
 
 
 def written(question: Question) -> list[Any]:
-    return [question.number, f"{question.has:x}", question.begun, list(question.ended)]
+    return [question.number, f"{question.has:x}", question.begun, list(question.ended), question.averages]
 
 
 def read_question(values: Any) -> Question:
-    number, has, begun, ended = values
-    return Question(int(number), int(has, 16), bool(begun), tuple(int(one) for one in ended))
+    number, has, begun, ended, averages = values
+    return Question(int(number), int(has, 16), bool(begun), tuple(int(one) for one in ended), bool(averages))

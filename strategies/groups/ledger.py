@@ -2,7 +2,7 @@
 
 The lowest pipeline that lives keeps it. A batch is handed out once while its pipeline lives. What a lost one trained
 counts where it is in somebody's state: each says with every question which batches are in its own, and averages bring
-in those of the others. The rest is handed out again once all who live are asking, for then nobody is in an average
+in those of the others. The rest is handed out again once all who live are asking and nobody is in an average
 that may bring in more. Whoever takes over from a lost keeper begins with that, and so needs nothing of what it knew."""
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ class Say(Enum):
 @dataclass(frozen=True, slots=True)
 class Question:
     """Of a pipeline. number: of its questions in the round, from 1; 0: it asks nothing. has: bits of the batches in its
-    state. begun: it has trained in the round. ended: whom it was told to average with, where that is not over."""
+    state. begun: it has trained in the round. ended: whom it was told to average with, where that is not over.
+    averages: an average is under way that may bring in more."""
 
     number: int = 0
     has: int = 0
     begun: bool = False
     ended: tuple[int, ...] = ()
+    averages: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ class BatchLedger:
         ]
         self._told_end.update(one.pipeline for one in found)
         found += self._handed_out()
-        if self._asking and self._asking.keys() == self._live:
+        settled = not any(self._questions[one].averages for one in self._asking)
+        if self._asking and self._asking.keys() == self._live and settled:
             self._ended, self._told_end = (), set()
             held = 0
             for one in self._live:

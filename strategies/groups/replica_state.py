@@ -63,7 +63,8 @@ class ReplicaState:
                 state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def read(self) -> F32:
-        """A copy, float32 [size]: in the order in which `write` takes it; the last entry is Adam's step."""
+        """A copy, float32 [size]: in the order in which `write` takes it; the last entry is Adam's step. Forward and
+        backward passes may run beside it."""
         flat = np.empty(self.size, np.float32)
         at = 0
         for tensor, removed in zip(self._tensors(), self._removed(), strict=True):
@@ -74,11 +75,15 @@ class ReplicaState:
         return flat
 
     @torch.no_grad()
-    def write(self, flat: F32, replicas: float) -> None:
-        """Take over an average of so many replicas (unequal weights make fewer of them); 1: it was nobody else's."""
-        at = 0
+    def write(self, flat: F32, replicas: float, read: F32 | None = None) -> None:
+        """Take over an average of so many replicas (unequal weights make fewer of them); 1: it was nobody else's. read:
+        what this one's state was in it, where forward passes may have changed buffers since: that stays."""
+        at, buffers = 0, {id(one) for one in self._buffers}
         for tensor in self._tensors():
-            part = torch.from_numpy(flat[at : at + tensor.numel()]).view(tensor.shape)
+            here = slice(at, at + tensor.numel())
+            part = torch.from_numpy(flat[here]).view(tensor.shape)
+            if read is not None and id(tensor) in buffers:
+                part = part + (tensor.cpu() - torch.from_numpy(read[here]).view(tensor.shape))
             tensor.copy_(part)
             at += tensor.numel()
         self._decay = 1.0

@@ -135,6 +135,8 @@ class GroupScheduler:
         if message.signal > replica.signal:
             replica.signal, replica.answer = message.signal, None
             self._arrivals.ready(rank, now_s)
+            if self._settings.overlaps:
+                self._arrivals.goes_on(rank, now_s)
             return self._answers(rule.ready(*self._place(rank), now_s), now_s)
         if message.done:
             return self._answers(rule.done(*self._place(rank), now_s), now_s)
@@ -156,7 +158,8 @@ class GroupScheduler:
             for member, signal in zip(members, signals, strict=True):
                 answer = alike.model_copy(update={"signal": signal})  # checked once
                 self._workers[member].answer = answer
-                self._arrivals.goes_on(member, now_s)
+                if not self._settings.overlaps:
+                    self._arrivals.goes_on(member, now_s)
                 answers.append((self._workers[member].rank, answer))
         return answers
 

@@ -32,5 +32,10 @@ class Groups(StrategySettings):
     """with `static`: replicas of a group"""
 
     @property
+    def overlaps(self) -> bool:
+        """Whether averages run beside the passes of the next batch: an all-reduce in every iteration is exact."""
+        return self.grouping != "all"
+
+    @property
     def stages_of_model(self) -> int:
         return self.stages

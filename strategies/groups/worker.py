@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,12 +21,11 @@ from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor
 from atoll.agent.runtime.pipeline.wire import StageLinks
 from atoll.agent.runtime.step.capabilities import EngineParts, WorkerContext, WorkerHalf
 from atoll.errors import BadInput, PeerLost
-from atoll.strategies.groups.averaging import MAX_MEMBERS, Average, Averaging, Grouped, distance
+from atoll.strategies.groups.averaging import F32, MAX_MEMBERS, Average, Averaging, Grouped, distance
 from atoll.strategies.groups.claims import Claims
 from atoll.strategies.groups.incoming import Incoming
 from atoll.strategies.groups.ledger import Answer, Say
 from atoll.strategies.groups.mailbox import ROUND_ENDS, START_OF_RUN
-from atoll.strategies.groups.messages import GroupsMessage
 from atoll.strategies.groups.replica_state import ReplicaState
 from atoll.strategies.groups.settings import Groups
 from atoll.strategies.groups.signals import Signals
@@ -40,12 +41,23 @@ def build(context: WorkerContext) -> WorkerHalf:
     return WorkerHalf(engine, measures=engine)
 
 
+@dataclass(frozen=True, slots=True)
+class LocalAverage:
+    """averaged: None where nobody else took part. state_N: of this replica, as it was in it."""
+
+    averaged: Average | None
+    state_N: F32
+
+
 class RoundEngine:
     """An Engine and its Measures. A round's batches are claimed one by one by whichever pipeline is free, each once;
     one that finds none is done. Then the replicas of each stage average, weighted by what each trained in the round,
-    and are equal to the bit. A pipeline of one stage is a worker with the whole model; where one is lost in a round,
-    the others make the round without it. Of several stages they begin it again: each stage had averages of its own
-    with the lost pipeline, so no batch of that is known to be in all stages, or in none."""
+    and are equal to the bit. After a local update the replica averages with its group on a thread of its own, while
+    this one makes the passes of the next batch; before the next update the average is in. So a gradient may be of
+    weights that are one average older than those that it changes, as in AD-PSGD. A pipeline of one stage is a worker
+    with the whole model; where one is lost in a round, the others make the round without it. Of several stages they
+    begin it again: each stage had averages of its own with the lost pipeline, so no batch of that is known to be in
+    all stages, or in none."""
 
     def __init__(self, context: WorkerContext, parts: EngineParts) -> None:
         assert isinstance(context.settings, Groups)
@@ -69,7 +81,11 @@ class RoundEngine:
         self._begun_round = -1
         self._round, self._batches = 0, 0  # bits of the round's batches that are in the state
         self._lost: str | None = None
+        self._overlaps = context.settings.overlaps
+        self._averager = ThreadPoolExecutor(1, thread_name_prefix="averaging")
+        self._under_way: Future[LocalAverage | None] | None = None
         self._wait_s, self._trained, self._samples = 0.0, 0, 1  # of the round
+        self._since_average = 0  # samples
         self._passes_s = self._idle_s = 0.0  # of the round: of its batches, and for other stages within
         self._passes_before_s = self._idle_before_s = 0.0  # of all rounds before
         self._sizes: list[int] = []  # of the groups that it averaged with
@@ -96,6 +112,13 @@ class RoundEngine:
     def step(self, batch: Any, taken: BatchSlice) -> torch.Tensor:
         """A round. batch: not looked at, for who trains which samples is decided on the way. Returns the mean loss over
         the whole round's samples, [], the same on every rank."""
+        try:
+            return self._train_round(taken)
+        except BaseException:
+            self._break_off()
+            raise
+
+    def _train_round(self, taken: BatchSlice) -> torch.Tensor:
         self._round, self._samples, self._batches = taken.step, taken.total, 0
         batches = math.ceil(taken.total / self._parts.batch_size)
         self._wait_s, self._trained, self._sizes = 0.0, 0, []
@@ -107,7 +130,7 @@ class RoundEngine:
         self._links.begin(taken.step)
         self._signals.begin(taken.step)
         self._claims.begin(taken.step, batches)
-        loss_sum, since_average = 0.0, 0
+        loss_sum, self._since_average = 0.0, 0
         while True:
             claimed = self._next_batch(batches)
             if self._begun_round != taken.step:  # not before: now all pipelines have made the round before whole
@@ -117,11 +140,10 @@ class RoundEngine:
                 loss_sum += self._update(indices) * len(indices)
                 self._batches |= 1 << claimed.batch
                 self._trained += len(indices)
-                since_average += len(indices)
-                if self._average_if_grouped(since_average):
-                    since_average = 0
+                self._since_average += len(indices)
+                self._say_ready()
                 continue
-            self._signals.done()
+            self._train_no_more()
             loss = self._end_round(claimed.members, loss_sum / max(self._trained, 1))
             if self._batches == (1 << batches) - 1:  # else a member was lost with some of them
                 return torch.tensor(loss)
@@ -133,6 +155,8 @@ class RoundEngine:
         return True
 
     def close(self) -> None:
+        self._break_off()
+        self._averager.shutdown()
         self._state.close()
 
     def take_step(self, stall_s: float, sent_bytes: int) -> Mapping[str, float]:
@@ -178,13 +202,16 @@ class RoundEngine:
 
         def claim(none_now: Callable[[], None]) -> int | None:
             nonlocal ended
-            answer = self._claims.next(self._batches, none_now)
+            answer = self._claims.next(self._batches, none_now, averages=self._under_way is not None)
+            if answer.say is Say.WAIT:
+                self._settle()
+                answer = self._claims.next(self._batches, none_now)
             if answer.say is Say.BATCH:
                 return answer.batch
             ended = answer
             return None
 
-        number = self._links.agree_on_batch(claim, self._signals.done)
+        number = self._links.agree_on_batch(claim, self._train_no_more)
         self._session.throttle.resume()
         if number is None:
             return ended
@@ -204,13 +231,14 @@ class RoundEngine:
         size = math.ceil(len(indices) / parts.micro_batches)
         micros = [indices[at : at + size] for at in range(0, len(indices), size)]
         self._optimizer.zero_grad()
-        begun_s, idle_s = time.monotonic(), self._links.waited_s
+        begun_s, idle_s, wait_s = time.monotonic(), self._links.waited_s, self._wait_s
         loss = self._executor.run([MicroBatch(len(one) / len(indices), partial(self._fetched, one)) for one in micros])
         if parts.clip_norm is not None:
             clip_over_stages(self._model.parameters(), parts.clip_norm, self._links)
+        self._settle()
         self._optimizer.step()
         self._session.throttle.pay()
-        self._passes_s += time.monotonic() - begun_s
+        self._passes_s += time.monotonic() - begun_s - (self._wait_s - wait_s)
         self._idle_s += self._links.waited_s - idle_s
         return loss
 
@@ -221,32 +249,57 @@ class RoundEngine:
             batch = parts.collate_fn([parts.dataset[one] for one in indices])
         return pair_of(batch, self._session.device)
 
-    def _average_if_grouped(self, samples: int) -> bool:
-        """After a local update. samples: trained since this replica last averaged. Returns whether it did now."""
+    def _say_ready(self) -> None:
+        """After a local update: average with whoever else is ready, beside the next batch's passes."""
         if self._place.pipelines == 1:
-            return False
+            return
+        self._under_way = self._averager.submit(self._average_if_grouped, self._since_average, self._batches)
+        if not self._overlaps:
+            self._settle()
+
+    def _average_if_grouped(self, samples: int, batches: int) -> LocalAverage | None:
+        """On the averager's thread. samples: trained since this replica last averaged."""
+        answer = self._signals.ready()
+        made = None
+        if answer is not None and len(answer.members) > 1:
+            state_N = np.append(self._state.read(), np.float32(0))
+            group = Grouped(self._round, answer.group, dict(zip(answer.members, answer.signals, strict=True)))
+            made = LocalAverage(self._averaging.average(group, state_N, float(samples), batches), state_N)
+        self._averaging.mailbox.pass_by(self._signals.newest)
+        return made
+
+    def _settle(self) -> None:
+        """What this replica averages is over, and in its state. Raises PeerLost."""
+        if self._under_way is None:
+            return
         self._session.throttle.pay()
         begun_s = time.monotonic()
-        answer = self._signals.ready()
-        averaged = self._averaged(answer, samples) if answer is not None else None
-        self._averaging.mailbox.pass_by(self._signals.newest)
+        made = self._under_way.result()
+        self._under_way = None
+        averaged = made.averaged if made is not None else None
+        if made is not None and averaged is not None:
+            self._take_over(averaged, made.state_N)
+            self._since_average = 0
         self._sizes.append(1 if averaged is None else len(averaged.members))
         self._wait_s += time.monotonic() - begun_s
         self._session.throttle.resume()  # all this was no computing
-        return averaged is not None
 
-    def _averaged(self, answer: GroupsMessage, samples: int) -> Average | None:
-        if len(answer.members) == 1:
-            return None
-        state_N = np.append(self._state.read(), np.float32(0))
-        group = Grouped(self._round, answer.group, dict(zip(answer.members, answer.signals, strict=True)))
-        averaged = self._averaging.average(group, state_N, float(samples), self._batches)
-        if averaged is not None:
-            self._take_over(averaged)
-        return averaged
+    def _train_no_more(self) -> None:
+        """None of the round's batches is left to claim."""
+        self._settle()
+        self._signals.done()
 
-    def _take_over(self, averaged: Average) -> None:
-        self._state.write(averaged.state_N[:-1], averaged.replicas)
+    def _break_off(self) -> None:
+        """This engine is not used any more."""
+        if self._under_way is None:
+            return
+        for one in (self._signals, self._averaging.mailbox):
+            one.fail("training in this round has ended")
+        wait([self._under_way])
+        self._under_way = None
+
+    def _take_over(self, averaged: Average, state_N: F32) -> None:
+        self._state.write(averaged.state_N[:-1], averaged.replicas, state_N[:-1])
         self._batches = averaged.batches
         now_s = time.monotonic()
         self._unaveraged_s = max(self._unaveraged_s, now_s - self._averaged_s)
@@ -272,7 +325,7 @@ class RoundEngine:
         averaged = self._averaging.average(group, state_N, weight, self._batches)
         if averaged is None:
             return number  # alone
-        self._take_over(averaged)
+        self._take_over(averaged, state_N)
         weights = self._state.weights
         self._disagreement = distance(state_N[:weights], averaged.state_N[:weights])
         return float(averaged.state_N[-1])

@@ -44,6 +44,17 @@ def test_what_a_lost_pipeline_had_for_itself_is_trained_again_and_what_it_averag
     assert {(one.pipeline, one.say, one.members) for one in ended} == {(0, Say.END, (0, 1)), (1, Say.END, (0, 1))}
 
 
+def test_what_an_average_under_way_may_bring_in_is_not_handed_out_again() -> None:
+    """1. Pipeline 1 is lost in an average with pipeline 0, which has it in its next question: it is told to wait, and
+    nothing is handed out, though it alone lives. 2. The average is over, and brought batch 1 in: the round ends."""
+    ledger = BatchLedger(2, 2, range(2), first=True)
+    for one in range(2):
+        asked(ledger, one, 1)
+    assert told(ledger.lose(1)) == []
+    assert told(ledger.hear(0, Question(2, 0b01, begun=True, averages=True))) == [(0, Say.WAIT, 0)]
+    assert asked(ledger, 0, 3, 0b11, begun=True) == [(0, Say.END, 0)]
+
+
 def test_who_takes_over_asks_all_first_and_lets_an_end_that_was_told_stand() -> None:
     """1. The keeper, pipeline 0, is lost when it has told pipeline 2 alone that the round ends. 2. Pipeline 1 takes
     over: it hears so, and is told the same."""
@@ -67,7 +78,8 @@ def test_a_question_that_comes_twice_is_answered_in_vain_and_that_batch_handed_o
 
 
 class Pipelines:
-    """Train, average in pairs and are lost at any time, as chance has it; the ledger goes to the lowest that lives."""
+    """Train, average in pairs beside that and are lost at any time, as chance has it; the ledger goes to the lowest
+    that lives."""
 
     def __init__(self, count: int, batches: int, seed: int) -> None:
         self.count, self.batches, self.draw = count, batches, random.Random(seed)
@@ -77,6 +89,7 @@ class Pipelines:
         self.questions = {one: Question() for one in self.live}
         self.at_work = dict.fromkeys(self.live, -1)
         self.asks = set(self.live)
+        self.under_way: dict[int, set[tuple[int, int]] | None] = {}  # averages, and what they bring once they are made
         self.ended: dict[int, tuple[int, ...]] = {}
         self.trained = self.numbers = 0
 
@@ -86,15 +99,23 @@ class Pipelines:
     def hear(self, answers: list[Answer]) -> None:
         for one in answers:
             at = one.pipeline
-            if one.say is Say.BATCH:
+            if one.say is Say.WAIT:
+                if at in self.under_way:
+                    self.settle(at)
+                    self.asks.add(at)
+            elif one.say is Say.BATCH:
                 self.at_work[at] = one.batch
                 self.questions[at] = Question(0, self.has(at), begun=True)
             elif one.say is Say.END:
+                self.settle(at)
                 self.ended[at] = one.members
                 self.questions[at] = Question(0, self.has(at), begun=True, ended=one.members)
             elif one.say is Say.OFF:
                 assert not self.questions[at].begun
                 self.ended[at] = ()
+
+    def settle(self, one: int) -> None:
+        self.holds[one] = self.holds[one] | (self.under_way.pop(one, None) or set())
 
     def over(self) -> bool:
         """Whether the round is: where all are told so, they average. One that was lost before may leave some to do."""
@@ -117,19 +138,22 @@ class Pipelines:
         if chance < 0.05 and len(self.live) > 1:
             self._lose(self.draw.choice(sorted(self.live)))
         elif chance < 0.25:
-            pair = sorted(one for one in self.asks if self.questions[one].begun)
+            pair = sorted(one for one, made in self.under_way.items() if made is None)
             if len(pair) > 1:
                 first, second = self.draw.sample(pair, 2)
-                self.holds[first] = self.holds[second] = self.holds[first] | self.holds[second]
+                self.under_way[first] = self.under_way[second] = self.holds[first] | self.holds[second]
         elif self.asks and chance < 0.6:
             one = self.draw.choice(sorted(self.asks))
             self.asks.discard(one)
             self.numbers += 1
-            self.questions[one] = Question(self.numbers, self.has(one), self.questions[one].begun)
+            averages = one in self.under_way
+            self.questions[one] = Question(self.numbers, self.has(one), self.questions[one].begun, averages=averages)
             self.hear(self.ledger.hear(one, self.questions[one]))
         elif busy := sorted(one for one in self.live if self.at_work[one] >= 0):
             one = self.draw.choice(busy)
             self.trained += 1
+            self.settle(one)
+            self.under_way[one] = None
             self.holds[one] = self.holds[one] | {(self.at_work[one], self.trained)}
             self.at_work[one] = -1
             self.asks.add(one)
@@ -138,6 +162,7 @@ class Pipelines:
         kept = min(self.live)
         self.live.discard(lost)
         self.asks.discard(lost)
+        self.under_way.pop(lost, None)
         self.ended.pop(lost, None)
         if lost != kept:
             self.hear(self.ledger.lose(lost))
