@@ -94,8 +94,8 @@ class BatchLedger:
         ]
         self._told_end.update(one.pipeline for one in found)
         found += self._handed_out()
-        settled = not any(self._questions[one].averages for one in self._asking)
-        if self._asking and self._asking.keys() == self._live and settled:
+        averaging = any(self._questions[one].averages for one in self._asking)
+        if self._asking and self._asking.keys() == self._live and not averaging:
             self._ended, self._told_end = (), set()
             held = 0
             for one in self._live:

@@ -204,7 +204,7 @@ class RoundEngine:
             nonlocal ended
             answer = self._claims.next(self._batches, none_now, averages=self._under_way is not None)
             if answer.say is Say.WAIT:
-                self._settle()
+                self._finish_average()
                 answer = self._claims.next(self._batches, none_now)
             if answer.say is Say.BATCH:
                 return answer.batch
@@ -235,7 +235,7 @@ class RoundEngine:
         loss = self._executor.run([MicroBatch(len(one) / len(indices), partial(self._fetched, one)) for one in micros])
         if parts.clip_norm is not None:
             clip_over_stages(self._model.parameters(), parts.clip_norm, self._links)
-        self._settle()
+        self._finish_average()
         self._optimizer.step()
         self._session.throttle.pay()
         self._passes_s += time.monotonic() - begun_s - (self._wait_s - wait_s)
@@ -255,7 +255,7 @@ class RoundEngine:
             return
         self._under_way = self._averager.submit(self._average_if_grouped, self._since_average, self._batches)
         if not self._overlaps:
-            self._settle()
+            self._finish_average()
 
     def _average_if_grouped(self, samples: int, batches: int) -> LocalAverage | None:
         """On the averager's thread. samples: trained since this replica last averaged."""
@@ -268,7 +268,7 @@ class RoundEngine:
         self._averaging.mailbox.pass_by(self._signals.newest)
         return made
 
-    def _settle(self) -> None:
+    def _finish_average(self) -> None:
         """What this replica averages is over, and in its state. Raises PeerLost."""
         if self._under_way is None:
             return
@@ -286,7 +286,7 @@ class RoundEngine:
 
     def _train_no_more(self) -> None:
         """None of the round's batches is left to claim."""
-        self._settle()
+        self._finish_average()
         self._signals.done()
 
     def _break_off(self) -> None:

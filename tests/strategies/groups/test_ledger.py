@@ -101,20 +101,20 @@ class Pipelines:
             at = one.pipeline
             if one.say is Say.WAIT:
                 if at in self.under_way:
-                    self.settle(at)
+                    self.finish_average(at)
                     self.asks.add(at)
             elif one.say is Say.BATCH:
                 self.at_work[at] = one.batch
                 self.questions[at] = Question(0, self.has(at), begun=True)
             elif one.say is Say.END:
-                self.settle(at)
+                self.finish_average(at)
                 self.ended[at] = one.members
                 self.questions[at] = Question(0, self.has(at), begun=True, ended=one.members)
             elif one.say is Say.OFF:
                 assert not self.questions[at].begun
                 self.ended[at] = ()
 
-    def settle(self, one: int) -> None:
+    def finish_average(self, one: int) -> None:
         self.holds[one] = self.holds[one] | (self.under_way.pop(one, None) or set())
 
     def over(self) -> bool:
@@ -152,7 +152,7 @@ class Pipelines:
         elif busy := sorted(one for one in self.live if self.at_work[one] >= 0):
             one = self.draw.choice(busy)
             self.trained += 1
-            self.settle(one)
+            self.finish_average(one)
             self.under_way[one] = None
             self.holds[one] = self.holds[one] | {(self.at_work[one], self.trained)}
             self.at_work[one] = -1
