@@ -217,7 +217,7 @@ class _JobFile(_Strict):
                 min_batch=least,
                 max_batch=largest,
                 learning_rate=self.adapt.learning_rate,
-                strategy_params=self.adapt.strategy_params,
+                strategy_params=self._followed(),
             ),
         )
         wire = jobspec.to_wire(spec)
@@ -225,6 +225,14 @@ class _JobFile(_Strict):
         for name in self.secrets:
             wire.secrets[name] = environment.get(name, "")
         return wire
+
+    def _followed(self) -> tuple[str, ...]:
+        """Plan parameters that the controller may change: what `[adapt]` names, and what follows by itself where
+        neither that nor the strategy's table says anything of it."""
+        table = self.settings_of(self.strategy)
+        said = self.adapt.model_fields_set | (table.model_fields_set if table is not None else set())
+        by_itself = registry.find(self.strategy).plan_parameters.FOLLOWS
+        return (*self.adapt.strategy_params, *(name for name in by_itself if name not in said))
 
     def settings_of(self, strategy: str) -> StrategySettings | None:
         """What the file has in the table of this strategy."""
@@ -260,6 +268,7 @@ def from_spec(spec: JobSpec) -> JobFile:
         "adapt": {
             "batch": (adapt["min_batch"], adapt["max_batch"]) if spec.adapt.max_batch else None,
             "learning_rate": spec.adapt.learning_rate or "adascale",
+            **dict.fromkeys(strategy.plan_parameters.FOLLOWS, False),
             **dict.fromkeys(spec.adapt.strategy_params, True),
         },
     }

@@ -86,6 +86,9 @@ class PlanParameters(Declared):
     """Base of what a plan tells a strategy. A field that is None is as in the plan before. What users may set, pin or
     leave to the controller carries a Flag; the rest is between a strategy's two halves."""
 
+    FOLLOWS: ClassVar[tuple[str, ...]] = ()
+    """Of those, what the controller decides unless the job says otherwise."""
+
     @classmethod
     def adjustable(cls) -> tuple[str, ...]:
         """The fields with a Flag."""

@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, get_args
 
+from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density
+from atoll.controller.planners.wire_bytes import VALUE_BYTES
 from atoll.strategies.compressed.settings import Algorithm, Compressed
+from atoll.strategies.local_steps.controller import ENOUGH, USED
 from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
 from atoll.strategies.stale_sparse.settings import StaleSparse
+from racing.clock import link_of
 from racing.inner import Method, Replica, Setting
 from racing.local import DiLoCo, SparseLoCo
 from racing.synchronous import Alone, CompressedGradients, Ddp, OneShot, PowerSgd
@@ -89,6 +93,29 @@ def _local_steps(settings: LocalSteps) -> Runner:
     return _owned(density, min(1.0, RETURNED * density), bits, settings.every, settings.staleness)
 
 
+def _by_link(rho: float) -> Runner:
+    """local-steps with the density that the controller gives it once it knows links on which a dense ring takes rho
+    steps."""
+    settings = LocalSteps()
+
+    def build(replicas: Sequence[Replica], setting: Setting) -> Method:
+        islands, entries = len(replicas), replicas[0].theta.numel()
+        network = link_of(rho, entries, islands, step_s=1.0)
+        asked = ExchangeDensityInput(
+            entries=entries,
+            bandwidths=(network.up_bps / 8,) * islands,
+            step_s=1.0,
+            value_bytes=VALUE_BYTES[settings.values],
+            enough=ENOUGH,
+            returned=RETURNED,
+            used=USED,
+        )
+        planned = settings.model_copy(update={"density": plan_exchange_density(asked).density})
+        return _local_steps(planned).build(replicas, setting)
+
+    return Runner(build)
+
+
 def _compressed(algorithm: Algorithm) -> Runner:
     return Runner(lambda replicas, _: CompressedGradients(replicas, Compressed(algorithm=algorithm)))
 
@@ -113,6 +140,7 @@ FIELD: Final[Mapping[str, Runner]] = {
     "stale-sparse": _stale_sparse(StaleSparse()),
     "stale-sparse-1%-16bit": _stale_sparse(StaleSparse(sparsity=0.99, values="float16")),  # its defaults until 0.1
     "local-steps": _local_steps(LocalSteps()),
+    **{f"local-steps@{rho}": _by_link(rho) for rho in (40, 130, 400)},  # each for that link alone
     # What their engine could do with other values, each island sending so much.
     "updates-1%-16bit": _updates(0.01, 16),
     "updates-10%-16bit": _updates(0.10, 16),

@@ -20,8 +20,8 @@ from atoll.strategies.local_steps.settings import RETURNED, LocalSteps
 USED: Final = 0.7
 """Of a link's time in a step, that a plan fills; what fills between FILLED of it is left as it is."""
 FILLED: Final = (0.6, 0.8)
-ENOUGH: Final = 0.4
-"""Two bits of so many entries in every step learn what all updates in float32 do (docs/adaptation.md)."""
+ENOUGH: Final = 0.2
+"""Two bits of more entries in every step teach nothing more (docs/performance.md, "What is learnt")."""
 MOVED: Final = 1.15
 """Densities that differ by less are the same: thresholds and links are not known better."""
 _WHY: Final = {

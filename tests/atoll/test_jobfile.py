@@ -262,6 +262,30 @@ def test_a_sparsity_to_adapt_needs_a_strategy_that_has_one_in_the_file_or_by_a_f
         job.to_spec("a.py")
 
 
+@pytest.mark.parametrize(
+    ("text", "followed"),
+    [
+        ("", ["density"]),
+        ("[local_steps]\nevery = 2", ["density"]),
+        ("[local_steps]\ndensity = 0.1", []),
+        ("[local_steps]\ndensity = 0.1\n[adapt]\ndensity = true", ["density"]),
+        ("[adapt]\ndensity = false", []),
+    ],
+)
+def test_the_density_of_local_steps_follows_the_links_unless_the_job_says_otherwise(
+    tmp_path: Path, text: str, followed: list[str]
+) -> None:
+    job = load(written(tmp_path, f"strategy = 'local-steps'\n{text}"))
+    spec = job.to_spec("a.py")
+    assert list(spec.adapt.strategy_params) == followed
+    assert (
+        list(jobfile.from_spec(spec).to_spec("a.py").adapt.strategy_params) == followed
+    )  # as a job that is submitted again
+    assert list(
+        with_flags(job, {"settings.density": 0.3, "adapt.density": None}).to_spec("a.py").adapt.strategy_params
+    ) == (followed if "true" in text else [])
+
+
 def test_old_names_still_work_and_each_says_the_new_one_in_a_line(tmp_path: Path) -> None:
     text = "strategy = 'stale-sparse'\n[stale_sparse]\nrate = 0.9\n[adapt]\nrate = true"
     notes: list[str] = []

@@ -44,9 +44,9 @@ def test_the_density_follows_the_thinnest_link_over_a_trace_and_says_why() -> No
             seen.append((mbit, asked.link_s(plan.strategy_params["density"]) / asked.step_s))
     assert [mbit for mbit, _ in seen] == [20.0, 5.0, 18.0, 2000.0]
     assert all(FILLED[0] <= filled <= FILLED[1] for _, filled in seen[:3])
-    assert current.strategy_params["density"] == 0.4
+    assert current.strategy_params["density"] == 0.2
     assert current.reason.startswith("bandwidth 18 → 480 Mbit/s: density ")
-    assert current.reason.endswith("→ 40.00 %, more teaches nothing")
+    assert current.reason.endswith("→ 20.00 %, more teaches nothing")
     thin = next_plan(run(20))
     assert thin is not None
     assert thin.reason.startswith("bandwidth 20 Mbit/s: density 20.00 → ")
