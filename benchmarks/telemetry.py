@@ -33,12 +33,12 @@ from unequal_train import make
 
 from atoll.agent.runtime.agent_link.outbox import Outbox
 from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.step.backward.exchange_times import ExchangeTimes
+from atoll.agent.runtime.step.backward.gradient_passes import squared_norm
 from atoll.agent.runtime.step.capabilities import Norms
-from atoll.agent.runtime.step.clock import StepClock, host_mark
-from atoll.agent.runtime.step.exchange_times import ExchangeTimes
-from atoll.agent.runtime.step.gradients import squared_norm
+from atoll.agent.runtime.step.measures.clock import StepClock, host_mark
+from atoll.agent.runtime.step.measures.step_reporter import StepReporter
 from atoll.agent.runtime.step.step_exchange import StepNumbers
-from atoll.agent.runtime.step.step_reporter import StepReporter
 from atoll.agent.telemetry.collect import Collector
 from atoll.agent.telemetry.devices import find_devices
 from atoll.agent.telemetry.gauges import gauges_of

@@ -176,7 +176,7 @@ STRATEGIES_BY_NAME = {
     "atoll/drill": "what workers have to prove depends on what their strategy promises",
     "atoll/cli/commands/drill.py": "asks for that",
     "agent/runtime/api/run.py": "its manual says what each strategy does",
-    "agent/runtime/step/probe.py": "a trial of `atoll profile`",
+    "agent/runtime/step/measures/probe.py": "a trial of `atoll profile`",
 }
 """Files and folders outside of strategies/ that name one, and why."""
 
@@ -321,7 +321,7 @@ def test_every_wait_for_a_thread_or_process_has_a_deadline() -> None:
 MAY_SLEEP = {
     "atoll/drill/job/train.py": "pretends work, so that a strike hits a step under way",
     "atoll/drill/slow_disk.py": "is a disk that takes its time, so that a strike hits who saves",
-    "agent/runtime/step/throttle.py": "slows a device down by as much as it was asked to",
+    "agent/runtime/step/measures/throttle.py": "slows a device down by as much as it was asked to",
     "agent/supervisor/leftovers.py": "processes that are not its children can only be looked at again",
     "agent/runtime/checkpoints/disk/fence.py": "a file lock can be waited for with a deadline only by asking again",
 }

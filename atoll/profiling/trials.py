@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 
 from atoll import die_with_parent
 from atoll.agent.ports import RendezvousPorts
-from atoll.agent.runtime.step.fingerprint import fingerprint_of
+from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
 from atoll.agent.supervisor.environment import PLACE
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, JobFailed
 from atoll.exit_codes import PEER_LOST

@@ -35,7 +35,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_state import StandingSh
 from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import ShardWriter
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.durable import NothingBeside
+from atoll.agent.runtime.step.state.durable import NothingBeside
 from atoll.agent.runtime.transport import process_groups
 
 STEP: Final = 7

@@ -41,8 +41,8 @@ class NoClock:
 
 def switch(run: Any) -> Callable[[bool], None]:
     """What turns the measuring of this run on and off, between two boundaries."""
-    from atoll.agent.runtime.step import backward as module
-    from atoll.agent.runtime.step.step_reporter import Silent
+    from atoll.agent.runtime.step.backward import backward_pass as module
+    from atoll.agent.runtime.step.measures.step_reporter import Silent
 
     training = run._training
     reduced = training._exchange._reduced

@@ -10,7 +10,7 @@ import torch
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
-from atoll.agent.runtime.step.durable import Origin
+from atoll.agent.runtime.step.state.durable import Origin
 from atoll.strategies.compressed.codes.compressors import Compressor
 from atoll.strategies.compressed.codes.sparse_codes import WithMomentum
 from atoll.strategies.compressed.groups.layout import TensorLayout

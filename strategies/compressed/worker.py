@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from atoll.agent.runtime.api.inputs import SeveralModels
 from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext, WorkerHalf
-from atoll.agent.runtime.step.clock import marks_of
-from atoll.agent.runtime.step.durable import Origin
+from atoll.agent.runtime.step.measures.clock import marks_of
+from atoll.agent.runtime.step.state.durable import Origin
 from atoll.errors import BadInput
 from atoll.strategies.compressed.codes.algorithms import compressor_of, density_at
 from atoll.strategies.compressed.codes.compressors import CodePlace

@@ -14,8 +14,8 @@ import torch
 
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
-from atoll.agent.runtime.step.durable import Origin, OwnState
-from atoll.agent.runtime.step.optimizers import as_one
+from atoll.agent.runtime.step.optimizers.as_one import as_one
+from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.channel import LINGER_S
 from atoll.strategies.declaration import PlanParameters
 from atoll.strategies.shared_masters.exchange import LayerExchange

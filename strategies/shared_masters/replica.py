@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.step.backward.reduction import ReducedGradients
 from atoll.agent.runtime.step.capabilities import Pass, StepEvents
-from atoll.agent.runtime.step.optimizers import OptimizerState
-from atoll.agent.runtime.step.reduction import ReducedGradients
+from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput
 from atoll.strategies.dense.worker import DenseReducer

@@ -30,7 +30,7 @@ from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.checkpoints.disk.listing import CheckpointFolder
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
 from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
-from atoll.agent.runtime.step.durable import Origin, OwnState
+from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.errors import CheckpointError
 from atoll.kernels.exchange_engine import RecentPart

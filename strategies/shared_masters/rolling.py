@@ -16,7 +16,7 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
-from atoll.agent.runtime.step.durable import OWNER_SUM, Bytes, Floats, Part
+from atoll.agent.runtime.step.state.durable import OWNER_SUM, Bytes, Floats, Part
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.strategies.shared_masters.exchange import LayerExchange
 from atoll.strategies.shared_masters.layout import Layer

@@ -10,8 +10,8 @@ import torch
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
-from atoll.agent.runtime.step.durable import Origin, OwnState
-from atoll.agent.runtime.step.optimizers import OptimizerState
+from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
+from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.strategies.shared_masters import residuals
 from atoll.strategies.shared_masters.exchange import LayerExchange
 from atoll.strategies.shared_masters.layout import Layer

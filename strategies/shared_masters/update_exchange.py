@@ -21,9 +21,9 @@ from functools import partial
 import torch
 
 from atoll.agent.runtime.data.sampler import BatchSlice
+from atoll.agent.runtime.step.backward.gradient_passes import refuse_sparse
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
-from atoll.agent.runtime.step.durable import OwnState
-from atoll.agent.runtime.step.gradients import refuse_sparse
+from atoll.agent.runtime.step.state.durable import OwnState
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates
 from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate

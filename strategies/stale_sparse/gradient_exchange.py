@@ -12,10 +12,10 @@ from typing import Final
 
 import torch
 
+from atoll.agent.runtime.step.backward.gradient_passes import refuse_second, refuse_sparse
+from atoll.agent.runtime.step.backward.local_passes import LocalPasses
 from atoll.agent.runtime.step.capabilities import Pass, WorkerContext
-from atoll.agent.runtime.step.durable import OwnState
-from atoll.agent.runtime.step.gradients import refuse_second, refuse_sparse
-from atoll.agent.runtime.step.local_passes import LocalPasses
+from atoll.agent.runtime.step.state.durable import OwnState
 from atoll.errors import BadInput
 from atoll.strategies.shared_masters.layout import Layer, flat_view
 from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate

@@ -9,9 +9,9 @@ from torch import nn
 
 from atoll.agent.runtime.api.engine_inputs import pair_of
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.step.batch_statistics import batch_statistics_layers
+from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers
 from atoll.agent.runtime.step.capabilities import EngineParts
-from atoll.agent.runtime.step.randomness import seed_step
+from atoll.agent.runtime.step.state.randomness import seed_step
 from atoll.errors import BadInput
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

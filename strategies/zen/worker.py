@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from atoll.agent.runtime.step.backward.gradient_passes import scale_into
 from atoll.agent.runtime.step.capabilities import (
     Pass,
     Reduction,
@@ -17,8 +18,7 @@ from atoll.agent.runtime.step.capabilities import (
     WorkerContext,
     WorkerHalf,
 )
-from atoll.agent.runtime.step.durable import Origin
-from atoll.agent.runtime.step.gradients import scale_into
+from atoll.agent.runtime.step.state.durable import Origin
 from atoll.sparse_scheme import Scheme
 from atoll.strategies.dense.fusion import fused_by_bytes
 from atoll.strategies.dense.worker import DenseReducer

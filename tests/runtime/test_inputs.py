@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.api.inputs import check_loss, listed_optimizers, one_module
-from atoll.agent.runtime.step.gradients import refuse_sparse_modules
+from atoll.agent.runtime.step.backward.gradient_passes import refuse_sparse_modules
 from atoll.errors import BadInput
 
 

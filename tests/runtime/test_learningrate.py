@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.agent.runtime.step.learning_rate import LearningRate
+from atoll.agent.runtime.step.optimizers.learning_rate import LearningRate
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 FACTOR = 1.7

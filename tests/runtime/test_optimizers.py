@@ -14,7 +14,7 @@ from torch import nn
 from zmq_agent import FakeAgent, Start, torchrun_like
 
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
-from atoll.agent.runtime.step.optimizers import as_one
+from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.errors import CheckpointError
 from atoll.strategies.declaration import as_json
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from atoll.agent.runtime.step import throttle as throttled
-from atoll.agent.runtime.step.throttle import Throttle
+from atoll.agent.runtime.step.measures import throttle as throttled
+from atoll.agent.runtime.step.measures.throttle import Throttle
 from atoll.errors import BadInput
 
 

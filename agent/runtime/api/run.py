@@ -39,10 +39,10 @@ from atoll.agent.runtime.pipeline.layers import MakesLayer
 from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.pipeline.prepared import MakesOptimizer, prepared_stage
 from atoll.agent.runtime.step.capabilities import EngineParts
-from atoll.agent.runtime.step.planned_step import PlannedStep, planned_from_wire
-from atoll.agent.runtime.step.probe import Probe
-from atoll.agent.runtime.step.randomness import seed_alike
-from atoll.agent.runtime.step.throttle import Throttle
+from atoll.agent.runtime.step.measures.probe import Probe
+from atoll.agent.runtime.step.measures.throttle import Throttle
+from atoll.agent.runtime.step.plans.planned_step import PlannedStep, planned_from_wire
+from atoll.agent.runtime.step.state.randomness import seed_alike
 from atoll.agent.runtime.step.training import Training
 from atoll.agent.runtime.transport import process_groups
 from atoll.agent.runtime.transport.process_groups import COLLECTIVE_TIMEOUT_S

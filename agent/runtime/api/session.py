@@ -13,9 +13,9 @@ from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.checkpoints.memory.shards.shard_folders import ShardFolders
-from atoll.agent.runtime.step.planned_step import PlannedStep
-from atoll.agent.runtime.step.probe import Probe
-from atoll.agent.runtime.step.throttle import Throttle
+from atoll.agent.runtime.step.measures.probe import Probe
+from atoll.agent.runtime.step.measures.throttle import Throttle
+from atoll.agent.runtime.step.plans.planned_step import PlannedStep
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.strategies.declaration import StrategySettings

@@ -18,7 +18,7 @@ from atoll.agent.runtime.checkpoints.resume import Resumed
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.pipeline.model_part import ModelPart
-from atoll.agent.runtime.step.optimizers import OptimizerState
+from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
 from atoll.errors import BadInput
 from atoll.v1.agents_pb2 import Prepared
 from atoll.v1.common_pb2 import LEVEL_WARNING

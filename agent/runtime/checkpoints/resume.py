@@ -21,8 +21,8 @@ from atoll.agent.runtime.checkpoints.memory.recovery.held_generations import Hel
 from atoll.agent.runtime.checkpoints.remote_checkpoints import RemoteCheckpoints
 from atoll.agent.runtime.checkpoints.snapshot import SHARED, Tracked
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.durable import Origin, OwnState
-from atoll.agent.runtime.step.optimizers import OptimizerState
+from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
+from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING

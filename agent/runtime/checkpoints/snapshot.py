@@ -17,8 +17,8 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.pipeline.model_part import ModelPart
-from atoll.agent.runtime.step.durable import Durable
-from atoll.agent.runtime.step.optimizers import OptimizerState
+from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
+from atoll.agent.runtime.step.state.durable import Durable
 
 StateDict = Mapping[str, Any]
 SHARED: Final = "strategy"  # the name of what all ranks share beside model and optimizer

@@ -26,7 +26,7 @@ from atoll.agent.runtime.data.by_value import ByValue, without_script
 from atoll.agent.runtime.data.orders import EpochOrder, Order, StreamedSamples, StreamOrder, is_stream, mixed_seed
 from atoll.agent.runtime.data.rows import as_is, move, tensor_rows
 from atoll.agent.runtime.data.sampler import BatchSlice, BatchSlicer, Position, after
-from atoll.agent.runtime.step.schedule import PlanSchedule
+from atoll.agent.runtime.step.plans.schedule import PlanSchedule
 from atoll.errors import AtollError, BadInput
 
 BatchT = TypeVar("BatchT")

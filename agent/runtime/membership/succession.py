@@ -33,11 +33,11 @@ from atoll.agent.runtime.data.sampler import Position, after
 from atoll.agent.runtime.membership.broken_step import LONGEST_PASSES, BrokenStep, why_not
 from atoll.agent.runtime.membership.standing import Standing
 from atoll.agent.runtime.membership.view import View, read_view
-from atoll.agent.runtime.step.durable import HandedOver, Origin
-from atoll.agent.runtime.step.optimizers import as_one
-from atoll.agent.runtime.step.planned_step import planned_from_wire
-from atoll.agent.runtime.step.schedule import PlanSchedule
-from atoll.agent.runtime.step.state_keeper import StateKeeper
+from atoll.agent.runtime.step.optimizers.as_one import as_one
+from atoll.agent.runtime.step.plans.planned_step import planned_from_wire
+from atoll.agent.runtime.step.plans.schedule import PlanSchedule
+from atoll.agent.runtime.step.state.durable import HandedOver, Origin
+from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.agent.runtime.transport import process_groups
 from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.errors import AtollError, BadInput, CheckpointError, DeadlineExceeded, PeerLost

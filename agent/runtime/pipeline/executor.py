@@ -16,7 +16,7 @@ from torch import nn
 from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.pipeline.schedule import Direction, one_forward_one_backward
 from atoll.agent.runtime.pipeline.wire import StageLinks, StagePurpose
-from atoll.agent.runtime.step.throttle import Throttle
+from atoll.agent.runtime.step.measures.throttle import Throttle
 from atoll.errors import BadInput
 
 

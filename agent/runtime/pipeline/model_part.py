@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint
 from atoll.agent.runtime.pipeline.places import StagePlace
-from atoll.agent.runtime.step.optimizers import OptimizerState
+from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput
 

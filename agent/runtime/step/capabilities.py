@@ -18,7 +18,7 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.sampler import BatchSlice, Position
 from atoll.agent.runtime.pipeline.model_part import ModelPart
 from atoll.agent.runtime.pipeline.places import StagePlace
-from atoll.agent.runtime.step.durable import Durable, NothingBeside, Origin
+from atoll.agent.runtime.step.state.durable import Durable, NothingBeside, Origin
 from atoll.agent.runtime.transport.channel import Channel
 from atoll.errors import AtollError
 from atoll.strategies.declaration import PlanParameters, StrategySettings

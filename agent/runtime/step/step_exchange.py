@@ -11,7 +11,9 @@ from torch import nn
 from atoll.agent.runtime.agent_link.strategy_channel import StrategyChannel
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.agreement import Agreed, Agreement, ProposalExchange
+from atoll.agent.runtime.step.backward.gradient_passes import refuse_sparse_modules
+from atoll.agent.runtime.step.backward.phases import OneWorker
+from atoll.agent.runtime.step.backward.reduction import ReducedGradients
 from atoll.agent.runtime.step.capabilities import (
     AloneReducer,
     Engine,
@@ -26,10 +28,8 @@ from atoll.agent.runtime.step.capabilities import (
     WorkerContext,
     WorkerHalf,
 )
-from atoll.agent.runtime.step.durable import HandedOver, NothingBeside, Origin
-from atoll.agent.runtime.step.gradients import refuse_sparse_modules
-from atoll.agent.runtime.step.phases import OneWorker
-from atoll.agent.runtime.step.reduction import ReducedGradients
+from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement, ProposalExchange
+from atoll.agent.runtime.step.state.durable import HandedOver, NothingBeside, Origin
 from atoll.agent.runtime.transport.channel import LINGER_S, Channel
 from atoll.agent.runtime.transport.proposals import ReducedProposals
 from atoll.errors import BadInput

@@ -20,28 +20,28 @@ from atoll.agent.runtime.data.evaluation import gathered
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings, known_count
 from atoll.agent.runtime.data.sampler import BatchSlice, Position, after
 from atoll.agent.runtime.membership.succession import Succession
-from atoll.agent.runtime.step.agreement import Agreed
-from atoll.agent.runtime.step.backward import NORMS_EVERY_STEPS, BackwardPass
-from atoll.agent.runtime.step.batch_statistics import batch_statistics_layers, name_drop_last
+from atoll.agent.runtime.step.backward.backward_pass import NORMS_EVERY_STEPS, BackwardPass
+from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers, name_drop_last
+from atoll.agent.runtime.step.backward.carried_gradients import CarriedGradients
+from atoll.agent.runtime.step.backward.gradient_passes import clip_norm
+from atoll.agent.runtime.step.backward.half_batches import HalfBatches
 from atoll.agent.runtime.step.capabilities import EngineParts, Norms, StepEvents
-from atoll.agent.runtime.step.carried_gradients import CarriedGradients
-from atoll.agent.runtime.step.clock import Lap, StepClock, marks_of
-from atoll.agent.runtime.step.durable import BetweenViews, Origin
-from atoll.agent.runtime.step.fingerprint import fingerprint_of
-from atoll.agent.runtime.step.gradients import clip_norm
-from atoll.agent.runtime.step.half_batches import HalfBatches
-from atoll.agent.runtime.step.learning_rate import LearningRate
-from atoll.agent.runtime.step.muted import MutedSteps
-from atoll.agent.runtime.step.optimizers import as_one
-from atoll.agent.runtime.step.other_optimizers import OtherOptimizers
-from atoll.agent.runtime.step.plans import Plans
-from atoll.agent.runtime.step.probe import description
-from atoll.agent.runtime.step.randomness import seed_step
-from atoll.agent.runtime.step.scaled_steps import ScaledSteps
-from atoll.agent.runtime.step.schedule import PlanSchedule
-from atoll.agent.runtime.step.state_keeper import StateKeeper
+from atoll.agent.runtime.step.measures.clock import Lap, StepClock, marks_of
+from atoll.agent.runtime.step.measures.probe import description
+from atoll.agent.runtime.step.measures.step_reporter import Silent, StepReporter
+from atoll.agent.runtime.step.optimizers.as_one import as_one
+from atoll.agent.runtime.step.optimizers.learning_rate import LearningRate
+from atoll.agent.runtime.step.optimizers.muted import MutedSteps
+from atoll.agent.runtime.step.optimizers.other_optimizers import OtherOptimizers
+from atoll.agent.runtime.step.optimizers.scaled_steps import ScaledSteps
+from atoll.agent.runtime.step.plans.agreement import Agreed
+from atoll.agent.runtime.step.plans.arriving import Plans
+from atoll.agent.runtime.step.plans.schedule import PlanSchedule
+from atoll.agent.runtime.step.state.durable import BetweenViews, Origin
+from atoll.agent.runtime.step.state.fingerprint import fingerprint_of
+from atoll.agent.runtime.step.state.randomness import seed_step
+from atoll.agent.runtime.step.state.state_keeper import StateKeeper
 from atoll.agent.runtime.step.step_exchange import StepExchange
-from atoll.agent.runtime.step.step_reporter import Silent, StepReporter
 from atoll.errors import AtollError, BadInput, DeadlineExceeded, PeerLost
 from atoll.v1.agents_pb2 import Prepared
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from atoll.agent.runtime.step.agreement import Proposal, other_updates
+from atoll.agent.runtime.step.plans.agreement import Proposal, other_updates
 from atoll.agent.runtime.transport.collectives import UnderWay
 from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput, PeerLost

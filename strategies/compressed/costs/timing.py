@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from atoll.agent.runtime.step.clock import Mark, MarkMaker
+from atoll.agent.runtime.step.measures.clock import Mark, MarkMaker
 from atoll.strategies.compressed.costs.measured import KEPT
 
 EVERY_ROUNDS: Final = 5

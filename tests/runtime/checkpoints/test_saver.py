@@ -19,7 +19,7 @@ from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.staging import StagingRing
-from atoll.agent.runtime.step.durable import NothingBeside
+from atoll.agent.runtime.step.state.durable import NothingBeside
 
 
 def session_of(rank: int, world_size: int, directory: Path, said: list[str]) -> Any:

@@ -20,8 +20,8 @@ from torch.utils.data import TensorDataset
 
 from atoll.agent.runtime.data.by_value import ByValue
 from atoll.agent.runtime.data.loader import Loader
-from atoll.agent.runtime.step.planned_step import PlannedStep
-from atoll.agent.runtime.step.schedule import PlanSchedule
+from atoll.agent.runtime.step.plans.planned_step import PlannedStep
+from atoll.agent.runtime.step.plans.schedule import PlanSchedule
 from atoll.errors import BadInput
 
 

@@ -17,7 +17,7 @@ from atoll.agent.runtime.pipeline.clipping import clip_over_stages
 from atoll.agent.runtime.pipeline.executor import MicroBatch, StageExecutor
 from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.pipeline.wire import StageLinks, StagePurpose
-from atoll.agent.runtime.step.throttle import Throttle
+from atoll.agent.runtime.step.measures.throttle import Throttle
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.errors import BadInput
 

@@ -12,7 +12,7 @@ from atoll.agent.runtime.pipeline.cutting import cut, plan_stages_of, split_by_n
 from atoll.agent.runtime.pipeline.layers import Layers
 from atoll.agent.runtime.pipeline.measuring import LayerCost, measured
 from atoll.agent.runtime.pipeline.places import StagePlace
-from atoll.agent.runtime.step.throttle import Throttle
+from atoll.agent.runtime.step.measures.throttle import Throttle
 from atoll.errors import BadInput
 
 

@@ -24,10 +24,10 @@ from atoll.agent.runtime.checkpoints.disk import files
 from atoll.agent.runtime.checkpoints.disk.header import Header, fingerprint
 from atoll.agent.runtime.checkpoints.disk.state import pack_state
 from atoll.agent.runtime.data.sampler import BatchSlice
-from atoll.agent.runtime.step.agreement import Agreed, Agreement
+from atoll.agent.runtime.step.backward.reduction import ReducedGradients
 from atoll.agent.runtime.step.capabilities import Norms, Pass, StepEvents
-from atoll.agent.runtime.step.reduction import ReducedGradients
-from atoll.agent.runtime.step.throttle import Throttle
+from atoll.agent.runtime.step.measures.throttle import Throttle
+from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement
 from atoll.agent.runtime.transport import process_groups
 from atoll.agent.runtime.transport.proposals import ReducedProposals
 from atoll.errors import BadInput, PeerLost

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from atoll.agent.runtime.data.sampler import BatchSlice
-from atoll.agent.runtime.step.agreement import Agreed, Agreement, Proposal, merged
+from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement, Proposal, merged
 from atoll.agent.runtime.transport.proposals import KEPT_PASSES, BroadcastProposals
 from atoll.errors import BadInput, PeerLost
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from zmq_agent import Start, torchrun_like
 
-from atoll.agent.runtime.step.batch_statistics import batch_statistics_layers, name_drop_last
+from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers, name_drop_last
 from atoll.errors import BadInput
 
 

@@ -16,8 +16,8 @@ from atoll.agent.runtime.api.session import CheckpointSettings, Session
 from atoll.agent.runtime.data.loader import LoaderSettings
 from atoll.agent.runtime.data.sampler import BatchSlice
 from atoll.agent.runtime.step.capabilities import WorkerContext, WorkerHalf
-from atoll.agent.runtime.step.probe import VARIABLE, Probe
-from atoll.agent.runtime.step.throttle import Throttle
+from atoll.agent.runtime.step.measures.probe import VARIABLE, Probe
+from atoll.agent.runtime.step.measures.throttle import Throttle
 from atoll.agent.runtime.step.training import Training
 from atoll.errors import BadInput
 from atoll.strategies import registry

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.agent.runtime.step.clock import HostMark
-from atoll.agent.runtime.step.exchange_times import ExchangeTimes
+from atoll.agent.runtime.step.backward.exchange_times import ExchangeTimes
+from atoll.agent.runtime.step.measures.clock import HostMark
 
 
 class Rig:

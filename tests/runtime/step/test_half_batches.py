@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.data.sampler import BatchSlice
-from atoll.agent.runtime.step import half_batches
+from atoll.agent.runtime.step.backward import half_batches
+from atoll.agent.runtime.step.backward.half_batches import HalfBatches
 from atoll.agent.runtime.step.capabilities import Norms
-from atoll.agent.runtime.step.half_batches import HalfBatches
 
 SAMPLES = 7
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from atoll.agent.runtime.checkpoints.disk.header import Fingerprint, Header
-from atoll.agent.runtime.step.durable import Origin, OwnState
+from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.kernels.exchange_engine import RecentPart
 from atoll.strategies.shared_masters import residuals

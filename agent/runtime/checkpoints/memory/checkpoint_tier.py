@@ -19,7 +19,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_store import CopyFiles,
 from atoll.agent.runtime.checkpoints.memory.shards.shard_writer import LONGEST_WAIT_S, ShardWrite, ShardWriter
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.staging import staging_ring
-from atoll.agent.runtime.step.agreement import MemoryProgress
+from atoll.agent.runtime.step.plans.agreement import MemoryProgress
 from atoll.errors import CheckpointError, DeadlineExceeded, PeerLost
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING
 

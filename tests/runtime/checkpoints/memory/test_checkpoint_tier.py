@@ -19,8 +19,8 @@ from atoll.agent.runtime.checkpoints.memory.shards import shard_writer
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import content_of, parse
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.agreement import MemoryProgress
-from atoll.agent.runtime.step.durable import NothingBeside
+from atoll.agent.runtime.step.plans.agreement import MemoryProgress
+from atoll.agent.runtime.step.state.durable import NothingBeside
 
 
 class Rig:

@@ -17,7 +17,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.live_state import pieces_of, 
 from atoll.agent.runtime.checkpoints.memory.shards.shard_file import Bytes, Shard, Tail
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RESIDUAL
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
-from atoll.agent.runtime.step.durable import OWNER_SUM, OwnState
+from atoll.agent.runtime.step.state.durable import OWNER_SUM, OwnState
 from atoll.errors import CheckpointError
 
 Tensors = dict[str, torch.Tensor]

@@ -24,7 +24,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_store import (
     WholeShard,
     whole_shards,
 )
-from atoll.agent.runtime.step.durable import OwnState
+from atoll.agent.runtime.step.state.durable import OwnState
 from atoll.errors import BadInput, CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING
 

@@ -31,7 +31,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
 )
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.staging import StagingRing
-from atoll.agent.runtime.step.durable import Part, RollingState
+from atoll.agent.runtime.step.state.durable import Part, RollingState
 
 RESIDUAL: Final = "owed."  # as the first release wrote it
 """Begins the name of a residual among a rank's own tensors."""

@@ -28,7 +28,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
 )
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.durable import NothingBeside
+from atoll.agent.runtime.step.state.durable import NothingBeside
 from atoll.errors import CheckpointError
 
 

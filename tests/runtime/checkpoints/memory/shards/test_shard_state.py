@@ -27,7 +27,7 @@ from atoll.agent.runtime.checkpoints.memory.shards.shard_file import (
 from atoll.agent.runtime.checkpoints.memory.shards.shard_state import RollingShard
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.durable import Floats, NothingBeside, Part
+from atoll.agent.runtime.step.state.durable import Floats, NothingBeside, Part
 from atoll.errors import CheckpointError
 from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates
 

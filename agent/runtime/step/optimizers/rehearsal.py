@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
-from atoll.agent.runtime.step.optimizers import OptimizerState
+from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
 
 
 class Rehearsal:

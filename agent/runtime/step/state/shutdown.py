@@ -16,10 +16,10 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.saver import Saver
 from atoll.agent.runtime.checkpoints.snapshot import Snapshot
 from atoll.agent.runtime.data.sampler import Position
-from atoll.agent.runtime.step.consistency import Consistency
-from atoll.agent.runtime.step.probe import Probe
+from atoll.agent.runtime.step.measures.probe import Probe
+from atoll.agent.runtime.step.measures.step_reporter import Silent, StepReporter
+from atoll.agent.runtime.step.state.consistency import Consistency
 from atoll.agent.runtime.step.step_exchange import StepExchange
-from atoll.agent.runtime.step.step_reporter import Silent, StepReporter
 
 
 class Shutdown:

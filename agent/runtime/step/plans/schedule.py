@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Final
 
-from atoll.agent.runtime.step.planned_step import PlannedStep, why_refused
+from atoll.agent.runtime.step.plans.planned_step import PlannedStep, why_refused
 from atoll.errors import BadInput
 from atoll.jobspec import check_shares
 

@@ -13,7 +13,18 @@ from functools import partial
 import torch
 from torch import nn
 
-from atoll.agent.runtime.step.buckets import Bucket, Separate, Slot, lay_out
+from atoll.agent.runtime.step.backward.buckets import Bucket, Separate, Slot, lay_out
+from atoll.agent.runtime.step.backward.exchange_times import ExchangeTimes
+from atoll.agent.runtime.step.backward.gradient_passes import (
+    coalesced,
+    refuse_second,
+    refuse_sparse,
+    scale_into,
+    squared_norm,
+    total,
+)
+from atoll.agent.runtime.step.backward.local_passes import LocalPasses
+from atoll.agent.runtime.step.backward.phases import OneWorker
 from atoll.agent.runtime.step.capabilities import (
     Norms,
     Pass,
@@ -24,11 +35,7 @@ from atoll.agent.runtime.step.capabilities import (
     StepEvents,
     TensorReducer,
 )
-from atoll.agent.runtime.step.clock import marks_of
-from atoll.agent.runtime.step.exchange_times import ExchangeTimes
-from atoll.agent.runtime.step.gradients import coalesced, refuse_second, refuse_sparse, scale_into, squared_norm, total
-from atoll.agent.runtime.step.local_passes import LocalPasses
-from atoll.agent.runtime.step.phases import OneWorker
+from atoll.agent.runtime.step.measures.clock import marks_of
 from atoll.errors import BadInput, PeerLost
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from torch import nn
 
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
-from atoll.agent.runtime.step.optimizers import OptimizerState
-from atoll.agent.runtime.step.probe import Probe
-from atoll.agent.runtime.step.rehearsal import Rehearsal
+from atoll.agent.runtime.step.measures.probe import Probe
+from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
+from atoll.agent.runtime.step.optimizers.rehearsal import Rehearsal
 
 
 class MutedSteps:

@@ -22,10 +22,10 @@ from atoll.agent.runtime.checkpoints.snapshot import Snapshot, Tracked
 from atoll.agent.runtime.data.loader import Loader
 from atoll.agent.runtime.data.sampler import Position
 from atoll.agent.runtime.pipeline.model_part import ModelPart
-from atoll.agent.runtime.step.agreement import Agreed
-from atoll.agent.runtime.step.consistency import Consistency
-from atoll.agent.runtime.step.optimizers import as_one
-from atoll.agent.runtime.step.shutdown import Shutdown
+from atoll.agent.runtime.step.optimizers.as_one import as_one
+from atoll.agent.runtime.step.plans.agreement import Agreed
+from atoll.agent.runtime.step.state.consistency import Consistency
+from atoll.agent.runtime.step.state.shutdown import Shutdown
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import CheckpointError
 from atoll.v1.common_pb2 import LEVEL_WARNING

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.step.planned_step import planned_from_wire
-from atoll.agent.runtime.step.schedule import PlanSchedule
+from atoll.agent.runtime.step.plans.planned_step import planned_from_wire
+from atoll.agent.runtime.step.plans.schedule import PlanSchedule
 from atoll.errors import BadInput
 from atoll.strategies import registry
 from atoll.v1.common_pb2 import LEVEL_WARNING

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from atoll.agent.runtime.step.backward.gradient_passes import scale_into
 from atoll.agent.runtime.step.capabilities import Pass
-from atoll.agent.runtime.step.gradients import scale_into
 
 
 class LocalPasses:

@@ -10,10 +10,10 @@ from torch.autograd import Variable
 
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.data.loader import Loader
-from atoll.agent.runtime.step.agreement import Agreed
 from atoll.agent.runtime.step.capabilities import Norms, Pass
-from atoll.agent.runtime.step.clock import StepClock
-from atoll.agent.runtime.step.schedule import PlanSchedule
+from atoll.agent.runtime.step.measures.clock import StepClock
+from atoll.agent.runtime.step.plans.agreement import Agreed
+from atoll.agent.runtime.step.plans.schedule import PlanSchedule
 from atoll.agent.runtime.step.step_exchange import StepExchange
 from atoll.errors import BadInput
 

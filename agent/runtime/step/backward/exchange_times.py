@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from atoll.agent.runtime.step.clock import Mark, MarkMaker
+from atoll.agent.runtime.step.measures.clock import Mark, MarkMaker
 
 
 class ExchangeTimes:

@@ -1,0 +1,1 @@
+"""The times of a step, and what is told of them."""

@@ -1,0 +1,1 @@
+"""The state between two steps: kept, told apart, saved where training ends."""
