@@ -24,13 +24,8 @@ from atoll.agent.runtime.agent_link.link import AgentLink
 from atoll.agent.runtime.agent_link.place import WorkerPlace
 from atoll.agent.runtime.api.engine_inputs import engine_parts, example_of, round_settings
 from atoll.agent.runtime.api.inputs import listed_optimizers, one_module
-from atoll.agent.runtime.api.session import (
-    CheckpointSettings,
-    MemorySettings,
-    Session,
-    checkpoint_settings,
-    memory_settings,
-)
+from atoll.agent.runtime.api.joining import join
+from atoll.agent.runtime.api.session import CheckpointSettings, Session
 from atoll.agent.runtime.checkpoints.snapshot import Tracked
 from atoll.agent.runtime.data.evaluation import EvaluationLoader
 from atoll.agent.runtime.data.loader import Loader, LoaderSettings
@@ -40,18 +35,11 @@ from atoll.agent.runtime.pipeline.places import StagePlace
 from atoll.agent.runtime.pipeline.prepared import MakesOptimizer, prepared_stage
 from atoll.agent.runtime.step.capabilities import EngineParts
 from atoll.agent.runtime.step.measures.probe import Probe
-from atoll.agent.runtime.step.measures.throttle import Throttle
-from atoll.agent.runtime.step.plans.planned_step import PlannedStep, planned_from_wire
-from atoll.agent.runtime.step.state.randomness import seed_alike
 from atoll.agent.runtime.step.training import Training
-from atoll.agent.runtime.transport import process_groups
-from atoll.agent.runtime.transport.process_groups import COLLECTIVE_TIMEOUT_S
-from atoll.agent.runtime.transport.relayed_links import RelayedLinks
 from atoll.errors import BadInput, PeerLost, SettingError
 from atoll.strategies import registry
 from atoll.strategies.declaration import StrategySettings, load
 from atoll.telemetry_limits import MAX_METRICS
-from atoll.v1.agents_pb2 import Member
 from atoll.v1.common_pb2 import LEVEL_WARNING
 from atoll.v1.worker_pb2 import Stop
 
@@ -129,9 +117,9 @@ class Run:
             self._link.on_overdue = self._overdue
         atexit.register(self._at_exit)
         try:
-            self._session = self._join(seed, strategy, checkpoint)
-        except exits.WorkerExit:
-            raise  # half a process group may be there: `_at_exit` ends the process past its teardown
+            self._session = join(place, self._link, seed=seed, strategy=strategy, checkpoint=checkpoint, probe=probe)
+        except PeerLost as error:
+            self._leave_without_peer(error)  # half a process group may be there: `_at_exit` ends the process past it
         except BaseException:
             self.close()
             raise
@@ -481,57 +469,6 @@ class Run:
         if _current is self:
             _current = None
 
-    def _join(self, seed: int, strategy: StrategySettings, checkpoint: CheckpointSettings) -> Session:
-        place, link = self._place, self._link
-        timeout_s, speed = COLLECTIVE_TIMEOUT_S, 1.0
-        first: PlannedStep | None = None
-        memory: MemorySettings | None = None
-        members: tuple[Member, ...] = ()
-        joins = False
-        if link is not None:
-            welcome, spec = link.welcome, link.welcome.launch.spec
-            seed = spec.seed or seed
-            timeout_s, speed, joins = max(timeout_s, spec.stall_timeout_s), welcome.speed, link.joins
-            chosen = registry.find(spec.strategy)
-            strategy = chosen.read_settings(spec.strategy_settings)
-            checkpoint = checkpoint_settings(welcome)
-            if not joins:  # who does is told the members and the plan of the view that takes it in
-                first = planned_from_wire(welcome.launch.plan, chosen) if welcome.launch.plan.shares else None
-                members = _in_order(welcome.launch.members, place.world_size)
-            memory = memory_settings(welcome, members)
-        seed_alike(seed)
-        device = _choose_device(place)
-        sync = torch.cuda.synchronize if device.type == "cuda" else None
-        try:
-            abortable = link is not None and link.makes_views
-            links = RelayedLinks(members, place.rank, link.passage) if link is not None and members else None
-            group = None if joins else process_groups.join(place, device, abortable=abortable, links=links)
-        except PeerLost as error:
-            self._leave_without_peer(error)
-        return Session(
-            place=place,
-            device=device,
-            job=place.agent.job if place.agent is not None else "",
-            run=place.agent.run if place.agent is not None else 0,
-            seed=seed,
-            strategy=strategy,
-            checkpoint=checkpoint,
-            first=first,
-            group=group,
-            collective_timeout_s=timeout_s,
-            link=link,
-            throttle=Throttle(speed, sync),
-            memory=memory,
-            probe=self._probe,
-            members=members,
-            links=links,
-            view=0 if joins else 1,
-            helping=link.welcome.launch.helping
-            if link is not None and link.welcome.launch.HasField("helping")
-            else None,
-            keys=link.welcome.launch.keys if link is not None and link.welcome.launch.HasField("keys") else None,
-        )
-
     def _prepared(self, what: str) -> Training:
         if self._training is None:
             raise BadInput(
@@ -578,21 +515,3 @@ class Run:
         self.close()
         if code is not None or stuck:
             exits.end_now(1 if code is None else code)
-
-
-def _in_order(members: Sequence[Member], world_size: int) -> tuple[Member, ...]:
-    """By rank. Raises BadInput where one is missing; where none are given, nobody said."""
-    found = sorted(members, key=lambda member: member.rank)
-    if found and [member.rank for member in found] != list(range(world_size)):
-        ranks = [member.rank for member in found][:8]
-        raise BadInput(f"the launch names ranks {ranks} of a run of {world_size}; each once")
-    return tuple(found)
-
-
-def _choose_device(place: WorkerPlace) -> torch.device:
-    """This worker's GPU where one is visible. An agent makes only the worker's own visible, or none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device

@@ -1,0 +1,105 @@
+"""A worker joins its run: what its agent says of it, the process group, and all that is known at its start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from atoll.agent.runtime.agent_link.link import AgentLink
+from atoll.agent.runtime.agent_link.place import WorkerPlace
+from atoll.agent.runtime.api.session import (
+    CheckpointSettings,
+    MemorySettings,
+    Session,
+    checkpoint_settings,
+    memory_settings,
+)
+from atoll.agent.runtime.step.measures.probe import Probe
+from atoll.agent.runtime.step.measures.throttle import Throttle
+from atoll.agent.runtime.step.plans.planned_step import PlannedStep, planned_from_wire
+from atoll.agent.runtime.step.state.randomness import seed_alike
+from atoll.agent.runtime.transport import process_groups
+from atoll.agent.runtime.transport.process_groups import COLLECTIVE_TIMEOUT_S
+from atoll.agent.runtime.transport.relayed_links import RelayedLinks
+from atoll.errors import BadInput
+from atoll.strategies import registry
+from atoll.strategies.declaration import StrategySettings
+from atoll.v1.agents_pb2 import Member
+
+
+def join(
+    place: WorkerPlace,
+    link: AgentLink | None,
+    *,
+    seed: int,
+    strategy: StrategySettings,
+    checkpoint: CheckpointSettings,
+    probe: Probe | None,
+) -> Session:
+    """Join the run that the agent at the other end of `link` says, or one of its own under torchrun or by hand.
+
+    seed, strategy, checkpoint: of the script; a submitted job's hold in their place. Raises BadInput for a launch that
+    cannot be, PeerLost where others do not come."""
+    timeout_s, speed = COLLECTIVE_TIMEOUT_S, 1.0
+    first: PlannedStep | None = None
+    memory: MemorySettings | None = None
+    members: tuple[Member, ...] = ()
+    joins = False
+    if link is not None:
+        welcome, spec = link.welcome, link.welcome.launch.spec
+        seed = spec.seed or seed
+        timeout_s, speed, joins = max(timeout_s, spec.stall_timeout_s), welcome.speed, link.joins
+        chosen = registry.find(spec.strategy)
+        strategy = chosen.read_settings(spec.strategy_settings)
+        checkpoint = checkpoint_settings(welcome)
+        if not joins:  # who does is told the members and the plan of the view that takes it in
+            first = planned_from_wire(welcome.launch.plan, chosen) if welcome.launch.plan.shares else None
+            members = _in_order(welcome.launch.members, place.world_size)
+        memory = memory_settings(welcome, members)
+    seed_alike(seed)
+    device = _choose_device(place)
+    sync = torch.cuda.synchronize if device.type == "cuda" else None
+    abortable = link is not None and link.makes_views
+    links = RelayedLinks(members, place.rank, link.passage) if link is not None and members else None
+    group = None if joins else process_groups.join(place, device, abortable=abortable, links=links)
+    launch = link.welcome.launch if link is not None else None
+    return Session(
+        place=place,
+        device=device,
+        job=place.agent.job if place.agent is not None else "",
+        run=place.agent.run if place.agent is not None else 0,
+        seed=seed,
+        strategy=strategy,
+        checkpoint=checkpoint,
+        first=first,
+        group=group,
+        collective_timeout_s=timeout_s,
+        link=link,
+        throttle=Throttle(speed, sync),
+        memory=memory,
+        probe=probe,
+        members=members,
+        links=links,
+        view=0 if joins else 1,
+        helping=launch.helping if launch is not None and launch.HasField("helping") else None,
+        keys=launch.keys if launch is not None and launch.HasField("keys") else None,
+    )
+
+
+def _in_order(members: Sequence[Member], world_size: int) -> tuple[Member, ...]:
+    """By rank. Raises BadInput where one is missing; where none are given, nobody said."""
+    found = sorted(members, key=lambda member: member.rank)
+    if found and [member.rank for member in found] != list(range(world_size)):
+        ranks = [member.rank for member in found][:8]
+        raise BadInput(f"the launch names ranks {ranks} of a run of {world_size}; each once")
+    return tuple(found)
+
+
+def _choose_device(place: WorkerPlace) -> torch.device:
+    """This worker's GPU where one is visible. An agent makes only the worker's own visible, or none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
