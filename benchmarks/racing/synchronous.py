@@ -7,8 +7,9 @@ from typing import Final
 
 import torch
 
-from atoll.strategies.compressed.codes.algorithms import compressor_of, density_at
+from atoll.strategies.compressed.codes.algorithms import compressor_of, density_at, momentum_of
 from atoll.strategies.compressed.codes.compressors import CodePlace
+from atoll.strategies.compressed.codes.sparse_codes import compress_with_momentum
 from atoll.strategies.compressed.settings import Compressed
 from racing.clock import Exchange
 from racing.inner import Replica, gather, ring
@@ -104,16 +105,24 @@ class CompressedGradients:
 
     def __init__(self, replicas: Sequence[Replica], settings: Compressed) -> None:
         self._replicas, self._settings, task = replicas, settings, replicas[0].task
-        self._compressors = [compressor_of(settings, task.entries, 0) for _ in replicas]
+        self._compressors = [compressor_of(settings, 0) for _ in replicas]
         self._residuals = [torch.zeros_like(task.initial) for _ in replicas]
+        self._velocities = [torch.zeros_like(task.initial) for _ in replicas]
 
     def step(self, step: int) -> Sequence[Exchange]:
         first = self._replicas[0]
         place = CodePlace(step, 0, tuple(first.task.shapes), density_at(self._settings, step))
         sum_N, sent_bytes = torch.zeros_like(first.theta), 0
-        for replica, compressor, residual_N in zip(self._replicas, self._compressors, self._residuals, strict=True):
+        momentum = momentum_of(self._settings)
+        kept = zip(self._replicas, self._compressors, self._residuals, self._velocities, strict=True)
+        for replica, compressor, residual_N, velocity_N in kept:
             gradient_N = replica.gradient(step, first.theta) / len(self._replicas)
-            payload = compressor.compress(gradient_N, residual_N, place)
+            if momentum:
+                payload = compress_with_momentum(
+                    compressor, gradient_N, velocity_N, residual_N, place, momentum=momentum
+                )
+            else:
+                payload = compressor.compress(gradient_N, residual_N, place)
             compressor.decompress(payload.data, sum_N, place)
             sent_bytes = max(sent_bytes, len(payload))
         first.update(sum_N, step)

@@ -33,7 +33,8 @@ class Compressed(StrategySettings):
     """columns of the matrices of `power`"""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """of `dgc`: each worker's own, added up before the largest are chosen; take it off the optimizer then"""
+    """of `dgc`: each worker's own of all gradients, added up before the largest are chosen; take it off the optimizer
+    then"""
 
     clip_norm: Annotated[float, Field(ge=0)] = 0.0
     """of `dgc`: the norm of the whole gradient of a tensor to which each worker clips its part; 0: none"""

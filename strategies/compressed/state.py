@@ -11,10 +11,7 @@ import torch
 from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.checkpoints.disk.header import Header
 from atoll.agent.runtime.step.state.durable import Origin
-from atoll.strategies.compressed.codes.compressors import Compressor
-from atoll.strategies.compressed.codes.sparse_codes import WithMomentum
-from atoll.strategies.compressed.groups.layout import TensorLayout
-from atoll.strategies.compressed.residuals import FlatResiduals
+from atoll.strategies.compressed.flat_state import FlatState
 from atoll.strategies.shared_masters import residuals as own_files
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -27,12 +24,9 @@ class CompressedState:
 
     survives_update = True
 
-    def __init__(
-        self, session: Session, residuals: FlatResiduals, layout: TensorLayout, compressor: Compressor
-    ) -> None:
-        self._session, self._residuals, self._layout = session, residuals, layout
-        self._momentum = compressor if isinstance(compressor, WithMomentum) else None
-        self._kept: torch.Tensor | None = None
+    def __init__(self, session: Session, residuals: FlatState, velocity: FlatState | None) -> None:
+        """velocity: None where there is no momentum."""
+        self._session, self._residuals, self._velocity = session, residuals, velocity
 
     def freeze(self) -> None: ...
 
@@ -58,16 +52,6 @@ class CompressedState:
 
     def rolling(self) -> None: ...
 
-    def keep_momentum(self) -> None:
-        """A pass begins that does not count."""
-        self._kept = self._momentum.velocity.clone() if self._momentum is not None else None
-
-    def put_momentum_back(self) -> None:
-        """That pass is over."""
-        if self._momentum is not None and self._kept is not None:
-            self._momentum.velocity.copy_(self._kept)
-        self._kept = None
-
     def take_over(self, origin: Origin | None) -> None:
         """Collective, where there is an origin. Raises PeerLost."""
         if origin is None:
@@ -81,14 +65,17 @@ class CompressedState:
                 self._session.notice(LEVEL_WARNING, text)
                 continue
             self._residuals.take_over(state.residual)
-            if self._momentum is not None:
-                taken = torch.cat([state.residual[f"{VELOCITY}{name}"] for name in self._layout.names])
-                self._momentum.velocity.add_(taken.to(self._momentum.velocity.device))
+            if self._velocity is not None:
+                self._velocity.take_over(
+                    {
+                        name.removeprefix(VELOCITY): one
+                        for name, one in state.residual.items()
+                        if name.startswith(VELOCITY)
+                    }
+                )
 
     def _own(self) -> dict[str, torch.Tensor]:
         own = self._residuals.by_name()
-        if self._momentum is not None:
-            first = self._layout.first
-            for index, name in enumerate(self._layout.names):
-                own[f"{VELOCITY}{name}"] = self._momentum.velocity[first[index] : first[index + 1]]
+        if self._velocity is not None:
+            own |= {f"{VELOCITY}{name}": one for name, one in self._velocity.by_name().items()}
         return own

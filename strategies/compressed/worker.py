@@ -16,18 +16,18 @@ from atoll.agent.runtime.step.capabilities import Pass, Reduction, WorkerContext
 from atoll.agent.runtime.step.measures.clock import marks_of
 from atoll.agent.runtime.step.state.durable import Origin
 from atoll.errors import BadInput
-from atoll.strategies.compressed.codes.algorithms import compressor_of, density_at
+from atoll.strategies.compressed.codes.algorithms import clip_norm_of, compressor_of, density_at, momentum_of
 from atoll.strategies.compressed.codes.compressors import CodePlace
 from atoll.strategies.compressed.costs.link_costs import LearnedCosts
 from atoll.strategies.compressed.costs.measuring import Measuring
 from atoll.strategies.compressed.costs.timing import EVERY_ROUNDS, PassTimes
 from atoll.strategies.compressed.exchanges.group_exchange import ExchangedGroup, GroupExchange
-from atoll.strategies.compressed.exchanges.group_sum import STAGES, GroupGradient, RankCircle
+from atoll.strategies.compressed.exchanges.group_sum import STAGES, GroupGradient, RankCircle, compressible
 from atoll.strategies.compressed.exchanges.messages import largest
+from atoll.strategies.compressed.flat_state import FlatState
 from atoll.strategies.compressed.groups.layout import GRADIENT_BYTES, TensorLayout
 from atoll.strategies.compressed.groups.options import TensorGroup, Way
 from atoll.strategies.compressed.plan import CompressedPlan
-from atoll.strategies.compressed.residuals import FlatResiduals
 from atoll.strategies.compressed.settings import Compressed
 from atoll.strategies.compressed.state import CompressedState
 from atoll.strategies.declaration import PlanParameters
@@ -63,9 +63,13 @@ class CompressedReducer:
                 f"{', '.join(sorted(map(str, devices)))}"
             )
         self._device = devices.pop() if devices else torch.device("cpu")
-        self._compressor = compressor_of(context.settings, self._layout.entries, context.session.seed)
-        self._residuals = FlatResiduals(self._layout, self._device)
-        self.state = CompressedState(context.session, self._residuals, self._layout, self._compressor)
+        self._compressor = compressor_of(context.settings, context.session.seed)
+        self._momentum = momentum_of(context.settings)
+        self._most = clip_norm_of(context.settings, context.session.place.world_size)
+        self._residuals = FlatState(self._layout, self._device)
+        self._velocity = FlatState(self._layout, self._device) if self._momentum else None
+        self._optimizers = context.optimizers
+        self.state = CompressedState(context.session, self._residuals, self._velocity)
         self._times = PassTimes([one for _, one in trained], marks_of(self._device))
         self._measuring = Measuring(context, self._layout, self._compressor, self._device, self._times)
         self._groups = self._layout.by_size(context.settings.min_bytes, Way(compressed=True))
@@ -96,8 +100,10 @@ class CompressedReducer:
         self._measuring.start(self._exchange, self._circle, self._next_round)
 
     def start_alone(self, origin: Origin | None) -> None:
-        """What others left out counts in the first gradients of the one worker that is left."""
+        """What others left out counts in the first gradients of the one worker that is left; momentum goes on."""
         self.state.take_over(origin)
+        if self._velocity is not None or self._most is not None:
+            self._alone += [one.register_step_pre_hook(self._clip_and_add_velocity) for one in self._optimizers]
         for index, parameter in enumerate(self._trained):
             hook = parameter.register_post_accumulate_grad_hook(partial(self._give_back, index))  # type: ignore[no-untyped-call]
             self._alone.append(hook)
@@ -122,12 +128,12 @@ class CompressedReducer:
 
     def begin(self, opened: Pass) -> None:
         self._residuals.open()
+        if self._velocity is not None:
+            self._velocity.open()
         self._measuring.between_passes()
         self._next_round()
         self._next = self._left = 0
         self._opened = not opened.muted
-        if opened.muted:
-            self.state.keep_momentum()
         self._density = density_at(self._settings, opened.batch.step)
         self._times.begin(looked_at=self._round % EVERY_ROUNDS == 0)
 
@@ -164,6 +170,22 @@ class CompressedReducer:
         if left_out is not None and parameter.grad is not None:
             parameter.grad.add_(left_out.view(parameter.shape))
 
+    @torch.no_grad()
+    def _clip_and_add_velocity(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Of one worker alone, whose gradients are whole."""
+        if self._muted():
+            return
+        places = {id(parameter): index for index, parameter in enumerate(self._trained)}
+        for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+            gradient, index = parameter.grad, places.get(id(parameter))
+            if gradient is None or index is None:
+                continue
+            if self._most is not None:
+                self._clip_tensor(gradient, self._most)
+            if self._velocity is not None and compressible(gradient):
+                velocity = self._velocity.live(index).view(parameter.shape)
+                gradient.copy_(velocity.mul_(self._momentum).add_(gradient))
+
     # --- one group
 
     def _reduce(self, flat_N: torch.Tensor, exact: int, ended: Callable[[object], None]) -> Reduction:
@@ -171,7 +193,10 @@ class CompressedReducer:
         group = self._groups[self._next]
         self._next += 1
         self._left += 1
+        self._clip(group, flat_N)
         if not group.way.compressed:
+            if self._velocity is not None and compressible(flat_N[:entries]):
+                flat_N[:entries].copy_(self._velocity.begin(group).mul_(self._momentum).add_(flat_N[:entries]))
             if (left_out := self._residuals.drain(group)) is not None:
                 flat_N[:entries].add_(left_out)
                 for place in self._arriving(group, left_out, flat_N[entries:].tolist()):
@@ -179,22 +204,30 @@ class CompressedReducer:
             reduction = self._dense.reduce(flat_N, exact, ended)
             self._plain_bytes += entries * GRADIENT_BYTES
             self._wire_bytes += entries * GRADIENT_BYTES
-            return Reduction(partial(self._finish_dense, reduction), reduction.sent_bytes)
-        under_way, residual = self._submit(group, flat_N, entries, ended)
-        return Reduction(partial(self._finish, group, under_way, flat_N, residual), 0)
+            return Reduction(partial(self._finish_dense, reduction, group, flat_N[entries:]), reduction.sent_bytes)
+        residual = self._residuals.begin(group)
+        velocity = self._velocity.begin(group) if self._velocity is not None else None
+        under_way = self._submit(group, flat_N, residual, velocity, ended)
+        return Reduction(partial(self._finish, group, under_way, flat_N, residual, velocity), 0)
 
     def _submit(
-        self, group: TensorGroup, flat_N: torch.Tensor, entries: int, ended: Callable[[object], None]
-    ) -> tuple[ExchangedGroup, torch.Tensor]:
+        self,
+        group: TensorGroup,
+        flat_N: torch.Tensor,
+        residual: torch.Tensor,
+        velocity: torch.Tensor | None,
+        ended: Callable[[object], None],
+    ) -> ExchangedGroup:
         assert self._circle is not None  # of `start`
-        layout = self._layout
-        self._clip(group, flat_N)
-        value, residual = flat_N[:entries].float(), self._residuals.begin(group)
+        layout, entries = self._layout, len(residual)
+        value = flat_N[:entries].float()
         place = CodePlace(self._round, layout.first[group.begin], layout.shapes[group.begin : group.end], self._density)
         counts = flat_N[entries:].float().cpu().numpy().astype(np.float32)
         counts[self._arriving(group, residual, counts.tolist())] = 1.0
         # On a GPU the CPU's part works on copies; on processors everything is in the same memory.
-        value, own_residual = (one.cpu() if group.way.compress == "cpu" else one for one in (value, residual))
+        if group.way.compress == "cpu":
+            value, residual = value.cpu(), residual.cpu()
+            velocity = None if velocity is None else velocity.cpu()
         out = (
             value
             if group.way.decompress == group.way.compress or self._device.type == "cpu"
@@ -204,10 +237,10 @@ class CompressedReducer:
                 else flat_N.new_empty(entries, dtype=torch.float32)
             )
         )
-        mine = GroupGradient(place, value, own_residual, counts, out)
+        mine = GroupGradient(place, value, residual, counts, out, velocity, self._momentum)
         under_way = self._exchange.submit(group.begin, self._circle, self._compressor, mine, way=group.way, ended=ended)
         self._plain_bytes += entries * GRADIENT_BYTES
-        return under_way, residual
+        return under_way
 
     def _arriving(self, group: TensorGroup, left_out: torch.Tensor, counts: Sequence[float]) -> list[int]:
         """Places of tensors that have no gradient in this pass, but something that was left out of an earlier one: it
@@ -222,19 +255,23 @@ class CompressedReducer:
         return slice(first[index] - first[group.begin], first[index + 1] - first[group.begin])
 
     def _clip(self, group: TensorGroup, flat_N: torch.Tensor) -> None:
-        """Each tensor's part by itself, to its share of the norm: norms of n equal parts add up to sqrt(n) times one
-        (Deep Gradient Compression, Section 3.2)."""
-        if not self._settings.clip_norm or self._settings.algorithm != "dgc":
-            return
-        most = self._settings.clip_norm / math.sqrt(self._session.place.world_size)
-        for index in range(group.begin, group.end):
-            part = flat_N[self._part(group, index - group.begin)]
-            norm = part.float().norm()
-            if bool(norm > most) and bool(norm.isfinite()):
-                part.mul_(most / norm)
+        if self._most is not None:
+            for index in range(group.begin, group.end):
+                self._clip_tensor(flat_N[self._part(group, index - group.begin)], self._most)
+
+    @staticmethod
+    def _clip_tensor(part: torch.Tensor, most: float) -> None:
+        norm = part.float().norm()
+        if bool(norm > most) and bool(norm.isfinite()):
+            part.mul_(most / norm)
 
     def _finish(
-        self, group: TensorGroup, under_way: ExchangedGroup, flat_N: torch.Tensor, residual: torch.Tensor
+        self,
+        group: TensorGroup,
+        under_way: ExchangedGroup,
+        flat_N: torch.Tensor,
+        residual: torch.Tensor,
+        velocity: torch.Tensor | None,
     ) -> None:
         entries = len(residual)
         counts = self._exchange.finish(under_way, self._session.collective_timeout_s)
@@ -243,22 +280,33 @@ class CompressedReducer:
             flat_N[:entries].copy_(mine.out_N)
         if mine.residual_N.data_ptr() != residual.data_ptr():
             residual.copy_(mine.residual_N)
-        for place in np.flatnonzero(counts == 0).tolist():
+        if velocity is not None and mine.velocity_N is not None and mine.velocity_N.data_ptr() != velocity.data_ptr():
+            velocity.copy_(mine.velocity_N)
+        unused = np.flatnonzero(counts == 0).tolist()
+        for place in unused:
             residual[self._part(group, place)].zero_()  # codes may say something of zeros: here nobody takes it
+        self._keep_unused(group, unused)
         flat_N[entries:].copy_(torch.from_numpy(counts))
         self._wire_bytes += under_way.sum.payload_bytes
         self._done()
 
-    def _finish_dense(self, reduction: Reduction) -> None:
+    def _finish_dense(self, reduction: Reduction, group: TensorGroup, counts: torch.Tensor) -> None:
         reduction.wait()
+        self._keep_unused(group, [place for place, count in enumerate(counts.tolist()) if count == 0])
         self._done()
+
+    def _keep_unused(self, group: TensorGroup, places: Sequence[int]) -> None:
+        """Of tensors of which no rank has a gradient nothing is used: their momentum stays."""
+        if self._velocity is not None:
+            for place in places:
+                self._velocity.put_back(group.begin + place)
 
     def _done(self) -> None:
         self._left -= 1
         if self._left == 0 and self._next == len(self._groups):
             self._residuals.complete = self._opened
-            if not self._opened:
-                self.state.put_momentum_back()
+            if self._velocity is not None:
+                self._velocity.complete = self._opened
             self._times.combined()
             self._measuring.tell(self._groups)
 

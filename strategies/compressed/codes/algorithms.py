@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from atoll.strategies.compressed.codes.compressors import Compressor
 from atoll.strategies.compressed.codes.dense_codes import BlockIntegers, Float16, Signs
 from atoll.strategies.compressed.codes.low_rank import LowRank
-from atoll.strategies.compressed.codes.sparse_codes import Above, Largest, RandomK, WithMomentum
+from atoll.strategies.compressed.codes.sparse_codes import Above, Largest, RandomK
 from atoll.strategies.compressed.settings import Compressed
 
 WARMUP_DENSITY: Final = 0.25
 
 
-def compressor_of(settings: Compressed, entries: int, seed: int) -> Compressor:
-    """entries: of the model. seed: the run's, equal on all ranks."""
+def compressor_of(settings: Compressed, seed: int) -> Compressor:
+    """seed: the run's, equal on all ranks."""
     match settings.algorithm:
         case "float16":
             return Float16()
@@ -25,7 +26,7 @@ def compressor_of(settings: Compressed, entries: int, seed: int) -> Compressor:
         case "random-k":
             return RandomK(seed)
         case "dgc":
-            return WithMomentum(settings.momentum, entries) if settings.momentum else Largest()
+            return Largest()
         case "ef-sign":
             return Signs(two_sided=False)
         case "one-bit":
@@ -34,6 +35,18 @@ def compressor_of(settings: Compressed, entries: int, seed: int) -> Compressor:
             return Above(settings.threshold)
         case "power":
             return LowRank(settings.rank, seed)
+
+
+def momentum_of(settings: Compressed) -> float:
+    """That each rank adds up by itself; 0: none."""
+    return settings.momentum if settings.algorithm == "dgc" else 0.0
+
+
+def clip_norm_of(settings: Compressed, workers: int) -> float | None:
+    """Of a tensor, for each worker's part: norms of n equal parts add up to sqrt(n) times one (Deep Gradient
+    Compression, Section 3.2). None: they are not clipped."""
+    clips = settings.algorithm == "dgc" and settings.clip_norm > 0
+    return settings.clip_norm / math.sqrt(workers) if clips else None
 
 
 def density_at(settings: Compressed, step: int) -> float:

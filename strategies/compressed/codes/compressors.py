@@ -22,13 +22,12 @@ Payload: TypeAlias = NDArray[np.uint8]
 @dataclass(frozen=True, slots=True)
 class CodePlace:
     """Where in the run something is compressed: the same on all ranks. tensors: shapes, in the order of the entries;
-    empty where it is a part of a group. density: of this step. own: it is this rank's gradient, no sum of several."""
+    empty where it is a part of a group. density: of this step."""
 
     round: int
     first: int  # entry of the model, of the first one here
     tensors: tuple[tuple[int, ...], ...] = ()
     density: float = 1.0
-    own: bool = True
 
 
 class Compressor(Protocol):

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 
 from atoll.errors import BadInput
 from atoll.kernels.compress import threshold_element, topk_element
-from atoll.strategies.compressed.codes.compressors import CodePlace, Payload, as_payload, expect_bytes, read
+from atoll.strategies.compressed.codes.compressors import (
+    CodePlace,
+    Compressor,
+    Payload,
+    as_payload,
+    expect_bytes,
+    read,
+)
 
 _COUNT_BYTES = 4
 
@@ -34,34 +41,21 @@ class Largest:
         return 2 * place.density
 
 
-class WithMomentum:
-    """Adds up each rank's own momentum before the largest are chosen (Deep Gradient Compression, Section 3.2):
+def compress_with_momentum(
+    compressor: Compressor,
+    value_N: torch.Tensor,
+    velocity_N: torch.Tensor,
+    residual_N: torch.Tensor,
+    place: CodePlace,
+    *,
+    momentum: float,
+) -> Payload:
+    """Adds up this rank's own momentum before the largest are chosen (Deep Gradient Compression, Section 3.2):
 
-    u = m u + g, r = r + u; what is sent of r is taken from u too (momentum factor masking)."""
-
-    divisible = True
-
-    def __init__(self, momentum: float, entries: int) -> None:
-        """entries: of the model."""
-        self._momentum, self._inner = momentum, Largest()
-        self.velocity = torch.zeros(entries)
-
-    def compress(self, value_N: torch.Tensor, residual_N: torch.Tensor, place: CodePlace) -> Payload:
-        if not place.own:
-            return self._inner.compress(value_N, residual_N, place)
-        if self.velocity.device != value_N.device:
-            self.velocity = self.velocity.to(value_N.device)
-        velocity_N = self.velocity[place.first : place.first + len(value_N)]
-        velocity_N.mul_(self._momentum).add_(value_N)
-        payload = self._inner.compress(velocity_N, residual_N, place)
-        velocity_N.mul_(residual_N != 0)
-        return payload
-
-    def decompress(self, payload: memoryview, out_N: torch.Tensor, place: CodePlace) -> None:
-        self._inner.decompress(payload, out_N, place)
-
-    def ratio(self, place: CodePlace, entries: int) -> float:
-        return self._inner.ratio(place, entries)
+    u = m u + g, r = r + u; what is sent of r is taken from u too (momentum factor masking). velocity_N: u, in place."""
+    payload = compressor.compress(velocity_N.mul_(momentum).add_(value_N), residual_N, place)
+    velocity_N.mul_(residual_N != 0)
+    return payload
 
 
 class Above:

@@ -12,9 +12,10 @@ import torch
 
 from atoll.agent.runtime.step.capabilities import WorkerContext
 from atoll.agent.runtime.transport.process_groups import Group
-from atoll.strategies.compressed.codes.algorithms import compressor_of
+from atoll.strategies.compressed.codes.algorithms import compressor_of, momentum_of
 from atoll.strategies.compressed.codes.compressors import CodePlace, Compressor
 from atoll.strategies.compressed.codes.dense_codes import Float16
+from atoll.strategies.compressed.codes.sparse_codes import compress_with_momentum
 from atoll.strategies.compressed.costs.link_costs import AgreedCosts, Cost, LearnedCosts, LinkCosts
 from atoll.strategies.compressed.costs.measured import (
     LINK_EVERY_ROUNDS,
@@ -113,7 +114,7 @@ class Measuring:
 
     def _calibrate(self, device: torch.device) -> tuple[Cost, Cost]:
         """Of compression and decompression there; on a GPU's behalf with the copies that it takes."""
-        compressor = compressor_of(self._settings, LARGE, self._session.seed)
+        compressor = compressor_of(self._settings, self._session.seed)
         small, large = (self._timed(compressor, entries, device) for entries in (SMALL, LARGE))
         costs = [line(SMALL, one_s, LARGE, other_s) for one_s, other_s in zip(small, large, strict=True)]
         return costs[0], costs[1]
@@ -125,11 +126,15 @@ class Measuring:
         given = torch.randn(entries, generator=generator).mul_(deviation).to(self._device)
         side = round(entries**0.5)
         place = CodePlace(0, 0, ((side, side),), self._settings.density)
+        velocity, momentum = torch.zeros(entries, device=device), momentum_of(self._settings)
         compressing_s, adding_s = [], []
         for _ in range(REPEATS):
             begun_s = self._now_s()
             value, residual = given.to(device), torch.zeros_like(given).to(device)
-            payload = compressor.compress(value, residual, place)
+            if momentum:
+                payload = compress_with_momentum(compressor, value, velocity, residual, place, momentum=momentum)
+            else:
+                payload = compressor.compress(value, residual, place)
             residual.to(self._device)
             compressed_s = self._now_s()
             out = torch.zeros(entries, device=device)

@@ -7,7 +7,7 @@ sum has the same bits on all ranks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from atoll.errors import BadInput
 from atoll.kernels.signs import SIGN_BLOCK
 from atoll.strategies.compressed.codes.compressors import CodePlace, Compressor, as_payload
+from atoll.strategies.compressed.codes.sparse_codes import compress_with_momentum
 from atoll.strategies.compressed.exchanges.messages import EntryForm, bundled, decode, encode, unbundled
 from atoll.strategies.staged_sums.mailbox import Awaited, Message
 
@@ -73,13 +74,16 @@ def _at_once() -> None: ...
 @dataclass(slots=True)
 class GroupGradient:
     """This rank's part of one group, in one pass. value_N: float32; residual_N: in place what is left out, both in the
-    memory where compression is; counts: exact. out_N: float32, where the sum goes; may be value_N itself."""
+    memory where compression is; counts: exact. out_N: float32, where the sum goes; may be value_N itself. velocity_N,
+    momentum: as compress_with_momentum has them, where momentum is not 0."""
 
     place: CodePlace
     value_N: torch.Tensor
     residual_N: torch.Tensor
     counts: Counts
     out_N: torch.Tensor
+    velocity_N: torch.Tensor | None = None
+    momentum: float = 0.0
     ready: Callable[[], object] = _at_once
     """Waits until value_N is there."""
 
@@ -162,9 +166,7 @@ class GroupSum:
         counts = np.zeros(counted, np.float32)
         for rank in circle.ranks:
             counts += self._add(Addend(rank, begin, end, counted, came[rank]), sum_M)
-        message = self._encoded(
-            sum_M, self.mine.residual_N[begin:end], replace(self._place(begin, end), own=False), counts
-        )
+        message = self._encoded(sum_M, self.mine.residual_N[begin:end], None, self._place(begin, end), counts)
         for other in circle.others:
             self._post(other, SECOND, message)
         told = dict(zip(circle.others, (yield Awaited(SECOND, circle.others)), strict=True))
@@ -200,22 +202,36 @@ class GroupSum:
             place: self._encoded(
                 mine.value_N[begin:end],
                 mine.residual_N[begin:end],
+                None if mine.velocity_N is None else mine.velocity_N[begin:end],
                 self._place(begin, end),
                 mine.counts[:counts],
             )
             for place, (begin, end, counts) in enumerate(ranges)
         }
 
-    def _encoded(self, value_M: torch.Tensor, residual_M: torch.Tensor, place: CodePlace, counts: Counts) -> Message:
-        """What is not finite, or nearly so, goes whole, as strategy `dense` sends it, and leaves the residual alone."""
-        if not _compressible(value_M):
+    def _encoded(
+        self,
+        value_M: torch.Tensor,
+        residual_M: torch.Tensor,
+        velocity_M: torch.Tensor | None,
+        place: CodePlace,
+        counts: Counts,
+    ) -> Message:
+        """What is not finite, or nearly so, goes whole, as strategy `dense` sends it, and leaves the residual and the
+        velocity alone."""
+        if not compressible(value_M):
             return encode(EntryForm.WHOLE, place, len(value_M), counts, as_payload(value_M))
-        payload = self._compressor.compress(value_M, residual_M, place)
+        if velocity_M is None:
+            payload = self._compressor.compress(value_M, residual_M, place)
+        else:
+            payload = compress_with_momentum(
+                self._compressor, value_M, velocity_M, residual_M, place, momentum=self.mine.momentum
+            )
         return encode(EntryForm.CODE, place, len(value_M), counts, payload)
 
     @staticmethod
     def _whole(mine: GroupGradient) -> Message:
-        if _compressible(mine.value_N):
+        if compressible(mine.value_N):
             mine.value_N.add_(mine.residual_N)
             mine.residual_N.zero_()
         return encode(EntryForm.WHOLE, mine.place, len(mine.value_N), mine.counts, as_payload(mine.value_N))
@@ -241,8 +257,9 @@ class GroupSum:
         return CodePlace(mine.round, mine.first + begin, (), mine.density)
 
 
-def _compressible(value_N: torch.Tensor) -> bool:
-    if not len(value_N):
+def compressible(value_N: torch.Tensor) -> bool:
+    """Whether all entries are finite, and far from the end of float32."""
+    if not value_N.numel():
         return True
     least, most = torch.aminmax(value_N)  # NaN where any entry is
     return bool(torch.maximum(most, -least) <= COMPRESSED_MOST)

@@ -1,7 +1,8 @@
 """A small model under strategy compressed, by AdamW.
 
 OUT/run-N-rank-R.jsonl has a line for each batch; OUT/run-N-rank-R.end (torch.save) the weights, OUT/run-N-rank-R.left
-what this rank left out, and OUT/run-N-rank-R.sums what its gradients added up to."""
+what this rank left out, OUT/run-N-rank-R.own that and its momentum, and OUT/run-N-rank-R.sums what
+its gradients added up to."""
 
 from __future__ import annotations
 
@@ -116,3 +117,5 @@ finally:
     if run._training is not None and hasattr(run._training._exchange.durable, "_residuals"):
         left = run._training._exchange.durable._residuals.by_name()
         torch.save({name: one.clone() for name, one in left.items()}, options.out / f"{NAME}.left")
+        own = run._training._exchange.durable.standing()
+        torch.save({name: one.clone() for name, one in own.items()}, options.out / f"{NAME}.own")

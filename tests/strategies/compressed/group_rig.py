@@ -59,7 +59,7 @@ def run(
         value = values[rank].clone()
         mine = GroupGradient(place, value, left[rank], np.array([1.0, float(rank)], np.float32), value)
         circle = RankCircle.of(islands or [list(ranks)], rank)
-        compressor = compressor_of(settings, entries, seed=5)
+        compressor = compressor_of(settings, seed=5)
         groups.append(GroupSum(circle, compressor, mine, partial(post, rank), divisible=divisible))
     for group in groups:
         group.compress()

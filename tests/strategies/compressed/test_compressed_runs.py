@@ -23,13 +23,40 @@ LARGEST = {"algorithm": "dgc", "density": 0.2, "min_bytes": 0}
 @pytest.mark.parametrize("islands", [(), ("west", "west", "east")], ids=["one", "two"])
 def test_every_algorithm_trains_alike_on_all_ranks_and_loses_nothing(start: Start, islands: tuple[str, ...]) -> None:
     """By each algorithm, unequal and empty shares, accumulation: ranks end with the same bits. Where the gradient does
-    not depend on the weights, what arrived and what all ranks still keep are what dense sends."""
+    not depend on the weights, what arrived and what all ranks still keep are what dense sends. Momentum of gradients
+    that are not compressed is an optimizer's."""
     world_size = len(islands) or 2
-    ports = ",".join(str(free_port()) for _ in range(40))
+    ports = ",".join(str(free_port()) for _ in range(45))
     codes = torchrun_like(
         "compressed_cases.py", ports, world_size=world_size, islands=islands, start=start, deadline_s=100
     )
     assert codes == [0] * world_size
+
+
+def test_one_worker_alone_has_momentum_too(start: Start) -> None:
+    ports = ",".join(str(free_port()) for _ in range(5))
+    assert torchrun_like("compressed_cases.py", ports, world_size=1, start=start, deadline_s=60) == [0]
+
+
+def test_a_pass_that_is_broken_off_changes_nothing_of_momentum(start: Start, tmp_path: Path) -> None:
+    """1. Rank 1 is killed before it sends in step 5; rank 0 had added its own gradient to its momentum by then. 2. What
+    rank 0 saves of step 4 is what it saves in a run that is stopped there."""
+    settings = {**LARGEST, "momentum": 0.9}
+    for folder, said, codes in (
+        ("killed", ("--fault", "5:1:die"), [75, -9]),
+        ("stopped", ("--await-stop-at", "4"), [85, 85]),
+    ):
+        (tmp_path / folder).mkdir()
+        with agent_of("compressed", tmp_path / folder, 2, start=start, **settings) as agent:
+            agent.start_workers("compressed_train.py", str(tmp_path / folder), *said)
+            if folder == "stopped":
+                agent.send_stop_in(4, 0)
+            assert agent.exit_codes(deadline_s=30.0) == codes, agent.said()
+    killed, stopped = (
+        torch.load(tmp_path / one / "run-1-rank-0.own", weights_only=True) for one in ("killed", "stopped")
+    )
+    assert equal(killed, stopped)
+    assert any(one.any() for name, one in stopped.items() if name.startswith("velocity."))
 
 
 def test_plans_group_the_tensors_on_all_ranks_from_one_step_on(start: Start, tmp_path: Path) -> None:

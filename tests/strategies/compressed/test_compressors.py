@@ -11,7 +11,7 @@ from algorithms import EVERY, SETTINGS
 from atoll.errors import BadInput
 from atoll.strategies.compressed.codes.algorithms import compressor_of, density_at
 from atoll.strategies.compressed.codes.compressors import CodePlace, Compressor
-from atoll.strategies.compressed.codes.sparse_codes import random_places
+from atoll.strategies.compressed.codes.sparse_codes import compress_with_momentum, random_places
 from atoll.strategies.compressed.settings import Compressed
 
 SHAPES = ((40, 30), (7,), (), (5, 4, 3), (1, 9))
@@ -19,7 +19,7 @@ ENTRIES = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
 def made(name: str) -> Compressor:
-    return compressor_of(SETTINGS[name], ENTRIES, seed=5)
+    return compressor_of(SETTINGS[name], seed=5)
 
 
 def at(round_: int = 1, first: int = 0, *, shapes: tuple[tuple[int, ...], ...] = SHAPES) -> CodePlace:
@@ -109,16 +109,13 @@ def test_indices_that_cannot_be_are_refused() -> None:
 
 
 def test_momentum_is_corrected_and_masked_where_it_was_sent() -> None:
-    """u = m u + g, r = r + u; of what was sent both are zero after it. A sum that others' gradients are in has none."""
-    compressor = compressor_of(Compressed(algorithm="dgc", density=0.5, momentum=0.5), 4, seed=1)
-    residual, place = torch.zeros(4), CodePlace(1, 0, ((4,),), 0.5)
-    compressor.compress(torch.tensor([4.0, 3.0, 1.0, 2.0]), residual, place)
-    assert residual.tolist() == [0, 0, 1, 2]
-    compressor.compress(torch.zeros(4), residual, place)
-    assert residual.tolist() == [0, 0, 0, 0]  # 1 + 0.5, 2 + 1: the largest now
-    sum_, left = torch.tensor([4.0, 3.0, 1.0, 2.0]), torch.zeros(4)
-    compressor.compress(sum_, left, CodePlace(1, 0, ((4,),), 0.5, own=False))
-    assert left.tolist() == [0, 0, 1, 2]
+    """u = m u + g, r = r + u; of what was sent both are zero after it."""
+    compressor = compressor_of(Compressed(algorithm="dgc", density=0.5, momentum=0.5), seed=1)
+    velocity, residual, place = torch.zeros(4), torch.zeros(4), CodePlace(1, 0, ((4,),), 0.5)
+    compress_with_momentum(compressor, torch.tensor([4.0, 3.0, 1.0, 2.0]), velocity, residual, place, momentum=0.5)
+    assert residual.tolist() == velocity.tolist() == [0, 0, 1, 2]
+    compress_with_momentum(compressor, torch.zeros(4), velocity, residual, place, momentum=0.5)
+    assert residual.tolist() == velocity.tolist() == [0, 0, 0, 0]  # 1 + 0.5, 2 + 1: the largest now
 
 
 def test_the_density_of_dgc_falls_while_it_warms_up() -> None:

@@ -1,4 +1,4 @@
-"""Residuals: what each rank left out of compressed gradients, of all tensors in one flat buffer.
+"""What each rank keeps of its own gradients, of all tensors in one flat buffer: residuals, and DGC's velocity.
 
 Twice: as of the last pass that counted, and as the pass under way makes it. So a pass that is broken off changes
 nothing, and what a checkpoint keeps belongs to its step."""
@@ -15,7 +15,7 @@ from atoll.strategies.compressed.groups.options import TensorGroup
 _BUFFERS = 2
 
 
-class FlatResiduals:
+class FlatState:
     """Used by the training thread; the exchange's changes what `begin` gave it. In the memory of the model."""
 
     def __init__(self, layout: TensorLayout, device: torch.device) -> None:
@@ -39,13 +39,23 @@ class FlatResiduals:
         self.complete = False
 
     def begin(self, group: TensorGroup) -> torch.Tensor:
-        """The memory for what this pass leaves out of a group, [entries]: what was left out before is in it."""
+        """The memory for what this pass makes of a group, [entries]: what was there before is in it."""
         part = self._part(group)
         self._next[part].copy_(self._now[part])
         for index in range(group.begin, group.end):
             self._not_zero[index] = _BUFFERS
             self._reached.add(index)
         return self._next[part]
+
+    def put_back(self, index: int) -> None:
+        """One tensor that this pass began stays what it was."""
+        part = slice(self._layout.first[index], self._layout.first[index + 1])
+        self._next[part].copy_(self._now[part])
+
+    def live(self, index: int) -> torch.Tensor:
+        """One tensor's, to be changed where there is no pass under way."""
+        self._not_zero[index] = _BUFFERS
+        return self._now[self._layout.first[index] : self._layout.first[index + 1]]
 
     def drain(self, group: TensorGroup) -> torch.Tensor | None:
         """What was left out of a group that is not compressed any more: it goes along whole. None: nothing was."""
