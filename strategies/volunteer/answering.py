@@ -4,6 +4,7 @@ checkpoint, and may be killed at any moment."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -15,13 +16,17 @@ from zmq.utils.monitor import recv_monitor_message
 from atoll import exit_codes
 from atoll.agent.runtime.agent_link.exits import say
 from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.pipeline.layers import Layers, MakesLayer
+from atoll.agent.runtime.pipeline.schedule import Direction
+from atoll.agent.runtime.pipeline.wire import DTYPES
 from atoll.agent.runtime.step.capabilities import EngineParts
 from atoll.errors import BadInput
 from atoll.ports import host_and_port
-from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, number, read, written
+from atoll.strategies.volunteer.checks import Wanted
+from atoll.strategies.volunteer.messages import number, read, written
 from atoll.strategies.volunteer.port import HEARTBEAT_MS, SILENT_MS
-from atoll.strategies.volunteer.rounding import FORMS, Form, applied, coarse
-from atoll.strategies.volunteer.sample_gradients import SampleGradients
+from atoll.strategies.volunteer.rounding import FORMS, Form, applied, coarse, fine
+from atoll.strategies.volunteer.stage_passes import StagePass, StagePasses
 from atoll.strategies.volunteer.task_pool import MOST_OPEN
 
 TURN_MS: Final = 200
@@ -30,15 +35,51 @@ SILENCE_S: Final = 2.0
 GONE_S: Final = 5.0
 """Without a connection: this process ends, and the controller says whom to help."""
 SHUT_OUT: Final = 1
+MOST_BYTES: Final = 1 << 34
+"""Of a tensor of the server's, whose key the controller gave, and whose code runs here."""
 
 
-def help_out(session: Session, model: nn.Module, parts: EngineParts) -> int:
+def help_out(session: Session, model: nn.Module | Sequence[nn.Module | MakesLayer], parts: EngineParts) -> int:
     """Compute tasks until the server needs no more, is gone, or shuts this volunteer out, or its agent wants it to
     stop. Returns the exit code. Raises BadInput for what cannot be computed."""
-    gradients = SampleGradients(session, model, parts)
-    most_bytes = max(MAX_TENSOR_BYTES, 4 * gradients.size + 4096)
     with zmq.Context() as context, context.socket(zmq.DEALER) as line:
-        return Helper(session, gradients, line, most_bytes).run(len(parts.dataset))  # type: ignore[arg-type]
+        return Helper(session, StagesHere(session, model, parts), line).run()
+
+
+class StagesHere:
+    """The stage that this volunteer helps, made when the server says which: its layers alone, where the script gives
+    them without memory."""
+
+    def __init__(self, session: Session, model: nn.Module | Sequence[nn.Module | MakesLayer], parts: EngineParts):
+        self._session, self._model, self._parts = session, model, parts
+        self._told: tuple[int, ...] = ()
+        self._passes: StagePasses | None = None
+
+    def of(self, header: dict[str, Any]) -> StagePasses:
+        """Raises BadInput where the model has no such stage here."""
+        told = _numbers(header, "stage", 4)
+        if self._passes is None or told != self._told:
+            stage, stages, begin, end = self._told = told
+            whole = isinstance(self._model, nn.Module) and not any(one.is_meta for one in self._model.parameters())
+            if stages == 1 and isinstance(self._model, nn.Module) and whole:
+                module: nn.Module = self._model
+            else:
+                layers = Layers.of(self._model)
+                end = end or len(layers)
+                if not begin < end <= len(layers):
+                    raise BadInput(
+                        f"the server's stage has layers {begin} to {end - 1}, this model {len(layers)}. The script has "
+                        "to make the same model wherever it runs"
+                    )
+                module = layers.stage(begin, end, self._session.seed)
+            self._passes = StagePasses(
+                self._session,
+                module.to(self._session.device),
+                self._parts,
+                first=stage == 0,
+                last=stage == stages - 1,
+            )
+        return self._passes
 
 
 class Uplink:
@@ -59,11 +100,11 @@ class Uplink:
 class Helper:
     """One connection to one server."""
 
-    def __init__(self, session: Session, gradients: SampleGradients, line: zmq.Socket[bytes], most_bytes: int) -> None:
+    def __init__(self, session: Session, stages: StagesHere, line: zmq.Socket[bytes]) -> None:
         assert session.link is not None
         assert session.helping is not None
         self._session, self._link, self._helping = session, session.link, session.helping
-        self._gradients, self._line, self._most_bytes = gradients, line, most_bytes
+        self._stages, self._line = stages, line
         public, secret = zmq.curve_keypair()
         line.setsockopt(zmq.CURVE_SERVERKEY, z85.encode(self._helping.public_key))
         line.setsockopt(zmq.CURVE_PUBLICKEY, public)
@@ -71,7 +112,6 @@ class Helper:
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.IPV6, 1),
-            (zmq.MAXMSGSIZE, most_bytes),
             (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
             (zmq.HEARTBEAT_TIMEOUT, SILENT_MS),
         ):
@@ -81,8 +121,7 @@ class Helper:
         self._monitor = line.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._away_s: float | None = time.monotonic()  # since when there is no connection
 
-    def run(self, samples: int) -> int:
-        """samples: of the dataset."""
+    def run(self) -> int:
         self._line.connect(f"tcp://{host_and_port(self._helping.address, self._helping.port)}")
         poller = zmq.Poller()
         poller.register(self._line, zmq.POLLIN)
@@ -96,7 +135,7 @@ class Helper:
                     self._watch(recv_monitor_message(self._monitor)["event"])
                 if self._line in ready:
                     heard_s = time.monotonic()
-                    header, tensors = read(self._line.recv_multipart(), self._most_bytes)
+                    header, tensors = read(self._line.recv_multipart(), MOST_BYTES)
                     if header.get("kind") == "out":
                         return self._out(header)
                     if header.get("kind") == "again":
@@ -104,7 +143,7 @@ class Helper:
                     elif header.get("kind") == "wait":
                         say(f"told to wait: {str(header.get('why', ''))[:1000]}")
                     else:
-                        self._answer(header, tensors, samples)
+                        self._answer(header, tensors)
                 elif time.monotonic() - heard_s > SILENCE_S:
                     heard_s = time.monotonic()
                     self._greet()
@@ -127,18 +166,22 @@ class Helper:
         for _ in range(MOST_OPEN):
             self._send({"kind": "ask"})
 
-    def _answer(self, header: dict[str, Any], tensors: list[torch.Tensor], samples: int) -> None:
-        form = self._load(header, tensors)
-        if len(tensors) != 1 or tensors[0].dtype != torch.int64 or tensors[0].dim() != 1 or not tensors[0].numel():
-            raise BadInput(f"a task has {len(tensors)} tensors that name no samples. Is the server of this version?")
-        indices = tensors[0].tolist()
-        if not 0 <= min(indices) <= max(indices) < samples:
-            raise BadInput(
-                f"a task names sample {max(indices)} of a dataset of {samples} here. The script has to make the same "
-                "dataset wherever it runs"
-            )
+    def _answer(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+        passes = self._stages.of(header)
+        form = next((one for one in FORMS if one == header.get("form")), FORMS[0])
+        asked = StagePass(
+            Direction.FORWARD if header.get("direction") == Direction.FORWARD.value else Direction.BACKWARD,
+            step=number(header, "step"),
+            micro=number(header, "micro"),
+            begin=number(header, "begin"),
+            end=number(header, "end"),
+            draws=number(header, "draws"),
+            made_here=bool(header.get("made_here")),
+        )
+        passes.begin(asked.step, number(header, "attempt"))
+        given = fine(self._load(passes, header, tensors, form), _given(header), form)
         begun_s = time.monotonic()
-        computed = self._gradients.compute(indices, number(header, "step"))
+        computed = passes.compute(asked, given, keep=True)
         computed_s = time.monotonic() - begun_s
         answer = [piece for one in computed for piece in coarse(one, form)]
         self._await_line(sum(one.nbytes for one in answer))
@@ -146,18 +189,21 @@ class Helper:
         self._send({"kind": "ask"})
         self._link.step += 1
 
-    def _load(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> Form:
-        """The weights that came with a task, or their changes, off the front of its tensors. Returns the form in which
-        they came, which the answer has too."""
-        form = next((one for one in FORMS if one == header.get("form")), FORMS[0])
-        if header.get("weights"):
-            self._weights_P = tensors.pop(0)
-            self._gradients.load(self._weights_P)
-        elif (count := number(header, "changes")) and self._weights_P is not None:
-            changes, tensors[:] = tensors[:-1], tensors[-1:]
-            applied(self._weights_P, changes, form, count)
-            self._gradients.load(self._weights_P)
-        return form
+    def _load(
+        self, passes: StagePasses, header: dict[str, Any], tensors: list[torch.Tensor], form: Form
+    ) -> list[torch.Tensor]:
+        """Take over the weights that came with a task, or their changes. Returns the tensors behind them."""
+        weights, left = tensors[: number(header, "leading")], tensors[number(header, "leading") :]
+        if not weights:
+            return left
+        if count := number(header, "changes"):
+            if self._weights_P is None:
+                raise BadInput("changes of weights came, and this volunteer has none. Is the server of this version?")
+            applied(self._weights_P, weights, form, count)
+        else:
+            self._weights_P = weights[0]
+        passes.load(self._weights_P)
+        return left
 
     def _await_line(self, size_bytes: int) -> None:
         """Until the owner's limit lets so many bytes go, or its agent wants it to stop."""
@@ -175,3 +221,17 @@ class Helper:
 
     def _send(self, header: dict[str, Any], tensors: list[torch.Tensor] | None = None) -> None:
         self._line.send_multipart(written(header, tensors or []), zmq.NOBLOCK)
+
+
+def _numbers(header: dict[str, Any], name: str, count: int) -> tuple[int, ...]:
+    """Raises BadInput."""
+    found = header.get(name)
+    if not isinstance(found, list) or len(found) < count:
+        raise BadInput(f"a task's {name} = {str(found)[:80]!r} is not {count} numbers. Is the server of this version?")
+    return tuple(number({name: one}, name) for one in found)
+
+
+def _given(header: dict[str, Any]) -> list[Wanted]:
+    """Shapes and dtypes of what a task comes with, as they were before they were made coarse."""
+    rows = [_numbers({"given": one}, "given", 1) for one in header.get("given") or ()]
+    return [(row[1:], DTYPES[min(row[0], len(DTYPES) - 1)]) for row in rows]

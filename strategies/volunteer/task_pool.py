@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import groupby
 from typing import Final
 
 from atoll.agent.runtime.pipeline.schedule import Direction
@@ -64,9 +63,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An entry of the backward servers' list: whose activations the samples [begin, end) are."""
+    """An entry of the backward servers' list: who made the activations of samples [begin, end), in one task; None where
+    that one has left, and has them no more."""
 
-    client: str
+    client: str | None
     begin: int
     end: int
 
@@ -93,10 +93,11 @@ class _SentTask:
 
 @dataclass(slots=True)
 class _Micro:
-    """holder, maker: of each sample, the task that has it, and who made its activation."""
+    """holder: of each sample, the task that has it. made: of a forward pass, what counted; of a backward pass that it
+    was before, likewise."""
 
     holder: list[int]
-    maker: list[str | None]
+    made: list[Made]
 
 
 class TaskPool:
@@ -160,6 +161,8 @@ class TaskPool:
         """What it has not answered goes back to the pool at once."""
         gone = self._clients.pop(client, None)
         self._silent.pop(client, None)
+        for micro in self._micros.values():
+            micro.made[:] = [replace(one, client=None) if one.client == client else one for one in micro.made]
         for number in sorted(gone.open) if gone is not None else ():
             self.returned += 1
             self._give_back(number)
@@ -174,9 +177,8 @@ class TaskPool:
         """A micro-batch to compute. Raises BadInput for one that is there already, or too large."""
         if (direction, micro) in self._micros or not 0 < samples <= MAX_SAMPLES:
             raise BadInput(f"micro-batch {micro} {direction.value} of {samples} samples is there already or too large")
-        made = self._micros.get((Direction.FORWARD, micro))
-        maker: list[str | None] = list(made.maker) if made is not None else [None] * samples
-        self._micros[direction, micro] = _Micro([_WAITING] * samples, maker)
+        before = self._micros.get((Direction.FORWARD, micro))
+        self._micros[direction, micro] = _Micro([_WAITING] * samples, list(before.made) if before is not None else [])
 
     def ask(self, client: str, now_s: float, travel_s: float = 0.0) -> Task | None:
         """A client wants a task: the oldest samples that nobody has, backward ones first (they free memory); of these
@@ -214,6 +216,11 @@ class TaskPool:
         """The task that a client was given in this step, whatever became of it since."""
         found = self._sent.get(number)
         return found.task if found is not None and found.client == client else None
+
+    def knows(self, task: Task) -> bool:
+        """Whether it was given to anybody in this step."""
+        sent = self._sent.get(task.number)
+        return sent is not None and sent.task is task
 
     def hold(self, client: str, number: int, now_s: float) -> Task | Refusal:
         """An answer came that is looked at before it is given to `answer`: from now on it has no deadline. Returns its
@@ -259,8 +266,8 @@ class TaskPool:
         here.refused = max(0, here.refused - 1)
         for sample in range(task.begin, task.end):
             micro.holder[sample] = _DONE
-            if task.direction is Direction.FORWARD:
-                micro.maker[sample] = client
+        if task.direction is Direction.FORWARD:
+            micro.made.append(Made(client, task.begin, task.end))
         self.counted[client] += 1
         self.helped.add(client)
         return task
@@ -312,24 +319,34 @@ class TaskPool:
     def made(self, micro: int) -> tuple[Made, ...]:
         """The backward servers' list of a micro-batch: who made which activations."""
         found = self._micros.get((Direction.FORWARD, micro))
-        makers = list(enumerate(found.maker)) if found is not None else []
-        runs = [(maker, [i for i, _ in run]) for maker, run in groupby(makers, key=lambda one: one[1])]
-        return tuple(Made(maker, places[0], places[-1] + 1) for maker, places in runs if maker is not None)
+        return tuple(sorted(found.made, key=lambda one: one.begin)) if found is not None else ()
 
     def _cut(self, client: str, direction: Direction, micro: int) -> tuple[int, int, bool] | None:
-        """(begin, end, made here) of what the client gets: first its own, then what nobody has who is still there."""
+        """(begin, end, made here) of what the client gets: the oldest samples that nobody has, as many as its share."""
         found = self._micros[direction, micro]
+        if direction is Direction.BACKWARD and found.made:
+            return self._of_made(client, found)
         most = self._share(client, direction, len(found.holder))
         waiting = [i for i, holder in enumerate(found.holder) if holder == _WAITING]
-        own = [i for i in waiting if found.maker[i] == client]
-        orphaned = [i for i in waiting if found.maker[i] not in self._clients]
-        for places, made_here in ((own, True), (orphaned, False), (waiting, False)):
-            if places:
-                end = places[0] + 1
-                while end - places[0] < most and end in places:
-                    end += 1
-                return places[0], end, made_here and direction is Direction.BACKWARD
-        return None
+        if not waiting:
+            return None
+        end = waiting[0] + 1
+        while end - waiting[0] < most and end < len(found.holder) and found.holder[end] == _WAITING:
+            end += 1
+        return waiting[0], end, False
+
+    def _of_made(self, client: str, found: _Micro) -> tuple[int, int, bool] | None:
+        """The backward pass of a forward task, whole, so that whoever computes it draws the same random numbers: first
+        of the client's own, then of who is not there, then of anybody."""
+        waiting = [one for one in found.made if found.holder[one.begin] == _WAITING]
+        if not waiting:
+            return None
+
+        def foreign(one: Made) -> tuple[int, int]:
+            return 0 if one.client == client else 1 if one.client not in self._clients else 2, one.begin
+
+        chosen = min(waiting, key=foreign)
+        return chosen.begin, chosen.end, chosen.client == client
 
     def _share(self, client: str, direction: Direction, samples: int) -> int:
         rates = {name: self._rate(one, direction) for name, one in self._clients.items()}

@@ -16,11 +16,13 @@ from typing import Any, Final, Protocol
 import torch
 import zmq
 
+from atoll.agent.runtime.pipeline.schedule import Direction
+from atoll.agent.runtime.pipeline.wire import DTYPES
 from atoll.errors import BadInput
 from atoll.strategies.volunteer.checks import TOLERANCE, Comparisons, NormBound, Wanted, difference, of_content
 from atoll.strategies.volunteer.link_use import LinkUse, decide
 from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES, number, read, written
-from atoll.strategies.volunteer.rounding import Form, WeightsLine, fine
+from atoll.strategies.volunteer.rounding import Form, WeightsLine, coarse, fine
 from atoll.strategies.volunteer.task_pool import MAX_CLIENTS, MOST_OPEN, Refusal, Task, TaskPool
 
 NOTHING: Final = -1
@@ -103,7 +105,8 @@ class TaskServer:
         self._socket, self._work = socket, work
         self._recognises, self._tell, self._most_bytes = recognises, tell, most_bytes
         self._model_bytes, self._coarsest = model_bytes, coarsest
-        self._bound, self._comparisons = NormBound(), Comparisons(random.Random(time.time_ns()))
+        self._bounds = {direction: NormBound() for direction in Direction}
+        self._comparisons = Comparisons(random.Random(time.time_ns()))
         self._names: dict[bytes, str] = {}
         self._versions: dict[bytes, int] = {}
         self._uses: dict[str, LinkUse] = {}  # of who ever helped
@@ -139,7 +142,8 @@ class TaskServer:
             with self.changed:
                 self._hear(frames)
         with self.changed:
-            self.pool.expire(time.monotonic())
+            if self.pool.expire(time.monotonic()):
+                self.changed.notify_all()
             self._shut_out()
             self._hand_out()
 
@@ -253,8 +257,7 @@ class TaskServer:
             self._give(sender, task, use, now_s)
 
     def _give(self, sender: bytes, task: Task, use: LinkUse | None, now_s: float) -> None:
-        given = self._work.given(task)
-        given = given[1:] if task.made_here else given
+        given = self._work.given(task)[task.made_here :]
         form: Form = use.seen.form if use is not None else "float32"
         weights: list[torch.Tensor] = []
         changes = 0
@@ -269,11 +272,12 @@ class TaskServer:
             "end": task.end,
             "made_here": task.made_here,
             "form": form,
-            "weights": bool(weights) and not changes,
+            "leading": len(weights),
             "changes": changes,
+            "given": [[DTYPES.index(one.dtype), *one.shape] for one in given],
             **self._work.header(task),
         }
-        size_bytes = self._send(sender, header, [*weights, *given])
+        size_bytes = self._send(sender, header, [*weights, *(piece for one in given for piece in coarse(one, form))])
         if use is not None:
             use.sent(task.number, size_bytes, form, now_s, all_weights=bool(weights) and not changes)
 
@@ -322,18 +326,19 @@ class TaskServer:
             self.pool.answer(client, task_number, now_s, fits=False)
             return
         norm = float(answer[0].norm()) / task.samples
-        if self._comparisons.due(client) or self._bound.exceeded(norm):
+        bound = self._bounds[task.direction]
+        if self._comparisons.due(client) or bound.exceeded(norm):
             self._unchecked.append(_Unchecked(client, task, answer, norm, now_s))
             self.changed.notify_all()
         else:
-            self._bound.learn(norm)
+            bound.learn(norm)
             self.count(client, task_number, answer, now_s)
 
     def _compared(self, found: _Unchecked, apart: float) -> None:
         """apart: by so much it differs from the server's own."""
         out = self._comparisons.compared(found.client, apart)
         if apart <= TOLERANCE:
-            self._bound.learn(found.norm)
+            self._bounds[found.task.direction].learn(found.norm)
             if (use := self._uses.get(found.client)) is not None:
                 use.differs = max(use.differs, apart)
             self.count(found.client, found.task.number, found.answer, found.received_s)

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.data.orders import EpochOrder
 from atoll.agent.runtime.data.sampler import BatchSlice
-from atoll.agent.runtime.pipeline.schedule import Direction
+from atoll.agent.runtime.data.split import split_batch
+from atoll.agent.runtime.pipeline.clipping import EPSILON
 from atoll.agent.runtime.step.capabilities import EngineParts, WorkerContext, WorkerHalf
+from atoll.agent.runtime.transport.process_groups import Group
 from atoll.errors import BadInput
 from atoll.jobspec import MAX_WORKERS
-from atoll.strategies.volunteer.checks import Wanted
 from atoll.strategies.volunteer.messages import MAX_TENSOR_BYTES
 from atoll.strategies.volunteer.port import VolunteerPort
-from atoll.strategies.volunteer.sample_gradients import SampleGradients
 from atoll.strategies.volunteer.settings import Volunteer
-from atoll.strategies.volunteer.task_pool import Task, TaskPool
+from atoll.strategies.volunteer.stage_passes import StagePasses
+from atoll.strategies.volunteer.stage_step import StageStep
+from atoll.strategies.volunteer.task_pool import Task
 from atoll.strategies.volunteer.task_server import SELF, TaskServer
 from atoll.telemetry_limits import MAX_LINKS, WAITS
+from atoll.v1.agents_pb2 import DataKeys
 from atoll.v1.common_pb2 import LEVEL_INFO, LEVEL_WARNING, LinkSample
 from atoll.volunteer_ticket import is_ticket
 
@@ -39,60 +43,58 @@ def build(context: WorkerContext) -> WorkerHalf:
 
 
 class VolunteerEngine:
-    """An Engine, its Measures, and the StageWork of its task server. Ranks are replicas: each has a part of the batch,
-    as in any synchronous run, with a task pool and volunteers of its own; their sums are added up before the update.
+    """An Engine and its Measures. Each pipeline of ranks has a part of the batch, as the ranks of any synchronous run,
+    and each of its ranks a task pool and volunteers of its own; a stage's sums are added up over the pipelines before
+    the update.
 
-    The port's thread hears volunteers and counts their answers; all that is computed is on the training thread."""
+    The port's thread hears volunteers and counts their answers, the wire's the other stages; all that is computed is
+    on the training thread."""
 
     def __init__(self, context: WorkerContext, parts: EngineParts) -> None:
-        session = context.session
+        session, place = context.session, parts.place
         assert isinstance(context.settings, Volunteer)
-        self._session, self._parts = session, parts
+        self._session, self._parts, self._channel = session, parts, context.channel
+        self._coarsest = context.settings.thin_links
         (self._optimizer,) = context.optimizers
-        self._gradients = SampleGradients(session, context.model, parts)
-        self._sum_P = torch.zeros(self._gradients.size)
-        self._loss = self._samples = self._helped = 0.0
-        self._step = 0
-        self._micros: list[list[int]] = []  # the indices of this step's samples
-        self._weights_P: torch.Tensor | None = None  # of this step, once a volunteer needs them
+        self._passes = StagePasses(session, context.model, parts, first=place.first, last=place.last)
+        self._order = EpochOrder(len(parts.dataset), session.seed, parts.shuffle)  # type: ignore[arg-type]
+        cuts = (*parts.part.cuts, 0) if parts.part is not None else (0, 0)
+        layers = cuts[place.stage], cuts[place.stage + 1]
+        self._step = StageStep(place, self._passes, layers, context.channel.send, self._tell)
+        self._step.pool.join(SELF, 1.0)
+        self._replicas: Group | None = None  # who hold this stage
         self._told: dict[str, float] = {}
         self._port: VolunteerPort | None = None
         self._server: TaskServer | None = None
-        self._pool, self._changed = TaskPool(), threading.Condition()
-        if session.keys is not None and (secret := session.keys.volunteers):
-            most_bytes = max(MAX_TENSOR_BYTES, 4 * self._gradients.size + 4096)
-            self._port = VolunteerPort(session, session.keys, most_bytes)
-            self._server = TaskServer(
-                self._port.socket,
-                self,
-                recognises=lambda name, shown: _shows(secret, name, shown),
-                tell=self._tell,
-                power=session.link.welcome.speed if session.link is not None else 1.0,
-                most_bytes=most_bytes,
-                model_bytes=4 * self._gradients.size,
-                coarsest=context.settings.thin_links,
-            )
-            self._pool, self._changed = self._server.pool, self._server.changed
-        else:
-            self._pool.join(SELF, 1.0)
 
     def start(self) -> None:
-        if self._port is not None and self._server is not None:
-            self._port.serve(self._server)
+        """Collective."""
+        session, place = self._session, self._parts.place
+        self._replicas = session.group
+        if session.group is not None and place.stages > 1:
+            self._channel.all_connected()
+            self._channel.connect_receiver(self._step, ())
+            self._step.learn_shapes(session.collective_timeout_s)
+            parts = [tuple(range(stage, place.stages * place.pipelines, place.stages)) for stage in range(place.stages)]
+            self._replicas = session.group.parted(parts, session.collective_timeout_s) if place.pipelines > 1 else None
+        if self._replicas is not None and place.stages > 1:  # of whole models training does
+            weights_P = self._passes.weights().to(session.device)
+            self._replicas.level(weights_P, "receiving the stage from the first pipeline")
+            self._passes.load(weights_P.cpu())
+        if session.keys is not None and session.keys.volunteers:
+            self._open_port(session, session.keys)
 
     def step(self, batch: Any, taken: BatchSlice) -> torch.Tensor:
-        """batch: [local] numbers of samples. Returns the mean loss over the samples of all ranks, [], the same on
+        """batch: [local] numbers of samples. Returns the mean loss over the samples of all pipelines, [], the same on
         each."""
-        indices = [int(one) for one in batch] if taken.local else []
+        indices = self._own_samples(batch, taken)
         size = math.ceil(len(indices) / self._parts.micro_batches) or 1
-        self._micros = [indices[at : at + size] for at in range(0, len(indices), size)]
-        with self._changed:
-            self._step, self._weights_P = taken.step, None
-            self._open_pool()
-        while not self._done():
+        step = self._step
+        step.begin(taken.step, [indices[at : at + size] for at in range(0, len(indices), size)])
+        while not step.finished:
             self._advance()
-        if round(self._samples) != len(indices):
-            raise BadInput(f"step {taken.step} counted {self._samples:.0f} of {len(indices)} samples: a fault of Atoll")
+        if step.samples != len(indices):
+            raise BadInput(f"step {taken.step} counted {step.samples} of {len(indices)} samples: a fault of Atoll")
         return torch.tensor(self._update(taken.total))
 
     @property
@@ -104,7 +106,7 @@ class VolunteerEngine:
         return None  # a step without a rank is none
 
     def rewind(self, step: int) -> bool:
-        """Only adding up raises, before the update."""
+        """Only what comes before the update raises."""
         return True
 
     def close(self) -> None:
@@ -133,86 +135,79 @@ class VolunteerEngine:
             for one in shown[:MAX_LINKS]
         ]
 
-    # --- StageWork
+    def _open_port(self, session: Session, keys: DataKeys) -> None:
+        """From now on volunteers help."""
+        weights_bytes, micro = 4 * self._passes.size, math.ceil(self._parts.batch_size / self._parts.micro_batches)
+        micro_bytes = micro * self._step.row_bytes
+        most_bytes = max(MAX_TENSOR_BYTES, max(weights_bytes, micro_bytes) + 4096)
+        self._port = VolunteerPort(session, keys, most_bytes)
+        self._server = TaskServer(
+            self._port.socket,
+            self._step,
+            recognises=lambda name, shown: _shows(keys.volunteers, name, shown),
+            tell=self._tell,
+            power=session.link.welcome.speed if session.link is not None else 1.0,
+            most_bytes=most_bytes,
+            model_bytes=weights_bytes + micro_bytes,
+            coarsest=self._coarsest,
+        )
+        self._step.pool, self._step.changed, self._step.wake = self._server.pool, self._server.changed, self._port.wake
+        self._port.serve(self._server)
 
-    def header(self, task: Task) -> dict[str, Any]:
-        return {"step": self._step}
-
-    def given(self, task: Task) -> list[torch.Tensor]:
-        return [torch.tensor(self._indices(task), dtype=torch.int64)]
-
-    def wanted(self, task: Task) -> Sequence[Wanted]:
-        return [((self._gradients.size,), torch.float32), ((1,), torch.float32)]
-
-    def compute(self, task: Task) -> list[torch.Tensor]:
-        return self._gradients.compute(self._indices(task), self._step)
-
-    def take(self, client: str, task: Task, answer: Sequence[torch.Tensor]) -> None:
-        self._sum_P += answer[0]
-        self._loss += float(answer[1])
-        self._samples += task.samples
-        self._helped += task.samples if client != SELF else 0
-
-    def weights(self) -> torch.Tensor:
-        if self._weights_P is None:
-            self._weights_P = self._gradients.weights()
-        return self._weights_P
-
-    def begin_again(self) -> None:
-        self._tell(f"step {self._step} begins again: something counted in it that may be wrong", True)
-        self._open_pool()
-
-    # --- a step
-
-    def _open_pool(self) -> None:
-        self._pool.begin_step()
-        self._sum_P.zero_()
-        self._loss = self._samples = self._helped = 0.0
-        for number, indices in enumerate(self._micros):
-            self._pool.add(Direction.BACKWARD, number, len(indices))
-        if self._port is not None:
-            self._port.wake()
+    def _own_samples(self, batch: Any, taken: BatchSlice) -> list[int]:
+        """The pipeline's part of the batch, as numbers of samples."""
+        place = self._parts.place
+        if place.stages == 1:
+            return [int(one) for one in batch] if taken.local else []
+        stages = place.stages
+        shares = [sum(taken.shares[stages * one : stages * (one + 1)]) for one in range(place.pipelines)]
+        counts = split_batch(taken.total, shares)
+        begin = taken.start + sum(counts[: place.pipeline])
+        return self._order.indices(taken.epoch, begin, begin + counts[place.pipeline])
 
     def _advance(self) -> None:
-        """Compute what is to be compared, else a task; where there is neither, wait for volunteers' answers."""
-        if self._server is not None and self._server.check():
+        """Compute what is to be compared, else a task; where there is neither, wait for others."""
+        step, server = self._step, self._server
+        if server is not None and server.check():
             return
-        with self._changed:
-            task = self._pool.ask(SELF, time.monotonic())
-            if task is None and self._pool.reclaim(time.monotonic()):
-                task = self._pool.ask(SELF, time.monotonic())
+        with step.changed:
+            now_s = time.monotonic()
+            task = step.pool.ask(SELF, now_s)
+            if task is None and step.pool.reclaim(now_s):
+                task = step.pool.ask(SELF, now_s)
+            if task is None and not (step.finished or step.broken or (server is not None and server.unchecked)):
+                due_s = step.pool.next_overdue_s()
+                step.changed.wait(WAIT_S if due_s is None else min(WAIT_S, max(0.0, due_s - now_s)))
         if task is not None:
-            answer = self.compute(task)
-            with self._changed:
-                if isinstance(self._pool.answer(SELF, task.number, time.monotonic()), Task):
-                    self.take(SELF, task, answer)
-            return
-        with self._changed:
-            if not self._done() and self._server is not None and not self._server.unchecked:
-                due_s = self._pool.next_overdue_s()
-                self._changed.wait(WAIT_S if due_s is None else min(WAIT_S, max(0.0, due_s - time.monotonic())))
+            answer = step.compute_own(task)
+            with step.changed:
+                if isinstance(step.pool.answer(SELF, task.number, time.monotonic()), Task):
+                    step.take(SELF, task, answer)
+        if step.broken is not None:
+            raise step.broken
         if self._port is not None and self._port.failure is not None:
             raise self._port.failure
 
-    def _indices(self, task: Task) -> list[int]:
-        return self._micros[task.micro][task.begin : task.end]
-
-    def _done(self) -> bool:
-        with self._changed:
-            return all(self._pool.done(Direction.BACKWARD, number) for number in range(len(self._micros)))
-
     def _update(self, total: int) -> float:
-        """Add up over the ranks what they have of the batch, and make the update. Returns the mean loss."""
-        numbers = [self._loss, self._helped, *self._counts()]
-        summed = torch.cat([self._sum_P, torch.tensor(numbers)]).to(self._session.device)
-        if (group := self._session.group) is not None:
-            group.begin_sum(summed, "combining gradients").wait()
-        loss, helped, *counted = summed[self._gradients.size :].tolist()
-        self._told = {"volunteers_share": min(1.0, helped / total), **dict(zip(COUNTED, counted, strict=True))}
-        self._gradients.set_gradient(summed[: self._gradients.size] / total)
-        if self._parts.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._gradients.parameters, self._parts.clip_norm)
-        with self._changed:
+        """Add up over the pipelines what they have of the batch, and make the update. Returns the mean loss."""
+        step, group, passes, parts = self._step, self._session.group, self._passes, self._parts
+        sum_P = step.sum_P.to(self._session.device)
+        if self._replicas is not None:
+            self._replicas.begin_sum(sum_P, "combining gradients").wait()
+        passes.set_gradient(sum_P / total)
+        square = sum(float(one.grad.double().square().sum()) for one in passes.parameters if one.grad is not None)
+        numbers = [step.loss, step.helped, *self._counts(), square if parts.place.pipeline == 0 else 0.0]
+        summed = torch.tensor(numbers, dtype=torch.float64)
+        if group is not None:
+            group.sum_in_place(summed, "combining losses")
+        loss, helped, *counted, square = summed.tolist()
+        share = min(1.0, helped / (total * parts.place.stages))
+        self._told = {"volunteers_share": share, **dict(zip(COUNTED, counted, strict=True))}
+        if parts.clip_norm is not None and (factor := parts.clip_norm / (math.sqrt(square) + EPSILON)) < 1:
+            for one in passes.parameters:
+                if one.grad is not None:
+                    one.grad.mul_(factor)
+        with step.changed:
             self._optimizer.step()
             if self._server is not None:
                 self._server.version += 1
@@ -221,8 +216,9 @@ class VolunteerEngine:
 
     def _counts(self) -> list[float]:
         """As in COUNTED, of this rank."""
-        with self._changed:
-            pool, own = self._pool, self._pool.counted[SELF]
+        with self._step.changed:
+            pool = self._step.pool
+            own = pool.counted[SELF]
             volunteers, waiting = (self._server.volunteers, self._server.waiting) if self._server else (0, 0)
             counted, refused = pool.counted.total() - own, pool.refused.total() - pool.late
             return [float(one) for one in (volunteers, waiting, counted, pool.returned, pool.late, refused)]

@@ -257,7 +257,8 @@ class Run:
         replicas; the loader gives rounds, at whose ends all replicas are equal and checkpoints are taken.
         Returns (train_round, loader): `loss = train_round(each)` for what the loader gives. Raises BadInput."""
         session = self._session
-        place = StagePlace.of(self.rank, self.world_size, session.strategy.stages_of_model)
+        stages, helps = session.strategy.stages_of_model, session.helping is not None
+        place = StagePlace(0, stages, 1) if helps else StagePlace.of(self.rank, self.world_size, stages)
         parts = engine_parts(
             place,
             dataset,
@@ -268,6 +269,8 @@ class Run:
             shuffle=shuffle,
             clip_norm=clip_norm,
         )
+        if helps:
+            self._help(model, parts)
         settings = round_settings(parts, round_batches, makes_rounds=session.strategy.makes_rounds)
         try:
             stage, optimizer, part = prepared_stage(
@@ -295,7 +298,7 @@ class Run:
         settings.check(self.world_size if not settings.batch_of else settings.batch_of)
         together = one_module(model)
         if self._session.helping is not None:
-            self._help(together, parts)
+            self._help(together)
         optimizers = listed_optimizers(together, optimizer)
         if self._probe is not None:
             settings = self._probe.begin(settings, together, optimizers)
@@ -309,7 +312,7 @@ class Run:
         self._training = training
         return training
 
-    def _help(self, model: nn.Module, parts: EngineParts | None) -> NoReturn:
+    def _help(self, model: nn.Module | Sequence[nn.Module | MakesLayer], parts: EngineParts | None = None) -> NoReturn:
         """As a volunteer: nothing of the script that follows is for it."""
         strategy = registry.of(self._session.strategy)
         if parts is None or not strategy.volunteer:

@@ -201,7 +201,7 @@ class StageLinks:
                 self._send(one, self._round, self.batch, micro, _NUMBERS.pack(purpose, number))
 
 
-def packed(purpose: StagePurpose, tensor: torch.Tensor) -> bytearray:
+def packed(purpose: int, tensor: torch.Tensor) -> bytearray:
     """As it travels: any shape, for each message tells its own. Raises BadInput."""
     if tensor.dtype not in DTYPES or tensor.dim() > MAX_DIMENSIONS or tensor.layout != torch.strided:
         raise BadInput(

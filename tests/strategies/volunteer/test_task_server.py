@@ -120,13 +120,13 @@ def test_an_answer_counts_once_and_weights_come_with_the_first_task_of_a_version
     v = rig.client("v")
     rig.say(v, {"kind": "ask"})
     first, tensors = rig.heard(v)
-    assert (first["weights"], len(tensors)) == (True, 2)
+    assert (first["leading"], len(tensors)) == (1, 2)
     rig.answer(v, first["number"], answer_of(tensors[-1]))
     assert rig.work.counted == [("v", first["begin"], first["end"])]
     rig.answer(v, first["number"], answer_of(tensors[-1]))
     assert (len(rig.work.counted), rig.server.pool.refused[Refusal.TWICE]) == (1, 1)
     rig.say(v, {"kind": "ask"})
-    assert not rig.heard(v)[0]["weights"]
+    assert not rig.heard(v)[0]["leading"]
     assert rig.told == ["v helps"]
 
 

@@ -1,0 +1,188 @@
+"""Computes tasks of a stage: the same on a server and on a volunteer, which both run the job's script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from atoll.agent.runtime.api.engine_inputs import pair_of
+from atoll.agent.runtime.api.session import Session
+from atoll.agent.runtime.data.orders import Generators, mixed_seed
+from atoll.agent.runtime.pipeline.schedule import Direction
+from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers
+from atoll.agent.runtime.step.capabilities import EngineParts
+from atoll.agent.runtime.step.state.randomness import seed_step
+from atoll.errors import BadInput
+
+FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class StagePass:
+    """What a task of a stage is to compute. draws: what its random numbers are made from: the same wherever it is
+    computed, and in both directions, so that answers can be compared and activations computed again."""
+
+    direction: Direction
+    step: int
+    micro: int
+    begin: int
+    end: int
+    draws: int
+    made_here: bool = False
+
+    @property
+    def samples(self) -> int:
+        return self.end - self.begin
+
+
+class StagePasses:
+    """Of one worker, on one stage; a whole model is a stage that is first and last. Vectors of weights and gradients
+    are float32 on the CPU, with P entries: one for each that trains, in the model's order.
+
+    What a pass is given and gives (N samples; I, O: shapes of a sample's input and output; i: numbers of samples):
+
+        forward, first stage     i [N]               -> outputs [N, *O]
+        forward, later ones      inputs [N, *I]      -> outputs [N, *O]
+        backward, first stage    i, gradient of the outputs        -> gradient [P]
+        backward, later ones     inputs, gradient of the outputs   -> gradient [P], gradient of the inputs [N, *I]
+        backward, last stage     inputs, i           -> gradient [P], loss [1], gradient of the inputs
+        backward, whole model    i                   -> gradient [P], loss [1]
+
+    Gradients and the loss are summed over the samples. In a backward pass that was made here the first of what is
+    given is left out. Raises BadInput for a model whose gradient is not a sum over samples, or that float32 does not
+    hold."""
+
+    def __init__(self, session: Session, stage: nn.Module, parts: EngineParts, *, first: bool, last: bool) -> None:
+        self._session, self._stage, self._parts = session, stage, parts
+        self.first, self.last = first, last
+        self.parameters = [one for one in stage.parameters() if one.requires_grad]
+        self._sizes = [one.numel() for one in self.parameters]
+        self.size = sum(self._sizes)
+        """P."""
+        self._made: dict[tuple[int, int, int], tuple[Any, torch.Tensor]] = {}  # inputs and outputs that wait
+        self._of: tuple[int, int] | None = None  # step and attempt that these are of
+        if layers := batch_statistics_layers(stage):
+            raise BadInput(
+                f"strategy volunteer adds up gradients that are computed apart, and {type(layers[0]).__name__} needs "
+                "all of a batch together. Use GroupNorm or LayerNorm, or freeze it with eval()"
+            )
+        for one in self.parameters:
+            if one.dtype not in FLOATS:
+                raise BadInput(f"strategy volunteer sends weights as float32, and a parameter is {one.dtype}")
+
+    def weights(self) -> torch.Tensor:
+        """[P]."""
+        return torch.cat([one.detach().reshape(-1).float().cpu() for one in self.parameters])
+
+    @torch.no_grad()
+    def load(self, weights_P: torch.Tensor) -> None:
+        """Raises BadInput for those of another model."""
+        if weights_P.dtype != torch.float32 or weights_P.shape != (self.size,):
+            raise BadInput(
+                f"the server's weights are {weights_P.dtype} {tuple(weights_P.shape)}, this model's float32 "
+                f"({self.size},). The script has to make the same model wherever it runs"
+            )
+        for one, piece in zip(self.parameters, torch.split(weights_P, self._sizes), strict=True):
+            one.copy_(piece.reshape(one.shape))
+
+    def begin(self, step: int, attempt: int) -> None:
+        """Activations of other ones are needed no more."""
+        if self._of != (step, attempt):
+            self._of = (step, attempt)
+            self._made.clear()
+
+    def compute(self, asked: StagePass, given: Sequence[torch.Tensor], *, keep: bool = False) -> list[torch.Tensor]:
+        """The answer, on the CPU. keep: of a forward pass, what its backward pass needs, until that or `begin`. p.grad
+        is used, and left to be overwritten."""
+        self._session.throttle.resume()
+        seed_step(self._session.seed, asked.draws, asked.step)
+        forward = asked.direction is Direction.FORWARD
+        answer = self._forward(asked, given, keep=keep) if forward else self._backward(asked, given)
+        answer = [one.detach().cpu() for one in answer]
+        self._session.throttle.pay()
+        return answer
+
+    def example(self, given: torch.Tensor, step: int) -> torch.Tensor:
+        """A forward pass of one sample, for the shape of what it gives: [1, *O]."""
+        asked = StagePass(Direction.FORWARD, step, 0, 0, 1, draws=0)
+        return self.compute(asked, [given])[0]
+
+    @torch.no_grad()
+    def set_gradient(self, mean_P: torch.Tensor) -> None:
+        """As p.grad."""
+        for one, piece in zip(self.parameters, torch.split(mean_P, self._sizes), strict=True):
+            one.grad = piece.reshape(one.shape).to(one)
+
+    def _forward(self, asked: StagePass, given: Sequence[torch.Tensor], *, keep: bool) -> list[torch.Tensor]:
+        with torch.set_grad_enabled(keep):
+            inputs, outputs = self._passed(asked, self._inputs(asked, given[0]))
+        if keep:
+            self._made[asked.micro, asked.begin, asked.end] = inputs, outputs
+        return [outputs]
+
+    def _backward(self, asked: StagePass, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        kept = self._made.pop((asked.micro, asked.begin, asked.end), None) if asked.made_here else None
+        if kept is None and len(given) < 2 - (self.first and self.last):
+            raise BadInput("a task is of activations that were not made here, and comes without their inputs")
+        for parameter in self.parameters:
+            parameter.grad = None
+        loss: list[torch.Tensor] = []
+        if self.last:
+            fetched, targets = self._fetched(asked, given[-1])
+            inputs, outputs = self._passed(asked, fetched if self.first else self._inputs(asked, given[0]))
+            loss = [self._loss(asked, outputs, targets)]
+            torch.autograd.backward(loss)
+        else:
+            inputs, outputs = kept if kept is not None else self._passed(asked, self._inputs(asked, given[0]))
+            if outputs.requires_grad:
+                torch.autograd.backward(outputs, given[-1].to(outputs))
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
+        answer = [torch.cat([one.reshape(-1).float() for one in gradients]), *(one.reshape(1).float() for one in loss)]
+        if not self.first:
+            answer.append(inputs.grad if inputs.grad is not None else torch.zeros_like(inputs))
+        return answer
+
+    def _inputs(self, asked: StagePass, given: torch.Tensor) -> Any:
+        """On the device: samples by number, or what the stage before made of them."""
+        if self.first:
+            return self._fetched(asked, given)[0]
+        return given.to(self._session.device, copy=True).requires_grad_(torch.is_grad_enabled())
+
+    def _passed(self, asked: StagePass, inputs: Any) -> tuple[Any, torch.Tensor]:
+        """(inputs, outputs)."""
+        leaf = isinstance(inputs, torch.Tensor) and inputs.requires_grad
+        outputs = self._stage(inputs.clone() if leaf else inputs)  # its first layer may work in place
+        if not self.last and (outputs.shape[:1] != (asked.samples,) or outputs.dtype not in FLOATS):
+            raise BadInput(
+                f"a stage gave {outputs.dtype} {tuple(outputs.shape)} for {asked.samples} samples. Volunteers get some "
+                "samples of a micro-batch: its activations are float numbers with a row for each"
+            )
+        return inputs, outputs
+
+    def _loss(self, asked: StagePass, outputs: torch.Tensor, targets: Any) -> torch.Tensor:
+        loss = self._parts.loss(outputs, targets)
+        if loss.numel() != 1:
+            raise BadInput(f"the loss has shape {tuple(loss.shape)}; it must be one number: the mean over the batch")
+        return loss.reshape(()) * asked.samples
+
+    def _fetched(self, asked: StagePass, numbers: torch.Tensor) -> tuple[Any, Any]:
+        """(inputs, targets). What a sample draws (augmentation) is of its number and the step, for inputs and targets
+        are fetched by different stages, in tasks of other samples. Raises BadInput for numbers that are none here."""
+        parts, indices = self._parts, numbers.tolist()
+        samples = len(parts.dataset)  # type: ignore[arg-type]
+        if numbers.dtype != torch.int64 or numbers.shape != (asked.samples,) or min(indices) < 0:
+            raise BadInput(f"a task of {asked.samples} samples names {len(indices)}. Is the server of this version?")
+        if max(indices) >= samples:
+            raise BadInput(
+                f"a task names sample {max(indices)} of a dataset of {samples} here. The script has to make the same "
+                "dataset wherever it runs"
+            )
+        fetched = []
+        for one in indices:
+            with Generators(mixed_seed(self._session.seed, asked.step, one)).in_place_of_global():
+                fetched.append(parts.dataset[one])
+        return pair_of(parts.collate_fn(fetched), self._session.device)
