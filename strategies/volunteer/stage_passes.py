@@ -11,7 +11,7 @@ from torch import nn
 
 from atoll.agent.runtime.api.engine_inputs import pair_of
 from atoll.agent.runtime.api.session import Session
-from atoll.agent.runtime.data.orders import Generators, mixed_seed
+from atoll.agent.runtime.data.orders import Generators
 from atoll.agent.runtime.pipeline.schedule import Direction
 from atoll.agent.runtime.step.backward.batch_statistics import batch_statistics_layers
 from atoll.agent.runtime.step.capabilities import EngineParts
@@ -182,7 +182,8 @@ class StagePasses:
                 "dataset wherever it runs"
             )
         fetched = []
-        for one in indices:
-            with Generators(mixed_seed(self._session.seed, asked.step, one)).in_place_of_global():
+        with Generators(asked.draws).in_place_of_global():
+            for one in indices:
+                seed_step(self._session.seed, one, asked.step)
                 fetched.append(parts.dataset[one])
-        return pair_of(parts.collate_fn(fetched), self._session.device)
+            return pair_of(parts.collate_fn(fetched), self._session.device)

@@ -28,7 +28,7 @@ MOST_EARLY: Final = 4096
 """Messages of a step that this rank has not begun."""
 
 
-class Purpose(IntEnum):
+class StepPurpose(IntEnum):
     """The first byte of a message between the stages of a pipeline."""
 
     EXAMPLE = 1  # one sample's activations, before the first step
@@ -45,7 +45,7 @@ class Key(NamedTuple):
 
 class _Message(NamedTuple):
     key: Key
-    purpose: Purpose
+    purpose: StepPurpose
     origin: int
     micro: int
     tensor: torch.Tensor
@@ -120,7 +120,7 @@ class StageStep:
         if not place.last:
             outputs = self._passes.example(given, 0)
             self._row_out = (tuple(outputs.shape[1:]), outputs.dtype)
-            self._send(place.rank + 1, 0, 0, 0, memoryview(packed(Purpose.EXAMPLE, outputs)))
+            self._send(place.rank + 1, 0, 0, 0, memoryview(packed(StepPurpose.EXAMPLE, outputs)))
 
     def begin(self, step: int, micros: Sequence[list[int]]) -> None:
         """micros: numbers of the pipeline's samples, the same on all of its stages."""
@@ -137,10 +137,10 @@ class StageStep:
         self, kind: int, origin: int, step: int, tensor: int, count: int, payload: bytes | memoryview
     ) -> str | None:
         """tensor: the attempt. count: the micro-batch. Returns why it was refused."""
-        if kind != Kind.DIRECT or len(payload) < 1 or payload[0] not in set(Purpose):
+        if kind != Kind.DIRECT or len(payload) < 1 or payload[0] not in set(StepPurpose):
             return "malformed"
-        purpose, mine = Purpose(payload[0]), self._place.rank
-        senders = {Purpose.EXAMPLE: [mine - 1], Purpose.FORWARD: [mine - 1], Purpose.BACKWARD: [mine + 1]}
+        purpose, mine = StepPurpose(payload[0]), self._place.rank
+        senders = {StepPurpose.EXAMPLE: [mine - 1], StepPurpose.FORWARD: [mine - 1], StepPurpose.BACKWARD: [mine + 1]}
         if origin not in self._mates or origin not in senders.get(purpose, self._mates):
             return "none of its neighbours"
         try:
@@ -157,7 +157,7 @@ class StageStep:
             self.changed.notify_all()
 
     def _hear(self, one: _Message) -> str | None:
-        if one.purpose is Purpose.EXAMPLE:
+        if one.purpose is StepPurpose.EXAMPLE:
             self._example = one.tensor
         elif one.key < self._key:
             return "old step"
@@ -175,11 +175,11 @@ class StageStep:
 
     def _take_over(self, one: _Message) -> None:
         """Raises PeerLost for what is none of the step."""
-        if one.purpose is Purpose.DONE:
+        if one.purpose is StepPurpose.DONE:
             self._done.add(one.origin)
-        if one.purpose not in {Purpose.FORWARD, Purpose.BACKWARD}:
+        if one.purpose not in {StepPurpose.FORWARD, StepPurpose.BACKWARD}:
             return
-        forward = one.purpose is Purpose.FORWARD
+        forward = one.purpose is StepPurpose.FORWARD
         into, row = (self._inputs, self._row_in) if forward else (self._gradients, self._row_out)
         assert row is not None
         samples = len(self._micros[one.micro]) if one.micro < len(self._micros) else 0
@@ -248,7 +248,7 @@ class StageStep:
         if task.direction is Direction.FORWARD:
             self._fill(self._outputs, micro, rows, self._row_out, answer[0])
             if self.pool.done(Direction.FORWARD, micro):
-                self._pass_on(Purpose.FORWARD, micro, self._outputs[micro])
+                self._pass_on(StepPurpose.FORWARD, micro, self._outputs[micro])
             return
         self.sum_P += answer[0]
         self.loss += float(answer[1]) if place.last else 0.0
@@ -257,7 +257,7 @@ class StageStep:
         if self._row_in is not None:
             self._fill(self._input_gradients, micro, rows, self._row_in, answer[-1])
             if self.pool.done(Direction.BACKWARD, micro):
-                self._pass_on(Purpose.BACKWARD, micro, self._input_gradients[micro])
+                self._pass_on(StepPurpose.BACKWARD, micro, self._input_gradients[micro])
         self._say_if_done()
 
     def weights(self) -> torch.Tensor:
@@ -269,7 +269,7 @@ class StageStep:
             return
         self._tell(f"step {self._key.step} begins again: something counted in it that may be wrong", True)
         self._key = Key(self._key.step, self._key.attempt + 1)
-        self._tell_mates(Purpose.REDO)
+        self._tell_mates(StepPurpose.REDO)
         self._open()
         self.changed.notify_all()
 
@@ -294,7 +294,7 @@ class StageStep:
         micros = range(len(self._micros))
         if not self._own_done and all(self.pool.done(Direction.BACKWARD, micro) for micro in micros):
             self._own_done = True
-            self._tell_mates(Purpose.DONE)
+            self._tell_mates(StepPurpose.DONE)
 
     def _fill(
         self, into: dict[int, torch.Tensor], micro: int, rows: slice, row: Wanted | None, answer: torch.Tensor
@@ -310,11 +310,11 @@ class StageStep:
             )
         into[micro][rows] = answer
 
-    def _pass_on(self, purpose: Purpose, micro: int, tensor: torch.Tensor) -> None:
-        to = self._place.rank + (1 if purpose is Purpose.FORWARD else -1)
+    def _pass_on(self, purpose: StepPurpose, micro: int, tensor: torch.Tensor) -> None:
+        to = self._place.rank + (1 if purpose is StepPurpose.FORWARD else -1)
         self._say(to, micro, packed(purpose, tensor))
 
-    def _tell_mates(self, purpose: Purpose) -> None:
+    def _tell_mates(self, purpose: StepPurpose) -> None:
         for one in self._mates:
             self._say(one, 0, bytes([purpose]))
 

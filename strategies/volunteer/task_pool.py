@@ -130,6 +130,17 @@ class TaskPool:
         """Answers that were dropped because others had been faster, or the step was over."""
         return self.refused[Refusal.DONE] + self.refused[Refusal.OLD_STEP]
 
+    @property
+    def per_power(self) -> float:
+        """Samples a second that a client of power 1 computes, through all directions; 0 where nothing was learned."""
+        sum_rate = sum_power = 0.0
+        for client in self._clients.values():
+            rates = [one.rate for one in client.times.values() if one.rate is not None]
+            if rates:
+                sum_rate += 1 / sum(1 / rate for rate in rates)
+                sum_power += client.power
+        return sum_rate / sum_power if sum_power else 0.0
+
     def begin_step(self) -> None:
         """Forget the step before: tasks that are still open are no client's any more. Whose tasks others had to compute
         may be gone: it is given none until it answers or joins again."""

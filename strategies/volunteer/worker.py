@@ -202,7 +202,10 @@ class VolunteerEngine:
             group.sum_in_place(summed, "combining losses")
         loss, helped, *counted, square = summed.tolist()
         share = min(1.0, helped / (total * parts.place.stages))
-        self._told = {"volunteers_share": share, **dict(zip(COUNTED, counted, strict=True))}
+        with step.changed:
+            per_power = step.pool.per_power
+        counts = dict(zip(COUNTED, counted, strict=True))
+        self._told = {"volunteers_share": share, "per_power": per_power, **counts}
         if parts.clip_norm is not None and (factor := parts.clip_norm / (math.sqrt(square) + EPSILON)) < 1:
             for one in passes.parameters:
                 if one.grad is not None:

@@ -30,7 +30,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """The losses of one process by itself, without controller and volunteers."""
     out = tmp_path_factory.mktemp("alone")
     command = [sys.executable, str(SCRIPTS / "helped.py"), f"--out={out}", "--sample-s=0"]
-    subprocess.run(command, check=True, timeout=60, capture_output=True)
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
     return losses(out)
 
 

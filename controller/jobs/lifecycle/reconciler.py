@@ -96,7 +96,7 @@ class Reconciler:
         self._nodes: Mapping[str, ObservedNode] | None = None
         self._dispatch = Dispatch(sessions, reveal=reveal)
         self._quiet = QuietJobs(sessions, progress)
-        self._volunteers = Volunteers(ledger, sessions, self._dispatch, self.add_cluster_event)
+        self._volunteers = Volunteers(ledger, sessions, self._dispatch, progress, self.add_cluster_event)
 
     def nudge(self) -> None:
         """Make a pass soon: something happened."""

@@ -1,16 +1,17 @@
 """Decides which run each volunteer's device helps, and which of their workers are to end. Pure.
 
 Nothing is kept: what agents report is all that is known, so that another leader decides alike. A helper's number says
-on which device of its node it is, and is drawn anew for each start: agents start no number twice."""
+on which device of its node it is and whom it helps, and is drawn anew for each start: agents start no number twice."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from atoll.controller.jobs.lifecycle.observed import ForgetWorker, ObservedNode, StopRun, WorkerPhase
+from atoll.controller.jobs.volunteers.supply import HelpedRank, Supply
 from atoll.jobspec import MAX_WORKERS
 from atoll.message_limits import MAX_RANK
 from atoll.worker_key import WorkerKey
@@ -18,16 +19,7 @@ from atoll.worker_key import WorkerKey
 STOP_GRACE_S: Final = 2.0
 _DEVICES: Final = 64
 """Of a node at most, as agents may register."""
-DRAWS: Final = (MAX_RANK - MAX_WORKERS) // _DEVICES
-
-
-@dataclass(frozen=True, slots=True)
-class HelpedRank:
-    """A rank that takes help, and where."""
-
-    rank: int
-    address: str
-    port: int
+DRAWS: Final = (MAX_RANK - MAX_WORKERS) // (_DEVICES * MAX_WORKERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +31,47 @@ class LaunchHelper:
     helps: HelpedRank
 
 
-HelpingAction: TypeAlias = LaunchHelper | StopRun | ForgetWorker
+@dataclass(frozen=True, slots=True)
+class MoveHelper:
+    """It is stopped, and its device helps `rank` then."""
+
+    node: str
+    device: int
+    stop: StopRun
+    rank: int
+
+
+HelpingAction: TypeAlias = LaunchHelper | MoveHelper | StopRun | ForgetWorker
 HelpedRuns: TypeAlias = Mapping[tuple[str, int], Sequence[HelpedRank]]
 """By job and run, the oldest job first: its ranks that take help, as far as is known; who helps one already stays, also
 where a controller that has just begun to lead knows of none yet."""
 
 
-def helper_number(device: int, draw: int) -> int:
-    """draw: 0 to DRAWS - 1."""
-    return MAX_WORKERS + draw * _DEVICES + device
+def helper_number(device: int, rank: int, draw: int) -> int:
+    """rank: whom it helps. draw: 0 to DRAWS - 1."""
+    return MAX_WORKERS + (draw * MAX_WORKERS + rank) * _DEVICES + device
 
 
 def device_of(number: int) -> int:
     return (number - MAX_WORKERS) % _DEVICES
 
 
+def helped_by(number: int) -> int:
+    """The rank."""
+    return (number - MAX_WORKERS) // _DEVICES % MAX_WORKERS
+
+
 def helping_actions(
-    nodes: Iterable[ObservedNode], runs: HelpedRuns, resting: Container[tuple[str, int, str]]
+    nodes: Iterable[ObservedNode],
+    runs: HelpedRuns,
+    resting: Container[tuple[str, int, str]],
+    settled: Container[tuple[str, int]] = (),
 ) -> Iterator[HelpingAction]:
-    """nodes: of volunteers, connected. resting: (node, device, job) that failed just now, and wait."""
+    """nodes: of volunteers, connected. resting: (node, device, job) that failed just now, and wait. settled: (job, run)
+    where for a while nobody came, left or moved, and what ranks measured is of who is there."""
     volunteers = sorted(nodes, key=lambda node: node.record.name)
     busy: dict[str, set[int]] = {}
-    helpers: Counter[tuple[str, int]] = Counter()
+    helpers: dict[tuple[str, int], list[_Helper]] = defaultdict(list)
     for node in volunteers:
         here = busy[node.record.name] = set()
         for key, worker in sorted(node.workers.items()):
@@ -70,17 +81,49 @@ def helping_actions(
                 yield StopRun(node.record.name, key.job, key.run, STOP_GRACE_S, why, (key.rank,))
             else:
                 here.add(device_of(key.rank))
-                helpers[key.job, key.run] += 1
+                helpers[key.job, key.run].append(_Helper(node.record.name, key, _power(node, device_of(key.rank))))
+    supplies = {
+        one: Supply(ranks, [(helped_by(each.key.rank), each.power) for each in helpers[one]])
+        for one, ranks in runs.items()
+        if ranks
+    }
+    counts = {one: len(helpers[one]) for one in supplies}
     for node in volunteers:
         for device in node.record.devices:
             name = node.record.name
-            open_to = [one for one, ranks in runs.items() if ranks and (name, device.index, one[0]) not in resting]
+            open_to = [one for one in supplies if (name, device.index, one[0]) not in resting]
             if device.index in busy[name] or not open_to:
                 continue
-            chosen = min(open_to, key=lambda one: helpers[one])
-            ranks = runs[chosen]
-            yield LaunchHelper(name, device.index, *chosen, ranks[helpers[chosen] % len(ranks)])
-            helpers[chosen] += 1
+            chosen = min(open_to, key=lambda one: counts[one])
+            counts[chosen] += 1
+            yield LaunchHelper(name, device.index, *chosen, supplies[chosen].take(device.speed))
+    for one, supply in supplies.items():
+        if one in settled and len(supply.by_rank) == len(runs[one]) > 1:
+            yield from _moves(helpers[one], supply)
+
+
+@dataclass(frozen=True, slots=True)
+class _Helper:
+    node: str
+    key: WorkerKey
+    power: float
+
+
+def _moves(helpers: Sequence[_Helper], supply: Supply) -> Iterator[MoveHelper]:
+    """One at most: what comes of it is measured first."""
+    for one in sorted(helpers, key=lambda each: -supply.by_rank.get(helped_by(each.key.rank), 0.0)):
+        helped = helped_by(one.key.rank)
+        if (rank := supply.better(helped, one.power)) is None:
+            continue
+        least, most = supply.by_rank[rank], supply.by_rank[helped]
+        why = f"rank {rank} has {least:.3g} samples a second of help and rank {helped} {most:.3g}: it is to help there"
+        stop = StopRun(one.node, one.key.job, one.key.run, STOP_GRACE_S, why, (one.key.rank,))
+        yield MoveHelper(one.node, device_of(one.key.rank), stop, rank)
+        return
+
+
+def _power(node: ObservedNode, device: int) -> float:
+    return next((one.speed for one in node.record.devices if one.index == device), 1.0)
 
 
 def _why_to_end(key: WorkerKey, runs: HelpedRuns, busy: Container[int]) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from atoll.controller.jobs.agents.progress import ProgressBoard
 from atoll.controller.jobs.agents.sessions import AgentSession, AgentSessions
 from atoll.controller.jobs.lifecycle.dispatch import Dispatch
 from atoll.controller.jobs.lifecycle.observed import NewEvent, ObservedWorker, WorkerPhase
@@ -16,13 +17,14 @@ from atoll.controller.jobs.records.job_state import JobState
 from atoll.controller.jobs.records.ledger import Ledger
 from atoll.controller.jobs.volunteers.helping import (
     DRAWS,
-    HelpedRank,
     HelpedRuns,
     LaunchHelper,
+    MoveHelper,
     device_of,
     helper_number,
     helping_actions,
 )
+from atoll.controller.jobs.volunteers.supply import HelpedRank
 from atoll.controller.state.records import JobPhase, Level, WorkerExitKind
 from atoll.strategies import registry
 from atoll.worker_key import WorkerKey
@@ -30,6 +32,10 @@ from atoll.worker_key import WorkerKey
 REST_S: Final = 1.0
 """After an end that is nobody's fault."""
 LONGEST_REST_S: Final = 300.0
+SETTLED_S: Final = 60.0
+"""Without a change of a run's helpers; then one may move."""
+PER_POWER: Final = "per_power"
+"""What a rank measures of its helpers, among its metrics."""
 _HELPED: Final = {JobPhase.STARTING, JobPhase.RUNNING}
 _ASKED: Final = {WorkerExitKind.DRAINED, WorkerExitKind.STOPPED}
 _FAILURES: Final = {WorkerExitKind.FAILED, WorkerExitKind.NOT_STARTED, WorkerExitKind.UNRESPONSIVE}
@@ -39,9 +45,22 @@ class Volunteers:
     """tell: has an event of the cluster written."""
 
     def __init__(
-        self, ledger: Ledger, sessions: AgentSessions, dispatch: Dispatch, tell: Callable[[NewEvent], None]
+        self,
+        ledger: Ledger,
+        sessions: AgentSessions,
+        dispatch: Dispatch,
+        progress: ProgressBoard,
+        tell: Callable[[NewEvent], None],
     ) -> None:
-        self._ledger, self._sessions, self._dispatch, self._tell = ledger, sessions, dispatch, tell
+        self._ledger, self._sessions, self._dispatch, self._progress, self._tell = (
+            ledger,
+            sessions,
+            dispatch,
+            progress,
+            tell,
+        )
+        self._changed_s: dict[tuple[str, int], float] = {}  # by job and run, when its helpers did
+        self._helpers: dict[tuple[str, int], frozenset[tuple[str, int]]] = {}  # who they were then: node, number
         self._noted: set[tuple[str, WorkerKey]] = set()
         self._failures: dict[tuple[str, int, str], int] = {}
         self._rests_until_s: dict[tuple[str, int, str], float] = {}
@@ -54,11 +73,34 @@ class Volunteers:
         self._note_ends(sessions, now_s)
         self._rests_until_s = {who: until_s for who, until_s in self._rests_until_s.items() if until_s > now_s}
         nodes = self._sessions.nodes_named(sessions)
-        for action in helping_actions(nodes.values(), self._helped_runs(), self._rests_until_s):
-            if isinstance(action, LaunchHelper):
-                self._launch(sessions[action.node], action, now_s)
-            else:
-                self._dispatch.act(None, action, now_s)
+        runs = self._helped_runs()
+        settled = self._settled(runs, sessions, now_s)
+        for action in helping_actions(nodes.values(), runs, self._rests_until_s, settled):
+            match action:
+                case LaunchHelper():
+                    self._launch(sessions[action.node], action, now_s)
+                case MoveHelper():
+                    self._dispatch.act(None, action.stop, now_s)
+                    self._changed_s[action.stop.job, action.stop.run] = now_s
+                    text = f"volunteer {action.node}/{action.device} of {action.stop.job} moves: {action.stop.reason}"
+                    self._tell(NewEvent(Level.INFO, "node", text))
+                case _:
+                    self._dispatch.act(None, action, now_s)
+
+    def _settled(self, runs: HelpedRuns, sessions: dict[str, AgentSession], now_s: float) -> frozenset[tuple[str, int]]:
+        """Runs whose helpers are the same for SETTLED_S."""
+        for one in runs:
+            here = frozenset(
+                (name, key.rank)
+                for name, session in sessions.items()
+                for key, worker in session.workers.items()
+                if (key.job, key.run) == one and worker.phase is not WorkerPhase.EXITED
+            )
+            if self._helpers.get(one) != here:
+                self._helpers[one], self._changed_s[one] = here, now_s
+        for one in self._helpers.keys() - runs.keys():
+            del self._helpers[one], self._changed_s[one]
+        return frozenset(one for one in runs if now_s >= self._changed_s[one] + SETTLED_S)
 
     def _helped_runs(self) -> HelpedRuns:
         running = [s for s in self._ledger.jobs.values() if s.job.status.phase in _HELPED]
@@ -70,20 +112,34 @@ class Volunteers:
         }
 
     def _helped_ranks(self, state: JobState) -> list[HelpedRank]:
+        """None before all of them are known: the first would have everybody's help."""
         run, found = state.run, []
         if run is None:
             return []
+        progress = self._progress.of(run.job, run.run)
         for member in members_of(run, state.views[-1] if state.views else None):
             session = self._sessions.connected.get(member.node)
             status = self._sessions.status(member.node, WorkerKey(run.job, run.run, member.rank))
-            if member.exit is None and session is not None and status is not None and status.volunteer_port:
-                found.append(HelpedRank(member.rank, session.record.address, status.volunteer_port))
+            if member.exit is None:
+                if session is None or status is None or not status.volunteer_port:
+                    return []
+                position = progress.positions.get(member.rank, -1) if progress is not None else -1
+                seen = progress.ranks.get(position) if progress is not None else None
+                found.append(
+                    HelpedRank(
+                        member.rank,
+                        session.record.address,
+                        status.volunteer_port,
+                        next((one.speed for one in session.record.devices if one.index == member.device), 1.0),
+                        seen.last.strategy_metrics.get(PER_POWER, 0.0) if seen is not None and seen.last else 0.0,
+                    )
+                )
         return found
 
     def _launch(self, session: AgentSession, action: LaunchHelper, now_s: float) -> None:
         state = self._ledger.jobs[action.job]
         assert state.run is not None
-        number = helper_number(action.device, secrets.randbelow(DRAWS))
+        number = helper_number(action.device, action.helps.rank, secrets.randbelow(DRAWS))
         message = partial(wire.launch_of_helper, state.job, state.run, action, number)
         session.send_unless_recent(("helper", action.device, action.job, action.run), message, now_s)
 

@@ -8,13 +8,15 @@ from atoll.controller.jobs.lifecycle.observed import ForgetWorker, ObservedNode,
 from atoll.controller.jobs.volunteers.helping import (
     DRAWS,
     STOP_GRACE_S,
-    HelpedRank,
     HelpedRuns,
     LaunchHelper,
+    MoveHelper,
     device_of,
+    helped_by,
     helper_number,
     helping_actions,
 )
+from atoll.controller.jobs.volunteers.supply import HelpedRank
 from atoll.controller.state.records import WorkerExitKind
 from atoll.jobspec import MAX_WORKERS
 from atoll.message_limits import MAX_RANK
@@ -30,14 +32,16 @@ def with_devices(found: ObservedNode, count: int) -> ObservedNode:
     return replace(found, record=replace(found.record, devices=devices))
 
 
-def test_numbers_say_the_device_and_are_beyond_all_ranks() -> None:
+def test_numbers_say_the_device_and_whom_it_helps_and_are_beyond_all_ranks() -> None:
     for device in (0, 1, 63):
-        for draw in (0, 1, DRAWS - 1):
-            assert MAX_WORKERS <= helper_number(device, draw) < MAX_RANK
-            assert device_of(helper_number(device, draw)) == device
+        for rank in (0, 1, MAX_WORKERS - 1):
+            for draw in (0, 1, DRAWS - 1):
+                number = helper_number(device, rank, draw)
+                assert MAX_WORKERS <= number < MAX_RANK
+                assert (device_of(number), helped_by(number)) == (device, rank)
 
 
-def test_devices_help_the_ranks_of_a_run_in_turn() -> None:
+def test_devices_help_the_rank_of_a_run_that_has_least() -> None:
     nodes = [with_devices(node("v"), 2), node("w")]
     assert list(helping_actions(nodes, RUNS, set())) == [
         LaunchHelper("v", 0, JOB, 1, FIRST),
@@ -45,10 +49,32 @@ def test_devices_help_the_ranks_of_a_run_in_turn() -> None:
         LaunchHelper("w", 0, JOB, 1, FIRST),
     ]
     assert not list(helping_actions(nodes, {}, set()))
+    measured: HelpedRuns = {(JOB, 1): [replace(FIRST, per_power=3.0), replace(SECOND, per_power=1.0)]}
+    assert [one.helps.rank for one in helping_actions(nodes, measured, set()) if isinstance(one, LaunchHelper)] == [
+        1,
+        1,
+        0,
+    ]
+
+
+def test_one_moves_to_the_rank_that_starves_once_helpers_stay_and_nobody_moves_back() -> None:
+    """1. Three help rank 0, nobody rank 1, whose stage is three times as much work for each sample. 2. As long as
+    helpers come and go nobody moves. 3. Then one does, and says why, and later a second. The
+    third would be missed more than it gains, and so would one that went back."""
+    helping = [node(name, {helper_number(0, 0, draw): worker()}) for draw, name in enumerate("abc")]
+    runs: HelpedRuns = {(JOB, 1): [replace(FIRST, per_power=3.0), replace(SECOND, per_power=1.0)]}
+    assert not list(helping_actions(helping, runs, set()))
+    (move,) = helping_actions(helping, runs, set(), {(JOB, 1)})
+    assert isinstance(move, MoveHelper)
+    assert (move.node, move.device, move.rank, move.stop.ranks) == ("a", 0, 1, (helper_number(0, 0, 0),))
+    assert move.stop.reason.startswith("rank 1 has 1 samples a second of help and rank 0 12:")
+    for count, moves in ((1, 1), (2, 0), (3, 0)):
+        moved = [node(name, {helper_number(0, int(draw < count), draw): worker()}) for draw, name in enumerate("abc")]
+        assert len(list(helping_actions(moved, runs, set(), {(JOB, 1)}))) == moves
 
 
 def test_the_run_with_the_fewest_helpers_comes_first_and_who_helps_stays() -> None:
-    helps = {helper_number(0, 7): worker()}
+    helps = {helper_number(0, 0, 7): worker()}
     runs = {(JOB, 1): [FIRST], ("other", 3): [SECOND]}
     assert list(helping_actions([node("v", helps), node("w")], runs, set())) == [
         LaunchHelper("w", 0, "other", 3, SECOND)
@@ -58,7 +84,7 @@ def test_the_run_with_the_fewest_helpers_comes_first_and_who_helps_stays() -> No
 def test_helpers_of_runs_that_are_over_end_and_ends_are_forgotten() -> None:
     """1. A helper of run 1, which is over. 2. One that ended, on a device that starts another at once. 3. Two on one
     device: the order was repeated, and both came. 4. A volunteer that says it has a rank."""
-    old, dead, kept, surplus = (helper_number(0, draw) for draw in (1, 2, 3, 4))
+    old, dead, kept, surplus = (helper_number(0, 0, draw) for draw in (1, 2, 3, 4))
     nodes = [
         node("old", {old: worker()}, run=1),
         node("dead", {dead: worker(exit=exited(WorkerExitKind.SIGNALLED, -9))}, run=2),
@@ -82,5 +108,5 @@ def test_who_failed_rests() -> None:
 
 
 def test_who_helps_stays_while_a_new_leader_does_not_know_its_rank_yet_and_nobody_else_comes() -> None:
-    helps = {helper_number(0, 7): worker()}
+    helps = {helper_number(0, 0, 7): worker()}
     assert not list(helping_actions([node("v", helps), node("w")], {(JOB, 1): []}, set()))

@@ -1,0 +1,65 @@
+"""Compares what helps each rank of a run, and chooses whom a volunteer helps. Pure.
+
+A run is as fast as the rank whose tasks take longest: in a pipeline the others wait for its stage, among replicas for
+its part of the batch. So who comes helps the rank that has least, and one goes there from where most is, if that makes
+the least clearly more: by less than GAIN nobody moves, so that nobody moves back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+GAIN: Final = 1.25
+"""By so much the least supplied rank has to become faster for a volunteer to move: a start costs it seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class HelpedRank:
+    """A rank that takes help, and where. power: of its own device. per_power: samples a second that a device of power 1
+    adds to it, as measured; 0: not known."""
+
+    rank: int
+    address: str
+    port: int
+    power: float = 1.0
+    per_power: float = 0.0
+
+
+class Supply:
+    """Of the ranks of one run. Powers of those that help are added as they are decided on."""
+
+    def __init__(self, ranks: Sequence[HelpedRank], helpers: Iterable[tuple[int, float]]) -> None:
+        """helpers: of each, whom it helps, and its power."""
+        self._ranks = {one.rank: one for one in ranks}
+        known = all(one.per_power > 0 for one in ranks)
+        self._per_power = {one.rank: one.per_power if known else 1.0 for one in ranks}
+        self._power = {one.rank: one.power for one in ranks}
+        for rank, power in helpers:
+            self._add(rank, power)
+
+    @property
+    def by_rank(self) -> Mapping[int, float]:
+        """Samples a second; powers as long as not all ranks have measured."""
+        return {rank: self._power[rank] * per_power for rank, per_power in self._per_power.items()}
+
+    def take(self, power: float) -> HelpedRank:
+        """Whom one more helps, of those with the least supply the first."""
+        supply = self.by_rank
+        rank = min(supply, key=lambda one: (supply[one], one))
+        self._add(rank, power)
+        return self._ranks[rank]
+
+    def better(self, rank: int, power: float) -> int | None:
+        """Whom one that helps `rank` should help in its place; None: nobody."""
+        supply = self.by_rank
+        least = min(supply, key=lambda one: (supply[one], one))
+        if rank not in supply or rank == least:
+            return None
+        left = supply[rank] - power * self._per_power[rank]
+        more = supply[least] + power * self._per_power[least]
+        return least if min(left, more) > GAIN * supply[least] else None
+
+    def _add(self, rank: int, power: float) -> None:
+        if rank in self._power:
+            self._power[rank] += power
