@@ -36,7 +36,7 @@ def test_volunteers_help_both_stages_are_killed_and_vanish_and_each_sample_count
     cluster.wait_for(job, "a volunteer for each stage", lambda j: helped_ranks(j) == [0, 1])
     killed = helpers(cluster, "friend-1")[0]
     kill(killed.pid)
-    wait_until("another helper", lambda: any(one.pid != killed.pid for one in helpers(cluster, "friend-1")), 30)
+    wait_until("another helper", lambda: any(one.pid != killed.pid for one in helpers(cluster, "friend-1")), 90)
     cluster.wait_for(job, "two volunteers again", lambda j: volunteers(j) == 2)
     for name in ("friend-1", "friend-2"):
         cluster.kill(name)
