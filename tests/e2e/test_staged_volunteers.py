@@ -34,6 +34,7 @@ def test_volunteers_help_both_stages_are_killed_and_vanish_and_each_sample_count
     cluster.wait_for_nodes(4)
     job = helped(cluster, out, workers=(2, 2), strategy_settings=STAGES)
     cluster.wait_for(job, "a volunteer for each stage", lambda j: helped_ranks(j) == [0, 1])
+    assert re.search(r"volunteer friend-\d/0 of rank [01]: ", told(cluster, "status", job))
     killed = helpers(cluster, "friend-1")[0]
     kill(killed.pid)
     wait_until("another helper", lambda: any(one.pid != killed.pid for one in helpers(cluster, "friend-1")), 90)
@@ -47,7 +48,6 @@ def test_volunteers_help_both_stages_are_killed_and_vanish_and_each_sample_count
     hurry(out)
     ended = cluster.wait_for_end(job)
     assert (ended.phase, ended.run, ended.restarts) == (pb.PHASE_DONE, 1, 0), cluster.story(job)
-    assert re.search(r"volunteer friend-\d/0 of rank [01]: ", told(cluster, "status", job))
     assert losses(out) == losses(out, rank=1)
     each_sample_counted_once(losses(out), alone)
     assert losses(out) == pytest.approx(alone, rel=1e-5, abs=1e-6)
