@@ -100,7 +100,7 @@ class Island:
         self.task = Task(SIZES[options.size], options.seed)
         self.model = self.task.model
         for parameter in self.model.parameters():
-            parameter.grad = None  # the race's own, of one vector
+            parameter.grad, parameter.data = None, parameter.data.clone()  # the race's are of one vector
         part = shards("P1", options.islands, options.seed)[options.island]
         self._batches = Batches(part, self.task.size, options.seed, options.island)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK, betas=(0.9, 0.95), weight_decay=0.1)

@@ -48,7 +48,7 @@ class LocalStepsController:
             return None
         now = float(given.current.strategy_params.get("density", self._settings.density))
         decision = EXCHANGE_DENSITY.decide(asked)
-        if not _moves(asked, now, decision.plan):
+        if not moves(asked, now, decision.plan):
             return None
         now_s = expected_step_s(ranks, [rank.compute_s for rank in ranks])
         then_s = now_s + asked.exchange_s / asked.every * (decision.plan.density - now)
@@ -84,7 +84,7 @@ class LocalStepsController:
         )
 
 
-def _moves(asked: ExchangeDensityInput, now: float, planned: ExchangeDensityPlan) -> bool:
+def moves(asked: ExchangeDensityInput, now: float, planned: ExchangeDensityPlan) -> bool:
     """Whether the present density fills links too little or too much, or costs devices too much."""
     if max(now, planned.density) < MOVED * min(now, planned.density):
         return False

@@ -12,6 +12,7 @@ from atoll.agent.runtime.api.session import Session
 from atoll.agent.runtime.staging import CopyStream, CudaCopyStream
 from atoll.errors import DeadlineExceeded, PeerLost
 from atoll.kernels.exchange_engine import ExchangeEngine
+from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.layout import Layer, zeros
 from atoll.strategies.shared_masters.offload import Offload
 from atoll.strategies.shared_masters.options import ExchangeOptions
@@ -21,8 +22,9 @@ from atoll.strategies.shared_masters.owners import shared_out
 class LayerExchange:
     """`start` once, then all else; `close` at any time."""
 
-    def __init__(self, layers: Sequence[Layer], deadline_s: float) -> None:
-        self.layers, self.deadline_s = layers, deadline_s
+    def __init__(self, tensors: Sequence[EngineTensor], deadline_s: float) -> None:
+        self.tensors, self.deadline_s = tensors, deadline_s
+        self.layers = sorted((layer for one in tensors for layer in one.layers), key=lambda layer: layer.order)
         self._engine: ExchangeEngine | None = None
         self._offload: Offload | None = None
         self._stream: CopyStream | None = None
@@ -39,7 +41,7 @@ class LayerExchange:
         return self._engine
 
     def start(self, session: Session, options: ExchangeOptions, islands: Sequence[Sequence[int]]) -> None:
-        """islands: ranks, each once. Layers get their numbers, turns and owners."""
+        """islands: ranks, each once. Tensors get their numbers, turns and owners."""
         rank = session.place.rank
         self._engine = engine = ExchangeEngine(
             rank=rank,
@@ -58,27 +60,27 @@ class LayerExchange:
         self._every = options.every
         self.leads = not options.owners or any(ranks[0] == rank for ranks in islands)
         owned = options.owners and session.place.world_size > 1
-        entries = [layer.master.numel() for layer in self.layers]
+        entries = [tensor.master.numel() for tensor in self.tensors]
         routes = shared_out(entries, options.every, len(islands))
-        for layer, (turn, owner) in zip(self.layers, routes, strict=True):
-            layer.turn = turn
-            if owned and islands[owner][0] == rank:
-                layer.owner_sum = zeros(layer.master.numel())
-            layer.number = engine.add_tensor(
+        for tensor, (turn, owner) in zip(self.tensors, routes, strict=True):
+            owner_sum = zeros(tensor.master.numel()) if owned and islands[owner][0] == rank else None
+            layer = tensor.layers[0]  # of several none has a residual or moments here
+            number = engine.add_tensor(
                 order=layer.order,
                 rule=layer.rule,
-                master=layer.master,
+                master=tensor.master,
                 residual=layer.residual,
                 first=layer.first,
                 second=layer.second,
                 last_step=layer.last_step,
-                live=layer.live if layer.on_cpu and self.leads else None,
+                live=tensor.live if tensor.on_cpu and self.leads else None,
                 group=layer.group,
                 turn=turn,
                 owner=owner if owned else None,
-                owner_sum=layer.owner_sum,
+                owner_sum=owner_sum,
             )
-        sizes = [layer.parameter.nbytes for layer in self.layers if self.leads and not layer.on_cpu]
+            tensor.given(number, owner_sum, turn)
+        sizes = [tensor.live.nbytes for tensor in self.tensors if self.leads and not tensor.on_cpu]
         if sizes:
             self._stream = CudaCopyStream(session.device)
             self._offload = Offload(self._stream, sizes, lambda one: self._await_engine([one]))
@@ -87,14 +89,16 @@ class LayerExchange:
         """The first sync round after this one in which it is the layer's turn."""
         return sync_round + 1 + (layer.turn - sync_round - 1) % self._every
 
-    def on_cpu(self, layer: Layer) -> bool:
-        """Whether the engine reads this layer where it lies."""
-        return self._offload is None or layer.on_cpu
+    def on_cpu(self, one: Layer | EngineTensor) -> bool:
+        """Whether the engine reads it where it lies."""
+        return self._offload is None or one.on_cpu
 
-    def copy_from_gpu(self, layer: Layer, flat: torch.Tensor, compress: Callable[[torch.Tensor], None]) -> None:
-        """Of a layer that is not `on_cpu`: as Offload.submit."""
+    def copy_from_gpu(
+        self, one: Layer | EngineTensor, flat: torch.Tensor, compress: Callable[[torch.Tensor], None]
+    ) -> None:
+        """Of what is not `on_cpu`: as Offload.submit."""
         assert self._offload is not None
-        self._offload.submit(layer.number, flat, compress)
+        self._offload.submit(one.number, flat, compress)
 
     def on_device(self, layer: Layer, work: Callable[[], None]) -> None:
         """Of a layer that is not `on_cpu`: call `work` on the thread of copies, with their stream current and all that
@@ -109,22 +113,30 @@ class LayerExchange:
 
         self._offload.run(layer.number, begin)
 
-    def set_live(self, layer: Layer, residual: torch.Tensor | None, weight: float) -> None:
-        """Exchanging updates: the layer's own weights become those of a rank that has not sent `residual`, float32 [N]
-        on the CPU, yet, None: nothing, and whose updates count `weight` in the masters. With nothing on the way."""
+    def set_live(self, tensor: EngineTensor, residual: torch.Tensor | None, weight: float) -> None:
+        """Exchanging updates: its own weights become those of a rank that has not sent `residual`, float32 [N] on the
+        CPU, yet, None: nothing, and whose updates count `weight` in the masters. With nothing on the way."""
         if not self.leads:
-            layer.live.copy_(layer.master)  # its leader's come
-        elif layer.on_cpu:
-            self.engine.set_live(layer.number, residual, weight, None)
+            tensor.live.copy_(tensor.master)  # its leader's come
+        elif tensor.on_cpu:
+            self.engine.set_live(tensor.number, residual, weight, None)
         else:
-            live = torch.empty_like(layer.live, device="cpu")
-            self.engine.set_live(layer.number, residual, weight, live)
-            layer.live.copy_(live)
+            live = torch.empty_like(tensor.live, device="cpu")
+            self.engine.set_live(tensor.number, residual, weight, live)
+            tensor.live.copy_(live)
 
-    def await_masters(self, layers: Sequence[Layer], number: int) -> None:
-        """Of a rank that does not lead: until those of these layers are at sync round `number`. Raises PeerLost."""
+    def read_residual(self, tensor: EngineTensor) -> torch.Tensor:
+        """Exchanging updates: what this rank's weights are ahead of the masters and was not sent, float32 [N]; zeros
+        where another sends."""
+        residual = torch.zeros_like(tensor.master)
+        if self.leads:
+            self.engine.read_residual(tensor.number, None if tensor.on_cpu else tensor.live.cpu(), residual)
+        return residual
+
+    def await_masters(self, tensors: Sequence[EngineTensor], number: int) -> None:
+        """Of a rank that does not lead: until those of these tensors are at sync round `number`. Raises PeerLost."""
         try:
-            self.engine.changes([layer.number for layer in layers], number, self.deadline_s)
+            self.engine.changes([tensor.number for tensor in tensors], number, self.deadline_s)
         except DeadlineExceeded as error:
             raise PeerLost(str(error)) from error
 

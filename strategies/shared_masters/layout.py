@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,7 +34,8 @@ class Layer:
     second: torch.Tensor | None
     last_step: torch.Tensor | None  # [blocks]: the update that touched a block last; None: moments are left as they are
     device_residual: torch.Tensor | None = None  # on its device, where blocks are chosen there: added to `residual`
-    number: int = field(default=-1)  # in the exchange engine
+    number: int = field(default=-1)  # of the exchange engine's tensor
+    at: int = 0  # its first entry in the exchange engine's tensor, which holds others too where they are small
     turn: int = 0  # the sync rounds in which it is exchanged, modulo `ExchangeOptions.every`
     owner_sum: torch.Tensor | None = None  # where this rank owns it: what masters are behind the ranks' sums by
 
@@ -57,10 +58,6 @@ class Layer:
         """The whole residual, on the CPU."""
         assert self.residual is not None
         return self.residual if self.device_residual is None else self.residual + self.device_residual.cpu()
-
-    def k_blocks(self, share: float) -> int:
-        """So many of its blocks, 1 at least."""
-        return max(1, round(share * self.blocks)) if share < 1 else self.blocks
 
     def shaped(self, flat: torch.Tensor) -> torch.Tensor:
         """A view of `flat` with the parameter's shape and order in memory."""
@@ -122,15 +119,3 @@ def zeros(entries: int) -> torch.Tensor:
     zeros = torch.zeros(entries)
     use_huge_pages(zeros)
     return zeros
-
-
-def own_module_layers(model: nn.Module, layers: Sequence[Layer]) -> list[tuple[nn.Module, list[Layer]]]:
-    """Each module with the layers it holds itself, where it holds any."""
-    by_parameter: Mapping[int, Layer] = {id(layer.parameter): layer for layer in layers}
-    found = []
-    for module in model.modules():
-        own = [id(one) for one in module._parameters.values() if one is not None]
-        held = [by_parameter[one] for one in own if one in by_parameter]
-        if held:
-            found.append((module, held))
-    return found

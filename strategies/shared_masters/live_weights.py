@@ -9,15 +9,15 @@ from typing import Any
 from torch import nn
 
 from atoll.errors import AtollError, DeadlineExceeded, PeerLost
+from atoll.strategies.shared_masters.engine_tensors import EngineTensor, own_module_tensors
 from atoll.strategies.shared_masters.exchange import LayerExchange
-from atoll.strategies.shared_masters.layout import Layer, own_module_layers
 from atoll.strategies.shared_masters.measures import Tally
 from atoll.strategies.shared_masters.publication import add_blocks, write_blocks
 
 
 class LiveWeights:
-    """Each module's forward pre-hook brings its own layers level, once between two boundaries. A layer that is used
-    without its own module's forward pass is brought level at the boundary."""
+    """Each module's forward pre-hook brings the tensors of its own layers level, once between two boundaries. A tensor
+    that is used without such a module's forward pass is brought level at the boundary."""
 
     def __init__(
         self,
@@ -33,24 +33,24 @@ class LiveWeights:
         round that a forward pass must have. lost: is told of a peer that is gone, inside a forward pass."""
         self._exchange, self._tally, self._additive = exchange, tally, additive
         self._required, self._lost = required, lost
-        self._level: set[int] = set()  # layers that were brought level since the boundary
+        self._level: set[int] = set()  # tensors that were brought level since the boundary
         self._unhooked: set[int] = set()
         self._hooks = [
             module.register_forward_pre_hook(partial(self._before_forward, held))
-            for module, held in own_module_layers(model, exchange.layers)
+            for module, held in own_module_tensors(model, exchange.tensors)
         ]
 
     def backward_begins(self) -> None:
         """What no forward pass asked for until now has no hook that would."""
-        self._unhooked.update(layer.number for layer in self._exchange.layers if layer.number not in self._level)
+        self._unhooked.update(one.number for one in self._exchange.tensors if one.number not in self._level)
 
     def boundary(self, *, wait_for: int | None) -> None:
-        """wait_for: bring all layers to this sync round. Raises PeerLost."""
+        """wait_for: bring all tensors to this sync round. Raises PeerLost."""
         self._level.clear()
         if wait_for is not None:
-            self.bring_level(self._exchange.layers, wait_for)
+            self.bring_level(self._exchange.tensors, wait_for)
         elif self._unhooked:
-            unhooked = [layer for layer in self._exchange.layers if layer.number in self._unhooked]
+            unhooked = [one for one in self._exchange.tensors if one.number in self._unhooked]
             self.bring_level(unhooked, self._required())
 
     def close(self) -> None:
@@ -58,39 +58,39 @@ class LiveWeights:
             hook.remove()
         self._hooks = []
 
-    def _before_forward(self, held: Sequence[Layer], module: nn.Module, inputs: Any) -> None:
-        missing = [layer for layer in held if layer.number not in self._level]
+    def _before_forward(self, held: Sequence[EngineTensor], module: nn.Module, inputs: Any) -> None:
+        missing = [one for one in held if one.number not in self._level]
         if missing:
             try:
                 self.bring_level(missing, self._required())
             except PeerLost as error:
                 self._lost(error)
 
-    def bring_level(self, layers: Sequence[Layer], number: int) -> None:
+    def bring_level(self, tensors: Sequence[EngineTensor], number: int) -> None:
         """To sync round `number` at least; a newer one is taken if it is there. Raises PeerLost."""
         self._exchange.check_copies()
-        on_cpu = [layer for layer in layers if layer.on_cpu]
+        on_cpu = [one for one in tensors if one.on_cpu]
         try:
             if on_cpu:
                 _, fresh, waited_s = self._exchange.engine.fetch(
-                    [layer.number for layer in on_cpu], number, self._exchange.deadline_s
+                    [one.number for one in on_cpu], number, self._exchange.deadline_s
                 )
-                self._tally.fetched([layer.name for layer in on_cpu], fresh, waited_s)
-            if off_cpu := [layer for layer in layers if not layer.on_cpu]:
+                self._tally.fetched([one.name for one in on_cpu], fresh, waited_s)
+            if off_cpu := [one for one in tensors if not one.on_cpu]:
                 self._take_changes(off_cpu, number)
         except DeadlineExceeded as error:
             raise PeerLost(str(error)) from error
-        self._level.update(layer.number for layer in layers)
+        self._level.update(one.number for one in tensors)
 
-    def _take_changes(self, layers: Sequence[Layer], number: int) -> None:
+    def _take_changes(self, tensors: Sequence[EngineTensor], number: int) -> None:
         """Into weights that are not in the CPU's memory."""
-        numbers = [layer.number for layer in layers]
+        numbers = [one.number for one in tensors]
         if self._additive:
             # A copy that was taken before the others' part is in the weights must be compared before it is.
             self._exchange.await_selected(numbers)
         waited_s, changes = self._exchange.engine.changes(numbers, number, self._exchange.deadline_s)
         fresh = sum(change.version > number for change in changes)
-        self._tally.fetched([layer.name for layer in layers], fresh, waited_s)
+        self._tally.fetched([one.name for one in tensors], fresh, waited_s)
         publish = add_blocks if self._additive else write_blocks
-        for layer, change in zip(layers, changes, strict=True):
-            publish(layer.live, change.index, change.values)
+        for one, change in zip(tensors, changes, strict=True):
+            publish(one.live, change.index, change.values)

@@ -18,8 +18,8 @@ from atoll.agent.runtime.step.optimizers.as_one import as_one
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.channel import LINGER_S
 from atoll.strategies.declaration import PlanParameters
+from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.exchange import LayerExchange
-from atoll.strategies.shared_masters.layout import Layer
 from atoll.strategies.shared_masters.live_weights import LiveWeights
 from atoll.strategies.shared_masters.measures import Tally
 from atoll.strategies.shared_masters.options import Density, ExchangeOptions
@@ -41,7 +41,7 @@ class MastersUpdate(ABC):
         context: WorkerContext,
         options: ExchangeOptions,
         density: DensityOf,
-        layers: list[Layer],
+        tensors: Sequence[EngineTensor],
         place: ResidualPlace,
     ) -> None:
         """density: how much is sent, as a plan's parameters say. place: of this rank's residuals."""
@@ -49,15 +49,15 @@ class MastersUpdate(ABC):
         self._session, self._optimizer = context.session, as_one(context.optimizers)
         self._model, self._options, self._density_of = context.model, options, density
         self._replica: Replica | None = None  # this rank's island, where it has mates and each step is exact
-        self._layers = layers
         self.lag = options.staleness
         self._round = 0  # sync rounds that this rank put everything into
         self._first_step = 0
         self._share = 1.0  # of this rank, of a whole batch
         self._open = self._muted = False  # muted: a rehearsal: nothing of it is exchanged
-        self._exchange = LayerExchange(layers, context.session.collective_timeout_s)
+        self._exchange = LayerExchange(tensors, context.session.collective_timeout_s)
+        self._tensors, self._layers = tensors, self._exchange.layers
         shared = 0 if context.session.device.type == "cuda" else max(1, torch.get_num_threads())
-        self.tally = Tally([layer.name for layer in layers], self._take_counts, shared, options.every)
+        self.tally = Tally([tensor.name for tensor in tensors], self._take_counts, shared, options.every)
         self.state = MastersState(context.session, self._exchange, self._optimizer, place, lambda: self._ordered)
         self._weights: LiveWeights | ReplicaWeights = LiveWeights(
             context.model,
@@ -114,8 +114,7 @@ class MastersUpdate(ABC):
             self._begin_replica(self._replica)
         resumed = origin if "versions" in shared else None
         self._adopt_residuals(self.state.take_over_residuals(resumed) if resumed is not None else [])
-        names = [layer.name for layer in self._layers]
-        self._channel.connect(self._exchange.engine, names)
+        self._channel.connect(self._exchange.engine, [tensor.name for tensor in self._tensors])
 
     def _begin_replica(self, replica: Replica) -> None:
         """In place of the hooks of a rank that is alone in its island. Collective."""
@@ -181,8 +180,8 @@ class MastersUpdate(ABC):
     def _set_density(self, density: Density) -> None:
         if density != self._density:
             self._density, self.tally.sparsity = density, density.sparsity
-            self._k_blocks = [layer.k_blocks(density.sent) for layer in self._layers]
-            self._owner_blocks = [layer.k_blocks(density.returned) for layer in self._layers]
+            self._k_blocks = [tensor.k_blocks(density.sent) for tensor in self._tensors]
+            self._owner_blocks = [tensor.k_blocks(density.returned) for tensor in self._tensors]
 
     def _take_counts(self) -> Mapping[str, float]:
         return self._exchange.engine.take_stats()._asdict()

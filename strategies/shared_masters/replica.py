@@ -111,14 +111,14 @@ class ReplicaWeights:
         """As LiveWeights.boundary; collective in the island."""
         begin, self._at = self._at, self._required() if wait_for is None else wait_for
         turns = {number % self._every for number in range(begin + 1, self._at + 1)}
-        due = [layer for layer in self._exchange.layers if layer.turn in turns]
+        due = [tensor for tensor in self._exchange.tensors if tensor.turn in turns]
         if not due:
             return
         if self._exchange.leads:
             self._weights.bring_level(due, self._at)
         else:
             self._exchange.await_masters(due, self._at)
-        self._replica.level([layer.live for layer in due])
+        self._replica.level([tensor.live for tensor in due])
 
     def close(self) -> None: ...
 

@@ -33,8 +33,9 @@ from atoll.agent.runtime.checkpoints.disk.transfer import LoadedCheckpoint
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.agent.runtime.transport.frames import Kind
 from atoll.errors import CheckpointError
+from atoll.kernels.compress import BLOCK_ENTRIES
 from atoll.kernels.exchange_engine import RecentPart
-from atoll.strategies.shared_masters.layout import Layer
+from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.publication import add_blocks
 from atoll.v1.common_pb2 import LEVEL_WARNING
 
@@ -66,11 +67,12 @@ class FlushLog:
         self._between = threading.Lock()  # a layer is between two flushes
 
     @contextmanager
-    def flushing(self, layer: str, given: torch.Tensor) -> Iterator[None]:
-        """Inside, masters and weights of this layer change."""
+    def flushing(self, given: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Inside, masters and weights of these layers change."""
         with self._between:
-            self.given[layer] = given
-            self.counts[layer] += 1
+            self.given.update(given)
+            for layer in given:
+                self.counts[layer] += 1
             yield
 
     def everywhere(self) -> None:
@@ -102,19 +104,25 @@ class _Contained:
     ]  # the last sync round that is there or in its owner's sum: later parts are residuals again
 
 
-def as_rows(layers: Sequence[Layer], parts: Sequence[RecentPart]) -> list[dict[str, Any]]:
-    """Parts that were sent, as a checkpoint holds them."""
-    names = {layer.number: layer.name for layer in layers}
-    return [
-        {
-            "total": part.kind == Kind.FROM_OWNER,
-            "pass": part.sync_round,
-            "name": names[part.tensor],
-            "index": torch.from_numpy(part.index.astype(np.int32)),
-            "values": torch.from_numpy(part.values),
-        }
-        for part in parts
-    ]
+def as_rows(tensors: Sequence[EngineTensor], parts: Sequence[RecentPart]) -> list[dict[str, Any]]:
+    """Parts that were sent, as a checkpoint holds them: by layer."""
+    layers = {tensor.number: tensor.layers for tensor in tensors}
+    rows = []
+    for part in parts:
+        for layer in layers[part.tensor]:
+            first = layer.at // BLOCK_ENTRIES
+            begin, end = np.searchsorted(part.index, (first, first + layer.blocks))
+            if begin == end:
+                continue
+            row = {
+                "total": part.kind == Kind.FROM_OWNER,
+                "pass": part.sync_round,
+                "name": layer.name,
+                "index": torch.from_numpy((part.index[begin:end] - first).astype(np.int32)),
+                "values": torch.from_numpy(part.values[begin:end]),
+            }
+            rows.append(row)
+    return rows
 
 
 def pack(

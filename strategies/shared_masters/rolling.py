@@ -18,6 +18,7 @@ import torch
 
 from atoll.agent.runtime.step.state.durable import OWNER_SUM, Bytes, Floats, Part
 from atoll.errors import DeadlineExceeded, PeerLost
+from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.exchange import LayerExchange
 from atoll.strategies.shared_masters.layout import Layer
 
@@ -33,7 +34,7 @@ class RollingMasters:
     def __init__(self, exchange: LayerExchange, newest: Callable[[], int], place: ResidualPlace) -> None:
         """newest: the sync round that this rank put everything into."""
         self._exchange, self._newest, self._place = exchange, newest, place
-        self._layers = exchange.layers
+        self._layers, self._tensors = exchange.layers, exchange.tensors
         self._number = 0
         self._residuals: Mapping[str, Floats] = {}
         self._on_devices: dict[str, Floats] = {}  # of residuals, as they were captured, until they are added
@@ -62,31 +63,26 @@ class RollingMasters:
         by_name: dict[str, list[Part]] = {}
         for part in parts:
             by_name.setdefault(part.name, []).append(part)
-        for layer in self._layers:
-            ranges: list[tuple[Bytes, Bytes]] = []
-            for kind, tensor in _buffers(layer).items():
-                wanted = by_name.get(f"{kind}.{layer.name}", [])
-                ranges += [(tensor.view(torch.uint8).numpy()[one.begin : one.end], one.into) for one in wanted]
-            if layer.owner_sum is not None:
-                into = residuals[f"{OWNER_SUM}{layer.name}"].view(np.uint8)
-                ranges.append((layer.owner_sum.view(torch.uint8).numpy(), into))
-            self._exchange.engine.snapshot(self._number, layer.number, ranges)
+        for tensor in self._tensors:
+            ranges = [one for layer in tensor.layers for one in _ranges(layer, by_name, residuals)]
+            self._exchange.engine.snapshot(self._number, tensor.number, ranges)
         if self._place == "engine":
-            self._capture_residuals(self._layers)
+            for layer in self._layers:
+                self._exchange.engine.snapshot_residual(self._number, layer.number, None, residuals[layer.name])
             self._on_devices = {
                 layer.name: layer.device_residual.cpu().numpy()
                 for layer in self._layers
                 if layer.device_residual is not None
             }
-        elif self._place == "live" and self._exchange.leads and not all(layer.on_cpu for layer in self._layers):
+        elif self._place == "live" and self._exchange.leads and not all(one.on_cpu for one in self._tensors):
             # Before a forward pass brings others' parts into weights that are not in the CPU's memory.
             self._exchange.engine.await_compressed(self._exchange.deadline_s)
-            self._capture_residuals([layer for layer in self._layers if not layer.on_cpu])
+            self._capture_residuals([one for one in self._tensors if not one.on_cpu])
 
     def read(self) -> None:
         if self._place == "live" and self._exchange.leads:
             self._exchange.engine.await_compressed(self._exchange.deadline_s)
-            self._capture_residuals([layer for layer in self._layers if layer.on_cpu])
+            self._capture_residuals([one for one in self._tensors if one.on_cpu])
 
     def wait(self, stopped: Callable[[], bool]) -> bool:
         ends_s = time.monotonic() + self._exchange.deadline_s
@@ -112,12 +108,32 @@ class RollingMasters:
             self._await_snapshot(self._exchange.deadline_s)
 
     def _await_snapshot(self, deadline_s: float) -> None:
-        self._exchange.engine.await_snapshot([layer.number for layer in self._layers], self._number, deadline_s)
+        self._exchange.engine.await_snapshot([one.number for one in self._tensors], self._number, deadline_s)
 
-    def _capture_residuals(self, layers: Sequence[Layer]) -> None:
-        for layer in layers:
-            live = None if self._place == "engine" or layer.on_cpu else layer.live.cpu()
-            self._exchange.engine.snapshot_residual(self._number, layer.number, live, self._residuals[layer.name])
+    def _capture_residuals(self, tensors: Sequence[EngineTensor]) -> None:
+        """Of live weights."""
+        for tensor in tensors:
+            live = None if tensor.on_cpu else tensor.live.cpu()
+            alone = tensor.joined is None
+            into = self._residuals[tensor.name] if alone else np.empty(tensor.master.numel(), np.float32)
+            self._exchange.engine.snapshot_residual(self._number, tensor.number, live, into)
+            if not alone:
+                for layer, part in tensor.parts(torch.from_numpy(into)):
+                    self._residuals[layer.name][:] = part.numpy()
+
+
+def _ranges(
+    layer: Layer, wanted: Mapping[str, Sequence[Part]], residuals: Mapping[str, Floats]
+) -> list[tuple[Bytes, Bytes]]:
+    """What is copied of a layer, and where to. wanted: by name."""
+    ranges: list[tuple[Bytes, Bytes]] = []
+    for kind, tensor in _buffers(layer).items():
+        content = tensor.view(torch.uint8).numpy()
+        ranges += [(content[one.begin : one.end], one.into) for one in wanted.get(f"{kind}.{layer.name}", [])]
+    if layer.owner_sum is not None:
+        into = residuals[f"{OWNER_SUM}{layer.name}"].view(np.uint8)
+        ranges.append((layer.owner_sum.view(torch.uint8).numpy(), into))
+    return ranges
 
 
 def _buffers(layer: Layer) -> dict[str, torch.Tensor]:

@@ -14,7 +14,6 @@ from atoll.agent.runtime.step.optimizers.as_one import OptimizerState
 from atoll.agent.runtime.step.state.durable import Origin, OwnState
 from atoll.strategies.shared_masters import residuals
 from atoll.strategies.shared_masters.exchange import LayerExchange
-from atoll.strategies.shared_masters.layout import Layer
 from atoll.strategies.shared_masters.residuals import FlushLog, OwnerSums
 from atoll.strategies.shared_masters.rolling import ResidualPlace, RollingMasters
 
@@ -55,7 +54,7 @@ class MastersState:
     def shared(self) -> Mapping[str, torch.Tensor]:
         shared = {
             "updates": torch.tensor(self.updates),
-            "versions": torch.tensor(self._exchange.engine.versions()),
+            "versions": torch.tensor(list(self._versions().values())),
             "flushes": torch.tensor(list(self.flushes.counts.values())),
         }
         for layer in self._exchange.layers:
@@ -69,10 +68,10 @@ class MastersState:
         directory = self._session.checkpoint.directory
         if directory is None or self._place == "none":
             return None
-        layers, engine = self._exchange.layers, self._exchange.engine
-        parts = residuals.as_rows(layers, engine.recent_parts())
+        parts = residuals.as_rows(self._exchange.tensors, self._exchange.engine.recent_parts())
         optimizer = self._optimizer.state_dict() if self._place == "live" else None
-        versions = {layer.name: version for layer, version in zip(layers, engine.versions(), strict=True)}
+        versions = self._versions()
+        layers = self._exchange.layers
         following = {layer.name: self._exchange.exchanged_after(layer, versions[layer.name]) for layer in layers}
         sums = OwnerSums(self.owner_sums(), versions, following)
         packed = residuals.pack(self.residuals(), parts, sums, optimizer, self.flushes, copy=copy)
@@ -93,7 +92,11 @@ class MastersState:
         if not self._exchange.leads:
             return {}
         if self._place == "live":
-            return {layer.name: self.residual(layer) for layer in self._exchange.layers}
+            found: dict[str, torch.Tensor] = {}
+            for tensor in self._exchange.tensors:
+                parts = tensor.parts(self._exchange.read_residual(tensor))
+                found |= {layer.name: part for layer, part in parts}
+            return found
         self._exchange.await_copies()  # that change residuals on devices
         return {layer.name: layer.kept() for layer in self._exchange.layers if layer.residual is not None}
 
@@ -101,13 +104,10 @@ class MastersState:
         """What masters are behind the ranks' sums by, of layers that this rank owns; float32 [N]."""
         return {layer.name: layer.owner_sum for layer in self._exchange.layers if layer.owner_sum is not None}
 
-    def residual(self, layer: Layer) -> torch.Tensor:
-        """Of live weights: what this rank's are ahead of the master and was not sent; zeros where another sends."""
-        if not self._exchange.leads:
-            return torch.zeros_like(layer.master)
-        residual = torch.empty_like(layer.master)
-        self._exchange.engine.read_residual(layer.number, None if layer.on_cpu else layer.live.cpu(), residual)
-        return residual
+    def _versions(self) -> Mapping[str, int]:
+        """The last sync round of each layer's master."""
+        versions = self._exchange.engine.versions()
+        return {layer.name: versions[layer.number] for layer in self._exchange.layers}
 
     def take_over_masters(self, shared: Mapping[str, torch.Tensor]) -> None:
         """shared: of a checkpoint, or empty: then masters begin as the live weights are."""

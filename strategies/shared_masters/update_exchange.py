@@ -25,6 +25,7 @@ from atoll.agent.runtime.step.backward.gradient_passes import refuse_sparse
 from atoll.agent.runtime.step.capabilities import Norms, Pass, WorkerContext
 from atoll.agent.runtime.step.state.durable import OwnState
 from atoll.errors import BadInput
+from atoll.strategies.shared_masters.engine_tensors import PER_OWNER, EngineTensor, joined
 from atoll.strategies.shared_masters.layout import Layer, lay_out_for_updates
 from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate
 from atoll.strategies.shared_masters.options import ExchangeOptions
@@ -38,7 +39,11 @@ class UpdateExchange(MastersUpdate):
 
     def __init__(self, context: WorkerContext, options: ExchangeOptions, density: DensityOf) -> None:
         """Raises BadInput for what cannot be trained so."""
-        super().__init__(context, options, density, lay_out_for_updates(context.model), "live")
+        session = context.session
+        owners = session.place.world_size if options.owners else 1  # at most
+        layers = lay_out_for_updates(context.model)
+        tensors = joined(context.model, layers, PER_OWNER * owners * options.every)
+        super().__init__(context, options, density, tensors, "live")
         self._factor = 1.0  # of this pass's gradients
         self._accumulated = False  # a pass since the last update
         self._updated = False  # since the last sync round
@@ -52,17 +57,20 @@ class UpdateExchange(MastersUpdate):
         self._adopt_sums(states)
         held = [state.residual for state in states if state.residual]
         found = bool(held) if self._replica is None else self._replica.any(bool(held))
-        for layer in self._layers:
-            residual = sum((one[layer.name] for one in held), torch.zeros_like(layer.master)) if found else None
-            if residual is not None and self._replica is not None:
-                self._replica.sum(residual)  # whoever of the island took it over
-            self._exchange.set_live(layer, residual, self._share)
+        for tensor in self._tensors:
+            residual = torch.zeros_like(tensor.master) if found else None
+            if residual is not None:
+                for layer, part in tensor.parts(residual):
+                    part.copy_(sum((one[layer.name] for one in held), torch.zeros_like(part)))
+                if self._replica is not None:
+                    self._replica.sum(residual)  # whoever of the island took it over
+            self._exchange.set_live(tensor, residual, self._share)
         for state in states:
             if state.rank == self._session.place.rank and state.optimizer is not None:
                 self._optimizer.load_state_dict(dict(state.optimizer))
         if self._replica is not None:
             self._replica.level_optimizer(self._optimizer)
-            self._replica.level([layer.live for layer in self._layers])
+            self._replica.level([tensor.live for tensor in self._tensors])
 
     def _adopt_sums(self, states: Sequence[OwnState]) -> None:
         """Where every rank has those of the very layers that it owns, it goes on with them; else the masters take all
@@ -89,20 +97,20 @@ class UpdateExchange(MastersUpdate):
         """Send all residuals and what owners still keep, in full: the model that is left is the same on every rank."""
         self.state.rolling().finish_capture()
         group, flushes = self._session.group, self.state.flushes
-        for layer in self._layers:
-            given = self.state.residual(layer)
-            if layer.owner_sum is not None:
-                given += layer.owner_sum
+        for tensor in self._tensors:
+            given = self._exchange.read_residual(tensor)
+            if tensor.owner_sum is not None:
+                given += tensor.owner_sum
             together = given.clone()
             if group is not None:
                 group.sum_in_place(together, "sending residuals")
-            with flushes.flushing(layer.name, given):
-                layer.master -= together
-                if layer.owner_sum is not None:
-                    layer.owner_sum.zero_()
-                self._exchange.set_live(layer, None, self._share)
+            with flushes.flushing({layer.name: part for layer, part in tensor.parts(given)}):
+                tensor.master -= together
+                if tensor.owner_sum is not None:
+                    tensor.owner_sum.zero_()
+                self._exchange.set_live(tensor, None, self._share)
         if self._replica is not None:
-            self._replica.level([layer.live for layer in self._layers])
+            self._replica.level([tensor.live for tensor in self._tensors])
         if group is not None:
             group.barrier()  # now nobody can go on from a state without it
         flushes.everywhere()
@@ -156,9 +164,9 @@ class UpdateExchange(MastersUpdate):
         self.state.updates += 1
         self._accumulated = False
         self._exchange.engine.sum_updates(self._round, self._share, self._k_blocks, self._owner_blocks)
-        for layer in self._layers:
-            if not self._exchange.on_cpu(layer) and self._round % self._options.every == layer.turn:
-                self._exchange.copy_from_gpu(layer, layer.live, self._later(layer))
+        for tensor in self._tensors:
+            if not self._exchange.on_cpu(tensor) and self._round % self._options.every == tensor.turn:
+                self._exchange.copy_from_gpu(tensor, tensor.live, self._later(tensor))
 
     def clip(self, max_norm: float) -> bool:
         return False  # torch's own, of this rank's gradient
@@ -176,6 +184,6 @@ class UpdateExchange(MastersUpdate):
         """Of a whole batch, that this rank's island has where it is a replica."""
         return batch.share if self._replica is None else self._replica.share(batch.shares)
 
-    def _later(self, layer: Layer) -> Callable[[torch.Tensor], None]:
-        number, share, k_blocks = self._round, self._share, self._k_blocks[layer.order]
-        return lambda copied: self._exchange.engine.compress_live(number, layer.number, copied, share, k_blocks)
+    def _later(self, tensor: EngineTensor) -> Callable[[torch.Tensor], None]:
+        number, share, k_blocks = self._round, self._share, self._k_blocks[tensor.number]
+        return lambda copied: self._exchange.engine.compress_live(number, tensor.number, copied, share, k_blocks)

@@ -17,6 +17,7 @@ from atoll.agent.runtime.step.backward.local_passes import LocalPasses
 from atoll.agent.runtime.step.capabilities import Pass, WorkerContext
 from atoll.agent.runtime.step.state.durable import OwnState
 from atoll.errors import BadInput
+from atoll.strategies.shared_masters.engine_tensors import EngineTensor
 from atoll.strategies.shared_masters.layout import Layer, flat_view
 from atoll.strategies.shared_masters.local_update import DensityOf, MastersUpdate
 from atoll.strategies.shared_masters.options import ExchangeOptions
@@ -47,7 +48,8 @@ class GradientExchange(MastersUpdate):
         self._only = context.optimizers[0]
         self._rates = Rates(self._only)
         layers = lay_out_for_gradients(context.model, self._only, self._rates, lazy=settings.momentum == "lazy")
-        super().__init__(context, options, density, layers, "engine" if settings.error_feedback else "none")
+        tensors = [EngineTensor.of(layer) for layer in layers]
+        super().__init__(context, options, density, tensors, "engine" if settings.error_feedback else "none")
         self._selectors = self._on_devices()
         self._taken = [TakenGradient.like(layer.parameter) for layer in layers]
         self._resolved = 0  # sync rounds whose update was ordered, or carried over to the next

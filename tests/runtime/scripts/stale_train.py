@@ -8,7 +8,6 @@ being killed."""
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import signal
@@ -115,13 +114,11 @@ def await_strike() -> None:
 
 
 def break_flush() -> None:
-    """Let this rank be lost when it has given the third tensor away and not yet taken what came of it."""
+    """Let this rank be lost when it has given the first tensor away and not yet taken what came of it."""
     number = int(options.break_flush.partition(":")[2])
-    reduce, calls = torch.distributed.all_reduce, itertools.count(1)
+    reduce = torch.distributed.all_reduce
 
     def breaking(tensor: torch.Tensor, **settings: Any) -> Any:
-        if next(calls) < 3:
-            return reduce(tensor, **settings)
         reduce(tensor.clone(), **settings).wait()
         if number:
             os.kill(os.getpid(), number)

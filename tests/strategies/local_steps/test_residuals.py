@@ -64,8 +64,9 @@ def taken_over(directory: Path, step: int, told: list[str]) -> dict[int, float]:
 def part(sync_round: int, value: float, *, total: bool = False) -> dict[str, Any]:
     kind = Kind.FROM_OWNER if total else Kind.PART
     index, values = np.zeros(1, np.uint32), np.full((1, 16), value, np.float32)
-    layer: Any = SimpleNamespace(number=0, name="layer")
-    return residuals.as_rows([layer], [RecentPart(kind, sync_round, 0, index, values)])[0]
+    layer: Any = SimpleNamespace(name="layer", at=0, blocks=1)
+    tensor: Any = SimpleNamespace(number=0, layers=[layer])
+    return residuals.as_rows([tensor], [RecentPart(kind, sync_round, 0, index, values)])[0]
 
 
 def test_what_another_view_wrote_is_with_others_by_now(tmp_path: Path, told: list[str]) -> None:

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from atoll.errors import BadInput
-from atoll.strategies.shared_masters.layout import flat_view, own_module_layers
+from atoll.strategies.shared_masters.engine_tensors import EngineTensor, own_module_tensors
+from atoll.strategies.shared_masters.layout import flat_view
 from atoll.strategies.stale_sparse.gradient_layout import adopt_optimizer_state, lay_out_for_gradients
 from atoll.strategies.stale_sparse.optimizer_rules import Rates
 from atoll.strategies.stale_sparse.worker import density_of
@@ -31,10 +32,11 @@ def test_layers_are_the_trained_parameters_once_each_in_the_models_order() -> No
     assert [layer.name for layer in layers] == ["embed.weight", "body.0.weight", "body.2.weight", "body.2.bias"]
     assert [layer.order for layer in layers] == [0, 1, 2, 3]
     assert all(layer.first is not None and layer.second is None for layer in layers)
-    held = {type(module).__name__: [layer.name for layer in own] for module, own in own_module_layers(model, layers)}
+    tensors = [EngineTensor.of(layer) for layer in layers]
+    held = {type(module).__name__: [one.name for one in own] for module, own in own_module_tensors(model, tensors)}
     assert held["Embedding"] == ["embed.weight"]
     assert ["embed.weight"] in [
-        [one.name for one in own] for module, own in own_module_layers(model, layers) if module is model.head
+        [one.name for one in own] for module, own in own_module_tensors(model, tensors) if module is model.head
     ]
 
 
@@ -60,7 +62,7 @@ def test_16_bit_parameters_get_32_bit_masters() -> None:
 def test_each_rank_keeps_its_part_of_what_the_sparsity_leaves(rate: float, world_size: int, blocks: int) -> None:
     model = nn.Linear(16, 1000, bias=False)
     (layer,) = laid_out(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert layer.k_blocks(density_of(rate, world_size).sent) == blocks
+    assert EngineTensor.of(layer).k_blocks(density_of(rate, world_size).sent) == blocks
 
 
 def test_gaps_and_overlaps_have_no_flat_view() -> None:

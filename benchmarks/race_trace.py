@@ -1,0 +1,166 @@
+"""The race over a link that changes: `local-steps` with the density that its controller plans, against fixed ones.
+
+    python benchmarks/race_trace.py [--size XXS] [--rho 100] [--for-s 300] [--seeds 1,2]
+        [--densities 0.2,0.1,0.05,0.025]
+
+The links of all islands follow benchmarks/traces/wan.csv, a sample a second, scaled so that at the trace's mean a dense
+float32 ring takes rho steps without network; such a step takes a second. Everybody trains for as long, in virtual time,
+with learning rates by the time that is left, and so as many steps as its exchange lets it. Told are these steps, and
+the held-out loss of the one model at the end. `controller` plans every 10 s by planner exchange-density and by the
+rules of the strategy's controller half, of what the link carried since the last plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from racing.clock import link_of
+from racing.inner import Replica
+from racing.task import SIZES, Batches, Task, shards
+from racing.updates import OwnedUpdates
+
+from atoll.controller.planners.exchange_density import ExchangeDensityInput, plan_exchange_density
+from atoll.controller.planners.wire_bytes import VALUE_BYTES
+from atoll.strategies.local_steps.controller import ENOUGH, USED, moves
+from atoll.strategies.local_steps.settings import RETURNED
+
+TRACE: Final = Path(__file__).resolve().parent / "traces" / "wan.csv"
+ISLANDS: Final = 4
+PLAN_EVERY_S: Final = 10.0
+PARTS: Final = 1000  # of the time, by which learning rates go
+PEAK: Final = 2e-3
+
+
+@dataclass(slots=True)
+class Link:
+    """The trace as a link. bps: at second 0, 1, ..., and again from the first on."""
+
+    bps: Sequence[float]
+    free_s: float = 0.0
+    carried: float = 0.0  # bytes since the last plan
+    busy_s: float = 0.0
+
+    def carry(self, ready_s: float, count: float) -> float:
+        """When `count` bytes that are ready at `ready_s` are there."""
+        now = begun = max(self.free_s, ready_s)
+        left = count * 8
+        while left > 0:
+            bps, ends = self.bps[int(now) % len(self.bps)], float(int(now) + 1)
+            taken = min(left, bps * (ends - now))
+            now, left = (ends if taken < left else now + taken / bps), left - taken
+        self.free_s, self.carried, self.busy_s = now, self.carried + count, self.busy_s + now - begun
+        return now
+
+    def observed(self) -> float | None:
+        """Bytes a second while busy since the last call."""
+        found = self.carried / self.busy_s if self.busy_s > 0 else None
+        self.carried = self.busy_s = 0.0
+        return found
+
+
+class Clocked(Replica):
+    """Learning rates by the time that has passed, `done` of PARTS."""
+
+    done = 0
+
+    def update(self, gradient_N: torch.Tensor, step: int) -> None:
+        super().update(gradient_N, self.done)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="XXS")
+    parser.add_argument("--rho", type=float, default=100.0)
+    parser.add_argument("--for-s", type=float, default=300.0)
+    parser.add_argument("--seeds", default="1")
+    parser.add_argument("--densities", default="0.2,0.1,0.05,0.025", help="fixed ones, separated by commas")
+    return parser
+
+
+def main() -> int:
+    options = arguments().parse_args()
+    torch.set_num_threads(1)
+    fixed = [float(one) for one in options.densities.split(",")]
+    print(f"{datetime.date.today()}  {platform.machine()}  torch {torch.__version__}")
+    print(f"{options.size}, rho {options.rho:g} at the trace's mean, {options.for_s:g} s, seeds {options.seeds}")
+    print("| density | steps | held-out |\n|---|---|---|")
+    for density in [None, *fixed]:
+        ended = [trained(options, int(seed), density) for seed in options.seeds.split(",")]
+        steps, loss = (statistics.median(one[at] for one in ended) for at in (0, 1))
+        each = ", ".join(f"{one[1]:.3f}" for one in ended)
+        print(f"| {'controller' if density is None else density} | {steps:.0f} | {loss:.3f} ({each}) |", flush=True)
+    return 0
+
+
+def trained(options: argparse.Namespace, seed: int, fixed: float | None) -> tuple[int, float]:
+    """Steps, and the held-out loss after them. fixed: the density; None: as planned."""
+    task = Task(SIZES[options.size], seed)
+    torch.manual_seed(seed)
+    replicas = [
+        Clocked(task, Batches(part, task.size, seed, island), PEAK, PARTS)
+        for island, part in enumerate(shards("P1", ISLANDS, seed))
+    ]
+    network = link_of(options.rho, task.entries, ISLANDS, step_s=1.0)
+    with TRACE.open() as rows:
+        rates = [float(row["mbit_s"]) for row in csv.DictReader(rows)]
+    mean = statistics.mean(rates)
+    link = Link([rate / mean * network.up_bps for rate in rates])
+    density = fixed or ENOUGH
+    method = Paced(replicas, density)
+    due_s: dict[int, float] = {}
+    now_s, planned_s, step = 0.0, 0.0, 0
+    while now_s < options.for_s:
+        now_s = max(now_s, due_s.pop(step, 0.0)) + 1.0
+        for replica in replicas:
+            replica.done = min(PARTS - 1, int(now_s / options.for_s * PARTS))
+        for one in method.step(step):
+            due_s[one.due] = link.carry(now_s, one.up_bytes)
+        step += 1
+        if fixed is None and now_s - planned_s >= PLAN_EVERY_S:
+            planned_s = now_s
+            density = planned(density, link.observed(), task.entries)
+            method.pace(density)
+    return step, task.held_out(method.consolidated())
+
+
+def planned(density: float, bandwidth: float | None, entries: int) -> float:
+    """The density that the controller goes on with. bandwidth: bytes a second, None where nothing was carried."""
+    if bandwidth is None:
+        return density
+    asked = ExchangeDensityInput(
+        entries=entries,
+        bandwidths=(bandwidth,) * ISLANDS,
+        step_s=1.0,
+        value_bytes=VALUE_BYTES["int2"],
+        enough=ENOUGH,
+        returned=RETURNED,
+        used=USED,
+    )
+    plan = plan_exchange_density(asked)
+    return plan.density if moves(asked, density, plan) else density
+
+
+class Paced(OwnedUpdates):
+    """local-steps, two bits, with a density that changes."""
+
+    def __init__(self, replicas: Sequence[Replica], density: float) -> None:
+        super().__init__(replicas, density=density, back=min(1.0, RETURNED * density), bits=2)
+
+    def pace(self, density: float) -> None:
+        self._density, self._back = density, min(1.0, RETURNED * density)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""What the exchange engine has as one tensor: a large layer, or small neighbours that lie one behind another.
+
+Each tensor of the engine has tasks, frames and a wait of its own in every sync round, a tenth of a millisecond of them
+each, however small it is. So small parameters are moved into one piece of memory, and their blocks are chosen, sent and
+summed together. Each begins with a block of its own: whatever is by blocks or by parameters still is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+
+from atoll.kernels.compress import BLOCK_ENTRIES, block_count
+from atoll.strategies.shared_masters.layout import Layer, zeros
+
+MOST_ENTRIES: Final = 256 * 1024
+"""Of joined layers: choosing and coding so many takes as long as a task and a frame of their own."""
+PER_OWNER: Final = 2
+"""Tensors that there are at least for each owner in each turn, if layers allow: so many can be shared out evenly."""
+_ALIGNED_BYTES: Final = 64  # of a layer's begin: as torch aligns what it allocates
+_JOINED: Final = "_atoll_joined"  # of a parameter: the memory that it was moved to
+
+
+@dataclass(slots=True, eq=False)
+class EngineTensor:
+    """N entries; float32 on the CPU, but for live."""
+
+    layers: Sequence[Layer]  # in the model's order
+    master: torch.Tensor  # [N]: of all layers, with gaps of zeros
+    joined: torch.Tensor | None = None  # [N]: the weights of several
+    number: int = -1  # in the engine
+    turn: int = 0  # the sync rounds in which it is exchanged, modulo `ExchangeOptions.every`
+    owner_sum: torch.Tensor | None = None  # [N], where this rank owns it: what masters are behind the ranks' sums by
+
+    @classmethod
+    def of(cls, layer: Layer) -> EngineTensor:
+        return cls([layer], layer.master)
+
+    @property
+    def name(self) -> str:
+        more = len(self.layers) - 1
+        return self.layers[0].name + (f" and {more} behind it" if more else "")
+
+    @property
+    def live(self) -> torch.Tensor:
+        """The weights' own memory, flat, [N]."""
+        return self.layers[0].live if self.joined is None else self.joined
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.layers[0].on_cpu
+
+    def k_blocks(self, share: float) -> int:
+        """So many of its blocks, 1 at least."""
+        blocks = block_count(self.master.numel())
+        return max(1, round(share * blocks)) if share < 1 else blocks
+
+    def parts(self, flat: torch.Tensor) -> Iterator[tuple[Layer, torch.Tensor]]:
+        """Each layer with its part of `flat`, [N]: views."""
+        for layer in self.layers:
+            yield layer, flat[layer.at : layer.at + layer.master.numel()]
+
+    def given(self, number: int, owner_sum: torch.Tensor | None, turn: int) -> None:
+        """What the engine has it as; its layers too."""
+        self.number, self.turn, self.owner_sum = number, turn, owner_sum
+        for layer in self.layers:
+            layer.number, layer.turn = number, turn
+        if owner_sum is not None:
+            for layer, part in self.parts(owner_sum):
+                layer.owner_sum = part
+
+
+def joined(model: nn.Module, layers: Sequence[Layer], pieces: int) -> list[EngineTensor]:
+    """Every layer once, small neighbours together, so that there are about `pieces` tensors or more. The same on all
+    ranks. Moves masters and weights of what is joined."""
+    most = min(MOST_ENTRIES, sum(layer.master.numel() for layer in layers) // pieces)
+    own = _with_memory_of_their_own(model)
+    alone: list[list[Layer]] = []
+    together: dict[tuple[torch.dtype, torch.device], list[Layer]] = {}
+    for layer in layers:
+        kind = layer.parameter.dtype, layer.parameter.device
+        room = most - sum(one.master.numel() for one in together.get(kind, ()))
+        if layer.master.numel() > most or id(layer.parameter) not in own:
+            alone.append([layer])
+        elif kind in together and layer.master.numel() <= room:
+            together[kind].append(layer)
+        else:
+            together[kind] = [layer]
+            alone.append(together[kind])
+    return [_join(one) if len(one) > 1 else EngineTensor.of(one[0]) for one in alone]
+
+
+def own_module_tensors(model: nn.Module, tensors: Sequence[EngineTensor]) -> list[tuple[nn.Module, list[EngineTensor]]]:
+    """Each module with the tensors of the layers it holds itself, where it holds any."""
+    by_parameter = {id(layer.parameter): tensor for tensor in tensors for layer in tensor.layers}
+    found = []
+    for module in model.modules():
+        own = [id(one) for one in module._parameters.values() if one is not None]
+        held = list({id(by_parameter[one]): by_parameter[one] for one in own if one in by_parameter}.values())
+        if held:
+            found.append((module, held))
+    return found
+
+
+@torch.no_grad()
+def _join(layers: Sequence[Layer]) -> EngineTensor:
+    first = layers[0].parameter
+    aligned = max(BLOCK_ENTRIES, _ALIGNED_BYTES // first.element_size())
+    ends = 0
+    for layer in layers:
+        layer.at = ends
+        ends += -(-layer.master.numel() // aligned) * aligned
+    tensor = EngineTensor(layers, zeros(ends), torch.zeros(ends, dtype=first.dtype, device=first.device))
+    assert tensor.joined is not None
+    for layer, part in tensor.parts(tensor.master):
+        layer.master = part.copy_(layer.master)
+    for layer, part in tensor.parts(tensor.joined):
+        layer.parameter.data = layer.shaped(part.copy_(layer.live))
+        setattr(layer.parameter, _JOINED, layer.parameter.untyped_storage().data_ptr())
+    return tensor
+
+
+def _with_memory_of_their_own(model: nn.Module) -> set[int]:
+    """Parameters that may be moved: nobody else looks at their memory, as far as that can be seen, by id."""
+    held = [*model.parameters(), *model.buffers()]
+    users: dict[int, int] = {}
+    for one in held:
+        users[one.untyped_storage().data_ptr()] = users.get(one.untyped_storage().data_ptr(), 0) + 1
+    own = set()
+    for one in model.parameters():
+        memory = one.untyped_storage()
+        whole = users[memory.data_ptr()] == 1 and memory.nbytes() == one.nbytes and not memory.is_shared()
+        if type(one) is nn.Parameter and (whole or getattr(one, _JOINED, None) == memory.data_ptr()):
+            own.add(id(one))
+    return own
