@@ -15,7 +15,8 @@ from zmq_agent import FakeAgent, Start, torchrun_like
 
 from atoll.agent.runtime.checkpoints.disk.state import pack_state, unpack_state
 from atoll.agent.runtime.step.optimizers.as_one import as_one
-from atoll.errors import CheckpointError
+from atoll.agent.runtime.step.optimizers.prepared_parameters import PreparedParameters
+from atoll.errors import BadInput, CheckpointError
 from atoll.strategies.declaration import as_json
 
 pytestmark = pytest.mark.timeout(240)
@@ -165,6 +166,25 @@ def test_what_cannot_be_trained_is_refused_by_name_on_every_rank(
         with (tmp_path / kind).open("wb") as log:
             assert torchrun_like(SCRIPT, kind, str(tmp_path), *more, start=start, log=log) == [1, 1]
         assert (tmp_path / kind).read_text().count(f"BadInput: {why}") == 2
+
+
+def test_what_is_trained_later_than_it_was_prepared_is_refused() -> None:
+    """1. A group of what was prepared is fine, so is freezing. 2. What was frozen requires a gradient. 3. A head came
+    later, to model and optimizer."""
+    model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    prepared = PreparedParameters(model, [optimizer])
+    model[1].requires_grad_(False)
+    optimizer.add_param_group({"params": model[0].weight})
+    prepared.check()
+    model[0].bias.requires_grad_(True)
+    with pytest.raises(BadInput, match=r"parameter 0\.bias was frozen at run\.prepare and requires a gradient now"):
+        prepared.check()
+    model[0].bias.requires_grad_(False)
+    model.append(nn.Linear(2, 3))
+    optimizer.add_param_group({"params": model[2].parameters()})
+    with pytest.raises(BadInput, match=r"the SGD got 2 parameters since run\.prepare \(\[3, 2\], \[3\]\)"):
+        prepared.check()
 
 
 def trained(optimizers: list[torch.optim.Optimizer], model: nn.Module) -> None:

@@ -28,6 +28,7 @@ from atoll.agent.runtime.step.capabilities import (
     WorkerContext,
     WorkerHalf,
 )
+from atoll.agent.runtime.step.optimizers.prepared_parameters import PreparedParameters
 from atoll.agent.runtime.step.plans.agreement import Agreed, Agreement, ProposalExchange
 from atoll.agent.runtime.step.state.durable import HandedOver, NothingBeside, Origin
 from atoll.agent.runtime.transport.channel import LINGER_S, Channel
@@ -108,6 +109,7 @@ class StepExchange:
             self._phases = OneWorker()
             self._alone = half.capability if isinstance(half.capability, AloneReducer) else None
         lag = self._local.lag if self._local is not None else 0
+        self._prepared = PreparedParameters(model, optimizers) if group is not None else None
         self._agreement = Agreement(proposals, agreed, lag=lag, deadline_s=session.collective_timeout_s)
         self._waited_s = self._stall_s = 0.0
         self._sent_bytes = 0  # before this step
@@ -166,7 +168,10 @@ class StepExchange:
         self._phases.expect_local()
 
     def begin(self, opened: Pass, own: Agreed) -> None:
-        """A backward pass begins. own: what this rank knows. A local one is agreed upon with nobody."""
+        """A backward pass begins. own: what this rank knows. A local one is agreed upon with nobody. Raises BadInput
+        where something is trained that was not at run.prepare."""
+        if self._prepared is not None:
+            self._prepared.check()
         if not opened.local:
             self._agreement.propose(opened.batch, own)
         self._phases.begin(opened)

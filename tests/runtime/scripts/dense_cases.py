@@ -158,16 +158,6 @@ def nothing_comes_from_a_sample_at_weight_0() -> None:
     reducer.close()
 
 
-def refuse_what_was_frozen() -> None:
-    """It has no place in the buckets: each rank would train it on its own."""
-    model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 2))
-    reducer = reduced(model)
-    model.requires_grad_(True)
-    with pytest.raises(BadInput, match=r"parameter 0\.weight was frozen at run\.prepare"):
-        reducer.begin(opened(0.5, False))
-    reducer.close()
-
-
 def tensors_of_every_kind_arrive() -> None:
     """Dtypes that gloo does not know, and tensors with gaps or in another order in memory."""
     rank = float(PLACE.rank)
@@ -256,7 +246,6 @@ train(accumulate=3, set_to_none=True, own_backward=True)
 train(accumulate=2, set_to_none=False, own_backward=True)
 refuse_sparse()
 nothing_comes_from_a_sample_at_weight_0()
-refuse_what_was_frozen()
 tensors_of_every_kind_arrive()
 the_same_step_saved_at_two_positions_is_one_after_a_resume()
 many_buckets()

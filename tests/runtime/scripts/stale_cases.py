@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
 import torch
 from several_runs import check_all_ranks_have, masters, opened
 from torch import nn
 
 import atoll
+from atoll.errors import BadInput
 
 DIRECTORY = Path(sys.argv[2])
 Exchange = Literal["updates", "gradients"]
@@ -156,10 +158,27 @@ def one_rank_may_use_what_the_other_does_not(exchange: Exchange) -> None:
         assert moved == {"all", "some"}
 
 
+def what_was_not_prepared_is_refused(exchange: Exchange) -> None:
+    """Each rank trained a layer that was frozen at run.prepare on its own, and the job ended well."""
+    with opened(atoll.StaleSparse(exchange=exchange, sparsity=0.5)) as run:
+        model = network()
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        model, optimizer, loader = run.prepare(model, optimizer, DATA, batch_size=25)
+
+        def thaw() -> None:
+            for _ in steps(run, model, optimizer, loader, 2):
+                model[0].requires_grad_(run.epoch == 1)
+
+        with pytest.raises(BadInput, match=r"parameter 0\.weight was frozen at run\.prepare"):
+            thaw()
+
+
 if __name__ == "__main__":
     for kind in EXCHANGES:
         every_setting_keeps_all_ranks_alike(kind)
         a_forward_pass_is_never_more_than_a_round_late(kind)
         half_precision_goes_on_from_the_full_one(kind)
         one_rank_may_use_what_the_other_does_not(kind)
+        what_was_not_prepared_is_refused(kind)
     print("all cases hold", file=sys.stderr)

@@ -49,7 +49,7 @@ def test_when_nothing_is_left_out_or_late_it_trains_what_dense_trains(start: Sta
 def test_what_scripts_do_works_by_both_exchanges(start: Start, tmp_path: Path) -> None:
     """Every setting; batch norm, evaluations, loader's workers; bfloat16 parameters and a resume; layers that one rank
     uses alone. The script says each; all ranks end with the same bits."""
-    assert torchrun_like("stale_cases.py", ports(24), str(tmp_path), start=start) == [0, 0]
+    assert torchrun_like("stale_cases.py", ports(26), str(tmp_path), start=start) == [0, 0]
 
 
 def test_all_ranks_of_two_islands_end_with_the_same_model(start: Start, tmp_path: Path) -> None:

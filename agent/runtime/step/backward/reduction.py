@@ -36,7 +36,7 @@ from atoll.agent.runtime.step.capabilities import (
     TensorReducer,
 )
 from atoll.agent.runtime.step.measures.clock import marks_of
-from atoll.errors import BadInput, PeerLost
+from atoll.errors import PeerLost
 
 
 class ReducedGradients(OneWorker):
@@ -59,7 +59,6 @@ class ReducedGradients(OneWorker):
         self._model = model
         self._reducer, self._events, self._busy, self._gather = reducer, events, busy, gather
         self._lay_out()
-        self._frozen = [(name, one) for name, one in model.named_parameters() if not one.requires_grad]
         self._next = 0  # of the pieces, the first that has not left
         self._under_way: list[tuple[Bucket | Separate, Reduction | SeparateReduction]] = []
         devices = [parameter.device for parameter in model.parameters() if parameter.requires_grad]
@@ -83,14 +82,6 @@ class ReducedGradients(OneWorker):
         self._local_passes.expect()
 
     def begin(self, opened: Pass) -> None:
-        """Raises BadInput if a parameter is trained now that was frozen: it has no place in the buckets."""
-        for name, parameter in self._frozen:
-            if parameter.requires_grad:
-                raise BadInput(
-                    f"parameter {name} was frozen at run.prepare and requires a gradient now, which would not be "
-                    "combined with the other ranks'. Let it require one before run.prepare, at lr=0 until it shall "
-                    "move"
-                )
         self._all_have_parts = self._local_passes.parts
         self._weight, self._sampled = self._local_passes.begin(opened), opened.sampled
         self._open, self._local = True, opened.local

@@ -1,0 +1,46 @@
+"""Refuses parameters that are trained now and were not at run.prepare: ranks combine and compare what was there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from atoll.errors import BadInput
+
+
+class PreparedParameters:
+    """What run.prepare was given, looked at again when a pass begins."""
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        named = list(model.named_parameters())
+        self._frozen = [(name, one) for name, one in named if not one.requires_grad]
+        self._known = {id(one): one for _, one in named}
+        self._optimizers = optimizers
+        self._counts = self._count()
+
+    def check(self) -> None:
+        """Raises BadInput for one that was frozen, or that an optimizer was given since."""
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise BadInput(
+                    f"parameter {name} was frozen at run.prepare and requires a gradient now, which would not be "
+                    "combined with the other ranks'. Let it require one before run.prepare, at lr=0 until it shall "
+                    "move"
+                )
+        if (counts := self._count()) == self._counts:
+            return
+        for optimizer in self._optimizers:
+            foreign = [one for group in optimizer.param_groups for one in group["params"] if id(one) not in self._known]
+            if foreign:
+                shapes = ", ".join(str(list(one.shape)) for one in foreign[:3])
+                raise BadInput(
+                    f"the {type(optimizer).__name__} got {len(foreign)} parameters since run.prepare ({shapes}), whose "
+                    "gradients would not be combined with the other ranks'. Have them in the model before, at lr=0 "
+                    "until they shall move"
+                )
+        self._counts = counts
+
+    def _count(self) -> list[int]:
+        return [sum(len(group["params"]) for group in optimizer.param_groups) for optimizer in self._optimizers]
