@@ -19,7 +19,8 @@ MAX_SHARD_PIECE: Final = 1 << 20
 MAX_HOLDERS: Final = 64
 """Machines outside of a run that its launch names, for what they hold of its state."""
 
-JOB_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+MAX_JOB_ID: Final = 64
+JOB_ID: Final = re.compile(rf"[a-z0-9][a-z0-9-]{{0,{MAX_JOB_ID - 1}}}")
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 HOST: Final = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]{0,252}")
 SHA256: Final = re.compile(r"[0-9a-f]{64}")

@@ -32,7 +32,7 @@ _AMOUNTS: Final = (
 )
 
 
-_amounts_of: Final = attrgetter(*_AMOUNTS)
+amounts_of: Final = attrgetter(*_AMOUNTS)
 
 
 def are_amounts(numbers: Sequence[float]) -> bool:
@@ -42,13 +42,16 @@ def are_amounts(numbers: Sequence[float]) -> bool:
 
 def flaw_of_step(sample: StepSample) -> str | None:
     """What makes no sense in it, beginning with the field's name; None: nothing."""
-    if not are_amounts(_amounts_of(sample)):
-        told = zip(_AMOUNTS, _amounts_of(sample), strict=True)
+    if not are_amounts(amounts_of(sample)):
+        told = zip(_AMOUNTS, amounts_of(sample), strict=True)
         wrong = ((name, value) for name, value in told if not 0 <= value < math.inf)
         field, value = next(wrong, ("the sum of its seconds", math.inf))
         return f"{field} = {value} must be a number of at least 0"
-    if not sample.strategy_metrics:
-        return None
+    return flaw_of_metrics(sample) if sample.strategy_metrics else None
+
+
+def flaw_of_metrics(sample: StepSample) -> str | None:
+    """The same of what its strategy measured."""
     for name, value in sample.strategy_metrics.items():
         metric = registry.metrics().get(name)
         if metric is None:

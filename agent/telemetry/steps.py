@@ -24,7 +24,7 @@ class _RunSums:
 
     def add_sync(self, step: int, told: SyncSums) -> None:
         if known := self.syncs.get(step):
-            known.add(told)
+            self.syncs[step] = known.with_ranks_of(told)
             return
         if len(self.syncs) == MAX_STEPS:
             del self.syncs[next(iter(self.syncs))]

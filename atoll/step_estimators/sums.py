@@ -5,23 +5,22 @@ A machine adds up its own ranks, the controller the machines; no rank is told tw
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from atoll.step_estimators.observed import ObservedStep
 
 
-@dataclass(slots=True)
-class SyncSums:
+class SyncSums(NamedTuple):
     """How long a step's all-reduces took where that was least, of so many ranks. The rank that came last to a bucket
-    waited for nobody, so of the ranks' times the least counts."""
+    waited for nobody, so of the ranks' times the least counts. A tuple: controllers make ten thousand a second."""
 
     ranks: int
     sync_s: float
     last_sync_s: float
 
-    def add(self, other: SyncSums) -> None:
-        self.ranks += other.ranks
-        self.sync_s = min(self.sync_s, other.sync_s)
-        self.last_sync_s = min(self.last_sync_s, other.last_sync_s)
+    def with_ranks_of(self, other: SyncSums) -> SyncSums:
+        ranks, sync_s, last_sync_s = other
+        return SyncSums(self.ranks + ranks, min(self.sync_s, sync_s), min(self.last_sync_s, last_sync_s))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -37,11 +36,11 @@ class OverlapEstimator:
         """More ranks tell of a step, their times finite and not negative."""
         known = self._syncs.get(step)
         if known is not None:
-            known.add(told)
+            self._syncs[step] = known.with_ranks_of(told)
             return
         if len(self._syncs) == PENDING_STEPS:
             del self._syncs[next(iter(self._syncs))]
-        self._syncs[step] = replace(told)
+        self._syncs[step] = told
 
     def estimate(self, ranks: Iterable[RankEstimate]) -> OverlapEstimate | None:
         """None before enough steps were told by nearly all ranks, and while no rank measures its backward pass.

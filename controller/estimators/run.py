@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol, runtime_checkable
 
 from atoll.controller.estimators.bandwidth import BandwidthEstimator
@@ -46,6 +46,7 @@ class RunEstimators:
     def __init__(self, of_strategy: StepEstimator | None = None) -> None:
         self._of_strategy = of_strategy
         self._ranks: dict[int, RankEstimate] = {}
+        self._told: dict[int, tuple[int, Callable[[], RankEstimate]]] = {}  # by rank: newer, with the newest step
         self._estimators: dict[int, RankEstimator] = {}  # of ranks whose steps are told one by one
         self._overlap = OverlapEstimator()
         self._noise = NoiseEstimator()
@@ -73,11 +74,15 @@ class RunEstimators:
         if isinstance(self._of_strategy, MessageEstimator):
             self._of_strategy.hear(rank, told)
 
-    def observe_rank(self, rank: int, estimate: RankEstimate) -> None:
-        """What its machine makes of all steps of a rank; older ones change nothing."""
-        before = self._ranks.get(rank)
-        if before is None or estimate.last_step >= before.last_step:
-            self._ranks[rank] = estimate
+    def observe_rank(self, rank: int, last_step: int, estimate: Callable[[], RankEstimate]) -> None:
+        """What its machine makes of all steps of a rank, the newest `last_step`; older ones change nothing. estimate:
+        called when somebody asks: many are told between two profiles."""
+        if rank in self._told:
+            before = self._told[rank][0]
+        else:
+            before = self._ranks[rank].last_step if rank in self._ranks else -1
+        if last_step >= before:
+            self._told[rank] = last_step, estimate
 
     def observe_sync(self, step: int, told: SyncSums) -> None:
         """What some ranks measured of a step; each rank once, times finite and not negative."""
@@ -106,6 +111,9 @@ class RunEstimators:
     def _known(self) -> dict[int, RankEstimate]:
         for rank, estimator in self._estimators.items():
             self._ranks[rank] = estimator.estimate()
+        for rank, (_, estimate) in self._told.items():
+            self._ranks[rank] = estimate()
+        self._told.clear()
         return self._ranks
 
     def profile(self) -> Profile:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from operator import attrgetter, gt
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from operator import attrgetter
 from typing import Final
 
 from atoll.errors import BadInput
-from atoll.message_limits import HOST, JOB_ID, MAX_RANK, MAX_TEXT, NODE_NAME, PROTOCOL, SHA256
+from atoll.message_limits import HOST, JOB_ID, MAX_JOB_ID, MAX_RANK, MAX_TEXT, NODE_NAME, PROTOCOL, SHA256
 from atoll.strategies.declaration import MAX_JSON_BYTES
 from atoll.telemetry_limits import (
     MAX_DROP_REASONS,
@@ -18,8 +19,10 @@ from atoll.telemetry_limits import (
     MAX_REPORTS,
     MAX_STEPS,
     TIERS,
+    amounts_of,
     are_amounts,
     flaw_of_link,
+    flaw_of_metrics,
     flaw_of_step,
 )
 from atoll.v1 import agents_pb2, common_pb2
@@ -40,11 +43,9 @@ MAX_WORK_PER_S: Final = 1e18
 MAX_CELSIUS: Final = 1000.0
 _KINDS: Final = ("cuda", "cpu")
 _LIST_LIMITS: Final = {"steps": MAX_STEPS, "metrics": MAX_REPORTS, "notices": MAX_NOTICES, "links": MAX_LINKS}
-_lists_of: Final = attrgetter(*_LIST_LIMITS)
-_of_estimate: Final = attrgetter(
-    *("step_s", "stall_share", "gamma", "gamma_variance", "profile.compute_s", "profile.compute_error_s"),
-    *(f"profile.line.{field}" for field in ("q", "s", "k", "m", "error")),
-)
+_of_estimate: Final = attrgetter("step_s", "stall_share", "gamma", "gamma_variance")
+_of_profile: Final = attrgetter("compute_s", "compute_error_s")
+_of_line: Final = attrgetter("q", "s", "k", "m", "error")
 
 
 def check_register(register: agents_pb2.Register) -> None:
@@ -136,16 +137,19 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
     """Raises BadInput naming the field."""
     if len(telemetry.workers) > MAX_WORKERS:
         raise BadInput(f"telemetry.workers has {len(telemetry.workers)} entries, at most {MAX_WORKERS} are taken")
+    amounts: list[float] = []  # of all workers, looked at together: which is wrong is asked where one is
     for worker in telemetry.workers:
         _check_id("telemetry.workers", worker.id)
-        _check_lists(worker)
+        _check_lists(worker, amounts)
         if worker.HasField("prepared"):
             _check_prepared(worker.prepared)
         if worker.HasField("resumed") and (worker.resumed.tier not in TIERS or worker.resumed.step > MAX_COUNT):
             shown = f"{worker.resumed.tier[:80]!r}, step {worker.resumed.step}"
             raise BadInput(f"telemetry.workers.resumed = {shown} must be one of {', '.join(TIERS)} and a step")
         if worker.HasField("estimate"):
-            _check_estimate(worker.estimate)
+            _check_estimate(worker.estimate, amounts)
+    if not are_amounts(amounts):
+        _name_amount(telemetry.workers)
     if len(telemetry.sums) > MAX_DEVICES:
         raise BadInput(f"telemetry.sums has {len(telemetry.sums)} entries, at most {MAX_DEVICES} are taken")
     for sums in telemetry.sums:
@@ -153,14 +157,15 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
     _check_samples(telemetry.devices)
 
 
-def _check_lists(worker: agents_pb2.WorkerTelemetry) -> None:
-    steps, metrics, notices, links = lists = _lists_of(worker)
-    if any(map(gt, map(len, lists), _LIST_LIMITS.values())):
-        told = zip(_LIST_LIMITS.items(), lists, strict=True)
+def _check_lists(worker: agents_pb2.WorkerTelemetry, amounts: list[float]) -> None:
+    steps, metrics, notices, links = worker.steps, worker.metrics, worker.notices, worker.links
+    if len(steps) > MAX_STEPS or len(metrics) > MAX_REPORTS or len(notices) > MAX_NOTICES or len(links) > MAX_LINKS:
+        told = zip(_LIST_LIMITS.items(), (steps, metrics, notices, links), strict=True)
         field, most, count = next((field, most, len(one)) for (field, most), one in told if len(one) > most)
         raise BadInput(f"telemetry.workers.{field} has {count} entries, at most {most} are taken")
     for sample in steps:
-        if (flaw := flaw_of_step(sample)) is not None:
+        amounts += amounts_of(sample)
+        if sample.strategy_metrics and (flaw := flaw_of_metrics(sample)) is not None:
             raise BadInput(f"telemetry.workers.steps.{flaw}")
     if notices:
         for notice in notices:
@@ -180,15 +185,35 @@ def _check_prepared(prepared: agents_pb2.Prepared) -> None:
         raise BadInput("telemetry.workers.prepared.fingerprint must be 64 hexadecimal digits, or empty")
 
 
-def _check_estimate(estimate: agents_pb2.RankEstimate) -> None:
+def _check_estimate(estimate: agents_pb2.RankEstimate, amounts: list[float]) -> None:
+    amounts += _of_estimate(estimate)
+    if not estimate.HasField("profile"):
+        return
     profile = estimate.profile
-    if not are_amounts((*_of_estimate(estimate), *profile.point_compute_s, *profile.point_errors)):
-        raise BadInput(f"telemetry.workers.estimate of step {estimate.last_step}: each number must be at least 0")
-    points = (len(profile.point_batches), len(profile.point_compute_s), len(profile.point_errors))
-    if not points[0] == points[1] == points[2] <= MAX_POINTS:
+    batches, compute_s, errors = profile.point_batches, profile.point_compute_s, profile.point_errors
+    amounts += _of_profile(profile)
+    amounts += compute_s
+    amounts += errors
+    if profile.HasField("line"):
+        amounts += _of_line(profile.line)
+    if not len(batches) == len(compute_s) == len(errors) <= MAX_POINTS:
+        points = (len(batches), len(compute_s), len(errors))
         raise BadInput(f"telemetry.workers.estimate.profile: points of {points} entries, at most {MAX_POINTS}, alike")
-    if estimate.HasField("profile") and not profile.compute_s > 0:
+    if not profile.compute_s > 0:
         raise BadInput(f"telemetry.workers.estimate.profile.compute_s = {profile.compute_s} must be above 0")
+
+
+def _name_amount(workers: Iterable[agents_pb2.WorkerTelemetry]) -> None:
+    """Raises BadInput for the first that is none; only together they may be too large."""
+    for worker in workers:
+        for sample in worker.steps:
+            if (flaw := flaw_of_step(sample)) is not None:
+                raise BadInput(f"telemetry.workers.steps.{flaw}")
+        amounts: list[float] = []
+        _check_estimate(worker.estimate, amounts)
+        if not are_amounts(amounts):
+            told = f"telemetry.workers.estimate of step {worker.estimate.last_step}"
+            raise BadInput(f"{told}: each number must be at least 0")
 
 
 def _check_sums(sums: agents_pb2.StepSums) -> None:
@@ -242,8 +267,14 @@ def check_strategy_message(message: common_pb2.StrategyMessage) -> None:
         raise BadInput(f"strategy.body has {len(message.body)} characters, at most {MAX_JSON_BYTES} are taken")
 
 
+@lru_cache(maxsize=4096)
+def _is_job_id(text: str) -> bool:
+    return JOB_ID.fullmatch(text) is not None
+
+
 def _check_id(where: str, worker: common_pb2.WorkerId) -> None:
-    if not JOB_ID.fullmatch(worker.job) or not 1 <= worker.run < 10**6 or worker.rank >= MAX_RANK:
+    job = worker.job
+    if len(job) > MAX_JOB_ID or not _is_job_id(job) or not 1 <= worker.run < 10**6 or worker.rank >= MAX_RANK:
         shown = f"{worker.job[:80]!r}, run {worker.run}, rank {worker.rank}"
         raise BadInput(f"{where}.id = {shown} is no worker's id")
 

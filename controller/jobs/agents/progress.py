@@ -6,8 +6,9 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from atoll.controller.deciding.controller_half import ControllerHalf
@@ -253,27 +254,21 @@ class ProgressBoard:
             rank.last = sample
             found.observe_step(position, sample, now_s, estimated=estimated)
         if estimated:
-            found.estimators.observe_rank(position, estimate_from_wire(telemetry.estimate))
+            told = telemetry.estimate
+            found.estimators.observe_rank(position, told.last_step, partial(estimate_from_wire, told))
         if telemetry.HasField("prepared"):
             found.batch_size, found.samples = telemetry.prepared.batch_size, telemetry.prepared.samples
             if position == 0:
                 found.trains, found.epochs = telemetry.prepared.fingerprint, telemetry.prepared.epochs
                 found.state_bytes = (telemetry.prepared.shared_bytes, telemetry.prepared.own_bytes)
             found.estimators.observe_entries(telemetry.prepared.entries)
-        for link in telemetry.links:
-            if link.peer in rank.links or len(rank.links) < MAX_LINKS:
-                rank.links[link.peer] = link
-        if telemetry.links:
-            links = [
-                ObservedLink(peer=found.positions[k.peer], sent_bytes=k.sent_bytes, busy_s=k.busy_s)
-                for k in telemetry.links
-                if k.peer in found.positions
-            ]
-            found.estimators.observe_links(position, found.islands, links, now_s)
+        if links := telemetry.links:
+            self._observe_links(found, position, rank, links, now_s)
         if telemetry.HasField("resumed"):
             found.resumed = found.resumed or (telemetry.resumed.tier, telemetry.resumed.step)
-        self._observe_dropped(found, rank, telemetry)
-        self._observe_words(found, telemetry)
+        if telemetry.dropped_steps:
+            self._observe_dropped(found, rank, telemetry)
+        self._observe_words(found, position, telemetry)
         return not stepped and found.stepped
 
     def hear(self, strategy: str, message: common_pb2.StrategyMessage) -> None:
@@ -294,9 +289,23 @@ class ProgressBoard:
         for step, norms in norms_from_wire(sums):
             found.estimators.observe_norms(step, norms)
 
+    @staticmethod
+    def _observe_links(
+        found: RunProgress, position: int, rank: RankProgress, links: Sequence[common_pb2.LinkSample], now_s: float
+    ) -> None:
+        for link in links:
+            if link.peer in rank.links or len(rank.links) < MAX_LINKS:
+                rank.links[link.peer] = link
+        observed = [
+            ObservedLink(peer=found.positions[k.peer], sent_bytes=k.sent_bytes, busy_s=k.busy_s)
+            for k in links
+            if k.peer in found.positions
+        ]
+        found.estimators.observe_links(position, found.islands, observed, now_s)
+
     def _observe_dropped(self, found: RunProgress, rank: RankProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
         """The first of a run is an event; how many there are is for `atoll status`."""
-        first = telemetry.dropped_steps and not any(other.dropped_steps for other in found.ranks.values())
+        first = not any(other.dropped_steps for other in found.ranks.values())
         rank.dropped_steps = max(rank.dropped_steps, telemetry.dropped_steps)
         if first:
             text = (
@@ -316,15 +325,12 @@ class ProgressBoard:
             found.notices_dropped += 1
         found.notices.append(event)
 
-    def _observe_words(self, found: RunProgress, telemetry: agents_pb2.WorkerTelemetry) -> None:
-        for metrics in telemetry.metrics:
-            if (
-                found.positions.get(telemetry.id.rank) == 0
-                and metrics.step >= found.metrics_step
-                and len(metrics.values) <= MAX_METRICS
-            ):
-                found.metrics_step = metrics.step
-                found.metrics = dict(metrics.values)
+    def _observe_words(self, found: RunProgress, position: int, telemetry: agents_pb2.WorkerTelemetry) -> None:
+        if position == 0:
+            for metrics in telemetry.metrics:
+                if metrics.step >= found.metrics_step and len(metrics.values) <= MAX_METRICS:
+                    found.metrics_step = metrics.step
+                    found.metrics = dict(metrics.values)
         found.checkpoint_step = max(found.checkpoint_step, telemetry.checkpoint_step)
         found.memory_step = max(found.memory_step, telemetry.memory_step)
         for notice in telemetry.notices:

@@ -155,7 +155,7 @@ class AgentSession:
             key = WorkerKey.of(status.id)
             worker = worker_from_wire(status, standing_from_wire(status))
             before = self.workers.get(key)
-            changed = changed or before is None or _gist(worker) != _gist(before)
+            changed = changed or before is None or _calls_for_a_pass(before, worker)
             workers[key], raw[key] = worker, status
         if workers.keys() != self.workers.keys():
             self.ranks = _by_run(workers)
@@ -176,11 +176,15 @@ def _by_run(workers: Iterable[WorkerKey]) -> dict[tuple[str, int], frozenset[int
     return {key: frozenset(ranks) for key, ranks in found.items()}
 
 
-def _gist(worker: ObservedWorker) -> tuple[object, ...]:
-    """What of a worker calls for a pass where it changed."""
-    if (word := worker.standing) is None:
-        return worker.phase, worker.uses_atoll
-    return worker.phase, worker.uses_atoll, word.view, word.stage, word.way.first_step_s > 0
+def _calls_for_a_pass(before: ObservedWorker, now: ObservedWorker) -> bool:
+    """Whether more changed of a worker than its step."""
+    if before.phase is not now.phase or before.uses_atoll != now.uses_atoll:
+        return True
+    then, word = before.standing, now.standing
+    if then is None or word is None:
+        return then is not word
+    begun = (then.way.first_step_s > 0) != (word.way.first_step_s > 0)
+    return begun or then.view != word.view or then.stage is not word.stage
 
 
 def _observe(session: AgentSession) -> ObservedNode:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from atoll.controller.estimators.profile import Profile
 from atoll.controller.jobs.lifecycle.start import FreeDevice
@@ -46,10 +46,10 @@ class WorkerPhase(Enum):
     EXITED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedWorker:
-    """A worker as its agent reported it; `exit` is set where `phase` is EXITED. `trained`: its loop over the epochs is
-    over. `standing`: its word about the views of its run, None of one that says nothing of them."""
+class ObservedWorker(NamedTuple):
+    """A worker as its agent reported it, thousands of times a second. `exit` is set where `phase` is EXITED. `trained`:
+    its loop over the epochs is over. `standing`: its word about the views of its run, None of one that says nothing of
+    them."""
 
     phase: WorkerPhase
     step: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from atoll.controller.state.views import ViewRecord, ViewState
 
@@ -21,8 +22,7 @@ class ViewStage(Enum):
     UNABLE = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class WayIn:
+class WayIn(NamedTuple):
     """Seconds of a worker's way into its view, since it noticed that the one before was over; 0: not come to that."""
 
     aborted_s: float = 0.0
@@ -32,8 +32,7 @@ class WayIn:
     first_step_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStanding:
+class WorkerStanding(NamedTuple):
     """A worker's own word. step: completed ones. lost: ranks that it misses, where it can tell. takes_in: it can leave
     a view at a boundary. goes_on: of one that was lost it makes its step without it, and comes to a boundary."""
 

@@ -40,7 +40,7 @@ def view(
 
 def standing(stage: ViewStage = ViewStage.TRAINING, number: int = 1, reason: str = "", step: int = 9) -> ObservedWorker:
     word = WorkerStanding(number, stage, step, reason, way=WAY if number > 1 else WayIn(), takes_in=True)
-    return replace(worker(step=step), standing=word)
+    return worker(step=step)._replace(standing=word)
 
 
 def look(
@@ -100,7 +100,7 @@ def test_members_who_make_their_step_without_a_lost_one_leave_at_its_end() -> No
 
     def goes_on(made: ObservedWorker) -> ObservedWorker:
         assert made.standing is not None
-        return replace(made, standing=replace(made.standing, goes_on=True))
+        return made._replace(standing=made.standing._replace(goes_on=True))
 
     for others, at_boundary in (
         ((goes_on(standing()), goes_on(standing())), True),
@@ -151,14 +151,14 @@ RAISED = exited(WorkerExitKind.FAILED, 1, "ValueError: x")
         (look(STUCK, gone(), standing()), "rank 0 on a cannot: its collective does not come back"),
         (look(standing(), gone(RAISED), standing()), "rank 1 ended by itself"),
         (
-            look(standing(), gone(), replace(standing(), standing=WorkerStanding(1, ViewStage.BROKEN)), wants=ALL),
+            look(standing(), gone(), standing()._replace(standing=WorkerStanding(1, ViewStage.BROKEN)), wants=ALL),
             "2 of at least 3 workers are left",
         ),
         (
             look(standing(), gone(), standing(), wants=ALL, broken_since_s=NOW_S - 91),
             "2 of at least 3 workers are left, and none was ready in their stead within 90 s",
         ),
-        (look(replace(standing(), trained=True), gone(), standing()), "rank 0 on a has trained already"),
+        (look(standing()._replace(trained=True), gone(), standing()), "rank 0 on a has trained already"),
         (look(gone(), gone(), gone()), "nobody is left who has its state"),
     ],
 )
@@ -279,7 +279,7 @@ def test_a_lost_stage_leaves_its_pipeline_out_and_the_others_keep_their_order() 
     nodes, ports = "abcdef", {"e": (29501,)}
 
     def decided(*exits: ExitRecord | None, least: int) -> JobStep:
-        broken = replace(standing(), standing=WorkerStanding(1, ViewStage.BROKEN, 9))
+        broken = standing()._replace(standing=WorkerStanding(1, ViewStage.BROKEN, 9))
         workers = [broken if exit is None else gone(exit) for exit in exits]
         wants = {"strategy": "groups", "strategy_settings": {"stages": 2}, "min_workers": least, "max_workers": 6}
         seen = observed(
