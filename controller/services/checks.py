@@ -160,8 +160,8 @@ def check_telemetry(telemetry: agents_pb2.Telemetry) -> None:
 def _check_lists(worker: agents_pb2.WorkerTelemetry, amounts: list[float]) -> None:
     steps, metrics, notices, links = worker.steps, worker.metrics, worker.notices, worker.links
     if len(steps) > MAX_STEPS or len(metrics) > MAX_REPORTS or len(notices) > MAX_NOTICES or len(links) > MAX_LINKS:
-        told = zip(_LIST_LIMITS.items(), (steps, metrics, notices, links), strict=True)
-        field, most, count = next((field, most, len(one)) for (field, most), one in told if len(one) > most)
+        told = zip(_LIST_LIMITS.items(), (len(steps), len(metrics), len(notices), len(links)), strict=True)
+        field, most, count = next((field, most, count) for (field, most), count in told if count > most)
         raise BadInput(f"telemetry.workers.{field} has {count} entries, at most {most} are taken")
     for sample in steps:
         amounts += amounts_of(sample)
