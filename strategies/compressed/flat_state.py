@@ -1,4 +1,4 @@
-"""What each rank keeps of its own gradients, of all tensors in one flat buffer: residuals, and DGC's velocity.
+"""State that each rank keeps of its own gradients, of all tensors in one flat buffer: residuals, and DGC's velocity.
 
 Twice: as of the last pass that counted, and as the pass under way makes it. So a pass that is broken off changes
 nothing, and what a checkpoint keeps belongs to its step."""
